@@ -1,0 +1,143 @@
+// Asynchronous file I/O: one interface, several engines (io_uring, thread pool), chosen at run
+// time.
+//
+// Rules. The caller owns each Completion (address-stable, nothing is allocated per request) and
+// moves a BufferLease into it; the engine gives both back when the completion is ready, never
+// before, not even when cancelled. A request longer than `block_size` is split; at most
+// `queue_depth` blocks per thread are in the kernel; the rest wait inside the engine in their class
+// (demand before prefetch before optimizer reads before write-back). Short transfers, EINTR and
+// EAGAIN are continued; any other failure ends the request with an Error that names file, offset,
+// length and errno. Progress threads sleep in the kernel, they never spin.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/buffer.h"
+#include "base/clock.h"
+#include "base/file_system.h"
+#include "base/result.h"
+
+namespace artesian::aio {
+
+enum class Operation : std::uint8_t { Read, Write };
+enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
+enum class EngineKind : std::uint8_t { IoUring, Threads };
+
+/// What to move. `length` <= buffer.size(). With a direct file, offset, length and memory must be
+/// multiples of file->alignment(). The file must stay open until the completion is ready.
+struct Request {
+  Operation operation = Operation::Read;
+  Priority priority = Priority::Demand;
+  File* file = nullptr;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+class Engine;
+
+/// One request in flight, owned by the caller; neither copied nor moved. Reusable once ready.
+/// The destructor checks that it is not in flight.
+class Completion {
+ public:
+  /// Runs on a progress thread after the completion became ready; it may submit again.
+  using Callback = void (*)(Completion& completion, void* context) noexcept;
+
+  Completion() = default;
+  Completion(const Completion&) = delete;
+  Completion& operator=(const Completion&) = delete;
+  ~Completion();
+
+  /// Sets up the next use. Not while in flight.
+  void prepare(const Request& request, BufferLease buffer, Callback callback = nullptr,
+               void* context = nullptr) noexcept;
+  bool in_flight() const noexcept;
+  /// True once finished, successfully or not; acquires what the engine wrote.
+  bool ready() const noexcept;
+  /// Bytes moved (= length), or why not. Errors: Io, NoSpace, Cancelled. Only when ready.
+  Result<std::uint64_t> result() const;
+  /// Takes the buffer back. Only when ready or never submitted.
+  BufferLease take_buffer() noexcept;
+  const Request& request() const noexcept;
+  /// When it was submitted and finished, ns on the engine's clock; 0 before.
+  std::uint64_t submitted_ns() const noexcept;
+  std::uint64_t finished_ns() const noexcept;
+
+ private:
+  friend class EngineBase;
+  enum class State : std::uint8_t { Idle, InFlight, Ready };
+
+  Request request_;
+  BufferLease buffer_;
+  Callback callback_ = nullptr;
+  void* context_ = nullptr;
+  std::atomic<State> state_{State::Idle};
+  // The rest belongs to the engine while in flight.
+  Completion* next_ = nullptr;      // intrusive queue link
+  std::uint64_t bytes_issued_ = 0;  // handed to the kernel so far
+  std::uint64_t bytes_done_ = 0;
+  std::uint32_t blocks_in_kernel_ = 0;
+  bool cancelled_ = false;
+  ErrorCode error_code_ = ErrorCode::Io;
+  int system_error_ = 0;  // 0 = no failure
+  std::uint64_t error_offset_ = 0;
+  std::uint64_t error_length_ = 0;
+  std::uint64_t submitted_ns_ = 0;
+  std::uint64_t finished_ns_ = 0;
+};
+
+struct EngineOptions {
+  std::uint64_t block_size = 1 << 20;  // bytes, multiple of 4096
+  std::uint32_t queue_depth = 8;       // blocks in the kernel per thread
+  std::uint32_t threads = 1;           // rings, or for EngineKind::Threads: threads per queue slot
+  bool single_submit = false;          // one system call per block
+  bool overlap_events = true;          // refill while reaping; else fill, drain, fill
+};
+
+/// Counters since creation. Latency is of blocks, from hand-over to the kernel until reaped.
+struct EngineStatistics {
+  std::uint64_t submit_calls = 0;  // system calls that handed over work
+  std::uint64_t blocks = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t continued = 0;  // short transfers and EINTR/EAGAIN that were resubmitted
+  std::uint64_t latency_us_p50 = 0;
+  std::uint64_t latency_us_p95 = 0;
+  std::uint64_t latency_us_p99 = 0;
+};
+
+class Engine {
+ public:
+  /// Drains, then stops its threads.
+  virtual ~Engine() = default;
+  /// Queues prepared completions. Never blocks on the disk. Thread-safe.
+  virtual void submit(std::span<Completion* const> completions) noexcept = 0;
+  /// Sleeps until the completion is ready. Errors: Timeout (it stays in flight).
+  virtual Result<void> wait(Completion& completion, Deadline deadline) noexcept = 0;
+  /// Asks for an early end: blocks not yet in the kernel are dropped, and the completion becomes
+  /// ready as Cancelled once those in the kernel are back.
+  virtual void cancel(Completion& completion) noexcept = 0;
+  /// Waits until nothing is in flight. Errors: Timeout.
+  virtual Result<void> drain(Deadline deadline) noexcept = 0;
+  /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:
+  /// where refused (memlock limit), transfers work unregistered. Returns whether it took effect.
+  /// Only while nothing is in flight; the memory must outlive the engine.
+  virtual bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept = 0;
+  virtual EngineStatistics statistics() const noexcept = 0;
+  virtual EngineKind kind() const noexcept = 0;
+};
+
+/// "io_uring" or "threads".
+const char* engine_kind_name(EngineKind kind) noexcept;
+
+/// Makes an engine of this kind. Errors: Invalid (options), Unsupported (the kernel refuses it).
+Result<std::unique_ptr<Engine>> make_engine(EngineKind kind, const EngineOptions& options) noexcept;
+
+/// io_uring where the kernel has it, else threads, with one log line that says why.
+Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) noexcept;
+
+}  // namespace artesian::aio

@@ -1,0 +1,63 @@
+// BufferLease: memory lent for one transfer. A buffer belongs to the request while the kernel may
+// write to it: submitting moves the lease in, the completion moves it back, and only then can it be
+// returned to its owner. Cancelling never frees it. The types hold this, not discipline.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "base/check.h"
+
+namespace artesian {
+
+/// Who lends memory and takes it back. Called from the thread on which the lease dies.
+class BufferOwner {
+ public:
+  virtual void give_back(std::byte* data, std::uint64_t size) noexcept = 0;
+
+ protected:
+  ~BufferOwner() = default;
+};
+
+/// Move-only; gives `size` bytes at `data` back to the owner on destruction. Empty when moved from.
+class BufferLease {
+ public:
+  BufferLease() = default;
+  BufferLease(std::byte* data, std::uint64_t size, BufferOwner* owner) noexcept
+      : data_(data), size_(size), owner_(owner) {}
+  BufferLease(BufferLease&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        owner_(std::exchange(other.owner_, nullptr)) {}
+  BufferLease& operator=(BufferLease&& other) noexcept {
+    if (this != &other) {
+      reset();
+      data_ = std::exchange(other.data_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+      owner_ = std::exchange(other.owner_, nullptr);
+    }
+    return *this;
+  }
+  BufferLease(const BufferLease&) = delete;
+  BufferLease& operator=(const BufferLease&) = delete;
+  ~BufferLease() { reset(); }
+
+  std::byte* data() const noexcept { return data_; }
+  std::uint64_t size() const noexcept { return size_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+  void reset() noexcept {
+    if (owner_ != nullptr) owner_->give_back(data_, size_);
+    data_ = nullptr;
+    size_ = 0;
+    owner_ = nullptr;
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+  BufferOwner* owner_ = nullptr;
+};
+
+}  // namespace artesian

@@ -1,0 +1,65 @@
+// The one seam for files: everything that Artesian does to a disk goes through a FileSystem (calls
+// that name files) and, for the transfers, an aio::Engine (calls on open files). Tests put faults
+// and simulated disks behind the same two interfaces.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian {
+
+enum class Direct : std::uint8_t { Required, IfAligned, Never };
+enum class Create : std::uint8_t { Never, Exclusive };
+
+struct OpenOptions {
+  Create create = Create::Never;      // Exclusive: the file must not exist; mode 0600, O_NOFOLLOW
+  Direct direct = Direct::IfAligned;  // IfAligned: buffered, with one warning, where refused
+  bool read_only = false;
+};
+
+/// An open file. Closes on destruction. Its descriptor may be used by any thread.
+class File {
+ public:
+  virtual ~File() = default;
+  virtual int descriptor() const noexcept = 0;
+  virtual const std::string& path() const noexcept = 0;
+  /// Whether transfers bypass the page cache.
+  virtual bool direct() const noexcept = 0;
+  /// Alignment of offset, length and memory that direct transfers need, from statx; 1 if buffered.
+  virtual std::uint64_t alignment() const noexcept = 0;
+  virtual Result<std::uint64_t> size() noexcept = 0;
+  /// Reserves [0, bytes) on disk. Errors: NoSpace (names needed and free bytes), Io.
+  virtual Result<void> allocate(std::uint64_t bytes) noexcept = 0;
+  virtual Result<void> sync() noexcept = 0;
+  /// Exclusive advisory lock (flock), without waiting. Errors: Busy.
+  virtual Result<void> lock() noexcept = 0;
+  /// Synchronous small transfers for headers; all bytes or an error. Errors: Io, NoSpace.
+  virtual Result<void> read_at(void* target, std::uint64_t length,
+                               std::uint64_t offset) noexcept = 0;
+  virtual Result<void> write_at(const void* source, std::uint64_t length,
+                                std::uint64_t offset) noexcept = 0;
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual Result<std::unique_ptr<File>> open(const std::string& path,
+                                             const OpenOptions& options) noexcept = 0;
+  virtual Result<void> make_directory(const std::string& path) noexcept = 0;  // mode 0700
+  virtual Result<void> remove(const std::string& path) noexcept = 0;
+  virtual Result<void> remove_directory(const std::string& path) noexcept = 0;  // must be empty
+  virtual Result<void> rename(const std::string& from, const std::string& to) noexcept = 0;
+  virtual Result<void> sync_directory(const std::string& path) noexcept = 0;
+  virtual Result<std::vector<std::string>> list(const std::string& path) noexcept = 0;  // names
+  virtual Result<std::uint64_t> free_bytes(const std::string& path) noexcept = 0;
+  virtual bool exists(const std::string& path) noexcept = 0;
+};
+
+/// The kernel's file system. One object for the process; lives for ever.
+FileSystem& system_files() noexcept;
+
+}  // namespace artesian

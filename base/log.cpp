@@ -1,0 +1,63 @@
+#include "base/log.h"
+
+#include <cstdio>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace artesian {
+namespace {
+
+struct LogState {
+  std::mutex mutex;
+  LogSink sink;
+  LogLevel level = LogLevel::Info;
+  std::set<std::string, std::less<>> seen;
+};
+
+LogState& state() {
+  static LogState log_state;
+  return log_state;
+}
+
+const char* level_name(LogLevel level) {
+  switch (level) {
+    case LogLevel::Info: return "note";
+    case LogLevel::Warning: return "warning";
+    case LogLevel::Error: return "error";
+  }
+  return "error";
+}
+
+}  // namespace
+
+void set_log_sink(LogSink sink) {
+  const std::lock_guard lock(state().mutex);
+  state().sink = std::move(sink);
+}
+
+void set_log_level(LogLevel level) noexcept {
+  const std::lock_guard lock(state().mutex);
+  state().level = level;
+}
+
+void log(LogLevel level, std::string_view line) {
+  const std::lock_guard lock(state().mutex);
+  if (level < state().level) return;
+  if (state().sink) {
+    state().sink(level, line);
+    return;
+  }
+  std::fprintf(stderr, "artesian: %s: %.*s\n", level_name(level), static_cast<int>(line.size()),
+               line.data());
+}
+
+void log_once(LogLevel level, std::string_view line) {
+  {
+    const std::lock_guard lock(state().mutex);
+    if (!state().seen.emplace(line).second) return;
+  }
+  log(level, line);
+}
+
+}  // namespace artesian

@@ -1,0 +1,64 @@
+// Page-locked buffer pool: one address range on 2 MiB pages, cut to exact sizes (multiples of 4096,
+// no power-of-two rounding), page-locked where the limit allows. 2 MiB pages are the largest single
+// lever on O_DIRECT bandwidth (measured 1.54 x read, 1.33 x write against 4 KiB pages).
+//
+// The range is reserved at creation and never grows: `bytes` is a hard limit. Leases are aligned to
+// 4096 bytes. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/buffer.h"
+#include "base/clock.h"
+#include "base/result.h"
+
+namespace artesian::pinned {
+
+enum class Lock : std::uint8_t { Try, Never };  // Try: mlock; one warning and pageable if refused
+enum class Placement : std::uint8_t { Low, High };  // which end of the range to search from
+
+struct PoolOptions {
+  std::uint64_t bytes = 0;  // size of the range
+  Lock lock = Lock::Try;
+  std::string name = "pool";  // for messages
+};
+
+struct PoolStatistics {
+  std::uint64_t bytes_reserved = 0;
+  std::uint64_t bytes_in_use = 0;
+  std::uint64_t bytes_in_use_peak = 0;
+  std::uint64_t bytes_free_largest = 0;  // the longest free run
+  std::uint64_t wait_ns = 0;             // time spent in lease_or_wait
+  bool locked = false;
+  bool huge_pages = false;
+};
+
+class Pool final : public BufferOwner {
+ public:
+  /// Errors: Exhausted (the address range or memory cannot be had), Invalid (0 bytes).
+  static Result<std::unique_ptr<Pool>> create(const PoolOptions& options) noexcept;
+  /// Checks that every lease came back.
+  ~Pool();
+
+  /// A lease of at least `bytes` (rounded up to 4096). Errors: Exhausted (no free run is that
+  /// long).
+  Result<BufferLease> lease(std::uint64_t bytes, Placement placement = Placement::Low) noexcept;
+  /// The same, sleeping until other threads give enough back. Errors: Timeout, Invalid (can never
+  /// fit).
+  Result<BufferLease> lease_or_wait(std::uint64_t bytes, Deadline deadline) noexcept;
+  void give_back(std::byte* data, std::uint64_t size) noexcept override;
+
+  /// The whole range, for Engine::register_memory.
+  std::span<std::byte> range() const noexcept;
+  PoolStatistics statistics() const noexcept;
+
+ private:
+  class Impl;
+  explicit Pool(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace artesian::pinned

@@ -1,0 +1,109 @@
+// TierStore: the tiered storage manager. It knows every shard of this rank, where its home is, how
+// to move bytes between that home and a buffer, and whether what came back is what was written.
+//
+// A shard is a contiguous byte range with one home tier, cut into blocks of `block_bytes`. Device
+// and host homes are plain memory (`memory`), allocated from the two pools; an nvme home is an
+// extent of a swap file, moved by `read` and `write`. Each block has an out-of-band checksum
+// (XXH3-64 seeded with run id, shard, block index and generation): `seal` computes it from the
+// bytes about to be written, `verify` compares it with bytes just read, both while the block is hot
+// in cache, on whatever thread casts or updates it. A block's generation grows with each seal, so a
+// flipped, stale or misplaced block is an error that names the shard, never a silently wrong
+// weight.
+//
+// Thread: all calls from the compute thread, except seal and verify, which any thread may call for
+// distinct blocks. A read of a shard with writes in flight is a caller's error (see `writing`).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aio/engine.h"
+#include "base/clock.h"
+#include "base/result.h"
+#include "pinned/pool.h"
+#include "tiering/swap_file.h"
+#include "tiering/tier.h"
+
+namespace artesian::tiering {
+
+/// Index into the shard list given to TierStore::open.
+enum class ShardId : std::uint32_t {};
+
+enum class Verify : std::uint8_t { Full, Sample, Off };  // Sample: every 16th block
+
+struct ShardOptions {
+  std::string name;  // for errors: "h.3 exp_avg", ...
+  Tier home = Tier::Nvme;
+  std::uint64_t bytes = 0;        // > 0, multiple of 4096
+  std::uint64_t block_bytes = 0;  // multiple of 4096, at most 1 MiB
+  std::uint32_t path = 0;         // for Tier::Nvme: which of `directories`
+};
+
+struct TierStoreOptions {
+  std::vector<std::string> directories;  // one swap file each; may be empty without nvme shards
+  std::uint64_t run_id = 0;
+  std::uint32_t rank = 0;
+  Verify verify = Verify::Full;
+  double wait_seconds = 60.0;  // deadline of every wait
+};
+
+struct ByteRange {
+  std::uint64_t offset = 0;  // multiple of 4096
+  std::uint64_t length = 0;  // multiple of 4096, > 0
+};
+
+struct TierStoreStatistics {
+  std::uint64_t bytes_read = 0;     // from nvme, handed over so far
+  std::uint64_t bytes_written = 0;  // to nvme
+  std::uint64_t blocks_verified = 0;
+  std::uint64_t verify_failures = 0;
+};
+
+class TierStore {
+ public:
+  /// Allocates every home. The pools, engine and file system must outlive the store.
+  /// Errors: Exhausted (a pool is too small), and those of SwapFile::create.
+  static Result<std::unique_ptr<TierStore>> open(const TierStoreOptions& options,
+                                                 std::vector<ShardOptions> shards,
+                                                 pinned::Pool& device, pinned::Pool& host,
+                                                 aio::Engine& engine, FileSystem& files) noexcept;
+  ~TierStore();  // checks that close() was called
+  /// Drains and removes the swap files. Errors: Io, Timeout.
+  Result<void> close() noexcept;
+
+  const ShardOptions& shard(ShardId id) const noexcept;
+  /// First byte of a device- or host-homed shard: [shard.bytes]. Not for nvme homes.
+  std::byte* memory(ShardId id) noexcept;
+
+  /// Starts moving `range` of an nvme-homed shard into `target` (size >= range.length). The
+  /// completion is the caller's; finish it with `wait`, and `verify` each block before use.
+  void read(aio::Completion& completion, ShardId id, ByteRange range, BufferLease target,
+            aio::Priority priority) noexcept;
+  /// Starts writing; `seal` each block of the range first. Whole blocks only (the shard's last
+  /// block may be short).
+  void write(aio::Completion& completion, ShardId id, ByteRange range, BufferLease source,
+             aio::Priority priority) noexcept;
+  /// Sleeps until ready and returns the outcome, errors naming the shard. Errors: Io, NoSpace,
+  /// Timeout.
+  Result<void> wait(aio::Completion& completion, ShardId id) noexcept;
+  /// Whether a write to this shard is still in flight.
+  bool writing(ShardId id) const noexcept;
+
+  /// Records the checksum and next generation of block `block` whose bytes are at `data`.
+  void seal(ShardId id, std::uint64_t block, const std::byte* data) noexcept;
+  /// Errors: Corrupt, naming shard, block, file and offset.
+  Result<void> verify(ShardId id, std::uint64_t block, const std::byte* data) noexcept;
+  /// Bytes of block `block`: block_bytes, or less for the last.
+  std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
+
+  TierStoreStatistics statistics() const noexcept;
+
+ private:
+  class Impl;
+  explicit TierStore(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace artesian::tiering
