@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Configures and builds one CMake preset; called through tools/setup.sh. The places of ninja and torch
-# are given each time, because an existing build folder may remember those of an older environment.
+# Configures and builds one CMake preset; called through tools/setup.sh. The places of ninja and
+# torch are given each time: a build folder may remember those of an older environment.
 #
 #   tools/build.sh PRESET [TARGET...]
 set -euo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset="$1"
 shift
 
-# A translation unit with LibTorch's headers takes up to 2 GB: as many jobs as cores and memory allow.
+# A file with LibTorch's headers takes up to 2 GB: as many jobs as cores and memory bear.
 if [ -z "${CMAKE_BUILD_PARALLEL_LEVEL:-}" ]; then
   memory_jobs="$(awk '/^MemAvailable:/ { print int($2 / 2000000) }' /proc/meminfo)"
   jobs="$(nproc)"

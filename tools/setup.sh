@@ -4,16 +4,16 @@
 #   tools/setup.sh [--checks] COMMAND [ARGUMENT...]
 #
 # Debian packages (tools/packages.txt) are installed when we are root or have sudo without a
-# password; otherwise they are named, and we stop. The Python environment lies outside the clone, is
-# named by the hash of everything that decides its content, and is reused by every clone: it is built
-# in place (environments cannot be moved) under a lock, and counts only once its marker file exists.
+# password; otherwise they are named, and we stop. The Python environment lies outside the clone,
+# is named by the hash of everything that decides its content, and is reused by every clone. It is
+# built in place (environments cannot be moved), under a lock, and counts once its marker exists.
 #
 # COMMAND sees the environment's programs (cmake, ninja, pytest, python3) first on PATH, and
 #   ARTESIAN_TORCH_DIR  folder of the torch package to build against
 #   ARTESIAN_PYTHON     the environment's interpreter
 #
-# A torch the user already has is used instead of the pinned one: ARTESIAN_TORCH_DIR if set, else that
-# of the active virtual environment; 2.11 to 2.15. Everything said here goes to stderr.
+# A torch the user already has is used instead of the pinned one: ARTESIAN_TORCH_DIR if set, else
+# that of the active virtual environment; 2.11 to 2.15. Everything said here goes to stderr.
 # Exit code 2: something is missing or not usable, and the last line says what to do.
 set -euo pipefail
 
@@ -96,7 +96,7 @@ find_torch() {
       fi
     done
     [ -n "$torch_dir" ] ||
-      say "the active environment has no torch 2.11 to 2.15: using a separate one with the pinned torch"
+      say "the active environment has no torch 2.11 to 2.15: using one with the pinned torch"
   fi
 }
 
@@ -117,13 +117,13 @@ create_environment() {
   [ -n "$torch_dir" ] || say "about 3 GB to download and 5 GB to unpack; this happens once"
   python3 -m venv "$environment" >&2 || fail "python3 -m venv failed: see above"
   for file in "${locks[@]}"; do arguments+=(-r "$file"); done
-  # No bytecode up front: it takes longer than what is ever imported does. The lock is not passed on.
-  # Downloads go beside, since /tmp is often small.
+  # No bytecode up front: most of it is never imported. Downloads go beside, since /tmp is often
+  # small. The lock is not passed on.
   mkdir -p "$environment/tmp"
   TMPDIR="$environment/tmp" "$environment/bin/python3" -m pip install --no-deps --no-compile \
     "${arguments[@]}" >&2 </dev/null 9>&- || {
     rm -rf "$environment"
-    fail "pip could not install ${locks[*]#"$root"/}: see above; run the same command again to retry"
+    fail "pip could not install ${locks[*]#"$root"/}: see above; run the command again to retry"
   }
   rm -rf "$environment/tmp"
   if [ -n "$torch_dir" ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds everything, then runs ctest and pytest; both run even if the first one fails. Closes with the
-# summary line of each as it printed it. Called through tools/setup.sh.
+# Builds everything, then runs ctest and pytest; both run even if the first one fails. Closes with
+# the summary line of each as it printed it. Called through tools/setup.sh.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools/build.sh release || exit 1

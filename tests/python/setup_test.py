@@ -1,5 +1,5 @@
-"""Proves tools/setup.sh without network or installing anything: python3, dpkg-query, id and sudo are
-fakes, first on PATH, that write what they were asked into a log."""
+"""Proves tools/setup.sh without network or installing anything: the programs it calls are fakes,
+first on PATH; python3 writes into a log what it was asked to make."""
 
 import os
 import pathlib
@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHOW_TORCH = ["sh", "-c", "echo $ARTESIAN_TORCH_DIR"]
 
 FAKES = {
     "dpkg-query": 'case "$*" in *" $FAKE_MISSING") exit 1 ;; esac; printf installed',
@@ -130,9 +131,9 @@ def test_format_checker_is_wanted_for_checks_alone(sandbox):
 
 def test_own_torch_is_used(sandbox):
     torch = sandbox.torch("2.15.1")
-    code, output, _ = sandbox.run("sh", "-c", "echo $ARTESIAN_TORCH_DIR", ARTESIAN_TORCH_DIR=str(torch))
+    code, output, _ = sandbox.run(*SHOW_TORCH, ARTESIAN_TORCH_DIR=str(torch))
     assert (code, output.strip()) == (0, str(torch))
-    (link,) = sandbox.folder.glob(".cache/artesian/env-*/lib/python3.11/site-packages/user_torch.pth")
+    (link,) = sandbox.folder.glob(".cache/artesian/env-*/lib/python*/site-packages/user_torch.pth")
     assert link.read_text().strip() == str(sandbox.folder)
 
 
@@ -148,7 +149,5 @@ def test_torch_of_the_active_environment_is_used(sandbox):
     packages = sandbox.folder / "mine/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     sandbox.torch("2.12.0").rename(packages / "torch")
-    code, output, _ = sandbox.run(
-        "sh", "-c", "echo $ARTESIAN_TORCH_DIR", VIRTUAL_ENV=str(sandbox.folder / "mine")
-    )
+    code, output, _ = sandbox.run(*SHOW_TORCH, VIRTUAL_ENV=str(sandbox.folder / "mine"))
     assert (code, output.strip()) == (0, str(packages / "torch"))
