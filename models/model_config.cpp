@@ -8,6 +8,8 @@ namespace artesian::models {
 namespace {
 
 constexpr std::uint64_t config_size_max = 16u << 20;
+constexpr std::string_view gpt2_prefix = "transformer.";
+constexpr std::string_view gpt2_head_name = "lm_head.weight";
 
 Error config_error(const std::string& path, const std::string& text) {
   return make_error(ErrorCode::Invalid, "model config: " + path + ": " + text);
@@ -54,6 +56,23 @@ Result<ModelConfig> read_model_config(const std::string& directory) {
 std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config) {
   ARTESIAN_CHECK(config.model_type == "gpt2");
   return gpt2_parameters(config.gpt2);
+}
+
+std::string_view parameter_name(std::string_view saved_name) {
+  if (saved_name.starts_with(gpt2_prefix)) saved_name.remove_prefix(gpt2_prefix.size());
+  return saved_name;
+}
+
+std::string saved_name(const ModelConfig& config, std::string_view parameter_name) {
+  ARTESIAN_CHECK(config.model_type == "gpt2");
+  if (parameter_name == gpt2_head_name) return std::string(parameter_name);
+  return std::string(gpt2_prefix) + std::string(parameter_name);
+}
+
+bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name) {
+  if (config.gpt2.tie_word_embeddings && parameter_name == gpt2_head_name) return true;
+  return parameter_name.starts_with("h.") &&
+         (parameter_name.ends_with(".attn.bias") || parameter_name.ends_with(".attn.masked_bias"));
 }
 
 }  // namespace artesian::models

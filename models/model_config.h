@@ -31,4 +31,15 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
 /// In model order, which is the order of Module::parameters().
 std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config);
 
+/// A checkpoint's name without the prefix of the class that saved it: "transformer.wte.weight" ->
+/// "wte.weight".
+std::string_view parameter_name(std::string_view saved_name);
+
+/// The inverse: the name under which transformers saves a parameter of the model with its head.
+std::string saved_name(const ModelConfig& config, std::string_view parameter_name);
+
+/// Whether a checkpoint may hold this tensor although the model has no such parameter: buffers that
+/// old versions of transformers saved, and the second copy of a tied weight.
+bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name);
+
 }  // namespace artesian::models
