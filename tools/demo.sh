@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on this machine: builds, prepares text and model (tools/demo_data.py), and trains GPT-2
-# 124M in fp16 with parameters and optimizer state in files under demo-nvme/. Called through
+# The main job on this machine: builds, prepares text and model (tools/demo_data.py), and trains
+# GPT-2 124M in fp16 with parameters and optimizer state in files under demo-nvme/. Called through
 # tools/setup.sh. STEPS=n trains longer or shorter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Prepares what `make demo` trains on: python3 tools/demo_data.py FOLDER
 
-    FOLDER/text.txt     the Jargon File (public domain) out of Debian's jargon-text package; where it
-                        cannot be had, licence texts and Python's own documentation, with a note
+    FOLDER/text.txt     the Jargon File (public domain) out of Debian's jargon-text package; where
+                        that cannot be had, licence texts and Python's documentation, with a note
     FOLDER/model/       config.json of GPT-2 124M and the GPT-2 tokenizer, without weights
     FOLDER/tokens.bin   the text as token ids, made again only when text or tokenizer change
 
-Every file is written beside and renamed, so that a killed run leaves nothing half made. Exit code 2:
-something is missing, and the last line says what.
+Every file is written beside and renamed, so that a killed run leaves nothing half made. Exit code
+2: something is missing, and the last line says what.
 """
 
 import gzip
@@ -194,7 +194,7 @@ def main(arguments):
         say(f"error: {fault}")
         return 2
     except OSError as error:
-        say(f"error: {error.filename or folder}: {error.strerror}")
+        say(f"error: {error.filename or folder}: {error.strerror or error}")
         return 2
     tokens = (folder / "tokens.bin").stat().st_size // 2
     say(f"{text.stat().st_size} bytes of text, {tokens} tokens")

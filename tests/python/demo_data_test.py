@@ -1,5 +1,5 @@
-"""Proves tools/demo_data.py: the tokenizer is GPT-2's, text comes in whatever state it is found, what
-is there is reused, and without the package there is a substitute. apt-get and dpkg-deb are fakes."""
+"""Proves tools/demo_data.py: the tokenizer is GPT-2's, text of any usual encoding is taken, what is
+there is reused, and without the package there is a substitute. apt-get and dpkg-deb are fakes."""
 
 import array
 import gzip
@@ -70,13 +70,13 @@ def test_text_of_any_usual_encoding_ends_as_utf8(tmp_path, package, encoding):
 
 
 def test_substitute_is_said_and_replaced_once_the_package_is_there(
-    tmp_path, package, monkeypatch, capsys
+    tmp_path, package, monkeypatch, capfd
 ):
     path = tmp_path / "programs/apt-get"
     working = path.read_text()
     path.write_text("#!/bin/sh\nexit 100\n")
     demo_data.prepare_text(tmp_path)
-    assert "note: jargon-text cannot be downloaded" in capsys.readouterr().err
+    assert "note: jargon-text cannot be downloaded" in capfd.readouterr().err
     assert "Cruft" not in (tmp_path / "text.txt").read_text()
 
     path.write_text(working)
@@ -84,9 +84,9 @@ def test_substitute_is_said_and_replaced_once_the_package_is_there(
     assert "Cruft" in (tmp_path / "text.txt").read_text()
 
 
-def test_too_little_text_is_one_clear_line(tmp_path, package, capsys):
+def test_too_little_text_is_one_clear_line(tmp_path, package, capfd):
     package(b"short")
     assert demo_data.main([tmp_path]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     assert lines[-1] == "demo data: error: only 5 characters of text found, 100000 needed"
     assert not (tmp_path / "text.txt").exists()
