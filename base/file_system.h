@@ -21,6 +21,20 @@ struct OpenOptions {
   bool read_only = false;
 };
 
+/// What a name or a descriptor stands for. `device` and `inode` together identify it.
+struct FileStatus {
+  enum class Kind : std::uint8_t { Regular, Directory, Link, Other };
+  Kind kind = Kind::Other;
+  bool ours = false;  // owned by the effective user
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t size = 0;  // bytes
+
+  bool same_file(const FileStatus& other) const noexcept {
+    return device == other.device && inode == other.inode;
+  }
+};
+
 /// An open file. Closes on destruction. Its descriptor may be used by any thread.
 class File {
  public:
@@ -32,6 +46,8 @@ class File {
   /// Alignment of offset, length and memory that direct transfers need, from statx; 1 if buffered.
   virtual std::uint64_t alignment() const noexcept = 0;
   virtual Result<std::uint64_t> size() noexcept = 0;
+  /// Asks the descriptor, unless overridden. Errors: Io.
+  virtual Result<FileStatus> status() noexcept;
   /// Reserves [0, bytes) on disk. Errors: NoSpace (names needed and free bytes), Io.
   virtual Result<void> allocate(std::uint64_t bytes) noexcept = 0;
   virtual Result<void> sync() noexcept = 0;
@@ -57,6 +73,9 @@ class FileSystem {
   virtual Result<std::vector<std::string>> list(const std::string& path) noexcept = 0;  // names
   virtual Result<std::uint64_t> free_bytes(const std::string& path) noexcept = 0;
   virtual bool exists(const std::string& path) noexcept = 0;
+  /// Of the name itself, a link is not followed. Asks the kernel, unless overridden. Errors: Io
+  /// (with ENOENT where there is no such name).
+  virtual Result<FileStatus> status(const std::string& path) noexcept;
 };
 
 /// The kernel's file system. One object for the process; lives for ever.

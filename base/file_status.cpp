@@ -1,0 +1,44 @@
+// The kernel's answers to `status`: the defaults of the seam, which simulated files override.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/file_system.h"
+
+namespace artesian {
+namespace {
+
+FileStatus from_kernel(const struct stat& found) {
+  FileStatus status;
+  if (S_ISREG(found.st_mode)) status.kind = FileStatus::Kind::Regular;
+  if (S_ISDIR(found.st_mode)) status.kind = FileStatus::Kind::Directory;
+  if (S_ISLNK(found.st_mode)) status.kind = FileStatus::Kind::Link;
+  status.ours = found.st_uid == geteuid();
+  status.device = found.st_dev;
+  status.inode = found.st_ino;
+  status.size = static_cast<std::uint64_t>(found.st_size);
+  return status;
+}
+
+Error status_error(const std::string& path) {
+  Error error = make_error(ErrorCode::Io, "cannot look at file", errno);
+  error.file = path;
+  return error;
+}
+
+}  // namespace
+
+Result<FileStatus> File::status() noexcept {
+  struct stat found {};
+  if (fstat(descriptor(), &found) != 0) return status_error(path());
+  return from_kernel(found);
+}
+
+Result<FileStatus> FileSystem::status(const std::string& path) noexcept {
+  struct stat found {};
+  if (lstat(path.c_str(), &found) != 0) return status_error(path);
+  return from_kernel(found);
+}
+
+}  // namespace artesian

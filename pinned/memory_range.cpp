@@ -1,0 +1,97 @@
+#include "pinned/memory_range.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/log.h"
+#include "base/units.h"
+
+namespace artesian::pinned {
+namespace {
+
+constexpr std::uint64_t huge_page_size = 2ull << 20;
+
+// madvise accepts the advice even where the administrator switched transparent huge pages off.
+bool huge_pages_enabled() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string line;
+  std::getline(file, line);
+  return line.find('[') != std::string::npos && line.find("[never]") == std::string::npos;
+}
+
+// The text names neither pool nor size, so that log_once makes it one line for the whole process.
+void warn_not_locked(int system_error) {
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  const bool unlimited = limit.rlim_cur == RLIM_INFINITY;
+  std::string line = "cannot page-lock transfer buffers: " + std::string(strerror(system_error)) +
+                     "; the memlock limit is " +
+                     (unlimited ? "unlimited" : format_size(limit.rlim_cur)) +
+                     "; going on with pageable memory, which gives the same results, slower.";
+  if (!unlimited) {
+    line +=
+        " To lift the limit: `ulimit -l unlimited` before the start, or LimitMEMLOCK=infinity in "
+        "the systemd unit";
+  }
+  log_once(LogLevel::Warning, line);
+}
+
+}  // namespace
+
+Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& name) noexcept {
+  ARTESIAN_CHECK(bytes > 0 && bytes % 4096 == 0, bytes);
+  const std::uint64_t mapped_bytes = bytes + huge_page_size;  // room to align the start
+  void* mapped = MAP_FAILED;
+  errno = ENOMEM;
+  if (mapped_bytes > bytes) {
+    mapped =
+        mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+  if (mapped == MAP_FAILED) {
+    return make_error(ErrorCode::Exhausted,
+                      "cannot reserve " + format_size(bytes) + " of memory for " + name +
+                          "; lower the memory budget",
+                      errno);
+  }
+  const auto start = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::uint64_t head = round_up(start, huge_page_size) - start;
+  const std::uint64_t tail = huge_page_size - head;
+  auto* data = static_cast<std::byte*>(mapped) + head;
+  // Returning the slack cannot fail for page-aligned pieces of our own mapping, but for the limit
+  // on the number of mappings; the slack was never touched, so keeping it then costs nothing but
+  // addresses.
+  if (head != 0) (void)munmap(mapped, head);
+  if (tail != 0) (void)munmap(data + bytes, tail);
+  MemoryRange range(data, bytes);
+  range.huge_pages_ = madvise(data, bytes, MADV_HUGEPAGE) == 0 && huge_pages_enabled();
+  // A forked child (a data loader, say) must neither copy nor write what is in flight here.
+  (void)madvise(data, bytes, MADV_DONTFORK);
+  return range;
+}
+
+MemoryRange::MemoryRange(MemoryRange&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      locked_(other.locked_),
+      huge_pages_(other.huge_pages_) {}
+
+MemoryRange::~MemoryRange() {
+  if (data_ != nullptr) ARTESIAN_CHECK(munmap(data_, bytes_) == 0, data_, bytes_, errno);
+}
+
+void MemoryRange::lock() noexcept {
+  locked_ = mlock(data_, bytes_) == 0;
+  if (locked_) return;
+  const int system_error = errno;
+  // A refusal for lack of memory comes after part of the range was faulted in: give that back.
+  (void)munlock(data_, bytes_);
+  (void)madvise(data_, bytes_, MADV_DONTNEED);
+  warn_not_locked(system_error);
+}
+
+}  // namespace artesian::pinned

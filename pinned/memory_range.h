@@ -1,0 +1,42 @@
+// MemoryRange: anonymous memory that starts on a 2 MiB page and asks for 2 MiB pages, page-locked
+// where allowed. Owns the mapping; nothing else of the process is in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/result.h"
+
+namespace artesian::pinned {
+
+class MemoryRange {
+ public:
+  /// Maps `bytes` (a multiple of 4096). Errors: Exhausted (no address range of that size).
+  static Result<MemoryRange> map(std::uint64_t bytes, const std::string& name) noexcept;
+
+  MemoryRange(MemoryRange&& other) noexcept;
+  MemoryRange& operator=(MemoryRange&&) = delete;
+  MemoryRange(const MemoryRange&) = delete;
+  MemoryRange& operator=(const MemoryRange&) = delete;
+  ~MemoryRange();
+
+  /// Faults the whole range in and keeps it in memory. Where that is refused (the memlock limit,
+  /// too little memory), says so once in this process and leaves the range pageable.
+  void lock() noexcept;
+
+  std::byte* data() const noexcept { return data_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  bool locked() const noexcept { return locked_; }
+  bool huge_pages() const noexcept { return huge_pages_; }
+
+ private:
+  MemoryRange(std::byte* data, std::uint64_t bytes) noexcept : data_(data), bytes_(bytes) {}
+
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+  bool locked_ = false;
+  bool huge_pages_ = false;
+};
+
+}  // namespace artesian::pinned

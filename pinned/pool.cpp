@@ -1,0 +1,149 @@
+#include "pinned/pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/units.h"
+#include "pinned/free_list.h"
+#include "pinned/memory_range.h"
+
+namespace artesian::pinned {
+namespace {
+
+constexpr std::uint64_t page_size = 4096;
+
+// 0 where rounding up would wrap: such a request never fits.
+std::uint64_t rounded_size(std::uint64_t bytes) {
+  return round_up(bytes, page_size);
+}
+
+std::chrono::steady_clock::time_point time_point(Deadline deadline) {
+  // steady_clock is CLOCK_MONOTONIC, as system_clock() is; "no deadline" is 292 years.
+  constexpr auto latest = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
+  const auto at_ns = static_cast<std::int64_t>(std::min(deadline.at_ns, latest));
+  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns));
+}
+
+}  // namespace
+
+class Pool::Impl {
+ public:
+  Impl(MemoryRange range, std::string name)
+      : range_(std::move(range)), name_(std::move(name)), free_(range_.bytes(), page_size) {}
+
+  ~Impl() {
+    ARTESIAN_CHECK(free_.bytes_free() == range_.bytes(), free_.bytes_free(), range_.bytes());
+  }
+
+  std::optional<std::uint64_t> take(std::unique_lock<std::mutex>& lock, std::uint64_t size,
+                                    Placement placement) noexcept {
+    ARTESIAN_CHECK(lock.mutex() == &mutex_ && lock.owns_lock());
+    const auto offset = placement == Placement::Low ? free_.take_low(size) : free_.take_high(size);
+    if (offset) bytes_in_use_peak_ = std::max(bytes_in_use_peak_, bytes_in_use());
+    return offset;
+  }
+
+  std::uint64_t bytes_in_use() const noexcept { return range_.bytes() - free_.bytes_free(); }
+
+  Error too_long(std::uint64_t bytes) const {
+    return make_error(ErrorCode::Exhausted, name_ + ": no free run of " + format_size(bytes) +
+                                                ": " + format_size(free_.bytes_free()) + " of " +
+                                                format_size(range_.bytes()) + " are free, " +
+                                                format_size(free_.longest()) +
+                                                " of them in one piece; raise the memory budget");
+  }
+
+  Error never_fits(std::uint64_t bytes) const {
+    return make_error(ErrorCode::Invalid,
+                      name_ + ": " + format_size(bytes) + " can never fit in a pool of " +
+                          format_size(range_.bytes()) + "; raise the memory budget");
+  }
+
+  const MemoryRange range_;
+  const std::string name_;
+  mutable std::mutex mutex_;
+  std::condition_variable given_back_;
+  FreeList free_;  // this and what follows: under mutex_
+  std::uint64_t bytes_in_use_peak_ = 0;
+  std::uint64_t wait_ns_ = 0;
+};
+
+Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options) noexcept {
+  if (options.bytes == 0) {
+    return make_error(ErrorCode::Invalid, options.name + ": a pool of 0 bytes");
+  }
+  const std::uint64_t bytes = rounded_size(options.bytes);
+  if (bytes == 0) {
+    return make_error(ErrorCode::Exhausted,
+                      options.name + ": no address range of " + format_size(options.bytes));
+  }
+  ARTESIAN_TRY(range, MemoryRange::map(bytes, options.name));
+  if (options.lock == Lock::Try) range.lock();
+  return std::unique_ptr<Pool>(new Pool(std::make_unique<Impl>(std::move(range), options.name)));
+}
+
+Pool::Pool(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+
+Pool::~Pool() = default;  // Impl checks that every lease came back
+
+Result<BufferLease> Pool::lease(std::uint64_t bytes, Placement placement) noexcept {
+  ARTESIAN_CHECK(bytes > 0);
+  const std::uint64_t size = rounded_size(bytes);
+  std::unique_lock lock(impl_->mutex_);
+  if (size == 0) return impl_->too_long(bytes);
+  const auto offset = impl_->take(lock, size, placement);
+  if (!offset) return impl_->too_long(bytes);
+  return BufferLease(impl_->range_.data() + *offset, size, this);
+}
+
+Result<BufferLease> Pool::lease_or_wait(std::uint64_t bytes, Deadline deadline) noexcept {
+  ARTESIAN_CHECK(bytes > 0);
+  const std::uint64_t size = rounded_size(bytes);
+  if (size == 0 || size > impl_->range_.bytes()) return impl_->never_fits(bytes);
+  std::unique_lock lock(impl_->mutex_);
+  auto offset = impl_->take(lock, size, Placement::Low);
+  if (!offset) {
+    const std::uint64_t start_ns = system_clock().now_ns();
+    impl_->given_back_.wait_until(lock, time_point(deadline), [&] {
+      offset = impl_->take(lock, size, Placement::Low);
+      return offset.has_value();
+    });
+    impl_->wait_ns_ += system_clock().now_ns() - start_ns;
+  }
+  if (!offset) {
+    Error error = impl_->too_long(bytes);
+    error.code = ErrorCode::Timeout;
+    error.message = "waited in vain for memory: " + error.message;
+    return error;
+  }
+  return BufferLease(impl_->range_.data() + *offset, size, this);
+}
+
+void Pool::give_back(std::byte* data, std::uint64_t size) noexcept {
+  ARTESIAN_CHECK(data >= impl_->range_.data(), data, impl_->range_.data());
+  // Wakes under the lock: a waiter that sees the last lease come back may destroy the pool.
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->free_.give(static_cast<std::uint64_t>(data - impl_->range_.data()), size);
+  impl_->given_back_.notify_all();
+}
+
+std::span<std::byte> Pool::range() const noexcept {
+  return {impl_->range_.data(), impl_->range_.bytes()};
+}
+
+PoolStatistics Pool::statistics() const noexcept {
+  const std::lock_guard lock(impl_->mutex_);
+  return {.bytes_reserved = impl_->range_.bytes(),
+          .bytes_in_use = impl_->bytes_in_use(),
+          .bytes_in_use_peak = impl_->bytes_in_use_peak_,
+          .bytes_free_largest = impl_->free_.longest(),
+          .wait_ns = impl_->wait_ns_,
+          .locked = impl_->range_.locked(),
+          .huge_pages = impl_->range_.huge_pages()};
+}
+
+}  // namespace artesian::pinned

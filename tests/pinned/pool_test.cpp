@@ -1,0 +1,287 @@
+// Proves that the pool lends exact, aligned, never overlapping pieces from both ends, gets them all
+// back in one piece, counts them, and works the same where page-locking is refused. Random leases
+// are compared with a naive map of pages; the refusal is real (another user, a real limit).
+#include "pinned/pool.h"
+
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/log.h"
+#include "tests/support/baseline.h"
+#include "tests/support/process.h"
+
+namespace artesian::pinned {
+namespace {
+
+using test_support::Baseline;
+constexpr std::uint64_t page = 4096;
+
+std::unique_ptr<Pool> make_pool(std::uint64_t bytes, Lock lock = Lock::Never) {
+  auto pool = Pool::create({.bytes = bytes, .lock = lock, .name = "test pool"});
+  EXPECT_TRUE(pool.has_value());
+  return std::move(pool).value();
+}
+
+BufferLease must_lease(Pool& pool, std::uint64_t bytes, Placement placement = Placement::Low) {
+  auto lease = pool.lease(bytes, placement);
+  EXPECT_TRUE(lease.has_value()) << bytes;
+  return std::move(lease).value();
+}
+
+std::uint64_t offset_of(const Pool& pool, const BufferLease& lease) {
+  return static_cast<std::uint64_t>(lease.data() - pool.range().data());
+}
+
+TEST(Pool, SizesAreExactAndAligned) {
+  const auto pool = make_pool(10 * page + 1);
+  EXPECT_EQ(pool->range().size(), 11 * page);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pool->range().data()) % (2u << 20), 0u);
+  for (const std::uint64_t bytes : {1ul, page - 1, page, page + 1, 11 * page}) {
+    const auto lease = must_lease(*pool, bytes);
+    EXPECT_EQ(lease.size(), (bytes + page - 1) / page * page);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(lease.data()) % page, 0u);
+    EXPECT_EQ(pool->statistics().bytes_in_use, lease.size());
+  }
+  EXPECT_EQ(pool->statistics().bytes_in_use, 0u);
+  EXPECT_EQ(pool->statistics().bytes_in_use_peak, 11 * page);
+  EXPECT_EQ(pool->statistics().bytes_reserved, 11 * page);
+}
+
+TEST(Pool, LeasesFromBothEnds) {
+  const auto pool = make_pool(16 * page);
+  const auto low = must_lease(*pool, 2 * page);
+  const auto high = must_lease(*pool, 3 * page, Placement::High);
+  const auto next_low = must_lease(*pool, page);
+  const auto next_high = must_lease(*pool, page, Placement::High);
+  EXPECT_EQ(offset_of(*pool, low), 0u);
+  EXPECT_EQ(offset_of(*pool, next_low), 2 * page);
+  EXPECT_EQ(offset_of(*pool, high), 13 * page);
+  EXPECT_EQ(offset_of(*pool, next_high), 12 * page);
+  EXPECT_EQ(pool->statistics().bytes_free_largest, 9 * page);
+}
+
+TEST(Pool, FreedNeighboursJoinInEveryOrder) {
+  for (const auto& order : std::vector<std::vector<int>>{
+           {0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}) {
+    const auto pool = make_pool(3 * page);
+    std::vector<BufferLease> leases;
+    for (int i = 0; i < 3; ++i) leases.push_back(must_lease(*pool, page));
+    for (const int i : order) leases[static_cast<std::size_t>(i)].reset();
+    EXPECT_EQ(pool->statistics().bytes_free_largest, 3 * page);
+    EXPECT_TRUE(must_lease(*pool, 3 * page));
+  }
+}
+
+TEST(Pool, ExhaustionSaysWhatIsFree) {
+  const auto pool = make_pool(4 * page);
+  const auto first = must_lease(*pool, page);
+  auto second = must_lease(*pool, page);
+  const auto third = must_lease(*pool, page);
+  second.reset();
+  const auto refused = pool->lease(2 * page);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
+  EXPECT_EQ(
+      refused.error().to_string(),
+      "test pool: no free run of 8.00 KiB: 8.00 KiB of 16.0 KiB are free, 4.00 KiB of them in "
+      "one piece; raise the memory budget");
+  EXPECT_FALSE(pool->lease(~0ull).has_value());
+}
+
+TEST(Pool, RefusesImpossiblePools) {
+  const auto empty = Pool::create({.bytes = 0, .lock = Lock::Never, .name = "p"});
+  ASSERT_FALSE(empty.has_value());
+  EXPECT_EQ(empty.error().code, ErrorCode::Invalid);
+  for (const std::uint64_t bytes : {1ull << 60, ~0ull, ~0ull - 4096, ~0ull - (2ull << 20)}) {
+    const auto huge = Pool::create({.bytes = bytes, .lock = Lock::Try, .name = "p"});
+    ASSERT_FALSE(huge.has_value()) << bytes;
+    EXPECT_EQ(huge.error().code, ErrorCode::Exhausted);
+  }
+}
+
+// The naive model: one flag per page, searched from the front or the back.
+class PageMap {
+ public:
+  explicit PageMap(std::size_t pages) : used_(pages, false) {}
+  /// First page of the piece, or -1.
+  long take(std::size_t pages, Placement placement) {
+    const long last = static_cast<long>(used_.size()) - static_cast<long>(pages);
+    for (long i = 0; i <= last; ++i) {
+      const long start = placement == Placement::Low ? i : last - i;
+      if (!fits(start, pages)) continue;
+      set(start, pages, true);
+      return start;
+    }
+    return -1;
+  }
+  void set(long start, std::size_t pages, bool used) {
+    for (std::size_t i = 0; i < pages; ++i) used_[static_cast<std::size_t>(start) + i] = used;
+  }
+
+ private:
+  bool fits(long start, std::size_t pages) const {
+    for (std::size_t i = 0; i < pages; ++i) {
+      if (used_[static_cast<std::size_t>(start) + i]) return false;
+    }
+    return true;
+  }
+  std::vector<bool> used_;
+};
+
+TEST(Pool, RandomLeasesEqualTheNaiveModel) {
+  constexpr std::size_t pages = 97;
+  std::mt19937_64 random(test_support::test_seed(20260101));
+  const auto pool = make_pool(pages * page);
+  PageMap model(pages);
+  std::vector<BufferLease> leases;
+  std::uint64_t in_use = 0;
+  for (int step = 0; step < 20000; ++step) {
+    if (random() % 5 < 3) {
+      const std::size_t count = 1 + random() % (random() % 4 == 0 ? 40 : 6);
+      const auto placement = random() % 2 == 0 ? Placement::Low : Placement::High;
+      const long expected = model.take(count, placement);
+      auto lease = pool->lease(count * page - random() % page, placement);
+      ASSERT_EQ(lease.has_value(), expected >= 0) << "step " << step;
+      if (!lease.has_value()) continue;
+      ASSERT_EQ(offset_of(*pool, *lease), static_cast<std::uint64_t>(expected) * page);
+      in_use += lease->size();
+      leases.push_back(std::move(lease).value());
+    } else if (!leases.empty()) {
+      std::swap(leases[random() % leases.size()], leases.back());
+      const auto start = static_cast<long>(offset_of(*pool, leases.back()) / page);
+      model.set(start, leases.back().size() / page, false);
+      in_use -= leases.back().size();
+      leases.pop_back();
+    }
+    ASSERT_EQ(pool->statistics().bytes_in_use, in_use);
+  }
+  leases.clear();
+  EXPECT_EQ(pool->statistics().bytes_free_largest, pages * page);
+}
+
+TEST(Pool, ThreadsNeverShareAPiece) {
+  const auto pool = make_pool(24 * page);
+  std::vector<std::thread> threads;
+  for (unsigned char id = 1; id <= 4; ++id) {
+    threads.emplace_back([&pool, id] {
+      std::mt19937_64 random(id);
+      for (int i = 0; i < 500; ++i) {
+        const auto lease =
+            pool->lease_or_wait((1 + random() % 8) * page, Deadline::after_seconds(60));
+        ASSERT_TRUE(lease.has_value());
+        std::memset(lease->data(), id, lease->size());
+        for (std::uint64_t k = 0; k < lease->size(); k += 512) {
+          ASSERT_EQ(static_cast<unsigned char>(lease->data()[k]), id);
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(pool->statistics().bytes_in_use, 0u);
+  EXPECT_LE(pool->statistics().bytes_in_use_peak, 24 * page);
+}
+
+TEST(Pool, WaitingEndsWhenMemoryComesBackOrTheDeadlinePasses) {
+  const auto pool = make_pool(4 * page);
+  auto all = must_lease(*pool, 4 * page);
+  const auto late = pool->lease_or_wait(page, Deadline::after_seconds(0.02));
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::Timeout);
+  EXPECT_GE(pool->statistics().wait_ns, 20'000'000u);
+
+  std::thread giver([&all] { all.reset(); });
+  EXPECT_TRUE(pool->lease_or_wait(4 * page, Deadline{}).has_value());
+  giver.join();
+
+  const auto never = pool->lease_or_wait(5 * page, Deadline{});
+  ASSERT_FALSE(never.has_value());
+  EXPECT_EQ(never.error().code, ErrorCode::Invalid);
+}
+
+TEST(PoolDeathTest, WrongReturnsAbort) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto pool = make_pool(8 * page);
+  auto lease = must_lease(*pool, 2 * page);
+  EXPECT_DEATH(pool->give_back(lease.data() + 2 * page, page), "CHECK failed");  // never lent
+  EXPECT_DEATH(pool->give_back(lease.data(), 9 * page), "CHECK failed");
+  EXPECT_DEATH(pool->give_back(lease.data() + 1, page), "CHECK failed");
+  EXPECT_DEATH(pool->give_back(pool->range().data() - page, page), "CHECK failed");
+  EXPECT_DEATH((void)pool->lease(0), "CHECK failed");
+  EXPECT_DEATH(
+      {
+        auto other = make_pool(page);
+        auto kept = must_lease(*other, page);
+        other.reset();  // a lease outlives its pool
+      },
+      "CHECK failed");
+}
+
+TEST(Pool, LeavesNothingBehind) {
+  const Baseline before = Baseline::now();
+  const std::size_t locked_before = test_support::status_kib("VmLck");
+  const std::byte* data = nullptr;
+  {
+    const auto pool = make_pool(4 << 20, Lock::Try);
+    data = pool->range().data();
+    EXPECT_TRUE(test_support::mapped(data));
+    std::memset(must_lease(*pool, 4 << 20).data(), 1, 4 << 20);
+    if (pool->statistics().locked) {
+      EXPECT_EQ(test_support::status_kib("VmLck"), locked_before + 4096);
+    }
+  }
+  EXPECT_FALSE(test_support::mapped(data));
+  EXPECT_EQ(test_support::status_kib("VmLck"), locked_before);
+  EXPECT_EQ(Baseline::now(), before);
+}
+
+TEST(Pool, NeverLockedStaysUntouched) {
+  const std::size_t before = test_support::status_kib("VmRSS");
+  const auto pool = make_pool(256 << 20);
+  EXPECT_FALSE(pool->statistics().locked);
+  EXPECT_LT(test_support::status_kib("VmRSS"), before + (16 << 10));
+}
+
+// Row 30 of the reliability table: the same bytes, one warning, no abort. Runs in a child, as uid
+// 65534 with a real limit; returns 0, or a number that says which expectation failed.
+int memlock_child(std::uint64_t limit) {
+  const rlimit memlock{.rlim_cur = limit, .rlim_max = limit};
+  if (setrlimit(RLIMIT_MEMLOCK, &memlock) != 0) return 2;
+  if (setgroups(0, nullptr) != 0 || setresgid(65534, 65534, 65534) != 0) return 3;
+  if (setresuid(65534, 65534, 65534) != 0) return 4;
+  static int warnings = 0;
+  static bool named = true;
+  set_log_sink([](LogLevel level, std::string_view line) {
+    warnings += level == LogLevel::Warning ? 1 : 0;
+    named = named && line.find("memlock limit is ") != line.npos &&
+            line.find("ulimit -l") != line.npos && line.find("LimitMEMLOCK") != line.npos;
+  });
+  for (int i = 0; i < 2; ++i) {  // two pools, one warning
+    auto pool = Pool::create({.bytes = 16 << 20, .lock = Lock::Try, .name = "big"});
+    if (!pool.has_value()) return 5;
+    if ((*pool)->statistics().locked) return 6;
+    auto lease = (*pool)->lease(16 << 20);
+    if (!lease.has_value()) return 7;
+    std::memset(lease->data(), 7, lease->size());
+  }
+  if (warnings != 1 || !named) return 8;
+  auto small = Pool::create({.bytes = 1 << 20, .lock = Lock::Try, .name = "small"});
+  if (!small.has_value()) return 9;
+  if ((*small)->statistics().locked != (limit >= (1u << 20))) return 10;
+  return warnings == 1 ? 0 : 11;
+}
+
+TEST(Pool, WorksWithoutTheRightToLockMemory) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  for (const std::uint64_t limit : {0ul, 64ul << 10, 8ul << 20}) {
+    EXPECT_EQ(test_support::run_in_child([limit] { return memlock_child(limit); }), 0) << limit;
+  }
+}
+
+}  // namespace
+}  // namespace artesian::pinned

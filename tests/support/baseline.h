@@ -1,0 +1,53 @@
+// Baseline: what a process holds from the kernel, to prove that a test ends where it began.
+#pragma once
+
+#include <dirent.h>
+
+#include <cstddef>
+#include <fstream>
+#include <string>
+
+namespace artesian::test_support {
+
+struct Baseline {
+  std::size_t descriptors = 0;
+  std::size_t threads = 0;
+
+  static Baseline now() {
+    return {.descriptors = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
+  }
+  bool operator==(const Baseline&) const = default;
+
+ private:
+  static std::size_t entries(const char* path) {
+    std::size_t count = 0;
+    DIR* directory = opendir(path);
+    while (directory != nullptr && readdir(directory) != nullptr) ++count;
+    if (directory != nullptr) closedir(directory);
+    return count;
+  }
+};
+
+/// A line of /proc/self/status in kB ("VmLck", "VmRSS", ...).
+inline std::size_t status_kib(const std::string& key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(key + ":", 0) == 0) return std::stoul(line.substr(key.size() + 1));
+  }
+  return 0;
+}
+
+/// Whether some mapping of this process contains the address.
+inline bool mapped(const void* address) {
+  const auto wanted = reinterpret_cast<unsigned long>(address);
+  std::ifstream file("/proc/self/maps");
+  for (std::string line; std::getline(file, line);) {
+    std::size_t used = 0;
+    const unsigned long begin = std::stoul(line, &used, 16);
+    const unsigned long end = std::stoul(line.substr(used + 1), nullptr, 16);
+    if (begin <= wanted && wanted < end) return true;
+  }
+  return false;
+}
+
+}  // namespace artesian::test_support

@@ -1,0 +1,194 @@
+// Proves that one directory never serves two runs at once, and that dead runs leave no trouble:
+// real processes, real locks, real SIGKILL. What the second process is told, what it may remove,
+// and that racing processes never hold the directory together.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "tests/support/process.h"
+#include "tests/support/temporary_directory.h"
+#include "tiering/swap_file.h"
+#include "tiering/swap_names.h"
+
+namespace artesian::tiering {
+namespace {
+
+namespace fs = std::filesystem;
+using test_support::TemporaryDirectory;
+
+/// A child that holds a swap file until it is killed.
+class Holder {
+ public:
+  explicit Holder(const SwapFileOptions& options) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    std::fflush(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      auto swap = SwapFile::create(options, system_files());
+      const char held = swap.has_value() ? 'y' : 'n';
+      (void)!write(ends[1], &held, 1);
+      for (;;) pause();
+    }
+    close(ends[1]);
+    char held = 0;
+    EXPECT_EQ(read(ends[0], &held, 1), 1);
+    EXPECT_EQ(held, 'y');
+    close(ends[0]);
+  }
+  ~Holder() { kill_now(); }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+  pid_t pid() const { return pid_; }
+  void kill_now() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  return system_files().list(directory).value();
+}
+
+TEST(SwapSharing, TheSecondProcessIsToldWhoHoldsThePath) {
+  const TemporaryDirectory directory;
+  const SwapFileOptions first{.directory = directory.path(), .run_id = 1, .bytes = 1 << 20};
+  const Holder holder(first);
+  char host[65] = "";
+  gethostname(host, sizeof(host) - 1);
+  SwapFileOptions second = first;
+  second.run_id = 2;
+  const auto names = names_in(directory.path());
+  const auto start = std::chrono::steady_clock::now();
+  const auto refused = SwapFile::create(second, system_files());
+  EXPECT_LT(seconds_since(start), 1.0);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Busy);
+  const std::string text = refused.error().to_string();
+  EXPECT_NE(text.find("pid " + std::to_string(holder.pid()) + " on host " + host), text.npos)
+      << text;
+  EXPECT_EQ(names_in(directory.path()), names);
+}
+
+TEST(SwapSharing, TheSecondOfOneProcessIsRefusedToo) {
+  const TemporaryDirectory directory;
+  const SwapFileOptions options{.directory = directory.path(), .run_id = 1, .bytes = 1};
+  auto first = SwapFile::create(options, system_files());
+  ASSERT_TRUE(first.has_value());
+  const auto second = SwapFile::create(options, system_files());
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().code, ErrorCode::Busy);
+  EXPECT_TRUE((*first)->close().has_value());
+  EXPECT_TRUE(names_in(directory.path()).empty());
+}
+
+TEST(SwapSharing, AKilledHolderFreesThePath) {
+  const TemporaryDirectory parent;
+  const std::string directory = parent.file("nvme");  // made by the run that is killed
+  for (std::uint64_t run = 1; run <= 10; ++run) {
+    Holder holder({.directory = directory, .run_id = run, .bytes = 1 << 20});
+    holder.kill_now();
+  }
+  EXPECT_TRUE(fs::exists(directory + "/" + swap_file_name(10, 0)));
+  const auto start = std::chrono::steady_clock::now();
+  auto next = SwapFile::create({.directory = directory, .run_id = 99, .bytes = 1}, system_files());
+  EXPECT_LT(seconds_since(start), 2.0);
+  ASSERT_TRUE(next.has_value()) << next.error().to_string();
+  EXPECT_FALSE(fs::exists(directory + "/" + swap_file_name(10, 0)));
+  EXPECT_TRUE((*next)->close().has_value());
+  EXPECT_TRUE(fs::is_empty(parent.path()));
+}
+
+TEST(SwapSharing, OnlyOwnUnlockedLeftoversAreRemoved) {
+  const TemporaryDirectory directory;
+  const auto plant = [&directory](const std::string& name) {
+    std::ofstream(directory.file(name)) << "bytes of " << name;
+  };
+  for (std::uint64_t run = 1; run <= 10;
+       ++run) {  // dead runs of ranks 0 to 4, with and without lock
+    plant(swap_file_name(run, static_cast<std::uint32_t>(run % 5)));
+  }
+  plant(lock_file_name(1));
+  plant(lock_file_name(4));
+  std::vector<std::string> kept = {"notes.txt",
+                                   "artesian-0000000000000001-rank0.swap.bak",
+                                   "artesian-1-rank0.swap",
+                                   "artesian-00000000000000AB-rank0.swap",
+                                   "artesian.lock",
+                                   "model.safetensors"};
+  for (const auto& name : kept) plant(name);
+  kept.push_back(swap_file_name(50, 0));  // a link under a name of ours
+  fs::create_symlink(directory.file("notes.txt"), directory.file(kept.back()));
+  kept.push_back(swap_file_name(51, 0));  // a folder under a name of ours
+  fs::create_directory(directory.file(kept.back()));
+  if (getuid() == 0) {
+    kept.push_back(swap_file_name(52, 0));  // another user's
+    plant(kept.back());
+    ASSERT_EQ(chown(directory.file(kept.back()).c_str(), 65534, 65534), 0);
+  }
+  const Holder alive({.directory = directory.path(), .rank = 7, .run_id = 77, .bytes = 4096});
+  plant(swap_file_name(60, 3));  // dead, left after the holder had cleaned up
+  auto swap = SwapFile::create({.directory = directory.path(), .run_id = 99, .bytes = 4096},
+                               system_files());
+  ASSERT_TRUE(swap.has_value());
+  EXPECT_TRUE((*swap)->close().has_value());
+  kept.push_back(swap_file_name(77, 7));
+  kept.push_back(lock_file_name(7));
+  std::sort(kept.begin(), kept.end());
+  EXPECT_EQ(names_in(directory.path()), kept);
+  EXPECT_EQ(fs::file_size(directory.file("notes.txt")), 18u);
+}
+
+// Takes and leaves the directory `rounds` times; inside, a token file must not exist. 0 = right.
+int race_child(const std::string& directory, const std::string& token, std::uint64_t run) {
+  for (int round = 0; round < 25;) {
+    auto swap =
+        SwapFile::create({.directory = directory, .run_id = run, .bytes = 1}, system_files());
+    if (!swap.has_value()) {
+      if (swap.error().code != ErrorCode::Busy) return 2;
+      continue;
+    }
+    const int descriptor = open(token.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (descriptor < 0) return 3;  // somebody else is inside
+    close(descriptor);
+    if (unlink(token.c_str()) != 0) return 4;
+    if (!(*swap)->close().has_value()) return 5;
+    ++round;
+  }
+  return 0;
+}
+
+TEST(SwapSharing, RacingProcessesNeverHoldThePathTogether) {
+  const TemporaryDirectory parent;
+  std::vector<pid_t> children;
+  std::fflush(nullptr);
+  for (std::uint64_t run = 1; run <= 4; ++run) {
+    const pid_t child = fork();
+    if (child == 0) _exit(race_child(parent.file("nvme"), parent.file("token"), run));
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << WEXITSTATUS(status);
+  }
+  EXPECT_TRUE(fs::is_empty(parent.path()));
+}
+
+}  // namespace
+}  // namespace artesian::tiering

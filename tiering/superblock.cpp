@@ -1,0 +1,93 @@
+#include "tiering/superblock.h"
+
+#include <xxhash.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <string>
+
+namespace artesian::tiering {
+namespace {
+
+constexpr std::uint64_t magic = 0x3150415753545241;  // "ARTSWAP1" as bytes
+static_assert(std::endian::native == std::endian::little, "the format is little-endian");
+
+struct Record {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t rank;
+  std::uint64_t run_id;
+  std::uint64_t generation;
+  std::uint64_t payload_bytes;
+  std::uint64_t checksum;  // of all bytes before it
+};
+static_assert(sizeof(Record) == 48 && offsetof(Record, checksum) == 40);
+
+// Direct files move whole aligned blocks only.
+struct alignas(superblock_block_size) Block {
+  std::byte bytes[superblock_block_size];
+};
+
+std::uint64_t checksum_of(const Record& record) {
+  return XXH3_64bits(&record, offsetof(Record, checksum));
+}
+
+std::optional<Superblock> decode(const Block& block) {
+  Record record;
+  std::memcpy(&record, block.bytes, sizeof(record));
+  if (record.magic != magic || record.checksum != checksum_of(record)) return std::nullopt;
+  return Superblock{.version = record.version,
+                    .rank = record.rank,
+                    .run_id = record.run_id,
+                    .generation = record.generation,
+                    .payload_bytes = record.payload_bytes};
+}
+
+}  // namespace
+
+Result<void> write_superblock(File& file, const Superblock& superblock) noexcept {
+  ARTESIAN_CHECK(superblock.version == superblock_version, superblock.version);
+  Record record{.magic = magic,
+                .version = superblock.version,
+                .rank = superblock.rank,
+                .run_id = superblock.run_id,
+                .generation = superblock.generation,
+                .payload_bytes = superblock.payload_bytes,
+                .checksum = 0};
+  record.checksum = checksum_of(record);
+  Block block{};
+  std::memcpy(block.bytes, &record, sizeof(record));
+  ARTESIAN_CHECK(decode(block) == superblock);
+  for (std::uint64_t copy = 0; copy < superblock_copies; ++copy) {
+    ARTESIAN_TRY_VOID(file.write_at(block.bytes, sizeof(block), copy * superblock_block_size));
+  }
+  return {};
+}
+
+Result<Superblock> read_superblock(File& file) noexcept {
+  std::optional<Superblock> newest;
+  for (std::uint64_t copy = 0; copy < superblock_copies; ++copy) {
+    Block block;
+    ARTESIAN_TRY_VOID(file.read_at(block.bytes, sizeof(block), copy * superblock_block_size));
+    const auto found = decode(block);
+    if (found && (!newest || found->generation > newest->generation)) newest = found;
+  }
+  if (!newest) {
+    Error error = make_error(ErrorCode::Corrupt, "no copy of the swap file's superblock is valid");
+    error.file = file.path();
+    error.length = superblock_region_size;
+    return error;
+  }
+  if (newest->version != superblock_version) {
+    Error error = make_error(ErrorCode::Unsupported,
+                             "swap file of format version " + std::to_string(newest->version) +
+                                 ", this program knows " + std::to_string(superblock_version));
+    error.file = file.path();
+    return error;
+  }
+  return *newest;
+}
+
+}  // namespace artesian::tiering

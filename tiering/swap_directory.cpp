@@ -1,0 +1,131 @@
+#include "tiering/swap_directory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "tiering/swap_lock.h"
+#include "tiering/swap_names.h"
+
+namespace artesian::tiering {
+namespace {
+
+bool is_own_file(const std::string& path, FileSystem& files) noexcept {
+  const auto status = files.status(path);
+  return status.has_value() && status->kind == FileStatus::Kind::Regular && status->ours;
+}
+
+// Errors are let be: a leftover that stays costs space, which the reservation then reports.
+void remove_own_file(const std::string& path, FileSystem& files) noexcept {
+  if (is_own_file(path, files)) (void)files.remove(path).has_value();
+}
+
+void remove_swap_files_of(const std::string& directory, const std::vector<std::string>& names,
+                          std::uint32_t rank, FileSystem& files) noexcept {
+  for (const std::string& name : names) {
+    const auto parsed = parse_swap_file_name(name);
+    if (!parsed || parsed->rank != rank) continue;
+    ARTESIAN_CHECK(name.find('/') == std::string::npos, name);
+    remove_own_file(directory + "/" + name, files);
+  }
+}
+
+Error invalid(const std::string& directory, const std::string& why, int system_error) {
+  Error error = make_error(ErrorCode::Invalid, "nvme directory " + why, system_error);
+  error.file = directory;
+  return error;
+}
+
+// An existing name: a directory, or a link to one, that we can list.
+Result<void> expect_directory(const std::string& directory, FileSystem& files) noexcept {
+  auto names = files.list(directory);
+  if (names.has_value()) return {};
+  return swap_directory_error(directory, std::move(names).error());
+}
+
+}  // namespace
+
+Error swap_directory_error(const std::string& directory, Error error) {
+  const int reason = error.system_error;
+  switch (reason) {
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return invalid(directory, "cannot be written; choose one that this user may write to",
+                     reason);
+    case ENOTDIR:
+      return invalid(directory, "is not a directory, or lies below a file; choose another", reason);
+    case ENOENT:
+      return invalid(directory, "does not exist and its parent neither; create the parent", reason);
+    case EEXIST:
+      return invalid(
+          directory,
+          "holds something foreign under our name (" + error.file + "); look at it and remove it",
+          0);
+    case EFBIG:
+      return invalid(directory,
+                     "lies on a file system that cannot hold a file this large; spread "
+                     "the state over several directories",
+                     reason);
+    case ENAMETOOLONG:
+    case ELOOP: return invalid(directory, "is not a usable path", reason);
+    default: return error;
+  }
+}
+
+Result<void> prepare_swap_directory(const std::string& directory, FileSystem& files) noexcept {
+  if (directory.empty()) return invalid(directory, "is empty; name a directory", 0);
+  if (files.exists(directory)) return expect_directory(directory, files);
+  auto made = files.make_directory(directory);
+  if (!made.has_value()) {
+    // Another rank of the same run may have made it first.
+    if (made.error().system_error == EEXIST) return expect_directory(directory, files);
+    return swap_directory_error(directory, std::move(made).error());
+  }
+  auto marker = files.open(directory + "/" + made_marker_name,
+                           {.create = Create::Exclusive, .direct = Direct::Never});
+  if (marker.has_value() || marker.error().system_error == EEXIST) return {};
+  (void)files.remove_directory(directory).has_value();  // the first error is the one to tell
+  return swap_directory_error(directory, std::move(marker).error());
+}
+
+void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
+                             FileSystem& files) noexcept {
+  const auto names = files.list(directory);
+  if (!names.has_value()) return;
+  remove_swap_files_of(directory, *names, rank, files);
+  std::set<std::uint32_t> other_ranks;
+  for (const std::string& name : *names) {
+    const auto swap = parse_swap_file_name(name);
+    const auto lock = parse_lock_file_name(name);
+    if (swap && swap->rank != rank) other_ranks.insert(swap->rank);
+    if (lock && *lock != rank) other_ranks.insert(*lock);
+  }
+  for (const std::uint32_t other : other_ranks) {
+    ARTESIAN_CHECK(other != rank, other);
+    // A run makes its lock before its swap file and removes it after: no lock file, no live run.
+    const std::string lock_path = directory + "/" + lock_file_name(other);
+    auto lock = SwapLock::take_over(directory, other, files);
+    if (!lock && files.exists(lock_path)) continue;  // alive, or not ours to judge
+    remove_swap_files_of(directory, *names, other, files);
+    if (lock) (void)lock->release().has_value();
+  }
+}
+
+void leave_swap_directory(const std::string& directory, FileSystem& files) noexcept {
+  const std::string marker = directory + "/" + made_marker_name;
+  if (!is_own_file(marker, files)) return;
+  const auto names = files.list(directory);
+  if (!names.has_value()) return;
+  const bool others = std::any_of(names->begin(), names->end(), [](const std::string& name) {
+    return parse_swap_file_name(name).has_value() || parse_lock_file_name(name).has_value();
+  });
+  if (others) return;  // another rank or run is here: it will leave later
+  (void)files.remove(marker).has_value();
+  (void)files.remove_directory(directory).has_value();  // stays if the user put something there
+}
+
+}  // namespace artesian::tiering
