@@ -105,16 +105,15 @@ def vocabulary_size(arguments, tokenizer, tokenizer_file):
 
 
 def list_files(paths):
-    """Every regular file of the paths, folders walked in sorted order."""
+    """Every regular file of the paths; those of a folder sorted by the parts of their paths."""
     files = []
     for path in paths:
         if os.path.isfile(path):
             files.append(path)
         elif os.path.isdir(path):
-            for folder, folders, names in os.walk(path):
-                folders.sort()
-                members = (os.path.join(folder, name) for name in sorted(names))
-                files.extend(member for member in members if os.path.isfile(member))
+            members = (os.path.join(at, name) for at, _, names in os.walk(path) for name in names)
+            members = (member for member in members if os.path.isfile(member))
+            files.extend(sorted(members, key=lambda member: member.split(os.sep)))
         else:
             raise Fault(f"--input: {path}: no such file or folder")
     return files

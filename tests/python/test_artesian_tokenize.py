@@ -81,13 +81,13 @@ def test_vocabulary_of_the_config_beside_the_tokenizer(tokenizer_file, tmp_path)
 
 
 def test_folder_is_walked_in_sorted_order(tokenizer_file, tmp_path):
-    for name in ["b/2.txt", "a.txt", "b/1.txt"]:
+    for name in ["b/2.txt", "c.txt", "a.txt", "b/1.txt", "b.txt"]:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name + "\n")
     output = tmp_path / "out.bin"
     assert run("--tokenizer", tokenizer_file, "--input", tmp_path / "in", "--output", output).returncode == 0
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    assert tokenizer.decode(read_ids(output, "H")) == "a.txt\nb/1.txt\nb/2.txt\n"
+    assert tokenizer.decode(read_ids(output, "H")) == "a.txt\nb/1.txt\nb/2.txt\nb.txt\nc.txt\n"
 
 
 def test_bytes_that_are_not_utf8_are_replaced_and_counted(tokenizer_file, tmp_path):
