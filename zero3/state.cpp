@@ -77,6 +77,10 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
   ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *state->device_,
                                                *state->host_, engine, files));
   state->store_ = std::move(store);
+  if (!store_options.directories.empty()) {  // while the ring's room in the pool is still free
+    ARTESIAN_TRY(speed, state->store_->probe_disk(0, *state->host_));
+    state->disk_speed_ = speed;
+  }
   ARTESIAN_TRY(scratch, state->host_->lease(state->placement_.sub_group * 4));
   state->scratch_ = std::move(scratch);
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*state->store_, *state->host_,

@@ -58,6 +58,8 @@ class ModelState {
   /// The item that next_item would return, as it is.
   tiering::StagingItem& peek_item() noexcept { return ring_->at(turn_); }
   tiering::StagingRing& ring() noexcept { return *ring_; }
+  /// What the disk below the swap files did at start; zero without nvme shards.
+  tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
   /// An fp32 scratch array of one sub-group, in host memory.
   float* scratch() noexcept { return reinterpret_cast<float*>(scratch_.data()); }
 
@@ -74,6 +76,7 @@ class ModelState {
   std::unique_ptr<tiering::StagingRing> ring_;
   BufferLease scratch_;
   std::uint64_t turn_ = 0;
+  tiering::DiskSpeed disk_speed_;
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;
