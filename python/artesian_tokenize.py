@@ -40,8 +40,9 @@ def parse_arguments(arguments):
     parser = argparse.ArgumentParser(
         prog="python3 -m artesian_tokenize",
         description="Turns text into a file of token ids for `artesian train --data`.",
-        epilog="Ids are little-endian: uint16 when the vocabulary has at most 65536 entries, else "
-        "uint32. A folder means every regular file below it, in sorted order. No special tokens are added.",
+        epilog="Ids are little-endian: uint16 when the vocabulary has at most 65536 entries, "
+        "else uint32. A folder means every regular file below it, in sorted order. No special "
+        "tokens are added.",
     )
     parser.add_argument(
         "--tokenizer",

@@ -224,6 +224,7 @@ TEST_F(Tokenize, TheScriptsTokensAreReadAndNoFileIsLeft) {
 test "$1 $2" = "-m artesian_tokenize" || exit 3
 test "$3 $5 $7 $9" = "--tokenizer --input --output --vocab-size" || exit 3
 test "${10}" = 300 || exit 4
+test -f "${PYTHONPATH##*:}/artesian_tokenize.py" || exit 5
 echo "artesian_tokenize: 1.0 of 1.0 MB" >&2
 printf '\001\000\002\000\003\000\004\000' > "$8"
 )");
