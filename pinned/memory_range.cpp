@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/machine.h"
 #include "base/units.h"
 
 namespace artesian::pinned {
@@ -25,20 +26,21 @@ bool huge_pages_enabled() {
 }
 
 // The text names neither pool nor size, so that log_once makes it one line for the whole process.
-void warn_not_locked(int system_error) {
+void warn_not_locked(const std::string& reason, const std::string& remedy) {
+  log_once(LogLevel::Warning, "cannot page-lock transfer buffers: " + reason +
+                                  "; going on with pageable memory, which gives the same results, "
+                                  "slower. " +
+                                  remedy);
+}
+
+void warn_refused(int system_error) {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
   const bool unlimited = limit.rlim_cur == RLIM_INFINITY;
-  std::string line = "cannot page-lock transfer buffers: " + std::string(strerror(system_error)) +
-                     "; the memlock limit is " +
-                     (unlimited ? "unlimited" : format_size(limit.rlim_cur)) +
-                     "; going on with pageable memory, which gives the same results, slower.";
-  if (!unlimited) {
-    line +=
-        " To lift the limit: `ulimit -l unlimited` before the start, or LimitMEMLOCK=infinity in "
-        "the systemd unit";
-  }
-  log_once(LogLevel::Warning, line);
+  warn_not_locked(std::string(strerror(system_error)) + "; the memlock limit is " +
+                      (unlimited ? "unlimited" : format_size(limit.rlim_cur)),
+                  "To lift the limit: `ulimit -l unlimited` before the start, or "
+                  "LimitMEMLOCK=infinity in the systemd unit");
 }
 
 }  // namespace
@@ -85,13 +87,21 @@ MemoryRange::~MemoryRange() {
 }
 
 void MemoryRange::lock() noexcept {
+  // Locking faults everything in at once. Beyond what there is, the kernel does not refuse that: it
+  // kills.
+  const std::uint64_t available = available_memory();
+  if (available != 0 && bytes_ > available) {
+    warn_not_locked("there is less memory available than the budgets allow",
+                    "To lock it: lower the memory budgets, or make room");
+    return;
+  }
   locked_ = mlock(data_, bytes_) == 0;
   if (locked_) return;
   const int system_error = errno;
   // A refusal for lack of memory comes after part of the range was faulted in: give that back.
   (void)munlock(data_, bytes_);
   (void)madvise(data_, bytes_, MADV_DONTNEED);
-  warn_not_locked(system_error);
+  warn_refused(system_error);
 }
 
 }  // namespace artesian::pinned

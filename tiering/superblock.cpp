@@ -60,6 +60,7 @@ Result<void> write_superblock(File& file, const Superblock& superblock) noexcept
   Block block{};
   std::memcpy(block.bytes, &record, sizeof(record));
   ARTESIAN_CHECK(decode(block) == superblock);
+  ARTESIAN_CHECK(superblock_block_size % file.alignment() == 0, file.alignment());
   for (std::uint64_t copy = 0; copy < superblock_copies; ++copy) {
     ARTESIAN_TRY_VOID(file.write_at(block.bytes, sizeof(block), copy * superblock_block_size));
   }
@@ -67,6 +68,7 @@ Result<void> write_superblock(File& file, const Superblock& superblock) noexcept
 }
 
 Result<Superblock> read_superblock(File& file) noexcept {
+  ARTESIAN_CHECK(superblock_block_size % file.alignment() == 0, file.alignment());
   std::optional<Superblock> newest;
   for (std::uint64_t copy = 0; copy < superblock_copies; ++copy) {
     Block block;

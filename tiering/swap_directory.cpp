@@ -116,6 +116,7 @@ void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
 }
 
 void leave_swap_directory(const std::string& directory, FileSystem& files) noexcept {
+  ARTESIAN_CHECK(!directory.empty());
   const std::string marker = directory + "/" + made_marker_name;
   if (!is_own_file(marker, files)) return;
   const auto names = files.list(directory);

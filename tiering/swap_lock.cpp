@@ -54,6 +54,7 @@ Result<std::unique_ptr<File>> open_lock_file(const std::string& path, FileSystem
   // The name was looked at first: what was opened must be what was looked at, not a planted link.
   ARTESIAN_TRY(found, (*opened)->status());
   if (!found.same_file(*named)) return std::unique_ptr<File>();
+  ARTESIAN_CHECK(found.ours && found.kind == FileStatus::Kind::Regular, path);
   return opened;
 }
 
@@ -103,10 +104,13 @@ Error busy(const std::string& path, File& file) {
 }  // namespace
 
 SwapLock::SwapLock(std::string path, std::unique_ptr<File> file, FileSystem& files) noexcept
-    : path_(std::move(path)), file_(std::move(file)), files_(&files) {}
+    : path_(std::move(path)), file_(std::move(file)), files_(&files) {
+  ARTESIAN_CHECK(file_ != nullptr, path_);
+}
 
 Result<SwapLock> SwapLock::acquire(const std::string& directory, std::uint32_t rank,
                                    std::uint64_t run_id, FileSystem& files) noexcept {
+  ARTESIAN_CHECK(!directory.empty());
   const std::string path = directory + "/" + lock_file_name(rank);
   int busy_count = 0;
   for (int turn = 0; turn < replaced_retries; ++turn) {
@@ -132,6 +136,7 @@ Result<SwapLock> SwapLock::acquire(const std::string& directory, std::uint32_t r
 
 std::optional<SwapLock> SwapLock::take_over(const std::string& directory, std::uint32_t rank,
                                             FileSystem& files) noexcept {
+  ARTESIAN_CHECK(!directory.empty());
   const std::string path = directory + "/" + lock_file_name(rank);
   const auto named = files.status(path);
   if (!named.has_value() || named->kind != FileStatus::Kind::Regular || !named->ours) {
@@ -144,7 +149,7 @@ std::optional<SwapLock> SwapLock::take_over(const std::string& directory, std::u
 }
 
 Result<void> SwapLock::release() noexcept {
-  ARTESIAN_CHECK(file_ != nullptr);
+  ARTESIAN_CHECK(file_ != nullptr, path_);  // not twice
   Result<void> removed;
   // Unlinked while held, so that nobody can lock the name that is about to go.
   if (still_named(path_, *file_, *files_)) removed = files_->remove(path_);

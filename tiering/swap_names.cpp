@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "base/check.h"
+
 namespace artesian::tiering {
 namespace {
 
@@ -30,6 +32,7 @@ std::string swap_file_name(std::uint64_t run_id, std::uint32_t rank) {
   std::string digits(hex_digits, '0');
   for (std::size_t i = hex_digits; i-- > 0; run_id >>= 4)
     digits[i] = "0123456789abcdef"[run_id & 15];
+  ARTESIAN_CHECK(run_id == 0 && digits.size() == hex_digits, digits);  // all of it is spelled
   return std::string(prefix) + digits + "-rank" + std::to_string(rank) + ".swap";
 }
 

@@ -9,6 +9,7 @@
 #include "base/units.h"
 #include "tiering/block_checksums.h"
 #include "tiering/in_flight.h"
+#include "tiering/superblock.h"
 
 namespace artesian::tiering {
 namespace {
@@ -267,6 +268,10 @@ Result<void> TierStore::wait(aio::Completion& completion, ShardId id) noexcept {
   auto moved = completion.result();
   if (!moved.has_value()) return naming(options, doing, std::move(moved).error());
   ARTESIAN_CHECK(*moved == completion.request().length, *moved, completion.request().length);
+  if (impl_->options_.timeline != nullptr) {
+    impl_->options_.timeline->add(reads ? Lane::NvmeRead : Lane::NvmeWrite, options.name,
+                                  completion.submitted_ns(), completion.finished_ns(), *moved);
+  }
   return {};
 }
 
@@ -298,6 +303,15 @@ std::uint64_t TierStore::block_length(ShardId id, std::uint64_t block) const noe
   ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block, shard.blocks);
   const std::uint64_t offset = block * shard.options.block_bytes;
   return std::min(shard.options.block_bytes, shard.options.bytes - offset);
+}
+
+Result<DiskSpeed> TierStore::probe_disk(std::uint32_t path, pinned::Pool& staging) noexcept {
+  ARTESIAN_CHECK(path < impl_->swap_files_.size(), path, impl_->swap_files_.size());
+  ARTESIAN_CHECK(impl_->bytes_written_ == 0, impl_->bytes_written_);  // it would be overwritten
+  SwapFile& swap = *impl_->swap_files_[path];
+  if (swap.bytes_used() == 0) return DiskSpeed{};
+  const Extent range{.offset = superblock_region_size, .length = swap.bytes_used()};
+  return tiering::probe_disk(swap.file(), range, impl_->engine_, staging, {}, impl_->deadline());
 }
 
 TierStoreStatistics TierStore::statistics() const noexcept {

@@ -22,7 +22,9 @@
 #include "aio/engine.h"
 #include "base/clock.h"
 #include "base/result.h"
+#include "base/timeline.h"
 #include "pinned/pool.h"
+#include "tiering/machine.h"
 #include "tiering/swap_file.h"
 #include "tiering/tier.h"
 
@@ -47,6 +49,7 @@ struct TierStoreOptions {
   std::uint32_t rank = 0;
   Verify verify = Verify::Full;
   double wait_seconds = 60.0;  // deadline of every wait
+  Timeline* timeline = nullptr;  // receives a span for each transfer; may be null
 };
 
 struct ByteRange {
@@ -99,6 +102,11 @@ class TierStore {
   std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
 
   TierStoreStatistics statistics() const noexcept;
+
+  /// Measures the disk of `directories[path]` in about half a second, or less, by writing and
+  /// reading the start of its swap file; only before the first write. `staging` lends up to 16 MiB
+  /// for a moment. {0, 0} where no shard uses the path. Errors: Exhausted, Io, NoSpace, Timeout.
+  Result<DiskSpeed> probe_disk(std::uint32_t path, pinned::Pool& staging) noexcept;
 
  private:
   class Impl;

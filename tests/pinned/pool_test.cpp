@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
@@ -245,6 +246,18 @@ TEST(Pool, NeverLockedStaysUntouched) {
   const auto pool = make_pool(256 << 20);
   EXPECT_FALSE(pool->statistics().locked);
   EXPECT_LT(test_support::status_kib("VmRSS"), before + (16 << 10));
+}
+
+TEST(Pool, MoreThanThereIsStaysPageable) {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  std::uint64_t total_kib = 0;
+  ASSERT_TRUE(meminfo >> key >> total_kib);
+  ASSERT_EQ(key, "MemTotal:");
+  const std::uint64_t bytes = (total_kib - (64 << 10)) << 10;  // never all available
+  const auto pool = Pool::create({.bytes = bytes, .lock = Lock::Try, .name = "p"});
+  if (!pool.has_value()) GTEST_SKIP() << "this kernel refuses to reserve that much";
+  EXPECT_FALSE((*pool)->statistics().locked);
 }
 
 // Row 30 of the reliability table: the same bytes, one warning, no abort. Runs in a child, as uid
