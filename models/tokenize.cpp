@@ -83,17 +83,49 @@ std::string follow_output(int descriptor) {
   return fault;
 }
 
+/// The Python to run: a file that exists, or a name to look for on PATH.
+std::string choose_python() {
+  const char* given = std::getenv("ARTESIAN_PYTHON");
+  if (given != nullptr && *given != '\0') return given;
+  const std::string built_with = ARTESIAN_PYTHON_DEFAULT;
+  return !built_with.empty() && ::access(built_with.c_str(), X_OK) == 0 ? built_with : "python3";
+}
+
+/// Our environment, with the folder of the script at the end of PYTHONPATH.
+std::vector<std::string> script_environment() {
+  constexpr std::string_view name = "PYTHONPATH=";
+  std::vector<std::string> variables;
+  std::string path(name);
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    if (!text.starts_with(name)) {
+      variables.emplace_back(text);
+    } else if (text.size() > name.size()) {
+      path = std::string(text) + ":";
+    }
+  }
+  variables.push_back(path + ARTESIAN_SCRIPTS);
+  return variables;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 /// Starts the program with stdout and stderr going into `output`. Returns errno, 0 if it runs.
-int spawn(const std::vector<std::string>& words, int output, pid_t& process) {
-  std::vector<char*> arguments;
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
+int spawn(std::vector<std::string> words, int output, pid_t& process) {
+  std::vector<std::string> variables = script_environment();
+  const std::vector<char*> arguments = pointers_to(words);
+  const std::vector<char*> environment = pointers_to(variables);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-  const int failure =
-      ::posix_spawnp(&process, arguments[0], &actions, nullptr, arguments.data(), environ);
+  const int failure = ::posix_spawnp(&process, arguments[0], &actions, nullptr, arguments.data(),
+                                     environment.data());
   posix_spawn_file_actions_destroy(&actions);
   return failure;
 }
@@ -137,13 +169,10 @@ Result<void> run_script(const std::vector<std::string>& words, const std::string
 Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options) {
   ARTESIAN_TRY(folder, TemporaryFolder::make());
   const std::string output = folder.path() + "/tokens.bin";
-  const char* python = std::getenv("ARTESIAN_PYTHON");
-  const bool given = python != nullptr && *python != '\0';
-  ARTESIAN_TRY_VOID(
-      run_script({given ? python : "python3", "-m", "artesian_tokenize", "--tokenizer",
-                  options.tokenizer_file, "--input", options.input, "--output", output,
-                  "--vocab-size", std::to_string(options.vocab_size)},
-                 options.input));
+  ARTESIAN_TRY_VOID(run_script(
+      {choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input",
+       options.input, "--output", output, "--vocab-size", std::to_string(options.vocab_size)},
+      options.input));
   return open_token_file(output, options.vocab_size);
 }
 

@@ -16,10 +16,10 @@ struct TokenizeOptions {
   std::int64_t vocab_size = 0;
 };
 
-/// Runs `python3 -m artesian_tokenize` (the Python that ARTESIAN_PYTHON names, else python3 on
-/// PATH) into a temporary file, which has no name any more when this returns: it goes with the
-/// source. Progress lines are logged. Errors: Invalid, with what the script said last; Cancelled by
-/// SIGINT.
+/// Runs `python3 -m artesian_tokenize` into a temporary file, which has no name any more when this
+/// returns: it goes with the source. The Python is what ARTESIAN_PYTHON names, else that of the
+/// environment that we were built with, else python3 on PATH. Progress lines are logged.
+/// Errors: Invalid, with what the script said last; Cancelled by SIGINT.
 Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options);
 
 }  // namespace artesian::models

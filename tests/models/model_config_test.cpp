@@ -43,7 +43,8 @@ TEST(ModelConfig, DefaultsAreThoseOfGpt2Small) {
 
 TEST(ModelConfig, EveryValueIsInEffect) {
   const ModelConfig config = accept(
-      R"("vocab_size": 100, "n_positions": 32, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_inner": 50,
+      R"("vocab_size": 100, "n_positions": 32, "n_embd": 24, "n_layer": 3, "n_head": 4,
+         "n_inner": 50,
          "activation_function": "silu", "layer_norm_epsilon": 1e-6, "initializer_range": 0.01,
          "scale_attn_weights": false, "scale_attn_by_inverse_layer_idx": true,
          "reorder_and_upcast_attn": true, "tie_word_embeddings": false)");

@@ -45,8 +45,8 @@ std::string tensor(const std::string& fields) {
   return "{\"a\":{" + fields + "}}";
 }
 
+/// Faults of the file, of the JSON and of the fields.
 std::vector<HostileCase> hostile_files() {
-  const std::string second = R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":)";
   return {
       {"EmptyFile", "", "has 0 bytes, needed 8"},
       {"ShortPrefix", "1234567", "has 7 bytes, needed 8"},
@@ -85,6 +85,13 @@ std::vector<HostileCase> hostile_files() {
                R"("z":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
                0),
        "tensor \"z\" comes twice"},
+  };
+}
+
+/// Faults of the metadata, of sizes and of the layout.
+std::vector<HostileCase> hostile_layouts() {
+  const std::string second = R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":)";
+  return {
       {"TensorIsNumber", file_of(R"({"a":1})", 0), "\"a\": got a number, allowed an object"},
       {"TensorIsList", file_of(R"({"a":["F32",[2],[0,8]]})", 8), "got a list, allowed an object"},
       {"TensorIsNull", file_of(R"({"a":null})", 0), "got null, allowed an object"},
@@ -120,7 +127,11 @@ std::vector<HostileCase> hostile_files() {
 
 TEST(SafetensorsHostile, EachFaultHasItsMessageAndNamesTheFile) {
   const TemporaryFolder folder;
-  for (const HostileCase& hostile : hostile_files()) {
+  auto cases = hostile_files();
+  const auto layouts = hostile_layouts();
+  cases.insert(cases.end(), layouts.begin(), layouts.end());
+  EXPECT_GE(cases.size(), 45u);
+  for (const HostileCase& hostile : cases) {
     SCOPED_TRACE(hostile.name);
     const std::string path = folder.write(hostile.name, hostile.file);
     const auto opened = SafetensorsFile::open(path);
