@@ -42,9 +42,12 @@ class Engine;
 
 /// One request in flight, owned by the caller; neither copied nor moved. Reusable once ready.
 /// The destructor checks that it is not in flight.
+/// With a callback, the callback is the signal: the completion must live, and be left alone by
+/// other threads, until it was called. Engine::drain waits for callbacks too.
 class Completion {
  public:
-  /// Runs on a progress thread after the completion became ready; it may submit again.
+  /// Runs on a progress thread after the completion became ready; it may submit again (this one
+  /// too), but not wait.
   using Callback = void (*)(Completion& completion, void* context) noexcept;
 
   Completion() = default;
@@ -70,6 +73,7 @@ class Completion {
  private:
   friend class EngineBase;
   enum class State : std::uint8_t { Idle, InFlight, Ready };
+  enum class Failure : std::uint8_t { None, System, EndOfFile, Refused };
 
   Request request_;
   BufferLease buffer_;
@@ -77,15 +81,17 @@ class Completion {
   void* context_ = nullptr;
   std::atomic<State> state_{State::Idle};
   // The rest belongs to the engine while in flight.
-  Completion* next_ = nullptr;      // intrusive queue link
-  std::uint64_t bytes_issued_ = 0;  // handed to the kernel so far
+  Completion* next_ = nullptr;     // intrusive queue link
+  bool queued_ = false;            // in a priority queue: not all blocks were taken
+  bool cancelled_ = false;         // an early end was asked for
+  std::uint64_t bytes_taken_ = 0;  // by blocks handed to progress threads
   std::uint64_t bytes_done_ = 0;
-  std::uint32_t blocks_in_kernel_ = 0;
-  bool cancelled_ = false;
-  ErrorCode error_code_ = ErrorCode::Io;
-  int system_error_ = 0;  // 0 = no failure
+  std::uint32_t blocks_taken_ = 0;   // and not yet finished
+  Failure failure_ = Failure::None;  // of the first block that failed
+  int system_error_ = 0;
   std::uint64_t error_offset_ = 0;
   std::uint64_t error_length_ = 0;
+  std::string error_file_;  // a copy: the file may be closed once this is ready
   std::uint64_t submitted_ns_ = 0;
   std::uint64_t finished_ns_ = 0;
 };
@@ -93,7 +99,8 @@ class Completion {
 struct EngineOptions {
   std::uint64_t block_size = 1 << 20;  // bytes, multiple of 4096
   std::uint32_t queue_depth = 8;       // blocks in the kernel per thread
-  std::uint32_t threads = 1;           // rings, or for EngineKind::Threads: threads per queue slot
+  std::uint32_t threads = 1;           // rings, or for EngineKind::Threads: threads per queue slot,
+                                       // at most 32 in all
   bool single_submit = false;          // one system call per block
   bool overlap_events = true;          // refill while reaping; else fill, drain, fill
 };
@@ -102,6 +109,8 @@ struct EngineOptions {
 struct EngineStatistics {
   std::uint64_t submit_calls = 0;  // system calls that handed over work
   std::uint64_t blocks = 0;
+  std::uint64_t blocks_registered = 0;     // of them, in memory registered with the kernel
+  std::uint64_t blocks_in_kernel_max = 0;  // over all threads
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t continued = 0;  // short transfers and EINTR/EAGAIN that were resubmitted
@@ -119,7 +128,8 @@ class Engine {
   /// Sleeps until the completion is ready. Errors: Timeout (it stays in flight).
   virtual Result<void> wait(Completion& completion, Deadline deadline) noexcept = 0;
   /// Asks for an early end: blocks not yet in the kernel are dropped, and the completion becomes
-  /// ready as Cancelled once those in the kernel are back.
+  /// ready as Cancelled once those in the kernel are back; it is a success if they were all. Does
+  /// nothing unless in flight.
   virtual void cancel(Completion& completion) noexcept = 0;
   /// Waits until nothing is in flight. Errors: Timeout.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
@@ -130,6 +140,11 @@ class Engine {
   virtual EngineStatistics statistics() const noexcept = 0;
   virtual EngineKind kind() const noexcept = 0;
 };
+
+/// Limits of EngineOptions; make_engine refuses what is outside.
+inline constexpr std::uint64_t block_size_max = 1 << 30;
+inline constexpr std::uint32_t queue_depth_max = 4096;
+inline constexpr std::uint32_t threads_max = 64;
 
 /// "io_uring" or "threads".
 const char* engine_kind_name(EngineKind kind) noexcept;

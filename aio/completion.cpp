@@ -1,0 +1,72 @@
+#include <cerrno>
+#include <utility>
+
+#include "aio/engine.h"
+
+namespace artesian::aio {
+
+Completion::~Completion() {
+  ARTESIAN_CHECK(!in_flight());
+}
+
+void Completion::prepare(const Request& request, BufferLease buffer, Callback callback,
+                         void* context) noexcept {
+  ARTESIAN_CHECK(!in_flight());
+  ARTESIAN_CHECK(request.file != nullptr);
+  ARTESIAN_CHECK(request.length <= buffer.size(), request.length, buffer.size());
+  request_ = request;
+  buffer_ = std::move(buffer);
+  callback_ = callback;
+  context_ = context;
+  submitted_ns_ = 0;
+  finished_ns_ = 0;
+  state_.store(State::Idle, std::memory_order_relaxed);
+}
+
+bool Completion::in_flight() const noexcept {
+  return state_.load(std::memory_order_acquire) == State::InFlight;
+}
+
+bool Completion::ready() const noexcept {
+  return state_.load(std::memory_order_acquire) == State::Ready;
+}
+
+Result<std::uint64_t> Completion::result() const {
+  ARTESIAN_CHECK(ready());
+  if (failure_ == Failure::None && bytes_done_ == request_.length) return bytes_done_;
+  const bool reads = request_.operation == Operation::Read;
+  Error error = make_error(ErrorCode::Io, reads ? "cannot read" : "cannot write", system_error_);
+  error.file = error_file_;
+  error.offset = error_offset_;
+  error.length = error_length_;
+  switch (failure_) {
+    case Failure::None:
+      ARTESIAN_CHECK(cancelled_, bytes_done_, request_.length);
+      error.code = ErrorCode::Cancelled;
+      error.message = reads ? "the read was cancelled" : "the write was cancelled";
+      break;
+    case Failure::System:
+      if (system_error_ == ENOSPC || system_error_ == EDQUOT) error.code = ErrorCode::NoSpace;
+      break;
+    case Failure::EndOfFile: error.message += ": end of file"; break;
+    case Failure::Refused: error.message += ": the kernel refused 65 times in a row"; break;
+  }
+  return error;
+}
+
+BufferLease Completion::take_buffer() noexcept {
+  ARTESIAN_CHECK(!in_flight());
+  return std::move(buffer_);
+}
+
+const Request& Completion::request() const noexcept {
+  return request_;
+}
+std::uint64_t Completion::submitted_ns() const noexcept {
+  return submitted_ns_;
+}
+std::uint64_t Completion::finished_ns() const noexcept {
+  return finished_ns_;
+}
+
+}  // namespace artesian::aio

@@ -1,0 +1,367 @@
+#include "aio/engine_base.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <utility>
+
+#include "base/units.h"
+
+namespace artesian::aio {
+namespace {
+
+constexpr std::uint32_t refusals_max = 64;  // in a row; one more is an error
+
+thread_local bool on_progress_thread = false;
+
+std::chrono::steady_clock::time_point time_point(Deadline deadline) {
+  // steady_clock is CLOCK_MONOTONIC, as system_clock() is; "no deadline" is 292 years.
+  constexpr auto latest = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
+  return std::chrono::steady_clock::time_point(
+      std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(deadline.at_ns, latest))));
+}
+
+}  // namespace
+
+void EngineBase::List::push(Completion& completion) noexcept {
+  completion.next_ = nullptr;
+  (tail == nullptr ? head : tail->next_) = &completion;
+  tail = &completion;
+}
+
+void EngineBase::List::pop() noexcept {
+  head = head->next_;
+  if (head == nullptr) tail = nullptr;
+}
+
+void EngineBase::List::remove(Completion& completion) noexcept {
+  Completion* before = nullptr;
+  for (Completion* at = head; at != &completion; at = at->next_) {
+    ARTESIAN_CHECK(at != nullptr);
+    before = at;
+  }
+  (before == nullptr ? head : before->next_) = completion.next_;
+  if (tail == &completion) tail = before;
+}
+
+EngineBase::EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept
+    : options_(options), kind_(kind), faults_(faults) {}
+
+EngineBase::~EngineBase() {
+  ARTESIAN_CHECK(stopping_);
+  ARTESIAN_CHECK(in_flight_ == 0 && blocks_in_kernel_ == 0, in_flight_, blocks_in_kernel_);
+}
+
+void EngineBase::enter_progress_thread() noexcept {
+  on_progress_thread = true;
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+}
+
+bool EngineBase::has_work(const Lock& lock) const noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  return queued_ != 0 || ended_.head != nullptr;
+}
+
+bool EngineBase::has_ended(const Lock& lock) const noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  return ended_.head != nullptr;
+}
+
+bool EngineBase::stopping(const Lock& lock) const noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  return stopping_;
+}
+
+std::uint64_t EngineBase::blocks_in_kernel(const Lock& lock) const noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  return blocks_in_kernel_;
+}
+
+std::uint64_t EngineBase::in_flight(const Lock& lock) const noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  return in_flight_;
+}
+
+EngineBase::List& EngineBase::queue_of(const Completion& completion) noexcept {
+  return queues_[static_cast<std::size_t>(completion.request_.priority)];
+}
+
+void EngineBase::check_request(const Completion& completion) const noexcept {
+  const Request& request = completion.request_;
+  ARTESIAN_CHECK(request.file != nullptr);
+  ARTESIAN_CHECK(completion.state_.load(std::memory_order_relaxed) == Completion::State::Idle);
+  ARTESIAN_CHECK(request.length <= completion.buffer_.size());
+  const std::uint64_t alignment = request.file->alignment();
+  const auto memory = reinterpret_cast<std::uintptr_t>(completion.buffer_.data());
+  ARTESIAN_CHECK((memory | request.offset | request.length) % alignment == 0, memory,
+                 request.offset, request.length, alignment);
+}
+
+void EngineBase::submit(std::span<Completion* const> completions) noexcept {
+  std::uint64_t blocks = 0;
+  const std::uint64_t now_ns = system_clock().now_ns();
+  for (const Completion* completion : completions) check_request(*completion);
+  bool ended = false;
+  {
+    const Lock locked = lock();
+    ARTESIAN_CHECK(!stopping_);
+    for (Completion* completion : completions) {
+      ARTESIAN_CHECK(!completion->in_flight());  // twice in one call, say
+      completion->bytes_taken_ = completion->bytes_done_ = 0;
+      completion->blocks_taken_ = 0;
+      completion->cancelled_ = completion->queued_ = false;
+      completion->failure_ = Completion::Failure::None;
+      completion->submitted_ns_ = now_ns;
+      completion->state_.store(Completion::State::InFlight, std::memory_order_relaxed);
+      ++in_flight_;
+      if (completion->request_.length == 0) {
+        end(locked, *completion);
+        ended = true;
+        continue;
+      }
+      completion->queued_ = true;
+      ++queued_;
+      queue_of(*completion).push(*completion);
+      blocks += round_up(completion->request_.length, options_.block_size) / options_.block_size;
+    }
+  }
+  if (blocks != 0) wake(blocks);
+  if (ended) wake_all();
+}
+
+std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  if (queued_ == 0) return 0;
+  const std::uint64_t now_ns = system_clock().now_ns();
+  std::size_t count = 0;
+  for (List& queue : queues_) {
+    while (count < slots.size() && queue.head != nullptr) {
+      Completion& completion = *queue.head;
+      const Request& request = completion.request_;
+      ARTESIAN_CHECK(completion.bytes_taken_ < request.length);
+      const std::uint64_t begin = completion.bytes_taken_;
+      *slots[count++] = Block{.completion = &completion,
+                              .memory = completion.buffer_.data() + begin,
+                              .offset = request.offset + begin,
+                              .length = std::min(options_.block_size, request.length - begin),
+                              .taken_ns = now_ns};
+      completion.bytes_taken_ += slots[count - 1]->length;
+      ++completion.blocks_taken_;
+      if (completion.bytes_taken_ == request.length) {
+        queue.pop();
+        completion.queued_ = false;
+        --queued_;
+      }
+    }
+  }
+  blocks_in_kernel_ += count;
+  statistics_.blocks_in_kernel_max = std::max(statistics_.blocks_in_kernel_max, blocks_in_kernel_);
+  return count;
+}
+
+std::uint64_t EngineBase::length_to_ask(const Block& block) const noexcept {
+  if (faults_ == nullptr) return block.rest();
+  const std::uint64_t length = faults_->length_to_ask(block);
+  ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
+  return length;
+}
+
+EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const noexcept {
+  if (faults_ != nullptr) result = faults_->answer(block, result);
+  const bool reads = block.request().operation == Operation::Read;
+  const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
+  ARTESIAN_CHECK(moved <= block.rest(), moved, block.rest());
+  // A direct transfer can go on only at an alignment boundary. What it moved beyond is moved again.
+  const std::uint64_t kept =
+      moved == block.rest() ? moved : round_down(moved, block.request().file->alignment());
+  block.done += kept;
+  if (block.rest() == 0) return Verdict::Done;
+  if (kept != 0) {
+    block.refusals = 0;
+    ++block.continued;
+    return Verdict::Continue;
+  }
+  if (reads && result >= 0) {
+    block.failed = block.end_of_file = true;
+    block.system_error = 0;
+    block.done += moved;  // the error names where the file ends
+    return Verdict::Done;
+  }
+  block.system_error = result < 0 ? static_cast<int>(-result) : 0;
+  const bool refused = result >= 0 || block.system_error == EINTR || block.system_error == EAGAIN;
+  if (refused && ++block.refusals <= refusals_max) {
+    ++block.continued;
+    return Verdict::Continue;
+  }
+  block.failed = true;
+  return Verdict::Done;
+}
+
+void EngineBase::record_failure(Completion& completion, const Block& block) noexcept {
+  if (completion.failure_ != Completion::Failure::None) return;
+  using Failure = Completion::Failure;
+  completion.failure_ = block.end_of_file               ? Failure::EndOfFile
+                        : block.refusals > refusals_max ? Failure::Refused
+                                                        : Failure::System;
+  completion.system_error_ = block.system_error;
+  completion.error_offset_ = block.offset + block.done;
+  completion.error_length_ = block.rest();
+  completion.error_file_ = completion.request_.file->path();
+}
+
+void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept {
+  Completion& completion = *block.completion;
+  ARTESIAN_CHECK(completion.in_flight());
+  ARTESIAN_CHECK(completion.blocks_taken_ != 0 && blocks_in_kernel_ != 0);
+  --blocks_in_kernel_;
+  --completion.blocks_taken_;
+  completion.bytes_done_ += block.done;
+  ++statistics_.blocks;
+  statistics_.blocks_registered += block.registered ? 1 : 0;
+  statistics_.continued += block.continued;
+  (completion.request_.operation == Operation::Read ? statistics_.bytes_read
+                                                    : statistics_.bytes_written) += block.done;
+  latencies_.add(now_ns - block.taken_ns);
+  if (block.failed) record_failure(completion, block);
+  if (block.failed && completion.queued_) {  // the rest would be moved for nothing
+    queue_of(completion).remove(completion);
+    completion.queued_ = false;
+    --queued_;
+  }
+  block.completion = nullptr;
+  if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion);
+}
+
+void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  ARTESIAN_CHECK(completion.blocks_taken_ == 0 && !completion.queued_);
+  ARTESIAN_CHECK(completion.bytes_done_ <= completion.request_.length);
+  completion.finished_ns_ = system_clock().now_ns();
+  if (completion.failure_ == Completion::Failure::None &&
+      completion.bytes_done_ != completion.request_.length) {
+    ARTESIAN_CHECK(completion.cancelled_);
+    completion.system_error_ = 0;
+    completion.error_offset_ = completion.request_.offset;
+    completion.error_length_ = completion.request_.length;
+    completion.error_file_ = completion.request_.file->path();
+  }
+  if (completion.callback_ != nullptr) {
+    ended_.push(completion);
+    return;
+  }
+  --in_flight_;
+  completion.state_.store(Completion::State::Ready, std::memory_order_release);
+  if (waiters_ != 0) changed_.notify_all();
+}
+
+void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept {
+  List ended;
+  {
+    const Lock locked = lock();
+    const std::uint64_t now_ns = system_clock().now_ns();
+    statistics_.submit_calls += submit_calls;
+    for (Block* block : blocks) account(locked, *block, now_ns);
+    ended = std::exchange(ended_, List{});
+  }
+  if (ended.head != nullptr) run_callbacks(ended);
+}
+
+void EngineBase::run_callbacks(List ended) noexcept {
+  std::uint64_t count = 0;
+  while (ended.head != nullptr) {
+    Completion& completion = *ended.head;
+    ended.pop();
+    ++count;
+    const auto callback = completion.callback_;
+    void* const context = completion.context_;
+    completion.state_.store(Completion::State::Ready, std::memory_order_release);
+    callback(completion, context);
+  }
+  const Lock locked = lock();
+  ARTESIAN_CHECK(in_flight_ >= count, in_flight_, count);
+  in_flight_ -= count;
+  if (waiters_ != 0) changed_.notify_all();
+}
+
+bool EngineBase::sleep_until(Lock& lock, Deadline deadline) noexcept {
+  ARTESIAN_CHECK(owns(lock) && !on_progress_thread);
+  ++waiters_;
+  const auto status = changed_.wait_until(lock, time_point(deadline));
+  --waiters_;
+  return status == std::cv_status::no_timeout;
+}
+
+Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcept {
+  if (completion.ready()) return {};
+  Lock locked = lock();
+  bool in_time = true;
+  while (!completion.ready()) {
+    ARTESIAN_CHECK(completion.in_flight());  // else nobody will ever finish it
+    if (!in_time) {
+      Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline");
+      error.file = completion.request_.file->path();
+      error.offset = completion.request_.offset;
+      error.length = completion.request_.length;
+      return error;
+    }
+    in_time = sleep_until(locked, deadline);
+  }
+  return {};
+}
+
+Result<void> EngineBase::drain(Deadline deadline) noexcept {
+  Lock locked = lock();
+  bool in_time = true;
+  while (in_flight_ != 0) {
+    if (!in_time) {
+      return make_error(ErrorCode::Timeout,
+                        std::to_string(in_flight_) + " transfers are not finished by the deadline");
+    }
+    in_time = sleep_until(locked, deadline);
+  }
+  return {};
+}
+
+void EngineBase::cancel(Completion& completion) noexcept {
+  bool ended = false;
+  {
+    const Lock locked = lock();
+    if (!completion.in_flight() || completion.cancelled_) return;
+    completion.cancelled_ = true;
+    if (!completion.queued_) return;  // every block is with the kernel, or back
+    queue_of(completion).remove(completion);
+    completion.queued_ = false;
+    --queued_;
+    if (completion.blocks_taken_ == 0) {
+      end(locked, completion);
+      ended = true;
+    }
+  }
+  if (ended) wake_all();
+}
+
+EngineStatistics EngineBase::statistics() const noexcept {
+  const Lock locked = lock();
+  EngineStatistics copy = statistics_;
+  copy.latency_us_p50 = latencies_.percentile_ns(50) / 1000;
+  copy.latency_us_p95 = latencies_.percentile_ns(95) / 1000;
+  copy.latency_us_p99 = latencies_.percentile_ns(99) / 1000;
+  return copy;
+}
+
+void EngineBase::stop() noexcept {
+  const auto drained = drain(Deadline{});
+  ARTESIAN_CHECK(drained.has_value());
+  {
+    const Lock locked = lock();
+    stopping_ = true;
+  }
+  wake_all();
+}
+
+}  // namespace artesian::aio

@@ -1,0 +1,134 @@
+// EngineBase: what every engine shares. It splits requests into blocks, hands blocks out by class,
+// judges the kernel's answers, records the first failure of a request, and publishes finished
+// completions. An engine adds threads that move blocks.
+//
+// One mutex guards queues and counters. A block belongs to the progress thread that took it until
+// it calls finish(). Completions are published by finish() on progress threads: first those without
+// a callback, then, outside the mutex, each with its callback. Nothing is allocated after creation,
+// except the text of a failure.
+//
+// Note [End of a completion]: `state_` = Ready is the last touch of a completion without a
+// callback, as its owner may destroy it at once. Waiters sleep on the engine's condition variable,
+// never on something inside the completion. In-flight counts fall only after callbacks, so that
+// drain() covers them.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#include "aio/engine.h"
+#include "aio/latency_histogram.h"
+
+namespace artesian::aio {
+
+/// One transfer on its way: a piece of a request of at most `block_size` bytes.
+struct Block {
+  Completion* completion = nullptr;
+  std::byte* memory = nullptr;
+  std::uint64_t offset = 0;  // into the file
+  std::uint64_t length = 0;
+  std::uint64_t done = 0;  // bytes moved so far
+  std::uint64_t taken_ns = 0;
+  std::uint32_t refusals = 0;   // EINTR and EAGAIN in a row
+  std::uint32_t continued = 0;  // times handed over again
+  bool registered = false;      // moved through registered memory
+  bool end_of_file = false;
+  bool failed = false;
+  int system_error = 0;
+
+  const Request& request() const noexcept { return completion->request(); }
+  std::uint64_t rest() const noexcept { return length - done; }
+};
+
+/// Where tests put faults: before a block goes to the kernel and after the kernel answered.
+class FaultSeam {
+ public:
+  virtual ~FaultSeam() = default;
+  /// Bytes to ask the kernel for: 1 to block.rest().
+  virtual std::uint64_t length_to_ask(const Block& block) noexcept { return block.rest(); }
+  /// The kernel's answer (bytes or -errno), as the engine is to see it.
+  virtual std::int64_t answer(const Block&, std::int64_t result) noexcept { return result; }
+};
+
+class EngineBase : public Engine {
+ public:
+  void submit(std::span<Completion* const> completions) noexcept final;
+  Result<void> wait(Completion& completion, Deadline deadline) noexcept final;
+  void cancel(Completion& completion) noexcept final;
+  Result<void> drain(Deadline deadline) noexcept final;
+  EngineStatistics statistics() const noexcept final;
+  EngineKind kind() const noexcept final { return kind_; }
+  bool register_memory(std::span<const std::span<std::byte>>) noexcept override { return false; }
+
+ protected:
+  using Lock = std::unique_lock<std::mutex>;
+  enum class Verdict : std::uint8_t { Done, Continue };
+
+  EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
+  /// Checks that stop() was called: the derived destructor must have joined its threads.
+  ~EngineBase() override;
+
+  /// Marks the calling thread as one that must not wait, and keeps the process's signals off it.
+  static void enter_progress_thread() noexcept;
+
+  /// Work may have arrived for up to `blocks` blocks. Called without the mutex.
+  virtual void wake(std::uint64_t blocks) noexcept = 0;
+  /// Some progress thread must call finish() soon, whatever it waits for; also after stop().
+  virtual void wake_all() noexcept = 0;
+
+  Lock lock() const noexcept { return Lock(mutex_); }
+  /// Blocks or ended completions are waiting for a progress thread.
+  bool has_work(const Lock& lock) const noexcept;
+  bool has_ended(const Lock& lock) const noexcept;
+  bool stopping(const Lock& lock) const noexcept;
+  std::uint64_t blocks_in_kernel(const Lock& lock) const noexcept;
+  std::uint64_t in_flight(const Lock& lock) const noexcept;
+  /// Fills slots from the front with the next blocks, most urgent class first; returns how many.
+  std::size_t take(const Lock& lock, std::span<Block* const> slots) noexcept;
+  /// Bytes to ask the kernel for next.
+  std::uint64_t length_to_ask(const Block& block) const noexcept;
+  /// Judges the kernel's answer (bytes or -errno): hand the rest over again, or finish.
+  Verdict settle(Block& block, std::int64_t result) const noexcept;
+  /// Gives blocks back; publishes completions that ended and runs callbacks. Without the mutex.
+  void finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept;
+  /// Drains; then progress threads are to end. To be called by the derived destructor.
+  void stop() noexcept;
+
+  const EngineOptions options_;
+
+ private:
+  /// Intrusive first-in-first-out list.
+  struct List {
+    Completion* head = nullptr;
+    Completion* tail = nullptr;
+    void push(Completion& completion) noexcept;
+    void pop() noexcept;
+    void remove(Completion& completion) noexcept;
+  };
+
+  void check_request(const Completion& completion) const noexcept;
+  List& queue_of(const Completion& completion) noexcept;
+  void account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept;
+  void record_failure(Completion& completion, const Block& block) noexcept;
+  void end(const Lock& lock, Completion& completion) noexcept;
+  void run_callbacks(List ended) noexcept;
+  bool sleep_until(Lock& lock, Deadline deadline) noexcept;
+  bool owns(const Lock& lock) const noexcept { return lock.mutex() == &mutex_ && lock.owns_lock(); }
+
+  const EngineKind kind_;
+  FaultSeam* const faults_;  // null outside tests
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // completions ended
+  // All below: under mutex_.
+  std::array<List, 4> queues_;  // by Priority
+  List ended_;                  // with callbacks still to run
+  std::uint64_t queued_ = 0;    // completions in queues_
+  std::uint64_t in_flight_ = 0;
+  std::uint64_t blocks_in_kernel_ = 0;
+  std::uint64_t waiters_ = 0;
+  bool stopping_ = false;
+  EngineStatistics statistics_;
+  LatencyHistogram latencies_;
+};
+
+}  // namespace artesian::aio

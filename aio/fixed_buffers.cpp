@@ -1,0 +1,43 @@
+#include "aio/fixed_buffers.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace artesian::aio {
+namespace {
+
+std::uintptr_t begin_of(const iovec& piece) {
+  return reinterpret_cast<std::uintptr_t>(piece.iov_base);
+}
+
+}  // namespace
+
+FixedBuffers::FixedBuffers(std::span<const std::span<std::byte>> ranges, std::uint64_t piece_size) {
+  for (const std::span<std::byte> range : ranges) {
+    for (std::uint64_t at = 0; at < range.size(); at += piece_size) {
+      const std::uint64_t length = std::min(piece_size, range.size() - at);
+      pieces_.push_back({.iov_base = range.data() + at, .iov_len = length});
+    }
+  }
+  std::sort(pieces_.begin(), pieces_.end(),
+            [](const iovec& left, const iovec& right) { return begin_of(left) < begin_of(right); });
+  for (std::size_t index = 1; index < pieces_.size(); ++index) {
+    const iovec& before = pieces_[index - 1];
+    ARTESIAN_CHECK(begin_of(before) + before.iov_len <= begin_of(pieces_[index]), index);
+  }
+}
+
+std::optional<std::uint16_t> FixedBuffers::find(const std::byte* data,
+                                                std::uint64_t length) const noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const auto after = std::upper_bound(
+      pieces_.begin(), pieces_.end(), begin,
+      [](std::uintptr_t address, const iovec& piece) { return address < begin_of(piece); });
+  if (after == pieces_.begin()) return std::nullopt;
+  const iovec& piece = *(after - 1);
+  if (begin + length > begin_of(piece) + piece.iov_len) return std::nullopt;
+  return static_cast<std::uint16_t>(after - 1 - pieces_.begin());
+}
+
+}  // namespace artesian::aio

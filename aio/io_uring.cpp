@@ -1,0 +1,209 @@
+// One Lane is a ring with its progress thread. Lanes share the queues of EngineBase: each takes
+// what it has free slots for, so that a slow lane holds nothing back.
+//
+// Note [Wake-up]: a lane sets `asleep` before it looks into the queues, and submitters queue before
+// they look at `asleep`; both under the mutex in between. So either the lane sees the work, or the
+// submitter sees a sleeping lane and writes its eventfd. A lane whose slots are all taken is not
+// asleep: it looks again when a block is back.
+#include "aio/io_uring.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "aio/ring.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace artesian::aio {
+namespace {
+
+/// A call that only the lane's own thread can make on its ring, made on behalf of another.
+enum class Ask : std::uint8_t { Nothing, Open, Register };
+
+class IoUring final : public EngineBase {
+ public:
+  IoUring(const EngineOptions& options, FaultSeam* faults) noexcept
+      : EngineBase(EngineKind::IoUring, options, faults) {}
+  ~IoUring() override;
+  IoUring(const IoUring&) = delete;
+  IoUring& operator=(const IoUring&) = delete;
+
+  Result<void> start() noexcept;
+  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override;
+
+ private:
+  struct Lane {
+    Ring ring;
+    std::vector<Block> blocks;
+    std::vector<Block*> free;
+    std::vector<Block*> done;
+    std::atomic<bool> asleep = false;
+    Ask ask = Ask::Open;  // this and `answer`: under the mutex
+    int answer = 0;       // errno
+    std::thread thread;
+  };
+
+  void wake(std::uint64_t blocks) noexcept override;
+  void wake_all() noexcept override;
+  void run(Lane& lane) noexcept;
+  bool open(Lane& lane) noexcept;
+  bool fill(Lane& lane) noexcept;
+  void reap(Lane& lane) noexcept;
+  void prepare(Lane& lane, Block& block) noexcept;
+  void answer_ask(Lane& lane, Lock& lock) noexcept;
+  int await_answer(Lane& lane, Lock& lock) noexcept;
+
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::condition_variable answered_;
+  FixedBuffers buffers_;
+};
+
+Result<void> IoUring::start() noexcept {
+  while (lanes_.size() < options_.threads) {
+    auto lane = std::make_unique<Lane>();
+    lane->blocks.resize(options_.queue_depth);
+    for (Block& block : lane->blocks) lane->free.push_back(&block);
+    lane->done.reserve(options_.queue_depth);
+    try {
+      lane->thread = std::thread([this, raw = lane.get()] { run(*raw); });
+    } catch (const std::system_error& failure) {
+      return make_error(ErrorCode::Exhausted, "cannot start an I/O thread", failure.code().value());
+    }
+    Lock locked = lock();
+    const int failure = await_answer(*lane, locked);
+    locked.unlock();
+    if (failure != 0) {
+      lane->thread.join();
+      return make_error(ErrorCode::Unsupported, "cannot set up io_uring", failure);
+    }
+    lanes_.push_back(std::move(lane));
+  }
+  return {};
+}
+
+IoUring::~IoUring() {
+  stop();
+  for (const auto& lane : lanes_) lane->thread.join();
+}
+
+bool IoUring::register_memory(std::span<const std::span<std::byte>> ranges) noexcept {
+  Lock locked = lock();
+  ARTESIAN_CHECK(in_flight(locked) == 0, in_flight(locked));
+  buffers_ = FixedBuffers(ranges);  // rings look into it only for transfers
+  int failure = 0;
+  for (const auto& lane : lanes_) {
+    lane->ask = Ask::Register;
+    lane->ring.wake();
+    failure = std::max(failure, await_answer(*lane, locked));
+  }
+  if (failure == 0) return true;
+  std::uint64_t bytes = 0;
+  for (const std::span<std::byte> range : ranges) bytes += range.size();
+  log_once(LogLevel::Warning, "io_uring cannot register " + format_size(bytes) + " of buffers (" +
+                                  std::strerror(failure) +
+                                  (failure == ENOMEM ? "; see ulimit -l" : "") +
+                                  "): transfers go unregistered");
+  return false;
+}
+
+int IoUring::await_answer(Lane& lane, Lock& lock) noexcept {
+  answered_.wait(lock, [&] { return lane.ask == Ask::Nothing; });
+  return lane.answer;
+}
+
+void IoUring::answer_ask(Lane& lane, Lock& lock) noexcept {
+  ARTESIAN_CHECK(lock.owns_lock());
+  lane.answer = lane.ask == Ask::Open ? lane.ring.open(options_.queue_depth)
+                                      : lane.ring.register_buffers(buffers_);
+  lane.ask = Ask::Nothing;
+  answered_.notify_all();
+}
+
+void IoUring::wake(std::uint64_t blocks) noexcept {
+  for (const auto& lane : lanes_) {
+    if (blocks == 0) return;
+    if (!lane->asleep.exchange(false)) continue;
+    lane->ring.wake();
+    blocks -= std::min<std::uint64_t>(blocks, options_.queue_depth);
+  }
+}
+
+void IoUring::wake_all() noexcept {
+  for (const auto& lane : lanes_) lane->ring.wake();
+}
+
+void IoUring::run(Lane& lane) noexcept {
+  enter_progress_thread();
+  if (!open(lane)) return;
+  while (fill(lane)) {
+    // Without overlap_events, what is in the kernel comes back whole before more is taken.
+    lane.ring.wait(options_.overlap_events ? 1 : std::max(1u, lane.ring.blocks_pending()));
+    reap(lane);
+  }
+  lane.ring.close();
+}
+
+bool IoUring::open(Lane& lane) noexcept {
+  Lock locked = lock();
+  answer_ask(lane, locked);
+  if (lane.answer != 0) lane.ring.close();
+  return lane.answer == 0;
+}
+
+/// Takes and queues blocks. Returns whether the lane is to go on.
+bool IoUring::fill(Lane& lane) noexcept {
+  while (true) {
+    const bool may_take = options_.overlap_events || lane.ring.blocks_pending() == 0;
+    const std::span<Block*> slots(lane.free.data(), may_take ? lane.free.size() : 0);
+    lane.asleep.store(!slots.empty());
+    Lock locked = lock();
+    if (lane.ask != Ask::Nothing) answer_ask(lane, locked);
+    const std::size_t count = take(locked, slots);
+    const bool ended = has_ended(locked);
+    const bool last = stopping(locked) && count == 0 && lane.ring.blocks_pending() == 0;
+    locked.unlock();
+    if (count == slots.size()) lane.asleep.store(false);
+    for (std::size_t index = 0; index < count; ++index) prepare(lane, *slots[index]);
+    lane.free.erase(lane.free.begin(), lane.free.begin() + static_cast<std::ptrdiff_t>(count));
+    if (!ended) return !last;
+    finish({}, 0);  // callbacks of what ended without the kernel; they may submit
+  }
+}
+
+void IoUring::prepare(Lane& lane, Block& block) noexcept {
+  lane.ring.prepare(block, length_to_ask(block));
+  if (options_.single_submit) lane.ring.submit();
+}
+
+void IoUring::reap(Lane& lane) noexcept {
+  lane.done.clear();
+  for (const Answer& answer : lane.ring.reap()) {
+    if (settle(*answer.block, answer.result) == Verdict::Continue) {
+      prepare(lane, *answer.block);
+    } else {
+      lane.done.push_back(answer.block);
+    }
+  }
+  const std::uint64_t submit_calls = lane.ring.exchange_submit_calls();
+  if (lane.done.empty() && submit_calls == 0) return;
+  for (Block* block : lane.done) lane.free.push_back(block);
+  finish(lane.done, submit_calls);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_io_uring(const EngineOptions& options,
+                                              FaultSeam* faults) noexcept {
+  auto engine = std::make_unique<IoUring>(options, faults);
+  ARTESIAN_TRY_VOID(engine->start());
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace artesian::aio

@@ -1,0 +1,190 @@
+#include "aio/ring.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace artesian::aio {
+namespace {
+
+constexpr std::uint32_t refusals_max = 64;
+
+/// Tries the cheapest way of running completions first; older kernels refuse unknown flags.
+int open_ring(std::uint32_t entries, io_uring& ring, unsigned& features) {
+  constexpr std::array<unsigned, 3> flag_sets{
+      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0};
+  int answer = -EINVAL;
+  for (const unsigned flags : flag_sets) {
+    io_uring_params params{};
+    params.flags = flags | IORING_SETUP_CLAMP;
+    answer = io_uring_queue_init_params(entries, &ring, &params);
+    features = params.features;
+    if (answer != -EINVAL) break;
+  }
+  return answer;
+}
+
+}  // namespace
+
+int Ring::open(std::uint32_t depth) noexcept {
+  ARTESIAN_CHECK(!opened_);
+  unsigned features = 0;
+  const int answer = open_ring(depth + 1, ring_, features);  // one more: the eventfd's read
+  if (answer < 0) return -answer;
+  opened_ = true;
+  constexpr unsigned needed = IORING_FEAT_NODROP | IORING_FEAT_FAST_POLL;
+  if ((features & needed) != needed) return EOPNOTSUPP;
+  event_ = eventfd(0, EFD_CLOEXEC);
+  if (event_ < 0) return errno;
+  answers_.reserve(ring_.cq.ring_entries);
+  withdrawn_.reserve(depth);
+  return 0;
+}
+
+void Ring::close() noexcept {
+  ARTESIAN_CHECK(blocks_pending_ == 0, blocks_pending_);
+  if (opened_) io_uring_queue_exit(&ring_);
+  if (event_ >= 0) ::close(event_);
+  opened_ = false;
+  event_ = -1;
+}
+
+void Ring::wake() const noexcept {
+  const std::uint64_t one = 1;
+  // Fails only when the count is at its end: then a wake-up is on its way already.
+  [[maybe_unused]] const auto written = write(event_, &one, sizeof one);
+}
+
+int Ring::register_buffers(const FixedBuffers& buffers) noexcept {
+  ARTESIAN_CHECK(blocks_pending_ == 0, blocks_pending_);
+  if (buffers_ != nullptr) io_uring_unregister_buffers(&ring_);
+  buffers_ = nullptr;
+  const auto& pieces = buffers.pieces();
+  if (pieces.empty()) return 0;
+  const int answer =
+      io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size()));
+  if (answer < 0) return -answer;
+  buffers_ = &buffers;
+  return 0;
+}
+
+io_uring_sqe& Ring::next_entry() noexcept {
+  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+  ARTESIAN_CHECK(entry != nullptr);  // there are as many entries as transfers, and one
+  return *entry;
+}
+
+void Ring::arm_wake() noexcept {
+  if (wake_armed_) return;
+  io_uring_sqe& entry = next_entry();
+  io_uring_prep_read(&entry, event_, &event_count_, sizeof event_count_, 0);
+  io_uring_sqe_set_data(&entry, this);  // this, as opposed to a block
+  wake_armed_ = true;
+}
+
+void Ring::prepare(Block& block, std::uint64_t length) noexcept {
+  ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
+  const Request& request = block.request();
+  const int descriptor = request.file->descriptor();
+  const std::uint64_t offset = block.offset + block.done;
+  std::byte* const memory = block.memory + block.done;
+  const auto bytes = static_cast<unsigned>(length);
+  const auto piece = buffers_ != nullptr ? buffers_->find(memory, length) : std::nullopt;
+  block.registered = piece.has_value();
+  io_uring_sqe& entry = next_entry();
+  const bool reads = request.operation == Operation::Read;
+  if (piece && reads) {
+    io_uring_prep_read_fixed(&entry, descriptor, memory, bytes, offset, *piece);
+  } else if (piece) {
+    io_uring_prep_write_fixed(&entry, descriptor, memory, bytes, offset, *piece);
+  } else if (reads) {
+    io_uring_prep_read(&entry, descriptor, memory, bytes, offset);
+  } else {
+    io_uring_prep_write(&entry, descriptor, memory, bytes, offset);
+  }
+  io_uring_sqe_set_data(&entry, &block);
+  ++blocks_pending_;
+  ++blocks_queued_;
+}
+
+void Ring::submit() noexcept {
+  enter(0);
+}
+
+void Ring::wait(std::uint32_t count) noexcept {
+  arm_wake();
+  if (withdrawn_.empty()) enter(count);
+}
+
+void Ring::enter(std::uint32_t wait_count) noexcept {
+  const bool hands_over = blocks_queued_ != 0;
+  int answer = 0;
+  if (wait_count == 0) {
+    answer = io_uring_submit(&ring_);
+  } else if (io_uring_sq_ready(&ring_) != 0) {
+    answer = io_uring_submit_and_wait(&ring_, wait_count);
+  } else {  // which that function of liburing would not wait for
+    io_uring_cqe* ignored = nullptr;
+    answer = io_uring_wait_cqe_nr(&ring_, &ignored, wait_count);
+  }
+  if (answer >= 0) {
+    refusals_ = 0;
+    if (hands_over) ++submit_calls_;
+    if (io_uring_sq_ready(&ring_) == 0) blocks_queued_ = 0;
+    return;
+  }
+  if (answer == -EINTR) return;
+  const unsigned queued = io_uring_sq_ready(&ring_);
+  const bool passing = answer == -EAGAIN || answer == -EBUSY || answer == -ENOMEM;
+  if (passing && blocks_pending_ > queued) {  // see Note [Refused submissions]
+    io_uring_cqe* ignored = nullptr;
+    io_uring_wait_cqe(&ring_, &ignored);
+    return;
+  }
+  if (!passing || ++refusals_ > refusals_max) withdraw(-answer);
+}
+
+void Ring::withdraw(int system_error) noexcept {
+  const unsigned head = io_uring_smp_load_acquire(ring_.sq.khead);
+  const unsigned tail = *ring_.sq.ktail;
+  for (unsigned at = head; at != tail; ++at) {
+    const unsigned index = ring_.sq.array[at & ring_.sq.ring_mask];
+    void* const data = reinterpret_cast<void*>(ring_.sq.sqes[index].user_data);
+    if (data == this) {
+      wake_armed_ = false;
+    } else {
+      withdrawn_.push_back({.block = static_cast<Block*>(data), .result = -system_error});
+    }
+  }
+  io_uring_smp_store_release(ring_.sq.ktail, head);
+  ring_.sq.sqe_head = ring_.sq.sqe_tail = head;
+  blocks_queued_ = 0;
+  refusals_ = 0;
+}
+
+std::span<const Answer> Ring::reap() noexcept {
+  answers_.assign(withdrawn_.begin(), withdrawn_.end());
+  withdrawn_.clear();
+  unsigned head = 0;
+  unsigned count = 0;
+  io_uring_cqe* entry = nullptr;
+  io_uring_for_each_cqe(&ring_, head, entry) {
+    ++count;
+    void* const data = io_uring_cqe_get_data(entry);
+    if (data == this) {
+      wake_armed_ = false;
+    } else {
+      answers_.push_back({.block = static_cast<Block*>(data), .result = entry->res});
+    }
+  }
+  io_uring_cq_advance(&ring_, count);
+  ARTESIAN_CHECK(*ring_.cq.koverflow == 0, *ring_.cq.koverflow);  // twice as long as all in flight
+  ARTESIAN_CHECK(answers_.size() <= blocks_pending_, answers_.size(), blocks_pending_);
+  blocks_pending_ -= static_cast<std::uint32_t>(answers_.size());
+  return answers_;
+}
+
+}  // namespace artesian::aio

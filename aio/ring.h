@@ -1,0 +1,77 @@
+// Ring: one io_uring, used by one thread: the one that called open(). It prepares transfers of
+// blocks, submits them in batches, sleeps in the kernel until something ends, and can be woken by
+// other threads through an eventfd that the ring itself reads.
+//
+// Note [Refused submissions]: io_uring_enter may refuse (EAGAIN, ENOMEM, EBUSY). With transfers in
+// the kernel the thread waits for one of those to end and tries again; with none, after 64 refusals
+// in a row, what was not handed over is taken back out of the queue and ends as a failure. Without
+// SQPOLL the kernel reads the queue only during the call, so that moving the tail back is safe.
+#pragma once
+
+#include <liburing.h>
+
+#include <span>
+#include <vector>
+
+#include "aio/engine_base.h"
+#include "aio/fixed_buffers.h"
+
+namespace artesian::aio {
+
+/// What the kernel answered for a block: bytes, or -errno.
+struct Answer {
+  Block* block = nullptr;
+  std::int64_t result = 0;
+};
+
+class Ring {
+ public:
+  Ring() = default;
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() { close(); }
+
+  /// Sets up a ring for `depth` transfers. Returns 0 or an errno (EOPNOTSUPP: kernel too old).
+  int open(std::uint32_t depth) noexcept;
+  void close() noexcept;
+  /// Makes wait() return soon. Any thread, while the ring is open.
+  void wake() const noexcept;
+
+  /// Registers memory; with none, forgets it. Returns 0 or an errno. Nothing may be in the kernel.
+  int register_buffers(const FixedBuffers& buffers) noexcept;
+
+  /// Queues a transfer of `length` bytes from where the block stands.
+  void prepare(Block& block, std::uint64_t length) noexcept;
+  /// Hands over what is queued, without waiting.
+  void submit() noexcept;
+  /// Hands over what is queued; sleeps until `count` answers (wake-ups are some) are there.
+  void wait(std::uint32_t count) noexcept;
+  /// Takes the answers that are there; the span is valid until the next call.
+  std::span<const Answer> reap() noexcept;
+
+  /// Blocks prepared and not answered yet.
+  std::uint32_t blocks_pending() const noexcept { return blocks_pending_; }
+  /// System calls that handed over blocks, since the last call of this function.
+  std::uint64_t exchange_submit_calls() noexcept { return std::exchange(submit_calls_, 0); }
+
+ private:
+  io_uring_sqe& next_entry() noexcept;
+  void arm_wake() noexcept;
+  void enter(std::uint32_t wait_count) noexcept;
+  void withdraw(int system_error) noexcept;
+
+  io_uring ring_{};
+  bool opened_ = false;
+  int event_ = -1;
+  std::uint64_t event_count_ = 0;  // the eventfd's value is read into here
+  bool wake_armed_ = false;
+  std::uint32_t blocks_pending_ = 0;
+  std::uint32_t blocks_queued_ = 0;  // of them, prepared and perhaps not handed over
+  std::uint32_t refusals_ = 0;
+  std::uint64_t submit_calls_ = 0;
+  const FixedBuffers* buffers_ = nullptr;
+  std::vector<Answer> answers_;
+  std::vector<Answer> withdrawn_;
+};
+
+}  // namespace artesian::aio

@@ -1,0 +1,116 @@
+#include "aio/threads.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace artesian::aio {
+namespace {
+
+class ThreadPool final : public EngineBase {
+ public:
+  ThreadPool(const EngineOptions& options, FaultSeam* faults) noexcept
+      : EngineBase(EngineKind::Threads, options, faults) {}
+  ~ThreadPool() override;
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  /// Errors: Exhausted (no more threads).
+  Result<void> start() noexcept;
+
+ private:
+  void wake(std::uint64_t blocks) noexcept override;
+  void wake_all() noexcept override { work_.notify_all(); }
+  void run() noexcept;
+  bool may_take(const Lock& lock) const noexcept;
+  void move(Block& block) const noexcept;
+
+  std::vector<std::thread> workers_;
+  std::condition_variable work_;
+  bool draining_ = false;  // without overlap_events: no new blocks until all are back
+};
+
+Result<void> ThreadPool::start() noexcept {
+  const std::uint64_t wanted = std::uint64_t{options_.queue_depth} * options_.threads;
+  const auto count = static_cast<std::size_t>(std::min(wanted, workers_max));
+  const Lock locked = lock();  // workers look at workers_
+  workers_.reserve(count);
+  try {
+    while (workers_.size() < count) workers_.emplace_back([this] { run(); });
+  } catch (const std::system_error& failure) {
+    if (workers_.empty()) {
+      return make_error(ErrorCode::Exhausted, "cannot start an I/O thread", failure.code().value());
+    }
+  }
+  return {};
+}
+
+ThreadPool::~ThreadPool() {
+  stop();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::wake(std::uint64_t blocks) noexcept {
+  if (blocks >= workers_.size()) return work_.notify_all();
+  for (std::uint64_t count = 0; count < blocks; ++count) work_.notify_one();
+}
+
+bool ThreadPool::may_take(const Lock& lock) const noexcept {
+  return has_ended(lock) || (has_work(lock) && !draining_);
+}
+
+void ThreadPool::run() noexcept {
+  enter_progress_thread();
+  Block block;
+  Block* const slot = &block;
+  Lock locked = lock();
+  while (true) {
+    work_.wait(locked, [&] { return may_take(locked) || stopping(locked); });
+    if (!may_take(locked)) return;
+    const bool taken = !draining_ && take(locked, {&slot, 1}) == 1;
+    const bool full = blocks_in_kernel(locked) == workers_.size();
+    if (!options_.overlap_events && taken) draining_ = full || !has_work(locked);
+    locked.unlock();
+    std::uint64_t calls = 0;
+    if (taken) {
+      move(block);
+      calls = block.continued + 1;
+    }
+    finish({&slot, taken ? 1u : 0u}, calls);
+    locked.lock();
+    if (draining_ && blocks_in_kernel(locked) == 0) {
+      draining_ = false;
+      work_.notify_all();
+    }
+  }
+}
+
+void ThreadPool::move(Block& block) const noexcept {
+  const Request& request = block.request();
+  const int descriptor = request.file->descriptor();
+  std::int64_t result = 0;
+  do {
+    std::byte* const memory = block.memory + block.done;
+    const auto offset = static_cast<off_t>(block.offset + block.done);
+    const std::uint64_t length = length_to_ask(block);
+    result = request.operation == Operation::Read ? pread(descriptor, memory, length, offset)
+                                                  : pwrite(descriptor, memory, length, offset);
+    if (result < 0) result = -errno;
+  } while (settle(block, result) == Verdict::Continue);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_threads(const EngineOptions& options,
+                                             FaultSeam* faults) noexcept {
+  auto engine = std::make_unique<ThreadPool>(options, faults);
+  ARTESIAN_TRY_VOID(engine->start());
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace artesian::aio

@@ -1,0 +1,280 @@
+// Proves on every engine the order of classes, cancelling, waits with deadlines, callbacks,
+// draining and the end: no buffer free before its completion, nothing left behind (reliability.md
+// tests 11, 12). What must wait waits for a stalled file or a delayed answer, never for time.
+#include <sched.h>
+
+#include <thread>
+
+#include "tests/aio/engine_fixture.h"
+#include "tests/support/baseline.h"
+#include "tests/support/process.h"
+
+namespace artesian::aio {
+namespace {
+
+class EngineControl : public EngineFixture {};
+ARTESIAN_EVERY_ENGINE(EngineControl);
+
+struct Order {
+  std::mutex mutex;
+  std::vector<const Completion*> ended;
+  static void note(Completion& completion, void* context) noexcept {
+    auto* order = static_cast<Order*>(context);
+    const std::lock_guard lock(order->mutex);
+    order->ended.push_back(&completion);
+  }
+};
+
+TEST_P(EngineControl, UrgentClassesOvertakeQueuedOnes) {
+  auto engine = make({.queue_depth = 1});
+  const auto file = filled("file", 4096);
+  StalledFile stalled;
+  Order order;
+  Completion first;
+  first.prepare({.file = &stalled, .length = 8}, read_lease(8), Order::note, &order);
+  submit(*engine, first);
+  constexpr Priority classes[] = {Priority::WriteBack, Priority::WriteBack, Priority::OptimizerRead,
+                                  Priority::Prefetch,  Priority::Demand,    Priority::Demand};
+  std::deque<Completion> others(6);
+  for (std::size_t index = 0; index < others.size(); ++index) {
+    others[index].prepare({.operation = index < 2 ? Operation::Write : Operation::Read,
+                           .priority = classes[index],
+                           .file = file.get(),
+                           .length = 4096},
+                          write_lease(0, 4096), Order::note, &order);
+    submit(*engine, others[index]);
+  }
+  stalled.release();
+  ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
+  EXPECT_EQ(order.ended, (std::vector<const Completion*>{&first, &others[4], &others[5], &others[3],
+                                                         &others[2], &others[0], &others[1]}));
+}
+
+TEST_P(EngineControl, QueuedWorkEndsAtOnceWhenCancelled) {
+  auto engine = make({.queue_depth = 1});
+  const auto file = filled("file", 4096);
+  StalledFile stalled;
+  Completion in_kernel;
+  in_kernel.prepare({.file = &stalled, .length = 8}, read_lease(8));
+  submit(*engine, in_kernel);
+  // There is no completion to wait on yet.
+  while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+  std::deque<Completion> queued(3);
+  for (Completion& read : queued) {
+    read.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
+    submit(*engine, read);
+  }
+  for (const std::size_t index : {1u, 0u}) {  // from the middle, then from the front
+    engine->cancel(queued[index]);
+    ASSERT_TRUE(queued[index].ready());
+    const Error error = error_of(queued[index]);
+    EXPECT_EQ(error.code, ErrorCode::Cancelled);
+    EXPECT_EQ(error.file, file->path());
+  }
+  engine->cancel(in_kernel);
+  EXPECT_FALSE(in_kernel.ready()) << "its buffer still belongs to the kernel";
+  stalled.release();
+  await(*engine, in_kernel);
+  expect_moved(in_kernel);
+  await(*engine, queued[2]);
+  expect_moved(queued[2]);
+  engine->cancel(queued[2]);  // too late, and harmless
+  expect_moved(queued[2]);
+}
+
+TEST_P(EngineControl, CancelDropsTheBlocksThatAreNotInTheKernel) {
+  DelayedAnswer delayed;
+  auto engine = make({.block_size = 4096, .queue_depth = 1}, &delayed);
+  const auto file = filled("file", 3 * 4096);
+  Completion read;
+  read.prepare({.file = file.get(), .length = 3 * 4096}, read_lease(3 * 4096));
+  submit(*engine, read);
+  delayed.await();
+  engine->cancel(read);
+  EXPECT_FALSE(read.ready());
+  delayed.release();
+  await(*engine, read);
+  EXPECT_EQ(error_of(read).code, ErrorCode::Cancelled);
+  EXPECT_EQ(engine->statistics().blocks, 1u);
+  EXPECT_TRUE(read.take_buffer());
+}
+
+TEST_P(EngineControl, CallbackOfACancelledRequestRuns) {
+  auto engine = make({.queue_depth = 2});
+  const auto file = filled("file", 4096);
+  StalledFile stalled;
+  std::deque<Completion> in_kernel(1);
+  in_kernel[0].prepare({.file = &stalled, .length = 8}, read_lease(8));
+  submit(*engine, in_kernel[0]);
+  Completion other;
+  other.prepare({.file = &stalled, .length = 8}, read_lease(8));
+  submit(*engine, other);
+  Order order;
+  Completion queued;
+  queued.prepare({.file = file.get(), .length = 4096}, read_lease(4096), Order::note, &order);
+  submit(*engine, queued);
+  engine->cancel(queued);
+  stalled.release(2);
+  ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
+  EXPECT_EQ(order.ended, std::vector<const Completion*>{&queued});
+  EXPECT_EQ(error_of(queued).code, ErrorCode::Cancelled);
+}
+
+TEST_P(EngineControl, WaitEndsAtItsDeadlineAndTheRequestGoesOn) {
+  auto engine = make({});
+  StalledFile stalled;
+  Completion read;
+  read.prepare({.file = &stalled, .length = 8}, read_lease(8));
+  submit(*engine, read);
+  auto waited = engine->wait(read, Deadline::after_seconds(0.02));
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().code, ErrorCode::Timeout);
+  EXPECT_EQ(waited.error().file, "stalled");
+  auto past = engine->wait(read, Deadline{0});
+  ASSERT_FALSE(past);
+  auto drained = engine->drain(Deadline::after_seconds(0.02));
+  ASSERT_FALSE(drained);
+  EXPECT_EQ(drained.error().code, ErrorCode::Timeout);
+  EXPECT_TRUE(read.in_flight());
+  stalled.release();
+  await(*engine, read);
+  expect_moved(read);
+}
+
+struct Chain {
+  Engine* engine = nullptr;
+  std::thread::id submitter = std::this_thread::get_id();
+  int left = 0;
+  int on_submitter = 0;
+  static void next(Completion& completion, void* context) noexcept {
+    auto* chain = static_cast<Chain*>(context);
+    if (std::this_thread::get_id() == chain->submitter) ++chain->on_submitter;
+    if (!completion.result() || --chain->left == 0) return;
+    completion.prepare(completion.request(), completion.take_buffer(), next, context);
+    Completion* const list[] = {&completion};
+    chain->engine->submit(list);
+  }
+};
+
+TEST_P(EngineControl, CallbacksSubmitAgainOnProgressThreads) {
+  auto engine = make({.queue_depth = 2});
+  const auto file = filled("file", 4096);
+  Chain chain{.engine = engine.get(), .left = 2000};
+  Completion read;
+  read.prepare({.file = file.get(), .length = 4096}, read_lease(4096), Chain::next, &chain);
+  submit(*engine, read);
+  ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
+  EXPECT_EQ(chain.left, 0);
+  EXPECT_EQ(chain.on_submitter, 0);
+  EXPECT_EQ(engine->statistics().blocks, 2000u);
+  expect_moved(read);
+}
+
+TEST_P(EngineControl, EmptyRequestsCallTheirCallbackOnProgressThreads) {
+  auto engine = make({});
+  const auto file = create("file");
+  Chain chain{.engine = engine.get(), .left = 1000};
+  Completion read;
+  read.prepare({.file = file.get()}, {}, Chain::next, &chain);
+  submit(*engine, read);
+  ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
+  EXPECT_EQ(chain.left, 0);
+  EXPECT_EQ(chain.on_submitter, 0);
+}
+
+TEST_P(EngineControl, ManyThreadsSubmitCancelAndWait) {
+  const std::uint64_t seed = test_support::test_seed(7);
+  auto engine = make({.block_size = 4096, .queue_depth = 3, .threads = 2});
+  const auto file = filled("file", 64 * 4096);
+  const auto work = [&](std::uint64_t stream) {
+    std::deque<Completion> reads(16);
+    for (std::uint64_t round = 0; round < 100; ++round) {
+      std::vector<Completion*> list;
+      for (Completion& read : reads) {
+        const std::uint64_t word = random_word(seed, stream, round * reads.size() + list.size());
+        read.prepare({.priority = static_cast<Priority>(word % 4),
+                      .file = file.get(),
+                      .offset = (word >> 8) % 32 * 4096,
+                      .length = (word >> 16) % 32 * 1024},
+                     read_lease(32 * 1024));
+        list.push_back(&read);
+      }
+      engine->submit(list);
+      for (std::size_t index = 0; index < list.size(); ++index) {
+        if (random_word(seed, stream + 100, round * 16 + index) % 4 == 0) {
+          engine->cancel(*list[index]);
+        }
+      }
+      for (Completion* read : list) {
+        auto waited = engine->wait(*read, Deadline::after_seconds(patience_s));
+        ARTESIAN_CHECK(waited.has_value());
+        auto result = read->result();
+        const Request request = read->request();
+        const BufferLease lease = read->take_buffer();
+        ARTESIAN_CHECK(result ? filled_right(lease, request.offset, request.length)
+                              : result.error().code == ErrorCode::Cancelled);
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::uint64_t stream = 0; stream < 4; ++stream) threads.emplace_back(work, stream);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(buffers_.lent(), 0u);
+}
+
+/// Ended threads leave /proc a moment after they were joined; there is nothing to wait on.
+void expect_baseline(const test_support::Baseline& baseline) {
+  const Deadline deadline = Deadline::after_seconds(10);
+  while (!(test_support::Baseline::now() == baseline) && system_clock().now_ns() < deadline.at_ns) {
+    sched_yield();
+  }
+  EXPECT_EQ(test_support::Baseline::now().descriptors, baseline.descriptors);
+  EXPECT_EQ(test_support::Baseline::now().threads, baseline.threads);
+}
+
+TEST_P(EngineControl, DestructionDrainsAndLeavesNothingBehind) {
+  const auto file = filled("file", 256 * 4096);
+  const auto baseline = test_support::Baseline::now();
+  for (int round = 0; round < 50; ++round) {
+    std::deque<Completion> writes(20);
+    {
+      auto engine = make({.block_size = 4096, .queue_depth = 4, .threads = 2});
+      std::vector<Completion*> list;
+      for (std::size_t index = 0; index < writes.size(); ++index) {
+        const std::uint64_t offset = index * 8192;
+        writes[index].prepare({.operation = Operation::Write,
+                               .priority = Priority::WriteBack,
+                               .file = file.get(),
+                               .offset = offset,
+                               .length = 8192},
+                              write_lease(offset, 8192));
+        list.push_back(&writes[index]);
+      }
+      engine->submit(list);
+      if (round % 2 == 1) engine->cancel(*list[static_cast<std::size_t>(round) % list.size()]);
+    }
+    for (Completion& write : writes) ASSERT_TRUE(write.ready());
+  }
+  EXPECT_EQ(buffers_.lent(), 0u);
+  expect_baseline(baseline);
+}
+
+using EngineControlDeathTest = EngineControl;
+ARTESIAN_EVERY_ENGINE(EngineControlDeathTest);
+
+TEST_P(EngineControlDeathTest, TakingTheBufferInFlightIsAProgrammerError) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_DEATH(
+      {
+        auto engine = make({});
+        StalledFile stalled;
+        Completion read;
+        read.prepare({.file = &stalled, .length = 8}, read_lease(8));
+        submit(*engine, read);
+        static_cast<void>(read.take_buffer());
+      },
+      "CHECK failed: !in_flight");
+}
+
+}  // namespace
+}  // namespace artesian::aio

@@ -1,0 +1,120 @@
+// What the contract tests share. A suite instantiated with EVERY_ENGINE runs on each engine; adding
+// one costs a line here.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "aio/io_uring.h"
+#include "aio/threads.h"
+#include "base/log.h"
+#include "tests/aio/faults.h"
+#include "tests/support/temporary_directory.h"
+
+namespace artesian::aio {
+
+class EngineFixture : public testing::TestWithParam<EngineKind> {
+ protected:
+  static constexpr double patience_s = 60;  // a wait that is to succeed
+
+  bool is_ring() const { return GetParam() == EngineKind::IoUring; }
+
+  std::unique_ptr<Engine> make(const EngineOptions& options, FaultSeam* faults = nullptr) {
+    if (faults == nullptr && !is_ring()) faults = &stalled_read_;
+    auto engine = is_ring() ? make_io_uring(options, faults) : make_threads(options, faults);
+    if (!engine) {
+      ADD_FAILURE() << engine.error().to_string();
+      std::abort();
+    }
+    return std::move(*engine);
+  }
+
+  std::unique_ptr<File> open(const std::string& path, const OpenOptions& options) {
+    auto file = system_files().open(path, options);
+    if (!file) {
+      ADD_FAILURE() << file.error().to_string();
+      std::abort();
+    }
+    return std::move(*file);
+  }
+  std::unique_ptr<File> create(const std::string& name, Direct direct = Direct::Never) {
+    return open(directory_.file(name), {.create = Create::Exclusive, .direct = direct});
+  }
+  /// A file of `size` bytes of byte_at.
+  std::unique_ptr<File> filled(const std::string& name, std::uint64_t size,
+                               Direct direct = Direct::Never) {
+    auto file = create(name, direct);
+    std::vector<std::byte> bytes(size);
+    fill(bytes.data(), 0, size);
+    EXPECT_TRUE(file->write_at(bytes.data(), size, 0));
+    return file;
+  }
+
+  static std::byte byte_at(std::uint64_t offset) {
+    return static_cast<std::byte>((offset * 2654435761u) >> 13);
+  }
+  static void fill(std::byte* data, std::uint64_t offset, std::uint64_t length) {
+    for (std::uint64_t index = 0; index < length; ++index) data[index] = byte_at(offset + index);
+  }
+  static bool filled_right(const BufferLease& lease, std::uint64_t offset, std::uint64_t length) {
+    for (std::uint64_t index = 0; index < length; ++index) {
+      if (lease.data()[index] != byte_at(offset + index)) return false;
+    }
+    return true;
+  }
+
+  void submit(Engine& engine, Completion& completion) {
+    Completion* const list[] = {&completion};
+    engine.submit(list);
+  }
+  /// Submits and waits; the result stays in the completion.
+  void run(Engine& engine, Completion& completion) {
+    submit(engine, completion);
+    await(engine, completion);
+  }
+  void await(Engine& engine, Completion& completion) {
+    auto waited = engine.wait(completion, Deadline::after_seconds(patience_s));
+    ASSERT_TRUE(waited) << waited.error().to_string();
+  }
+  static void expect_moved(const Completion& completion) {
+    auto result = completion.result();
+    ASSERT_TRUE(result) << result.error().to_string();
+    EXPECT_EQ(*result, completion.request().length);
+  }
+  static Error error_of(const Completion& completion) {
+    auto result = completion.result();
+    if (!result) return result.error();
+    ADD_FAILURE() << "expected an error";
+    return {};
+  }
+  BufferLease read_lease(std::uint64_t length) {
+    BufferLease lease = buffers_.lease(length);
+    std::memset(lease.data(), 0xee, length);
+    return lease;
+  }
+  BufferLease write_lease(std::uint64_t offset, std::uint64_t length) {
+    BufferLease lease = buffers_.lease(length);
+    fill(lease.data(), offset, length);
+    return lease;
+  }
+
+  test_support::TemporaryDirectory directory_;
+  CountedBuffers buffers_;
+
+ private:
+  StalledRead stalled_read_;
+};
+
+inline std::string engine_name(const testing::TestParamInfo<EngineKind>& info) {
+  return engine_kind_name(info.param);
+}
+
+#define ARTESIAN_EVERY_ENGINE(suite)     \
+  INSTANTIATE_TEST_SUITE_P(Every, suite, \
+                           testing::Values(EngineKind::IoUring, EngineKind::Threads), engine_name)
+
+}  // namespace artesian::aio

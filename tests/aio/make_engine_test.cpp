@@ -1,0 +1,210 @@
+// Proves that options out of range are refused with what is allowed; that io_uring refused by a
+// seccomp filter or by the locked-memory limit falls back with one line of log (reliability.md
+// tests 10, 30); and that nothing is allocated between submit and completion (test 8).
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <deque>
+#include <new>
+
+#include "aio/fixed_buffers.h"
+#include "base/log.h"
+#include "tests/aio/faults.h"
+#include "tests/support/process.h"
+#include "tests/support/temporary_directory.h"
+
+namespace {
+std::atomic<std::uint64_t> allocations = 0;
+}
+
+// g++ 12 takes an inlined free for a mismatch with the operator new that it belongs to.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+void* operator new(std::size_t size) {
+  ++allocations;
+  if (void* data = std::malloc(size)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept {
+  std::free(data);
+}
+void operator delete(void* data, std::size_t) noexcept {
+  std::free(data);
+}
+
+namespace artesian::aio {
+namespace {
+
+TEST(MakeEngine, RefusesOptionsWithWhatIsAllowed) {
+  const std::pair<EngineOptions, const char*> cases[] = {
+      {{.block_size = 0}, "block_size: got 0, allowed a multiple of 4096"},
+      {{.block_size = 5000}, "block_size: got 5000, allowed a multiple of 4096"},
+      {{.block_size = std::uint64_t{2} << 30}, "block_size: got 2147483648"},
+      {{.queue_depth = 0}, "queue_depth: got 0, allowed 1 to"},
+      {{.queue_depth = 5000}, "queue_depth: got 5000, allowed 1 to"},
+      {{.threads = 0}, "threads: got 0, allowed 1 to"},
+      {{.threads = 1000}, "threads: got 1000, allowed 1 to"}};
+  for (const auto& [options, text] : cases) {
+    for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
+      auto engine = make_engine(kind, options);
+      ASSERT_FALSE(engine);
+      EXPECT_EQ(engine.error().code, ErrorCode::Invalid);
+      EXPECT_NE(engine.error().message.find(text), std::string::npos) << engine.error().message;
+    }
+    EXPECT_FALSE(make_best_engine(options));
+  }
+}
+
+TEST(MakeEngine, MakesWhatWasAskedFor) {
+  for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
+    auto engine = make_engine(kind, {});
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    EXPECT_EQ((*engine)->kind(), kind);
+  }
+}
+
+/// From now on io_uring_setup fails in this process. Returns whether the kernel took the filter.
+bool refuse_io_uring(std::uint32_t system_error) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (system_error & SECCOMP_RET_DATA)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{.len = 4, .filter = filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/// Reads a file with the engine. For children: returns whether the bytes came.
+bool reads(Engine& engine, File& file) {
+  CountedBuffers buffers;
+  Completion read;
+  read.prepare({.file = &file, .length = 4096}, buffers.lease(4096));
+  Completion* const list[] = {&read};
+  engine.submit(list);
+  const bool in_time = engine.wait(read, Deadline::after_seconds(60)).has_value();
+  const bool moved = in_time && read.result().has_value();
+  return moved && read.take_buffer().data()[100] == std::byte{'x'};
+}
+
+class Fallback : public testing::Test {
+ protected:
+  Fallback() {
+    auto created = system_files().open(directory_.file("file"), {.create = Create::Exclusive});
+    ARTESIAN_CHECK(created.has_value());
+    file_ = std::move(*created);
+    const std::string text(4096, 'x');
+    ARTESIAN_CHECK(file_->write_at(text.data(), text.size(), 0).has_value());
+  }
+  test_support::TemporaryDirectory directory_;
+  std::unique_ptr<File> file_;
+};
+
+TEST_F(Fallback, RefusedIoUringFallsToThreadsWithOneLine) {
+  for (const std::uint32_t system_error : {EPERM, ENOSYS}) {
+    const int status = test_support::run_in_child([&] {
+      if (!refuse_io_uring(system_error)) return 77;
+      std::vector<std::string> lines;
+      set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+      const std::uint64_t begin_ns = system_clock().now_ns();
+      auto engine = make_best_engine({});
+      const std::uint64_t taken_ns = system_clock().now_ns() - begin_ns;
+      if (!engine || (*engine)->kind() != EngineKind::Threads) return 1;
+      if (lines.size() != 1 || lines[0].find("io_uring is not available") != 0) return 2;
+      if (lines[0].find("using the thread pool") == std::string::npos) return 3;
+      if (!reads(**engine, *file_)) return 4;
+      if (taken_ns > 100'000'000) return 5;
+      auto forced = make_engine(EngineKind::IoUring, {});
+      return !forced && forced.error().code == ErrorCode::Unsupported ? 0 : 6;
+    });
+    if (status == 77) GTEST_SKIP() << "no seccomp filters here";
+    EXPECT_EQ(status, 0) << system_error;
+  }
+}
+
+TEST_F(Fallback, MemoryThatCannotBeRegisteredIsUsedUnregistered) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  for (const rlim_t limit : {rlim_t{0}, rlim_t{65536}}) {
+    const int status = test_support::run_in_child([&] {
+      const rlimit locked{.rlim_cur = limit, .rlim_max = limit};
+      if (setrlimit(RLIMIT_MEMLOCK, &locked) != 0 || setgid(65534) != 0 || setuid(65534) != 0) {
+        return 77;
+      }
+      std::vector<std::string> lines;
+      set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+      auto engine = make_best_engine({});
+      if (!engine) return 1;
+      // With no locked memory at all, new kernels refuse the ring itself.
+      const bool fallen = (*engine)->kind() == EngineKind::Threads;
+      CountedBuffers buffers;
+      const BufferLease memory = buffers.lease(16 << 20);
+      const std::span<std::byte> ranges[] = {{memory.data(), memory.size()}};
+      if ((*engine)->register_memory(ranges)) return 2;
+      if (fallen && limit != 0) return 5;
+      if (lines.size() != 1 || lines[0].find("ulimit -l") == std::string::npos) return 3;
+      return reads(**engine, *file_) ? 0 : 4;
+    });
+    if (status == 77) GTEST_SKIP() << "cannot become another user";
+    EXPECT_EQ(status, 0) << limit;
+  }
+}
+
+TEST_F(Fallback, NothingIsAllocatedAfterTheStart) {
+  for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
+    auto engine = make_engine(kind, {.block_size = 4096, .queue_depth = 4});
+    ASSERT_TRUE(engine);
+    CountedBuffers buffers;
+    std::deque<Completion> transfers(400);
+    std::vector<Completion*> list;
+    for (Completion& transfer : transfers) {
+      transfer.prepare({.operation = list.size() % 2 == 0 ? Operation::Read : Operation::Write,
+                        .file = file_.get(),
+                        .length = 4096},
+                       buffers.lease(4096));
+      list.push_back(&transfer);
+    }
+    const std::uint64_t before = allocations;
+    (*engine)->submit(list);
+    for (Completion* transfer : list) {
+      const bool in_time = (*engine)->wait(*transfer, Deadline::after_seconds(60)).has_value();
+      ARTESIAN_CHECK(in_time && transfer->result().has_value());
+    }
+    EXPECT_EQ(allocations, before) << engine_kind_name(kind);
+  }
+}
+
+TEST(FixedBuffers, CutsRangesAndFindsWhatLiesWithinOnePiece) {
+  std::vector<std::byte> memory(10000);
+  std::byte* const data = memory.data();
+  const std::span<std::byte> ranges[] = {{data + 6000, 3000}, {data, 5000}};
+  const FixedBuffers buffers(ranges, 2048);
+  ASSERT_EQ(buffers.pieces().size(), 5u);  // 2048 + 2048 + 904, then 2048 + 952
+  EXPECT_EQ(buffers.find(data, 2048), 0);
+  EXPECT_EQ(buffers.find(data + 2048, 10), 1);
+  EXPECT_EQ(buffers.find(data + 4999, 1), 2);
+  EXPECT_EQ(buffers.find(data + 8048, 952), 4);
+  EXPECT_EQ(buffers.find(data + 2000, 100), std::nullopt) << "spans a cut";
+  EXPECT_EQ(buffers.find(data + 4999, 2), std::nullopt) << "runs out of the range";
+  EXPECT_EQ(buffers.find(data + 5500, 1), std::nullopt) << "between the ranges";
+  EXPECT_EQ(buffers.find(data + 9000, 1), std::nullopt) << "after the last";
+  EXPECT_EQ(FixedBuffers().find(data, 1), std::nullopt);
+}
+
+TEST(LatencyHistogram, PercentilesAreRightToSomePercent) {
+  LatencyHistogram histogram;
+  EXPECT_EQ(histogram.percentile_ns(50), 0u);
+  for (std::uint64_t value = 1; value <= 100000; ++value) histogram.add(value * 10);
+  EXPECT_NEAR(static_cast<double>(histogram.percentile_ns(50)), 500000, 20000);
+  EXPECT_NEAR(static_cast<double>(histogram.percentile_ns(99)), 990000, 40000);
+  histogram.add(~std::uint64_t{0});
+  EXPECT_GT(histogram.percentile_ns(100), std::uint64_t{1} << 63);
+}
+
+}  // namespace
+}  // namespace artesian::aio

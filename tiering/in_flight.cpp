@@ -1,0 +1,119 @@
+#include "tiering/in_flight.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace artesian::tiering {
+namespace {
+
+constexpr std::size_t entries_at_start = 64;
+constexpr std::size_t entries_max = 1 << 16;  // more at once is a leak of completions
+constexpr int lines_max = 16;
+
+bool overlap(const aio::Request& first, const aio::Request& second) {
+  return first.file == second.file && first.offset < second.offset + second.length &&
+         second.offset < first.offset + first.length;
+}
+
+}  // namespace
+
+InFlightTable::InFlightTable() {
+  entries_.reserve(entries_at_start);
+  for (std::size_t i = 0; i < entries_at_start; ++i) entries_.push_back(std::make_unique<Entry>());
+}
+
+InFlightTable::~InFlightTable() {
+  for (const auto& entry : entries_) {
+    ARTESIAN_CHECK(!entry->busy.load(std::memory_order_acquire), entry->request.offset,
+                   entry->request.length);
+  }
+}
+
+InFlightTable::Entry& InFlightTable::free_entry() noexcept {
+  for (const auto& entry : entries_) {
+    if (!entry->busy.load(std::memory_order_acquire)) return *entry;
+  }
+  ARTESIAN_CHECK(entries_.size() < entries_max, entries_.size());
+  entries_.push_back(std::make_unique<Entry>());
+  return *entries_.back();
+}
+
+void InFlightTable::expect_no_overlap(const aio::Request& request) const noexcept {
+  for (const auto& entry : entries_) {
+    if (!entry->busy.load(std::memory_order_acquire)) continue;
+    const bool both_read = entry->request.operation == aio::Operation::Read &&
+                           request.operation == aio::Operation::Read;
+    ARTESIAN_CHECK(both_read || !overlap(entry->request, request), request.offset, request.length,
+                   entry->request.offset, entry->request.length);
+  }
+}
+
+void InFlightTable::begin(aio::Completion& completion, std::uint32_t shard,
+                          const aio::Request& request, BufferLease buffer) noexcept {
+  expect_no_overlap(request);
+  Entry& entry = free_entry();
+  ARTESIAN_CHECK(!entry.busy.load(std::memory_order_relaxed));
+  entry.completion = &completion;
+  entry.shard = shard;
+  entry.request = request;
+  entry.begin_ns = system_clock().now_ns();
+  completion.prepare(request, std::move(buffer), &InFlightTable::finished, &entry);
+  entry.busy.store(true, std::memory_order_release);
+}
+
+void InFlightTable::finished(aio::Completion&, void* context) noexcept {
+  static_cast<Entry*>(context)->busy.store(false, std::memory_order_release);
+}
+
+void InFlightTable::settle(const aio::Completion& completion) noexcept {
+  ARTESIAN_CHECK(completion.ready());
+  for (const auto& entry : entries_) {
+    if (entry->completion != &completion) continue;
+    // The callback comes next on the progress thread: microseconds.
+    while (entry->busy.load(std::memory_order_acquire)) std::this_thread::yield();
+  }
+}
+
+bool InFlightTable::any() const noexcept {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const auto& entry) { return entry->busy.load(std::memory_order_acquire); });
+}
+
+bool InFlightTable::writing(std::uint32_t shard) const noexcept {
+  return std::any_of(entries_.begin(), entries_.end(), [shard](const auto& entry) {
+    return entry->busy.load(std::memory_order_acquire) && entry->shard == shard &&
+           entry->request.operation == aio::Operation::Write;
+  });
+}
+
+std::string InFlightTable::describe(std::uint64_t now_ns) const {
+  std::string text;
+  int count = 0;
+  for (const auto& entry : entries_) {
+    if (!entry->busy.load(std::memory_order_acquire) || ++count > lines_max) continue;
+    const aio::Request& request = entry->request;
+    const double age = static_cast<double>(now_ns - entry->begin_ns) * 1e-9;
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%.3f s", age);
+    text += (text.empty() ? "" : "; ") +
+            std::string(request.operation == aio::Operation::Read ? "read" : "write") + " of " +
+            request.file->path() + " at offset " + std::to_string(request.offset) + ", length " +
+            std::to_string(request.length) + ", for " + seconds;
+  }
+  if (count > lines_max) text += "; and " + std::to_string(count - lines_max) + " more";
+  return text.empty() ? "nothing" : text;
+}
+
+void InFlightTable::abandon() noexcept {
+  for (auto& entry : entries_) {
+    if (entry->busy.load(std::memory_order_acquire)) (void)entry.release();
+  }
+  std::erase(entries_, nullptr);
+}
+
+}  // namespace artesian::tiering

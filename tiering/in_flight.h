@@ -1,0 +1,56 @@
+// InFlightTable: what a tier store has given to the engine and not got back: for `writing`, for
+// catching overlapping transfers, and for saying what hangs when a deadline passes.
+//
+// Note [A transfer's last touch]: a completion becomes ready just before its callback runs, and its
+// owner may then reuse or destroy it. So the callback touches only the table's own entry, entries
+// live as long as the table, and `settle` covers the moment in between.
+//
+// Thread: all from the compute thread, except the callback, on progress threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aio/engine.h"
+
+namespace artesian::tiering {
+
+class InFlightTable {
+ public:
+  InFlightTable();
+  ~InFlightTable();  // checks that nothing is in flight, unless `abandon` was called
+
+  /// Prepares the completion for a transfer of shard `shard` and enters it, until it is ready.
+  /// Checks that no transfer in flight overlaps it, unless both are reads.
+  void begin(aio::Completion& completion, std::uint32_t shard, const aio::Request& request,
+             BufferLease buffer) noexcept;
+  /// Makes the table agree with a completion that is ready.
+  void settle(const aio::Completion& completion) noexcept;
+  bool any() const noexcept;
+  bool writing(std::uint32_t shard) const noexcept;
+  /// One clause per transfer: operation, file, offset, length, age; at most `lines_max`.
+  std::string describe(std::uint64_t now_ns) const;
+  /// The engine will never finish: keeps the entries alive for ever, as the kernel may still
+  /// report.
+  void abandon() noexcept;
+
+ private:
+  struct Entry {
+    std::atomic<bool> busy{false};
+    const aio::Completion* completion = nullptr;
+    std::uint32_t shard = 0;
+    aio::Request request;
+    std::uint64_t begin_ns = 0;
+  };
+
+  static void finished(aio::Completion& completion, void* context) noexcept;
+  Entry& free_entry() noexcept;
+  void expect_no_overlap(const aio::Request& request) const noexcept;
+
+  std::vector<std::unique_ptr<Entry>> entries_;  // grows to the most that were ever in flight
+};
+
+}  // namespace artesian::tiering
