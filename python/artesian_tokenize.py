@@ -1,6 +1,6 @@
 """Turns text into a file of little-endian token ids for `artesian train --data`.
 
-    python3 -m artesian_tokenize --tokenizer DIR|FILE --input PATH [PATH ...] --output FILE.bin
+    python3 -m artesian_tokenize --tokenizer DIR|tokenizer.json --input PATH... --output FILE.bin
 
 Files are read in pieces cut at line ends, never whole. A folder means every regular file below it,
 in sorted order. No special tokens are added. Ids are uint16 when the vocabulary has at most 65536
@@ -39,10 +39,9 @@ class ReplaceAndCount:
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(
         prog="python3 -m artesian_tokenize",
-        description="Turns text into a file of token ids for `artesian train --data`.",
-        epilog="Ids are little-endian: uint16 when the vocabulary has at most 65536 entries, "
-        "else uint32. A folder means every regular file below it, in sorted order. No special "
-        "tokens are added.",
+        description="Turns text into a file of token ids (little-endian) for `artesian train`.",
+        epilog="Ids are uint16 when the vocabulary has at most 65536 entries, else uint32. "
+        "A folder means every regular file below it, in sorted order. No special tokens are added.",
     )
     parser.add_argument(
         "--tokenizer",
@@ -106,15 +105,16 @@ def vocabulary_size(arguments, tokenizer, tokenizer_file):
 
 
 def list_files(paths):
-    """Every regular file of the paths; those of a folder sorted by the parts of their paths."""
+    """Every regular file of the paths, folders walked in sorted order."""
     files = []
     for path in paths:
         if os.path.isfile(path):
             files.append(path)
         elif os.path.isdir(path):
-            members = (os.path.join(at, name) for at, _, names in os.walk(path) for name in names)
-            members = (member for member in members if os.path.isfile(member))
-            files.extend(sorted(members, key=lambda member: member.split(os.sep)))
+            for folder, folders, names in os.walk(path):
+                folders.sort()
+                members = (os.path.join(folder, name) for name in sorted(names))
+                files.extend(member for member in members if os.path.isfile(member))
         else:
             raise Fault(f"--input: {path}: no such file or folder")
     return files

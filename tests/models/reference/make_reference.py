@@ -5,7 +5,8 @@ with a batch, its loss and all gradients as transformers computes them in float6
 
 Needs torch, transformers and safetensors; made with torch 2.11.0 and transformers 5.23.0. The
 weights are float32 values. A file holds "config" (config.json, a byte per element), "ids",
-"targets", "loss", "weight.NAME" and "gradient.NAME", all as float32, which our reader reads.
+"targets", "loss", "weight.NAME" and "gradient.NAME", all as float32, which is all that our reader
+needs to read.
 """
 
 import json
