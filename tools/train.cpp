@@ -103,14 +103,14 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY(config, zero3::read_config(options_.config, arguments));
   config_ = std::move(config);
   for (const std::string& note : config_.notes) log(LogLevel::Info, note);
-  ARTESIAN_TRY(data, models::TokenData::open(
-                         {.path = options_.data,
-                          .model_directory = options_.model,
-                          .vocab_size = model_config_.vocab_size,
-                          .sequence_length = static_cast<std::int64_t>(length_),
-                          .order = options_.shuffled ? models::SampleOrder::Shuffled
-                                                     : models::SampleOrder::Sequential,
-                          .seed = options_.seed}));
+  ARTESIAN_TRY(
+      data, models::TokenData::open({.path = options_.data,
+                                     .model_directory = options_.model,
+                                     .vocab_size = model_config_.vocab_size,
+                                     .sequence_length = static_cast<std::int64_t>(length_),
+                                     .order = options_.shuffled ? models::SampleOrder::Shuffled
+                                                                : models::SampleOrder::Sequential,
+                                     .seed = options_.seed}));
   data_ = std::make_unique<models::TokenData>(std::move(data));
   ARTESIAN_TRY_VOID(choose_steps());
   return open_outputs();
@@ -129,7 +129,8 @@ Result<void> TrainRun::choose_steps() {
 
 Result<void> TrainRun::open_outputs() {
   if (!options_.save.empty()) {
-    const auto bytes = save_size(config_, models::model_parameters(model_config_), options_.save_fp32);
+    const auto bytes =
+        save_size(config_, models::model_parameters(model_config_), options_.save_fp32);
     ARTESIAN_TRY_VOID(models::check_checkpoint_target(options_.save, bytes));
   }
   ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl));
@@ -217,10 +218,9 @@ Result<void> TrainRun::loop() {
 
 Result<void> TrainRun::finish() {
   if (!options_.save.empty()) {
-    ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, module_->parameters(),
-                                 {.target = options_.save,
-                                  .source_directory = options_.model,
-                                  .fp32 = options_.save_fp32}));
+    ARTESIAN_TRY_VOID(save_model(
+        *engine_, model_config_, module_->parameters(),
+        {.target = options_.save, .source_directory = options_.model, .fp32 = options_.save_fp32}));
   }
   if (timeline_ != nullptr) ARTESIAN_TRY_VOID(timeline_->write(options_.trace));
   if (!options_.quiet) summary_.print(stdout, budgets_);

@@ -143,6 +143,11 @@ Result<void> Prefetcher::look_ahead() noexcept {
   return {};
 }
 
+Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
+  position_ = 0;
+  return look_ahead();
+}
+
 Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
   for (const auto unit : units) {
     if (!streamed(unit)) continue;

@@ -47,6 +47,9 @@ class Prefetcher {
   Result<void> end_step() noexcept;
   /// First byte of an entered unit's parameters.
   std::byte* data(std::uint32_t unit) noexcept { return residency_.data(unit); }
+  /// Between steps, when nothing is to change the parameters any more: fetches ahead what the next
+  /// step begins with. Errors: Io, Timeout.
+  Result<void> look_ahead_to_next_step() noexcept;
   /// Drops everything, also the persistent units.
   Result<void> clear() noexcept { return residency_.clear(); }
 
