@@ -44,12 +44,15 @@ int Ring::open(std::uint32_t depth) noexcept {
   return 0;
 }
 
+Ring::~Ring() {
+  ARTESIAN_CHECK(!opened_);
+  if (event_ >= 0) ::close(event_);
+}
+
 void Ring::close() noexcept {
   ARTESIAN_CHECK(blocks_pending_ == 0, blocks_pending_);
   if (opened_) io_uring_queue_exit(&ring_);
-  if (event_ >= 0) ::close(event_);
   opened_ = false;
-  event_ = -1;
 }
 
 void Ring::wake() const noexcept {

@@ -29,12 +29,14 @@ class Ring {
   Ring() = default;
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
-  ~Ring() { close(); }
+  ~Ring();
 
   /// Sets up a ring for `depth` transfers. Returns 0 or an errno (EOPNOTSUPP: kernel too old).
   int open(std::uint32_t depth) noexcept;
+  /// Gives the ring back. On the thread that called open().
   void close() noexcept;
-  /// Makes wait() return soon. Any thread, while the ring is open.
+  /// Makes wait() return soon. Any thread, from open() to the destructor: a thread that is waking
+  /// us to end must not find the eventfd's number closed, or taken by another file.
   void wake() const noexcept;
 
   /// Registers memory; with none, forgets it. Returns 0 or an errno. Nothing may be in the kernel.

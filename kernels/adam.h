@@ -10,10 +10,8 @@
 
 namespace artesian::kernels {
 
-enum class AdamMode : std::uint8_t {
-  AdamW,
-  L2
-};  // decoupled decay, or decay added to the gradient
+/// Decoupled decay, or decay added to the gradient.
+enum class AdamMode : std::uint8_t { AdamW, L2 };
 
 /// One step's constants, fixed when the step is decided.
 struct AdamStep {
@@ -28,12 +26,14 @@ struct AdamStep {
   float denominator_multiplier = 1.0f;  // 1 / sqrt(1 - beta2^t)
 };
 
-/// Fills the two derived constants for step t (from 1): beta^t by squaring in double.
+/// Fills the two derived constants for step t (from 1): beta^t by squaring in double. The betas are
+/// the floats that adam_step uses, so that a constant gradient is corrected exactly.
 /// Without bias correction they are learning_rate and 1.
 AdamStep make_adam_step(AdamStep constants, std::uint64_t step, bool bias_correction) noexcept;
 
-/// The arrays of one slice. `grad` is of `grad_dtype`; `param_out`, if not null, receives the new
-/// parameter rounded to `param_out_dtype`. None may overlap, except that param_out may be param.
+/// The arrays of one slice, each [count], aligned to their elements only. `grad` is of
+/// `grad_dtype`; `param_out`, if not null, receives the new parameter rounded to `param_out_dtype`.
+/// None may overlap, except that param_out may be param.
 struct AdamArrays {
   float* param = nullptr;  // master weights, in place
   float* exp_avg = nullptr;
@@ -49,6 +49,9 @@ struct AdamArrays {
 ///   m = beta1 * m + (1 - beta1) * g;   v = beta2 * v + ((1 - beta2) * g) * g
 ///   AdamW: p = p - (learning_rate * weight_decay) * p
 ///   p = p - step_size * (m / (sqrt(v) * denominator_multiplier + epsilon))
+/// The bits of an element do not depend on count or on its place in the slice, so any cut into
+/// slices gives the same result; count may be 0. Infinities and NaNs follow IEEE 754 (which NaN
+/// comes of NaNs is not specified); keeping them out is the caller's check (sum_squares).
 /// Thread: any, for disjoint slices. Source: Loshchilov & Hutter 2019, Algorithm 2.
 void adam_step(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step) noexcept;
 

@@ -1,0 +1,44 @@
+# CUDA is optional: with a working toolkit the kernels' CUDA files are built (no GPU is needed for
+# that), without one the same commands build a CPU-only product, and one line says which it is.
+set(ARTESIAN_HAVE_CUDA OFF)
+if(NOT ARTESIAN_CUDA)
+  message(STATUS "CUDA kernels: not built (ARTESIAN_CUDA is OFF)")
+elseif(ARTESIAN_SANITIZE)
+  message(STATUS "CUDA kernels: not built (nvcc does not take -fsanitize)")
+else()
+  # The toolkit's installer does not put nvcc on PATH.
+  find_program(ARTESIAN_NVCC nvcc HINTS ENV CUDACXX PATHS /usr/local/cuda/bin)
+  if(ARTESIAN_NVCC)
+    set(ENV{CUDACXX} ${ARTESIAN_NVCC})
+    include(CheckLanguage)
+    check_language(CUDA)
+  endif()
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_EXTENSIONS OFF)
+    enable_language(CUDA)
+    set(ARTESIAN_HAVE_CUDA ON)
+    if(CCACHE)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+    endif()
+    message(STATUS "CUDA kernels: built for sm_80 and sm_90 by ${CMAKE_CUDA_COMPILER}")
+  else()
+    message(STATUS "CUDA kernels: not built (no working nvcc found)")
+  endif()
+endif()
+
+# artesian_cuda_kernels(name): the folder's .cu files as artesian_<name>, where there is a toolkit and
+# at least one file; users test for the target.
+function(artesian_cuda_kernels name)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
+  if(NOT ARTESIAN_HAVE_CUDA OR NOT sources)
+    return()
+  endif()
+  add_library(artesian_${name} STATIC ${sources})
+  target_link_libraries(artesian_${name} PUBLIC artesian_flags artesian_base)
+  # --fmad=false for the same reason as -ffp-contract=off: the same bits as the CPU kernels.
+  target_compile_options(artesian_${name} PRIVATE
+    --fmad=false --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wshadow,-Werror)
+endfunction()

@@ -1,0 +1,36 @@
+// Adam's formula for one element on the device, operation by operation as in adam.h.
+#pragma once
+
+#include "kernels/adam.h"
+#include "kernels/element.cuh"
+
+namespace artesian::kernels::cuda {
+
+/// The constants of a step with what the formula derives from them, rounded as adam_step_naive
+/// does.
+struct AdamConstants {
+  AdamStep step;
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float decoupled_decay;
+};
+
+inline AdamConstants make_adam_constants(const AdamStep& step) {
+  return {step, 1.0f - step.beta1, 1.0f - step.beta2, step.learning_rate * step.weight_decay};
+}
+
+/// Updates parameter p and moments m and v in place for a gradient.
+__device__ inline void adam_element(float& p, float& m, float& v, float grad,
+                                    const AdamConstants& constants) {
+  const AdamStep& step = constants.step;
+  float g = __fmul_rn(grad, step.grad_multiplier);
+  if (step.mode == AdamMode::L2) g = __fadd_rn(g, __fmul_rn(step.weight_decay, p));
+  m = __fadd_rn(__fmul_rn(step.beta1, m), __fmul_rn(constants.one_minus_beta1, g));
+  v = __fadd_rn(__fmul_rn(step.beta2, v), __fmul_rn(__fmul_rn(constants.one_minus_beta2, g), g));
+  if (step.mode == AdamMode::AdamW) p = __fsub_rn(p, __fmul_rn(constants.decoupled_decay, p));
+  const float denominator =
+      __fadd_rn(__fmul_rn(__fsqrt_rn(v), step.denominator_multiplier), step.epsilon);
+  p = __fsub_rn(p, __fmul_rn(step.step_size, __fdiv_rn(m, denominator)));
+}
+
+}  // namespace artesian::kernels::cuda

@@ -1,0 +1,61 @@
+// A thin layer over libxxhash; only this file includes its header.
+#include "kernels/checksum.h"
+
+#include <xxhash.h>
+
+#include <array>
+
+#include "base/check.h"
+
+namespace artesian::kernels {
+
+std::uint64_t checksum64(const void* data, std::uint64_t size, std::uint64_t seed) noexcept {
+  return XXH3_64bits_withSeed(data, size, seed);
+}
+
+void Digest::Free::operator()(XXH3_state_s* state) const noexcept {
+  XXH3_freeState(state);
+}
+
+Digest::Digest() : state_(XXH3_createState()) {
+  ARTESIAN_CHECK(state_ != nullptr);  // 576 bytes
+  ARTESIAN_CHECK(XXH3_128bits_reset(state_.get()) == XXH_OK);
+}
+
+void Digest::update(const void* data, std::uint64_t size) noexcept {
+  if (size == 0) return;
+  ARTESIAN_CHECK(data != nullptr);
+  ARTESIAN_CHECK(XXH3_128bits_update(state_.get(), data, size) == XXH_OK);
+}
+
+void Digest::start_named(std::string_view name, std::uint64_t size) noexcept {
+  const auto update_length = [this](std::uint64_t length) {
+    std::array<unsigned char, 8> bytes;
+    for (auto& byte : bytes) {
+      byte = static_cast<unsigned char>(length & 0xffu);
+      length >>= 8;
+    }
+    update(bytes.data(), bytes.size());
+  };
+  update_length(name.size());
+  update(name.data(), name.size());
+  update_length(size);
+}
+
+void Digest::update_named(std::string_view name, const void* data, std::uint64_t size) noexcept {
+  start_named(name, size);
+  update(data, size);
+}
+
+std::string Digest::hex() const {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
+  std::string text;
+  for (const unsigned char byte : canonical.digest) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 0xf];
+  }
+  return text;
+}
+
+}  // namespace artesian::kernels

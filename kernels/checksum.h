@@ -1,0 +1,44 @@
+// Checksums (XXH3): 64 bits with a seed for blocks of the swap file, and a 128-bit digest over
+// named arrays for the identity of a model's state. They find damage and misplaced blocks, not
+// forgery.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+struct XXH3_state_s;
+
+namespace artesian::kernels {
+
+/// XXH3-64 of `size` bytes at `data`. The seed ties the bytes to where and when they belong.
+/// Thread: any. data may be null if size is 0.
+std::uint64_t checksum64(const void* data, std::uint64_t size, std::uint64_t seed) noexcept;
+
+/// XXH3-128 of everything given to update, however it was cut into pieces. Move-only.
+class Digest {
+ public:
+  Digest();
+
+  /// Appends bytes.
+  void update(const void* data, std::uint64_t size) noexcept;
+
+  /// Appends a named array: the name's length, the name, the array's size, the array (lengths as
+  /// 64-bit little endian), so that no two sequences of named arrays give the same bytes.
+  void update_named(std::string_view name, const void* data, std::uint64_t size) noexcept;
+
+  /// Starts a named array of `size` bytes whose bytes follow in calls of update.
+  void start_named(std::string_view name, std::uint64_t size) noexcept;
+
+  /// 32 lower-case hex digits, the most significant first (as xxhsum prints them). May go on after.
+  std::string hex() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const noexcept;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
+
+}  // namespace artesian::kernels

@@ -1,0 +1,46 @@
+// The kernels on a CUDA device: the functions of adam.h, cast.h and gradient.h with device pointers
+// and a stream, and the same bits as the naive versions there (see Note [Same bits on the device]
+// in element.cuh). Plain C++: this header needs the CUDA toolkit but not nvcc.
+//
+// Every function enqueues on `stream`, does not wait, and allocates nothing. Arrays live until the
+// stream has passed; they need the alignment of their elements only (16 bytes is faster), and must
+// not overlap unless said. Errors: Io, when the launch is refused, which includes an earlier
+// failure of the device.
+#pragma once
+
+#include <driver_types.h>
+
+#include <cstdint>
+
+#include "base/result.h"
+#include "kernels/adam.h"
+#include "kernels/gradient.h"
+
+namespace artesian::kernels::cuda {
+
+/// As kernels::adam_step; all pointers are device pointers.
+Result<void> adam_step(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step,
+                       cudaStream_t stream);
+
+/// As kernels::expand, without overlap.
+Result<void> expand(const void* source, DType source_dtype, float* target, std::uint64_t count,
+                    cudaStream_t stream);
+
+/// As kernels::narrow. Where a result is not finite, *not_finite (device memory, the caller clears
+/// it) becomes 1.
+Result<void> narrow(const float* source, void* target, DType target_dtype, std::uint64_t count,
+                    std::uint32_t* not_finite, cudaStream_t stream);
+
+/// As kernels::accumulate_gradient, with not_finite as in narrow.
+Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
+                                 std::uint64_t count, Accumulate how, std::uint32_t* not_finite,
+                                 cudaStream_t stream);
+
+/// Sums of squares of one parameter: partial_sums[b] is kernels::sum_squares(...).sum of elements
+/// [b * norm_block, (b + 1) * norm_block), bit for bit. The caller adds them in order; an infinity
+/// or NaN among them means that the elements are not all finite. Shape: data: [count] of dtype;
+/// partial_sums: [count / norm_block, rounded up], device memory.
+Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* partial_sums,
+                         cudaStream_t stream);
+
+}  // namespace artesian::kernels::cuda

@@ -1,0 +1,24 @@
+// Which instruction set the kernels use. All give the same bits (Note [Same bits] in simd_inl.h);
+// a run names its target in its header, and tests run every kernel on each of them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian::kernels {
+
+/// Targets that this build has and this CPU can run, best first, such as "AVX3" (AVX-512), "AVX2",
+/// "SSE4", "SSSE3", "SCALAR". The last one is the compiler's baseline and runs anywhere.
+std::vector<std::string> supported_targets();
+
+/// The target that the next kernel call uses.
+const char* active_target_name() noexcept;
+
+/// All kernels use this target from now on; an empty name returns to the best one. For tests and
+/// benches. Errors: Invalid, naming what is supported. Thread: none may be inside a kernel.
+Result<void> force_target(std::string_view name);
+
+}  // namespace artesian::kernels

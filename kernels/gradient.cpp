@@ -1,0 +1,158 @@
+// Gradient kernels with SIMD. See Note [Same bits] in simd_inl.h.
+#include "kernels/gradient.h"
+
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/gradient.cpp"
+#include "hwy/foreach_target.h"
+//
+#include "hwy/highway.h"
+#include "kernels/simd_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace artesian::kernels::HWY_NAMESPACE {
+
+/// Joins full vectors and returns whether all are finite; count is a multiple of their length.
+template <Accumulate how, DType acc_dtype, DType grad_dtype>
+HWY_NOINLINE bool accumulate_vectors(Element<acc_dtype>* acc, const float* grad,
+                                     std::uint64_t count) {
+  const FloatTag d;
+  auto largest = hn::Zero(MagnitudeTag<acc_dtype>());
+  for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
+    auto value = round_to<grad_dtype>(d, hn::LoadU(d, grad + i));
+    if constexpr (how == Accumulate::Add) value = hn::Add(load<acc_dtype>(d, acc + i), value);
+    largest = store_watched<acc_dtype>(value, acc + i, largest);
+  }
+  return all_finite<acc_dtype>(largest);
+}
+
+/// The same for any count.
+template <Accumulate how, DType acc_dtype, DType grad_dtype>
+bool accumulate_any(void* acc, const float* grad, std::uint64_t count) {
+  constexpr std::size_t lanes = hn::MaxLanes(FloatTag());
+  auto* sum = static_cast<Element<acc_dtype>*>(acc);
+  const std::uint64_t full = count - count % lanes;
+  const bool finite = accumulate_vectors<how, acc_dtype, grad_dtype>(sum, grad, full);
+  const std::uint64_t rest = count - full;
+  if (rest == 0) return finite;
+  float padded[lanes] = {};
+  Element<acc_dtype> result[lanes] = {};
+  std::memcpy(padded, grad + full, rest * sizeof(float));
+  if (how == Accumulate::Add) std::memcpy(result, sum + full, rest * sizeof(result[0]));
+  const bool rest_finite = accumulate_vectors<how, acc_dtype, grad_dtype>(result, padded, lanes);
+  std::memcpy(sum + full, result, rest * sizeof(result[0]));
+  return finite && rest_finite;
+}
+
+template <Accumulate how, DType acc_dtype>
+bool accumulate_by_grad(void* acc, const float* grad, DType grad_dtype, std::uint64_t count) {
+  // Rounding twice to one type is rounding once.
+  if (how == Accumulate::Set && grad_dtype == acc_dtype) {
+    return accumulate_any<how, acc_dtype, DType::Float32>(acc, grad, count);
+  }
+  switch (grad_dtype) {
+    case DType::Float32: return accumulate_any<how, acc_dtype, DType::Float32>(acc, grad, count);
+    case DType::Float16: return accumulate_any<how, acc_dtype, DType::Float16>(acc, grad, count);
+    case DType::BFloat16: return accumulate_any<how, acc_dtype, DType::BFloat16>(acc, grad, count);
+  }
+  return true;
+}
+
+template <Accumulate how>
+bool accumulate_by_acc(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
+                       std::uint64_t count) {
+  switch (acc_dtype) {
+    case DType::Float32:
+      return accumulate_by_grad<how, DType::Float32>(acc, grad, grad_dtype, count);
+    case DType::Float16:
+      return accumulate_by_grad<how, DType::Float16>(acc, grad, grad_dtype, count);
+    case DType::BFloat16:
+      return accumulate_by_grad<how, DType::BFloat16>(acc, grad, grad_dtype, count);
+  }
+  return true;
+}
+
+bool accumulate_on_target(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
+                          std::uint64_t count, Accumulate how) {
+  return how == Accumulate::Set
+             ? accumulate_by_acc<Accumulate::Set>(acc, acc_dtype, grad, grad_dtype, count)
+             : accumulate_by_acc<Accumulate::Add>(acc, acc_dtype, grad, grad_dtype, count);
+}
+
+/// The 16 virtual lanes of a sum of squares, spread over as many registers as the target needs.
+using DoubleTag = hn::ScalableTag<double>;
+constexpr std::size_t virtual_lanes = 16;
+constexpr std::size_t double_lanes = hn::MaxLanes(DoubleTag());
+constexpr std::size_t registers = virtual_lanes / double_lanes;
+
+/// Adds the squares of `count` elements, a multiple of 16, to the lanes.
+/// MulAdd is allowed here and only here: the square of a float is exact in fp64, so fusing it with
+/// the addition rounds once in both cases.
+template <DType dtype>
+HWY_INLINE void add_squares(const Element<dtype>* data, std::uint64_t count,
+                            double* HWY_RESTRICT lanes) {
+  const DoubleTag dd;
+  const hn::Rebind<float, DoubleTag> df;
+  hn::Vec<DoubleTag> sums[registers];
+  for (std::size_t k = 0; k < registers; ++k) sums[k] = hn::LoadU(dd, lanes + k * double_lanes);
+  for (std::uint64_t i = 0; i < count; i += virtual_lanes) {
+    for (std::size_t k = 0; k < registers; ++k) {
+      const auto x = hn::PromoteTo(dd, load<dtype>(df, data + i + k * double_lanes));
+      sums[k] = hn::MulAdd(x, x, sums[k]);
+    }
+  }
+  for (std::size_t k = 0; k < registers; ++k) hn::StoreU(sums[k], dd, lanes + k * double_lanes);
+}
+
+template <DType dtype>
+double sum_squares_any(const void* data, std::uint64_t count) {
+  const auto* elements = static_cast<const Element<dtype>*>(data);
+  const std::uint64_t full = count - count % virtual_lanes;
+  double lanes[virtual_lanes] = {};
+  add_squares<dtype>(elements, full, lanes);
+  if (full != count) {  // padded with zeros: adding +0 to a sum that is never -0 changes nothing
+    Element<dtype> padded[virtual_lanes] = {};
+    std::memcpy(padded, elements + full, (count - full) * sizeof(padded[0]));
+    add_squares<dtype>(padded, virtual_lanes, lanes);
+  }
+  double total = lanes[0];
+  for (std::size_t lane = 1; lane < virtual_lanes; ++lane) total += lanes[lane];
+  return total;
+}
+
+double sum_squares_on_target(const void* data, DType dtype, std::uint64_t count) {
+  switch (dtype) {
+    case DType::Float32: return sum_squares_any<DType::Float32>(data, count);
+    case DType::Float16: return sum_squares_any<DType::Float16>(data, count);
+    case DType::BFloat16: return sum_squares_any<DType::BFloat16>(data, count);
+  }
+  return 0.0;
+}
+
+}  // namespace artesian::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "base/check.h"
+
+namespace artesian::kernels {
+namespace {
+
+HWY_EXPORT(accumulate_on_target);
+HWY_EXPORT(sum_squares_on_target);
+
+}  // namespace
+
+bool accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
+                         std::uint64_t count, Accumulate how) noexcept {
+  return HWY_DYNAMIC_DISPATCH(accumulate_on_target)(acc, acc_dtype, grad, grad_dtype, count, how);
+}
+
+SumSquares sum_squares(const void* data, DType dtype, std::uint64_t count) noexcept {
+  ARTESIAN_CHECK(count <= norm_block, count);
+  return make_sum_squares(HWY_DYNAMIC_DISPATCH(sum_squares_on_target)(data, dtype, count));
+}
+
+}  // namespace artesian::kernels
+#endif

@@ -1,0 +1,203 @@
+// Loads, stores and roundings of all element types as float vectors, for one dispatch target at a
+// time. Included once per target by the kernels (see hwy/foreach_target.h); nobody else needs it.
+//
+// Note [Same bits]
+// Every dispatch target gives the bits of the naive version, because
+// - multiply and add are separate Highway operations, never MulAdd (which fuses on AVX2 and up),
+//   and the tree is built with -ffp-contract=off, without which g++ fuses the intrinsics again;
+// - division and square root are the IEEE ones, never approximations;
+// - bf16 rounding is integer code. fp16 uses F16C where the target has it, whose results, NaN
+//   payloads included, are those of base/dtype.h; other targets use integer code (Highway 1.0's
+//   own fallback truncates and loses infinities);
+// - a tail shorter than a vector is padded and goes through the very code of the full blocks.
+// One thing is not specified: which NaN an *arithmetic* operation on NaNs yields (operand order is
+// the compiler's choice). A NaN result is a NaN everywhere. Conversions are exact for NaNs, too.
+//
+// Include guard per target: flips with HWY_TARGET_TOGGLE.
+#if defined(ARTESIAN_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ARTESIAN_KERNELS_SIMD_INL_H_
+#undef ARTESIAN_KERNELS_SIMD_INL_H_
+#else
+#define ARTESIAN_KERNELS_SIMD_INL_H_
+#endif
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace artesian::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <DType dtype>
+using Element = std::conditional_t<dtype == DType::Float32, float, std::uint16_t>;
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<FloatTag>;
+
+// The tags below may be of a partial vector (sum_squares loads half a register of floats).
+template <class D>
+using IntTag = hn::Rebind<std::int32_t, D>;
+template <class D>
+using HalfTag = hn::Rebind<std::uint16_t, D>;
+
+/// fp16 bits in 32-bit lanes of fp16 values, by integer operations; as fp16_to_float.
+template <class D>
+HWY_INLINE hn::Vec<D> fp16_value_in_software(D d, hn::Vec<IntTag<D>> bits) {
+  const IntTag<D> di;
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(di, 0x8000)));
+  const auto magnitude = hn::And(bits, hn::Set(di, 0x7fff));
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const auto normal = hn::Add(shifted, hn::Set(di, 112 << 23));  // exponent 15 -> 127
+  const auto infinite = hn::Or(shifted, hn::Set(di, 0x7f800000));
+  const auto quiet_nan = hn::Or(infinite, hn::Set(di, 0x400000));
+  const auto subnormal =
+      hn::BitCast(di, hn::Mul(hn::ConvertTo(d, magnitude), hn::Set(d, 0x1p-24f)));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x400)), subnormal, normal);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7bff)), infinite, result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7c00)), quiet_nan, result);
+  return hn::BitCast(d, hn::Or(result, sign));
+}
+
+/// fp16 bits, in 32-bit lanes, of floats, by integer operations; as float_to_fp16.
+template <class D>
+HWY_INLINE hn::Vec<IntTag<D>> fp16_bits_in_software(D d, hn::Vec<D> value) {
+  const IntTag<D> di;
+  const hn::Rebind<std::uint32_t, D> du;
+  const auto bits = hn::BitCast(di, value);
+  const auto sign =
+      hn::BitCast(di, hn::ShiftRight<16>(hn::And(hn::BitCast(du, value), hn::Set(du, 0x80000000))));
+  const auto magnitude = hn::And(bits, hn::Set(di, 0x7fffffff));
+  const auto top = hn::ShiftRight<13>(magnitude);
+  const auto one = hn::Set(di, 1);
+  const auto rebased = hn::Sub(magnitude, hn::Set(di, 0x38000000));  // exponent 127 -> 15
+  const auto odd = hn::And(hn::ShiftRight<13>(rebased), one);
+  const auto normal = hn::ShiftRight<13>(hn::Add(hn::Add(rebased, hn::Set(di, 0xfff)), odd));
+  // Adding 0.5 puts the last bit of an fp16 subnormal at the last bit of a float: the addition
+  // itself rounds to nearest even.
+  const auto subnormal =
+      hn::Sub(hn::BitCast(di, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))),
+              hn::Set(di, 0x3f000000));
+  const auto quiet_nan = hn::Or(hn::Set(di, 0x7e00), hn::And(top, hn::Set(di, 0x3ff)));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x477fefff)), hn::Set(di, 0x7c00), result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7f800000)), quiet_nan, result);
+  return hn::Or(result, sign);
+}
+
+/// The floats rounded to bf16, still as 32-bit patterns: the low 16 bits are not cleared.
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<std::uint32_t, D>> bf16_rounded(D, hn::Vec<D> value) {
+  const hn::Rebind<std::uint32_t, D> du;
+  const auto bits = hn::BitCast(du, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd);
+  const auto quiet_nan = hn::Or(bits, hn::Set(du, 0x400000));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), quiet_nan, rounded);
+}
+
+/// Floats of 16-bit patterns.
+template <DType dtype, class D>
+HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<HalfTag<D>> bits) {
+  if constexpr (dtype == DType::BFloat16) {
+    const hn::Rebind<std::uint32_t, D> du;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+  } else {
+#if HWY_TARGET <= HWY_AVX2
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), bits));
+#else
+    return fp16_value_in_software(d, hn::PromoteTo(IntTag<D>(), bits));
+#endif
+  }
+}
+
+/// 16-bit patterns of floats.
+template <DType dtype, class D>
+HWY_INLINE hn::Vec<HalfTag<D>> round_bits(D d, hn::Vec<D> value) {
+  const HalfTag<D> dh;
+  if constexpr (dtype == DType::BFloat16) {
+    return hn::DemoteTo(dh, hn::BitCast(IntTag<D>(), hn::ShiftRight<16>(bf16_rounded(d, value))));
+  } else {
+#if HWY_TARGET <= HWY_AVX2
+    return hn::BitCast(dh, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
+#else
+    return hn::DemoteTo(dh, fp16_bits_in_software(d, value));
+#endif
+  }
+}
+
+template <DType dtype, class D>
+HWY_INLINE hn::Vec<D> load(D d, const Element<dtype>* source) {
+  if constexpr (dtype == DType::Float32) {
+    return hn::LoadU(d, source);
+  } else {
+    return widen<dtype>(d, hn::LoadU(HalfTag<D>(), source));
+  }
+}
+
+template <DType dtype, class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, Element<dtype>* target) {
+  if constexpr (dtype == DType::Float32) {
+    hn::StoreU(value, d, target);
+  } else {
+    hn::StoreU(round_bits<dtype>(d, value), HalfTag<D>(), target);
+  }
+}
+
+/// The values after rounding to dtype.
+template <DType dtype, class D>
+HWY_INLINE hn::Vec<D> round_to(D d, hn::Vec<D> value) {
+  if constexpr (dtype == DType::Float32) {
+    return value;
+  } else if constexpr (dtype == DType::BFloat16) {
+    const hn::Rebind<std::uint32_t, D> du;
+    return hn::BitCast(d, hn::And(bf16_rounded(d, value), hn::Set(du, 0xffff0000)));
+  } else {
+    return widen<dtype>(d, round_bits<dtype>(d, value));
+  }
+}
+
+/// The magnitudes of stored patterns as integers: the largest so far, which tells whether one of
+/// them was an infinity or a NaN. Starts at zero.
+template <DType dtype>
+using MagnitudeTag =
+    hn::Rebind<std::conditional_t<dtype == DType::Float32, std::int32_t, std::int16_t>, FloatTag>;
+template <DType dtype>
+using Magnitudes = hn::Vec<MagnitudeTag<dtype>>;
+
+/// Stores rounded values. Returns the largest magnitudes with theirs.
+template <DType dtype>
+HWY_INLINE Magnitudes<dtype> store_watched(FloatVector value, Element<dtype>* target,
+                                           Magnitudes<dtype> largest) {
+  const FloatTag d;
+  const MagnitudeTag<dtype> dm;
+  Magnitudes<dtype> pattern;
+  if constexpr (dtype == DType::Float32) {
+    hn::StoreU(value, d, target);
+    pattern = hn::BitCast(dm, value);
+  } else {
+    const auto bits = round_bits<dtype>(d, value);
+    hn::StoreU(bits, HalfTag<FloatTag>(), target);
+    pattern = hn::BitCast(dm, bits);
+  }
+  const auto no_sign = hn::Set(dm, hwy::LimitsMax<hn::TFromD<MagnitudeTag<dtype>>>());
+  return hn::Max(largest, hn::And(pattern, no_sign));
+}
+
+template <DType dtype>
+HWY_INLINE bool all_finite(Magnitudes<dtype> largest) {
+  const MagnitudeTag<dtype> dm;
+  constexpr int infinity = dtype == DType::Float32   ? 0x7f800000
+                           : dtype == DType::Float16 ? 0x7c00
+                                                     : 0x7f80;
+  return hn::AllTrue(
+      dm, hn::Lt(largest, hn::Set(dm, static_cast<hn::TFromD<MagnitudeTag<dtype>>>(infinity))));
+}
+
+}  // namespace artesian::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

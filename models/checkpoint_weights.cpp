@@ -1,0 +1,199 @@
+#include "models/checkpoint_weights.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+
+#include "base/random.h"
+
+namespace artesian::models {
+namespace {
+
+constexpr const char* single_name = "model.safetensors";
+constexpr const char* index_name = "model.safetensors.index.json";
+constexpr std::uint64_t index_size_max = 256u << 20;
+constexpr std::size_t names_shown_max = 3;
+
+using WeightMap = std::vector<std::pair<std::string, std::string>>;  // tensor, file
+
+Error invalid(const std::string& path, const std::string& text) {
+  return make_error(ErrorCode::Invalid, "model weights: " + path + ": " + text);
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+/// A file name that cannot leave the directory.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+}
+
+Result<WeightMap> read_index(const std::string& path) {
+  ARTESIAN_TRY(file, InputFile::open(path));
+  if (file.size() > index_size_max) return invalid(path, "larger than 256 MiB");
+  std::string text(file.size(), '\0');
+  ARTESIAN_TRY_VOID(file.read_at(text.data(), text.size(), 0));
+  const auto index = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!index.is_object()) return invalid(path, "not a JSON object");
+  const auto map = index.find("weight_map");
+  if (map == index.end() || !map->is_object()) {
+    return invalid(path, "weight_map: missing, or no object");
+  }
+  WeightMap entries;
+  for (const auto& [tensor, file_name] : map->items()) {
+    if (!file_name.is_string() || !is_plain_name(file_name.get<std::string>())) {
+      const std::string got = file_name.dump(-1, ' ', true);
+      return invalid(path, "weight_map: " + shown_name(tensor) + ": got " + got.substr(0, 100) +
+                               ", allowed the name of a file in this folder");
+    }
+    entries.emplace_back(tensor, file_name.get<std::string>());
+  }
+  return entries;
+}
+
+Result<std::vector<SafetensorsFile>> open_files(const std::string& directory) {
+  std::vector<SafetensorsFile> files;
+  if (exists(directory + "/" + single_name) || !exists(directory + "/" + index_name)) {
+    ARTESIAN_TRY(file, SafetensorsFile::open(directory + "/" + single_name));
+    files.push_back(std::move(file));
+    return files;
+  }
+  const std::string index_path = directory + "/" + index_name;
+  ARTESIAN_TRY(index, read_index(index_path));
+  std::set<std::string> names;
+  for (const auto& [tensor, file_name] : index) names.insert(file_name);
+  std::unordered_map<std::string, std::set<std::string_view>> held;
+  for (const std::string& name : names) {
+    ARTESIAN_TRY(file, SafetensorsFile::open(directory + "/" + name));
+    files.push_back(std::move(file));
+    for (const auto& tensor : files.back().tensors()) held[name].insert(tensor.name);
+  }
+  for (const auto& [tensor, file_name] : index) {
+    if (held[file_name].contains(tensor)) continue;
+    return invalid(index_path, "weight_map: " + shown_name(tensor) + ": " + file_name +
+                                   " has no tensor of this name");
+  }
+  return files;
+}
+
+std::string shape_text(const auto& shape) {
+  std::string text = "[";
+  for (const auto extent : shape) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(extent);
+  }
+  return text + "]";
+}
+
+/// "a, b, c and 9 more", one line per kind of fault.
+class FaultList {
+ public:
+  explicit FaultList(const char* kind) : kind_(kind) {}
+  void add(const std::string& text) {
+    if (++count_ > names_shown_max) return;
+    if (!list_.empty()) list_ += ", ";
+    list_ += text;
+  }
+  void append_line(std::string& lines, const std::string& directory) const {
+    if (count_ == 0) return;
+    if (!lines.empty()) lines += '\n';
+    lines += "model weights: " + directory + ": " + kind_ + list_;
+    if (count_ > names_shown_max) {
+      lines += " and " + std::to_string(count_ - names_shown_max) + " more";
+    }
+  }
+
+ private:
+  const char* kind_;
+  std::size_t count_ = 0;
+  std::string list_;
+};
+
+bool same_shape(const SafetensorsTensor& tensor, const zero3::ParameterSpec& parameter) {
+  return std::equal(tensor.shape.begin(), tensor.shape.end(), parameter.shape.begin(),
+                    parameter.shape.end(), [](std::uint64_t left, std::int64_t right) {
+                      return left == static_cast<std::uint64_t>(right);
+                    });
+}
+
+}  // namespace
+
+bool has_checkpoint(const std::string& directory) {
+  return exists(directory + "/" + single_name) || exists(directory + "/" + index_name);
+}
+
+Result<CheckpointWeights> CheckpointWeights::open(const std::string& directory,
+                                                  const ModelConfig& config) {
+  ARTESIAN_TRY(files, open_files(directory));
+  ARTESIAN_TRY(places, match(files, config, directory));
+  return CheckpointWeights(std::move(files), std::move(places));
+}
+
+Result<std::vector<CheckpointWeights::Place>> CheckpointWeights::match(
+    const std::vector<SafetensorsFile>& files, const ModelConfig& config,
+    const std::string& directory) {
+  const auto parameters = model_parameters(config);
+  std::unordered_map<std::string_view, std::size_t> wanted;
+  for (std::size_t i = 0; i < parameters.size(); ++i) wanted.emplace(parameters[i].name, i);
+  std::vector<Place> places(parameters.size(), Place{0, nullptr});
+  FaultList missing("missing: "), superfluous("not in this model: "), twice("twice: ");
+  FaultList reshaped("of another shape: "), unreadable("not F32, F16, BF16 or F64: ");
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    for (const SafetensorsTensor& tensor : files[file].tensors()) {
+      const std::string_view name = parameter_name(tensor.name);
+      const auto entry = wanted.find(name);
+      if (entry == wanted.end()) {
+        if (!is_harmless_tensor(config, name)) superfluous.add(shown_name(tensor.name));
+        continue;
+      }
+      const zero3::ParameterSpec& parameter = parameters[entry->second];
+      Place& place = places[entry->second];
+      if (place.tensor != nullptr) twice.add(shown_name(tensor.name));
+      place = {file, &tensor};
+      if (!same_shape(tensor, parameter)) {
+        reshaped.add(parameter.name + " (got " + shape_text(tensor.shape) + ", allowed " +
+                     shape_text(parameter.shape) + ")");
+      }
+      if (!SafetensorsFile::readable(tensor)) {
+        unreadable.add(parameter.name + " (" + tensor.type->name + ")");
+      }
+    }
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (places[i].tensor == nullptr) missing.add(parameters[i].name);
+  }
+  std::string lines;
+  for (const FaultList* list : {&missing, &superfluous, &twice, &reshaped, &unreadable}) {
+    list->append_line(lines, directory);
+  }
+  if (!lines.empty()) return make_error(ErrorCode::Invalid, std::move(lines));
+  return places;
+}
+
+Result<void> CheckpointWeights::read(std::uint32_t parameter, std::uint64_t first,
+                                     std::span<float> target) noexcept {
+  ARTESIAN_CHECK(parameter < places_.size(), parameter, places_.size());
+  const Place& place = places_[parameter];
+  return files_[place.file].read(*place.tensor, first, target);
+}
+
+Result<void> RandomWeights::read(std::uint32_t parameter, std::uint64_t first,
+                                 std::span<float> target) noexcept {
+  ARTESIAN_CHECK(parameter < parameters_.size(), parameter, parameters_.size());
+  const zero3::ParameterSpec& spec = parameters_[parameter];
+  if (spec.initial == zero3::Initial::Normal) {
+    fill_normal(target, seed_, parameter, first);
+    const auto deviation = static_cast<float>(spec.standard_deviation);
+    for (float& value : target) value *= deviation;
+  } else {
+    std::fill(target.begin(), target.end(), spec.initial == zero3::Initial::Ones ? 1.0f : 0.0f);
+  }
+  return {};
+}
+
+}  // namespace artesian::models

@@ -1,0 +1,58 @@
+// Initial weights: from the safetensors of a Hugging Face directory, or random by the
+// architecture's rule. Both give any slice of any parameter at any time, so that no parameter is
+// ever whole.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/model_config.h"
+#include "models/safetensors.h"
+#include "zero3/weights.h"
+
+namespace artesian::models {
+
+/// Whether the directory holds model.safetensors or model.safetensors.index.json.
+bool has_checkpoint(const std::string& directory);
+
+class CheckpointWeights final : public zero3::WeightSource {
+ public:
+  /// Opens all files and matches their tensors with the model's parameters. Names may have the
+  /// prefix "transformer.". Errors: Io; Corrupt; Invalid: tensors that are missing, superfluous, of
+  /// another shape or of a type that is no float, one line per kind of fault.
+  static Result<CheckpointWeights> open(const std::string& directory, const ModelConfig& config);
+
+  Result<void> read(std::uint32_t parameter, std::uint64_t first,
+                    std::span<float> target) noexcept override;
+
+ private:
+  struct Place {
+    std::size_t file;
+    const SafetensorsTensor* tensor;  // into files_[file], whose list does not move
+  };
+  CheckpointWeights(std::vector<SafetensorsFile> files, std::vector<Place> places)
+      : files_(std::move(files)), places_(std::move(places)) {}
+
+  static Result<std::vector<Place>> match(const std::vector<SafetensorsFile>& files,
+                                          const ModelConfig& config, const std::string& directory);
+
+  std::vector<SafetensorsFile> files_;
+  std::vector<Place> places_;  // by parameter
+};
+
+/// The same numbers for the same seed, whatever the slices: counter-based, one stream a parameter.
+class RandomWeights final : public zero3::WeightSource {
+ public:
+  RandomWeights(std::vector<zero3::ParameterSpec> parameters, std::uint64_t seed)
+      : parameters_(std::move(parameters)), seed_(seed) {}
+
+  Result<void> read(std::uint32_t parameter, std::uint64_t first,
+                    std::span<float> target) noexcept override;
+
+ private:
+  std::vector<zero3::ParameterSpec> parameters_;
+  std::uint64_t seed_;
+};
+
+}  // namespace artesian::models

@@ -1,0 +1,81 @@
+// Writes a Hugging Face directory in one pass: safetensors in shards, their index, config.json and
+// the tokenizer's files. Tensors are declared first and their bytes appended in order, in pieces,
+// so that nothing is ever whole in memory. All goes into a folder beside the target, is made
+// durable, and is renamed at the end: the target either is complete or does not exist. A writer
+// that dies before commit() removes what it wrote.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/result.h"
+#include "models/file_io.h"
+
+namespace artesian::models {
+
+struct TensorDeclaration {
+  std::string name;  // as saved, see saved_name()
+  std::vector<std::int64_t> shape;
+};
+
+struct CheckpointWriterOptions {
+  std::string target;            // the folder to make; must not exist, its parent must
+  std::string source_directory;  // whose config.json and tokenizer files are copied
+  DType dtype = DType::Float32;  // of all tensors
+  std::uint64_t shard_size_max = 5'000'000'000;  // bytes of data; a larger tensor has its own shard
+};
+
+/// Whether a checkpoint of this many bytes could be written now: the target is free, its parent is
+/// a writable folder with that much space. For the time before training. Errors: Invalid, NoSpace,
+/// Io.
+Result<void> check_checkpoint_target(const std::string& target, std::uint64_t bytes);
+
+class CheckpointWriter {
+ public:
+  /// Checks the target, makes the folder beside it and copies the small files.
+  /// Errors: Invalid (target exists, names twice or none), NoSpace, Io.
+  static Result<CheckpointWriter> create(CheckpointWriterOptions options,
+                                         std::vector<TensorDeclaration> tensors);
+  CheckpointWriter(CheckpointWriter&& other) noexcept;
+  CheckpointWriter& operator=(CheckpointWriter&&) = delete;
+  ~CheckpointWriter();
+
+  /// The next bytes of tensor `tensor`, which must be the first one that is not complete.
+  /// Errors: NoSpace, Io.
+  Result<void> append(std::size_t tensor, std::span<const std::byte> bytes);
+
+  /// After the last byte: writes the index, syncs and renames. Errors: NoSpace, Io; Invalid if the
+  /// target came into being meanwhile.
+  Result<void> commit();
+
+ private:
+  struct Shard {
+    std::string file_name;
+    std::size_t tensor_first;
+    std::size_t tensor_end;
+    std::uint64_t size;  // bytes of data
+  };
+  CheckpointWriter(CheckpointWriterOptions options, std::vector<TensorDeclaration> tensors);
+
+  void plan_shards();
+  Result<void> copy_small_files();
+  Result<void> open_next_shard();
+  Result<void> skip_complete_tensors();
+  Result<void> write_index();
+  std::uint64_t tensor_size(std::size_t tensor) const noexcept;
+
+  CheckpointWriterOptions options_;
+  std::vector<TensorDeclaration> tensors_;
+  std::vector<Shard> shards_;
+  std::string folder_;  // where it is written; empty before it exists and once it is renamed
+  std::size_t shard_next_ = 0;
+  std::size_t tensor_ = 0;            // first incomplete
+  std::uint64_t tensor_written_ = 0;  // bytes of it
+  std::optional<OutputFile> file_;
+};
+
+}  // namespace artesian::models

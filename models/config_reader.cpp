@@ -1,0 +1,146 @@
+#include "models/config_reader.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace artesian::models {
+namespace {
+
+constexpr std::size_t faults_shown_max = 5;
+constexpr std::size_t value_shown_max = 60;  // characters
+
+std::string number_text(double value) {
+  return nlohmann::json(value).dump();
+}
+
+}  // namespace
+
+ConfigReader::ConfigReader(const nlohmann::json& object, std::string path)
+    : object_(object), path_(std::move(path)) {
+  ARTESIAN_CHECK(object_.is_object());
+}
+
+const nlohmann::json* ConfigReader::find(const char* name) {
+  known_.emplace(name);
+  const auto entry = object_.find(name);
+  return entry == object_.end() ? nullptr : &*entry;
+}
+
+std::string ConfigReader::shown(const nlohmann::json& value) const {
+  std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  if (text.size() > value_shown_max) text = text.substr(0, value_shown_max) + "...";
+  return text;
+}
+
+void ConfigReader::add_fault(std::string_view key, std::string_view got, std::string_view allowed) {
+  faults_.push_back("model config: " + path_ + ": " + std::string(key) + ": got " +
+                    std::string(got) + ", allowed " + std::string(allowed));
+}
+
+void ConfigReader::add_note(std::string text) {
+  notes_.push_back(path_ + ": " + std::move(text));
+}
+
+std::int64_t ConfigReader::integer(std::initializer_list<const char*> names, IntegerRange range,
+                                   std::int64_t absent) {
+  const nlohmann::json* value = nullptr;
+  const char* chosen = nullptr;
+  for (const char* name : names) {
+    const nlohmann::json* candidate = find(name);
+    if (candidate == nullptr) continue;
+    if (value == nullptr) {
+      value = candidate;
+      chosen = name;
+    } else if (*candidate != *value) {
+      add_fault(name, shown(*candidate),
+                "the same as " + std::string(chosen) + ", which is " + shown(*value));
+    }
+  }
+  if (value == nullptr) return absent;
+  const bool fits = value->is_number_integer() &&
+                    (!value->is_number_unsigned() ||
+                     value->get<std::uint64_t>() <= static_cast<std::uint64_t>(range.maximum)) &&
+                    value->get<std::int64_t>() >= range.minimum &&
+                    value->get<std::int64_t>() <= range.maximum;
+  if (fits) return value->get<std::int64_t>();
+  add_fault(
+      chosen, shown(*value),
+      "an integer from " + std::to_string(range.minimum) + " to " + std::to_string(range.maximum));
+  return absent;
+}
+
+std::int64_t ConfigReader::integer_or_null(const char* name, IntegerRange range,
+                                           std::int64_t absent) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr || value->is_null()) return absent;
+  return integer({name}, range, absent);
+}
+
+double ConfigReader::number(const char* name, NumberRange range, double absent) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr) return absent;
+  if (value->is_number()) {
+    const auto given = value->get<double>();
+    if (given >= range.minimum && given <= range.maximum) return given;
+  }
+  add_fault(name, shown(*value),
+            "a number from " + number_text(range.minimum) + " to " + number_text(range.maximum));
+  return absent;
+}
+
+bool ConfigReader::boolean(const char* name, bool absent) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr) return absent;
+  if (value->is_boolean()) return value->get<bool>();
+  add_fault(name, shown(*value), "true or false");
+  return absent;
+}
+
+std::size_t ConfigReader::choice(const char* name, const std::vector<const char*>& allowed,
+                                 std::size_t absent) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr) return absent;
+  std::string list;
+  for (std::size_t index = 0; index < allowed.size(); ++index) {
+    if (*value == allowed[index]) return index;
+    list += (index == 0 ? "" : ", ") + std::string(allowed[index]);
+  }
+  add_fault(name, shown(*value), list);
+  return absent;
+}
+
+void ConfigReader::refuse_unless(const char* name, std::initializer_list<const char*> neutral) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr || value->is_null()) return;
+  std::string list = "null";
+  for (const char* text : neutral) {
+    if (*value == nlohmann::json::parse(text)) return;
+    list += " or " + std::string(text);
+  }
+  add_fault(name, shown(*value), list + " (not supported yet)");
+}
+
+void ConfigReader::ignore(std::initializer_list<std::string_view> names) {
+  known_.insert(names.begin(), names.end());
+}
+
+std::vector<std::string> ConfigReader::take_notes() {
+  std::string unknown;
+  for (const auto& [key, value] : object_.items()) {
+    if (known_.contains(key) || key.starts_with('_')) continue;
+    unknown += (unknown.empty() ? "" : ", ") + key;
+  }
+  if (!unknown.empty()) add_note("keys that are not known here and have no effect: " + unknown);
+  return std::move(notes_);
+}
+
+Result<void> ConfigReader::finish() const {
+  if (faults_.empty()) return {};
+  std::string lines;
+  for (std::size_t index = 0; index < std::min(faults_.size(), faults_shown_max); ++index) {
+    lines += (index == 0 ? "" : "\n") + faults_[index];
+  }
+  return make_error(ErrorCode::Invalid, std::move(lines));
+}
+
+}  // namespace artesian::models

@@ -1,0 +1,70 @@
+// Reads the keys of a model's config.json one by one and keeps book: every fault becomes one line
+// that names file, key, what was given and what is allowed; keys that nobody asked for end in one
+// note. The architectures (gpt2_config.h) say which keys there are.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian::models {
+
+struct IntegerRange {
+  std::int64_t minimum;
+  std::int64_t maximum;
+};
+
+struct NumberRange {
+  double minimum;
+  double maximum;
+};
+
+class ConfigReader {
+ public:
+  /// `object` must be a JSON object and outlive the reader; `path` is how messages name the file.
+  ConfigReader(const nlohmann::json& object, std::string path);
+
+  /// Each takes the value under the first name that is present, `absent` if none is. Names of one
+  /// list mean the same; if two are present and differ, that is a fault. A wrong type or range is a
+  /// fault, and `absent` is returned.
+  std::int64_t integer(std::initializer_list<const char*> names, IntegerRange range,
+                       std::int64_t absent);
+  std::int64_t integer_or_null(const char* name, IntegerRange range, std::int64_t absent);
+  double number(const char* name, NumberRange range, double absent);
+  bool boolean(const char* name, bool absent);
+  /// The index of the given string in `allowed`.
+  std::size_t choice(const char* name, const std::vector<const char*>& allowed, std::size_t absent);
+
+  /// A key that would change results if it were anything but absent, null or one of `neutral`
+  /// (JSON texts such as "false", "{}"): anything else is refused by name.
+  void refuse_unless(const char* name, std::initializer_list<const char*> neutral);
+
+  /// Keys that have no effect on training this model; they are not noted.
+  void ignore(std::initializer_list<std::string_view> names);
+
+  void add_fault(std::string_view key, std::string_view got, std::string_view allowed);
+  void add_note(std::string text);
+
+  /// Notes so far, and one for the keys that nobody asked for.
+  std::vector<std::string> take_notes();
+  /// Errors: Invalid, one line per fault, at most 5.
+  Result<void> finish() const;
+
+ private:
+  const nlohmann::json* find(const char* name);
+  std::string shown(const nlohmann::json& value) const;
+
+  const nlohmann::json& object_;
+  std::string path_;
+  std::set<std::string, std::less<>> known_;
+  std::vector<std::string> faults_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace artesian::models

@@ -1,0 +1,95 @@
+#include "models/file_io.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace artesian::models {
+namespace {
+
+Error file_error(const char* what, const std::string& path, int system_error) {
+  const bool full = system_error == ENOSPC || system_error == EDQUOT;
+  Error error = make_error(full ? ErrorCode::NoSpace : ErrorCode::Io, what, system_error);
+  error.file = path;
+  return error;
+}
+
+}  // namespace
+
+void Descriptor::reset() noexcept {
+  if (value_ >= 0) ::close(value_);
+  value_ = -1;
+}
+
+Result<InputFile> InputFile::open(const std::string& path) {
+  Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (descriptor.value() < 0) return file_error("cannot open", path, errno);
+  struct stat status {};
+  if (::fstat(descriptor.value(), &status) != 0) return file_error("cannot stat", path, errno);
+  if (!S_ISREG(status.st_mode)) {
+    return make_error(ErrorCode::Invalid, "not a regular file: " + path);
+  }
+  return InputFile(path, std::move(descriptor), static_cast<std::uint64_t>(status.st_size));
+}
+
+Result<void> InputFile::read_at(void* target, std::uint64_t length,
+                                std::uint64_t offset) const noexcept {
+  auto* bytes = static_cast<std::byte*>(target);
+  while (length != 0) {
+    const ssize_t count = ::pread(descriptor(), bytes, length, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      Error error = count < 0 ? file_error("cannot read", path_, errno)
+                              : make_error(ErrorCode::Corrupt, "the file ends too early");
+      error.file = path_;
+      error.offset = offset;
+      error.length = length;
+      return error;
+    }
+    bytes += count;
+    offset += static_cast<std::uint64_t>(count);
+    length -= static_cast<std::uint64_t>(count);
+  }
+  return {};
+}
+
+Result<OutputFile> OutputFile::create(const std::string& path) {
+  Descriptor descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (descriptor.value() < 0) return file_error("cannot create", path, errno);
+  return OutputFile(path, std::move(descriptor));
+}
+
+Result<void> OutputFile::append(const void* source, std::uint64_t length) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(source);
+  while (length != 0) {
+    const ssize_t count = ::write(descriptor_.value(), bytes, length);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      Error error = file_error("cannot write", path_, errno);
+      error.offset = size_;
+      error.length = length;
+      return error;
+    }
+    bytes += count;
+    size_ += static_cast<std::uint64_t>(count);
+    length -= static_cast<std::uint64_t>(count);
+  }
+  return {};
+}
+
+Result<void> OutputFile::finish() noexcept {
+  if (::fsync(descriptor_.value()) != 0) return file_error("cannot sync", path_, errno);
+  descriptor_.reset();
+  return {};
+}
+
+Result<void> sync_folder(const std::string& path) noexcept {
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.value() < 0) return file_error("cannot open", path, errno);
+  if (::fsync(descriptor.value()) != 0) return file_error("cannot sync", path, errno);
+  return {};
+}
+
+}  // namespace artesian::models

@@ -1,0 +1,83 @@
+// Plain buffered files for what a user gives and gets: model directories and token files. They may
+// be links (as in a download cache), they obey the umask, and the page cache serves them well, so
+// they do not go through the engine's FileSystem, which has none of these.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/result.h"
+
+namespace artesian::models {
+
+/// A descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int value) noexcept : value_(value) {}
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+  int value() const noexcept { return value_; }
+  void reset() noexcept;
+
+ private:
+  int value_ = -1;
+};
+
+/// A regular file opened for reading. Thread: any; reads are positioned.
+class InputFile {
+ public:
+  /// Errors: Io (missing, not readable); Invalid (not a regular file).
+  static Result<InputFile> open(const std::string& path);
+
+  const std::string& path() const noexcept { return path_; }
+  std::uint64_t size() const noexcept { return size_; }
+  int descriptor() const noexcept { return descriptor_.value(); }
+
+  /// All `length` bytes at `offset`. Errors: Io; Corrupt when the file ends before.
+  Result<void> read_at(void* target, std::uint64_t length, std::uint64_t offset) const noexcept;
+
+ private:
+  InputFile(std::string path, Descriptor descriptor, std::uint64_t size)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)), size_(size) {}
+
+  std::string path_;
+  Descriptor descriptor_;
+  std::uint64_t size_ = 0;
+};
+
+/// A new file, written from front to back.
+class OutputFile {
+ public:
+  /// The file must not exist; its mode is 0666 less the umask. Errors: Io.
+  static Result<OutputFile> create(const std::string& path);
+
+  const std::string& path() const noexcept { return path_; }
+  std::uint64_t size() const noexcept { return size_; }
+
+  /// Appends all bytes. Errors: NoSpace, Io.
+  Result<void> append(const void* source, std::uint64_t length) noexcept;
+  /// Makes the bytes durable and closes. Errors: NoSpace, Io.
+  Result<void> finish() noexcept;
+
+ private:
+  OutputFile(std::string path, Descriptor descriptor)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)) {}
+
+  std::string path_;
+  Descriptor descriptor_;
+  std::uint64_t size_ = 0;
+};
+
+/// Makes the entries of a folder durable. Errors: Io.
+Result<void> sync_folder(const std::string& path) noexcept;
+
+}  // namespace artesian::models

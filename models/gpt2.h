@@ -1,0 +1,34 @@
+// GPT-2 as the engine drives it: stage 0 adds positions to the looked-up rows, one stage per block,
+// and a head that ends in the mean cross entropy. Equal to transformers' GPT2LMHeadModel; the same
+// bits for the same number of threads.
+#pragma once
+
+#include <vector>
+
+#include "models/gpt2_config.h"
+#include "zero3/module.h"
+
+namespace artesian::models {
+
+class Gpt2 final : public zero3::Module {
+ public:
+  explicit Gpt2(const Gpt2Config& config);
+
+  const std::vector<zero3::ParameterSpec>& parameters() const noexcept override {
+    return parameters_;
+  }
+  const std::vector<zero3::StageSpec>& stages() const noexcept override { return stages_; }
+  at::Tensor forward(std::size_t stage, const at::Tensor& input,
+                     const std::vector<at::Tensor>& parameters, const zero3::Batch& batch) override;
+
+ private:
+  at::Tensor block(std::size_t layer, const at::Tensor& input,
+                   const std::vector<at::Tensor>& parameters) const;
+  at::Tensor attend(std::size_t layer, const at::Tensor& joined) const;
+
+  Gpt2Config config_;
+  std::vector<zero3::ParameterSpec> parameters_;
+  std::vector<zero3::StageSpec> stages_;
+};
+
+}  // namespace artesian::models

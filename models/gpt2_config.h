@@ -1,0 +1,56 @@
+// GPT-2 as Hugging Face's config.json describes it, and what follows from that without any tensor:
+// the list of parameters, how each is initialised, and the stages.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/config_reader.h"
+#include "zero3/module.h"
+
+namespace artesian::models {
+
+/// The functions of transformers' ACT2FN without parameters of their own.
+enum class Activation : std::uint8_t {
+  GeluNew,  // tanh approximation
+  Gelu,     // exact, by erf
+  QuickGelu,
+  Relu,
+  Relu2,
+  Relu6,
+  LeakyRelu,
+  Silu,
+  Mish,
+  Hardswish,
+  Sigmoid,
+  Tanh,
+  Linear,
+};
+
+struct Gpt2Config {
+  std::int64_t vocab_size = 50257;
+  std::int64_t positions = 1024;  // longest sequence
+  std::int64_t hidden = 768;
+  std::int64_t layers = 12;
+  std::int64_t heads = 12;
+  std::int64_t inner = 3072;  // width between the two matrices of the MLP
+  Activation activation = Activation::GeluNew;
+  double layer_norm_epsilon = 1e-5;
+  double initializer_range = 0.02;
+  bool scale_attention_weights = true;
+  bool scale_attention_by_inverse_layer_index = false;
+  bool reorder_and_upcast_attention = false;
+  bool tie_word_embeddings = true;
+};
+
+/// Reads the keys of GPT-2. Faults and notes stay in `reader`.
+Gpt2Config read_gpt2_config(ConfigReader& reader);
+
+/// In model order: wte, wpe, each block's twelve, ln_f, and lm_head where it is not tied.
+std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config);
+
+/// "embed", "h.0" ... , "head": stage k touches parameters that follow those of stage k - 1; a tied
+/// head touches wte again.
+std::vector<zero3::StageSpec> gpt2_stages(const Gpt2Config& config);
+
+}  // namespace artesian::models

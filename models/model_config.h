@@ -1,0 +1,45 @@
+// The config.json of a Hugging Face directory. Its model_type decides the architecture; a value
+// that would change the result but is not implemented is refused by name. Knows nothing of
+// LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "models/gpt2_config.h"
+#include "zero3/module.h"
+
+namespace artesian::models {
+
+struct ModelConfig {
+  std::string model_type;  // "gpt2"; says which of the structs below holds
+  std::int64_t vocab_size = 0;
+  std::int64_t positions_max = 0;  // longest sequence that the model takes
+  Gpt2Config gpt2;
+  std::vector<std::string> notes;  // for the user, one line each
+};
+
+/// Reads `directory`/config.json. Errors: Io; Invalid, one line per fault, at most 5.
+Result<ModelConfig> read_model_config(const std::string& directory);
+
+/// The same from the text of a file that messages call `path`.
+Result<ModelConfig> parse_model_config(std::string_view text, const std::string& path);
+
+/// In model order, which is the order of Module::parameters().
+std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config);
+
+/// A checkpoint's name without the prefix of the class that saved it: "transformer.wte.weight" ->
+/// "wte.weight".
+std::string_view parameter_name(std::string_view saved_name);
+
+/// The inverse: the name under which transformers saves a parameter of the model with its head.
+std::string saved_name(const ModelConfig& config, std::string_view parameter_name);
+
+/// Whether a checkpoint may hold this tensor although the model has no such parameter: buffers that
+/// old versions of transformers saved, and the second copy of a tied weight.
+bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name);
+
+}  // namespace artesian::models

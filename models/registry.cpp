@@ -1,0 +1,13 @@
+#include "models/registry.h"
+
+#include "base/check.h"
+#include "models/gpt2.h"
+
+namespace artesian::models {
+
+std::unique_ptr<zero3::Module> make_module(const ModelConfig& config) {
+  ARTESIAN_CHECK(config.model_type == "gpt2");
+  return std::make_unique<Gpt2>(config.gpt2);
+}
+
+}  // namespace artesian::models

@@ -1,0 +1,178 @@
+// Proves the CUDA kernels equal to the naive versions bit for bit, on the same values, lengths and
+// alignments as the SIMD ones. Skips (exit 77) where there is no device.
+#include "kernels/cuda.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "kernels/cast.h"
+#include "tests/kernels/values.h"
+
+namespace artesian::kernels {
+namespace {
+
+constexpr DType dtypes[] = {DType::Float32, DType::Float16, DType::BFloat16};
+using Bytes = std::vector<unsigned char>;
+
+/// A copy of host bytes in device memory.
+class DeviceCopy {
+ public:
+  explicit DeviceCopy(const Bytes& host) : size_(host.size()) {
+    EXPECT_EQ(cudaMalloc(&data_, size_ + 1), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(data_, host.data(), size_, cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
+  ~DeviceCopy() { cudaFree(data_); }
+
+  template <typename T>
+  T* at(std::uint64_t byte) const {
+    return reinterpret_cast<T*>(static_cast<unsigned char*>(data_) + byte);
+  }
+  /// Waits for everything enqueued, then copies back.
+  Bytes back() const {
+    Bytes host(size_);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(host.data(), data_, size_, cudaMemcpyDeviceToHost), cudaSuccess);
+    return host;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::uint64_t size_;
+};
+
+TEST(CudaAdam, EqualsTheNaiveVersion) {
+  for (const AdamMode mode : {AdamMode::AdamW, AdamMode::L2}) {
+    const AdamStep step = make_adam_step(
+        {.mode = mode, .weight_decay = 0.1f, .grad_multiplier = 1.0f / 1024}, 3, true);
+    for (const DType grad_dtype : dtypes) {
+      for (const DType out_dtype : dtypes) {
+        for (const std::uint64_t count : counts) {
+          const std::uint64_t n = count + 5, offset = count / 2 % 4;  // 0 with tails, too
+          auto squares = mixed_values(n, 3);
+          for (auto& square : squares) square = std::fabs(square);
+          Bytes host[] = {array_of(mixed_values(n, 1), DType::Float32, offset),
+                          array_of(mixed_values(n, 2), DType::Float32, offset),
+                          array_of(squares, DType::Float32, offset),
+                          array_of(mixed_values(n, 4), grad_dtype, offset),
+                          array_of(std::vector<float>(n, 7.0f), out_dtype, offset)};
+          const DeviceCopy device[] = {DeviceCopy(host[0]), DeviceCopy(host[1]),
+                                       DeviceCopy(host[2]), DeviceCopy(host[3]),
+                                       DeviceCopy(host[4])};
+          const auto arrays = [&](auto at) {
+            return AdamArrays{.param = static_cast<float*>(at(0, DType::Float32)),
+                              .exp_avg = static_cast<float*>(at(1, DType::Float32)),
+                              .exp_avg_sq = static_cast<float*>(at(2, DType::Float32)),
+                              .grad = at(3, grad_dtype),
+                              .grad_dtype = grad_dtype,
+                              .param_out = at(4, out_dtype),
+                              .param_out_dtype = out_dtype};
+          };
+          const auto launched =
+              cuda::adam_step(arrays([&](int k, DType dtype) {
+                                return device[k].at<void>(offset * dtype_size(dtype));
+                              }),
+                              count, step, nullptr);
+          ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
+          adam_step_naive(arrays([&](int k, DType dtype) -> void* {
+                            return host[k].data() + offset * dtype_size(dtype);
+                          }),
+                          count, step);
+          for (int k = 0; k < 3; ++k) {
+            ASSERT_TRUE(same_arrays(device[k].back(), host[k], DType::Float32)) << k << count;
+          }
+          ASSERT_TRUE(same_arrays(device[4].back(), host[4], out_dtype)) << count;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaCast, EqualsTheNaiveVersion) {
+  for (const DType dtype : dtypes) {
+    for (const std::uint64_t count : {0ull, 1ull, 7ull, 8ull, 9ull, 4099ull, 70000ull}) {
+      const std::uint64_t offset = count / 2 % 2;
+      const Bytes source = array_of(mixed_values(count, 9), DType::Float32, offset);
+      Bytes narrow_host((count + offset + 5) * dtype_size(dtype), 0x5a);
+      Bytes wide_host((count + offset + 5) * 4, 0x5a);
+      const DeviceCopy from(source), narrow_device(narrow_host), wide_device(wide_host);
+      const DeviceCopy flag(Bytes(4, 0));
+      const std::uint64_t at = offset * dtype_size(dtype);
+      ASSERT_TRUE(cuda::narrow(from.at<float>(offset * 4), narrow_device.at<void>(at), dtype, count,
+                               flag.at<std::uint32_t>(0), nullptr)
+                      .has_value());
+      ASSERT_TRUE(cuda::expand(narrow_device.at<void>(at), dtype, wide_device.at<float>(offset * 4),
+                               count, nullptr)
+                      .has_value());
+      const bool finite = narrow_naive(reinterpret_cast<const float*>(source.data() + offset * 4),
+                                       narrow_host.data() + at, dtype, count);
+      expand_naive(narrow_host.data() + at, dtype,
+                   reinterpret_cast<float*>(wide_host.data() + offset * 4), count);
+      EXPECT_EQ(narrow_device.back(), narrow_host) << dtype_name(dtype) << count;
+      EXPECT_EQ(wide_device.back(), wide_host) << dtype_name(dtype) << count;
+      EXPECT_EQ(flag.back()[0] == 0, finite);
+    }
+  }
+}
+
+TEST(CudaGradient, AccumulationEqualsTheNaiveVersion) {
+  for (const DType acc_dtype : dtypes) {
+    for (const DType grad_dtype : dtypes) {
+      for (const Accumulate how : {Accumulate::Set, Accumulate::Add}) {
+        for (const std::uint64_t count : counts) {
+          const std::uint64_t offset = count / 2 % 2;
+          Bytes acc = array_of(mixed_values(count + 5, 8), acc_dtype, offset);
+          const Bytes grad = array_of(mixed_values(count + 1, 7), DType::Float32, offset);
+          const DeviceCopy acc_device(acc), grad_device(grad), flag(Bytes(4, 0));
+          const std::uint64_t at = offset * dtype_size(acc_dtype);
+          ASSERT_TRUE(cuda::accumulate_gradient(acc_device.at<void>(at), acc_dtype,
+                                                grad_device.at<float>(offset * 4), grad_dtype,
+                                                count, how, flag.at<std::uint32_t>(0), nullptr)
+                          .has_value());
+          const bool finite = accumulate_gradient_naive(
+              acc.data() + at, acc_dtype, reinterpret_cast<const float*>(grad.data() + offset * 4),
+              grad_dtype, count, how);
+          ASSERT_TRUE(same_arrays(acc_device.back(), acc, acc_dtype)) << count;
+          EXPECT_EQ(flag.back()[0] == 0, finite);
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaGradient, SumsOfSquaresEqualTheNaiveVersionBlockByBlock) {
+  for (const DType dtype : dtypes) {
+    for (const std::uint64_t count : {1ull, 17ull, 65535ull, 65536ull, 65537ull, 700001ull}) {
+      const Bytes data = array_of(ordinary_values(count, 6), dtype, 0);
+      const std::uint64_t blocks = (count + norm_block - 1) / norm_block;
+      const DeviceCopy device(data), sums(Bytes(blocks * 8));
+      ASSERT_TRUE(cuda::sum_squares(device.at<void>(0), dtype, count, sums.at<double>(0), nullptr)
+                      .has_value());
+      const Bytes got = sums.back();
+      for (std::uint64_t block = 0; block < blocks; ++block) {
+        const std::uint64_t first = block * norm_block;
+        const SumSquares expected =
+            sum_squares_naive(data.data() + first * dtype_size(dtype), dtype,
+                              std::min<std::uint64_t>(norm_block, count - first));
+        double sum;
+        std::memcpy(&sum, got.data() + block * 8, 8);
+        EXPECT_EQ(sum, expected.sum) << count << " " << block;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace artesian::kernels
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("skipped: no CUDA device\n");
+    return 77;
+  }
+  return RUN_ALL_TESTS();
+}

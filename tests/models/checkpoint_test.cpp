@@ -1,0 +1,344 @@
+// Proves that a directory that we write is read back equal, single or sharded; that the target is
+// complete or absent, whatever fails; that a checkpoint's tensors are matched with the model's by
+// name and shape, with each fault in its line; and that random weights do not depend on the slices.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "models/checkpoint_weights.h"
+#include "models/checkpoint_writer.h"
+#include "tests/models/temporary_folder.h"
+
+namespace artesian::models {
+namespace {
+
+const char* const tiny_config =
+    R"({"model_type": "gpt2", "vocab_size": 11, "n_positions": 6, "n_embd": 4, "n_layer": 2,
+        "n_head": 2, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0, "torch_dtype": "float64"})";
+
+std::size_t entries_in(const std::string& path) {
+  const std::filesystem::directory_iterator entries(path);
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+}
+
+/// A folder with a model directory "source" and a place for "target".
+struct Workplace {
+  Workplace() {
+    folder.write("source/config.json", tiny_config);
+    config = std::move(read_model_config(source())).value();
+    parameters = model_parameters(config);
+  }
+  std::string source() const { return folder.path() + "/source"; }
+  std::string target() const { return folder.path() + "/target"; }
+
+  std::vector<TensorDeclaration> declarations() const {
+    std::vector<TensorDeclaration> declared;
+    for (const auto& parameter : parameters) {
+      declared.push_back({saved_name(config, parameter.name), parameter.shape});
+    }
+    return declared;
+  }
+
+  /// Value of element i of parameter p.
+  static float value(std::size_t p, std::size_t i) { return static_cast<float>(p * 1000 + i); }
+
+  /// Appends all tensors in pieces of `piece` elements.
+  Result<void> append_all(CheckpointWriter& writer, std::size_t piece) const {
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      std::vector<float> values(parameters[p].numel());
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(p, i);
+      for (std::size_t first = 0; first < values.size(); first += piece) {
+        const auto part = std::span(values).subspan(first, std::min(piece, values.size() - first));
+        ARTESIAN_TRY_VOID(writer.append(p, std::as_bytes(part)));
+      }
+    }
+    return {};
+  }
+
+  Result<void> save(std::uint64_t shard_size_max, std::size_t piece = 7) const {
+    ARTESIAN_TRY(writer, CheckpointWriter::create({.target = target(),
+                                                   .source_directory = source(),
+                                                   .dtype = DType::Float32,
+                                                   .shard_size_max = shard_size_max},
+                                                  declarations()));
+    ARTESIAN_TRY_VOID(append_all(writer, piece));
+    return writer.commit();
+  }
+
+  TemporaryFolder folder;
+  ModelConfig config;
+  std::vector<zero3::ParameterSpec> parameters;
+};
+
+void expect_values(const Workplace& place, const std::string& directory) {
+  auto weights = CheckpointWeights::open(directory, place.config);
+  ASSERT_TRUE(weights.has_value()) << weights.error().to_string();
+  for (std::uint32_t p = 0; p < place.parameters.size(); ++p) {
+    std::vector<float> got(place.parameters[p].numel());
+    ASSERT_TRUE(weights->read(p, 0, got).has_value());
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], Workplace::value(p, i));
+  }
+}
+
+TEST(CheckpointWriter, WhatIsWrittenIsReadBackSingleOrSharded) {
+  for (const std::uint64_t shard_size_max :
+       {std::uint64_t{1} << 40, std::uint64_t{1000}, std::uint64_t{300}, std::uint64_t{1}}) {
+    const Workplace place;
+    const auto saved = place.save(shard_size_max);
+    ASSERT_TRUE(saved.has_value()) << saved.error().to_string();
+    expect_values(place, place.target());
+    EXPECT_TRUE(has_checkpoint(place.target()));
+    const bool sharded = shard_size_max <= 1000;
+    const std::size_t files = entries_in(place.target());
+    EXPECT_EQ(files == 2, !sharded) << files;        // config.json and model.safetensors
+    EXPECT_EQ(entries_in(place.folder.path()), 2u);  // nothing beside source and target
+    if (shard_size_max == 1) {
+      EXPECT_EQ(files, place.parameters.size() + 2);
+    }
+  }
+}
+
+TEST(CheckpointWriter, ConfigSaysTheNewDtypeAndTheTokenizerIsCopied) {
+  const Workplace place;
+  place.folder.write("source/tokenizer.json", "{\"version\": \"1.0\"}");
+  ASSERT_TRUE(place.save(1 << 20).has_value());
+  const auto config = nlohmann::json::parse(place.folder.read("target/config.json"));
+  EXPECT_EQ(config["torch_dtype"], "float32");
+  EXPECT_EQ(config["n_embd"], 4);
+  EXPECT_FALSE(config.contains("dtype"));
+  EXPECT_EQ(place.folder.read("target/tokenizer.json"), "{\"version\": \"1.0\"}");
+}
+
+TEST(CheckpointWriter, DataStartsAtAMultipleOf64AndTheFormatIsNamed) {
+  const Workplace place;
+  ASSERT_TRUE(place.save(1 << 20).has_value());
+  const std::string bytes = place.folder.read("target/model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  EXPECT_EQ((8 + length) % 64, 0u);
+  const auto header = nlohmann::json::parse(bytes.substr(8, length));
+  EXPECT_EQ(header["__metadata__"]["format"], "pt");
+  EXPECT_TRUE(header.contains("transformer.wte.weight"));
+}
+
+TEST(CheckpointWriter, AnExistingTargetIsRefusedBeforeAnythingIsWritten) {
+  const Workplace place;
+  place.folder.write("target/precious", "kept");
+  const auto saved = place.save(1 << 20);
+  ASSERT_FALSE(saved.has_value());
+  EXPECT_EQ(saved.error().code, ErrorCode::Invalid);
+  EXPECT_NE(saved.error().to_string().find("exists already"), std::string::npos);
+  EXPECT_EQ(entries_in(place.folder.path()), 2u);
+  EXPECT_EQ(place.folder.read("target/precious"), "kept");
+}
+
+TEST(CheckpointWriter, ATargetThatAppearsMeanwhileIsNotReplaced) {
+  const Workplace place;
+  {
+    auto writer = CheckpointWriter::create(
+        {.target = place.target() + "/", .source_directory = place.source()}, place.declarations());
+    ASSERT_TRUE(writer.has_value());
+    ASSERT_TRUE(place.append_all(*writer, 100).has_value());
+    std::filesystem::create_directory(place.target());
+    const auto committed = writer->commit();
+    ASSERT_FALSE(committed.has_value());
+    EXPECT_NE(committed.error().to_string().find("meanwhile"), std::string::npos);
+  }
+  EXPECT_EQ(entries_in(place.folder.path()), 2u);
+  EXPECT_EQ(entries_in(place.target()), 0u);
+}
+
+TEST(CheckpointWriter, AnUnfinishedWriterLeavesNothing) {
+  const Workplace place;
+  {
+    auto writer = CheckpointWriter::create(
+        {.target = place.target(), .source_directory = place.source()}, place.declarations());
+    ASSERT_TRUE(writer.has_value());
+    EXPECT_EQ(entries_in(place.folder.path()), 2u);
+    CheckpointWriter moved = std::move(*writer);
+    ASSERT_TRUE(moved.append(0, std::array<std::byte, 16>{}).has_value());
+  }
+  EXPECT_EQ(entries_in(place.folder.path()), 1u);
+}
+
+TEST(CheckpointWriter, AWriteThatFailsIsReportedAndLeavesNothing) {
+  const Workplace place;
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small { 2048, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto saved = place.save(1 << 20);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  ASSERT_FALSE(saved.has_value());
+  EXPECT_EQ(saved.error().code, ErrorCode::Io);
+  EXPECT_NE(saved.error().to_string().find("model.safetensors"), std::string::npos);
+  EXPECT_EQ(entries_in(place.folder.path()), 1u);
+}
+
+TEST(CheckpointWriter, TargetsThatCannotWorkAreRefusedBeforeTraining) {
+  const TemporaryFolder folder;
+  folder.write("file", "");
+  const auto code = [](const Result<void>& result) { return result.error().code; };
+  EXPECT_TRUE(check_checkpoint_target(folder.path() + "/new", 1000).has_value());
+  EXPECT_EQ(code(check_checkpoint_target(folder.path(), 0)), ErrorCode::Invalid);
+  EXPECT_EQ(code(check_checkpoint_target(folder.path() + "/no/new", 0)), ErrorCode::Invalid);
+  EXPECT_EQ(code(check_checkpoint_target(folder.path() + "/file/new", 0)), ErrorCode::Invalid);
+  EXPECT_EQ(code(check_checkpoint_target(folder.path() + "/new", std::uint64_t{1} << 62)),
+            ErrorCode::NoSpace);
+}
+
+std::string safetensors_of(const nlohmann::ordered_json& header, std::size_t data_size) {
+  const std::string text = header.dump();
+  const std::uint64_t length = text.size();
+  std::string file(8, '\0');
+  std::memcpy(file.data(), &length, 8);
+  return file + text + std::string(data_size, '\0');
+}
+
+struct Tensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::string dtype = "F32";
+};
+
+std::vector<Tensor> tensors_of(const Workplace& place) {
+  std::vector<Tensor> tensors;
+  for (const auto& parameter : place.parameters)
+    tensors.push_back({parameter.name, parameter.shape});
+  return tensors;
+}
+
+std::string file_with(const std::vector<Tensor>& tensors) {
+  nlohmann::ordered_json header;
+  std::size_t offset = 0;
+  for (const Tensor& tensor : tensors) {
+    std::size_t size = tensor.dtype == "F32" ? 4 : 1;
+    for (const std::int64_t extent : tensor.shape) size *= static_cast<std::size_t>(extent);
+    header[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, offset + size}}};
+    offset += size;
+  }
+  return safetensors_of(header, offset);
+}
+
+std::string open_error(const Workplace& place) {
+  const auto weights = CheckpointWeights::open(place.source(), place.config);
+  return weights.has_value() ? "" : weights.error().to_string();
+}
+
+TEST(CheckpointWeights, OldBuffersTiedHeadsAndPrefixesAreTolerated) {
+  const Workplace place;
+  auto tensors = tensors_of(place);
+  for (Tensor& tensor : tensors) tensor.name = "transformer." + tensor.name;
+  tensors.push_back({"transformer.h.0.attn.bias", {1, 1, 6, 6}, "BOOL"});
+  tensors.push_back({"h.1.attn.masked_bias", {}});
+  tensors.push_back({"lm_head.weight", {11, 4}});
+  place.folder.write("source/model.safetensors", file_with(tensors));
+  EXPECT_EQ(open_error(place), "");
+}
+
+TEST(CheckpointWeights, EachFaultIsNamed) {
+  const Workplace place;
+  const auto expect = [&](const std::vector<Tensor>& tensors, const std::string& message) {
+    place.folder.write("source/model.safetensors", file_with(tensors));
+    const std::string text = open_error(place);
+    EXPECT_NE(text.find(message), std::string::npos) << text;
+    EXPECT_NE(text.find(place.source()), std::string::npos) << text;
+  };
+  auto tensors = tensors_of(place);
+  tensors.erase(tensors.begin() + 3);
+  expect(tensors, "missing: h.0.ln_1.bias");
+  tensors.erase(tensors.begin() + 3, tensors.begin() + 10);
+  expect(tensors,
+         "missing: h.0.ln_1.bias, h.0.attn.c_attn.weight, h.0.attn.c_attn.bias and 5 more");
+  tensors = tensors_of(place);
+  tensors.push_back({"h.2.ln_1.weight", {4}});
+  expect(tensors, "not in this model: \"h.2.ln_1.weight\"");
+  tensors = tensors_of(place);
+  tensors.push_back({"transformer.wte.weight", {11, 4}});
+  expect(tensors, "twice: \"transformer.wte.weight\"");
+  tensors = tensors_of(place);
+  tensors[0].shape = {4, 11};
+  expect(tensors, "of another shape: wte.weight (got [4, 11], allowed [11, 4])");
+  tensors = tensors_of(place);
+  tensors[1].dtype = "I8";
+  expect(tensors, "not F32, F16, BF16 or F64: wpe.weight (I8)");
+}
+
+TEST(CheckpointWeights, AnIndexMayNotLeaveTheFolderOrLie) {
+  const Workplace place;
+  const auto expect = [&](const std::string& index, const std::string& message) {
+    place.folder.write("source/model.safetensors.index.json", index);
+    const std::string text = open_error(place);
+    EXPECT_NE(text.find(message), std::string::npos) << text;
+    EXPECT_NE(text.find(place.source()), std::string::npos) << text;
+  };
+  expect("{", "not a JSON object");
+  expect("[]", "not a JSON object");
+  expect("{}", "weight_map: missing");
+  expect(R"({"weight_map": {"a": 1}})", "got 1, allowed the name of a file");
+  for (const char* name : {"../x", "/etc/passwd", "..", "", "a/b", "a\\u0000b"}) {
+    expect(std::string(R"({"weight_map": {"a": ")") + name + "\"}}", "allowed the name of a file");
+  }
+  expect(R"({"weight_map": {"a": "none.safetensors"}})", "No such file");
+  place.folder.write("source/x.safetensors", file_with(tensors_of(place)));
+  expect(R"({"weight_map": {"a": "x.safetensors"}})", "x.safetensors has no tensor of this name");
+  place.folder.write("source/model.safetensors.index.json",
+                     R"({"weight_map": {"wte.weight": "x.safetensors"}})");
+  EXPECT_EQ(open_error(place), "");
+}
+
+TEST(CheckpointWeights, AFolderWithoutWeightsSaysSo) {
+  const Workplace place;
+  EXPECT_FALSE(has_checkpoint(place.source()));
+  EXPECT_NE(open_error(place).find("model.safetensors"), std::string::npos);
+}
+
+TEST(RandomWeights, FollowTheRuleAndDoNotDependOnTheSlices) {
+  ModelConfig config;
+  config.model_type = "gpt2";
+  config.gpt2.hidden = 64;
+  config.gpt2.inner = 256;
+  config.gpt2.layers = 8;
+  config.gpt2.vocab_size = 1000;
+  config.gpt2.initializer_range = 0.1;
+  const auto parameters = model_parameters(config);
+  RandomWeights weights(parameters, 42);
+  RandomWeights other(parameters, 43);
+  for (std::uint32_t p = 0; p < parameters.size(); ++p) {
+    const std::string& name = parameters[p].name;
+    std::vector<float> whole(parameters[p].numel());
+    std::vector<float> pieces(whole.size());
+    ASSERT_TRUE(weights.read(p, 0, whole).has_value());
+    for (std::size_t first = 0; first < pieces.size(); first += 61) {
+      const auto part =
+          std::span(pieces).subspan(first, std::min<std::size_t>(61, pieces.size() - first));
+      ASSERT_TRUE(weights.read(p, first, part).has_value());
+    }
+    EXPECT_EQ(whole, pieces) << name;
+    double sum = 0, squares = 0;
+    for (const float x : whole) sum += x, squares += static_cast<double>(x) * x;
+    const auto count = static_cast<double>(whole.size());
+    const bool norm = name.find("ln_") != std::string::npos;
+    if (name.ends_with("bias") || norm) {
+      EXPECT_EQ(sum, name.ends_with("bias") ? 0.0 : count) << name;
+      continue;
+    }
+    const double deviation = name.ends_with("c_proj.weight") ? 0.1 / 4.0 : 0.1;  // sqrt(2 * 8)
+    EXPECT_NEAR(std::sqrt(squares / count), deviation, 5 * deviation / std::sqrt(2 * count))
+        << name;
+    EXPECT_NEAR(sum / count, 0.0, 5 * deviation / std::sqrt(count)) << name;
+    ASSERT_TRUE(other.read(p, 0, pieces).has_value());
+    EXPECT_NE(whole, pieces) << name;
+  }
+}
+
+}  // namespace
+}  // namespace artesian::models

@@ -1,0 +1,98 @@
+"""Makes gpt2_*.safetensors beside this file: tiny GPT-2 models, one per variant of config.json, with
+a batch, its loss and all gradients as transformers computes them in float64.
+
+    python3 tests/models/reference/make_reference.py [FOLDER]
+
+Needs torch, transformers and safetensors; made with torch 2.11.0 and transformers 5.23.0. The weights
+are float32 values. A file holds "config" (config.json, a byte per element), "ids", "targets", "loss",
+"weight.NAME" and "gradient.NAME", all as float32, which is all that our reader needs to read.
+"""
+
+import json
+import os
+import sys
+
+import numpy
+import torch
+from safetensors.numpy import save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+BASE = {
+    "model_type": "gpt2",
+    "vocab_size": 19,
+    "n_positions": 12,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+
+# name: (changes of the config, samples, length)
+VARIANTS = {
+    "plain": ({}, 1, 7),
+    "batch": ({}, 3, 12),
+    "untied": ({"tie_word_embeddings": False}, 2, 9),
+    "gelu": ({"activation_function": "gelu"}, 2, 8),
+    "relu": ({"activation_function": "relu"}, 2, 8),
+    "silu": ({"activation_function": "silu"}, 2, 8),
+    "tanh": ({"activation_function": "tanh"}, 2, 8),
+    "gelu_pytorch_tanh": ({"activation_function": "gelu_pytorch_tanh"}, 1, 8),
+    "quick_gelu": ({"activation_function": "quick_gelu"}, 1, 8),
+    "mish": ({"activation_function": "mish"}, 1, 8),
+    "relu2": ({"activation_function": "relu2"}, 1, 8),
+    "leaky_relu": ({"activation_function": "leaky_relu"}, 1, 8),
+    "linear": ({"activation_function": "linear"}, 1, 8),
+    "inner": ({"n_inner": 20}, 2, 8),
+    "epsilon": ({"layer_norm_epsilon": 0.05}, 2, 8),
+    "unscaled": ({"scale_attn_weights": False}, 2, 8),
+    "inverse_layer": ({"scale_attn_by_inverse_layer_idx": True, "n_layer": 3}, 2, 8),
+    "upcast": ({"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True}, 2, 8),
+    "one_head": ({"n_head": 1, "n_layer": 1}, 1, 12),
+    "one_token": ({"n_head": 8}, 4, 1),
+}
+
+
+def short_name(name):
+    return name.removeprefix("transformer.")
+
+
+def make(seed, changes, samples, length):
+    torch.manual_seed(seed)
+    config = {**BASE, **changes}
+    attention = "eager" if config.get("reorder_and_upcast_attn") else "sdpa"
+    model = GPT2LMHeadModel(GPT2Config(**config, attn_implementation=attention))
+    tensors = {"config": numpy.array(list(json.dumps(config).encode()))}
+    with torch.no_grad():
+        for parameter in model.parameters():  # large enough that every path matters
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        for parameter_name, parameter in model.named_parameters():
+            if ".ln_" in parameter_name and parameter_name.endswith("weight"):
+                parameter.add_(1.0)
+            tensors["weight." + short_name(parameter_name)] = parameter.numpy().copy()
+    if not config.get("reorder_and_upcast_attn"):  # that path insists on float32
+        model = model.double()
+    ids = torch.randint(config["vocab_size"], (samples, length))
+    targets = torch.randint(config["vocab_size"], (samples, length))
+    logits = model(input_ids=ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), targets.flatten())
+    loss.backward()
+    tensors |= {"ids": ids.numpy(), "targets": targets.numpy()}
+    tensors["loss"] = loss.detach().numpy().reshape(1)
+    for parameter_name, parameter in model.named_parameters():
+        tensors["gradient." + short_name(parameter_name)] = parameter.grad.numpy()
+    return {key: value.astype(numpy.float32) for key, value in tensors.items()}
+
+
+def main():
+    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
+    for seed, (name, (changes, samples, length)) in enumerate(VARIANTS.items()):
+        tensors = make(seed, changes, samples, length)
+        save_file(tensors, os.path.join(folder, f"gpt2_{name}.safetensors"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Proves what a user of `aio_bench run` sees: the JSON's fields, the flags acting, faults named
+with exit code 2, and that nothing is left behind, whatever ends the program."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "aio_bench"
+FIELDS = [
+    "op", "engine", "block_size", "queue_depth", "threads", "single_submit", "overlap_events",
+    "direct", "bytes", "seconds", "gb_per_s", "iops", "submit_calls", "lat_us", "cpu_seconds",
+    "verified",
+]  # fmt: skip
+MIB = 1 << 20
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that must be empty in the end."""
+    path = tmp_path / "nvme"
+    path.mkdir()
+    yield path
+    assert list(path.iterdir()) == []
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
+
+
+def measured(folder, *arguments, size="16MiB"):
+    """The JSON of a run that must succeed."""
+    result = run("run", "--path", folder, "--size", size, "--json", "-", *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def refused(*arguments):
+    """The error lines of a command that must be refused before it starts."""
+    result = run(*arguments)
+    assert result.returncode == 2, (result.returncode, result.stderr)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert 1 <= len(lines) <= 5
+    assert all(line.startswith("aio_bench: error: ") for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "threads", "auto"])
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_json_has_exactly_the_promised_fields(folder, engine, operation):
+    got = measured(folder, "--op", operation, "--engine", engine, "--queue-depth", 4,
+                   "--block-size", "256K")  # fmt: skip
+    assert list(got) == FIELDS
+    assert list(got["lat_us"]) == ["p50", "p95", "p99"]
+    assert got["op"] == operation
+    assert got["engine"] in ([engine] if engine != "auto" else ["io_uring", "threads"])
+    assert (got["block_size"], got["queue_depth"], got["threads"]) == (256 << 10, 4, 1)
+    assert got["bytes"] == 16 * MIB
+    assert got["verified"] is True
+    assert got["single_submit"] is False and got["overlap_events"] is True
+    assert got["gb_per_s"] == pytest.approx(got["bytes"] / got["seconds"] / 1e9)
+    assert got["iops"] == pytest.approx(64 / got["seconds"])
+    assert got["lat_us"]["p50"] <= got["lat_us"]["p95"] <= got["lat_us"]["p99"]
+    assert got["cpu_seconds"] >= 0
+
+
+def test_flags_act(folder):
+    blocks = ["--block-size", "64KiB", "--queue-depth", 8]  # 256 blocks
+    engine = ["--engine", "io_uring"]
+    if run("run", "--path", folder, "--size", "1M", *engine).returncode != 0:
+        pytest.skip("no io_uring here")
+    single = measured(folder, *blocks, *engine, "--single-submit")
+    assert single["single_submit"] is True
+    assert single["submit_calls"] == 256
+    # Fills of 8, or smaller ones where a fill met callbacks that were not through.
+    drained = measured(folder, *blocks, *engine, "--no-overlap-events")
+    assert drained["overlap_events"] is False
+    assert drained["submit_calls"] <= 64
+    assert measured(folder, *blocks, *engine)["submit_calls"] <= 256
+    assert measured(folder, "--no-direct")["direct"] is False
+
+
+def test_more_threads_and_an_odd_size(folder):
+    got = measured(folder, "--threads", 2, "--op", "write", size="5000001")
+    assert got["threads"] == 2
+    assert got["bytes"] == 5001216  # rounded up to 4096
+
+
+def test_seconds_repeat_the_file(folder):
+    for operation in ["read", "write"]:
+        got = measured(folder, "--op", operation, "--block-size", "64K",
+                       "--queue-depth", 32, "--seconds", 0.3, size="2MiB")  # fmt: skip
+        assert got["seconds"] >= 0.3
+        assert got["bytes"] > 2 * MIB
+        assert got["verified"] is True
+
+
+def test_result_line_and_json_file(folder, tmp_path):
+    target = tmp_path / "out.json"
+    result = run("run", "--path", folder, "--size", "1M", "--json", target)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("read ") and result.stdout.endswith("verified\n")
+    assert list(json.loads(target.read_text())) == FIELDS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--path", "/does/not/exist"], "--path: got \"/does/not/exist\""),
+        (["--block-size", "1000"], "--block-size: got \"1000\", allowed a multiple of 4096"),
+        (["--block-size", "2GiB"], "--block-size"),
+        (["--queue-depth", "0"], "--queue-depth: got \"0\", allowed 1 to"),
+        (["--queue-depth", "many"], "--queue-depth"),
+        (["--threads", "-1"], "--threads"),
+        (["--size", "0"], "--size"),
+        (["--size", "1XB"], "--size: got \"1XB\""),
+        (["--size", "1000T"], "not enough free space: --size"),
+        (["--seconds", "soon"], "--seconds"),
+        (["--op", "delete"], "--op: got \"delete\", allowed read or write"),
+        (["--op", "mixed"], "not supported yet: mixed"),
+        (["--engine", "libaio"], "not supported yet: libaio"),
+        (["--engine", "magic"], "--engine: got \"magic\""),
+        (["--json", "/does/not/exist.json"], "--json"),
+        (["--bogus", "3"], "unknown flag: --bogus"),
+        (["stray"], "unexpected word: stray"),
+    ],
+)  # fmt: skip
+def test_faults_are_named_before_the_start(folder, arguments, expected):
+    path = [] if "--path" in arguments else ["--path", folder]
+    lines = refused("run", *path, *arguments)
+    assert len(lines) == 1
+    assert expected in lines[0]
+
+
+def test_several_faults_are_one_line_each_and_unknown_flags_come_first(folder):
+    lines = refused("run", "--queue-depth", "0", "--threads", "0", "--op", "x", "--engine", "y",
+                    "--size", "z", "--seconds", "w")  # fmt: skip
+    assert len(lines) == 5
+    assert "missing flag: --path" in lines[0]
+    unknown = refused("run", "--bogus")
+    assert len(unknown) == 1 and "unknown flag: --bogus" in unknown[0]
+
+
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_later_commands_are_refused_by_name(folder, command):
+    assert f"not supported yet: {command}" in refused(command, "--path", folder)[0]
+
+
+def test_no_command_and_help():
+    assert "missing command" in refused()[0]
+    for arguments in (["--help"], ["run", "--help"]):
+        result = run(*arguments)
+        assert result.returncode == 0
+        assert "--help" in result.stdout
+
+
+def open_files(pid):
+    for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield os.readlink(descriptor)
+        except FileNotFoundError:  # closed in between
+            pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_leave_nothing_behind(folder, number):
+    command = [PROGRAM, "run", "--path", folder, "--size", "8MiB", "--seconds", "600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Its file, open and without a name, shows that it has come past its own start.
+    while not any("artesian-aio-bench" in link for link in open_files(process.pid)):
+        assert process.poll() is None
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    expected = -number if number == signal.SIGKILL else 128 + number
+    assert process.returncode == expected, errors
+    assert output == ""

@@ -1,0 +1,120 @@
+"""Proves that the tokenising script writes what the tokenizer gives for the whole text, in the right
+width, although it reads in small pieces; and that each fault is one line that says what to do."""
+
+import array
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers")
+
+PYTHON_FOLDER = os.path.join(os.path.dirname(__file__), "..", "..", "python")
+sys.path.insert(0, PYTHON_FOLDER)
+import artesian_tokenize  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    """A byte-level BPE tokenizer as GPT-2 has it, trained on a few words."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the deep well\n\n  lifts the water\n" * 20], trainer)
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(file))
+    return file
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "artesian_tokenize", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHON_FOLDER},
+    )
+
+
+def read_ids(file, type_code):
+    ids = array.array(type_code)
+    ids.frombytes(file.read_bytes())
+    return list(ids)
+
+
+def test_pieces_encode_as_the_whole(tokenizer_file, tmp_path, monkeypatch):
+    source = random.Random(7)
+    words = ["the", "deep", "well", "\n", "\n\n", "  ", " ", "lifts", "wasser", "ü", "水", "\r\n", ".\n", "\t"]
+    text = "".join(source.choice(words) for _ in range(20000))
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)
+    output = tmp_path / "out.bin"
+    arguments = ["--tokenizer", str(tokenizer_file), "--input", str(tmp_path / "text.txt")]
+    assert artesian_tokenize.main([*arguments, "--output", str(output), "--quiet"]) == 0
+    whole = tokenizers.Tokenizer.from_file(str(tokenizer_file)).encode(text).ids
+    assert read_ids(output, "H") == whole
+
+
+@pytest.mark.parametrize("vocab_size, type_code", [(400, "H"), (65536, "H"), (65537, "I")])
+def test_width_follows_the_vocabulary(tokenizer_file, tmp_path, vocab_size, type_code):
+    (tmp_path / "text.txt").write_text("the deep well\n")
+    output = tmp_path / "out.bin"
+    options = ["--vocab-size", vocab_size, "--output", output, "--input", tmp_path / "text.txt"]
+    assert run("--tokenizer", tokenizer_file, *options).returncode == 0
+    whole = tokenizers.Tokenizer.from_file(str(tokenizer_file)).encode("the deep well\n").ids
+    assert read_ids(output, type_code) == whole
+
+
+def test_vocabulary_of_the_config_beside_the_tokenizer(tokenizer_file, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    (tmp_path / "config.json").write_text('{"vocab_size": 70000}')
+    (tmp_path / "text.txt").write_text("the deep well\n")
+    output = tmp_path / "out.bin"
+    assert run("--tokenizer", tmp_path, "--input", tmp_path / "text.txt", "--output", output).returncode == 0
+    assert output.stat().st_size % 4 == 0 and max(read_ids(output, "I")) < 400
+
+
+def test_folder_is_walked_in_sorted_order(tokenizer_file, tmp_path):
+    for name in ["b/2.txt", "a.txt", "b/1.txt"]:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name + "\n")
+    output = tmp_path / "out.bin"
+    assert run("--tokenizer", tokenizer_file, "--input", tmp_path / "in", "--output", output).returncode == 0
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    assert tokenizer.decode(read_ids(output, "H")) == "a.txt\nb/1.txt\nb/2.txt\n"
+
+
+def test_bytes_that_are_not_utf8_are_replaced_and_counted(tokenizer_file, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"the \xff\xfe well\n")
+    output = tmp_path / "out.bin"
+    done = run("--tokenizer", tokenizer_file, "--input", tmp_path / "text.txt", "--output", output)
+    assert done.returncode == 0 and "2 bytes are not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"--tokenizer": "none"}, "no such file"),
+        ({"--tokenizer": "bad.json"}, "not a tokenizer"),
+        ({"--input": "none"}, "no such file or folder"),
+        ({"--input": "empty.txt"}, "no text in it"),
+        ({"--vocab-size": "100"}, "allowed below the vocabulary size 100"),
+        ({"--vocab-size": "0"}, "allowed 1 or more"),
+    ],
+)
+def test_faults_are_one_line_and_leave_nothing(tokenizer_file, tmp_path, monkeypatch, change, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("the deep well\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "bad.json").write_text("{}")
+    options = {"--tokenizer": tokenizer_file, "--input": "text.txt", "--output": "out.bin", **change}
+    done = run("--quiet", *(word for option in options.items() for word in option))
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["bad.json", "empty.txt", "text.txt"]

@@ -1,0 +1,51 @@
+// Proves that aio_bench's check of its data sees what it is there for: any flipped bit, a block of
+// another place, a block of an earlier pass.
+#include "tools/bench_pattern.h"
+
+#include <gtest/gtest.h>
+
+namespace artesian::bench {
+namespace {
+
+constexpr std::uint64_t block_size = 4 * Pattern::sector;
+
+std::vector<std::byte> written(const Pattern& pattern, std::uint64_t offset, std::uint64_t pass) {
+  std::vector<std::byte> block(block_size);
+  pattern.fill(block);
+  Pattern::stamp(block, offset, pass);
+  return block;
+}
+
+TEST(BenchPattern, AcceptsWhatWasWritten) {
+  const Pattern pattern(block_size);
+  const auto block = written(pattern, 3 * block_size, 2);
+  EXPECT_TRUE(pattern.whole(block, 3 * block_size, 2));
+  EXPECT_TRUE(Pattern::sampled(block, 3 * block_size, 2));
+  const std::span<const std::byte> tail(block.data(), Pattern::sector);
+  EXPECT_TRUE(pattern.whole(tail, 3 * block_size, 2));
+}
+
+TEST(BenchPattern, SeesMisplacedAndStaleBlocks) {
+  const Pattern pattern(block_size);
+  const auto block = written(pattern, 3 * block_size, 2);
+  for (const auto& [offset, pass] : {std::pair{2 * block_size, 2}, {3 * block_size, 1}}) {
+    EXPECT_FALSE(pattern.whole(block, offset, static_cast<std::uint64_t>(pass)));
+    EXPECT_FALSE(Pattern::sampled(block, offset, static_cast<std::uint64_t>(pass)));
+  }
+}
+
+TEST(BenchPattern, SeesEveryFlippedBit) {
+  const Pattern pattern(block_size);
+  auto block = written(pattern, 0, 1);
+  for (std::uint64_t index = 0; index < block_size; ++index) {
+    for (const unsigned bit : {0u, 3u, 7u}) {
+      block[index] ^= std::byte{1} << bit;
+      ASSERT_FALSE(pattern.whole(block, 0, 1)) << index << " " << bit;
+      block[index] ^= std::byte{1} << bit;
+    }
+  }
+  EXPECT_TRUE(pattern.whole(block, 0, 1));
+}
+
+}  // namespace
+}  // namespace artesian::bench
