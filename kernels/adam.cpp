@@ -44,6 +44,11 @@ HWY_NOINLINE void adam_vectors(const AdamArrays& arrays, std::uint64_t count,
   const auto step_size = hn::Set(d, step.step_size);
   const auto denominator_multiplier = hn::Set(d, step.denominator_multiplier);
   for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
+    prefetch_beyond(param + i);
+    prefetch_beyond(exp_avg + i);
+    prefetch_beyond(exp_avg_sq + i);
+    prefetch_beyond(grad + i);
+    if constexpr (output != Output::None) prefetch_beyond(param_out + i);
     auto p = hn::LoadU(d, param + i);
     auto m = hn::LoadU(d, exp_avg + i);
     auto v = hn::LoadU(d, exp_avg_sq + i);

@@ -1,7 +1,10 @@
-// A thin layer over libxxhash; only this file includes its header.
+// A thin layer over libxxhash; only this file includes its headers.
 #include "kernels/checksum.h"
 
 #include <xxhash.h>
+#ifdef ARTESIAN_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h>  // AVX2 and AVX-512 at run time: it renames the functions used below
+#endif
 
 #include <array>
 

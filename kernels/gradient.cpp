@@ -20,6 +20,8 @@ HWY_NOINLINE bool accumulate_vectors(Element<acc_dtype>* acc, const float* grad,
   const FloatTag d;
   auto largest = hn::Zero(MagnitudeTag<acc_dtype>());
   for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
+    prefetch_beyond(grad + i);
+    prefetch_beyond(acc + i);
     auto value = round_to<grad_dtype>(d, hn::LoadU(d, grad + i));
     if constexpr (how == Accumulate::Add) value = hn::Add(load<acc_dtype>(d, acc + i), value);
     largest = store_watched<acc_dtype>(value, acc + i, largest);
@@ -80,41 +82,83 @@ bool accumulate_on_target(void* acc, DType acc_dtype, const float* grad, DType g
              : accumulate_by_acc<Accumulate::Add>(acc, acc_dtype, grad, grad_dtype, count);
 }
 
-/// The 16 virtual lanes of a sum of squares, spread over as many registers as the target needs.
+// The 16 virtual lanes of a sum of squares, spread over as many registers as the target needs.
 using DoubleTag = hn::ScalableTag<double>;
 constexpr std::size_t virtual_lanes = 16;
 constexpr std::size_t double_lanes = hn::MaxLanes(DoubleTag());
 constexpr std::size_t registers = virtual_lanes / double_lanes;
+
+/// Whether two registers share a load: a 32-bit word is two bf16, of which the upper one is a float
+/// as it stands and the lower one after a shift, so that one register gets the even elements and
+/// the next the odd ones.
+template <DType dtype>
+constexpr bool paired = dtype == DType::BFloat16&& double_lanes > 1;
+
+/// The virtual lane that lane `lane` of register `k` holds.
+template <DType dtype>
+constexpr std::size_t virtual_lane(std::size_t k, std::size_t lane) {
+  if (!paired<dtype>) return k * double_lanes + lane;
+  return k / 2 * 2 * double_lanes + lane * 2 + k % 2;
+}
+
+/// 16 elements as doubles, in the order of virtual_lane.
+template <DType dtype>
+HWY_INLINE void load_group(const Element<dtype>* data, hn::Vec<DoubleTag>* values) {
+  const DoubleTag dd;
+  const hn::Rebind<float, DoubleTag> df;
+  if constexpr (!paired<dtype>) {
+    for (std::size_t k = 0; k < registers; ++k) {
+      values[k] = hn::PromoteTo(dd, load<dtype>(df, data + k * double_lanes));
+    }
+  } else {
+    const hn::Rebind<std::uint32_t, DoubleTag> du;
+    for (std::size_t k = 0; k < registers; k += 2) {
+      const hn::Repartition<Element<dtype>, decltype(du)> elements;
+      const auto pair = hn::BitCast(du, hn::LoadU(elements, data + k * double_lanes));
+      const auto even = hn::ShiftLeft<16>(pair);
+      const auto odd = hn::And(pair, hn::Set(du, 0xffff0000u));
+      values[k] = hn::PromoteTo(dd, hn::BitCast(df, even));
+      values[k + 1] = hn::PromoteTo(dd, hn::BitCast(df, odd));
+    }
+  }
+}
 
 /// Adds the squares of `count` elements, a multiple of 16, to the lanes.
 /// MulAdd is allowed here and only here: the square of a float is exact in fp64, so fusing it with
 /// the addition rounds once in both cases.
 template <DType dtype>
 HWY_INLINE void add_squares(const Element<dtype>* data, std::uint64_t count,
-                            double* HWY_RESTRICT lanes) {
-  const DoubleTag dd;
-  const hn::Rebind<float, DoubleTag> df;
-  hn::Vec<DoubleTag> sums[registers];
-  for (std::size_t k = 0; k < registers; ++k) sums[k] = hn::LoadU(dd, lanes + k * double_lanes);
+                            hn::Vec<DoubleTag>* sums) {
+  hn::Vec<DoubleTag> values[registers];
   for (std::uint64_t i = 0; i < count; i += virtual_lanes) {
+    prefetch_beyond(data + i);
+    load_group<dtype>(data + i, values);
     for (std::size_t k = 0; k < registers; ++k) {
-      const auto x = hn::PromoteTo(dd, load<dtype>(df, data + i + k * double_lanes));
-      sums[k] = hn::MulAdd(x, x, sums[k]);
+      sums[k] = hn::MulAdd(values[k], values[k], sums[k]);
     }
   }
-  for (std::size_t k = 0; k < registers; ++k) hn::StoreU(sums[k], dd, lanes + k * double_lanes);
 }
 
 template <DType dtype>
 double sum_squares_any(const void* data, std::uint64_t count) {
+  const DoubleTag dd;
   const auto* elements = static_cast<const Element<dtype>*>(data);
   const std::uint64_t full = count - count % virtual_lanes;
-  double lanes[virtual_lanes] = {};
-  add_squares<dtype>(elements, full, lanes);
+  hn::Vec<DoubleTag> sums[registers];
+  for (std::size_t k = 0; k < registers; ++k) sums[k] = hn::Zero(dd);
+  add_squares<dtype>(elements, full, sums);
   if (full != count) {  // padded with zeros: adding +0 to a sum that is never -0 changes nothing
     Element<dtype> padded[virtual_lanes] = {};
     std::memcpy(padded, elements + full, (count - full) * sizeof(padded[0]));
-    add_squares<dtype>(padded, virtual_lanes, lanes);
+    add_squares<dtype>(padded, virtual_lanes, sums);
+  }
+  double lanes[virtual_lanes];
+  for (std::size_t k = 0; k < registers; ++k) {
+    double values[double_lanes];
+    hn::StoreU(sums[k], dd, values);
+    for (std::size_t lane = 0; lane < double_lanes; ++lane) {
+      lanes[virtual_lane<dtype>(k, lane)] = values[lane];
+    }
   }
   double total = lanes[0];
   for (std::size_t lane = 1; lane < virtual_lanes; ++lane) total += lanes[lane];

@@ -1,6 +1,6 @@
 """Turns text into a file of little-endian token ids for `artesian train --data`.
 
-    python3 -m artesian_tokenize --tokenizer DIR|tokenizer.json --input PATH [PATH ...] --output FILE.bin
+    python3 -m artesian_tokenize --tokenizer DIR|tokenizer.json --input PATH... --output FILE.bin
 
 Files are read in pieces cut at line ends, never whole. A folder means every regular file below it,
 in sorted order. No special tokens are added. Ids are uint16 when the vocabulary has at most 65536
@@ -39,7 +39,7 @@ class ReplaceAndCount:
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(
         prog="python3 -m artesian_tokenize",
-        description="Turns text into a file of little-endian token ids for `artesian train --data`.",
+        description="Turns text into a file of token ids (little-endian) for `artesian train`.",
         epilog="Ids are uint16 when the vocabulary has at most 65536 entries, else uint32. "
         "A folder means every regular file below it, in sorted order. No special tokens are added.",
     )

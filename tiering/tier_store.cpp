@@ -268,6 +268,10 @@ Result<void> TierStore::wait(aio::Completion& completion, ShardId id) noexcept {
   auto moved = completion.result();
   if (!moved.has_value()) return naming(options, doing, std::move(moved).error());
   ARTESIAN_CHECK(*moved == completion.request().length, *moved, completion.request().length);
+  if (impl_->options_.timeline != nullptr) {
+    impl_->options_.timeline->add(reads ? Lane::NvmeRead : Lane::NvmeWrite, options.name,
+                                  completion.submitted_ns(), completion.finished_ns(), *moved);
+  }
   return {};
 }
 

@@ -22,6 +22,7 @@
 #include "aio/engine.h"
 #include "base/clock.h"
 #include "base/result.h"
+#include "base/timeline.h"
 #include "pinned/pool.h"
 #include "tiering/machine.h"
 #include "tiering/swap_file.h"
@@ -48,6 +49,7 @@ struct TierStoreOptions {
   std::uint32_t rank = 0;
   Verify verify = Verify::Full;
   double wait_seconds = 60.0;  // deadline of every wait
+  Timeline* timeline = nullptr;  // receives a span for each transfer; may be null
 };
 
 struct ByteRange {

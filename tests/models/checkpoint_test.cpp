@@ -18,7 +18,8 @@ namespace {
 
 const char* const tiny_config =
     R"({"model_type": "gpt2", "vocab_size": 11, "n_positions": 6, "n_embd": 4, "n_layer": 2,
-        "n_head": 2, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0, "torch_dtype": "float64"})";
+        "n_head": 2, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0,
+        "torch_dtype": "float64"})";
 
 std::size_t entries_in(const std::string& path) {
   const std::filesystem::directory_iterator entries(path);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "base/dtype.h"
 #include "tests/models/naive_safetensors.h"
@@ -45,8 +46,7 @@ std::string tensor(const std::string& fields) {
   return "{\"a\":{" + fields + "}}";
 }
 
-std::vector<HostileCase> hostile_files() {
-  const std::string second = R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":)";
+std::vector<HostileCase> hostile_headers() {
   return {
       {"EmptyFile", "", "has 0 bytes, needed 8"},
       {"ShortPrefix", "1234567", "has 7 bytes, needed 8"},
@@ -91,6 +91,15 @@ std::vector<HostileCase> hostile_files() {
       {"MetadataNumber", file_of(R"({"__metadata__":{"x":1}})", 0), "metadata: got a number"},
       {"MetadataNested", file_of(R"({"__metadata__":{"x":{}}})", 0), "metadata: got an object"},
       {"MetadataTwice", file_of(R"({"__metadata__":{},"__metadata__":{}})", 0), "metadata comes"},
+      {"TooDeep", file_of(nested(126), 8), "nested too deeply"},
+      {"DepthTenThousand", file_of(nested(10'000), 8), "nested too deeply"},
+      {"DepthMillion", file_of(std::string(1'000'000, '['), 0), "is a list"},
+  };
+}
+
+std::vector<HostileCase> hostile_ranges() {
+  const std::string second = R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":)";
+  return {
       {"ProductOverflows",
        file_of(tensor(R"("dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0])"), 0),
        "product overflows"},
@@ -112,10 +121,13 @@ std::vector<HostileCase> hostile_files() {
        "leaves a hole after byte 0"},
       {"Truncated", file_of("{" + good + "}", 7), "file is truncated"},
       {"Trailing", file_of("{" + good + "}", 9), "1 trailing bytes"},
-      {"TooDeep", file_of(nested(126), 8), "nested too deeply"},
-      {"DepthTenThousand", file_of(nested(10'000), 8), "nested too deeply"},
-      {"DepthMillion", file_of(std::string(1'000'000, '['), 0), "is a list"},
   };
+}
+
+std::vector<HostileCase> hostile_files() {
+  std::vector<HostileCase> cases = hostile_headers();
+  for (HostileCase& hostile : hostile_ranges()) cases.push_back(std::move(hostile));
+  return cases;
 }
 
 TEST(SafetensorsHostile, EachFaultHasItsMessageAndNamesTheFile) {

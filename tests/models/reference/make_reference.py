@@ -1,11 +1,12 @@
-"""Makes gpt2_*.safetensors beside this file: tiny GPT-2 models, one per variant of config.json, with
-a batch, its loss and all gradients as transformers computes them in float64.
+"""Makes gpt2_*.safetensors beside this file: tiny GPT-2 models, one per variant of config.json,
+with a batch, its loss and all gradients as transformers computes them in float64.
 
     python3 tests/models/reference/make_reference.py [FOLDER]
 
-Needs torch, transformers and safetensors; made with torch 2.11.0 and transformers 5.23.0. The weights
-are float32 values. A file holds "config" (config.json, a byte per element), "ids", "targets", "loss",
-"weight.NAME" and "gradient.NAME", all as float32, which is all that our reader needs to read.
+Needs torch, transformers and safetensors; made with torch 2.11.0 and transformers 5.23.0. The
+weights are float32 values. A file holds "config" (config.json, a byte per element), "ids",
+"targets", "loss", "weight.NAME" and "gradient.NAME", all as float32, which is all that our reader
+needs to read.
 """
 
 import json

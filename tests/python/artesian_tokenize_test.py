@@ -1,5 +1,6 @@
-"""Proves that the tokenising script writes what the tokenizer gives for the whole text, in the right
-width, although it reads in small pieces; and that each fault is one line that says what to do."""
+"""Proves that the tokenising script writes what the tokenizer gives for the whole text, in the
+right width, although it reads in small pieces; and that each fault is one line that says what to
+do."""
 
 import array
 import os
@@ -50,7 +51,8 @@ def read_ids(file, type_code):
 
 def test_pieces_encode_as_the_whole(tokenizer_file, tmp_path, monkeypatch):
     source = random.Random(7)
-    words = ["the", "deep", "well", "\n", "\n\n", "  ", " ", "lifts", "wasser", "ü", "水", "\r\n", ".\n", "\t"]
+    words = ["the", "deep", "well", "\n", "\n\n", "  ", " ", "lifts", "wasser", "ü", "水"]
+    words += ["\r\n", ".\n", "\t"]
     text = "".join(source.choice(words) for _ in range(20000))
     (tmp_path / "text.txt").write_bytes(text.encode())
     monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)
@@ -76,7 +78,8 @@ def test_vocabulary_of_the_config_beside_the_tokenizer(tokenizer_file, tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 70000}')
     (tmp_path / "text.txt").write_text("the deep well\n")
     output = tmp_path / "out.bin"
-    assert run("--tokenizer", tmp_path, "--input", tmp_path / "text.txt", "--output", output).returncode == 0
+    done = run("--tokenizer", tmp_path, "--input", tmp_path / "text.txt", "--output", output)
+    assert done.returncode == 0
     assert output.stat().st_size % 4 == 0 and max(read_ids(output, "I")) < 400
 
 
@@ -85,7 +88,8 @@ def test_folder_is_walked_in_sorted_order(tokenizer_file, tmp_path):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name + "\n")
     output = tmp_path / "out.bin"
-    assert run("--tokenizer", tokenizer_file, "--input", tmp_path / "in", "--output", output).returncode == 0
+    done = run("--tokenizer", tokenizer_file, "--input", tmp_path / "in", "--output", output)
+    assert done.returncode == 0
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     assert tokenizer.decode(read_ids(output, "H")) == "a.txt\nb/1.txt\nb/2.txt\n"
 
@@ -108,12 +112,15 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tokenizer_file, tmp_pa
         ({"--vocab-size": "0"}, "allowed 1 or more"),
     ],
 )
-def test_faults_are_one_line_and_leave_nothing(tokenizer_file, tmp_path, monkeypatch, change, message):
+def test_faults_are_one_line_and_leave_nothing(
+    tokenizer_file, tmp_path, monkeypatch, change, message
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("the deep well\n")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.json").write_text("{}")
-    options = {"--tokenizer": tokenizer_file, "--input": "text.txt", "--output": "out.bin", **change}
+    options = {"--tokenizer": tokenizer_file, "--input": "text.txt", "--output": "out.bin"}
+    options |= change
     done = run("--quiet", *(word for option in options.items() for word in option))
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1

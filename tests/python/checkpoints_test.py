@@ -1,5 +1,6 @@
-"""Proves that our safetensors reader judges files as the reference reader (the PyPI package safetensors)
-does, over 1,000 mutated files; and that transformers loads what our writer writes, bit for bit.
+"""Proves that our safetensors reader judges files as the reference reader (the PyPI package
+safetensors) does, over 1,000 mutated files; and that transformers loads what our writer writes, bit
+for bit.
 
 Drives build/tests/checkpoint_tool; another build folder is given by ARTESIAN_BUILD_DIR."""
 
@@ -16,18 +17,27 @@ safetensors = pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save, save_file  # noqa: E402
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
-TOOL = os.path.join(os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build")), "tests", "checkpoint_tool")
+TOOL = os.path.join(
+    os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build")), "tests", "checkpoint_tool"
+)
 pytestmark = pytest.mark.skipif(not os.path.exists(TOOL), reason=f"{TOOL} is not built")
 
 CONFIG = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 23, "n_positions": 9,
-    "n_embd": 8, "n_layer": 2, "n_head": 2, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+    "n_embd": 8, "n_layer": 2, "n_head": 2,
+    "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 
 
 def our_verdicts(paths):
-    done = subprocess.run([TOOL, "check"], input="\n".join(map(str, paths)), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [TOOL, "check"],
+        input="\n".join(map(str, paths)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
@@ -56,8 +66,8 @@ def repeats_a_name(header):
 
 
 def mutate(header, source):
-    snippets = [b"0", b"8", b"-1", b"1e3", b"[", b"]", b"{", b"}", b",", b":", b'"', b"\xff", b" ", b"\n", b"null",
-                b"18446744073709551616", b'"F16"', b'"x":[1],', b'"dtype":"F32",', b"[]", b"{}"]  # fmt: skip
+    snippets = b"0 8 -1 1e3 [ ] { } , : \" \xff null 18446744073709551616 [] {}".split(b" ")
+    snippets += [b" ", b"\n", b'"F16"', b'"x":[1],', b'"dtype":"F32",']
     header = bytearray(header)
     for _ in range(source.randint(1, 3)):
         position = source.randrange(len(header))
@@ -83,7 +93,11 @@ def test_mutated_files_are_judged_as_the_reference_does(tmp_path):
     seed = int(os.environ.get("ARTESIAN_TEST_SEED", "20251121"))
     print("seed", seed)
     source = random.Random(seed)
-    tensors = {"wte": numpy.ones((2, 3), "float32"), "bias": numpy.ones(4, "float16"), "none": numpy.ones((0, 2), "uint8")}
+    tensors = {
+        "wte": numpy.ones((2, 3), "float32"),
+        "bias": numpy.ones(4, "float16"),
+        "none": numpy.ones((0, 2), "uint8"),
+    }
     original = save(tensors, metadata={"format": "pt"})
     (length,) = struct.unpack("<Q", original[:8])
     header, data = original[8 : 8 + length], original[8 + length :]
@@ -92,7 +106,13 @@ def test_mutated_files_are_judged_as_the_reference_does(tmp_path):
         headers.append(mutate(header, source))
         written = struct.pack("<Q", len(headers[-1])) + headers[-1] + data
         if source.random() < 0.1:  # also the length, the data's length
-            written = source.choice([written[:-1], written + b"\0", struct.pack("<Q", source.randrange(2 * length)) + written[8:]])
+            written = source.choice(
+                [
+                    written[:-1],
+                    written + b"\0",
+                    struct.pack("<Q", source.randrange(2 * length)) + written[8:],
+                ]
+            )
         files.append(written)
         (tmp_path / f"{index}.safetensors").write_bytes(written)
     verdicts = our_verdicts(tmp_path / f"{index}.safetensors" for index in range(1000))
@@ -110,7 +130,15 @@ def test_mutated_files_are_judged_as_the_reference_does(tmp_path):
 
 
 def rewrite(source, target, dtype="fp32", shard_size_max=5_000_000_000, seed=None):
-    words = [TOOL, "rewrite", source, target, dtype, shard_size_max, *([] if seed is None else [seed])]
+    words = [
+        TOOL,
+        "rewrite",
+        source,
+        target,
+        dtype,
+        shard_size_max,
+        *([] if seed is None else [seed]),
+    ]
     return subprocess.run([str(word) for word in words], capture_output=True, text=True)
 
 
@@ -137,7 +165,9 @@ def test_transformers_loads_what_we_write(hugging_face_model, tmp_path, dtype, s
     names = os.listdir(tmp_path / "ours")
     assert ("model.safetensors.index.json" in names) == (shard_size_max == 2000)
     narrow = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
-    ours, report = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    ours, report = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert ours.dtype == narrow
     loaded = ours.state_dict()
@@ -148,7 +178,9 @@ def test_transformers_loads_what_we_write(hugging_face_model, tmp_path, dtype, s
 def test_untied_head_and_sharded_input(tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIG, tie_word_embeddings=False))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**CONFIG, tie_word_embeddings=False)
+    )
     model.save_pretrained(tmp_path / "saved", max_shard_size="3KB")
     assert (tmp_path / "saved" / "model.safetensors.index.json").exists()
     assert rewrite(tmp_path / "saved", tmp_path / "ours").returncode == 0
@@ -175,5 +207,7 @@ def test_random_weights_are_a_model_that_transformers_loads(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps(CONFIG))
     assert rewrite(tmp_path / "empty", tmp_path / "ours", seed=3).returncode == 0
-    _, report = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    _, report = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

@@ -1,0 +1,40 @@
+// Timeline: what ran when, for people to look at in Perfetto or chrome://tracing.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian {
+
+enum class Lane : std::uint8_t { Compute, Optimizer, NvmeRead, NvmeWrite };
+
+/// Collects spans up to a bound (later ones are dropped and counted). Thread-safe.
+class Timeline {
+ public:
+  explicit Timeline(std::size_t spans_max = 1'000'000) : spans_max_(spans_max) {}
+
+  /// Adds one span; times in ns on the system clock. `bytes` = 0: not shown.
+  void add(Lane lane, std::string name, std::uint64_t begin_ns, std::uint64_t end_ns,
+           std::uint64_t bytes = 0);
+  /// Writes Chrome trace JSON. Errors: Io, NoSpace.
+  Result<void> write(const std::string& path) const;
+
+ private:
+  struct Span {
+    Lane lane;
+    std::string name;
+    std::uint64_t begin_ns;
+    std::uint64_t end_ns;
+    std::uint64_t bytes;
+  };
+  mutable std::mutex mutex_;
+  std::vector<Span> spans_;
+  std::size_t spans_max_;
+  std::size_t dropped_ = 0;
+};
+
+}  // namespace artesian

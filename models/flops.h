@@ -1,0 +1,17 @@
+// The work of a model by its formula, for the tflops figure.
+#pragma once
+
+#include <cstdint>
+
+#include "models/model_config.h"
+
+namespace artesian::models {
+
+/// Floating-point operations of forward and backward for one token at sequence length `length`:
+/// 6 per weight of every matrix product (the head's included, embedding look-ups not), plus
+/// 12 * layers * hidden * length for the attention scores and their use.
+/// Source: Narayanan et al. 2021, "Efficient large-scale language model training", without
+/// recompute.
+double flops_per_token(const ModelConfig& config, std::uint64_t length);
+
+}  // namespace artesian::models

@@ -1,0 +1,25 @@
+// Text to token ids by the Python script artesian_tokenize, in a process of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "models/token_source.h"
+
+namespace artesian::models {
+
+struct TokenizeOptions {
+  std::string input;           // a text file or a folder
+  std::string tokenizer_file;  // tokenizer.json
+  std::int64_t vocab_size = 0;
+};
+
+/// Runs `python3 -m artesian_tokenize` into a temporary file, which has no name any more when this
+/// returns: it goes with the source. The Python is what ARTESIAN_PYTHON names, else that of the
+/// environment that we were built with, else python3 on PATH. Progress lines are logged.
+/// Errors: Invalid, with what the script said last; Cancelled by SIGINT.
+Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options);
+
+}  // namespace artesian::models

@@ -1,0 +1,237 @@
+#include "tiering/residency.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+
+#include "base/units.h"
+#include "kernels/cast.h"
+
+namespace artesian::tiering {
+namespace {
+
+constexpr std::uint64_t piece_bytes_max =
+    4 << 20;  // one read; the first half expands while more come
+
+}  // namespace
+
+class Residency::Slot final : public BufferOwner {
+ public:
+  explicit Slot(const ResidentUnit& resident) : unit(resident) {}
+  ~Slot() { ARTESIAN_CHECK(leases == 0, leases.load()); }
+  void give_back(std::byte*, std::uint64_t) noexcept override { leases.fetch_sub(1); }
+
+  BufferLease lease(std::uint64_t offset, std::uint64_t length) noexcept {
+    leases.fetch_add(1);
+    return {memory.data() + offset, length, this};
+  }
+  std::uint64_t stored_bytes() const noexcept { return unit.image * dtype_size(unit.stored); }
+  std::uint64_t computed_bytes() const noexcept { return unit.image * dtype_size(unit.computed); }
+  /// Where the stored bytes land: the tail of the slot.
+  std::uint64_t tail_offset() const noexcept { return computed_bytes() - stored_bytes(); }
+
+  const ResidentUnit unit;
+  SlotState state = SlotState::Absent;
+  std::uint32_t pins = 0;
+  bool aliased = false;
+  BufferLease memory;
+  std::deque<aio::Completion> pieces;
+  std::uint64_t pieces_issued = 0;
+  std::uint64_t pieces_awaited = 0;
+  std::uint64_t piece_bytes = 0;
+  std::atomic<int> leases{0};
+};
+
+Residency::Residency(std::vector<ResidentUnit> units, TierStore& store, pinned::Pool& device,
+                     Executor& executor)
+    : store_(store), device_(device), executor_(executor) {
+  for (const ResidentUnit& unit : units) {
+    auto slot = std::make_unique<Slot>(unit);
+    const ShardOptions& shard = store.shard(unit.shard);
+    ARTESIAN_CHECK(shard.bytes == slot->stored_bytes(), shard.bytes, slot->stored_bytes());
+    slot->aliased = shard.home != Tier::Nvme && unit.stored == unit.computed;
+    if (shard.home == Tier::Nvme) {
+      slot->piece_bytes =
+          std::max(shard.block_bytes, round_down(piece_bytes_max, shard.block_bytes));
+      const auto count = (shard.bytes + slot->piece_bytes - 1) / slot->piece_bytes;
+      slot->pieces.resize(static_cast<std::size_t>(count));
+    }
+    slots_.push_back(std::move(slot));
+  }
+}
+
+Residency::~Residency() {
+  for (const auto& slot : slots_) ARTESIAN_CHECK(slot->state == SlotState::Absent);
+}
+
+SlotState Residency::state(std::uint32_t unit) const noexcept {
+  return slots_[unit]->state;
+}
+
+bool Residency::pinned(std::uint32_t unit) const noexcept {
+  return slots_[unit]->pins != 0;
+}
+
+void Residency::go(Slot& slot, SlotState to) noexcept {
+  ARTESIAN_CHECK(may_go(slot.state, to), static_cast<int>(slot.state), static_cast<int>(to));
+  slot.state = to;
+}
+
+Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.state == SlotState::Absent && !slot.memory);
+  ARTESIAN_CHECK(!store_.writing(slot.unit.shard));
+  if (!slot.aliased) {
+    const auto end = slot.unit.persistent ? pinned::Placement::High : pinned::Placement::Low;
+    ARTESIAN_TRY(memory, device_.lease(slot.computed_bytes(), end));
+    slot.memory = std::move(memory);
+  }
+  go(slot, SlotState::Fetching);
+  return read_pieces(slot, priority);
+}
+
+Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept {
+  slot.pieces_issued = slot.pieces_awaited = 0;
+  const std::uint64_t total = slot.stored_bytes();
+  for (aio::Completion& piece : slot.pieces) {
+    const std::uint64_t offset = slot.pieces_issued * slot.piece_bytes;
+    const std::uint64_t length = std::min(slot.piece_bytes, total - offset);
+    store_.read(piece, slot.unit.shard, {offset, length},
+                slot.lease(slot.tail_offset() + offset, length), priority);
+    ++slot.pieces_issued;
+  }
+  return {};
+}
+
+Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noexcept {
+  if (slot.pieces.empty()) return {};
+  const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
+  while (slot.pieces_awaited < slot.pieces_issued &&
+         slot.pieces_awaited * slot.piece_bytes < bytes) {
+    aio::Completion& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
+    ++slot.pieces_awaited;
+    const auto outcome = store_.wait(piece, slot.unit.shard);
+    if (piece.ready()) piece.take_buffer().reset();
+    if (!outcome.has_value()) return outcome.error();
+  }
+  return {};
+}
+
+Result<void> Residency::acquire(std::uint32_t unit) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.state != SlotState::Absent);
+  if (slot.state == SlotState::Fetching) {
+    if (!slot.aliased) ARTESIAN_TRY_VOID(load(slot));
+    go(slot, SlotState::Live);
+  }
+  ++slot.pins;
+  return {};
+}
+
+Result<void> Residency::load(Slot& slot) noexcept {
+  const std::uint64_t image = slot.unit.image;
+  const std::uint64_t grain =
+      store_.shard(slot.unit.shard).block_bytes / dtype_size(slot.unit.stored);
+  const bool in_place = !slot.pieces.empty() && slot.unit.stored != slot.unit.computed;
+  for (std::uint64_t begin = 0; begin < image;) {
+    std::uint64_t end = image;
+    if (in_place) {  // the next wave; once waves are shorter than a block, block by block
+      end = std::max(round_down((image + begin) / 2, grain), begin + grain);
+      end = std::min(end, image);
+    }
+    ARTESIAN_TRY_VOID(await_pieces(slot, end));
+    ARTESIAN_TRY_VOID(load_wave(slot, begin, end));
+    begin = end;
+  }
+  if (!slot.pieces.empty() && !in_place) return {};
+  bytes_to_device_ += slot.stored_bytes();
+  return {};
+}
+
+Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept {
+  const ShardId shard = slot.unit.shard;
+  const std::uint64_t stored = dtype_size(slot.unit.stored);
+  const std::uint64_t grain = store_.shard(shard).block_bytes / stored;
+  const bool from_nvme = !slot.pieces.empty();
+  const bool cast = slot.unit.stored != slot.unit.computed;
+  const std::byte* source =
+      from_nvme ? slot.memory.data() + slot.tail_offset() : store_.memory(shard);
+  std::atomic<std::uint64_t> bad{~std::uint64_t{0}};
+  const auto load_block = [&](std::uint64_t block) {
+    const std::uint64_t first = block * grain;
+    const std::uint64_t count = std::min(grain, slot.unit.image - first);
+    const std::byte* data = source + first * stored;
+    if (from_nvme && !store_.verify(shard, block, data).has_value()) {
+      std::uint64_t seen = bad.load();
+      while (block < seen && !bad.compare_exchange_weak(seen, block)) {
+      }
+      return;  // never used: the caller gets the error
+    }
+    std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
+    if (cast) {
+      kernels::expand(data, slot.unit.stored, reinterpret_cast<float*>(target), count);
+    } else if (!from_nvme) {
+      std::memcpy(target, data, count * stored);
+    }
+  };
+  const std::uint64_t block_first = begin / grain;
+  const std::uint64_t block_count = (end + grain - 1) / grain - block_first;
+  executor_.parallel_for(block_count, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t block = from; block < to; ++block) load_block(block_first + block);
+  });
+  const std::uint64_t worst = bad.load();
+  if (worst == ~std::uint64_t{0}) return {};
+  return store_.verify(shard, worst, source + worst * grain * stored);  // the error in full
+}
+
+void Residency::unpin(std::uint32_t unit) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.pins > 0 && slot.state == SlotState::Live);
+  --slot.pins;
+}
+
+Result<void> Residency::drop(std::uint32_t unit) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.pins == 0, slot.pins);
+  if (slot.state == SlotState::Absent) return {};
+  const auto outcome = await_pieces(slot, slot.unit.image);
+  if (!outcome.has_value()) {  // the rest must come back before the memory may go
+    while (slot.pieces_awaited < slot.pieces_issued) {
+      static_cast<void>(await_pieces(slot, slot.unit.image).has_value());
+    }
+  }
+  ARTESIAN_CHECK(slot.leases == 0, slot.leases.load());
+  slot.memory.reset();
+  go(slot, SlotState::Absent);
+  return {};
+}
+
+Result<void> Residency::clear() noexcept {
+  for (std::uint32_t unit = 0; unit < slots_.size(); ++unit) {
+    slots_[unit]->pins = 0;
+    ARTESIAN_TRY_VOID(drop(unit));
+  }
+  return {};
+}
+
+std::byte* Residency::data(std::uint32_t unit) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.state == SlotState::Live);
+  return slot.aliased ? store_.memory(slot.unit.shard) : slot.memory.data();
+}
+
+void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
+                        const std::byte* fresh) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.state != SlotState::Fetching);  // it would miss the change
+  if (slot.state == SlotState::Absent || slot.aliased) return;
+  std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
+  if (slot.unit.stored == slot.unit.computed) {
+    std::memcpy(target, fresh, count * dtype_size(slot.unit.stored));
+  } else {
+    kernels::expand(fresh, slot.unit.stored, reinterpret_cast<float*>(target), count);
+  }
+}
+
+}  // namespace artesian::tiering

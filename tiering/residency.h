@@ -1,0 +1,94 @@
+// Residency: which units have their parameters gathered in device memory now, and the moves that
+// bring them there. A unit is Absent, Fetching (its transfers are in flight) or Live.
+//
+// On the host backend the device tier is a budgeted range of RAM. A unit whose shard has the
+// compute dtype and lives in memory is aliased: its slot is its home, nothing moves. A 16-bit shard
+// that is computed in fp32 is read into the tail of its fp32 slot and expanded in place, so no
+// staging buffer is needed; each block is verified while it is hot, just before it is expanded. The
+// expansion runs in waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may
+// run in parallel as long as 2q - n <= p.
+//
+// Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
+// can be evicted. Nothing here decides what to fetch or evict: that is the caller's
+// (zero3/prefetcher.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/executor.h"
+#include "tiering/tier_store.h"
+
+namespace artesian::tiering {
+
+enum class SlotState : std::uint8_t { Absent, Fetching, Live };
+
+constexpr bool may_go(SlotState from, SlotState to) noexcept {
+  switch (from) {
+    case SlotState::Absent: return to == SlotState::Fetching;
+    case SlotState::Fetching: return to == SlotState::Live || to == SlotState::Absent;
+    case SlotState::Live: return to == SlotState::Absent;
+  }
+  return false;
+}
+static_assert(!may_go(SlotState::Absent, SlotState::Live));    // must pass through Fetching
+static_assert(!may_go(SlotState::Live, SlotState::Fetching));  // fetched once, not again
+
+struct ResidentUnit {
+  ShardId shard{};
+  DType stored = DType::Float32;    // dtype of the shard
+  DType computed = DType::Float32;  // dtype of the slot
+  std::uint64_t image = 0;          // elements
+  bool persistent = false;          // its slot comes from the far end, away from those that move
+};
+
+class Residency {
+ public:
+  Residency(std::vector<ResidentUnit> units, TierStore& store, pinned::Pool& device,
+            Executor& executor);
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+  ~Residency();  // checks that `clear` was called
+
+  SlotState state(std::uint32_t unit) const noexcept;
+  bool pinned(std::uint32_t unit) const noexcept;
+  /// Takes a slot for an Absent unit and starts its transfers. Errors: Exhausted when no free run
+  /// of device memory is long enough (evict and try again); nothing has changed then.
+  Result<void> start(std::uint32_t unit, aio::Priority priority) noexcept;
+  /// Waits for the transfers of a Fetching unit, verifies and expands it, and pins it. A Live unit
+  /// is only pinned. Errors: Io, Corrupt, Timeout.
+  Result<void> acquire(std::uint32_t unit) noexcept;
+  void unpin(std::uint32_t unit) noexcept;
+  /// Gives the slot of an unpinned unit back, waiting for transfers in flight. Errors: Timeout.
+  Result<void> drop(std::uint32_t unit) noexcept;
+  /// Drops everything.
+  Result<void> clear() noexcept;
+
+  /// First byte of a Live unit's slot: [image] elements of the compute dtype.
+  std::byte* data(std::uint32_t unit) noexcept;
+  /// After elements [first, first + count) of the home changed to `fresh` (of the stored dtype):
+  /// brings a Live slot up to date. Any thread, for disjoint ranges; does nothing for other states.
+  void refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
+               const std::byte* fresh) noexcept;
+
+  /// Bytes cast or copied into slots since creation (aliased: 0).
+  std::uint64_t bytes_to_device() const noexcept { return bytes_to_device_; }
+
+ private:
+  class Slot;
+  void go(Slot& slot, SlotState to) noexcept;
+  Result<void> read_pieces(Slot& slot, aio::Priority priority) noexcept;
+  Result<void> await_pieces(Slot& slot, std::uint64_t element_end) noexcept;
+  Result<void> load(Slot& slot) noexcept;
+  Result<void> load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept;
+
+  std::vector<std::unique_ptr<Slot>> slots_;
+  TierStore& store_;
+  pinned::Pool& device_;
+  Executor& executor_;
+  std::uint64_t bytes_to_device_ = 0;
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,78 @@
+#include "tiering/staging_ring.h"
+
+namespace artesian::tiering {
+
+StagingItem::StagingItem(BufferLease memory, TierStore& store) noexcept
+    : memory_(std::move(memory)), store_(store) {
+  ARTESIAN_CHECK(memory_.data() != nullptr && memory_.size() % 4096 == 0, memory_.size());
+}
+
+StagingItem::~StagingItem() {
+  ARTESIAN_CHECK(count_ == 0 && leases_ == 0, count_, leases_);
+}
+
+StagingItem::InFlight& StagingItem::next(ShardId id) noexcept {
+  ARTESIAN_CHECK(count_ < transfers_max, count_);
+  InFlight& slot = in_flight_[count_++];
+  slot.shard = id;
+  return slot;
+}
+
+BufferLease StagingItem::part(std::uint64_t item_offset, std::uint64_t length) noexcept {
+  ARTESIAN_CHECK(item_offset + length <= memory_.size(), item_offset, length, memory_.size());
+  ++leases_;
+  return {memory_.data() + item_offset, length, this};
+}
+
+void StagingItem::read(ShardId id, ByteRange range, std::uint64_t item_offset,
+                       aio::Priority priority) noexcept {
+  store_.read(next(id).completion, id, range, part(item_offset, range.length), priority);
+}
+
+void StagingItem::write(ShardId id, ByteRange range, std::uint64_t item_offset) noexcept {
+  store_.write(next(id).completion, id, range, part(item_offset, range.length),
+               aio::Priority::WriteBack);
+}
+
+Result<void> StagingItem::finish() noexcept {
+  Result<void> first;
+  for (std::size_t index = 0; index < count_; ++index) {
+    InFlight& transfer = in_flight_[index];
+    auto outcome = store_.wait(transfer.completion, transfer.shard);
+    if (transfer.completion.ready()) transfer.completion.take_buffer().reset();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+  }
+  if (!idle()) return first;  // a transfer outlived its deadline: its buffer stays with it
+  ARTESIAN_CHECK(leases_ == 0, leases_);
+  count_ = 0;
+  return first;
+}
+
+bool StagingItem::idle() const noexcept {
+  for (std::size_t index = 0; index < count_; ++index) {
+    if (!in_flight_[index].completion.ready()) return false;
+  }
+  return true;
+}
+
+Result<std::unique_ptr<StagingRing>> StagingRing::create(TierStore& store, pinned::Pool& pool,
+                                                         std::uint64_t item_bytes,
+                                                         std::uint32_t count) {
+  auto ring = std::make_unique<StagingRing>();
+  for (std::uint32_t index = 0; index < count; ++index) {
+    ARTESIAN_TRY(memory, pool.lease(item_bytes));
+    ring->items_.push_back(std::make_unique<StagingItem>(std::move(memory), store));
+  }
+  return ring;
+}
+
+Result<void> StagingRing::finish() noexcept {
+  Result<void> first;
+  for (auto& item : items_) {
+    auto outcome = item->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+  }
+  return first;
+}
+
+}  // namespace artesian::tiering

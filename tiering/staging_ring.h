@@ -1,0 +1,67 @@
+// StagingRing: the reserved host buffers through which optimizer state, fresh parameters and
+// spilled gradients stream. Items are taken in turn; taking one waits for its transfers of last
+// time, so reads of coming items and writes of past ones stay in flight beside the work on the
+// current one. Reserved at start: nothing else can starve it, and it starves nothing.
+//
+// Thread: the compute thread only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tiering/tier_store.h"
+
+namespace artesian::tiering {
+
+/// One item: `bytes` of page-locked memory and the transfers in flight over parts of it.
+class StagingItem final : public BufferOwner {
+ public:
+  StagingItem(BufferLease memory, TierStore& store) noexcept;
+  ~StagingItem();  // checks that nothing is in flight
+
+  std::byte* data() const noexcept { return memory_.data(); }
+  std::uint64_t size() const noexcept { return memory_.size(); }
+  /// Starts a transfer between `range` of the shard and this item's bytes from `item_offset`.
+  void read(ShardId id, ByteRange range, std::uint64_t item_offset,
+            aio::Priority priority) noexcept;
+  void write(ShardId id, ByteRange range, std::uint64_t item_offset) noexcept;
+  /// Waits for all transfers of this item. Errors: the first one's.
+  Result<void> finish() noexcept;
+  /// Whether `finish` would return without waiting.
+  bool idle() const noexcept;
+  void give_back(std::byte*, std::uint64_t) noexcept override { --leases_; }
+
+ private:
+  struct InFlight {
+    aio::Completion completion;
+    ShardId shard{};
+  };
+  InFlight& next(ShardId id) noexcept;
+  BufferLease part(std::uint64_t item_offset, std::uint64_t length) noexcept;
+
+  static constexpr std::size_t transfers_max = 4;
+  BufferLease memory_;
+  TierStore& store_;
+  std::array<InFlight, transfers_max> in_flight_;
+  std::size_t count_ = 0;
+  int leases_ = 0;
+};
+
+class StagingRing {
+ public:
+  /// Takes `count` items of `item_bytes` from the pool. Errors: Exhausted.
+  static Result<std::unique_ptr<StagingRing>> create(TierStore& store, pinned::Pool& pool,
+                                                     std::uint64_t item_bytes, std::uint32_t count);
+  std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(items_.size()); }
+  /// Item number `turn` of an endless sequence. It may have transfers in flight: `finish` first.
+  StagingItem& at(std::uint64_t turn) noexcept { return *items_[turn % items_.size()]; }
+  /// Waits for all transfers. Errors: the first one's.
+  Result<void> finish() noexcept;
+
+ private:
+  std::vector<std::unique_ptr<StagingItem>> items_;
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,90 @@
+#include "tools/command_line.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "tools/report_error.h"
+
+namespace artesian::tools {
+namespace {
+
+/// Single-character edits between two words.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t column = 0; column <= b.size(); ++column) row[column] = column;
+  for (std::size_t line = 1; line <= a.size(); ++line) {
+    std::size_t diagonal = row[0];
+    row[0] = line;
+    for (std::size_t column = 1; column <= b.size(); ++column) {
+      const std::size_t changed = diagonal + (a[line - 1] == b[column - 1] ? 0 : 1);
+      diagonal = row[column];
+      row[column] = std::min({row[column] + 1, row[column - 1] + 1, changed});
+    }
+  }
+  return row[b.size()];
+}
+
+const CLI::App& innermost(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : innermost(*chosen.front());
+}
+
+std::string nearest(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_group().empty()) known.push_back(option->get_name());
+  }
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    known.push_back(command->get_name());
+  }
+  std::string best;
+  std::size_t best_distance = word.size() / 2 + 1;
+  for (const std::string& name : known) {
+    const std::size_t distance = edit_distance(word, name);
+    if (distance < best_distance) {
+      best = name;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+std::string describe_extra(const CLI::App& app, const std::string& full) {
+  const CLI::App& command = innermost(app);
+  const std::string word = full.substr(0, full.find('='));
+  const bool flag = word.starts_with("-");
+  std::string line = word + ": got an unknown " + (flag ? "flag" : "argument") +
+                     ", allowed are those of " + app.get_name() +
+                     (&command == &app ? "" : " " + command.get_name()) + " --help";
+  const std::string near = nearest(command, word);
+  if (!near.empty()) line += "; did you mean " + near + "?";
+  return line;
+}
+
+}  // namespace
+
+std::optional<int> parse_command_line(CLI::App& app, const char* program, int argc, char** argv) {
+  app.allow_extras();
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    command->allow_extras();
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::puts(innermost(app).help().c_str());
+    return 0;
+  } catch (const CLI::CallForVersion& version) {
+    std::puts(version.what());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return report_error(program, error.what(), 2);
+  }
+  const CLI::App& command = innermost(app);
+  if (command.get_prefix_command()) return std::nullopt;  // refused as a whole
+  for (const std::string& extra : app.remaining(true)) {
+    return report_error(program, describe_extra(app, extra), 2);
+  }
+  return std::nullopt;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,15 @@
+// Command-line parsing with our error form: one line per fault, unknown flags before missing ones.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <optional>
+#include <string>
+
+namespace artesian::tools {
+
+/// Parses argv. Returns the exit code when the program is to end now (--help and --version: 0, bad
+/// flags: 2), after printing what is due; nothing when the run goes on.
+std::optional<int> parse_command_line(CLI::App& app, const char* program, int argc, char** argv);
+
+}  // namespace artesian::tools

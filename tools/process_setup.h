@@ -1,0 +1,15 @@
+// What a program of ours sets before anything else: allocator, OpenMP, signals.
+#pragma once
+
+namespace artesian::tools {
+
+/// Call first in main. Ctrl-C and SIGTERM then only set a flag; a second one ends the process.
+void set_up_process();
+
+/// The signal that asked to stop, or 0.
+int stop_requested();
+
+/// 130 or 143.
+int stop_exit_code();
+
+}  // namespace artesian::tools

@@ -1,0 +1,195 @@
+#include "tools/step_log.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/units.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr std::uint64_t print_interval_ns = 5'000'000'000;
+
+Error io_error(const std::string& path) {
+  const ErrorCode code = errno == ENOSPC ? ErrorCode::NoSpace : ErrorCode::Io;
+  return Error{
+      .code = code, .system_error = errno, .message = "--log-jsonl: cannot write", .file = path};
+}
+
+std::string text(const char* format, auto... values) {
+  char buffer[256];
+  std::snprintf(buffer, sizeof buffer, format, values...);
+  return buffer;
+}
+
+double rate(double amount, double seconds) {
+  return seconds > 0 ? amount / seconds : 0.0;
+}
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<long>(seconds + 0.5);
+  if (whole >= 3600) return text("%ldh%02ldm", whole / 3600, whole / 60 % 60);
+  return text("%ldm%02lds", whole / 60, whole % 60);
+}
+
+}  // namespace
+
+Result<StepLog> StepLog::open(const std::string& path) {
+  StepLog step_log;
+  step_log.path_ = path;
+  if (path.empty()) return step_log;
+  step_log.file_.reset(std::fopen(path.c_str(), "we"));
+  if (step_log.file_ == nullptr) return io_error(path);
+  return step_log;
+}
+
+Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
+                            const std::optional<std::string>& digest) {
+  if (file_ == nullptr) return {};
+  nlohmann::ordered_json line{
+      {"step", r.step},
+      {"loss", r.loss},
+      {"lr", r.lr},
+      {"loss_scale", r.loss_scale},
+      {"overflow", r.overflow},
+      {"grad_norm", r.grad_norm},
+      {"tokens", r.tokens},
+      {"tokens_per_s", rate(static_cast<double>(r.tokens), r.step_s)},
+      {"tflops", tflops},
+      {"step_s", r.step_s},
+      {"predicted_step_s", r.predicted_step_s},
+      {"bytes",
+       {{"nvme_read", r.bytes_nvme_read},
+        {"nvme_write", r.bytes_nvme_write},
+        {"h2d", r.bytes_h2d},
+        {"d2h", r.bytes_d2h}}},
+      {"fetch",
+       {{"demand", r.fetch_demand},
+        {"prefetched", r.fetch_prefetched},
+        {"reused", r.fetch_reused}}},
+      {"live_parameters_max", r.live_parameters_max},
+      {"peak",
+       {{"device", r.peak_device},
+        {"host", r.peak_host},
+        {"activations", r.peak_activations},
+        {"process_rss", r.peak_process_rss}}},
+      {"wait_s",
+       {{"param", r.wait_param_s}, {"grad", r.wait_grad_s}, {"optimizer", r.wait_optimizer_s}}}};
+  if (r.overflow) line["overflow_parameter"] = r.overflow_parameter;
+  if (digest.has_value()) line["digest"] = *digest;
+  const std::string out = line.dump() + "\n";
+  if (std::fwrite(out.data(), 1, out.size(), file_.get()) != out.size() ||
+      std::fflush(file_.get()) != 0) {
+    return io_error(path_);
+  }
+  return {};
+}
+
+Progress::Progress(const Options& options)
+    : options_(options), terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+void Progress::draw(const std::string& line) {
+  if (terminal_) {
+    std::fprintf(stderr, "\r\033[K%s", line.c_str());
+    drawn_ = true;
+  } else {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  }
+  std::fflush(stderr);
+}
+
+void Progress::initializing(std::uint64_t done, std::uint64_t total) {
+  const int percent = static_cast<int>(done * 100 / total);
+  if (options_.quiet || percent == percent_) return;
+  percent_ = percent;
+  if (terminal_ || percent == 100) draw(text("initialising the tiers: %d%%", percent));
+  if (percent == 100) finish();
+}
+
+std::string Progress::describe(const zero3::StepResult& r) const {
+  std::string line =
+      text("step %llu/%llu  loss %.4f  %.0f tokens/s", static_cast<unsigned long long>(r.step),
+           static_cast<unsigned long long>(options_.steps_total), r.loss,
+           rate(static_cast<double>(r.tokens), r.step_s));
+  if (r.loss_scale != 1.0) line += text("  scale %g", r.loss_scale);
+  if (r.overflow) line += "  skipped: overflow in " + r.overflow_parameter;
+  line +=
+      text("  nvme %.2f+%.2f GB/s", rate(static_cast<double>(r.bytes_nvme_read), r.step_s) * 1e-9,
+           rate(static_cast<double>(r.bytes_nvme_write), r.step_s) * 1e-9);
+  const auto share = [](std::uint64_t used, std::uint64_t budget) {
+    return budget == 0 ? 0.0 : 100.0 * static_cast<double>(used) / static_cast<double>(budget);
+  };
+  line += text("  device %.0f%%  host %.0f%%", share(r.peak_device, options_.budgets.device),
+               share(r.peak_host, options_.budgets.host));
+  const auto left = static_cast<double>(options_.steps_total - r.step) * step_seconds_;
+  return line + "  left " + duration(left);
+}
+
+void Progress::step(const zero3::StepResult& r) {
+  if (options_.quiet) return;
+  step_seconds_ = step_seconds_ == 0.0 ? r.step_s : 0.8 * step_seconds_ + 0.2 * r.step_s;
+  const bool own_line = options_.steps_per_print != 0 && r.step % options_.steps_per_print == 0;
+  const std::uint64_t now = system_clock().now_ns();
+  const bool due = now - printed_ns_ >= print_interval_ns || r.step == options_.steps_total;
+  if (terminal_ || own_line || due) {
+    draw(describe(r));
+    printed_ns_ = now;
+  }
+  if (own_line && !options_.breakdown) finish();
+  if (!options_.breakdown) return;
+  finish();
+  std::fprintf(
+      stderr,
+      "  time: forward %.3f s, backward %.3f s, optimizer %.3f s; waits: parameters %.3f s, "
+      "gradients %.3f s, optimizer state %.3f s; step %.3f s\n",
+      r.forward_s, r.backward_s, r.optimizer_s, r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s,
+      r.step_s);
+}
+
+void Progress::finish() {
+  if (drawn_) std::fprintf(stderr, "\n");
+  drawn_ = false;
+}
+
+void Summary::add(const zero3::StepResult& result) {
+  if (steps_++ == 0) first_ = result;
+  last_ = result;
+  skipped_ += result.overflow ? 1 : 0;
+  tokens_ += result.tokens;
+  seconds_ += result.step_s;
+  bytes_written_ += result.bytes_nvme_write;
+}
+
+void Summary::print(std::FILE* out, const zero3::Budgets& budgets) const {
+  if (steps_ == 0) return;
+  const auto row = [&](const char* name, const std::string& value) {
+    std::fprintf(out, "  %-22s %s\n", name, value.c_str());
+  };
+  const auto size = [](std::uint64_t bytes) { return format_size(bytes); };
+  const auto steps = static_cast<double>(steps_);
+  std::fprintf(out, "\nTraining, %llu steps\n", static_cast<unsigned long long>(steps_));
+  row("loss, first -> last", text("%.4f -> %.4f", first_.loss, last_.loss) +
+                                 (skipped_ != 0 ? text(" (%llu steps skipped: overflow)",
+                                                       static_cast<unsigned long long>(skipped_))
+                                                : std::string()));
+  row("tokens/s", text("%.0f", rate(static_cast<double>(tokens_), seconds_)));
+  row("step time",
+      text("%.3f s measured", seconds_ / steps) +
+          (last_.predicted_step_s == last_.predicted_step_s
+               ? text("; last step %.3f s, predicted %.3f s", last_.step_s, last_.predicted_step_s)
+               : std::string()));
+  row("nvme, bytes per step",
+      size(last_.bytes_nvme_read) + " read, " + size(last_.bytes_nvme_write) + " written");
+  row("host <-> device",
+      size(last_.bytes_h2d) + " to device, " + size(last_.bytes_d2h) + " to host");
+  row("nvme, written in all", size(bytes_written_));
+  row("peak device memory", size(last_.peak_device) + " of " + size(budgets.device));
+  row("peak host memory", size(last_.peak_host) + " of " + size(budgets.host));
+  row("peak activations", size(last_.peak_activations));
+  row("peak process RSS", size(last_.peak_process_rss));
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,77 @@
+// The figures of a training run as people and programs read them: JSONL, progress line, end table.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "zero3/engine.h"
+
+namespace artesian::tools {
+
+/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start.
+class StepLog {
+ public:
+  /// Errors: Io. An empty path logs nowhere.
+  static Result<StepLog> open(const std::string& path);
+  /// Appends one line and flushes it. Errors: Io, NoSpace.
+  Result<void> write(const zero3::StepResult& result, double tflops,
+                     const std::optional<std::string>& digest);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+/// The progress line on stderr: redrawn in place on a terminal, else a line every few seconds.
+class Progress {
+ public:
+  struct Options {
+    bool quiet = false;
+    std::uint64_t steps_total = 0;
+    std::uint64_t steps_per_print = 0;  // 0: never a line of its own
+    bool breakdown = false;             // wall_clock_breakdown
+    zero3::Budgets budgets;
+  };
+  explicit Progress(const Options& options);
+  /// "initialising 42%", while the home tiers are filled.
+  void initializing(std::uint64_t done, std::uint64_t total);
+  void step(const zero3::StepResult& result);
+  /// Ends a line that is being redrawn.
+  void finish();
+
+ private:
+  std::string describe(const zero3::StepResult& result) const;
+  void draw(const std::string& text);
+
+  Options options_;
+  bool terminal_ = false;
+  bool drawn_ = false;
+  double step_seconds_ = 0.0;  // smoothed, for the time left
+  std::uint64_t printed_ns_ = 0;
+  int percent_ = -1;
+};
+
+/// Gathers a run and prints its end table.
+class Summary {
+ public:
+  void add(const zero3::StepResult& result);
+  void print(std::FILE* out, const zero3::Budgets& budgets) const;
+
+ private:
+  std::uint64_t steps_ = 0;
+  std::uint64_t skipped_ = 0;
+  std::uint64_t tokens_ = 0;
+  std::uint64_t bytes_written_ = 0;
+  double seconds_ = 0.0;
+  zero3::StepResult first_;
+  zero3::StepResult last_;
+};
+
+}  // namespace artesian::tools

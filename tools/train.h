@@ -1,0 +1,34 @@
+// `artesian train`: from flags to a finished run.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace artesian::tools {
+
+struct TrainOptions {
+  std::string model;
+  std::string data;
+  std::string config;
+  std::optional<std::uint64_t> steps;
+  std::optional<std::uint64_t> epochs;
+  std::optional<std::uint64_t> length;  // --seq-len
+  std::uint64_t seed = 0;
+  bool shuffled = true;
+  bool random_weights = false;  // --init
+  std::optional<std::uint64_t> micro_batch;
+  std::optional<std::uint64_t> accumulation;
+  std::optional<double> lr;
+  std::string save;
+  bool save_fp32 = false;
+  std::string log_jsonl;
+  std::string trace;
+  bool quiet = false;
+};
+
+/// Runs it and returns the exit code: 0; 2 for what is knowable before the first step; 1 for what
+/// comes later; 130 or 143 when stopped by a signal, after finishing the step. Errors go to stderr.
+int train(const TrainOptions& options);
+
+}  // namespace artesian::tools

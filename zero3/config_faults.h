@@ -1,0 +1,48 @@
+// What is wrong with a config: collected, so that the user sees all of it at once.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian::zero3 {
+
+class Faults {
+ public:
+  /// One line: "KEY.PATH: got X, allowed Y; FIX".
+  void invalid(std::string line) {
+    lines_.push_back(std::move(line));
+    code_ = ErrorCode::Invalid;
+  }
+  /// One line: "not supported yet: KEY.PATH: ...".
+  void unsupported(const std::string& line) {
+    if (lines_.empty()) code_ = ErrorCode::Unsupported;
+    lines_.push_back("not supported yet: " + line);
+  }
+
+  bool empty() const noexcept { return lines_.empty(); }
+  /// More faults are only counted.
+  bool full() const noexcept { return lines_.size() >= lines_max; }
+
+  /// At most 5 lines joined by '\n'; the last one then counts the rest. Code: Unsupported if every
+  /// fault is one, else Invalid.
+  Error to_error() const {
+    std::string message;
+    for (std::size_t i = 0; i < lines_.size() && i < lines_max; ++i) {
+      message += (i > 0 ? "\n" : "") + lines_[i];
+    }
+    if (lines_.size() > lines_max) {
+      message += " ... and " + std::to_string(lines_.size() - lines_max) + " more";
+    }
+    return make_error(code_, std::move(message));
+  }
+
+ private:
+  static constexpr std::size_t lines_max = 5;
+  std::vector<std::string> lines_;
+  ErrorCode code_ = ErrorCode::Invalid;
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,41 @@
+// Reads JSON as people paste it: a BOM, U+00A0 outside strings, comments (// and /* */ and #),
+// trailing commas and the literal Infinity are accepted; everything else that JSON forbids is an
+// error with its line and column. Keys keep their order and numbers their spelling, so that
+// messages can show what the user typed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian::zero3 {
+
+/// One JSON value. Only the fields of its kind are set.
+struct JsonValue {
+  enum class Kind : std::uint8_t { Null, Boolean, Number, String, Array, Object };
+
+  Kind kind = Kind::Null;
+  bool boolean = false;
+  double number = 0.0;        // may be +infinity (the literal Infinity), never NaN
+  bool exact = false;         // the number is an integer that fits `integer`
+  std::uint64_t integer = 0;  // of a non-negative number, when exact
+  std::string text = {};      // a string's contents; a number as typed
+  std::vector<JsonValue> elements = {};
+  std::vector<std::pair<std::string, JsonValue>> members = {};
+
+  /// The member of this object, or null.
+  const JsonValue* find(std::string_view name) const noexcept;
+};
+
+/// Parses a whole text. `path` is for messages. Errors: Invalid, "PATH: line L, column C: what",
+/// or one line per key that is given twice. Texts above 1 MiB and nesting above 64 are refused.
+Result<JsonValue> read_json(std::string_view text, const std::string& path);
+
+/// The value as JSON on one line, at most about 60 characters: for "got X".
+std::string print_json(const JsonValue& value);
+
+}  // namespace artesian::zero3

@@ -1,0 +1,401 @@
+#include "zero3/engine.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "base/machine.h"
+#include "zero3/activation_memory.h"
+#include "zero3/from_torch.h"
+#include "zero3/loss_scaler.h"
+#include "zero3/lr_schedule.h"
+#include "zero3/optimizer.h"
+#include "zero3/unit_graphs.h"
+
+namespace artesian::zero3 {
+namespace {
+
+/// LibTorch's own threads are the compute team.
+class TorchExecutor final : public Executor {
+ public:
+  void parallel_for(std::uint64_t count, std::uint64_t grain,
+                    const std::function<void(std::uint64_t, std::uint64_t)>& body) override {
+    if (count == 0) return;
+    at::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       body(static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end));
+                     });
+  }
+};
+
+std::uint64_t random_run_id() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) | device();
+}
+
+tiering::Verify verify_of(VerifyMode mode) noexcept {
+  switch (mode) {
+    case VerifyMode::Full: return tiering::Verify::Full;
+    case VerifyMode::Sample: return tiering::Verify::Sample;
+    case VerifyMode::Off: return tiering::Verify::Off;
+  }
+  return tiering::Verify::Full;
+}
+
+Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
+  const aio::EngineOptions options{.block_size = config.aio.block_size,
+                                   .queue_depth = config.aio.queue_depth,
+                                   .threads = config.aio.intra_op_parallelism,
+                                   .single_submit = config.aio.single_submit,
+                                   .overlap_events = config.aio.overlap_events};
+  switch (config.artesian.engine) {
+    case EngineChoice::IoUring: return aio::make_engine(aio::EngineKind::IoUring, options);
+    case EngineChoice::Threads: return aio::make_engine(aio::EngineKind::Threads, options);
+    case EngineChoice::Auto: break;
+  }
+  return aio::make_best_engine(options);
+}
+
+}  // namespace
+
+Result<DType> choose_compute_dtype(const Config& config) {
+  const DType chosen = config.artesian.compute_dtype.value_or(DType::Float32);
+  if (chosen != DType::Float32 && chosen != config.param_dtype) {
+    return make_error(ErrorCode::Invalid, std::string("artesian.compute_dtype: got ") +
+                                              dtype_name(chosen) + ", allowed fp32 or " +
+                                              dtype_name(config.param_dtype) +
+                                              ", the parameters' dtype");
+  }
+  return chosen;
+}
+
+Budgets choose_budgets(const Config& config) {
+  const std::uint64_t available = available_memory();
+  return {config.artesian.device_memory.value_or(available / 4),
+          config.artesian.host_memory.value_or(available / 2)};
+}
+
+class Engine::Impl {
+ public:
+  Impl(Module& model, const Config& resolved, const EngineOptions& given)
+      : module(model),
+        config(resolved),
+        options(given),
+        scaler(resolved.param_dtype, resolved.loss_scale) {}
+
+  Module& module;
+  const Config config;
+  const EngineOptions options;
+  TorchExecutor executor;
+  std::unique_ptr<aio::Engine> io;
+  std::unique_ptr<ModelState> state;
+  std::unique_ptr<tiering::Residency> residency;
+  std::unique_ptr<Prefetcher> prefetcher;
+  std::unique_ptr<Gradients> gradients;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<ParameterTensors> tensors;
+  std::unique_ptr<UnitGraphs> graphs;
+  LossScaler scaler;
+  std::optional<Error> poison;
+  bool closed = false;
+
+  std::uint64_t step = 0;           // steps done, skipped ones included
+  std::uint64_t updates = 0;        // steps that were not skipped
+  std::uint64_t micro_batches = 0;  // since the last step
+  double loss_sum = 0.0;
+  std::uint64_t step_begin_ns = 0;
+  double predicted_next = std::numeric_limits<double>::quiet_NaN();  // seconds of the next step
+  StepResult totals;  // counters at the end of the last step
+
+  Result<void> build();
+  std::vector<tiering::ResidentUnit> resident_units() const;
+  Result<void> check_alive() const;
+  template <typename T>
+  Result<T> remember(Result<T> result);
+  Result<double> forward_backward(std::span<const std::int64_t> ids,
+                                  std::span<const std::int64_t> targets);
+  Result<StepResult> finish_step();
+  Result<void> update(const StepResult& result, double multiplier);
+  void begin_step();
+  StepResult counters() const;
+  void take_difference(StepResult& result);
+  void predict(StepResult& result);
+};
+
+std::vector<tiering::ResidentUnit> Engine::Impl::resident_units() const {
+  const Placement& plan = state->placement();
+  std::vector<tiering::ResidentUnit> units;
+  for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+    units.push_back({.shard = state->param(unit),
+                     .stored = plan.param_dtype,
+                     .computed = plan.compute_dtype,
+                     .image = plan.layout.units[unit].image,
+                     .persistent = plan.layout.units[unit].persistent});
+  }
+  return units;
+}
+
+Result<void> Engine::Impl::build() {
+  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config));
+  const Budgets budgets = choose_budgets(config);
+  ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
+                                          .stages = &module.stages(),
+                                          .config = &config,
+                                          .compute_dtype = compute_dtype,
+                                          .device_bytes = budgets.device,
+                                          .host_bytes = budgets.host}));
+  for (const std::string& note : placement.notes) log(LogLevel::Info, note);
+  ARTESIAN_TRY(engine, make_io_engine(config));
+  io = std::move(engine);
+  ModelStateOptions state_options{.placement = std::move(placement),
+                                  .param_directory = {},
+                                  .optimizer_directory = {},
+                                  .run_id = options.run_id != 0 ? options.run_id : random_run_id(),
+                                  .verify = verify_of(config.artesian.verify),
+                                  .pin_memory = config.zero.offload_param.pin_memory &&
+                                                config.zero.offload_optimizer.pin_memory,
+                                  .timeline = options.timeline};
+  const ZeroConfig& zero = config.zero;
+  if (zero.offload_param.device == Offload::Nvme) {
+    state_options.param_directory = zero.offload_param.nvme_path;
+  }
+  if (zero.offload_optimizer.device == Offload::Nvme) {
+    state_options.optimizer_directory = zero.offload_optimizer.nvme_path;
+  }
+  FileSystem& files = options.files != nullptr ? *options.files : system_files();
+  ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
+  state = std::move(made);
+  residency = std::make_unique<tiering::Residency>(resident_units(), state->store(),
+                                                   state->device_pool(), executor);
+  prefetcher = std::make_unique<Prefetcher>(
+      state->layout(), *residency,
+      PrefetchLimits{zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance});
+  gradients = std::make_unique<Gradients>(*state);
+  optimizer = std::make_unique<Optimizer>(*state, *residency);
+  ARTESIAN_TRY(leaves,
+               ParameterTensors::create(module.parameters(), state->layout(), compute_dtype));
+  tensors = std::move(leaves);
+  graphs = std::make_unique<UnitGraphs>(
+      module, state->layout(), *tensors, *prefetcher, *gradients, options.timeline,
+      static_cast<std::int64_t>(options.samples), static_cast<std::int64_t>(options.length));
+  return {};
+}
+
+Result<void> Engine::Impl::check_alive() const {
+  ARTESIAN_CHECK(!closed);
+  if (poison.has_value()) return *poison;
+  return {};
+}
+
+/// The first error ends the run: later calls return it instead of working on damaged state.
+template <typename T>
+Result<T> Engine::Impl::remember(Result<T> result) {
+  if (!result.has_value() && !poison.has_value()) poison = result.error();
+  return result;
+}
+
+void Engine::Impl::begin_step() {
+  step_begin_ns = system_clock().now_ns();
+  loss_sum = 0.0;
+  gradients->begin_step();
+  prefetcher->begin_step();
+}
+
+Result<double> Engine::Impl::forward_backward(std::span<const std::int64_t> ids,
+                                              std::span<const std::int64_t> targets) {
+  ARTESIAN_TRY_VOID(check_alive());
+  ARTESIAN_CHECK(ids.size() == options.samples * options.length, ids.size());
+  ARTESIAN_CHECK(targets.size() == ids.size() && micro_batches < config.accumulation_steps);
+  if (micro_batches == 0) begin_step();
+  const double multiplier = scaler.scale() / static_cast<double>(config.accumulation_steps);
+  ARTESIAN_TRY(loss, graphs->run(ids, targets, multiplier));
+  ++micro_batches;
+  loss_sum += loss;
+  return loss;
+}
+
+Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
+  const OptimizerConfig& adam = config.optimizer;
+  kernels::AdamStep constants;
+  constants.mode = adam.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
+  constants.learning_rate = static_cast<float>(result.lr);
+  constants.beta1 = static_cast<float>(adam.beta1);
+  constants.beta2 = static_cast<float>(adam.beta2);
+  constants.epsilon = static_cast<float>(adam.eps);
+  constants.weight_decay = static_cast<float>(adam.weight_decay);
+  constants.grad_multiplier = static_cast<float>(multiplier);
+  ++updates;
+  ARTESIAN_TRY_VOID(
+      optimizer->step(kernels::make_adam_step(constants, updates, adam.bias_correction)));
+  tensors->bump_versions();
+  return {};
+}
+
+Result<StepResult> Engine::Impl::finish_step() {
+  ARTESIAN_TRY_VOID(check_alive());
+  ARTESIAN_CHECK(micro_batches == config.accumulation_steps, micro_batches);
+  ARTESIAN_TRY_VOID(graphs->finish_gradients());
+  ARTESIAN_TRY_VOID(gradients->complete());
+  ARTESIAN_TRY_VOID(prefetcher->end_step());
+  const std::uint64_t begin = system_clock().now_ns();
+  ARTESIAN_TRY(norm, gradients->norm());
+  StepResult result;
+  result.step = ++step;
+  result.loss = loss_sum / static_cast<double>(micro_batches);
+  result.tokens = micro_batches * options.samples * options.length;
+  result.loss_scale = scaler.scale();  // what backward used
+  result.lr = learning_rate(config.scheduler, config.optimizer, updates);
+  result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
+  result.overflow = !norm.finite && config.check_grad_overflow;
+  if (!norm.finite) result.overflow_parameter = module.parameters()[norm.bad_parameter].name;
+  if (!result.overflow) {
+    // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
+    const double excess = (result.grad_norm + 1e-6) / config.gradient_clipping;
+    const double clip = config.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
+    ARTESIAN_TRY_VOID(update(result, 1.0 / (result.loss_scale * clip)));
+  }
+  const auto updated = scaler.update(result.overflow);
+  if (!updated.has_value()) {
+    Error error = updated.error();
+    error.message += "; the first parameter to overflow was " + result.overflow_parameter;
+    return error;
+  }
+  const std::uint64_t end = system_clock().now_ns();
+  if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "step", begin, end);
+  micro_batches = 0;
+  result.optimizer_s = static_cast<double>(end - begin) * 1e-9;
+  result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
+  take_difference(result);
+  predict(result);
+  return result;
+}
+
+/// Counters since creation, in the fields of a step.
+StepResult Engine::Impl::counters() const {
+  StepResult now;
+  const auto disk_now = state->store().statistics();
+  now.bytes_nvme_read = disk_now.bytes_read;
+  now.bytes_nvme_write = disk_now.bytes_written;
+  now.bytes_h2d = residency->bytes_to_device();
+  now.bytes_d2h = graphs->bytes_to_host();
+  now.wait_param_s = prefetcher->wait_seconds();
+  now.wait_grad_s = gradients->wait_seconds();
+  now.wait_optimizer_s = optimizer->wait_seconds();
+  now.forward_s = graphs->forward_seconds();
+  now.backward_s = graphs->backward_seconds();
+  return now;
+}
+
+void Engine::Impl::take_difference(StepResult& result) {
+  const StepResult now = counters();
+  result.bytes_nvme_read = now.bytes_nvme_read - totals.bytes_nvme_read;
+  result.bytes_nvme_write = now.bytes_nvme_write - totals.bytes_nvme_write;
+  result.bytes_h2d = now.bytes_h2d - totals.bytes_h2d;
+  result.bytes_d2h = now.bytes_d2h - totals.bytes_d2h;
+  result.wait_param_s = now.wait_param_s - totals.wait_param_s;
+  result.wait_grad_s = now.wait_grad_s - totals.wait_grad_s;
+  result.wait_optimizer_s = now.wait_optimizer_s - totals.wait_optimizer_s;
+  result.forward_s = now.forward_s - totals.forward_s;
+  result.backward_s = now.backward_s - totals.backward_s;
+  totals = now;
+  const FetchStatistics& fetch = prefetcher->statistics();
+  result.fetch_demand = fetch.demand;
+  result.fetch_prefetched = fetch.prefetched;
+  result.fetch_reused = fetch.reused;
+  result.live_parameters_max = fetch.live_parameters_max;
+  prefetcher->reset_statistics();
+  const std::uint64_t gradient = state->placement().device_gradient_bytes;
+  result.peak_device = state->device_pool().statistics().bytes_in_use_peak + gradient;
+  result.peak_host = state->host_pool().statistics().bytes_in_use_peak;
+  result.peak_activations = activation_bytes_peak();
+  result.peak_process_rss = process_memory().bytes_peak;
+}
+
+/// The longer of what the last step computed and what its bytes take at the disk's probed speed;
+/// reads and writes share the disk. The first step has nothing to go by.
+void Engine::Impl::predict(StepResult& result) {
+  result.predicted_step_s = predicted_next;
+  const double waited = result.wait_param_s + result.wait_grad_s + result.wait_optimizer_s;
+  double disk_seconds = 0.0;
+  if (result.bytes_nvme_read != 0) {
+    disk_seconds += static_cast<double>(result.bytes_nvme_read) / state->disk_speed().read_bytes_per_s;
+  }
+  if (result.bytes_nvme_write != 0) {
+    disk_seconds += static_cast<double>(result.bytes_nvme_write) / state->disk_speed().write_bytes_per_s;
+  }
+  predicted_next = std::max(result.step_s - waited, disk_seconds);
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Result<std::unique_ptr<Engine>> Engine::create(Module& module, const Config& config,
+                                               const EngineOptions& options) {
+  std::unique_ptr<Engine> engine(new Engine(std::make_unique<Impl>(module, config, options)));
+  auto built = from_torch([&] { return engine->impl_->build(); });
+  if (!built.has_value()) {
+    static_cast<void>(engine->close().has_value());  // the first error is the one that matters
+    return std::move(built).error();
+  }
+  return engine;
+}
+
+Engine::~Engine() {
+  if (impl_->closed) return;
+  const auto outcome = close();
+  if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
+}
+
+Result<void> Engine::initialize(WeightSource& weights, const Progress& progress) {
+  ARTESIAN_TRY_VOID(impl_->check_alive());
+  ARTESIAN_TRY_VOID(impl_->remember(impl_->optimizer->initialize(weights, progress)));
+  ARTESIAN_TRY_VOID(impl_->remember(impl_->prefetcher->gather_persistent()));
+  impl_->totals = impl_->counters();
+  return {};
+}
+
+Result<double> Engine::forward_backward(std::span<const std::int64_t> ids,
+                                        std::span<const std::int64_t> targets) {
+  return impl_->remember(impl_->forward_backward(ids, targets));
+}
+
+Result<StepResult> Engine::step() {
+  return impl_->remember(impl_->finish_step());
+}
+
+Result<std::string> Engine::digest() {
+  ARTESIAN_TRY_VOID(impl_->check_alive());
+  return impl_->remember(impl_->optimizer->digest(impl_->module.parameters()));
+}
+
+Result<void> Engine::read_master(std::uint32_t parameter,
+                                 const std::function<Result<void>(std::span<const float>)>& sink) {
+  ARTESIAN_TRY_VOID(impl_->check_alive());
+  return impl_->optimizer->read_master(parameter, sink);
+}
+
+const Placement& Engine::placement() const noexcept {
+  return impl_->state->placement();
+}
+const Config& Engine::config() const noexcept {
+  return impl_->config;
+}
+aio::EngineKind Engine::io_engine() const noexcept {
+  return impl_->io->kind();
+}
+
+Result<void> Engine::close() {
+  Impl& impl = *impl_;
+  if (impl.closed) return {};
+  impl.closed = true;
+  auto cleared = impl.prefetcher ? impl.prefetcher->clear() : Result<void>();
+  auto closed = impl.state ? impl.state->close() : Result<void>();
+  if (!cleared.has_value()) return cleared;
+  return closed;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,115 @@
+// The training engine: a Module, a Config and initial weights become a training run whose state
+// lives in tiers. The caller's loop is PyTorch's: forward_backward per micro-batch, then step.
+//
+//   auto engine = Engine::create(module, config, options).value();
+//   engine->initialize(weights);
+//   for (...) { for (m < accumulation) engine->forward_backward(ids, targets); engine->step(); }
+//   engine->close();
+//
+// Exact: for the same seed, thread count and instruction set, results are the same bits whatever
+// the placement, budgets, prefetch limits, I/O engine and buffers. The first error poisons the
+// engine: every later call returns it. Used from one thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aio/engine.h"
+#include "base/result.h"
+#include "base/timeline.h"
+#include "zero3/config.h"
+#include "zero3/module.h"
+#include "zero3/placement.h"
+#include "zero3/weights.h"
+
+namespace artesian::zero3 {
+
+struct EngineOptions {
+  std::uint64_t samples = 1;  // of one micro-batch
+  std::uint64_t length = 1;   // tokens of one sample
+  std::uint64_t run_id = 0;   // 0: random
+  Timeline* timeline = nullptr;
+  FileSystem* files = nullptr;  // null: the kernel's
+};
+
+/// What one optimizer step did; the fields of the JSONL log (interfaces.md).
+struct StepResult {
+  std::uint64_t step = 0;  // from 1; skipped steps count
+  double loss = 0.0;       // mean over the micro-batches
+  double lr = 0.0;
+  double loss_scale = 1.0;
+  bool overflow = false;
+  std::string overflow_parameter;  // the first with a non-finite gradient
+  double grad_norm = 0.0;          // before clipping; not finite on overflow
+  std::uint64_t tokens = 0;
+  double step_s = 0.0;
+  double predicted_step_s = 0.0;  // not finite before the first prediction
+  std::uint64_t bytes_nvme_read = 0, bytes_nvme_write = 0, bytes_h2d = 0, bytes_d2h = 0;
+  std::uint64_t fetch_demand = 0, fetch_prefetched = 0, fetch_reused = 0;  // elements
+  std::uint64_t live_parameters_max = 0;
+  std::uint64_t peak_device = 0, peak_host = 0, peak_activations = 0, peak_process_rss = 0;
+  double wait_param_s = 0.0, wait_grad_s = 0.0, wait_optimizer_s = 0.0;
+  double forward_s = 0.0, backward_s = 0.0, optimizer_s = 0.0;
+};
+
+class Engine {
+ public:
+  /// Plans, reserves every tier and opens the swap files. The module must outlive the engine.
+  /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths), Unsupported.
+  static Result<std::unique_ptr<Engine>> create(Module& module, const Config& config,
+                                                const EngineOptions& options);
+  /// Closes if that has not happened.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+  /// Fills the home tiers. Must come before the first forward_backward.
+  Result<void> initialize(WeightSource& weights, const Progress& progress = {});
+
+  /// One micro-batch: forward, backward, gradients accumulated. Returns its mean loss.
+  /// Shape: ids, targets: [samples * length] token ids, row-major.
+  Result<double> forward_backward(std::span<const std::int64_t> ids,
+                                  std::span<const std::int64_t> targets);
+  /// The optimizer step over the gradients of the micro-batches since the last one; exactly
+  /// config.accumulation_steps of them. Errors: Exhausted (loss scale at its minimum), Io, Corrupt.
+  Result<StepResult> step();
+
+  /// XXH3-128 over names, master weights and moments in parameter order, hex.
+  Result<std::string> digest();
+  /// Hands out a parameter's master weights as fp32, in row-major order, in pieces.
+  Result<void> read_master(std::uint32_t parameter,
+                           const std::function<Result<void>(std::span<const float>)>& sink);
+  const Placement& placement() const noexcept;
+  const Config& config() const noexcept;
+  aio::EngineKind io_engine() const noexcept;
+  /// Drains and removes the swap files. Errors: Io, Timeout.
+  Result<void> close();
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Starts counting the bytes that LibTorch allocates on the CPU (activations and temporaries). Call
+/// once, before the first tensor; without it peak_activations stays 0.
+void track_activations();
+
+/// The dtype to compute in: the config's, else fp32 on a CPU, where 16-bit GEMM is 4 to 10 times
+/// slower. Errors: Invalid if the choice is neither fp32 nor the parameter dtype.
+Result<DType> choose_compute_dtype(const Config& config);
+
+/// Memory budgets in bytes: the config's, or shares of what this machine has left.
+struct Budgets {
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+};
+Budgets choose_budgets(const Config& config);
+
+}  // namespace artesian::zero3

@@ -1,0 +1,32 @@
+// The one edge where LibTorch's exceptions become Errors.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "base/result.h"
+
+namespace artesian::zero3 {
+
+/// Calls `function` (which returns a Result) and turns what LibTorch throws into an Error.
+template <typename Function>
+auto from_torch(Function&& function) noexcept -> decltype(function()) {
+  try {
+    return function();
+  } catch (const c10::OutOfMemoryError& error) {
+    return make_error(ErrorCode::Exhausted,
+                      std::string("LibTorch: ") + error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return make_error(ErrorCode::Invalid,
+                      std::string("LibTorch: ") + error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return make_error(ErrorCode::Exhausted, "out of memory");
+  } catch (const std::exception& error) {
+    return make_error(ErrorCode::Invalid, std::string("LibTorch: ") + error.what());
+  }
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,251 @@
+#include "zero3/gradients.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/clock.h"
+#include "kernels/gradient.h"
+
+namespace artesian::zero3 {
+
+using kernels::norm_block;
+using tiering::StagingItem;
+using tiering::Tier;
+
+namespace {
+
+constexpr std::uint64_t slice = 16384;  // elements of one task on the compute team
+
+}  // namespace
+
+Gradients::Gradients(ModelState& state) : state_(state) {
+  const Placement& plan = state.placement();
+  started_.assign(plan.layout.units.size(), false);
+  for (const ParameterPlace& place : plan.layout.places) {
+    partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
+  }
+  for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+    if (plan.units[unit].grad == Tier::Nvme) {
+      block_.resize(norm_block * dtype_size(plan.grad_dtype));
+    } else {  // padding must be zero, and fresh memory need not be
+      std::memset(state.store().memory(state.grad(unit)), 0,
+                  plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+    }
+  }
+}
+
+void Gradients::begin_step() noexcept {
+  started_.assign(started_.size(), false);
+}
+
+Result<StagingItem*> Gradients::next_item() noexcept {
+  const std::uint64_t before = system_clock().now_ns();
+  auto item = state_.next_item();
+  wait_ns_ += system_clock().now_ns() - before;
+  return item;
+}
+
+void Gradients::accumulate(std::byte* target, const Piece& piece, bool fresh) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const auto how = fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
+  state_.executor().parallel_for(piece.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+    // What is not finite here stays so and is found, by name, in norm().
+    static_cast<void>(kernels::accumulate_gradient(target + begin * size, plan.grad_dtype,
+                                                   piece.data + begin, plan.param_dtype,
+                                                   end - begin, how));
+  });
+}
+
+Result<void> Gradients::add(std::uint32_t unit,
+                            std::span<const ParameterGradient> gradients) noexcept {
+  const Layout& layout = state_.layout();
+  std::vector<Piece> pieces;
+  for (const ParameterGradient& gradient : gradients) {
+    const ParameterPlace& place = layout.places[gradient.parameter];
+    ARTESIAN_CHECK(place.unit == unit, place.unit, unit);
+    pieces.push_back({place.first, place.numel, gradient.data});
+  }
+  const bool fresh = !started_[unit];
+  started_[unit] = true;
+  return add_pieces(unit, std::move(pieces), fresh);
+}
+
+Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
+                                   bool fresh) noexcept {
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
+  const Placement& plan = state_.placement();
+  if (plan.units[unit].grad == Tier::Nvme) return add_spilled(unit, pieces, fresh);
+  std::byte* memory = state_.store().memory(state_.grad(unit));
+  for (const Piece& piece : pieces) {
+    accumulate(memory + piece.image_first * dtype_size(plan.grad_dtype), piece, fresh);
+  }
+  return {};
+}
+
+Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                    bool fresh) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const tiering::ShardId shard = state_.grad(unit);
+  for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+    const std::uint64_t first = group * plan.sub_group;
+    const std::uint64_t count = plan.sub_group_numel(unit, group);
+    std::vector<Piece> inside;
+    for (const Piece& piece : pieces) {
+      const std::uint64_t begin = std::max(piece.image_first, first);
+      const std::uint64_t end = std::min(piece.image_first + piece.count, first + count);
+      if (begin < end)
+        inside.push_back({begin, end - begin, piece.data + (begin - piece.image_first)});
+    }
+    if (inside.empty() && !fresh) continue;
+    ARTESIAN_TRY(item, next_item());
+    if (fresh) {
+      std::memset(item->data(), 0, count * size);
+    } else {
+      item->read(shard, {first * size, count * size}, 0, aio::Priority::Demand);
+      const std::uint64_t before = system_clock().now_ns();
+      ARTESIAN_TRY_VOID(item->finish());
+      wait_ns_ += system_clock().now_ns() - before;
+      ARTESIAN_TRY_VOID(state_.store().verify(shard, group, item->data()));
+    }
+    for (const Piece& piece : inside) {
+      accumulate(item->data() + (piece.image_first - first) * size, piece, fresh);
+    }
+    state_.store().seal(shard, group, item->data());
+    item->write(shard, {first * size, count * size}, 0);
+  }
+  return state_.ring().finish();  // the next reader of this unit must find it written
+}
+
+Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
+                                 std::span<const float* const> row_gradients,
+                                 std::uint64_t width) noexcept {
+  ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const Placement& plan = state_.placement();
+  if (!started_[place.unit]) {  // rows that nobody looked up have a zero gradient
+    ARTESIAN_TRY_VOID(add_pieces(place.unit, {}, true));
+    if (plan.units[place.unit].grad != Tier::Nvme) {
+      std::memset(state_.store().memory(state_.grad(place.unit)), 0,
+                  plan.layout.units[place.unit].image * dtype_size(plan.grad_dtype));
+    }
+    started_[place.unit] = true;
+  }
+  std::vector<std::size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return rows[a] < rows[b]; });
+  std::vector<float> sums;
+  std::vector<Piece> pieces;
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    const bool new_row = at == 0 || rows[order[at]] != rows[order[at - 1]];
+    if (new_row) sums.resize(sums.size() + static_cast<std::size_t>(width), 0.0f);
+    float* sum = sums.data() + sums.size() - width;
+    const float* row = row_gradients[order[at]];
+    for (std::uint64_t column = 0; column < width; ++column) sum[column] += row[column];
+  }
+  std::size_t row_index = 0;
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    if (at != 0 && rows[order[at]] == rows[order[at - 1]]) continue;
+    const auto row = static_cast<std::uint64_t>(rows[order[at]]);
+    ARTESIAN_CHECK((row + 1) * width <= place.numel, row, width, place.numel);
+    pieces.push_back({place.first + row * width, width, sums.data() + row_index * width});
+    ++row_index;
+  }
+  return add_pieces(place.unit, std::move(pieces), false);
+}
+
+Result<void> Gradients::complete() noexcept {
+  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    if (started_[unit]) continue;
+    started_[unit] = true;
+    const Placement& plan = state_.placement();
+    if (plan.units[unit].grad == Tier::Nvme) {
+      ARTESIAN_TRY_VOID(add_pieces(unit, {}, true));
+    } else {
+      std::memset(state_.store().memory(state_.grad(unit)), 0,
+                  plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+    }
+  }
+  return {};
+}
+
+Result<void> Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const std::byte* memory = state_.store().memory(state_.grad(unit));
+  for (const auto parameter : plan.layout.units[unit].parameters) {
+    const ParameterPlace& place = plan.layout.places[parameter];
+    auto& partials = partials_[parameter];
+    state_.executor().parallel_for(partials.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
+      for (std::uint64_t block = from; block < to; ++block) {
+        const std::uint64_t first = block * norm_block;
+        const auto sum =
+            kernels::sum_squares(memory + (place.first + first) * size, plan.grad_dtype,
+                                 std::min(norm_block, place.numel - first));
+        partials[static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
+      }
+    });
+  }
+  return {};
+}
+
+Result<void> Gradients::norm_of_spilled_unit(std::uint32_t unit) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const tiering::ShardId shard = state_.grad(unit);
+  for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+    const std::uint64_t first = group * plan.sub_group;
+    const std::uint64_t last = first + plan.sub_group_numel(unit, group);
+    ARTESIAN_TRY(item, next_item());
+    item->read(shard, {first * size, (last - first) * size}, 0, aio::Priority::Demand);
+    const std::uint64_t before = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(item->finish());
+    wait_ns_ += system_clock().now_ns() - before;
+    ARTESIAN_TRY_VOID(state_.store().verify(shard, group, item->data()));
+    for (const auto parameter : plan.layout.units[unit].parameters) {
+      const ParameterPlace& place = plan.layout.places[parameter];
+      std::uint64_t at = std::max(first, place.first);
+      while (at < std::min(last, place.first + place.numel)) {
+        const std::uint64_t element = at - place.first;  // sub-groups may cut a norm block
+        const std::uint64_t block = element / norm_block;
+        const std::uint64_t block_end = std::min((block + 1) * norm_block, place.numel);
+        const std::uint64_t end = std::min(last, place.first + block_end);
+        std::memcpy(block_.data() + (element % norm_block) * size,
+                    item->data() + (at - first) * size, (end - at) * size);
+        if (end == place.first + block_end) {
+          const auto sum =
+              kernels::sum_squares(block_.data(), plan.grad_dtype, block_end - block * norm_block);
+          partials_[parameter][static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
+        }
+        at = end;
+      }
+    }
+  }
+  return {};
+}
+
+Result<GradientNorm> Gradients::norm() noexcept {
+  const Placement& plan = state_.placement();
+  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    const bool spilled = plan.units[unit].grad == Tier::Nvme;
+    ARTESIAN_CHECK(started_[unit]);
+    ARTESIAN_TRY_VOID(spilled ? norm_of_spilled_unit(unit) : norm_of_unit_in_host(unit));
+  }
+  GradientNorm norm;
+  for (std::uint32_t parameter = 0; parameter < partials_.size(); ++parameter) {
+    for (const Partial& partial : partials_[parameter]) {
+      norm.sum_squares += partial.sum;
+      if (norm.finite && !partial.finite) {
+        norm.finite = false;
+        norm.bad_parameter = parameter;
+      }
+    }
+  }
+  return norm;
+}
+
+}  // namespace artesian::zero3

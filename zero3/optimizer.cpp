@@ -1,0 +1,135 @@
+#include "zero3/optimizer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/cast.h"
+#include "kernels/checksum.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t slice = 16384;  // elements of one task on the compute team
+
+/// The part of a parameter that lies within a sub-group.
+struct Overlap {
+  std::uint64_t parameter_first;  // element of the parameter
+  std::uint64_t group_first;      // element of the sub-group
+  std::uint64_t count;
+};
+
+Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
+  const std::uint64_t begin = std::max(place.first, group.first);
+  const std::uint64_t end = std::min(place.first + place.numel, group.first + group.count);
+  if (begin >= end) return {0, 0, 0};
+  return {begin - place.first, begin - group.first, end - begin};
+}
+
+}  // namespace
+
+Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
+    : state_(state), residency_(residency), stream_(state) {
+  all_units_.resize(state.layout().units.size());
+  std::iota(all_units_.begin(), all_units_.end(), 0u);
+}
+
+Result<void> Optimizer::fill(const SubGroup& group, WeightSource& weights) noexcept {
+  const Placement& plan = state_.placement();
+  std::memset(group.master, 0, group.count * 4);
+  std::memset(group.exp_avg, 0, group.count * 4);
+  std::memset(group.exp_avg_sq, 0, group.count * 4);
+  for (const auto parameter : plan.layout.units[group.unit].parameters) {
+    const Overlap part = overlap(plan.layout.places[parameter], group);
+    if (part.count == 0) continue;
+    ARTESIAN_TRY_VOID(weights.read(parameter, part.parameter_first,
+                                   {group.master + part.group_first, part.count}));
+  }
+  if (plan.states == 3) {
+    static_cast<void>(kernels::narrow(group.master, group.param, plan.param_dtype, group.count));
+  }
+  return {};
+}
+
+Result<void> Optimizer::initialize(
+    WeightSource& weights,
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept {
+  std::uint64_t total = 0;
+  for (const Unit& unit : state_.layout().units) total += unit.image;
+  std::uint64_t done = 0;
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    ARTESIAN_TRY_VOID(fill(group, weights));
+    done += group.count;
+    if (progress) progress(done, total);
+    return {};
+  };
+  ARTESIAN_TRY_VOID(stream_.run(all_units_, {.write_state = true}, body));
+  return state_.ring().finish();
+}
+
+void Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t grad_size = dtype_size(plan.grad_dtype);
+  const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  state_.executor().parallel_for(group.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+    kernels::AdamArrays arrays;
+    arrays.param = group.master + begin;
+    arrays.exp_avg = group.exp_avg + begin;
+    arrays.exp_avg_sq = group.exp_avg_sq + begin;
+    arrays.grad = group.grad + begin * grad_size;
+    arrays.grad_dtype = plan.grad_dtype;
+    arrays.param_out = plan.states == 3 ? group.param + begin * param_size : nullptr;
+    arrays.param_out_dtype = plan.param_dtype;
+    kernels::adam_step(arrays, end - begin, constants);
+    residency_.refresh(group.unit, group.first + begin, end - begin,
+                       group.param + begin * param_size);
+  });
+}
+
+Result<void> Optimizer::step(const kernels::AdamStep& constants) noexcept {
+  const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
+  ARTESIAN_TRY_VOID(stream_.run(all_units_, options, [&](const SubGroup& group) -> Result<void> {
+    update(group, constants);
+    return {};
+  }));
+  return state_.ring().finish();
+}
+
+Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {
+  kernels::Digest total;
+  for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
+    const ParameterPlace& place = state_.layout().places[parameter];
+    kernels::Digest master;
+    kernels::Digest exp_avg;
+    kernels::Digest exp_avg_sq;
+    const auto body = [&](const SubGroup& group) -> Result<void> {
+      const Overlap part = overlap(place, group);
+      master.update(group.master + part.group_first, part.count * 4);
+      exp_avg.update(group.exp_avg + part.group_first, part.count * 4);
+      exp_avg_sq.update(group.exp_avg_sq + part.group_first, part.count * 4);
+      return {};
+    };
+    ARTESIAN_TRY_VOID(
+        stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body));
+    total.update(parameters[parameter].name.data(), parameters[parameter].name.size() + 1);
+    for (const kernels::Digest* part : {&master, &exp_avg, &exp_avg_sq}) {
+      const std::string hex = part->hex();
+      total.update(hex.data(), hex.size());
+    }
+  }
+  ARTESIAN_TRY_VOID(state_.ring().finish());
+  return total.hex();
+}
+
+Result<void> Optimizer::read_master(
+    std::uint32_t parameter,
+    const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    const Overlap part = overlap(place, group);
+    return sink({group.master + part.group_first, part.count});
+  };
+  return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
+}
+
+}  // namespace artesian::zero3

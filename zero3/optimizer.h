@@ -1,0 +1,51 @@
+// The optimizer over tiered state: initial values, the Adam step, and reading state back (digest,
+// export). Sub-groups stream through the staging ring; the work runs on the compute team.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/adam.h"
+#include "tiering/residency.h"
+#include "zero3/sub_group_stream.h"
+#include "zero3/weights.h"
+
+namespace artesian::zero3 {
+
+class Optimizer {
+ public:
+  /// The state and the residency must outlive it.
+  Optimizer(ModelState& state, tiering::Residency& residency);
+
+  /// Fills master weights and parameters from `weights`, moments with zero, straight into their
+  /// homes; `progress(done, total)` in elements. Errors: the source's, Io, NoSpace, Timeout.
+  Result<void> initialize(
+      WeightSource& weights,
+      const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
+  /// One update of every unit from its accumulated gradient; gathered parameters follow.
+  /// When it returns, nothing is in flight. Errors: Io, Corrupt, NoSpace, Timeout.
+  Result<void> step(const kernels::AdamStep& constants) noexcept;
+  /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
+  /// placement. Errors: Io, Corrupt, Timeout.
+  Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
+  /// Calls `sink` with the parameter's master weights (fp32) in row-major order, in pieces.
+  Result<void> read_master(
+      std::uint32_t parameter,
+      const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+
+  double wait_seconds() const noexcept { return stream_.wait_seconds(); }
+
+ private:
+  Result<void> fill(const SubGroup& group, WeightSource& weights) noexcept;
+  void update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
+
+  ModelState& state_;
+  tiering::Residency& residency_;
+  SubGroupStream stream_;
+  std::vector<std::uint32_t> all_units_;
+};
+
+}  // namespace artesian::zero3

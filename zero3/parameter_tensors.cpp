@@ -1,0 +1,57 @@
+#include "zero3/parameter_tensors.h"
+
+#include <ATen/ops/from_blob.h>
+
+namespace artesian::zero3 {
+
+at::ScalarType scalar_type(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::Float32: return at::kFloat;
+    case DType::Float16: return at::kHalf;
+    case DType::BFloat16: return at::kBFloat16;
+  }
+  return at::kFloat;
+}
+
+Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
+    const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype) {
+  std::unique_ptr<ParameterTensors> result(new ParameterTensors(layout, compute_dtype));
+  std::vector<std::string> names;
+  std::vector<std::uint64_t> bytes;
+  for (const ParameterSpec& parameter : parameters) {
+    names.push_back(parameter.name);
+    bytes.push_back(parameter.numel() * result->element_size_);
+  }
+  ARTESIAN_TRY(guard, ParameterGuard::create(names, bytes));
+  result->guard_ = std::move(guard);
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    auto tensor = at::from_blob(result->guard_->address(index), parameters[index].shape,
+                                at::TensorOptions().dtype(scalar_type(compute_dtype)));
+    tensor.set_requires_grad(true);
+    result->tensors_.push_back(std::move(tensor));
+  }
+  return result;
+}
+
+void ParameterTensors::point(std::uint32_t parameter, std::byte* memory) {
+  tensors_[parameter].storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      at::DataPtr(memory, at::kCPU));
+}
+
+void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {
+  for (const auto parameter : layout_.units[unit].parameters) {
+    point(parameter, slot + layout_.places[parameter].first * element_size_);
+  }
+}
+
+void ParameterTensors::unbind(std::uint32_t unit) {
+  for (const auto parameter : layout_.units[unit].parameters) {
+    point(parameter, guard_->address(parameter));
+  }
+}
+
+void ParameterTensors::bump_versions() {
+  for (const at::Tensor& tensor : tensors_) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace artesian::zero3

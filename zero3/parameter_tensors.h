@@ -1,0 +1,44 @@
+// The tensors that a Module sees: one leaf per parameter, made once. Gathering swaps the memory
+// behind its storage; saved views follow, the version counter does not move. A change of value (a
+// step) bumps the version, so that a backward over a stale graph raises as in PyTorch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/dtype.h"
+#include "zero3/guard.h"
+#include "zero3/layout.h"
+
+namespace artesian::zero3 {
+
+class ParameterTensors {
+ public:
+  /// Errors: Exhausted (address space for the guard).
+  static Result<std::unique_ptr<ParameterTensors>> create(
+      const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype);
+
+  const at::Tensor& at(std::uint32_t parameter) const { return tensors_[parameter]; }
+  /// Points the unit's parameters into its slot.
+  void bind(std::uint32_t unit, std::byte* slot);
+  /// Points them at the guard.
+  void unbind(std::uint32_t unit);
+  /// Marks all values as changed.
+  void bump_versions();
+
+ private:
+  ParameterTensors(const Layout& layout, DType compute_dtype)
+      : layout_(layout), element_size_(dtype_size(compute_dtype)) {}
+  void point(std::uint32_t parameter, std::byte* memory);
+
+  const Layout& layout_;
+  std::uint64_t element_size_;
+  std::unique_ptr<ParameterGuard> guard_;
+  std::vector<at::Tensor> tensors_;
+};
+
+at::ScalarType scalar_type(DType dtype) noexcept;
+
+}  // namespace artesian::zero3

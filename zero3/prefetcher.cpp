@@ -1,0 +1,166 @@
+#include "zero3/prefetcher.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace artesian::zero3 {
+
+using tiering::SlotState;
+
+Prefetcher::Prefetcher(const Layout& layout, tiering::Residency& residency,
+                       const PrefetchLimits& limits)
+    : layout_(layout), residency_(residency), limits_(limits) {
+  for (const Unit& unit : layout.units) numel_.push_back(unit.numel);
+  found_.assign(layout.units.size(), Found::Demand);
+}
+
+void Prefetcher::count_live() noexcept {
+  statistics_.live_parameters_max = std::max(statistics_.live_parameters_max, live_);
+}
+
+void Prefetcher::reset_statistics() noexcept {
+  statistics_ = {};
+  count_live();
+}
+
+Result<void> Prefetcher::gather_persistent() noexcept {
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
+    if (streamed(unit)) continue;
+    ARTESIAN_TRY_VOID(residency_.start(unit, aio::Priority::Demand));
+    ARTESIAN_TRY_VOID(residency_.acquire(unit));  // stays pinned for ever
+    live_ += numel_[unit];
+  }
+  count_live();
+  return {};
+}
+
+void Prefetcher::begin_step() noexcept {
+  position_ = 0;
+}
+
+Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
+  if (residency_.state(unit) == SlotState::Absent) return {};
+  if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
+  found_[unit] = Found::Demand;
+  live_ -= numel_[unit];
+  return residency_.drop(unit);
+}
+
+/// Drops the unpinned unit whose next use is farthest, if that is later than `next_use_min`
+/// accesses from now. Returns whether something was dropped.
+Result<bool> Prefetcher::make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept {
+  std::uint32_t victim = for_unit;
+  std::uint64_t farthest = next_use_min;
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
+    if (unit == for_unit || !streamed(unit) || residency_.pinned(unit)) continue;
+    if (residency_.state(unit) == SlotState::Absent) continue;
+    const std::uint64_t next = recording_ ? Trace::never : trace_.next_use(position_ - 1, unit);
+    if (victim == for_unit ? next > next_use_min : next > farthest) {
+      victim = unit;
+      farthest = next;
+    }
+  }
+  if (victim == for_unit) return false;
+  ARTESIAN_TRY_VOID(drop(victim));
+  return true;
+}
+
+Result<bool> Prefetcher::start_with_room(std::uint32_t unit, aio::Priority priority,
+                                         std::uint64_t next_use_min) noexcept {
+  for (;;) {
+    const auto started = residency_.start(unit, priority);
+    if (started.has_value()) break;
+    if (started.error().code != ErrorCode::Exhausted) return started.error();
+    ARTESIAN_TRY(dropped, make_room(unit, next_use_min));
+    if (!dropped) return false;
+  }
+  live_ += numel_[unit];
+  count_live();
+  return true;
+}
+
+Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
+  Trace::Access by_size;
+  for (const auto unit : units) {
+    if (streamed(unit)) by_size.push_back(unit);
+  }
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return numel_[a] > numel_[b]; });
+  for (int attempt = 0;; ++attempt) {
+    bool complete = true;
+    for (const auto unit : by_size) {
+      if (residency_.state(unit) != SlotState::Absent) continue;
+      ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Demand, 0));
+      complete = complete && started;
+    }
+    if (complete) break;
+    if (attempt == 1) {
+      return make_error(ErrorCode::Exhausted,
+                        "artesian.device_memory: no room for one stage's parameters");
+    }
+    for (const auto unit : by_size) ARTESIAN_TRY_VOID(drop(unit));  // they lay in each other's way
+  }
+  for (const auto unit : by_size) {
+    if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
+    std::uint64_t& counter = found_[unit] == Found::Demand       ? statistics_.demand
+                             : found_[unit] == Found::Prefetched ? statistics_.prefetched
+                                                                 : statistics_.reused;
+    counter += numel_[unit];
+    found_[unit] = Found::Reused;
+    const std::uint64_t before = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(residency_.acquire(unit));
+    wait_ns_ += system_clock().now_ns() - before;
+  }
+  return {};
+}
+
+Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
+  if (!recording_ && !trace_.matches(position_, units)) recording_ = true;
+  if (recording_) {  // a departure keeps what came before it
+    trace_.truncate(position_);
+    trace_.record(units);
+  }
+  ++position_;
+  ARTESIAN_TRY_VOID(demand(units));
+  return look_ahead();
+}
+
+Result<void> Prefetcher::look_ahead() noexcept {
+  if (recording_) return {};
+  for (std::size_t index = position_; index < trace_.size(); ++index) {
+    for (const auto unit : trace_.at(index)) {
+      if (!streamed(unit) || residency_.state(unit) != SlotState::Absent) continue;
+      if (ahead_ >= limits_.prefetch_bucket_size) return {};
+      if (live_ + numel_[unit] > limits_.max_live_parameters) return {};
+      const std::uint64_t next_use = index - position_ + 1;
+      ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
+      if (!started) return {};
+      found_[unit] = Found::Prefetched;
+      ahead_ += numel_[unit];
+    }
+  }
+  return {};
+}
+
+Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
+  for (const auto unit : units) {
+    if (!streamed(unit)) continue;
+    residency_.unpin(unit);
+    const bool keep =
+        !recording_ && live_ <= limits_.max_live_parameters &&
+        trace_.reuse_distance(position_ - 1, unit, numel_) <= limits_.max_reuse_distance;
+    if (!keep) ARTESIAN_TRY_VOID(drop(unit));
+  }
+  return {};
+}
+
+Result<void> Prefetcher::end_step() noexcept {
+  recording_ = !recording_ && position_ != trace_.size();  // a step that ended early departs, too
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
+    if (residency_.state(unit) == SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
+  }
+  return {};
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,84 @@
+// Prefetcher: records a step's accesses once, and from then on knows the future: it fetches units
+// ahead of their use, keeps those that are used again soon, and gives up the one whose next use is
+// farthest when a demand needs room. Limits bound look-ahead and retention only, never a demand:
+//   prefetch_bucket_size  elements fetched ahead and not yet used (the grain: one unit may
+//   overshoot) max_live_parameters   gathered elements beyond which nothing is fetched ahead or
+//   kept max_reuse_distance    elements touched until a unit's next use beyond which it is not kept
+// A step that departs from the trace costs demand fetches and is recorded anew.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/result.h"
+#include "tiering/residency.h"
+#include "zero3/layout.h"
+#include "zero3/trace.h"
+
+namespace artesian::zero3 {
+
+struct PrefetchLimits {
+  std::uint64_t prefetch_bucket_size = 0;  // elements, as all of these
+  std::uint64_t max_live_parameters = 0;
+  std::uint64_t max_reuse_distance = 0;
+};
+
+/// Elements of parameters by how an access found them. Persistent units are not counted.
+struct FetchStatistics {
+  std::uint64_t demand = 0;      // not there and not on their way
+  std::uint64_t prefetched = 0;  // fetched ahead
+  std::uint64_t reused = 0;      // kept from an earlier access
+  std::uint64_t live_parameters_max = 0;
+};
+
+class Prefetcher {
+ public:
+  Prefetcher(const Layout& layout, tiering::Residency& residency, const PrefetchLimits& limits);
+
+  /// Gathers the persistent units, once. Errors: Io, Corrupt, Exhausted.
+  Result<void> gather_persistent() noexcept;
+  void begin_step() noexcept;
+  /// Gathers and pins the units of one stage, then fetches ahead. Errors: Io, Corrupt, Timeout;
+  /// Exhausted if the units cannot fit even alone (the placement rules that out).
+  Result<void> enter(const Trace::Access& units) noexcept;
+  /// Unpins them; each is kept or dropped by its reuse distance.
+  Result<void> leave(const Trace::Access& units) noexcept;
+  /// Closes the recording, and waits for transfers in flight: nothing is Fetching afterwards.
+  Result<void> end_step() noexcept;
+  /// First byte of an entered unit's parameters.
+  std::byte* data(std::uint32_t unit) noexcept { return residency_.data(unit); }
+  /// Drops everything, also the persistent units.
+  Result<void> clear() noexcept { return residency_.clear(); }
+
+  const FetchStatistics& statistics() const noexcept { return statistics_; }
+  /// Starts counting anew; live_parameters_max starts at what is live now.
+  void reset_statistics() noexcept;
+  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
+
+ private:
+  enum class Found : std::uint8_t { Demand, Prefetched, Reused };
+
+  Result<void> demand(const Trace::Access& units) noexcept;
+  Result<bool> make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept;
+  Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
+                               std::uint64_t next_use_min) noexcept;
+  Result<void> look_ahead() noexcept;
+  Result<void> drop(std::uint32_t unit) noexcept;
+  void count_live() noexcept;
+  bool streamed(std::uint32_t unit) const noexcept { return !layout_.units[unit].persistent; }
+
+  const Layout& layout_;
+  tiering::Residency& residency_;
+  const PrefetchLimits limits_;
+  std::vector<std::uint64_t> numel_;  // by unit
+  Trace trace_;
+  bool recording_ = true;
+  std::size_t position_ = 0;  // accesses entered so far in this step
+  std::vector<Found> found_;  // by unit: how its next access will be counted
+  std::uint64_t live_ = 0;    // elements Live or Fetching
+  std::uint64_t ahead_ = 0;   // elements fetched ahead and not yet used
+  FetchStatistics statistics_;
+  std::uint64_t wait_ns_ = 0;
+};
+
+}  // namespace artesian::zero3

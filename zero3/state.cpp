@@ -1,0 +1,110 @@
+#include "zero3/state.h"
+
+#include <array>
+
+#include "base/units.h"
+
+namespace artesian::zero3 {
+
+using tiering::ShardId;
+using tiering::ShardOptions;
+using tiering::Tier;
+
+std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) {
+  std::vector<ShardOptions> shards;
+  const auto add = [&](ShardOptions options) {
+    shards.push_back(std::move(options));
+    return static_cast<ShardId>(shards.size() - 1);
+  };
+  const Placement& plan = placement_;
+  for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+    const Unit& described = plan.layout.units[unit];
+    const UnitPlacement& place = plan.units[unit];
+    const auto whole = [&](const char* kind, Tier home, DType dtype) {
+      return ShardOptions{.name = described.name + kind,
+                          .home = home,
+                          .bytes = described.image * dtype_size(dtype),
+                          .block_bytes = plan.sub_group * dtype_size(dtype),
+                          .path = 0};
+    };
+    param_.push_back(add(whole(" parameters", place.param, plan.param_dtype)));
+    grad_.push_back(add(whole(" gradients", place.grad, plan.grad_dtype)));
+    auto& records = optimizer_.emplace_back();
+    for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
+      const std::uint64_t block = plan.sub_group_numel(unit, index) * 4;
+      records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
+                             .home = place.optimizer,
+                             .bytes = block * plan.states,
+                             .block_bytes = block,
+                             .path = optimizer_path}));
+    }
+  }
+  return shards;
+}
+
+Result<void> ModelState::create_pools(const ModelStateOptions& options) {
+  const auto at_least_a_page = [](std::uint64_t bytes) { return bytes == 0 ? 4096 : bytes; };
+  ARTESIAN_TRY(device, pinned::Pool::create({.bytes = at_least_a_page(placement_.device_pool_bytes),
+                                             .lock = pinned::Lock::Never,
+                                             .name = "device memory"}));
+  device_ = std::move(device);
+  const auto lock = options.pin_memory ? pinned::Lock::Try : pinned::Lock::Never;
+  ARTESIAN_TRY(host, pinned::Pool::create({.bytes = at_least_a_page(placement_.host_pool_bytes),
+                                           .lock = lock,
+                                           .name = "host memory"}));
+  host_ = std::move(host);
+  return {};
+}
+
+Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options,
+                                                       aio::Engine& engine, FileSystem& files,
+                                                       Executor& executor) {
+  std::unique_ptr<ModelState> state(new ModelState(executor));
+  state->placement_ = std::move(options.placement);
+  ARTESIAN_TRY_VOID(state->create_pools(options));
+  tiering::TierStoreOptions store_options{.directories = {},
+                                          .run_id = options.run_id,
+                                          .verify = options.verify,
+                                          .timeline = options.timeline};
+  std::uint32_t optimizer_path = 0;
+  if (!options.param_directory.empty()) store_options.directories = {options.param_directory};
+  if (!options.optimizer_directory.empty() &&
+      options.optimizer_directory != options.param_directory) {
+    optimizer_path = static_cast<std::uint32_t>(store_options.directories.size());
+    store_options.directories.push_back(options.optimizer_directory);
+  }
+  auto shards = state->list_shards(optimizer_path);
+  ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *state->device_,
+                                               *state->host_, engine, files));
+  state->store_ = std::move(store);
+  if (!store_options.directories.empty()) {  // while the ring's room in the pool is still free
+    ARTESIAN_TRY(speed, state->store_->probe_disk(0, *state->host_));
+    state->disk_speed_ = speed;
+  }
+  ARTESIAN_TRY(scratch, state->host_->lease(state->placement_.sub_group * 4));
+  state->scratch_ = std::move(scratch);
+  ARTESIAN_TRY(ring, tiering::StagingRing::create(*state->store_, *state->host_,
+                                                  state->placement_.ring_item_bytes,
+                                                  state->placement_.ring_count));
+  state->ring_ = std::move(ring);
+  const std::array<std::span<std::byte>, 2> ranges{state->host_->range(), state->device_->range()};
+  if (!store_options.directories.empty()) static_cast<void>(engine.register_memory(ranges));
+  return state;
+}
+
+ModelState::~ModelState() = default;
+
+Result<void> ModelState::close() noexcept {
+  auto drained = ring_ ? ring_->finish() : Result<void>();
+  auto closed = store_ ? store_->close() : Result<void>();
+  if (!drained.has_value()) return drained;
+  return closed;
+}
+
+Result<tiering::StagingItem*> ModelState::next_item() noexcept {
+  tiering::StagingItem& item = ring_->at(turn_++);
+  ARTESIAN_TRY_VOID(item.finish());
+  return &item;
+}
+
+}  // namespace artesian::zero3

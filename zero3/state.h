@@ -1,0 +1,85 @@
+// ModelState: the tiers of one run, filled as its placement says: pools, swap files, staging ring,
+// and the shards of every unit. It knows which shard is which; it knows nothing of tensors.
+//
+// Shards of a unit: one for its parameters, one for its gradients, and one record per sub-group for
+// its optimizer state: [master | exp_avg | exp_avg_sq], fp32, contiguous, so that a sub-group is
+// one sequential transfer. With fp32 parameters the parameter is the master and the record holds
+// the moments alone. The sub-group is the checksum grain of all three.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/executor.h"
+#include "base/timeline.h"
+#include "pinned/pool.h"
+#include "tiering/staging_ring.h"
+#include "tiering/tier_store.h"
+#include "zero3/placement.h"
+
+namespace artesian::zero3 {
+
+struct ModelStateOptions {
+  Placement placement;
+  std::string param_directory;      // where nvme-homed parameters and spilled gradients go
+  std::string optimizer_directory;  // may be the same
+  std::uint64_t run_id = 0;
+  tiering::Verify verify = tiering::Verify::Full;
+  bool pin_memory = true;
+  Timeline* timeline = nullptr;  // receives the disk's spans; may be null
+};
+
+class ModelState {
+ public:
+  /// Reserves everything. Engine, file system and executor must outlive the state.
+  /// Errors: those of TierStore::open and Pool::create.
+  static Result<std::unique_ptr<ModelState>> create(ModelStateOptions options, aio::Engine& engine,
+                                                    FileSystem& files, Executor& executor);
+  ~ModelState();
+  /// Drains and removes the swap files. Errors: Io, Timeout.
+  Result<void> close() noexcept;
+
+  const Placement& placement() const noexcept { return placement_; }
+  const Layout& layout() const noexcept { return placement_.layout; }
+  tiering::TierStore& store() noexcept { return *store_; }
+  pinned::Pool& device_pool() noexcept { return *device_; }
+  pinned::Pool& host_pool() noexcept { return *host_; }
+  Executor& executor() noexcept { return executor_; }
+  tiering::ShardId param(std::uint32_t unit) const noexcept { return param_[unit]; }
+  tiering::ShardId grad(std::uint32_t unit) const noexcept { return grad_[unit]; }
+  tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
+    return optimizer_[unit][static_cast<std::size_t>(sub_group)];
+  }
+  /// The next item of the staging ring, with its transfers of last time finished. Only where the
+  /// placement has a ring. Errors: those of the transfers.
+  Result<tiering::StagingItem*> next_item() noexcept;
+  /// The item that next_item would return, as it is.
+  tiering::StagingItem& peek_item() noexcept { return ring_->at(turn_); }
+  tiering::StagingRing& ring() noexcept { return *ring_; }
+  /// What the disk below the swap files did at start; zero without nvme shards.
+  tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
+  /// An fp32 scratch array of one sub-group, in host memory.
+  float* scratch() noexcept { return reinterpret_cast<float*>(scratch_.data()); }
+
+ private:
+  explicit ModelState(Executor& executor) noexcept : executor_(executor) {}
+  std::vector<tiering::ShardOptions> list_shards(std::uint32_t optimizer_path);
+  Result<void> create_pools(const ModelStateOptions& options);
+
+  Placement placement_;
+  Executor& executor_;
+  std::unique_ptr<pinned::Pool> device_;
+  std::unique_ptr<pinned::Pool> host_;
+  std::unique_ptr<tiering::TierStore> store_;
+  std::unique_ptr<tiering::StagingRing> ring_;
+  BufferLease scratch_;
+  std::uint64_t turn_ = 0;
+  tiering::DiskSpeed disk_speed_;
+  std::vector<tiering::ShardId> param_;
+  std::vector<tiering::ShardId> grad_;
+  std::vector<std::vector<tiering::ShardId>> optimizer_;
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,192 @@
+#include "zero3/sub_group_stream.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "base/clock.h"
+
+namespace artesian::zero3 {
+
+using tiering::ShardId;
+using tiering::StagingItem;
+using tiering::Tier;
+
+// An item's bytes: [record of the optimizer state][parameter][gradient], each as long as for a
+// whole sub-group, so that offsets do not depend on the task.
+std::uint64_t SubGroupStream::param_offset() const noexcept {
+  return state_.placement().sub_group * 4 * state_.placement().states;
+}
+
+std::uint64_t SubGroupStream::grad_offset() const noexcept {
+  return param_offset() + state_.placement().sub_group * dtype_size(state_.placement().param_dtype);
+}
+
+bool SubGroupStream::on_nvme(ShardId id) const noexcept {
+  return state_.store().shard(id).home == Tier::Nvme;
+}
+
+SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
+  const Placement& plan = state_.placement();
+  SubGroup group;
+  group.unit = task.unit;
+  group.index = task.index;
+  group.first = task.index * plan.sub_group;
+  group.count = plan.sub_group_numel(task.unit, task.index);
+  const auto place = [&](ShardId id, std::uint64_t home_offset, std::uint64_t item_offset) {
+    if (on_nvme(id)) return item->data() + item_offset;
+    return state_.store().memory(id) + home_offset;
+  };
+  group.param =
+      place(state_.param(task.unit), group.first * dtype_size(plan.param_dtype), param_offset());
+  group.grad =
+      place(state_.grad(task.unit), group.first * dtype_size(plan.grad_dtype), grad_offset());
+  auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
+  if (plan.states == 3) {
+    group.master = record;
+    record += group.count;
+  } else {
+    group.master = reinterpret_cast<float*>(group.param);
+  }
+  group.exp_avg = record;
+  group.exp_avg_sq = record + group.count;
+  return group;
+}
+
+void SubGroupStream::issue_reads(const Task& task, StagingItem& item,
+                                 const SubGroupStreamOptions& options) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t first = task.index * plan.sub_group;
+  const std::uint64_t count = plan.sub_group_numel(task.unit, task.index);
+  const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
+                        std::uint64_t item_offset) {
+    if (on_nvme(id)) {
+      item.read(id, {offset, bytes}, item_offset, aio::Priority::OptimizerRead);
+    }
+  };
+  if (options.read_state) {
+    read(state_.optimizer(task.unit, task.index), 0, count * 4 * plan.states, 0);
+    if (plan.states == 2) read(state_.param(task.unit), first * 4, count * 4, param_offset());
+  }
+  if (options.read_grad) {
+    const std::uint64_t size = dtype_size(plan.grad_dtype);
+    read(state_.grad(task.unit), first * size, count * size, grad_offset());
+  }
+}
+
+Result<void> SubGroupStream::verify(const SubGroup& group,
+                                    const SubGroupStreamOptions& options) noexcept {
+  struct Block {
+    ShardId shard;
+    std::uint64_t block;
+    const void* data;
+  };
+  std::array<Block, 5> blocks{};
+  std::size_t count = 0;
+  const auto add = [&](ShardId shard, std::uint64_t block, const void* data) {
+    if (on_nvme(shard)) blocks[count++] = {shard, block, data};
+  };
+  const ShardId record = state_.optimizer(group.unit, group.index);
+  if (options.read_state) {
+    std::uint64_t block = 0;
+    if (state_.placement().states == 3) {
+      add(record, block++, group.master);
+    } else {
+      add(state_.param(group.unit), group.index, group.master);
+    }
+    add(record, block++, group.exp_avg);
+    add(record, block, group.exp_avg_sq);
+  }
+  if (options.read_grad) add(state_.grad(group.unit), group.index, group.grad);
+  std::atomic<std::size_t> bad{count};
+  state_.executor().parallel_for(count, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (auto index = static_cast<std::size_t>(from); index < to; ++index) {
+      const auto* data = static_cast<const std::byte*>(blocks[index].data);
+      if (!state_.store().verify(blocks[index].shard, blocks[index].block, data)) bad = index;
+    }
+  });
+  if (bad == count) return {};
+  const Block& worst = blocks[bad];
+  return state_.store().verify(worst.shard, worst.block, static_cast<const std::byte*>(worst.data));
+}
+
+void SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
+  const Placement& plan = state_.placement();
+  const ShardId record = state_.optimizer(group.unit, group.index);
+  const ShardId param = state_.param(group.unit);
+  const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  const std::uint64_t record_blocks = on_nvme(record) ? plan.states : 0;
+  const std::uint64_t block_count = record_blocks + (on_nvme(param) ? 1 : 0);
+  state_.executor().parallel_for(block_count, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t block = from; block < to; ++block) {
+      if (block < record_blocks) {
+        state_.store().seal(record, block, item.data() + block * group.count * 4);
+      } else {
+        state_.store().seal(param, group.index, group.param);
+      }
+    }
+  });
+  if (record_blocks != 0) item.write(record, {0, group.count * 4 * plan.states}, 0);
+  if (block_count != record_blocks) {
+    item.write(param, {group.first * param_size, group.count * param_size}, param_offset());
+  }
+}
+
+Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item,
+                                     const SubGroupStreamOptions& options,
+                                     const Body& body) noexcept {
+  const SubGroup group = locate(task, item);
+  if (item != nullptr) {
+    const std::uint64_t before = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(item->finish());
+    wait_ns_ += system_clock().now_ns() - before;
+    ARTESIAN_TRY_VOID(verify(group, options));
+  }
+  ARTESIAN_TRY_VOID(body(group));
+  if (item != nullptr && options.write_state) write(group, *item);
+  return {};
+}
+
+Result<void> SubGroupStream::run_tasks(const std::vector<Task>& tasks,
+                                       const SubGroupStreamOptions& options,
+                                       const Body& body) noexcept {
+  tiering::StagingRing& ring = state_.ring();
+  std::vector<StagingItem*> items(tasks.size(), nullptr);
+  std::size_t issued = 0;
+  for (std::size_t current = 0; current < tasks.size(); ++current) {
+    while (ring.count() != 0 && issued < tasks.size() && issued < current + ring.count()) {
+      if (issued > current && !state_.peek_item().idle()) break;  // look ahead without waiting
+      const std::uint64_t before = system_clock().now_ns();
+      ARTESIAN_TRY(item, state_.next_item());
+      wait_ns_ += system_clock().now_ns() - before;
+      items[issued] = item;
+      issue_reads(tasks[issued], *item, options);
+      ++issued;
+    }
+    ARTESIAN_TRY_VOID(run_one(tasks[current], items[current], options, body));
+  }
+  return {};
+}
+
+Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
+                                 const SubGroupStreamOptions& options, const Body& body) noexcept {
+  std::vector<Task> tasks;
+  for (const auto unit : units) {
+    const std::uint64_t count = state_.placement().sub_group_count(unit);
+    for (std::uint64_t index = 0; index < count; ++index) tasks.push_back({unit, index});
+  }
+  return run_tasks(tasks, options, body);
+}
+
+Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
+                                       const SubGroupStreamOptions& options,
+                                       const Body& body) noexcept {
+  const std::uint64_t sub_group = state_.placement().sub_group;
+  std::vector<Task> tasks;
+  for (std::uint64_t index = first / sub_group; index * sub_group < first + count; ++index) {
+    tasks.push_back({unit, index});
+  }
+  return run_tasks(tasks, options, body);
+}
+
+}  // namespace artesian::zero3

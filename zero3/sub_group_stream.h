@@ -1,0 +1,71 @@
+// Streams optimizer state through the staging ring, sub-group by sub-group: read, work, write, with
+// the reads of coming sub-groups and the writes of past ones in flight beside the work. State whose
+// home is memory is worked on in place. Initialisation (write), the optimizer step (read, write),
+// export and digest (read) are the same loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "zero3/state.h"
+
+namespace artesian::zero3 {
+
+/// One sub-group in memory: elements [first, first + count) of the unit's image.
+struct SubGroup {
+  std::uint32_t unit = 0;
+  std::uint64_t index = 0;
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+  float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves
+  float* exp_avg = nullptr;     // [count]
+  float* exp_avg_sq = nullptr;  // [count]
+  std::byte* grad = nullptr;    // [count] of grad_dtype; null unless asked for
+  std::byte* param = nullptr;   // [count] of param_dtype, where the fresh parameter goes
+};
+
+struct SubGroupStreamOptions {
+  bool read_state = false;
+  bool read_grad = false;
+  bool write_state = false;
+};
+
+class SubGroupStream {
+ public:
+  using Body = std::function<Result<void>(const SubGroup&)>;
+
+  explicit SubGroupStream(ModelState& state) noexcept : state_(state) {}
+  /// Runs `body` on every sub-group of `units`, in order. When it returns, writes may still be in
+  /// flight in the ring. Errors: Io, Corrupt, NoSpace, Timeout, and those of the body.
+  Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
+                   const Body& body) noexcept;
+  /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
+  Result<void> run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
+                         const SubGroupStreamOptions& options, const Body& body) noexcept;
+  /// Seconds spent waiting for the disk so far.
+  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
+
+ private:
+  struct Task {
+    std::uint32_t unit;
+    std::uint64_t index;
+  };
+  Result<void> run_tasks(const std::vector<Task>& tasks, const SubGroupStreamOptions& options,
+                         const Body& body) noexcept;
+  Result<void> run_one(const Task& task, tiering::StagingItem* item,
+                       const SubGroupStreamOptions& options, const Body& body) noexcept;
+  SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
+  void issue_reads(const Task& task, tiering::StagingItem& item,
+                   const SubGroupStreamOptions& options) noexcept;
+  Result<void> verify(const SubGroup& group, const SubGroupStreamOptions& options) noexcept;
+  void write(const SubGroup& group, tiering::StagingItem& item) noexcept;
+  bool on_nvme(tiering::ShardId id) const noexcept;
+  std::uint64_t param_offset() const noexcept;
+  std::uint64_t grad_offset() const noexcept;
+
+  ModelState& state_;
+  std::uint64_t wait_ns_ = 0;
+};
+
+}  // namespace artesian::zero3
