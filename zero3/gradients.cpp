@@ -79,6 +79,11 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
   const Placement& plan = state_.placement();
   if (plan.units[unit].grad == Tier::Nvme) return add_spilled(unit, pieces, fresh);
   std::byte* memory = state_.store().memory(state_.grad(unit));
+  std::uint64_t covered = 0;
+  for (const Piece& piece : pieces) covered += piece.count;
+  if (fresh && covered != plan.layout.units[unit].numel) {  // the rest has last step's gradients
+    std::memset(memory, 0, plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+  }
   for (const Piece& piece : pieces) {
     accumulate(memory + piece.image_first * dtype_size(plan.grad_dtype), piece, fresh);
   }
@@ -125,13 +130,8 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
   const ParameterPlace& place = state_.layout().places[parameter];
-  const Placement& plan = state_.placement();
   if (!started_[place.unit]) {  // rows that nobody looked up have a zero gradient
     ARTESIAN_TRY_VOID(add_pieces(place.unit, {}, true));
-    if (plan.units[place.unit].grad != Tier::Nvme) {
-      std::memset(state_.store().memory(state_.grad(place.unit)), 0,
-                  plan.layout.units[place.unit].image * dtype_size(plan.grad_dtype));
-    }
     started_[place.unit] = true;
   }
   std::vector<std::size_t> order(rows.size());
@@ -162,13 +162,7 @@ Result<void> Gradients::complete() noexcept {
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     if (started_[unit]) continue;
     started_[unit] = true;
-    const Placement& plan = state_.placement();
-    if (plan.units[unit].grad == Tier::Nvme) {
-      ARTESIAN_TRY_VOID(add_pieces(unit, {}, true));
-    } else {
-      std::memset(state_.store().memory(state_.grad(unit)), 0,
-                  plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
-    }
+    ARTESIAN_TRY_VOID(add_pieces(unit, {}, true));
   }
   return {};
 }
