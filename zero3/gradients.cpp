@@ -79,6 +79,11 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
   const Placement& plan = state_.placement();
   if (plan.units[unit].grad == Tier::Nvme) return add_spilled(unit, pieces, fresh);
   std::byte* memory = state_.store().memory(state_.grad(unit));
+  std::uint64_t covered = 0;
+  for (const Piece& piece : pieces) covered += piece.count;
+  if (fresh && covered != plan.layout.units[unit].numel) {  // the rest has last step's gradients
+    std::memset(memory, 0, plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+  }
   for (const Piece& piece : pieces) {
     accumulate(memory + piece.image_first * dtype_size(plan.grad_dtype), piece, fresh);
   }
@@ -157,11 +162,7 @@ Result<void> Gradients::complete() noexcept {
 Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
   if (started_[unit]) return {};
   started_[unit] = true;
-  const Placement& plan = state_.placement();
-  if (plan.units[unit].grad == Tier::Nvme) return add_spilled(unit, {}, /*fresh=*/true);
-  std::memset(state_.store().memory(state_.grad(unit)), 0,
-              plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
-  return {};
+  return add_pieces(unit, {}, /*fresh=*/true);
 }
 
 void Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
