@@ -1,7 +1,7 @@
 // The training engine: a Module, a Config and initial weights become a training run whose state
 // lives in tiers. The caller's loop is PyTorch's: forward_backward per micro-batch, then step.
 //
-// After create and initialize: forward_backward for each micro-batch, then step, and close at the end.
+// After create and initialize: forward_backward for each micro-batch, then step; close at the end.
 // examples/train_loop.cpp shows it whole.
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
