@@ -76,10 +76,11 @@ class Prefetcher {
   std::vector<std::uint64_t> numel_;  // by unit
   Trace trace_;
   bool recording_ = true;
-  std::size_t position_ = 0;  // accesses entered so far in this step
-  std::vector<Found> found_;  // by unit: how its next access will be counted
-  std::uint64_t live_ = 0;    // elements Live or Fetching
-  std::uint64_t ahead_ = 0;   // elements fetched ahead and not yet used
+  std::size_t position_ = 0;    // accesses entered so far in this step
+  std::vector<Found> found_;    // by unit: how its next access will be counted
+  std::vector<bool> entering_;  // by unit: of the access that is being gathered
+  std::uint64_t live_ = 0;      // elements Live or Fetching
+  std::uint64_t ahead_ = 0;     // elements fetched ahead and not yet used
   FetchStatistics statistics_;
   std::uint64_t wait_ns_ = 0;
 };
