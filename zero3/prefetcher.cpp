@@ -129,14 +129,34 @@ Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
   return look_ahead();
 }
 
+/// Drops units that are needed later than in `next_use` accesses until one more may be live; none
+/// if that would not do. Returns whether it may.
+Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept {
+  const std::uint64_t numel_max = limits_.max_live_parameters;
+  if (live_ + numel_[one_more] <= numel_max) return true;
+  std::uint64_t least = live_ + numel_[one_more];
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
+    if (!streamed(unit) || residency_.pinned(unit)) continue;
+    if (residency_.state(unit) == SlotState::Absent) continue;
+    if (trace_.next_use(position_ - 1, unit) > next_use) least -= numel_[unit];
+  }
+  if (least > numel_max) return false;
+  while (live_ + numel_[one_more] > numel_max) {
+    ARTESIAN_TRY(dropped, make_room(one_more, next_use));
+    ARTESIAN_CHECK(dropped, live_, numel_max);
+  }
+  return true;
+}
+
 Result<void> Prefetcher::look_ahead() noexcept {
   if (recording_) return {};
   for (std::size_t index = position_; index < trace_.size(); ++index) {
     for (const auto unit : trace_.at(index)) {
       if (!streamed(unit) || residency_.state(unit) != SlotState::Absent) continue;
       if (ahead_ >= limits_.prefetch_bucket_size) return {};
-      if (live_ + numel_[unit] > limits_.max_live_parameters) return {};
       const std::uint64_t next_use = index - position_ + 1;
+      ARTESIAN_TRY(allowed, drop_to_max_live(unit, next_use));
+      if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
       if (!started) return {};
       found_[unit] = Found::Prefetched;

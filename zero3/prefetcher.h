@@ -65,6 +65,7 @@ class Prefetcher {
   Result<bool> make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept;
   Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
                                std::uint64_t next_use_min) noexcept;
+  Result<bool> drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept;
   Result<void> look_ahead() noexcept;
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;

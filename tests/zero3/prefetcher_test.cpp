@@ -164,6 +164,8 @@ TEST(Prefetcher, MaxLiveBoundsLookAheadAndRetention) {
       const FetchStatistics counted = steps.run(accesses);
       // A demand is never refused: it may come on top of what was kept.
       EXPECT_LE(counted.live_parameters_max, (units + 1) * each) << units;
+      // What is kept for later gives way to what is needed sooner.
+      EXPECT_EQ(counted.prefetched > 0, step > 0 && units > 1) << units;
     }
   }
 }
