@@ -300,8 +300,11 @@ Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcep
   if (completion.ready()) return {};
   Lock locked = lock();
   bool in_time = true;
-  while (!completion.ready()) {
-    ARTESIAN_CHECK(completion.in_flight());  // else nobody will ever finish it
+  while (true) {
+    // Looked at once: with a callback it becomes ready without the lock, between two looks too.
+    const auto state = completion.state_.load(std::memory_order_acquire);
+    if (state == Completion::State::Ready) return {};
+    ARTESIAN_CHECK(state == Completion::State::InFlight);  // else nobody will ever finish it
     if (!in_time) {
       Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline");
       error.file = completion.request_.file->path();
@@ -311,7 +314,6 @@ Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcep
     }
     in_time = sleep_until(locked, deadline);
   }
-  return {};
 }
 
 Result<void> EngineBase::drain(Deadline deadline) noexcept {

@@ -44,8 +44,9 @@ REGISTRY = re.compile(
     r"\b(pypi\.or[g]|pythonhosted\.or[g]|(deb|snapshot|security)\.debian\.or[g]|"
     r"download\.pytorch\.or[g]|anaconda\.or[g]|registry\.npmjs\.or[g])\b"
 )
+# Code set in by more than one blank after // is an example in a header, which is welcome.
 DEAD_CPP = re.compile(
-    r"^\s*//+\s*(return\b[^.]*;|[\w:.>-]+\([^()]*\);|[\w:<>*&.\[\] -]+ = [^.]*;|[{}]|"
+    r"^\s*// ?(return\b[^.]*;|[\w:.>-]+\([^()]*\);|[\w:][\w:<>*&.\[\] -]* = [^.]*;|[{}]|"
     r"(if|for|while|switch) \(.*\{|#\s*include\b.*)$"
 )
 DEAD_PYTHON = re.compile(

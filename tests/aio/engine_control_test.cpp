@@ -3,6 +3,7 @@
 // tests 11, 12). What must wait waits for a stalled file or a delayed answer, never for time.
 #include <sched.h>
 
+#include <atomic>
 #include <thread>
 
 #include "tests/aio/engine_fixture.h"
@@ -180,6 +181,25 @@ TEST_P(EngineControl, EmptyRequestsCallTheirCallbackOnProgressThreads) {
   ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
   EXPECT_EQ(chain.left, 0);
   EXPECT_EQ(chain.on_submitter, 0);
+}
+
+// A completion with a callback becomes ready without the engine's lock, at any moment of a wait.
+TEST_P(EngineControl, WaitMayMeetTheEndOfARequestWithACallback) {
+  auto engine = make({});
+  const auto file = create("file");
+  for (int round = 0; round < 20000; ++round) {
+    std::atomic<bool> called = false;
+    Completion read;
+    read.prepare(
+        {.file = file.get()}, {},
+        [](Completion&, void* context) noexcept {
+          static_cast<std::atomic<bool>*>(context)->store(true);
+        },
+        &called);
+    submit(*engine, read);
+    await(*engine, read);
+    while (!called) sched_yield();
+  }
 }
 
 TEST_P(EngineControl, ManyThreadsSubmitCancelAndWait) {

@@ -86,6 +86,7 @@ RIGHT = [
     ("aio/a.h", "int a;  " + "/" * 92 + "\n"),
     ("docs/a.md", "TO" + "DO(#12): write this\n" + "w" * 300 + "\n"),
     ("aio/a.cpp", "// The caller keeps it until then; release() gives it back;\n// n = 0. Then;\n"),
+    ("aio/a.h", "// Use:\n//\n//   auto engine = make_engine(options);\n//   engine->drain();\n"),
     ("tools/a.py", "# if nothing is there, from then on:\n"),
     ("tests/aio/a_test.cpp", "TEST(A, B) { EXPECT_EQ(1, 1); }\n"),
     ("tests/aio/b_test.cpp", "INSTANTIATE_TYPED_TEST_SUITE_P(Threads, Contract, Threads);\n"),
