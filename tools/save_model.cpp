@@ -22,10 +22,11 @@ Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_
   for (const zero3::ParameterSpec& parameter : parameters) {
     tensors.push_back({models::saved_name(model_config, parameter.name), parameter.shape});
   }
-  ARTESIAN_TRY(writer, models::CheckpointWriter::create({.target = options.target,
-                                                         .source_directory = options.source_directory,
-                                                         .dtype = dtype},
-                                                        std::move(tensors)));
+  ARTESIAN_TRY(
+      writer,
+      models::CheckpointWriter::create(
+          {.target = options.target, .source_directory = options.source_directory, .dtype = dtype},
+          std::move(tensors)));
   std::vector<std::uint16_t> narrowed;
   for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
     const auto append = [&](std::span<const float> piece) -> Result<void> {
