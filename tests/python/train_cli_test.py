@@ -146,6 +146,114 @@ def command(*arguments):
     return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True)
 
 
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "missing command: got nothing, allowed train; see artesian --help"),
+        (["trian"], "trian: got an unknown argument, allowed are those of artesian --help; "
+                    "did you mean train?"),
+        (["--bogus"], "--bogus: got an unknown flag"),
+        (["--quiet", "train"], "--quiet: got an unknown flag, allowed are those of artesian train "
+                               "--help; write it after artesian train"),
+        (["train", "--modle", "x"], "--modle: got an unknown flag, allowed are those of artesian "
+                                    "train --help; did you mean --model?"),
+        (["train", "--step=3", "--lr"], "--step: got an unknown flag, allowed are those of "
+                                        "artesian train --help; did you mean --steps?"),
+        (["train", "stray"], "stray: got an unknown argument"),
+        (["train", "--model"], "--model: got no value, allowed one; write it after the flag"),
+        (["train", "--init=3"], "--init: got a value, allowed none; drop it"),
+        *[([word, "--any", "thing"], f"not supported yet: {word}") for word in
+          ["plan", "report", "generate", "doctor", "config", "export", "inspect", "run"]],
+    ],
+)  # fmt: skip
+def test_wrong_commands_are_one_line(arguments, expected):
+    assert errors_of(command(*arguments), 2).startswith(f"artesian: error: {expected}")
+
+
+def test_missing_flags_are_named_together():
+    lines = errors_of(command("train"), 2, lines=3)
+    for line, flag in zip(lines, ["--model", "--data", "--config"]):
+        assert line.startswith(f"artesian: error: {flag}: got nothing, allowed a path; ")
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["plan"]])
+def test_help_goes_to_stdout(words):
+    result = command(*words, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"Usage: {' '.join(['artesian', *words])} " in result.stdout
+    assert result.stdout.rstrip("\n") + "\n" == result.stdout
+
+
+def test_version():
+    result = command("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count(".") == 2
+
+
+WHOLE = "allowed a whole number of at least 1; "
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"steps": "x"}, f'--steps: got "x", {WHOLE}'),
+        ({"steps": ""}, f'--steps: got "", {WHOLE}'),
+        ({"steps": "0"}, f'--steps: got "0", {WHOLE}'),
+        ({"steps": "-1"}, f'--steps: got "-1", {WHOLE}'),
+        ({"steps": "1e3"}, f'--steps: got "1e3", {WHOLE}'),
+        ({"steps": "99999999999999999999"}, f'--steps: got "99999999999999999999", {WHOLE}'),
+        ({"steps": "9999999999"}, '--steps: got "9999999999", allowed a whole number of at most'),
+        ({"steps": None, "epochs": "0"}, f'--epochs: got "0", {WHOLE}'),
+        ({"epochs": "1"}, "--epochs: got both --steps and --epochs, allowed one of them"),
+        ({"seq_len": "1.5"}, f'--seq-len: got "1.5", {WHOLE}'),
+        ({"seq_len": "33"}, "--seq-len: got 33, allowed 1 to 32, the model's positions"),
+        ({"micro_batch": "two"}, f'--micro-batch: got "two", {WHOLE}'),
+        ({"micro_batch": "1000000000"}, "train_micro_batch_size_per_gpu: got 1000000000 samples"),
+        ({"accumulation": "0"}, f'--accumulation: got "0", {WHOLE}'),
+        ({"lr": "-1"}, '--lr: got "-1", allowed a number of at least 0; '),
+        ({"lr": "nan"}, '--lr: got "nan", allowed a number of at least 0; '),
+        ({"lr": "inf"}, '--lr: got "inf", allowed a number of at least 0; '),
+        ({"lr": "0.002"}, "the command line contradicts the config: --lr 0.002 and "
+                          "optimizer.params.lr 0.001"),
+        ({"seed": "-3"}, '--seed: got "-3", allowed a whole number from 0 to 18446744073709551615'),
+        ({"seed": "18446744073709551616"}, '--seed: got "18446744073709551616", allowed'),
+        ({"order": "random"}, '--order: got "random", allowed shuffled or sequential; '),
+        ({"save_dtype": "bf16"}, '--save-dtype: got "bf16", allowed model or fp32; '),
+        ({"device": "cuda"}, "not supported yet: --device cuda"),
+        ({"device": "cuda:0"}, "not supported yet: --device cuda:0"),
+        ({"device": "tpu"}, '--device: got "tpu", allowed cpu'),
+        ({"resume": "x"}, "not supported yet: --resume"),
+        ({"checkpoint_every": "3"}, "not supported yet: --checkpoint-every"),
+        ({"model": ""}, '--model: got "", allowed a path'),
+        ({"trace": ""}, '--trace: got "", allowed a path'),
+        ({"trace": "a", "log_jsonl": "a"}, "--trace: got the file of --log-jsonl, allowed another"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused_in_our_words(place, flags, expected):
+    assert place.refused(**flags).startswith(f"artesian: error: {expected}")
+
+
+def test_several_faults_and_repeated_flags(place):
+    lines = place.refused("--lr", "x", "--seed", "y", "--steps", "4", "--order", "z", lines=4)
+    assert lines[0] == "artesian: error: --steps: got 2 values, allowed one; drop the others"
+    assert len(place.refused("--lr=x", "--seed=y", "--order=z", steps="a", micro_batch="b",
+                             accumulation="c", lines=5)) == 5  # fmt: skip
+
+
+def test_flags_fill_what_is_auto_or_missing(place):
+    def change(config):
+        config["optimizer"]["params"]["lr"] = "auto"
+        del config["gradient_accumulation_steps"]
+
+    steps = place.trained(config=place.write_config(change), seq_len=8, micro_batch=3,
+                          accumulation=2, lr=0.25, steps=2)  # fmt: skip
+    assert [step["lr"] for step in steps] == [0.25, 0.25]
+    assert [step["tokens"] for step in steps] == [48, 48]
+
+
 # Config and budgets
 
 
@@ -509,7 +617,7 @@ def test_saved_models_load_and_train_on(place, dtype):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     out = place.folder / "out"
-    first = place.trained(steps=3, save=out, save_dtype=dtype, order="sequential")
+    first = place.trained(steps=3, save=f"{out}/", save_dtype=dtype, order="sequential")
     model, report = transformers.GPT2LMHeadModel.from_pretrained(out, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.dtype == (torch.float16 if dtype == "model" else torch.float32)
