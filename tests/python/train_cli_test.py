@@ -294,6 +294,13 @@ def test_missing_nvme_path_is_made_and_removed(place):
     assert not {"new", "relative", "slashed"} & set(os.listdir(place.folder))
 
 
+def test_two_spellings_of_one_nvme_path(place):
+    def change(config):
+        config["zero_optimization"]["offload_optimizer"]["nvme_path"] = "model/../nvme/"
+
+    place.trained(config=place.write_config(change))
+
+
 def test_relative_nvme_path_starts_at_the_current_directory(place):
     process = place.start_and_wait_for_a_step(config=place.at("relative"))
     held = os.listdir(place.folder / "relative")
@@ -701,6 +708,47 @@ def test_saved_models_load_and_train_on(place, dtype):
 
 
 # Limits of the machine
+
+
+def refuse_io_uring():
+    """From now on io_uring_setup is EPERM: a seccomp filter as containers have it."""
+    filters = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in filters))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(filters), ctypes.addressof(code)))
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, program, 0, 0) != 0:
+        os._exit(77)
+
+
+def test_refused_io_uring_falls_back_with_one_line(place):
+    digest = place.trained("--quiet")[-1]["digest"]
+    result = place.run("--quiet", log_jsonl=place.log, preexec_fn=refuse_io_uring)
+    if result.returncode == 77:
+        pytest.skip("no seccomp filters here")
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("artesian: warning: io_uring is not available: ")
+    assert place.steps()[-1]["digest"] == digest
+
+    def change(config):
+        config["artesian"]["engine"] = "io_uring"
+
+    forced = place.run("--quiet", config=place.write_config(change), preexec_fn=refuse_io_uring)
+    line = errors_of(forced, 2)
+    assert line.startswith("artesian: error: artesian.engine: ") and "seccomp" in line
+
+
+def test_little_locked_memory_is_one_warning(place):
+    def limit():
+        drop_capabilities()
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+
+    digest = place.trained("--quiet")[-1]["digest"]
+    result = place.run("--quiet", log_jsonl=place.log, preexec_fn=limit)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("artesian: warning: ") and "ulimit -l" in result.stderr
+    assert place.steps()[-1]["digest"] == digest
 
 
 def test_few_file_descriptors(place):
