@@ -5,6 +5,12 @@
 // they look at `asleep`; both under the mutex in between. So either the lane sees the work, or the
 // submitter sees a sleeping lane and writes its eventfd. A lane whose slots are all taken is not
 // asleep: it looks again when a block is back.
+//
+// Note [Plugging]: when more than two transfers come in one call, the kernel holds them back until
+// the last is prepared, and merges neighbours. For small blocks that saves work; large ones only
+// reach an idle disk later. Measured at 1 MiB x 32, in calls of at most two against one call: read
+// + 9%, write
+// + 10% (medians of 9, interleaved). So batches of large blocks are handed over in pairs.
 #include "aio/io_uring.h"
 
 #include <algorithm>
@@ -23,6 +29,8 @@
 
 namespace artesian::aio {
 namespace {
+
+constexpr std::uint64_t large_block_size = 1 << 20;  // see Note [Plugging]
 
 /// A call that only the lane's own thread can make on its ring, made on behalf of another.
 enum class Ask : std::uint8_t { Nothing, Open, Register };
@@ -179,7 +187,8 @@ bool IoUring::fill(Lane& lane) noexcept {
 
 void IoUring::prepare(Lane& lane, Block& block) noexcept {
   lane.ring.prepare(block, length_to_ask(block));
-  if (options_.single_submit) lane.ring.submit();
+  const std::uint32_t pair = options_.block_size >= large_block_size ? 2 : options_.queue_depth + 1;
+  if (options_.single_submit || lane.ring.blocks_queued() >= pair) lane.ring.submit();
 }
 
 void IoUring::reap(Lane& lane) noexcept {

@@ -53,6 +53,8 @@ class Ring {
 
   /// Blocks prepared and not answered yet.
   std::uint32_t blocks_pending() const noexcept { return blocks_pending_; }
+  /// Blocks prepared and not handed over yet.
+  std::uint32_t blocks_queued() const noexcept { return blocks_queued_; }
   /// System calls that handed over blocks, since the last call of this function.
   std::uint64_t exchange_submit_calls() noexcept { return std::exchange(submit_calls_, 0); }
 

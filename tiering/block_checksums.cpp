@@ -1,10 +1,9 @@
 #include "tiering/block_checksums.h"
 
-#include <xxhash.h>
-
 #include <array>
 
 #include "base/check.h"
+#include "kernels/checksum.h"
 
 namespace artesian::tiering {
 
@@ -17,8 +16,8 @@ BlockChecksums::BlockChecksums(std::uint64_t run_id, std::uint32_t shard, std::u
 std::uint64_t BlockChecksums::checksum(std::uint64_t block, std::uint64_t generation,
                                        const std::byte* data, std::uint64_t length) const noexcept {
   const std::array<std::uint64_t, 4> place{run_id_, shard_, block, generation};
-  const std::uint64_t seed = XXH3_64bits(place.data(), sizeof(place));
-  return XXH3_64bits_withSeed(data, length, seed);
+  const std::uint64_t seed = kernels::checksum64(place.data(), sizeof(place), 0);
+  return kernels::checksum64(data, length, seed);
 }
 
 void BlockChecksums::seal(std::uint64_t block, const std::byte* data,

@@ -1,12 +1,13 @@
 #include "tiering/superblock.h"
 
-#include <xxhash.h>
-
 #include <bit>
 #include <cstddef>
 #include <cstring>
 #include <optional>
 #include <string>
+
+#include "base/check.h"
+#include "kernels/checksum.h"
 
 namespace artesian::tiering {
 namespace {
@@ -31,7 +32,7 @@ struct alignas(superblock_block_size) Block {
 };
 
 std::uint64_t checksum_of(const Record& record) {
-  return XXH3_64bits(&record, offsetof(Record, checksum));
+  return kernels::checksum64(&record, offsetof(Record, checksum), 0);
 }
 
 std::optional<Superblock> decode(const Block& block) {

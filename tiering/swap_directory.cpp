@@ -13,6 +13,8 @@
 namespace artesian::tiering {
 namespace {
 
+constexpr int leave_retries = 1000;  // one per process that comes at the same moment
+
 bool is_own_file(const std::string& path, FileSystem& files) noexcept {
   const auto status = files.status(path);
   return status.has_value() && status->kind == FileStatus::Kind::Regular && status->ours;
@@ -44,6 +46,13 @@ Result<void> expect_directory(const std::string& directory, FileSystem& files) n
   auto names = files.list(directory);
   if (names.has_value()) return {};
   return swap_directory_error(directory, std::move(names).error());
+}
+
+Result<void> make_marker(const std::string& directory, FileSystem& files) noexcept {
+  auto marker = files.open(directory + "/" + made_marker_name,
+                           {.create = Create::Exclusive, .direct = Direct::Never});
+  if (marker.has_value() || marker.error().system_error == EEXIST) return {};
+  return std::move(marker).error();
 }
 
 }  // namespace
@@ -85,9 +94,8 @@ Result<void> prepare_swap_directory(const std::string& directory, FileSystem& fi
     if (made.error().system_error == EEXIST) return expect_directory(directory, files);
     return swap_directory_error(directory, std::move(made).error());
   }
-  auto marker = files.open(directory + "/" + made_marker_name,
-                           {.create = Create::Exclusive, .direct = Direct::Never});
-  if (marker.has_value() || marker.error().system_error == EEXIST) return {};
+  auto marker = make_marker(directory, files);
+  if (marker.has_value()) return {};
   (void)files.remove_directory(directory).has_value();  // the first error is the one to tell
   return swap_directory_error(directory, std::move(marker).error());
 }
@@ -118,15 +126,22 @@ void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
 void leave_swap_directory(const std::string& directory, FileSystem& files) noexcept {
   ARTESIAN_CHECK(!directory.empty());
   const std::string marker = directory + "/" + made_marker_name;
-  if (!is_own_file(marker, files)) return;
-  const auto names = files.list(directory);
-  if (!names.has_value()) return;
-  const bool others = std::any_of(names->begin(), names->end(), [](const std::string& name) {
-    return parse_swap_file_name(name).has_value() || parse_lock_file_name(name).has_value();
-  });
-  if (others) return;  // another rank or run is here: it will leave later
-  (void)files.remove(marker).has_value();
-  (void)files.remove_directory(directory).has_value();  // stays if the user put something there
+  for (int turn = 0; turn < leave_retries; ++turn) {
+    if (!is_own_file(marker, files)) return;
+    const auto names = files.list(directory);
+    if (!names.has_value()) return;
+    const bool others = std::any_of(names->begin(), names->end(), [](const std::string& name) {
+      return parse_swap_file_name(name).has_value() || parse_lock_file_name(name).has_value();
+    });
+    if (others) return;  // another rank or run is here: it will leave later, and see the marker
+    (void)files.remove(marker).has_value();
+    if (names->size() > 1) return;  // the user put something there: it is the user's from now on
+    auto removed = files.remove_directory(directory);
+    if (removed.has_value() || removed.error().system_error != ENOTEMPTY) return;
+    // Somebody came between. They must find the marker when they leave; if they are gone already,
+    // the next turn sees it.
+    if (!make_marker(directory, files).has_value()) return;
+  }
 }
 
 }  // namespace artesian::tiering

@@ -49,10 +49,15 @@ SwapFileOptions normalized(SwapFileOptions options) {
 // between the two: then again.
 Result<SwapLock> claim_directory(const SwapFileOptions& options, FileSystem& files) noexcept {
   for (int turn = 0;; ++turn) {
-    ARTESIAN_TRY_VOID(prepare_swap_directory(options.directory, files));
+    const bool again = turn < directory_retries;
+    auto prepared = prepare_swap_directory(options.directory, files);
+    if (!prepared.has_value()) {
+      if (again && prepared.error().system_error == ENOENT) continue;
+      return std::move(prepared).error();
+    }
     auto lock = SwapLock::acquire(options.directory, options.rank, options.run_id, files);
     if (lock.has_value()) return lock;
-    if (lock.error().system_error == ENOENT && turn < directory_retries) continue;
+    if (again && lock.error().system_error == ENOENT) continue;
     leave_swap_directory(options.directory, files);
     if (lock.error().code == ErrorCode::Busy) return lock;
     return swap_directory_error(options.directory, std::move(lock).error());

@@ -48,7 +48,7 @@ struct TierStoreOptions {
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;
   Verify verify = Verify::Full;
-  double wait_seconds = 60.0;  // deadline of every wait
+  double wait_seconds = 60.0;    // deadline of every wait
   Timeline* timeline = nullptr;  // receives a span for each transfer; may be null
 };
 

@@ -8,8 +8,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/units.h"
 #include "base/machine.h"
+#include "base/units.h"
 #include "zero3/activation_memory.h"
 #include "zero3/from_torch.h"
 #include "zero3/loss_scaler.h"
@@ -273,6 +273,7 @@ Result<StepResult> Engine::Impl::finish_step() {
     error.message += "; the first parameter to overflow was " + result.overflow_parameter;
     return error;
   }
+  ARTESIAN_TRY_VOID(prefetcher->look_ahead_to_next_step());
   const std::uint64_t end = system_clock().now_ns();
   if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "step", begin, end);
   micro_batches = 0;
@@ -331,10 +332,12 @@ void Engine::Impl::predict(StepResult& result) {
   const double waited = result.wait_param_s + result.wait_grad_s + result.wait_optimizer_s;
   double disk_seconds = 0.0;
   if (result.bytes_nvme_read != 0) {
-    disk_seconds += static_cast<double>(result.bytes_nvme_read) / state->disk_speed().read_bytes_per_s;
+    disk_seconds +=
+        static_cast<double>(result.bytes_nvme_read) / state->disk_speed().read_bytes_per_s;
   }
   if (result.bytes_nvme_write != 0) {
-    disk_seconds += static_cast<double>(result.bytes_nvme_write) / state->disk_speed().write_bytes_per_s;
+    disk_seconds +=
+        static_cast<double>(result.bytes_nvme_write) / state->disk_speed().write_bytes_per_s;
   }
   predicted_next = std::max(result.step_s - waited, disk_seconds);
 }

@@ -1,10 +1,8 @@
 // The training engine: a Module, a Config and initial weights become a training run whose state
 // lives in tiers. The caller's loop is PyTorch's: forward_backward per micro-batch, then step.
 //
-//   auto engine = Engine::create(module, config, options).value();
-//   engine->initialize(weights);
-//   for (...) { for (m < accumulation) engine->forward_backward(ids, targets); engine->step(); }
-//   engine->close();
+// After create and initialize: forward_backward for each micro-batch, then step; close at the end.
+// examples/train_loop.cpp shows it whole.
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
 // the placement, budgets, prefetch limits, I/O engine and buffers. The first error poisons the

@@ -79,6 +79,11 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
   const Placement& plan = state_.placement();
   if (plan.units[unit].grad == Tier::Nvme) return add_spilled(unit, pieces, fresh);
   std::byte* memory = state_.store().memory(state_.grad(unit));
+  std::uint64_t covered = 0;
+  for (const Piece& piece : pieces) covered += piece.count;
+  if (fresh && covered != plan.layout.units[unit].numel) {  // the rest has last step's gradients
+    std::memset(memory, 0, plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+  }
   for (const Piece& piece : pieces) {
     accumulate(memory + piece.image_first * dtype_size(plan.grad_dtype), piece, fresh);
   }
@@ -105,11 +110,7 @@ Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>
     if (fresh) {
       std::memset(item->data(), 0, count * size);
     } else {
-      item->read(shard, {first * size, count * size}, 0, aio::Priority::Demand);
-      const std::uint64_t before = system_clock().now_ns();
-      ARTESIAN_TRY_VOID(item->finish());
-      wait_ns_ += system_clock().now_ns() - before;
-      ARTESIAN_TRY_VOID(state_.store().verify(shard, group, item->data()));
+      ARTESIAN_TRY_VOID(read_spilled(unit, group, *item));
     }
     for (const Piece& piece : inside) {
       accumulate(item->data() + (piece.image_first - first) * size, piece, fresh);
@@ -125,15 +126,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
   const ParameterPlace& place = state_.layout().places[parameter];
-  const Placement& plan = state_.placement();
-  if (!started_[place.unit]) {  // rows that nobody looked up have a zero gradient
-    ARTESIAN_TRY_VOID(add_pieces(place.unit, {}, true));
-    if (plan.units[place.unit].grad != Tier::Nvme) {
-      std::memset(state_.store().memory(state_.grad(place.unit)), 0,
-                  plan.layout.units[place.unit].image * dtype_size(plan.grad_dtype));
-    }
-    started_[place.unit] = true;
-  }
+  ARTESIAN_TRY_VOID(start_at_zero(place.unit));  // rows that nobody looked up
   std::vector<std::size_t> order(rows.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -160,20 +153,19 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
 
 Result<void> Gradients::complete() noexcept {
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-    if (started_[unit]) continue;
-    started_[unit] = true;
-    const Placement& plan = state_.placement();
-    if (plan.units[unit].grad == Tier::Nvme) {
-      ARTESIAN_TRY_VOID(add_pieces(unit, {}, true));
-    } else {
-      std::memset(state_.store().memory(state_.grad(unit)), 0,
-                  plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
-    }
+    ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
   return {};
 }
 
-Result<void> Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
+/// Gives a unit without a gradient this step one of zeros.
+Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
+  if (started_[unit]) return {};
+  started_[unit] = true;
+  return add_pieces(unit, {}, /*fresh=*/true);
+}
+
+void Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   const std::byte* memory = state_.store().memory(state_.grad(unit));
@@ -190,42 +182,56 @@ Result<void> Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
       }
     });
   }
-  return {};
+}
+
+/// Sub-groups cut norm blocks: their parts are put together in block_, and summed when complete.
+void Gradients::norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
+                             const std::byte* data) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const DType dtype = state_.placement().grad_dtype;
+  const std::uint64_t size = dtype_size(dtype);
+  std::uint64_t at = std::max(first, place.first);
+  while (at < std::min(last, place.first + place.numel)) {
+    const std::uint64_t block = (at - place.first) / norm_block;
+    const std::uint64_t block_first = place.first + block * norm_block;
+    const std::uint64_t block_last = std::min(block_first + norm_block, place.first + place.numel);
+    const std::uint64_t end = std::min(last, block_last);
+    std::memcpy(block_.data() + (at - block_first) * size, data + (at - first) * size,
+                (end - at) * size);
+    if (end == block_last) {
+      const auto sum = kernels::sum_squares(block_.data(), dtype, block_last - block_first);
+      partials_[parameter][static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
+    }
+    at = end;
+  }
 }
 
 Result<void> Gradients::norm_of_spilled_unit(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const tiering::ShardId shard = state_.grad(unit);
   for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
     const std::uint64_t first = group * plan.sub_group;
     const std::uint64_t last = first + plan.sub_group_numel(unit, group);
     ARTESIAN_TRY(item, next_item());
-    item->read(shard, {first * size, (last - first) * size}, 0, aio::Priority::Demand);
-    const std::uint64_t before = system_clock().now_ns();
-    ARTESIAN_TRY_VOID(item->finish());
-    wait_ns_ += system_clock().now_ns() - before;
-    ARTESIAN_TRY_VOID(state_.store().verify(shard, group, item->data()));
+    ARTESIAN_TRY_VOID(read_spilled(unit, group, *item));
     for (const auto parameter : plan.layout.units[unit].parameters) {
-      const ParameterPlace& place = plan.layout.places[parameter];
-      std::uint64_t at = std::max(first, place.first);
-      while (at < std::min(last, place.first + place.numel)) {
-        const std::uint64_t element = at - place.first;  // sub-groups may cut a norm block
-        const std::uint64_t block = element / norm_block;
-        const std::uint64_t block_end = std::min((block + 1) * norm_block, place.numel);
-        const std::uint64_t end = std::min(last, place.first + block_end);
-        std::memcpy(block_.data() + (element % norm_block) * size,
-                    item->data() + (at - first) * size, (end - at) * size);
-        if (end == place.first + block_end) {
-          const auto sum =
-              kernels::sum_squares(block_.data(), plan.grad_dtype, block_end - block * norm_block);
-          partials_[parameter][static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
-        }
-        at = end;
-      }
+      norm_of_part(parameter, first, last, item->data());
     }
   }
   return {};
+}
+
+/// Reads and verifies one sub-group's gradients into the item.
+Result<void> Gradients::read_spilled(std::uint32_t unit, std::uint64_t group,
+                                     StagingItem& item) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const tiering::ShardId shard = state_.grad(unit);
+  const std::uint64_t before = system_clock().now_ns();
+  item.read(shard, {group * plan.sub_group * size, plan.sub_group_numel(unit, group) * size}, 0,
+            aio::Priority::Demand);
+  ARTESIAN_TRY_VOID(item.finish());
+  wait_ns_ += system_clock().now_ns() - before;
+  return state_.store().verify(shard, group, item.data());
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {
@@ -233,7 +239,11 @@ Result<GradientNorm> Gradients::norm() noexcept {
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     const bool spilled = plan.units[unit].grad == Tier::Nvme;
     ARTESIAN_CHECK(started_[unit]);
-    ARTESIAN_TRY_VOID(spilled ? norm_of_spilled_unit(unit) : norm_of_unit_in_host(unit));
+    if (spilled) {
+      ARTESIAN_TRY_VOID(norm_of_spilled_unit(unit));
+    } else {
+      norm_of_unit_in_host(unit);
+    }
   }
   GradientNorm norm;
   for (std::uint32_t parameter = 0; parameter < partials_.size(); ++parameter) {

@@ -59,8 +59,13 @@ class Gradients {
   Result<void> add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
                            bool fresh) noexcept;
   void accumulate(std::byte* target, const Piece& piece, bool fresh) noexcept;
-  Result<void> norm_of_unit_in_host(std::uint32_t unit) noexcept;
+  Result<void> start_at_zero(std::uint32_t unit) noexcept;
+  Result<void> read_spilled(std::uint32_t unit, std::uint64_t group,
+                            tiering::StagingItem& item) noexcept;
+  void norm_of_unit_in_host(std::uint32_t unit) noexcept;
   Result<void> norm_of_spilled_unit(std::uint32_t unit) noexcept;
+  void norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
+                    const std::byte* data) noexcept;
   Result<tiering::StagingItem*> next_item() noexcept;
 
   ModelState& state_;

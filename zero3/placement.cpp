@@ -181,9 +181,7 @@ class Planner {
       plan_.sub_group = sub_group;
       plan_.ring_item_bytes = item_bytes(sub_group);
       plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : count_max;
-      const auto total = [&] {
-        return page_up(sub_group * 4) + plan_.ring_count * plan_.ring_item_bytes;
-      };
+      const auto total = [&] { return plan_.ring_count * plan_.ring_item_bytes; };
       if (total() <= room / 4) return true;
       if (sub_group > image_alignment) continue;
       while (total() > room && plan_.ring_count > 1) --plan_.ring_count;
@@ -210,9 +208,7 @@ class Planner {
     return {};
   }
 
-  std::uint64_t ring_bytes() const {
-    return page_up(plan_.sub_group * 4) + plan_.ring_count * plan_.ring_item_bytes;
-  }
+  std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }
 
   std::uint64_t place_gradients(std::uint64_t room, std::uint64_t wanted) {
     std::uint64_t spilled = 0;
@@ -245,12 +241,17 @@ class Planner {
       room -= param_bytes(unit);
       plan_.host_pool_bytes += param_bytes(unit);
     }
+    const std::uint64_t kept = config_.zero.offload_param.max_in_cpu - elements;
+    if (kept != 0) {
+      plan_.notes.push_back("offload_param.max_in_cpu: " + std::to_string(kept) +
+                            " elements of parameters stay in host memory; 0 puts all on NVMe");
+    }
     set_aliases();
   }
 
   Error host_error(std::uint64_t must) const {
     const std::uint64_t ring = any_nvme() ? item_bytes(image_alignment) : 0;
-    const std::uint64_t minimum = must + ring + page_up(image_alignment * 4);
+    const std::uint64_t minimum = must + ring;
     const std::uint64_t missing = minimum > request_.host_bytes ? minimum - request_.host_bytes : 0;
     return make_error(ErrorCode::Exhausted,
                       "artesian.host_memory: got " + format_size(request_.host_bytes) +

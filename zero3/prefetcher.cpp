@@ -13,6 +13,7 @@ Prefetcher::Prefetcher(const Layout& layout, tiering::Residency& residency,
     : layout_(layout), residency_(residency), limits_(limits) {
   for (const Unit& unit : layout.units) numel_.push_back(unit.numel);
   found_.assign(layout.units.size(), Found::Demand);
+  entering_.assign(layout.units.size(), false);
 }
 
 void Prefetcher::count_live() noexcept {
@@ -53,8 +54,8 @@ Result<bool> Prefetcher::make_room(std::uint32_t for_unit, std::uint64_t next_us
   std::uint32_t victim = for_unit;
   std::uint64_t farthest = next_use_min;
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
-    if (unit == for_unit || !streamed(unit) || residency_.pinned(unit)) continue;
-    if (residency_.state(unit) == SlotState::Absent) continue;
+    if (entering_[unit] || !streamed(unit) || residency_.pinned(unit)) continue;
+    if (unit == for_unit || residency_.state(unit) == SlotState::Absent) continue;
     const std::uint64_t next = recording_ ? Trace::never : trace_.next_use(position_ - 1, unit);
     if (victim == for_unit ? next > next_use_min : next > farthest) {
       victim = unit;
@@ -85,6 +86,7 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
   for (const auto unit : units) {
     if (streamed(unit)) by_size.push_back(unit);
   }
+  for (const auto unit : by_size) entering_[unit] = true;  // none makes room for another
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return numel_[a] > numel_[b]; });
   for (int attempt = 0;; ++attempt) {
@@ -110,6 +112,7 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
     found_[unit] = Found::Reused;
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(residency_.acquire(unit));
+    entering_[unit] = false;  // pinned from here on
     wait_ns_ += system_clock().now_ns() - before;
   }
   return {};
@@ -126,14 +129,34 @@ Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
   return look_ahead();
 }
 
+/// Drops units that are needed later than in `next_use` accesses until one more may be live; none
+/// if that would not do. Returns whether it may.
+Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept {
+  const std::uint64_t numel_max = limits_.max_live_parameters;
+  if (live_ + numel_[one_more] <= numel_max) return true;
+  std::uint64_t least = live_ + numel_[one_more];
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
+    if (!streamed(unit) || residency_.pinned(unit)) continue;
+    if (residency_.state(unit) == SlotState::Absent) continue;
+    if (trace_.next_use(position_ - 1, unit) > next_use) least -= numel_[unit];
+  }
+  if (least > numel_max) return false;
+  while (live_ + numel_[one_more] > numel_max) {
+    ARTESIAN_TRY(dropped, make_room(one_more, next_use));
+    ARTESIAN_CHECK(dropped, live_, numel_max);
+  }
+  return true;
+}
+
 Result<void> Prefetcher::look_ahead() noexcept {
   if (recording_) return {};
   for (std::size_t index = position_; index < trace_.size(); ++index) {
     for (const auto unit : trace_.at(index)) {
       if (!streamed(unit) || residency_.state(unit) != SlotState::Absent) continue;
       if (ahead_ >= limits_.prefetch_bucket_size) return {};
-      if (live_ + numel_[unit] > limits_.max_live_parameters) return {};
       const std::uint64_t next_use = index - position_ + 1;
+      ARTESIAN_TRY(allowed, drop_to_max_live(unit, next_use));
+      if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
       if (!started) return {};
       found_[unit] = Found::Prefetched;
@@ -141,6 +164,11 @@ Result<void> Prefetcher::look_ahead() noexcept {
     }
   }
   return {};
+}
+
+Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
+  position_ = 0;
+  return look_ahead();
 }
 
 Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {

@@ -47,6 +47,9 @@ class Prefetcher {
   Result<void> end_step() noexcept;
   /// First byte of an entered unit's parameters.
   std::byte* data(std::uint32_t unit) noexcept { return residency_.data(unit); }
+  /// Between steps, when nothing is to change the parameters any more: fetches ahead what the next
+  /// step begins with. Errors: Io, Timeout.
+  Result<void> look_ahead_to_next_step() noexcept;
   /// Drops everything, also the persistent units.
   Result<void> clear() noexcept { return residency_.clear(); }
 
@@ -62,6 +65,7 @@ class Prefetcher {
   Result<bool> make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept;
   Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
                                std::uint64_t next_use_min) noexcept;
+  Result<bool> drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept;
   Result<void> look_ahead() noexcept;
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;
@@ -73,10 +77,11 @@ class Prefetcher {
   std::vector<std::uint64_t> numel_;  // by unit
   Trace trace_;
   bool recording_ = true;
-  std::size_t position_ = 0;  // accesses entered so far in this step
-  std::vector<Found> found_;  // by unit: how its next access will be counted
-  std::uint64_t live_ = 0;    // elements Live or Fetching
-  std::uint64_t ahead_ = 0;   // elements fetched ahead and not yet used
+  std::size_t position_ = 0;    // accesses entered so far in this step
+  std::vector<Found> found_;    // by unit: how its next access will be counted
+  std::vector<bool> entering_;  // by unit: of the access that is being gathered
+  std::uint64_t live_ = 0;      // elements Live or Fetching
+  std::uint64_t ahead_ = 0;     // elements fetched ahead and not yet used
   FetchStatistics statistics_;
   std::uint64_t wait_ns_ = 0;
 };

@@ -98,8 +98,6 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
     ARTESIAN_TRY(speed, state->store_->probe_disk(0, *state->host_));
     state->disk_speed_ = speed;
   }
-  ARTESIAN_TRY(scratch, state->host_->lease(state->placement_.sub_group * 4));
-  state->scratch_ = std::move(scratch);
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*state->store_, *state->host_,
                                                   state->placement_.ring_item_bytes,
                                                   state->placement_.ring_count));

@@ -60,8 +60,6 @@ class ModelState {
   tiering::StagingRing& ring() noexcept { return *ring_; }
   /// What the disk below the swap files did at start; zero without nvme shards.
   tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
-  /// An fp32 scratch array of one sub-group, in host memory.
-  float* scratch() noexcept { return reinterpret_cast<float*>(scratch_.data()); }
 
  private:
   explicit ModelState(Executor& executor) noexcept : executor_(executor) {}
@@ -74,7 +72,6 @@ class ModelState {
   std::unique_ptr<pinned::Pool> host_;
   std::unique_ptr<tiering::TierStore> store_;
   std::unique_ptr<tiering::StagingRing> ring_;
-  BufferLease scratch_;
   std::uint64_t turn_ = 0;
   tiering::DiskSpeed disk_speed_;
   std::vector<tiering::ShardId> param_;

@@ -126,14 +126,14 @@ Result<void> UnitGraphs::backward(const Batch& batch, double loss_multiplier) {
     backward_ns_ += system_clock().now_ns() - begin;
     span(" backward", stage, begin);
     const std::uint64_t rounding = system_clock().now_ns();
-    ARTESIAN_TRY_VOID(accumulate(stage, parameters, gradients));
+    ARTESIAN_TRY_VOID(accumulate(parameters, gradients));
     span(" gradients", stage, rounding);
     ARTESIAN_TRY_VOID(leave(units));
   }
   return {};
 }
 
-Result<void> UnitGraphs::accumulate(std::size_t, const std::vector<std::uint32_t>& parameters,
+Result<void> UnitGraphs::accumulate(const std::vector<std::uint32_t>& parameters,
                                     const std::vector<at::Tensor>& gradients) {
   std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
   std::vector<at::Tensor> keep;

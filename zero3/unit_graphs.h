@@ -50,7 +50,7 @@ class UnitGraphs {
   Result<void> leave(const Trace::Access& units);
   Result<void> forward(const Batch& batch);
   Result<void> backward(const Batch& batch, double loss_multiplier);
-  Result<void> accumulate(std::size_t stage, const std::vector<std::uint32_t>& parameters,
+  Result<void> accumulate(const std::vector<std::uint32_t>& parameters,
                           const std::vector<at::Tensor>& gradients);
   std::vector<std::uint32_t> graph_parameters(std::size_t stage) const;
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;

@@ -370,6 +370,7 @@ ARTESIAN_EVERY_ENGINE(EngineContractDeathTest);
 TEST_P(EngineContractDeathTest, MisalignedDirectRequestIsAProgrammerError) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   const auto file = create("file", Direct::IfAligned);
+  remove_directory();
   if (!file->direct()) GTEST_SKIP() << "no direct I/O here";
   EXPECT_DEATH(
       {

@@ -264,6 +264,7 @@ ARTESIAN_EVERY_ENGINE(EngineControlDeathTest);
 
 TEST_P(EngineControlDeathTest, TakingTheBufferInFlightIsAProgrammerError) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
+  remove_directory();
   EXPECT_DEATH(
       {
         auto engine = make({});

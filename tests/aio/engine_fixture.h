@@ -54,6 +54,9 @@ class EngineFixture : public testing::TestWithParam<EngineKind> {
     return file;
   }
 
+  /// For death tests: their children die without removing it. Open files stay usable.
+  void remove_directory() { std::filesystem::remove_all(directory_.path()); }
+
   static std::byte byte_at(std::uint64_t offset) {
     return static_cast<std::byte>((offset * 2654435761u) >> 13);
   }

@@ -21,6 +21,14 @@ namespace artesian::pinned {
 namespace {
 
 using test_support::Baseline;
+
+// The sanitizers' mlock does nothing and says that it did.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool mlock_is_real = false;
+#else
+constexpr bool mlock_is_real = true;
+#endif
+
 constexpr std::uint64_t page = 4096;
 
 std::unique_ptr<Pool> make_pool(std::uint64_t bytes, Lock lock = Lock::Never) {
@@ -232,7 +240,7 @@ TEST(Pool, LeavesNothingBehind) {
     data = pool->range().data();
     EXPECT_TRUE(test_support::mapped(data));
     std::memset(must_lease(*pool, 4 << 20).data(), 1, 4 << 20);
-    if (pool->statistics().locked) {
+    if (mlock_is_real && pool->statistics().locked) {
       EXPECT_EQ(test_support::status_kib("VmLck"), locked_before + 4096);
     }
   }
@@ -291,6 +299,7 @@ int memlock_child(std::uint64_t limit) {
 
 TEST(Pool, WorksWithoutTheRightToLockMemory) {
   if (getuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  if (!mlock_is_real) GTEST_SKIP() << "this build's mlock does nothing";
   for (const std::uint64_t limit : {0ul, 64ul << 10, 8ul << 20}) {
     EXPECT_EQ(test_support::run_in_child([limit] { return memlock_child(limit); }), 0) << limit;
   }

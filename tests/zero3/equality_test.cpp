@@ -1,8 +1,8 @@
 // Proves the first promise: placement, budgets, block size, prefetch limits, persistence, sub-group
-// size, buffer count and I/O engine never change a bit. A pairwise-covering set of runs (every pair of
-// values of every two factors occurs) trains a small GPT-2 for 16 steps; losses, loss scales, gradient
-// norms and the final digest must equal those of the run of the same dtype and accumulation with
-// everything in memory.
+// size, buffer count and I/O engine never change a bit. A pairwise-covering set of runs (every pair
+// of values of every two factors occurs) trains a small GPT-2 for 16 steps; losses, loss scales,
+// gradient norms and the final digest must equal those of the run of the same dtype and
+// accumulation with everything in memory.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -26,8 +26,20 @@ constexpr std::uint64_t everything = std::uint64_t{1} << 30;
 
 // The factors and how many values each has.
 enum Factor : std::size_t {
-  ParamHome, OptimizerHome, Budget, BlockSize, Bucket, Live, Reuse, Persistence, SubGroup,
-  BufferCount, IoEngine, Dtype, Accumulation, factor_count
+  ParamHome,
+  OptimizerHome,
+  Budget,
+  BlockSize,
+  Bucket,
+  Live,
+  Reuse,
+  Persistence,
+  SubGroup,
+  BufferCount,
+  IoEngine,
+  Dtype,
+  Accumulation,
+  factor_count
 };
 constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 3, 3};
 using Choice = std::array<int, factor_count>;

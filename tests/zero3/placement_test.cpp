@@ -48,7 +48,7 @@ std::uint64_t bytes_in(const Placement& plan, Tier tier) {
     if (plan.units[index].grad == tier) bytes += image * dtype_size(plan.grad_dtype);
     if (plan.units[index].optimizer == tier) bytes += image * 4 * plan.states;
   }
-  if (tier == Tier::Host) bytes += plan.ring_count * plan.ring_item_bytes + plan.sub_group * 4;
+  if (tier == Tier::Host) bytes += plan.ring_count * plan.ring_item_bytes;
   return bytes;
 }
 

@@ -1,0 +1,288 @@
+// Proves that the prefetcher gives every access its parameters, whatever the limits, the room and
+// the order of accesses; that it counts how it found them; that limits bound what they say; and
+// that with room for a part of the units it fetches as seldom as Belady's rule, simulated here.
+#include "zero3/prefetcher.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/random.h"
+#include "tests/zero3/tiers.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using Accesses = std::vector<Trace::Access>;
+
+constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
+
+float value_of(std::uint32_t parameter, std::uint64_t index) {
+  return static_cast<float>(parameter * 100'000 + index);
+}
+
+class Numbered final : public WeightSource {
+ public:
+  Result<void> read(std::uint32_t parameter, std::uint64_t first,
+                    std::span<float> target) noexcept override {
+    for (std::size_t i = 0; i < target.size(); ++i) target[i] = value_of(parameter, first + i);
+    return {};
+  }
+};
+
+/// Stages that use one parameter each, all of `numel` elements.
+SmallModel equal_units(int count, std::int64_t numel) {
+  SmallModel model;
+  for (int index = 0; index < count; ++index) {
+    const std::string name = "p" + std::to_string(index);
+    model.parameters.push_back({.name = name, .shape = {numel}});
+    model.stages.push_back(
+        {.name = name, .parameters = {static_cast<std::uint32_t>(index)}, .lookup = {}});
+  }
+  return model;
+}
+
+/// A prefetcher over filled tiers, driven as the engine drives it.
+class Steps {
+ public:
+  Steps(SmallModel model, const TierOptions& options, const PrefetchLimits& limits)
+      : tiers(std::move(model), options),
+        prefetcher(tiers.layout(), *tiers.residency, limits),
+        optimizer_(*tiers.state, *tiers.residency) {
+    Numbered weights;
+    EXPECT_TRUE(optimizer_.initialize(weights, {}).has_value());
+  }
+
+  /// Forward through all stages, then backward.
+  Accesses there_and_back() const {
+    const Accesses& stages = tiers.layout().stages;
+    Accesses accesses = stages;
+    accesses.insert(accesses.end(), stages.rbegin(), stages.rend());
+    return accesses;
+  }
+  std::uint64_t numel(const Trace::Access& units) const {
+    std::uint64_t sum = 0;
+    for (const auto unit : units) sum += tiers.layout().units[unit].numel;
+    return sum;
+  }
+  std::uint64_t numel(const Accesses& accesses) const {
+    std::uint64_t sum = 0;
+    for (const auto& units : accesses) sum += numel(units);
+    return sum;
+  }
+  /// One step; what it counted. The counts always add up to what was accessed.
+  FetchStatistics run(const Accesses& accesses) {
+    prefetcher.begin_step();
+    for (const Trace::Access& units : accesses) {
+      const auto entered = prefetcher.enter(units);
+      EXPECT_TRUE(entered.has_value()) << entered.error().to_string();
+      if (!entered.has_value()) return {};
+      for (const auto unit : units) expect_values(unit);
+      EXPECT_TRUE(prefetcher.leave(units).has_value());
+    }
+    EXPECT_TRUE(prefetcher.end_step().has_value());
+    const FetchStatistics counted = prefetcher.statistics();
+    EXPECT_EQ(counted.demand + counted.prefetched + counted.reused, numel(accesses));
+    prefetcher.reset_statistics();
+    return counted;
+  }
+
+  Tiers tiers;
+  Prefetcher prefetcher;
+
+ private:
+  void expect_values(std::uint32_t unit) {
+    const auto* data = reinterpret_cast<const float*>(prefetcher.data(unit));
+    for (const auto parameter : tiers.layout().units[unit].parameters) {
+      const ParameterPlace& place = tiers.layout().places[parameter];
+      std::uint64_t wrong = 0;
+      for (std::uint64_t i = 0; i < place.numel; ++i) {
+        wrong += data[place.first + i] != value_of(parameter, i) ? 1 : 0;
+      }
+      EXPECT_EQ(wrong, 0u) << tiers.model.parameters[parameter].name;
+    }
+  }
+
+  Optimizer optimizer_;
+};
+
+SmallModel small() {
+  return make_small_model(300, 32, 3);
+}
+
+TEST(Prefetcher, ARecordedStepIsAllDemand) {
+  Steps steps(small(), {}, {unlimited, unlimited, unlimited});
+  const Accesses accesses = steps.there_and_back();
+  const FetchStatistics counted = steps.run(accesses);
+  EXPECT_EQ(counted.demand, steps.numel(accesses));
+}
+
+TEST(Prefetcher, WithRoomForAllEveryUnitIsFetchedOnceAndKept) {
+  Steps steps(small(), {}, {unlimited, unlimited, unlimited});
+  const Accesses accesses = steps.there_and_back();
+  steps.run(accesses);
+  std::uint64_t all = 0;
+  for (const Unit& unit : steps.tiers.layout().units) all += unit.numel;
+  const FetchStatistics second = steps.run(accesses);
+  EXPECT_EQ(second.demand, steps.numel(accesses.front()));  // nothing ran that could look ahead
+  EXPECT_EQ(second.prefetched, all - second.demand);
+  EXPECT_EQ(second.live_parameters_max, all);
+  EXPECT_EQ(steps.run(accesses).reused, steps.numel(accesses));
+}
+
+TEST(Prefetcher, LooksAheadToTheNextStep) {
+  Steps steps(small(), {}, {unlimited, unlimited, 0});
+  const Accesses accesses = steps.there_and_back();
+  steps.run(accesses);
+  EXPECT_TRUE(steps.prefetcher.look_ahead_to_next_step().has_value());
+  EXPECT_EQ(steps.run(accesses).demand, 0u);
+}
+
+TEST(Prefetcher, ABucketOfZeroFetchesNothingAhead) {
+  Steps steps(small(), {}, {0, unlimited, unlimited});
+  const Accesses accesses = steps.there_and_back();
+  for (int step = 0; step < 4; ++step) EXPECT_EQ(steps.run(accesses).prefetched, 0u);
+}
+
+TEST(Prefetcher, WithoutLiveParametersAllowedEveryAccessIsADemand) {
+  Steps steps(small(), {}, {unlimited, 0, unlimited});
+  const Accesses accesses = steps.there_and_back();
+  std::uint64_t largest = 0;
+  for (const auto& units : accesses) largest = std::max(largest, steps.numel(units));
+  for (int step = 0; step < 3; ++step) {
+    const FetchStatistics counted = steps.run(accesses);
+    EXPECT_EQ(counted.prefetched, 0u);
+    EXPECT_LE(counted.live_parameters_max, largest);
+  }
+}
+
+TEST(Prefetcher, MaxLiveBoundsLookAheadAndRetention) {
+  constexpr std::uint64_t each = 4096;
+  for (const std::uint64_t units : {1u, 2u, 3u, 5u}) {
+    Steps steps(equal_units(6, each), {}, {unlimited, units * each, unlimited});
+    const Accesses accesses = steps.there_and_back();
+    for (int step = 0; step < 4; ++step) {
+      const FetchStatistics counted = steps.run(accesses);
+      // A demand is never refused: it may come on top of what was kept.
+      EXPECT_LE(counted.live_parameters_max, (units + 1) * each) << units;
+      // What is kept for later gives way to what is needed sooner.
+      EXPECT_EQ(counted.prefetched > 0, step > 0 && units > 1) << units;
+    }
+  }
+}
+
+TEST(Prefetcher, ReuseDistanceDecidesWhatIsKept) {
+  constexpr std::uint64_t each = 4096;
+  // Backward over unit 5 - k comes 2k accesses after its forward: that many units in between.
+  for (const std::uint64_t distance : {0u, 2u, 4u}) {
+    Steps steps(equal_units(6, each), {}, {0, unlimited, distance * each});
+    const Accesses accesses = steps.there_and_back();
+    steps.run(accesses);
+    steps.run(accesses);
+    const FetchStatistics counted = steps.run(accesses);
+    // The same at the other turn, from the last backward to the next step's first forward.
+    EXPECT_EQ(counted.reused, 2 * (distance / 2 + 1) * each) << distance;
+    EXPECT_EQ(counted.demand, (12 - 2 * (distance / 2 + 1)) * each);
+  }
+}
+
+/// Fetches of one step in the long run, by the rule that evicts what is needed last.
+std::uint64_t belady(const Accesses& step, std::size_t room) {
+  std::set<std::uint32_t> kept;
+  std::uint64_t misses = 0;
+  const std::size_t size = step.size();
+  for (std::size_t at = 0; at < 4 * size; ++at) {
+    if (at == 3 * size) misses = 0;
+    const std::uint32_t unit = step[at % size].front();
+    if (kept.insert(unit).second) ++misses;
+    if (kept.size() <= room) continue;
+    const auto next_use = [&](std::uint32_t candidate) {
+      std::size_t ahead = 1;
+      while (step[(at + ahead) % size].front() != candidate) ++ahead;
+      return ahead;
+    };
+    std::uint32_t victim = unit;
+    for (const auto candidate : kept) {
+      if (candidate == unit) continue;
+      if (victim == unit || next_use(candidate) > next_use(victim)) victim = candidate;
+    }
+    kept.erase(victim);
+  }
+  return misses;
+}
+
+TEST(Prefetcher, EvictsWhatIsNeededLast) {
+  constexpr std::uint64_t each = 4096;  // elements: a multiple of the image's and the page's
+  constexpr std::uint64_t bytes = each * 4;
+  for (const std::size_t room : {1u, 2u, 3u, 5u, 8u}) {
+    // The budget also covers one stage's gradient.
+    Steps steps(equal_units(8, each), {.device_bytes = (room + 1) * bytes},
+                {0, unlimited, unlimited});
+    const Accesses accesses = steps.there_and_back();
+    FetchStatistics counted;
+    for (int step = 0; step < 4; ++step) counted = steps.run(accesses);
+    EXPECT_EQ(counted.demand, belady(accesses, room) * each) << room;
+    EXPECT_LE(counted.live_parameters_max, room * each) << room;
+  }
+}
+
+TEST(Prefetcher, ADepartureIsRecordedAnew) {
+  Steps steps(small(), {}, {unlimited, unlimited, 0});
+  const Accesses usual = steps.there_and_back();
+  Accesses other = usual;
+  std::rotate(other.begin() + 1, other.begin() + 3, other.begin() + 4);
+  const Accesses shorter(usual.begin(), usual.begin() + 4);
+  for (const Accesses& changed : {other, shorter}) {
+    steps.run(usual);
+    EXPECT_GT(steps.run(usual).prefetched, 0u);
+    const FetchStatistics departed = steps.run(changed);
+    EXPECT_LT(departed.demand, steps.numel(changed));  // the trace held up to the departure
+    steps.run(changed);                                // at the latest now all is recorded
+    const FetchStatistics known = steps.run(changed);
+    EXPECT_LE(known.demand, steps.numel(changed.front()));
+    EXPECT_GT(known.prefetched, 0u);
+  }
+}
+
+/// A seed is a model, a room from the least that fits, limits, and orders of accesses.
+TEST(Prefetcher, AnyOrderInAnyRoomGetsItsParameters) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::uint64_t draw = 0;
+    const auto below = [&](std::uint64_t bound) { return random_word(5, seed, draw++) % bound; };
+    SmallModel model = make_small_model(static_cast<std::int64_t>(50 + below(300)), 32,
+                                        static_cast<int>(1 + below(4)), below(2) == 0);
+    if (below(2) == 0) {  // positions beside the embedding, as GPT-2 has them
+      model.stages.front().parameters.push_back(
+          static_cast<std::uint32_t>(model.parameters.size()));
+      model.parameters.push_back({.name = "wpe", .shape = {1 + static_cast<int>(below(200)), 32}});
+    }
+    TierOptions options;
+    Config config;
+    config.zero.stage = 3;
+    config.zero.offload_param.device = config.zero.offload_optimizer.device = Offload::Nvme;
+    config.zero.offload_param.max_in_cpu = config.zero.param_persistence_threshold = 0;
+    const auto fits = [&](std::uint64_t bytes) {
+      return make_placement({.parameters = &model.parameters,
+                             .stages = &model.stages,
+                             .config = &config,
+                             .device_bytes = bytes,
+                             .host_bytes = unlimited})
+          .has_value();
+    };
+    options.device_bytes = 4096;
+    while (!fits(options.device_bytes)) options.device_bytes += 4096;
+    options.device_bytes += 4096 * below(10);
+    const auto limit = [&] { return below(3) == 0 ? unlimited : 1024 * below(20); };
+    Steps steps(std::move(model), options, {limit(), limit(), limit()});
+    Accesses accesses = steps.there_and_back();
+    for (int step = 0; step < 6; ++step) {
+      if (below(3) == 0) std::swap(accesses[below(accesses.size())], accesses[0]);
+      steps.run(accesses);
+      if (below(2) == 0) continue;
+      EXPECT_TRUE(steps.prefetcher.look_ahead_to_next_step().has_value());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3

@@ -1,0 +1,82 @@
+// The tiers of a small model for tests: everything on NVMe (a directory of its own, thread-pool
+// engine) but the gradients, whose home the test chooses.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+#include "aio/threads.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/zero3/small_model.h"
+#include "zero3/config.h"
+#include "zero3/optimizer.h"
+#include "zero3/state.h"
+
+namespace artesian::zero3 {
+
+struct TierOptions {
+  DType dtype = DType::Float32;
+  tiering::Tier grad = tiering::Tier::Host;
+  std::uint64_t sub_group = 2048;                        // elements
+  std::uint64_t device_bytes = std::uint64_t{64} << 20;  // budget
+};
+
+class Tiers {
+  test_support::TemporaryDirectory directory_;  // first, so that they outlive what uses them
+  SerialExecutor executor_;
+  std::unique_ptr<aio::Engine> engine_;
+
+ public:
+  Tiers(SmallModel described, const TierOptions& options) : model(std::move(described)) {
+    Config config;
+    config.param_dtype = config.grad_accum_dtype = options.dtype;
+    config.zero.stage = 3;
+    config.zero.offload_param = {
+        .device = Offload::Nvme, .nvme_path = directory_.path(), .max_in_cpu = 0};
+    config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_path = directory_.path()};
+    config.zero.param_persistence_threshold = 0;
+    config.zero.sub_group_size = options.sub_group;
+    Placement placement = make_placement({.parameters = &model.parameters,
+                                          .stages = &model.stages,
+                                          .config = &config,
+                                          .compute_dtype = DType::Float32,
+                                          .device_bytes = options.device_bytes,
+                                          .host_bytes = std::uint64_t{64} << 20})
+                              .value();
+    for (UnitPlacement& unit : placement.units) unit.grad = options.grad;
+    engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
+    ModelStateOptions state_options;
+    state_options.placement = std::move(placement);
+    state_options.param_directory = state_options.optimizer_directory = directory_.path();
+    state_options.run_id = 1;
+    state_options.pin_memory = false;
+    state =
+        ModelState::create(std::move(state_options), *engine_, system_files(), executor_).value();
+    const Placement& plan = state->placement();
+    std::vector<tiering::ResidentUnit> units;
+    for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+      units.push_back({.shard = state->param(unit),
+                       .stored = plan.param_dtype,
+                       .computed = plan.compute_dtype,
+                       .image = plan.layout.units[unit].image});
+    }
+    residency = std::make_unique<tiering::Residency>(std::move(units), state->store(),
+                                                     state->device_pool(), executor_);
+  }
+  ~Tiers() {
+    EXPECT_TRUE(residency->clear().has_value());
+    EXPECT_TRUE(state->close().has_value());
+  }
+  Tiers(const Tiers&) = delete;
+  Tiers& operator=(const Tiers&) = delete;
+
+  const Layout& layout() const { return state->layout(); }
+
+  const SmallModel model;
+  std::unique_ptr<ModelState> state;
+  std::unique_ptr<tiering::Residency> residency;
+};
+
+}  // namespace artesian::zero3
