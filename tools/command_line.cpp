@@ -53,12 +53,45 @@ std::string describe_extra(const CLI::App& app, const std::string& full) {
   const CLI::App& command = innermost(app);
   const std::string word = full.substr(0, full.find('='));
   const bool flag = word.starts_with("-");
-  std::string line = word + ": got an unknown " + (flag ? "flag" : "argument") +
-                     ", allowed are those of " + app.get_name() +
+  std::string line = (word.empty() ? "\"\"" : word) + ": got an unknown " +
+                     (flag ? "flag" : "argument") + ", allowed are those of " + app.get_name() +
                      (&command == &app ? "" : " " + command.get_name()) + " --help";
   const std::string near = nearest(command, word);
+  if (!near.empty() && near == word)
+    return line + "; write it after " + app.get_name() + " " + command.get_name();
   if (!near.empty()) line += "; did you mean " + near + "?";
   return line;
+}
+
+/// A word of no option. Values of unknown flags come after these, so the first one is the fault.
+std::optional<std::string> first_extra(const CLI::App& app) {
+  if (innermost(app).get_prefix_command()) return std::nullopt;  // refused as a whole
+  const auto extras = app.remaining(true);
+  return extras.empty() ? std::nullopt : std::optional(describe_extra(app, extras.front()));
+}
+
+/// The library's own text names the flag first: "--steps: 1 required N missing".
+std::string describe_mismatch(const std::string& text) {
+  const std::string name = text.substr(0, text.find_first_of(": "));
+  const std::string flag = (name.starts_with("-") ? "" : "--") + name;
+  const bool missing = text.find("missing") != std::string::npos;
+  return flag + (missing ? ": got no value, allowed one; write it after the flag"
+                         : ": got a value, allowed none; drop it");
+}
+
+/// In the order that the library takes. "--flag=" becomes a flag and an empty value: on its own the
+/// library would take the next flag for the value.
+std::vector<std::string> reversed_words(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int index = 1; index < argc; ++index) {
+    std::string word = argv[index];
+    const bool empty_value = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (empty_value) word.pop_back();
+    words.push_back(std::move(word));
+    if (empty_value) words.emplace_back();
+  }
+  std::reverse(words.begin(), words.end());
+  return words;
 }
 
 }  // namespace
@@ -69,21 +102,22 @@ std::optional<int> parse_command_line(CLI::App& app, const char* program, int ar
     command->allow_extras();
   }
   try {
-    app.parse(argc, argv);
+    app.parse(reversed_words(argc, argv));
   } catch (const CLI::CallForHelp&) {
-    std::puts(innermost(app).help().c_str());
+    std::string help = app.help();  // of the command that was chosen
+    help.erase(help.find_last_not_of('\n') + 1);
+    std::puts(help.c_str());
     return 0;
   } catch (const CLI::CallForVersion& version) {
     std::puts(version.what());
     return 0;
+  } catch (const CLI::ArgumentMismatch& error) {
+    return report_error(program, first_extra(app).value_or(describe_mismatch(error.what())), 2);
   } catch (const CLI::ParseError& error) {
-    return report_error(program, error.what(), 2);
+    return report_error(program, first_extra(app).value_or(error.what()), 2);
   }
-  const CLI::App& command = innermost(app);
-  if (command.get_prefix_command()) return std::nullopt;  // refused as a whole
-  for (const std::string& extra : app.remaining(true)) {
-    return report_error(program, describe_extra(app, extra), 2);
-  }
+  const auto extra = first_extra(app);
+  if (extra.has_value()) return report_error(program, *extra, 2);
   return std::nullopt;
 }
 

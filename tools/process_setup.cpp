@@ -13,6 +13,8 @@ volatile std::sig_atomic_t stop_signal = 0;
 
 void on_stop(int number) {
   stop_signal = number;
+  ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
+  ::signal(SIGTERM, SIG_DFL);
 }
 
 // LibTorch's OpenMP reads its settings when it is loaded, before main: a .preinit_array entry of
@@ -35,7 +37,6 @@ void set_up_process() {
   ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
   struct sigaction action {};
   action.sa_handler = on_stop;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second signal ends the process at once
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);

@@ -62,6 +62,7 @@ class Progress {
 class Summary {
  public:
   void add(const zero3::StepResult& result);
+  std::uint64_t steps() const noexcept { return steps_; }
   void print(std::FILE* out, const zero3::Budgets& budgets) const;
 
  private:

@@ -1,9 +1,11 @@
 #include "tools/train.h"
 
+#include <cerrno>
 #include <memory>
 #include <vector>
 
 #include "base/log.h"
+#include "base/machine.h"
 #include "models/checkpoint_weights.h"
 #include "models/checkpoint_writer.h"
 #include "models/flops.h"
@@ -20,6 +22,40 @@ namespace artesian::tools {
 namespace {
 
 constexpr const char* program = "artesian";
+
+/// The same error with each line naming the flag that it is about.
+Error naming(const std::string& flag, Error error) {
+  std::string named;
+  for (std::size_t begin = 0; begin <= error.message.size();) {
+    const std::size_t end = std::min(error.message.find('\n', begin), error.message.size());
+    const std::string line = error.message.substr(begin, end - begin);
+    const bool begins_so = ("--" + line).starts_with(flag + ": ");
+    named += (begin == 0 ? "" : "\n") + (begins_so ? "--" : flag + ": ") + line;
+    begin = end + 1;
+  }
+  error.message = std::move(named);
+  return error;
+}
+
+template <typename T>
+Result<T> naming(const std::string& flag, Result<T> result) {
+  if (result.has_value()) return result;
+  return naming(flag, std::move(result).error());
+}
+
+/// The same error with the config key of the directory that it is about.
+Error naming_directory(const zero3::Config& config, Error error) {
+  const zero3::ZeroConfig& zero = config.zero;
+  for (const auto& [key, section] :
+       {std::pair{"zero_optimization.offload_param.nvme_path", &zero.offload_param},
+        std::pair{"zero_optimization.offload_optimizer.nvme_path", &zero.offload_optimizer}}) {
+    std::string path = section->nvme_path;
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    if (section->device != zero3::Offload::Nvme || !error.file.starts_with(path)) continue;
+    return naming(key, std::move(error));
+  }
+  return error;
+}
 
 /// Ends initialisation when the user asks to stop.
 class StoppableWeights final : public zero3::WeightSource {
@@ -59,8 +95,12 @@ class TrainRun {
 
  private:
   Result<void> prepare();
+  Result<zero3::Config> read_config(const zero3::ConfigArguments& arguments) const;
+  Result<void> check_memory() const;
+  Result<void> check_save() const;
+  void choose_steps();
   Result<void> open_outputs();
-  Result<void> choose_steps();
+  Result<void> write_trace() const;
   Result<void> build();
   Result<std::unique_ptr<zero3::WeightSource>> weights() const;
   Result<void> loop();
@@ -84,7 +124,7 @@ class TrainRun {
 };
 
 Result<void> TrainRun::prepare() {
-  ARTESIAN_TRY(model_config, models::read_model_config(options_.model));
+  ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
   const auto positions = static_cast<std::uint64_t>(model_config_.positions_max);
@@ -100,49 +140,78 @@ Result<void> TrainRun::prepare() {
       .lr = options_.lr,
       .steps = options_.steps,
       .hidden_size = static_cast<std::uint64_t>(model_config_.gpt2.hidden)};
-  ARTESIAN_TRY(config, zero3::read_config(options_.config, arguments));
+  ARTESIAN_TRY(config, read_config(arguments));
   config_ = std::move(config);
   for (const std::string& note : config_.notes) log(LogLevel::Info, note);
-  ARTESIAN_TRY(
-      data, models::TokenData::open({.path = options_.data,
-                                     .model_directory = options_.model,
-                                     .vocab_size = model_config_.vocab_size,
-                                     .sequence_length = static_cast<std::int64_t>(length_),
-                                     .order = options_.shuffled ? models::SampleOrder::Shuffled
-                                                                : models::SampleOrder::Sequential,
-                                     .seed = options_.seed}));
+  ARTESIAN_TRY_VOID(check_memory());
+  ARTESIAN_TRY_VOID(check_save());
+  const models::TokenDataOptions data_options{
+      .path = options_.data,
+      .model_directory = options_.model,
+      .vocab_size = model_config_.vocab_size,
+      .sequence_length = static_cast<std::int64_t>(length_),
+      .order = options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential,
+      .seed = options_.seed};
+  ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
   data_ = std::make_unique<models::TokenData>(std::move(data));
-  ARTESIAN_TRY_VOID(choose_steps());
-  return open_outputs();
-}
-
-/// --steps, or --epochs over the data, or one epoch.
-Result<void> TrainRun::choose_steps() {
-  if (options_.steps.has_value()) {
-    steps_ = *options_.steps;
-    return {};
-  }
-  const std::uint64_t per_epoch = data_->samples() / config_.train_batch_size;
-  steps_ = std::max<std::uint64_t>(per_epoch * options_.epochs.value_or(1), 1);
+  choose_steps();
   return {};
 }
 
+/// Faults of the file itself name the flag; faults in it name their key.
+Result<zero3::Config> TrainRun::read_config(const zero3::ConfigArguments& arguments) const {
+  auto config = zero3::read_config(options_.config, arguments);
+  if (config.has_value() || config.error().code != ErrorCode::Io) return config;
+  return naming("--config", std::move(config));
+}
+
+/// The hidden states alone of one micro-batch: beyond this machine's memory, refused before it is
+/// brought down.
+Result<void> TrainRun::check_memory() const {
+  const auto tokens = static_cast<double>(config_.micro_batch_size) * static_cast<double>(length_);
+  const double needed = tokens * static_cast<double>(model_config_.gpt2.hidden) * sizeof(float);
+  const auto available = static_cast<double>(available_memory());
+  if (needed <= available) return {};
+  return make_error(ErrorCode::Exhausted,
+                    "train_micro_batch_size_per_gpu: got " +
+                        std::to_string(config_.micro_batch_size) + " samples of " +
+                        std::to_string(length_) + " tokens, allowed at most " +
+                        std::to_string(static_cast<std::uint64_t>(
+                            available / needed * static_cast<double>(config_.micro_batch_size))) +
+                        ", whose hidden states alone fill the available memory; lower it or "
+                        "--seq-len");
+}
+
+/// --steps, or --epochs over the data, or one epoch.
+void TrainRun::choose_steps() {
+  const std::uint64_t per_epoch =
+      std::max<std::uint64_t>(data_->samples() / config_.train_batch_size, 1);
+  steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
+}
+
+Result<void> TrainRun::check_save() const {
+  if (options_.save.empty()) return {};
+  const auto bytes =
+      save_size(config_, models::model_parameters(model_config_), options_.save_fp32);
+  return naming("--save", models::check_checkpoint_target(options_.save, bytes));
+}
+
+/// Empties the files of an earlier run: only once nothing else can refuse this one.
 Result<void> TrainRun::open_outputs() {
-  if (!options_.save.empty()) {
-    const auto bytes =
-        save_size(config_, models::model_parameters(model_config_), options_.save_fp32);
-    ARTESIAN_TRY_VOID(models::check_checkpoint_target(options_.save, bytes));
-  }
   ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl));
   step_log_ = std::make_unique<StepLog>(std::move(step_log));
-  if (options_.trace.empty()) return {};
-  timeline_ = std::make_unique<Timeline>();
-  return timeline_->write(options_.trace);  // a path that cannot be written shows now
+  return write_trace();  // a path that cannot be written shows now
+}
+
+Result<void> TrainRun::write_trace() const {
+  if (timeline_ == nullptr) return {};
+  return naming("--trace", timeline_->write(options_.trace));
 }
 
 Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
   if (!options_.random_weights && models::has_checkpoint(options_.model)) {
-    ARTESIAN_TRY(checkpoint, models::CheckpointWeights::open(options_.model, model_config_));
+    ARTESIAN_TRY(checkpoint,
+                 naming("--model", models::CheckpointWeights::open(options_.model, model_config_)));
     return std::unique_ptr<zero3::WeightSource>(
         std::make_unique<models::CheckpointWeights>(std::move(checkpoint)));
   }
@@ -167,11 +236,13 @@ Result<void> TrainRun::build() {
                         .breakdown = config_.wall_clock_breakdown,
                         .budgets = budgets_});
   ARTESIAN_TRY(source, weights());
-  ARTESIAN_TRY(engine, zero3::Engine::create(*module_, config_,
-                                             {.samples = config_.micro_batch_size,
-                                              .length = length_,
-                                              .timeline = timeline_.get()}));
-  engine_ = std::move(engine);
+  if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
+  auto engine = zero3::Engine::create(
+      *module_, config_,
+      {.samples = config_.micro_batch_size, .length = length_, .timeline = timeline_.get()});
+  if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
+  engine_ = std::move(engine).value();
+  ARTESIAN_TRY_VOID(open_outputs());
   StoppableWeights stoppable(std::move(source));
   const auto report = [&](std::uint64_t done, std::uint64_t total) {
     progress_->initializing(done, total);
@@ -199,10 +270,12 @@ Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
 
 Result<void> TrainRun::loop() {
   const double flops = models::flops_per_token(model_config_, length_);
-  for (std::uint64_t step = 0; step < steps_ && stop_requested() == 0; ++step) {
+  bool last = stop_requested() != 0;
+  for (std::uint64_t step = 0; !last; ++step) {
     ARTESIAN_TRY(result, one_step(step));
     std::optional<std::string> digest;
-    if (step + 1 == steps_ || stop_requested() != 0) {
+    last = step + 1 == steps_ || stop_requested() != 0;  // asked once: the last line has the digest
+    if (last) {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
     }
@@ -211,25 +284,29 @@ Result<void> TrainRun::loop() {
     ARTESIAN_TRY_VOID(step_log_->write(result, tflops, digest));
     summary_.add(result);
     progress_->step(result);
-    if (digest.has_value()) break;
   }
   return {};
 }
 
 Result<void> TrainRun::finish() {
+  if (summary_.steps() == 0) return {};  // stopped before the first
   if (!options_.save.empty()) {
-    ARTESIAN_TRY_VOID(save_model(
-        *engine_, model_config_, module_->parameters(),
-        {.target = options_.save, .source_directory = options_.model, .fp32 = options_.save_fp32}));
+    const SaveOptions save{
+        .target = options_.save, .source_directory = options_.model, .fp32 = options_.save_fp32};
+    ARTESIAN_TRY_VOID(
+        naming("--save", save_model(*engine_, model_config_, module_->parameters(), save)));
   }
-  if (timeline_ != nullptr) ARTESIAN_TRY_VOID(timeline_->write(options_.trace));
-  if (!options_.quiet) summary_.print(stdout, budgets_);
-  return {};
+  ARTESIAN_TRY_VOID(write_trace());
+  if (options_.quiet) return {};
+  summary_.print(stdout, budgets_);
+  if (std::fflush(stdout) == 0) return {};
+  return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
 }
 
 }  // namespace
 
 int train(const TrainOptions& options) {
+  if (options.quiet) set_log_level(LogLevel::Warning);
   return TrainRun(options).run();
 }
 

@@ -54,7 +54,15 @@ Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
                                    .single_submit = config.aio.single_submit,
                                    .overlap_events = config.aio.overlap_events};
   switch (config.artesian.engine) {
-    case EngineChoice::IoUring: return aio::make_engine(aio::EngineKind::IoUring, options);
+    case EngineChoice::IoUring: {
+      auto engine = aio::make_engine(aio::EngineKind::IoUring, options);
+      if (!engine.has_value()) {
+        engine.error().message =
+            "artesian.engine: got \"io_uring\", allowed auto or threads here: " +
+            engine.error().message;
+      }
+      return engine;
+    }
     case EngineChoice::Threads: return aio::make_engine(aio::EngineKind::Threads, options);
     case EngineChoice::Auto: break;
   }

@@ -1,6 +1,7 @@
 #include "zero3/state.h"
 
 #include <array>
+#include <filesystem>
 
 #include "base/units.h"
 
@@ -9,6 +10,22 @@ namespace artesian::zero3 {
 using tiering::ShardId;
 using tiering::ShardOptions;
 using tiering::Tier;
+
+namespace {
+
+/// Whether two paths, which need not exist yet, lead to one directory. Two swap files in it would
+/// shut each other out.
+bool same_directory(const std::string& first, const std::string& second) {
+  const auto resolved = [](const std::string& path) {
+    std::error_code ignored;  // what is wrong with the path shows when it is opened
+    auto full =
+        std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+    return full.has_filename() ? full : full.parent_path();
+  };
+  return first == second || resolved(first) == resolved(second);
+}
+
+}  // namespace
 
 std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) {
   std::vector<ShardOptions> shards;
@@ -69,7 +86,7 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
   std::uint32_t optimizer_path = 0;
   if (!options.param_directory.empty()) store_options.directories = {options.param_directory};
   if (!options.optimizer_directory.empty() &&
-      options.optimizer_directory != options.param_directory) {
+      !same_directory(options.optimizer_directory, options.param_directory)) {
     optimizer_path = static_cast<std::uint32_t>(store_options.directories.size());
     store_options.directories.push_back(options.optimizer_directory);
   }
@@ -86,7 +103,11 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
                                                   state->placement_.ring_count));
   state->ring_ = std::move(ring);
   const std::array<std::span<std::byte>, 2> ranges{state->host_->range(), state->device_->range()};
-  if (!store_options.directories.empty()) static_cast<void>(engine.register_memory(ranges));
+  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
+  const bool limited = options.pin_memory && !state->host_->statistics().locked;
+  if (!store_options.directories.empty() && !limited) {
+    static_cast<void>(engine.register_memory(ranges));
+  }
   return state;
 }
 
