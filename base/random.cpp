@@ -22,7 +22,10 @@ std::array<double, 2> box_muller(std::uint32_t first, std::uint32_t second) noex
   const double uniform = (static_cast<double>(first) + 1.0) * 0x1p-32;
   const double angle = static_cast<double>(second) * 0x1p-32 * 6.283185307179586;
   const double radius = std::sqrt(-2.0 * std::log(uniform));
-  return {radius * std::cos(angle), radius * std::sin(angle)};
+  double sine = 0.0;
+  double cosine = 0.0;
+  ::sincos(angle, &sine, &cosine);
+  return {radius * cosine, radius * sine};
 }
 
 }  // namespace

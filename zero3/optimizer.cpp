@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <numeric>
+#include <optional>
 
 #include "kernels/cast.h"
 #include "kernels/checksum.h"
@@ -34,20 +36,40 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
   std::iota(all_units_.begin(), all_units_.end(), 0u);
 }
 
-Result<void> Optimizer::fill(const SubGroup& group, WeightSource& weights) noexcept {
+/// Fills one slice of a sub-group: elements [begin, end) of it.
+Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
+                                   std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
-  std::memset(group.master, 0, group.count * 4);
-  std::memset(group.exp_avg, 0, group.count * 4);
-  std::memset(group.exp_avg_sq, 0, group.count * 4);
+  for (float* array : {group.master, group.exp_avg, group.exp_avg_sq}) {
+    std::memset(array + begin, 0, (end - begin) * 4);
+  }
+  SubGroup part = group;
+  part.first += begin;
+  part.count = end - begin;
   for (const auto parameter : plan.layout.units[group.unit].parameters) {
-    const Overlap part = overlap(plan.layout.places[parameter], group);
-    if (part.count == 0) continue;
-    ARTESIAN_TRY_VOID(weights.read(parameter, part.parameter_first,
-                                   {group.master + part.group_first, part.count}));
+    const Overlap inside = overlap(plan.layout.places[parameter], part);
+    if (inside.count == 0) continue;
+    ARTESIAN_TRY_VOID(weights.read(parameter, inside.parameter_first,
+                                   {group.master + begin + inside.group_first, inside.count}));
   }
   if (plan.states == 3) {
-    static_cast<void>(kernels::narrow(group.master, group.param, plan.param_dtype, group.count));
+    static_cast<void>(kernels::narrow(group.master + begin,
+                                      group.param + begin * dtype_size(plan.param_dtype),
+                                      plan.param_dtype, end - begin));
   }
+  return {};
+}
+
+Result<void> Optimizer::fill(const SubGroup& group, WeightSource& weights) noexcept {
+  std::mutex mutex;
+  std::optional<Error> first_error;
+  state_.executor().parallel_for(group.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+    auto filled = fill_slice(group, weights, begin, end);
+    if (filled.has_value()) return;
+    const std::lock_guard lock(mutex);
+    if (!first_error.has_value()) first_error = std::move(filled).error();
+  });
+  if (first_error.has_value()) return *std::move(first_error);
   return {};
 }
 

@@ -40,6 +40,8 @@ class Optimizer {
 
  private:
   Result<void> fill(const SubGroup& group, WeightSource& weights) noexcept;
+  Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
+                          std::uint64_t end) noexcept;
   void update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
 
   ModelState& state_;

@@ -13,7 +13,7 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
   /// target[i] = element (first + i), in row-major order, of parameter `parameter` as fp32.
-  /// Errors: Io, Corrupt, naming file and tensor.
+  /// Errors: Io, Corrupt, naming file and tensor.  Thread: any, several at once.
   virtual Result<void> read(std::uint32_t parameter, std::uint64_t first,
                             std::span<float> target) noexcept = 0;
 };
