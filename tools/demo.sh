@@ -23,6 +23,6 @@ mkdir -p demo-out
 say "training; loss should fall from 10.9 (ln 50257, knowing nothing) within minutes"
 # Not exec: the last line says where to look.
 build/bin/artesian train --model "$data/model" --init --data "$data/tokens.bin" \
-  --config examples/demo.json --steps "${STEPS:-40}" --seq-len 128 --seed 1 \
+  --config examples/demo.json --steps "${STEPS:-30}" --seq-len 256 --seed 1 \
   --log-jsonl demo-out/steps.jsonl --trace demo-out/trace.json
 say "every step is in demo-out/steps.jsonl, the timeline in demo-out/trace.json (open in Perfetto)"
