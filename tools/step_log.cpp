@@ -141,12 +141,12 @@ void Progress::step(const zero3::StepResult& r) {
   if (own_line && !options_.breakdown) finish();
   if (!options_.breakdown) return;
   finish();
-  std::fprintf(
-      stderr,
-      "  time: forward %.3f s, backward %.3f s, optimizer %.3f s; waits: parameters %.3f s, "
-      "gradients %.3f s, optimizer state %.3f s; step %.3f s\n",
-      r.forward_s, r.backward_s, r.optimizer_s, r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s,
-      r.step_s);
+  std::fprintf(stderr,
+               "step %llu time: forward %.3f s, backward %.3f s, optimizer %.3f s; waits: "
+               "parameters %.3f s, "
+               "gradients %.3f s, optimizer state %.3f s; step %.3f s\n",
+               static_cast<unsigned long long>(r.step), r.forward_s, r.backward_s, r.optimizer_s,
+               r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.step_s);
 }
 
 void Progress::finish() {

@@ -39,9 +39,10 @@ enum Factor : std::size_t {
   IoEngine,
   Dtype,
   Accumulation,
+  Head,
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 3, 3};
+constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 3, 3, 2};
 using Choice = std::array<int, factor_count>;
 
 /// A covering set by greedy choice: each new run is the best of many random ones.
@@ -91,10 +92,11 @@ std::vector<Choice> pairwise_runs() {
   return runs;
 }
 
-models::ModelConfig small_gpt2() {
+models::ModelConfig small_gpt2(bool tied) {
   auto config = models::parse_model_config(
       R"({"model_type": "gpt2", "vocab_size": 1000, "n_positions": 32, "n_embd": 128, "n_layer": 2,
-          "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})",
+          "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "tie_word_embeddings": )" +
+          std::string(tied ? "true}" : "false}"),
       "config.json");
   EXPECT_TRUE(config.has_value());
   return std::move(config).value();
@@ -102,7 +104,10 @@ models::ModelConfig small_gpt2() {
 
 class Equality : public testing::Test {
  protected:
-  Equality() : model_config_(small_gpt2()), module_(models::make_module(model_config_)) {
+  Equality() {
+    for (const bool tied : {true, false}) {
+      modules_.push_back(models::make_module(small_gpt2(tied)));
+    }
     set_log_level(LogLevel::Warning);
     directory_ = std::filesystem::temp_directory_path() /
                  ("artesian-equality-" + std::to_string(::getpid()));
@@ -111,15 +116,17 @@ class Equality : public testing::Test {
   ~Equality() override { std::filesystem::remove_all(directory_); }
 
   Config config_of(const Choice& run) const;
-  void set_budgets(Config& config, int level) const;
+  Module& module_of(const Choice& run) const {
+    return *modules_[static_cast<std::size_t>(run[Head])];
+  }
+  void set_budgets(Config& config, const Choice& run) const;
   struct Outcome {
     std::vector<StepResult> steps;
     std::string digest;
   };
-  Outcome train(const Config& config);
+  Outcome train(const Choice& run);
 
-  models::ModelConfig model_config_;
-  std::unique_ptr<Module> module_;
+  std::vector<std::unique_ptr<Module>> modules_;  // with a tied head, with one of its own
   std::filesystem::path directory_;
 };
 
@@ -149,16 +156,18 @@ Config Equality::config_of(const Choice& run) const {
   config.zero.sub_group_size = pick(SubGroup, {2'048, 50'000, 1'000'000'000});
   config.aio.block_size = pick(BlockSize, {4'096, 65'536, 1'048'576});
   config.artesian.engine = run[IoEngine] == 0 ? EngineChoice::IoUring : EngineChoice::Threads;
-  set_budgets(config, run[Budget]);
+  set_budgets(config, run);
   return config;
 }
 
 /// Level 0: the least that fits; 1: half as much again; 2: everything.
-void Equality::set_budgets(Config& config, int level) const {
+void Equality::set_budgets(Config& config, const Choice& run) const {
+  const int level = run[Budget];
+  const Module& module = module_of(run);
   Budgets budgets{everything, everything};
   const auto fits = [&](const Budgets& tried) {
-    return make_placement({.parameters = &module_->parameters(),
-                           .stages = &module_->stages(),
+    return make_placement({.parameters = &module.parameters(),
+                           .stages = &module.stages(),
                            .config = &config,
                            .compute_dtype = DType::Float32,
                            .device_bytes = tried.device,
@@ -179,12 +188,14 @@ void Equality::set_budgets(Config& config, int level) const {
   config.artesian.host_memory = budgets.host;
 }
 
-Equality::Outcome Equality::train(const Config& config) {
+Equality::Outcome Equality::train(const Choice& run) {
   Outcome outcome;
-  auto engine = Engine::create(*module_, config, {.samples = samples, .length = length});
+  const Config config = config_of(run);
+  Module& module = module_of(run);
+  auto engine = Engine::create(module, config, {.samples = samples, .length = length});
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
-  models::RandomWeights weights(module_->parameters(), 1);
+  models::RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);
   EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
   std::vector<std::int64_t> ids(samples * length);
@@ -225,18 +236,18 @@ std::string describe(const Choice& run) {
 
 TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
   const auto runs = pairwise_runs();
-  std::map<std::pair<int, int>, Outcome> references;
-  for (int dtype = 0; dtype < 3; ++dtype) {
-    for (int accumulation = 0; accumulation < 3; ++accumulation) {
-      Choice in_memory{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, dtype, accumulation};
-      references[{dtype, accumulation}] = train(config_of(in_memory));
-    }
+  std::map<std::array<int, 3>, Outcome> references;  // everything in memory, nothing fetched
+  for (const Choice& run : runs) {
+    const std::array<int, 3> group{run[Dtype], run[Accumulation], run[Head]};
+    if (references.count(group) != 0) continue;
+    references[group] =
+        train({0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation], run[Head]});
   }
   ASSERT_LE(runs.size() + references.size(), 60u);
   for (const Choice& run : runs) {
     SCOPED_TRACE(describe(run));
-    const Outcome& reference = references[{run[Dtype], run[Accumulation]}];
-    const Outcome outcome = train(config_of(run));
+    const Outcome& reference = references[{run[Dtype], run[Accumulation], run[Head]}];
+    const Outcome outcome = train(run);
     ASSERT_EQ(outcome.steps.size(), reference.steps.size());
     for (std::size_t step = 0; step < outcome.steps.size(); ++step) {
       const StepResult& got = outcome.steps[step];
@@ -252,7 +263,7 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
 }
 
 TEST_F(Equality, Fp16OverflowsAndGrowsAndLearnsMeanwhile) {
-  const Outcome outcome = train(config_of({2, 2, 2, 2, 1, 2, 2, 1, 2, 2, 0, 2, 0}));
+  const Outcome outcome = train({2, 2, 2, 2, 1, 2, 2, 1, 2, 2, 0, 2, 0, 0});
   int overflows = 0;
   int growths = 0;
   for (std::size_t step = 1; step < outcome.steps.size(); ++step) {
