@@ -93,11 +93,11 @@ std::vector<Choice> pairwise_runs() {
 }
 
 models::ModelConfig small_gpt2(bool tied) {
-  auto config = models::parse_model_config(
+  const std::string text =
       R"({"model_type": "gpt2", "vocab_size": 1000, "n_positions": 32, "n_embd": 128, "n_layer": 2,
-          "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "tie_word_embeddings": )" +
-          std::string(tied ? "true}" : "false}"),
-      "config.json");
+          "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0,
+          "tie_word_embeddings": )";
+  auto config = models::parse_model_config(text + (tied ? "true}" : "false}"), "config.json");
   EXPECT_TRUE(config.has_value());
   return std::move(config).value();
 }
