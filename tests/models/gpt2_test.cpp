@@ -169,7 +169,10 @@ TEST(Gpt2, UpcastAttentionInANarrowDtypeIsNearFp32) {
 }
 
 /// Against log_softmax and nll_loss in float64, with several passes of rows and a loss scale.
+/// Logits reach 12 here, so exp() alone carries 12 * 2^-24 = 7e-7 into a gradient; 1e-5 leaves room
+/// for the sums.
 TEST(LinearCrossEntropy, EqualsTheNaiveVersionInSeveralPasses) {
+  at::manual_seed(1);  // LibTorch seeds itself at random in C++
   const std::int64_t tokens = 37, hidden = 5, vocabulary = 20000;  // 13 rows a pass
   const at::Tensor input = at::randn({tokens, hidden}).requires_grad_(true);
   const at::Tensor weight = at::randn({vocabulary, hidden}).requires_grad_(true);
@@ -180,12 +183,13 @@ TEST(LinearCrossEntropy, EqualsTheNaiveVersionInSeveralPasses) {
   const at::Tensor logits = at::mm(input.to(at::kDouble), weight.to(at::kDouble).t());
   const at::Tensor naive = at::nll_loss(at::log_softmax(logits, 1), targets);
   const auto expected = torch::autograd::grad({naive}, {input, weight}, {scale.to(at::kDouble)});
-  EXPECT_LE(relative_difference(loss, naive), 1e-6);
-  EXPECT_LE(relative_difference(got[0], expected[0]), 1e-6);
-  EXPECT_LE(relative_difference(got[1], expected[1]), 1e-6);
+  EXPECT_LE(relative_difference(loss, naive), 1e-5);
+  EXPECT_LE(relative_difference(got[0], expected[0]), 1e-5);
+  EXPECT_LE(relative_difference(got[1], expected[1]), 1e-5);
 }
 
 TEST(LinearCrossEntropy, NarrowDtypesGiveGradientsInTheirDtypeOnce) {
+  at::manual_seed(2);
   const at::Tensor input = at::randn({6, 5});
   const at::Tensor weight = at::randn({11, 5});
   const at::Tensor targets = at::randint(11, {6}, at::kLong);
