@@ -17,7 +17,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <cstring>
 #include <memory>
 #include <system_error>
 #include <thread>
@@ -115,7 +114,7 @@ bool IoUring::register_memory(std::span<const std::span<std::byte>> ranges) noex
   std::uint64_t bytes = 0;
   for (const std::span<std::byte> range : ranges) bytes += range.size();
   log_once(LogLevel::Warning, "io_uring cannot register " + format_size(bytes) + " of buffers (" +
-                                  std::strerror(failure) +
+                                  system_error_text(failure) +
                                   (failure == ENOMEM ? "; see ulimit -l" : "") +
                                   "): transfers go unregistered");
   return false;

@@ -1,5 +1,4 @@
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 
 #include "aio/io_uring.h"
@@ -41,7 +40,7 @@ std::string reason_of(int system_error) {
     case EACCES:
       return disabled != 0 ? "sysctl kernel.io_uring_disabled is " + std::to_string(disabled)
                            : std::string("a seccomp filter refuses it, as in most containers");
-    default: return std::strerror(system_error);
+    default: return system_error_text(system_error);
   }
 }
 
@@ -67,7 +66,8 @@ Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) n
   if (engine || engine.error().code == ErrorCode::Invalid) return engine;
   const Error& error = engine.error();
   log_once(LogLevel::Warning, "io_uring is not available: " + reason_of(error.system_error) + " (" +
-                                  std::strerror(error.system_error) + "); using the thread pool");
+                                  system_error_text(error.system_error) +
+                                  "); using the thread pool");
   return make_engine(EngineKind::Threads, options);
 }
 

@@ -32,6 +32,9 @@ enum class ErrorCode : std::uint8_t {
 /// The code's name as written above. Never null.
 const char* error_code_name(ErrorCode code) noexcept;
 
+/// "No space left on device" for 28. Unlike strerror it may be called from any thread.
+std::string system_error_text(int number);
+
 /// What failed. Fields that do not apply stay at their defaults; text is built by `to_string`.
 struct Error {
   ErrorCode code = ErrorCode::Invalid;

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <vector>
@@ -153,7 +152,7 @@ Result<void> run_script(const std::vector<std::string>& words, const std::string
   pid_t process = 0;
   const int failure = spawn(words, to_us.value(), process);
   to_us.reset();
-  if (failure != 0) return fault(words[0] + ": " + std::strerror(failure));
+  if (failure != 0) return fault(words[0] + ": " + system_error_text(failure));
   const std::string last_line = follow_output(from_script.value());
   const int status = wait_for(process);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};

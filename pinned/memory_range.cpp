@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -37,7 +36,7 @@ void warn_refused(int system_error) {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
   const bool unlimited = limit.rlim_cur == RLIM_INFINITY;
-  warn_not_locked(std::string(strerror(system_error)) + "; the memlock limit is " +
+  warn_not_locked(system_error_text(system_error) + "; the memlock limit is " +
                       (unlimited ? "unlimited" : format_size(limit.rlim_cur)),
                   "To lift the limit: `ulimit -l unlimited` before the start, or "
                   "LimitMEMLOCK=infinity in the systemd unit");

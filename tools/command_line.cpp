@@ -3,26 +3,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/nearest.h"
 #include "tools/report_error.h"
 
 namespace artesian::tools {
 namespace {
-
-/// Single-character edits between two words.
-std::size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t column = 0; column <= b.size(); ++column) row[column] = column;
-  for (std::size_t line = 1; line <= a.size(); ++line) {
-    std::size_t diagonal = row[0];
-    row[0] = line;
-    for (std::size_t column = 1; column <= b.size(); ++column) {
-      const std::size_t changed = diagonal + (a[line - 1] == b[column - 1] ? 0 : 1);
-      diagonal = row[column];
-      row[column] = std::min({row[column] + 1, row[column - 1] + 1, changed});
-    }
-  }
-  return row[b.size()];
-}
 
 const CLI::App& innermost(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
@@ -37,16 +22,7 @@ std::string nearest(const CLI::App& app, const std::string& word) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     known.push_back(command->get_name());
   }
-  std::string best;
-  std::size_t best_distance = word.size() / 2 + 1;
-  for (const std::string& name : known) {
-    const std::size_t distance = edit_distance(word, name);
-    if (distance < best_distance) {
-      best = name;
-      best_distance = distance;
-    }
-  }
-  return best;
+  return nearest_name(word, std::vector<std::string_view>(known.begin(), known.end()));
 }
 
 std::string describe_extra(const CLI::App& app, const std::string& full) {

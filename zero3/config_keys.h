@@ -68,9 +68,6 @@ std::string choices_text(std::string_view choices);
 /// The parts between '|'.
 std::vector<std::string_view> split_choices(std::string_view choices);
 
-/// The candidate nearest to `name` by edit distance, case ignored; empty when none is near.
-std::string nearest_name(std::string_view name, std::span<const std::string_view> candidates);
-
 /// The table as Markdown: the text of docs/config.md.
 std::string config_keys_markdown();
 

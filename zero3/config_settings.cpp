@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/nearest.h"
 #include "zero3/config_value.h"
 
 namespace artesian::zero3 {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/nearest.h"
 #include "base/units.h"
 
 namespace artesian::zero3 {

@@ -293,16 +293,6 @@ TEST(ConfigKeys, DefaultsOfTheTableAreDefaultsOfTheStruct) {
   EXPECT_EQ(empty->check_grad_overflow, fresh.check_grad_overflow);
 }
 
-TEST(ConfigKeys, NearestName) {
-  const std::vector<std::string_view> names{"none", "cpu", "nvme"};
-  EXPECT_EQ(nearest_name("nvmee", names), "nvme");
-  EXPECT_EQ(nearest_name("NVMe", names), "nvme");
-  EXPECT_EQ(nearest_name("gpu", names), "cpu");
-  EXPECT_EQ(nearest_name("qqqqqq", names), "");
-  EXPECT_EQ(nearest_name("", names), "");
-  EXPECT_EQ(nearest_name(std::string(100000, 'a'), names), "");
-}
-
 TEST(ConfigKeys, DocsAreWhatTheTablePrints) {
   const std::string path = ARTESIAN_SOURCE_DIR "/docs/config.md";
   if (std::getenv("ARTESIAN_WRITE_DOCS") != nullptr) {
