@@ -1,5 +1,5 @@
 # A thin front to the CMake presets. Every target first installs what is missing (tools/setup.sh).
-.PHONY: demo build test
+.PHONY: demo build test lint asan tsan
 
 demo:
 	@tools/setup.sh tools/demo.sh
@@ -9,3 +9,11 @@ build:
 
 test:
 	@tools/setup.sh tools/test.sh
+
+lint:
+	@tools/setup.sh --with checks tools/lint.sh
+
+# Sanitizers: the layers below zero3/ with their tests, then a training run (asan alone: LibTorch is
+# not built for ThreadSanitizer).
+asan tsan:
+	@tools/setup.sh tools/sanitize.sh $@

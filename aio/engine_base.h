@@ -52,6 +52,8 @@ class FaultSeam {
 
 class EngineBase : public Engine {
  public:
+  /// Checks that stop() was called: the derived destructor must have joined its threads.
+  ~EngineBase() override;
   void submit(std::span<Completion* const> completions) noexcept final;
   Result<void> wait(Completion& completion, Deadline deadline) noexcept final;
   void cancel(Completion& completion) noexcept final;
@@ -65,8 +67,6 @@ class EngineBase : public Engine {
   enum class Verdict : std::uint8_t { Done, Continue };
 
   EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
-  /// Checks that stop() was called: the derived destructor must have joined its threads.
-  ~EngineBase() override;
 
   /// Marks the calling thread as one that must not wait, and keeps the process's signals off it.
   static void enter_progress_thread() noexcept;

@@ -43,7 +43,7 @@ class Residency::Slot final : public BufferOwner {
   std::atomic<int> leases{0};
 };
 
-Residency::Residency(std::vector<ResidentUnit> units, TierStore& store, pinned::Pool& device,
+Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
                      Executor& executor)
     : store_(store), device_(device), executor_(executor) {
   for (const ResidentUnit& unit : units) {

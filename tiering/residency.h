@@ -46,7 +46,7 @@ struct ResidentUnit {
 
 class Residency {
  public:
-  Residency(std::vector<ResidentUnit> units, TierStore& store, pinned::Pool& device,
+  Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
             Executor& executor);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;

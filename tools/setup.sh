@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a build needs and is missing, then runs a command with it:
 #
-#   tools/setup.sh [--checks] COMMAND [ARGUMENT...]
+#   tools/setup.sh [--with CLASS]... COMMAND [ARGUMENT...]     CLASS: more of tools/packages.txt
 #
 # Debian packages (tools/packages.txt) are installed when we are root or have sudo without a
 # password; otherwise they are named, and we stop. The Python environment lies outside the clone,
@@ -30,7 +30,11 @@ fail() {
   exit 2
 }
 
-packages_for() { sed -n "s/^$1 \+//p" "$root/tools/packages.txt"; }
+# Prints the packages of the named classes.
+packages_for() {
+  local class
+  for class in "$@"; do sed -n "s/^$class \+//p" "$root/tools/packages.txt"; done
+}
 
 # Prints those of the named packages that are not installed.
 missing_among() {
@@ -47,7 +51,7 @@ install_packages() {
     say "not a Debian system: install the equivalents of tools/packages.txt yourself"
     return
   }
-  mapfile -t required < <(missing_among $(packages_for build) ${checks:+$(packages_for checks)})
+  mapfile -t required < <(missing_among $(packages_for build "${classes[@]}"))
   mapfile -t optional < <(missing_among $(packages_for speed))
   missing=("${required[@]}" "${optional[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
@@ -146,11 +150,11 @@ prepare_environment() {
   exec 9>&-
 }
 
-checks=""
-if [ "${1:-}" = --checks ]; then
-  checks=yes
-  shift
-fi
+classes=()
+while [ "${1:-}" = --with ]; do
+  classes+=("$2")
+  shift 2
+done
 install_packages
 find_torch
 prepare_environment

@@ -126,7 +126,7 @@ def test_missing_ccache_is_no_reason_to_stop(sandbox):
 
 def test_format_checker_is_wanted_for_checks_alone(sandbox):
     assert sandbox.run("true", FAKE_MISSING="clang-format-14")[0] == 0
-    assert sandbox.run("--checks", "true", FAKE_MISSING="clang-format-14")[0] == 2
+    assert sandbox.run("--with", "checks", "true", FAKE_MISSING="clang-format-14")[0] == 2
 
 
 def test_own_torch_is_used(sandbox):

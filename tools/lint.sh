@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Layout, rules of the tree and clang-tidy over everything: the checks of code that no test runs.
+# Called through tools/setup.sh by `make lint`; needs the compile commands of the release preset.
+#
+#   tools/lint.sh [--layout]     --layout: only what takes seconds (format and tools/tidy.py)
+#
+# Every check runs even after one failed; exit code 1 if any did.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+failed=()
+
+check() {
+  local name="$1"
+  shift
+  echo "== $name"
+  "$@" || failed+=("$name")
+}
+
+format_check() {
+  local files
+  mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
+  clang-format-14 --dry-run -Werror "${files[@]}" && echo "${#files[@]} files are formatted"
+}
+
+# Sources only: each header is checked where it is included. clang does not know one of g++'s flags.
+clang_tidy_check() {
+  local files
+  mapfile -t files < <(git ls-files '*.cpp' | grep -vE '^(tests|examples)/')
+  printf '%s\0' "${files[@]}" |
+    xargs -0 -n 2 -P "$(nproc)" clang-tidy-14 -p build --quiet --warnings-as-errors='*' \
+      --extra-arg=-Wno-unknown-warning-option 2>/dev/null &&
+    echo "${#files[@]} sources, nothing found"
+}
+
+check "format" format_check
+check "tidy" python3 tools/tidy.py
+if [ "${1:-}" != --layout ]; then
+  tools/build.sh release base || exit 1
+  check "clang-tidy" clang_tidy_check
+fi
+
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "lint failed: ${failed[*]}"
+  exit 1
+fi
+echo "lint: nothing found"
