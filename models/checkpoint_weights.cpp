@@ -6,8 +6,6 @@
 #include <set>
 #include <unordered_map>
 
-#include "base/random.h"
-
 namespace artesian::models {
 namespace {
 
@@ -180,20 +178,6 @@ Result<void> CheckpointWeights::read(std::uint32_t parameter, std::uint64_t firs
   ARTESIAN_CHECK(parameter < places_.size(), parameter, places_.size());
   const Place& place = places_[parameter];
   return files_[place.file].read(*place.tensor, first, target);
-}
-
-Result<void> RandomWeights::read(std::uint32_t parameter, std::uint64_t first,
-                                 std::span<float> target) noexcept {
-  ARTESIAN_CHECK(parameter < parameters_.size(), parameter, parameters_.size());
-  const zero3::ParameterSpec& spec = parameters_[parameter];
-  if (spec.initial == zero3::Initial::Normal) {
-    fill_normal(target, seed_, parameter, first);
-    const auto deviation = static_cast<float>(spec.standard_deviation);
-    for (float& value : target) value *= deviation;
-  } else {
-    std::fill(target.begin(), target.end(), spec.initial == zero3::Initial::Ones ? 1.0f : 0.0f);
-  }
-  return {};
 }
 
 }  // namespace artesian::models

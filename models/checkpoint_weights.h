@@ -1,6 +1,5 @@
-// Initial weights: from the safetensors of a Hugging Face directory, or random by the
-// architecture's rule. Both give any slice of any parameter at any time, so that no parameter is
-// ever whole.
+// Initial weights from the safetensors of a Hugging Face directory: any slice of any parameter at
+// any time, so that no parameter is ever whole.
 #pragma once
 
 #include <cstdint>
@@ -39,20 +38,6 @@ class CheckpointWeights final : public zero3::WeightSource {
 
   std::vector<SafetensorsFile> files_;
   std::vector<Place> places_;  // by parameter
-};
-
-/// The same numbers for the same seed, whatever the slices: counter-based, one stream a parameter.
-class RandomWeights final : public zero3::WeightSource {
- public:
-  RandomWeights(std::vector<zero3::ParameterSpec> parameters, std::uint64_t seed)
-      : parameters_(std::move(parameters)), seed_(seed) {}
-
-  Result<void> read(std::uint32_t parameter, std::uint64_t first,
-                    std::span<float> target) noexcept override;
-
- private:
-  std::vector<zero3::ParameterSpec> parameters_;
-  std::uint64_t seed_;
 };
 
 }  // namespace artesian::models

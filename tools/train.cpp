@@ -17,6 +17,7 @@
 #include "tools/save_model.h"
 #include "tools/step_log.h"
 #include "zero3/engine.h"
+#include "zero3/token_batch.h"
 
 namespace artesian::tools {
 namespace {
@@ -221,7 +222,7 @@ Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
                             std::to_string(options_.seed));
   }
   return std::unique_ptr<zero3::WeightSource>(
-      std::make_unique<models::RandomWeights>(module_->parameters(), options_.seed));
+      std::make_unique<zero3::RandomWeights>(module_->parameters(), options_.seed));
 }
 
 Result<void> TrainRun::build() {
@@ -237,9 +238,7 @@ Result<void> TrainRun::build() {
                         .budgets = budgets_});
   ARTESIAN_TRY(source, weights());
   if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
-  auto engine = zero3::Engine::create(
-      *module_, config_,
-      {.samples = config_.micro_batch_size, .length = length_, .timeline = timeline_.get()});
+  auto engine = zero3::Engine::create(*module_, config_, {.timeline = timeline_.get()});
   if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
   engine_ = std::move(engine).value();
   ARTESIAN_TRY_VOID(open_outputs());
@@ -254,16 +253,16 @@ Result<void> TrainRun::build() {
 
 Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
   const std::uint64_t samples = config_.micro_batch_size;
-  std::vector<std::int64_t> ids(samples * length_);
-  std::vector<std::int64_t> targets(samples * length_);
+  zero3::TokenBatch batch(samples, length_);
   for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
     for (std::uint64_t sample = 0; sample < samples; ++sample) {
       const std::uint64_t number = step * config_.train_batch_size + micro * samples + sample;
-      ARTESIAN_TRY_VOID(data_->sample(number, std::span(ids).subspan(sample * length_, length_),
-                                      std::span(targets).subspan(sample * length_, length_)));
+      ARTESIAN_TRY_VOID(data_->sample(number, batch.ids().subspan(sample * length_, length_),
+                                      batch.targets().subspan(sample * length_, length_)));
     }
-    ARTESIAN_TRY(loss, engine_->forward_backward(ids, targets));
+    ARTESIAN_TRY(loss, engine_->forward(batch.batch()));
     static_cast<void>(loss);  // the step's result holds the mean
+    ARTESIAN_TRY_VOID(engine_->backward());
   }
   return engine_->step();
 }

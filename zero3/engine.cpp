@@ -69,6 +69,24 @@ Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
   return aio::make_best_engine(options);
 }
 
+Error out_of_order(const char* call, const std::string& text) {
+  return make_error(ErrorCode::Invalid, std::string(call) + "(): out of order: " + text);
+}
+
+/// The fields of a StepResult that count up from the engine's creation, one after the other.
+template <typename Visit>
+void for_each_counter(const Visit& visit) {
+  for (const auto counter : {&StepResult::bytes_nvme_read, &StepResult::bytes_nvme_write,
+                             &StepResult::bytes_h2d, &StepResult::bytes_d2h}) {
+    visit(counter);
+  }
+  for (const auto counter :
+       {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
+        &StepResult::forward_s, &StepResult::backward_s}) {
+    visit(counter);
+  }
+}
+
 }  // namespace
 
 Result<DType> choose_compute_dtype(const Config& config) {
@@ -112,10 +130,13 @@ class Engine::Impl {
   std::optional<Error> poison;
   bool closed = false;
 
-  std::uint64_t step = 0;           // steps done, skipped ones included
-  std::uint64_t updates = 0;        // steps that were not skipped
-  std::uint64_t micro_batches = 0;  // since the last step
+  std::uint64_t step = 0;     // steps done, skipped ones included
+  std::uint64_t updates = 0;  // steps that were not skipped
+  bool initialized = false;
+  std::uint64_t micro_batches = 0;  // forward and backward done since the last step
+  std::uint64_t tokens = 0;         // of those
   double loss_sum = 0.0;
+  double loss_pending = 0.0;  // of the forward that waits for its backward
   std::uint64_t step_begin_ns = 0;
   double predicted_next = std::numeric_limits<double>::quiet_NaN();  // seconds of the next step
   StepResult totals;  // counters at the end of the last step
@@ -125,8 +146,13 @@ class Engine::Impl {
   Result<void> check_alive() const;
   template <typename T>
   Result<T> remember(Result<T> result);
-  Result<double> forward_backward(std::span<const std::int64_t> ids,
-                                  std::span<const std::int64_t> targets);
+  Result<void> check_ready(const char* call) const;
+  Result<void> check_forward() const;
+  Result<void> check_backward() const;
+  Result<void> check_step() const;
+  Result<Result<double>> forward(const Batch& batch);
+  Result<void> backward();
+  Result<Result<at::Tensor>> evaluate(const Batch& batch);
   Result<StepResult> finish_step();
   Result<void> update(const StepResult& result, double multiplier);
   void begin_step();
@@ -149,6 +175,7 @@ std::vector<tiering::ResidentUnit> Engine::Impl::resident_units() const {
 }
 
 Result<void> Engine::Impl::build() {
+  ARTESIAN_TRY_VOID(check_module(module.parameters(), module.stages()));
   ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config));
   const Budgets budgets = choose_budgets(config);
   ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
@@ -188,16 +215,55 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY(leaves,
                ParameterTensors::create(module.parameters(), state->layout(), compute_dtype));
   tensors = std::move(leaves);
-  graphs = std::make_unique<UnitGraphs>(
-      module, state->layout(), *tensors, *prefetcher, *gradients, options.timeline,
-      static_cast<std::int64_t>(options.samples), static_cast<std::int64_t>(options.length));
+  graphs = std::make_unique<UnitGraphs>(module, state->layout(), *tensors, *prefetcher, *gradients,
+                                        options.timeline);
   return {};
 }
 
 Result<void> Engine::Impl::check_alive() const {
-  ARTESIAN_CHECK(!closed);
+  if (closed) return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
   if (poison.has_value()) return *poison;
   return {};
+}
+
+Result<void> Engine::Impl::check_ready(const char* call) const {
+  ARTESIAN_TRY_VOID(check_alive());
+  if (initialized) return {};
+  return out_of_order(call, "the engine has no weights yet; call initialize() first");
+}
+
+Result<void> Engine::Impl::check_forward() const {
+  ARTESIAN_TRY_VOID(check_ready("forward"));
+  if (graphs->backward_pending()) {
+    return out_of_order("forward",
+                        "the forward() before it has had no backward(); call backward() first, or "
+                        "evaluate() for a loss without gradients");
+  }
+  if (micro_batches == config.accumulation_steps) {
+    return out_of_order("forward", "all " + std::to_string(micro_batches) +
+                                       " micro-batches of this step are done "
+                                       "(gradient_accumulation_steps); call step() first");
+  }
+  return {};
+}
+
+Result<void> Engine::Impl::check_backward() const {
+  ARTESIAN_TRY_VOID(check_ready("backward"));
+  if (graphs->backward_pending()) return {};
+  return out_of_order("backward", "no forward() waits for it; call forward() first");
+}
+
+Result<void> Engine::Impl::check_step() const {
+  ARTESIAN_TRY_VOID(check_ready("step"));
+  if (graphs->backward_pending()) {
+    return out_of_order("step", "the last forward() has had no backward(); call backward() first");
+  }
+  if (micro_batches == config.accumulation_steps) return {};
+  return out_of_order("step", "got " + std::to_string(micro_batches) +
+                                  " micro-batches since the last step, allowed " +
+                                  std::to_string(config.accumulation_steps) +
+                                  " (gradient_accumulation_steps); call forward() and backward() "
+                                  "for each");
 }
 
 /// The first error ends the run: later calls return it instead of working on damaged state.
@@ -210,21 +276,38 @@ Result<T> Engine::Impl::remember(Result<T> result) {
 void Engine::Impl::begin_step() {
   step_begin_ns = system_clock().now_ns();
   loss_sum = 0.0;
+  tokens = 0;
   gradients->begin_step();
   prefetcher->begin_step();
 }
 
-Result<double> Engine::Impl::forward_backward(std::span<const std::int64_t> ids,
-                                              std::span<const std::int64_t> targets) {
-  ARTESIAN_TRY_VOID(check_alive());
-  ARTESIAN_CHECK(ids.size() == options.samples * options.length, ids.size());
-  ARTESIAN_CHECK(targets.size() == ids.size() && micro_batches < config.accumulation_steps);
+Result<Result<double>> Engine::Impl::forward(const Batch& batch) {
   if (micro_batches == 0) begin_step();
-  const double multiplier = scaler.scale() / static_cast<double>(config.accumulation_steps);
-  ARTESIAN_TRY(loss, graphs->run(ids, targets, multiplier));
-  ++micro_batches;
-  loss_sum += loss;
+  ARTESIAN_TRY(loss, graphs->forward(batch));
+  if (loss.has_value()) loss_pending = *loss;
   return loss;
+}
+
+Result<void> Engine::Impl::backward() {
+  const double multiplier = scaler.scale() / static_cast<double>(config.accumulation_steps);
+  ARTESIAN_TRY_VOID(graphs->backward(multiplier));
+  ++micro_batches;
+  loss_sum += loss_pending;
+  tokens += graphs->tokens();
+  return {};
+}
+
+/// What it moves and how long it takes are not of the step that it falls into.
+Result<Result<at::Tensor>> Engine::Impl::evaluate(const Batch& batch) {
+  const StepResult before = counters();
+  const std::uint64_t begin = system_clock().now_ns();
+  prefetcher->begin_evaluation();
+  ARTESIAN_TRY(output, graphs->evaluate(batch));
+  ARTESIAN_TRY_VOID(prefetcher->end_evaluation());
+  const StepResult after = counters();
+  for_each_counter([&](auto counter) { totals.*counter += after.*counter - before.*counter; });
+  step_begin_ns += system_clock().now_ns() - begin;
+  return output;
 }
 
 Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
@@ -245,8 +328,6 @@ Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
 }
 
 Result<StepResult> Engine::Impl::finish_step() {
-  ARTESIAN_TRY_VOID(check_alive());
-  ARTESIAN_CHECK(micro_batches == config.accumulation_steps, micro_batches);
   ARTESIAN_TRY_VOID(graphs->finish_gradients());
   ARTESIAN_TRY_VOID(gradients->complete());
   ARTESIAN_TRY_VOID(prefetcher->end_step());
@@ -255,7 +336,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   StepResult result;
   result.step = ++step;
   result.loss = loss_sum / static_cast<double>(micro_batches);
-  result.tokens = micro_batches * options.samples * options.length;
+  result.tokens = tokens;
   result.loss_scale = scaler.scale();  // what backward used
   result.lr = learning_rate(config.scheduler, config.optimizer, updates);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
@@ -302,15 +383,7 @@ StepResult Engine::Impl::counters() const {
 
 void Engine::Impl::take_difference(StepResult& result) {
   const StepResult now = counters();
-  result.bytes_nvme_read = now.bytes_nvme_read - totals.bytes_nvme_read;
-  result.bytes_nvme_write = now.bytes_nvme_write - totals.bytes_nvme_write;
-  result.bytes_h2d = now.bytes_h2d - totals.bytes_h2d;
-  result.bytes_d2h = now.bytes_d2h - totals.bytes_d2h;
-  result.wait_param_s = now.wait_param_s - totals.wait_param_s;
-  result.wait_grad_s = now.wait_grad_s - totals.wait_grad_s;
-  result.wait_optimizer_s = now.wait_optimizer_s - totals.wait_optimizer_s;
-  result.forward_s = now.forward_s - totals.forward_s;
-  result.backward_s = now.backward_s - totals.backward_s;
+  for_each_counter([&](auto counter) { result.*counter = now.*counter - totals.*counter; });
   totals = now;
   const FetchStatistics& fetch = prefetcher->statistics();
   result.fetch_demand = fetch.demand;
@@ -363,29 +436,46 @@ Engine::~Engine() {
 
 Result<void> Engine::initialize(WeightSource& weights, const Progress& progress) {
   ARTESIAN_TRY_VOID(impl_->check_alive());
+  if (impl_->initialized) {
+    return out_of_order("initialize", "the engine has its weights; create another one");
+  }
   ARTESIAN_TRY_VOID(impl_->remember(impl_->optimizer->initialize(weights, progress)));
   ARTESIAN_TRY_VOID(impl_->remember(impl_->prefetcher->gather_persistent()));
   impl_->totals = impl_->counters();
+  impl_->initialized = true;
   return {};
 }
 
-Result<double> Engine::forward_backward(std::span<const std::int64_t> ids,
-                                        std::span<const std::int64_t> targets) {
-  return impl_->remember(impl_->forward_backward(ids, targets));
+Result<double> Engine::forward(const Batch& batch) {
+  ARTESIAN_TRY_VOID(impl_->check_forward());
+  ARTESIAN_TRY(loss, impl_->remember(impl_->forward(batch)));
+  return loss;
+}
+
+Result<void> Engine::backward() {
+  ARTESIAN_TRY_VOID(impl_->check_backward());
+  return impl_->remember(impl_->backward());
 }
 
 Result<StepResult> Engine::step() {
+  ARTESIAN_TRY_VOID(impl_->check_step());
   return impl_->remember(impl_->finish_step());
 }
 
+Result<at::Tensor> Engine::evaluate(const Batch& batch) {
+  ARTESIAN_TRY_VOID(impl_->check_ready("evaluate"));
+  ARTESIAN_TRY(output, impl_->remember(impl_->evaluate(batch)));
+  return output;
+}
+
 Result<std::string> Engine::digest() {
-  ARTESIAN_TRY_VOID(impl_->check_alive());
+  ARTESIAN_TRY_VOID(impl_->check_ready("digest"));
   return impl_->remember(impl_->optimizer->digest(impl_->module.parameters()));
 }
 
 Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
-  ARTESIAN_TRY_VOID(impl_->check_alive());
+  ARTESIAN_TRY_VOID(impl_->check_ready("read_master"));
   return impl_->optimizer->read_master(parameter, sink);
 }
 

@@ -1,12 +1,16 @@
 // The training engine: a Module, a Config and initial weights become a training run whose state
-// lives in tiers. The caller's loop is PyTorch's: forward_backward per micro-batch, then step.
+// lives in tiers. The loop is the caller's, as in PyTorch:
 //
-// After create and initialize: forward_backward for each micro-batch, then step; close at the end.
-// examples/train_loop.cpp shows it whole.
+//   create, initialize                                 once
+//     forward, backward                                for each micro-batch
+//     step                                             after accumulation_steps of them
+//     evaluate                                         at any time: changes no bit of the training
+//   close
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
-// the placement, budgets, prefetch limits, I/O engine and buffers. The first error poisons the
-// engine: every later call returns it. Used from one thread.
+// the placement, budgets, prefetch limits, I/O engine and buffers. A call out of order and a batch
+// that the module cannot take are errors that leave the engine as it was; any other error poisons
+// it: every later call returns that first one. Used from one thread.
 #pragma once
 
 #include <array>
@@ -28,9 +32,7 @@
 namespace artesian::zero3 {
 
 struct EngineOptions {
-  std::uint64_t samples = 1;  // of one micro-batch
-  std::uint64_t length = 1;   // tokens of one sample
-  std::uint64_t run_id = 0;   // 0: random
+  std::uint64_t run_id = 0;  // 0: random
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
 };
@@ -44,7 +46,7 @@ struct StepResult {
   bool overflow = false;
   std::string overflow_parameter;  // the first with a non-finite gradient
   double grad_norm = 0.0;          // before clipping; not finite on overflow
-  std::uint64_t tokens = 0;
+  std::uint64_t tokens = 0;        // ids where stage 0 looks them up, else samples
   double step_s = 0.0;
   double predicted_step_s = 0.0;  // not finite before the first prediction
   std::uint64_t bytes_nvme_read = 0, bytes_nvme_write = 0, bytes_h2d = 0, bytes_d2h = 0;
@@ -67,20 +69,27 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-  /// Fills the home tiers. Must come before the first forward_backward.
+  /// Fills the home tiers, once, before the first forward. Errors: the source's, Io, NoSpace.
   Result<void> initialize(WeightSource& weights, const Progress& progress = {});
 
-  /// One micro-batch: forward, backward, gradients accumulated. Returns its mean loss.
-  /// Shape: ids, targets: [samples * length] token ids, row-major.
-  Result<double> forward_backward(std::span<const std::int64_t> ids,
-                                  std::span<const std::int64_t> targets);
+  /// Forward of one micro-batch; returns its mean loss. The batch's memory may be reused at once.
+  /// Errors: Invalid: out of order, or a batch that the module cannot take; Exhausted; Io, Corrupt.
+  Result<double> forward(const Batch& batch);
+  /// Backward of the forward before it: its gradients, divided by accumulation_steps, are added.
+  /// Errors: as forward.
+  Result<void> backward();
   /// The optimizer step over the gradients of the micro-batches since the last one; exactly
-  /// config.accumulation_steps of them. Errors: Exhausted (loss scale at its minimum), Io, Corrupt.
+  /// config.accumulation_steps of them. Errors: Invalid (out of order); Exhausted (loss scale at
+  /// its minimum); Io, Corrupt.
   Result<StepResult> step();
+  /// Forward without gradients, also between micro-batches, and between a forward and its backward.
+  /// Returns what the module's last stage returned: its loss, or what it gives in evaluations.
+  /// Not counted in StepResult, except in the peaks. Errors: as forward.
+  Result<at::Tensor> evaluate(const Batch& batch);
 
   /// XXH3-128 over names, master weights and moments in parameter order, hex.
   Result<std::string> digest();
-  /// Hands out a parameter's master weights as fp32, in row-major order, in pieces.
+  /// Hands out a parameter's master weights as fp32, in row-major order, in pieces: for export.
   Result<void> read_master(std::uint32_t parameter,
                            const std::function<Result<void>(std::span<const float>)>& sink);
   const Placement& placement() const noexcept;

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
+
 namespace at {
 class Tensor;
 }
@@ -17,7 +19,7 @@ namespace artesian::zero3 {
 enum class Initial : std::uint8_t { Zeros, Ones, Normal };
 
 struct ParameterSpec {
-  std::string name;  // as in the Hugging Face checkpoint, without prefix
+  std::string name;  // unique; for Hugging Face models as in the checkpoint, without prefix
   std::vector<std::int64_t> shape;
   Initial initial = Initial::Normal;
   double standard_deviation = 0.02;  // for Initial::Normal, mean 0
@@ -32,29 +34,39 @@ struct ParameterSpec {
 struct StageSpec {
   std::string name;                       // "h.3"; names the unit in messages and timelines
   std::vector<std::uint32_t> parameters;  // gathered for this stage: indices into parameters()
-  /// Stage 0 only: the parameter that is looked up by token id. The engine gathers it, hands its
-  /// rows to forward() as `input`, and adds the rows' gradients by itself, never as a dense tensor.
+  /// Stage 0 only: the parameter, [rows, width], that is looked up by token id. The engine gathers
+  /// it, hands its rows to forward() as `input`, and adds the rows' gradients by itself, never as a
+  /// dense tensor.
   std::optional<std::uint32_t> lookup;
 };
 
-/// One micro-batch of token ids. Shape: ids, targets: [samples, length], int64.
+/// One micro-batch: two CPU tensors of any shape and dtype. The engine gives `targets` through to
+/// the stages and never looks at them; they may be undefined.
 struct Batch {
-  const at::Tensor& ids;
-  const at::Tensor& targets;
+  const at::Tensor& input;    // of stage 0; token ids, int64, where stage 0 looks up
+  const at::Tensor& targets;  // what the last stage compares with
 };
 
 class Module {
  public:
   virtual ~Module() = default;
+  /// Both are fixed for the module's life. A parameter may belong to several stages (a tied
+  /// weight); each belongs to at least one.
   virtual const std::vector<ParameterSpec>& parameters() const noexcept = 0;
   virtual const std::vector<StageSpec>& stages() const noexcept = 0;
-  /// Runs stage `stage`. Deterministic for the same thread count.
-  /// Shape: input: stage 0: the looked-up rows [samples, length, hidden]; else what the stage
-  /// before returned. parameters: in the order of stages()[stage].parameters, without the looked-up
-  /// one, in the compute dtype. Returns the next stage's input; the last stage returns the mean
-  /// cross entropy over all targets of the batch, a scalar in fp32.
+  /// Runs stage `stage`. Deterministic for the same thread count. May throw what LibTorch throws:
+  /// the batch is then refused, and the engine lives on.
+  /// Shape: input: stage 0: batch.input, or its rows [..., width] where it looks up; else what the
+  /// stage before returned. parameters: in the order of stages()[stage].parameters, without the
+  /// looked-up one, in the compute dtype; valid during the call alone. Returns the next stage's
+  /// input. The last stage returns the batch's mean loss, a scalar in fp32; in an evaluation
+  /// (at::GradMode is off) it may return any tensor.
   virtual at::Tensor forward(std::size_t stage, const at::Tensor& input,
                              const std::vector<at::Tensor>& parameters, const Batch& batch) = 0;
 };
+
+/// Whether an engine can drive a module of this shape. Errors: Invalid, one line per fault.
+Result<void> check_module(const std::vector<ParameterSpec>& parameters,
+                          const std::vector<StageSpec>& stages);
 
 }  // namespace artesian::zero3

@@ -17,12 +17,13 @@ Prefetcher::Prefetcher(const Layout& layout, tiering::Residency& residency,
 }
 
 void Prefetcher::count_live() noexcept {
-  statistics_.live_parameters_max = std::max(statistics_.live_parameters_max, live_);
+  course_->statistics.live_parameters_max =
+      std::max(course_->statistics.live_parameters_max, live_);
 }
 
 void Prefetcher::reset_statistics() noexcept {
-  statistics_ = {};
-  count_live();
+  courses_[0].statistics = {};
+  courses_[0].statistics.live_parameters_max = live_;
 }
 
 Result<void> Prefetcher::gather_persistent() noexcept {
@@ -37,7 +38,33 @@ Result<void> Prefetcher::gather_persistent() noexcept {
 }
 
 void Prefetcher::begin_step() noexcept {
-  position_ = 0;
+  course_->position = 0;
+}
+
+void Prefetcher::begin_evaluation() noexcept {
+  ARTESIAN_CHECK(course_ == &courses_[0]);
+  course_ = &courses_[1];
+  course_->position = 0;
+  course_->statistics = {};
+}
+
+Result<void> Prefetcher::end_evaluation() noexcept {
+  ARTESIAN_CHECK(course_ == &courses_[1]);
+  close_recording();
+  course_ = &courses_[0];
+  return look_ahead();
+}
+
+void Prefetcher::rewind(std::size_t position) noexcept {
+  ARTESIAN_CHECK(position <= course_->position, position, course_->position);
+  course_->position = position;
+  if (course_->recording) course_->trace.truncate(position);
+}
+
+/// The trace is known from here on, unless the accesses ended before it did: that is a departure.
+void Prefetcher::close_recording() noexcept {
+  if (course_->position == 0) return;  // nothing ran, nothing was learned
+  course_->recording = !course_->recording && course_->position != course_->trace.size();
 }
 
 Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
@@ -56,7 +83,8 @@ Result<bool> Prefetcher::make_room(std::uint32_t for_unit, std::uint64_t next_us
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (entering_[unit] || !streamed(unit) || residency_.pinned(unit)) continue;
     if (unit == for_unit || residency_.state(unit) == SlotState::Absent) continue;
-    const std::uint64_t next = recording_ ? Trace::never : trace_.next_use(position_ - 1, unit);
+    const std::uint64_t next =
+        course_->recording ? Trace::never : course_->trace.next_use(course_->position - 1, unit);
     if (victim == for_unit ? next > next_use_min : next > farthest) {
       victim = unit;
       farthest = next;
@@ -105,9 +133,9 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
   }
   for (const auto unit : by_size) {
     if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
-    std::uint64_t& counter = found_[unit] == Found::Demand       ? statistics_.demand
-                             : found_[unit] == Found::Prefetched ? statistics_.prefetched
-                                                                 : statistics_.reused;
+    std::uint64_t& counter = found_[unit] == Found::Demand       ? course_->statistics.demand
+                             : found_[unit] == Found::Prefetched ? course_->statistics.prefetched
+                                                                 : course_->statistics.reused;
     counter += numel_[unit];
     found_[unit] = Found::Reused;
     const std::uint64_t before = system_clock().now_ns();
@@ -119,12 +147,13 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
 }
 
 Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
-  if (!recording_ && !trace_.matches(position_, units)) recording_ = true;
-  if (recording_) {  // a departure keeps what came before it
-    trace_.truncate(position_);
-    trace_.record(units);
+  if (!course_->recording && !course_->trace.matches(course_->position, units))
+    course_->recording = true;
+  if (course_->recording) {  // a departure keeps what came before it
+    course_->trace.truncate(course_->position);
+    course_->trace.record(units);
   }
-  ++position_;
+  ++course_->position;
   ARTESIAN_TRY_VOID(demand(units));
   return look_ahead();
 }
@@ -138,7 +167,7 @@ Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t 
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (!streamed(unit) || residency_.pinned(unit)) continue;
     if (residency_.state(unit) == SlotState::Absent) continue;
-    if (trace_.next_use(position_ - 1, unit) > next_use) least -= numel_[unit];
+    if (course_->trace.next_use(course_->position - 1, unit) > next_use) least -= numel_[unit];
   }
   if (least > numel_max) return false;
   while (live_ + numel_[one_more] > numel_max) {
@@ -149,12 +178,12 @@ Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t 
 }
 
 Result<void> Prefetcher::look_ahead() noexcept {
-  if (recording_) return {};
-  for (std::size_t index = position_; index < trace_.size(); ++index) {
-    for (const auto unit : trace_.at(index)) {
+  if (course_->recording) return {};
+  for (std::size_t index = course_->position; index < course_->trace.size(); ++index) {
+    for (const auto unit : course_->trace.at(index)) {
       if (!streamed(unit) || residency_.state(unit) != SlotState::Absent) continue;
       if (ahead_ >= limits_.prefetch_bucket_size) return {};
-      const std::uint64_t next_use = index - position_ + 1;
+      const std::uint64_t next_use = index - course_->position + 1;
       ARTESIAN_TRY(allowed, drop_to_max_live(unit, next_use));
       if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
@@ -167,7 +196,7 @@ Result<void> Prefetcher::look_ahead() noexcept {
 }
 
 Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
-  position_ = 0;
+  course_->position = 0;
   return look_ahead();
 }
 
@@ -175,16 +204,16 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
   for (const auto unit : units) {
     if (!streamed(unit)) continue;
     residency_.unpin(unit);
-    const bool keep =
-        !recording_ && live_ <= limits_.max_live_parameters &&
-        trace_.reuse_distance(position_ - 1, unit, numel_) <= limits_.max_reuse_distance;
+    const bool keep = !course_->recording && live_ <= limits_.max_live_parameters &&
+                      course_->trace.reuse_distance(course_->position - 1, unit, numel_) <=
+                          limits_.max_reuse_distance;
     if (!keep) ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};
 }
 
 Result<void> Prefetcher::end_step() noexcept {
-  recording_ = !recording_ && position_ != trace_.size();  // a step that ended early departs, too
+  close_recording();
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (residency_.state(unit) == SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
   }

@@ -1,12 +1,14 @@
 // Prefetcher: records a step's accesses once, and from then on knows the future: it fetches units
 // ahead of their use, keeps those that are used again soon, and gives up the one whose next use is
 // farthest when a demand needs room. Limits bound look-ahead and retention only, never a demand:
-//   prefetch_bucket_size  elements fetched ahead and not yet used (the grain: one unit may
-//   overshoot) max_live_parameters   gathered elements beyond which nothing is fetched ahead or
-//   kept max_reuse_distance    elements touched until a unit's next use beyond which it is not kept
-// A step that departs from the trace costs demand fetches and is recorded anew.
+//   prefetch_bucket_size: elements fetched ahead and not yet used (one unit may overshoot);
+//   max_live_parameters: gathered elements beyond which nothing is fetched ahead or kept;
+//   max_reuse_distance: elements touched until a unit's next use beyond which it is not kept.
+// A step that departs from the trace costs demand fetches and is recorded anew. Evaluation has a
+// trace of its own: it may come at any place of a step and leaves the step's future as it was.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -38,6 +40,14 @@ class Prefetcher {
   /// Gathers the persistent units, once. Errors: Io, Corrupt, Exhausted.
   Result<void> gather_persistent() noexcept;
   void begin_step() noexcept;
+  /// From here to end_evaluation, accesses are those of an evaluation: followed, recorded and
+  /// counted apart from the step's.
+  void begin_evaluation() noexcept;
+  /// Back to the step: fetches ahead what comes next in it. Errors: Io, Timeout.
+  Result<void> end_evaluation() noexcept;
+  /// Accesses entered so far; rewind goes back to that place, as if what followed had not been.
+  std::size_t position() const noexcept { return course_->position; }
+  void rewind(std::size_t position) noexcept;
   /// Gathers and pins the units of one stage, then fetches ahead. Errors: Io, Corrupt, Timeout;
   /// Exhausted if the units cannot fit even alone (the placement rules that out).
   Result<void> enter(const Trace::Access& units) noexcept;
@@ -53,13 +63,20 @@ class Prefetcher {
   /// Drops everything, also the persistent units.
   Result<void> clear() noexcept { return residency_.clear(); }
 
-  const FetchStatistics& statistics() const noexcept { return statistics_; }
+  /// Of steps; evaluations are not counted.
+  const FetchStatistics& statistics() const noexcept { return courses_[0].statistics; }
   /// Starts counting anew; live_parameters_max starts at what is live now.
   void reset_statistics() noexcept;
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
+  struct Course {  // one mode's known future, and how far it has come
+    Trace trace;
+    bool recording = true;
+    std::size_t position = 0;  // accesses entered so far
+    FetchStatistics statistics;
+  };
 
   Result<void> demand(const Trace::Access& units) noexcept;
   Result<bool> make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept;
@@ -69,20 +86,19 @@ class Prefetcher {
   Result<void> look_ahead() noexcept;
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;
+  void close_recording() noexcept;
   bool streamed(std::uint32_t unit) const noexcept { return !layout_.units[unit].persistent; }
 
   const Layout& layout_;
   tiering::Residency& residency_;
   const PrefetchLimits limits_;
   std::vector<std::uint64_t> numel_;  // by unit
-  Trace trace_;
-  bool recording_ = true;
-  std::size_t position_ = 0;    // accesses entered so far in this step
-  std::vector<Found> found_;    // by unit: how its next access will be counted
-  std::vector<bool> entering_;  // by unit: of the access that is being gathered
-  std::uint64_t live_ = 0;      // elements Live or Fetching
-  std::uint64_t ahead_ = 0;     // elements fetched ahead and not yet used
-  FetchStatistics statistics_;
+  std::array<Course, 2> courses_;     // of steps, of evaluations
+  Course* course_ = &courses_[0];     // the one under way
+  std::vector<Found> found_;          // by unit: how its next access will be counted
+  std::vector<bool> entering_;        // by unit: of the access that is being gathered
+  std::uint64_t live_ = 0;            // elements Live or Fetching
+  std::uint64_t ahead_ = 0;           // elements fetched ahead and not yet used
   std::uint64_t wait_ns_ = 0;
 };
 

@@ -11,18 +11,46 @@
 #include "zero3/from_torch.h"
 
 namespace artesian::zero3 {
+namespace {
+
+Result<void> check_input(const Batch& batch) {
+  if (!batch.input.defined()) {
+    return make_error(ErrorCode::Invalid, "batch.input: got an undefined tensor");
+  }
+  for (const at::Tensor* tensor : {&batch.input, &batch.targets}) {
+    if (!tensor->defined() || tensor->is_cpu()) continue;
+    return make_error(ErrorCode::Invalid, std::string("batch: got a tensor on ") +
+                                              tensor->device().str() + ", allowed cpu");
+  }
+  return {};
+}
+
+/// What the last stage returns to forward.
+Result<void> check_loss(const at::Tensor& loss) {
+  if (loss.numel() != 1 || !loss.is_floating_point()) {
+    return make_error(ErrorCode::Invalid,
+                      "forward() of the last stage returned a tensor of shape " +
+                          c10::str(loss.sizes()) + " and type " +
+                          c10::toString(loss.scalar_type()) +
+                          ", allowed one floating-point number: the mean loss of the batch");
+  }
+  if (!loss.requires_grad()) {
+    return make_error(ErrorCode::Invalid,
+                      "forward() of the last stage returned a loss that depends on no parameter");
+  }
+  return {};
+}
+
+}  // namespace
 
 UnitGraphs::UnitGraphs(Module& module, const Layout& layout, ParameterTensors& tensors,
-                       Prefetcher& prefetcher, Gradients& gradients, Timeline* timeline,
-                       std::int64_t samples, std::int64_t length)
+                       Prefetcher& prefetcher, Gradients& gradients, Timeline* timeline)
     : module_(module),
       layout_(layout),
       tensors_(tensors),
       prefetcher_(prefetcher),
       gradients_(gradients),
       timeline_(timeline),
-      samples_(samples),
-      length_(length),
       graphs_(module.stages().size()) {}
 
 void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
@@ -66,71 +94,127 @@ Trace::Access UnitGraphs::backward_units(std::size_t stage) const {
   return units;
 }
 
-Result<double> UnitGraphs::run(std::span<const std::int64_t> ids,
-                               std::span<const std::int64_t> targets, double loss_multiplier) {
-  const auto tensor = [&](std::span<const std::int64_t> tokens) {
-    auto copy = at::empty({samples_, length_}, at::kLong);
-    std::copy(tokens.begin(), tokens.end(), copy.mutable_data_ptr<std::int64_t>());
-    return copy;
-  };
-  return from_torch([&]() -> Result<double> {
-    const at::Tensor id_tensor = tensor(ids);
-    const at::Tensor target_tensor = tensor(targets);
-    const Batch batch{id_tensor, target_tensor};
-    ARTESIAN_TRY_VOID(forward(batch));
-    const auto loss = graphs_.back().output.item<double>();
-    ARTESIAN_TRY_VOID(backward(batch, loss_multiplier));
-    return loss;
+Result<Result<double>> UnitGraphs::forward(const Batch& batch) {
+  ARTESIAN_CHECK(!pending_);
+  // A copy: the caller may reuse its memory, and backward needs what forward saw.
+  auto copied = from_torch([&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(check_input(batch));
+    const bool looks_up = module_.stages().front().lookup.has_value();
+    input_ = looks_up ? batch.input.to(at::kLong, /*non_blocking=*/false, /*copy=*/true)
+                      : batch.input.detach().clone();
+    targets_ = batch.targets.defined() ? batch.targets.detach().clone() : at::Tensor();
+    const std::int64_t count = looks_up || input_.dim() == 0 ? input_.numel() : input_.size(0);
+    tokens_ = static_cast<std::uint64_t>(count);
+    return {};
   });
+  if (!copied.has_value()) return Result<double>(std::move(copied).error());
+  ARTESIAN_TRY(output, run_stages({input_, targets_}, Keep::Graphs));
+  if (!output.has_value()) {
+    forget();
+    return Result<double>(std::move(output).error());
+  }
+  auto loss = from_torch([&]() -> Result<double> {
+    ARTESIAN_TRY_VOID(check_loss(*output));
+    return output->item<double>();
+  });
+  pending_ = loss.has_value();
+  if (!pending_) forget();
+  return loss;
 }
 
-Result<void> UnitGraphs::forward(const Batch& batch) {
-  at::Tensor activation;
+Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
+  auto checked = from_torch([&] { return check_input(batch); });
+  if (!checked.has_value()) return Result<at::Tensor>(std::move(checked).error());
+  return run_stages(batch, Keep::Nothing);
+}
+
+Result<Result<at::Tensor>> UnitGraphs::run_stages(const Batch& batch, Keep keep) {
+  const std::size_t position = prefetcher_.position();
+  at::Tensor activation = batch.input.detach();
   for (std::size_t stage = 0; stage < graphs_.size(); ++stage) {
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
     const std::uint64_t begin = system_clock().now_ns();
-    const auto& lookup = module_.stages()[stage].lookup;
-    if (lookup.has_value()) {
-      const at::NoGradGuard no_grad;
-      activation = at::embedding(tensors_.at(*lookup), batch.ids);
-    }
-    StageGraph& graph = graphs_[stage];
-    graph.input = activation.detach().requires_grad_(true);
-    graph.output = module_.forward(stage, graph.input, tensors_of(graph_parameters(stage)), batch);
-    activation = graph.output;
+    auto output = from_torch([&] { return run_stage(stage, activation, batch, keep); });
     forward_ns_ += system_clock().now_ns() - begin;
-    span(" forward", stage, begin);
+    span(keep == Keep::Graphs ? " forward" : " evaluate", stage, begin);
     ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
+    if (!output.has_value()) {  // the batch's fault: as if it had not been tried
+      prefetcher_.rewind(position);
+      Error error = std::move(output).error();
+      error.message = "stage " + module_.stages()[stage].name + ": " + error.message;
+      return Result<at::Tensor>(std::move(error));
+    }
+    activation = std::move(output).value();
   }
-  return {};
+  return Result<at::Tensor>(std::move(activation));
 }
 
-Result<void> UnitGraphs::backward(const Batch& batch, double loss_multiplier) {
-  at::Tensor gradient = at::scalar_tensor(loss_multiplier, graphs_.back().output.options());
-  for (std::size_t stage = graphs_.size(); stage-- > 0;) {
-    const Trace::Access units = backward_units(stage);
-    ARTESIAN_TRY_VOID(enter(units));
-    const std::uint64_t begin = system_clock().now_ns();
-    const auto parameters = graph_parameters(stage);
-    std::vector<at::Tensor> inputs = tensors_of(parameters);
-    inputs.push_back(graphs_[stage].input);
-    auto gradients = torch::autograd::grad({graphs_[stage].output}, inputs, {gradient});
-    graphs_[stage] = {};
-    gradient = gradients.back();
-    gradients.pop_back();
-    if (module_.stages()[stage].lookup.has_value()) {
-      const std::int64_t width = gradient.size(-1);
-      row_gradients_.push_back(
-          {batch.ids.flatten(), gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
-    }
-    backward_ns_ += system_clock().now_ns() - begin;
-    span(" backward", stage, begin);
-    const std::uint64_t rounding = system_clock().now_ns();
-    ARTESIAN_TRY_VOID(accumulate(parameters, gradients));
-    span(" gradients", stage, rounding);
-    ARTESIAN_TRY_VOID(leave(units));
+Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& before,
+                                         const Batch& batch, Keep keep) {
+  const at::AutoGradMode mode(keep == Keep::Graphs);
+  const auto& lookup = module_.stages()[stage].lookup;
+  at::Tensor input = before.detach();
+  if (lookup.has_value()) {
+    const at::NoGradGuard no_grad;
+    input = at::embedding(tensors_.at(*lookup), batch.input);
   }
-  return {};
+  if (keep == Keep::Graphs && (lookup.has_value() || before.requires_grad())) {
+    input.requires_grad_(true);
+  }
+  at::Tensor output = module_.forward(stage, input, tensors_of(graph_parameters(stage)), batch);
+  if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
+  if (keep == Keep::Graphs) graphs_[stage] = {input, output};
+  return output;
+}
+
+/// Lets go of the graphs and the batch of the last forward.
+void UnitGraphs::forget() {
+  for (StageGraph& graph : graphs_) graph = {};
+  input_ = targets_ = at::Tensor();
+  pending_ = false;
+}
+
+Result<void> UnitGraphs::backward(double loss_multiplier) {
+  ARTESIAN_CHECK(pending_);
+  return from_torch([&]() -> Result<void> {
+    const at::Tensor& loss = graphs_.back().output;
+    at::Tensor gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
+    for (std::size_t stage = graphs_.size(); stage-- > 0;) {
+      // Below a stage whose input needs no gradient, no parameter gets one.
+      if (!gradient.defined() || !graphs_[stage].output.requires_grad()) break;
+      ARTESIAN_TRY_VOID(backward_stage(stage, gradient));
+    }
+    forget();
+    return {};
+  });
+}
+
+/// In: the gradient of the stage's output; out: that of its input, undefined if it needs none.
+Result<void> UnitGraphs::backward_stage(std::size_t stage, at::Tensor& gradient) {
+  const Trace::Access units = backward_units(stage);
+  ARTESIAN_TRY_VOID(enter(units));
+  const std::uint64_t begin = system_clock().now_ns();
+  const auto parameters = graph_parameters(stage);
+  std::vector<at::Tensor> inputs = tensors_of(parameters);
+  const bool needs_input = graphs_[stage].input.requires_grad();
+  if (needs_input) inputs.push_back(graphs_[stage].input);
+  auto gradients = torch::autograd::grad({graphs_[stage].output}, inputs, {gradient},
+                                         /*retain_graph=*/c10::nullopt, /*create_graph=*/false,
+                                         /*allow_unused=*/true);
+  graphs_[stage] = {};
+  gradient = needs_input ? gradients.back() : at::Tensor();
+  gradients.resize(parameters.size());
+  if (module_.stages()[stage].lookup.has_value() && gradient.defined()) {
+    const std::int64_t width = gradient.size(-1);
+    row_gradients_.push_back(
+        {input_.flatten(), gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
+  }
+  backward_ns_ += system_clock().now_ns() - begin;
+  span(" backward", stage, begin);
+  const std::uint64_t rounding = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(accumulate(parameters, gradients));
+  span(" gradients", stage, rounding);
+  return leave(units);
 }
 
 Result<void> UnitGraphs::accumulate(const std::vector<std::uint32_t>& parameters,
@@ -138,6 +222,7 @@ Result<void> UnitGraphs::accumulate(const std::vector<std::uint32_t>& parameters
   std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
   std::vector<at::Tensor> keep;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
+    if (!gradients[index].defined()) continue;  // not used by this forward: zero
     keep.push_back(gradients[index].to(at::kFloat).contiguous());
     const ParameterPlace& place = layout_.places[parameters[index]];
     by_unit[place.unit].push_back({parameters[index], keep.back().const_data_ptr<float>()});

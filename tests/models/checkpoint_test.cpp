@@ -311,8 +311,8 @@ TEST(RandomWeights, FollowTheRuleAndDoNotDependOnTheSlices) {
   config.gpt2.vocab_size = 1000;
   config.gpt2.initializer_range = 0.1;
   const auto parameters = model_parameters(config);
-  RandomWeights weights(parameters, 42);
-  RandomWeights other(parameters, 43);
+  zero3::RandomWeights weights(parameters, 42);
+  zero3::RandomWeights other(parameters, 43);
   for (std::uint32_t p = 0; p < parameters.size(); ++p) {
     const std::string& name = parameters[p].name;
     std::vector<float> whole(parameters[p].numel());

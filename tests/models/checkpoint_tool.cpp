@@ -38,7 +38,7 @@ Result<void> rewrite(const std::string& source, const CheckpointWriterOptions& o
   const auto parameters = model_parameters(config);
   std::unique_ptr<zero3::WeightSource> weights;
   if (seed != nullptr) {
-    weights = std::make_unique<RandomWeights>(parameters, std::stoull(seed));
+    weights = std::make_unique<zero3::RandomWeights>(parameters, std::stoull(seed));
   } else {
     ARTESIAN_TRY(checkpoint, CheckpointWeights::open(source, config));
     weights = std::make_unique<CheckpointWeights>(std::move(checkpoint));

@@ -60,8 +60,8 @@ Outcome run_stages(zero3::Module& module, const std::vector<at::Tensor>& weights
   std::vector<std::vector<at::Tensor>> leaves(stages.size());
   Outcome outcome;
   for (const auto& weight : weights) outcome.gradients.push_back(at::zeros_like(weight));
-  at::Tensor next = weights[*stages[0].lookup].index_select(0, batch.ids.flatten());
-  next = next.view({batch.ids.size(0), batch.ids.size(1), -1});
+  at::Tensor next = weights[*stages[0].lookup].index_select(0, batch.input.flatten());
+  next = next.view({batch.input.size(0), batch.input.size(1), -1});
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     for (const std::uint32_t parameter : stages[stage].parameters) {
       if (stages[stage].lookup == parameter) continue;
@@ -84,7 +84,7 @@ Outcome run_stages(zero3::Module& module, const std::vector<at::Tensor>& weights
     gradient = results[0];
   }
   at::Tensor rows = gradient.flatten(0, 1);
-  outcome.gradients[*stages[0].lookup].index_add_(0, batch.ids.flatten(), rows);
+  outcome.gradients[*stages[0].lookup].index_add_(0, batch.input.flatten(), rows);
   return outcome;
 }
 

@@ -12,9 +12,9 @@
 
 #include "base/log.h"
 #include "base/random.h"
-#include "models/checkpoint_weights.h"
 #include "models/registry.h"
 #include "zero3/engine.h"
+#include "zero3/token_batch.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -192,25 +192,26 @@ Equality::Outcome Equality::train(const Choice& run) {
   Outcome outcome;
   const Config config = config_of(run);
   Module& module = module_of(run);
-  auto engine = Engine::create(module, config, {.samples = samples, .length = length});
+  auto engine = Engine::create(module, config, {});
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
-  models::RandomWeights weights(module.parameters(), 1);
+  RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);
   EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
-  std::vector<std::int64_t> ids(samples * length);
-  std::vector<std::int64_t> targets(samples * length);
+  TokenBatch batch(samples, length);
   std::uint64_t draw = 0;
   for (std::size_t step = 0; step < steps; ++step) {
     for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
-      for (auto* tokens : {&ids, &targets}) {
-        for (auto& token : *tokens) {
+      for (const auto tokens : {batch.ids(), batch.targets()}) {
+        for (auto& token : tokens) {
           token = static_cast<std::int64_t>(random_word(2, 0, draw++) % 1000);
         }
       }
-      const auto loss = (*engine)->forward_backward(ids, targets);
+      const auto loss = (*engine)->forward(batch.batch());
       EXPECT_TRUE(loss.has_value()) << loss.error().to_string();
-      if (!loss.has_value()) return outcome;
+      const auto backward = (*engine)->backward();
+      EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
+      if (!backward.has_value()) return outcome;
     }
     auto result = (*engine)->step();
     EXPECT_TRUE(result.has_value()) << result.error().to_string();
