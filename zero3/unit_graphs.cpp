@@ -108,28 +108,31 @@ Result<Result<double>> UnitGraphs::forward(const Batch& batch) {
     return {};
   });
   if (!copied.has_value()) return Result<double>(std::move(copied).error());
+  const std::size_t position = prefetcher_.position();
   ARTESIAN_TRY(output, run_stages({input_, targets_}, Keep::Graphs));
-  if (!output.has_value()) {
-    forget();
-    return Result<double>(std::move(output).error());
-  }
   auto loss = from_torch([&]() -> Result<double> {
-    ARTESIAN_TRY_VOID(check_loss(*output));
-    return output->item<double>();
+    ARTESIAN_TRY(value, std::move(output));
+    ARTESIAN_TRY_VOID(check_loss(value));
+    return value.item<double>();
   });
   pending_ = loss.has_value();
-  if (!pending_) forget();
+  if (!pending_) {  // the batch's fault: as if it had not been tried
+    forget();
+    prefetcher_.rewind(position);
+  }
   return loss;
 }
 
 Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
   auto checked = from_torch([&] { return check_input(batch); });
   if (!checked.has_value()) return Result<at::Tensor>(std::move(checked).error());
-  return run_stages(batch, Keep::Nothing);
+  const std::size_t position = prefetcher_.position();
+  ARTESIAN_TRY(output, run_stages(batch, Keep::Nothing));
+  if (!output.has_value()) prefetcher_.rewind(position);
+  return output;
 }
 
 Result<Result<at::Tensor>> UnitGraphs::run_stages(const Batch& batch, Keep keep) {
-  const std::size_t position = prefetcher_.position();
   at::Tensor activation = batch.input.detach();
   for (std::size_t stage = 0; stage < graphs_.size(); ++stage) {
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
@@ -138,8 +141,7 @@ Result<Result<at::Tensor>> UnitGraphs::run_stages(const Batch& batch, Keep keep)
     forward_ns_ += system_clock().now_ns() - begin;
     span(keep == Keep::Graphs ? " forward" : " evaluate", stage, begin);
     ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
-    if (!output.has_value()) {  // the batch's fault: as if it had not been tried
-      prefetcher_.rewind(position);
+    if (!output.has_value()) {
       Error error = std::move(output).error();
       error.message = "stage " + module_.stages()[stage].name + ": " + error.message;
       return Result<at::Tensor>(std::move(error));
