@@ -1,13 +1,22 @@
 # One library per layer; a layer links only layers below it. Sources are found by name: adding a file
 # to a layer's folder is all that is needed.
+#
+# What a user of an installed layer gets is its headers and its libraries; our own compile flags
+# (artesian_flags) stay in the build. cmake/install.cmake installs the layers.
 find_package(Threads REQUIRED)
+include(cmake/libraries.cmake)
+artesian_find_library(uring uring liburing.h)
+artesian_find_library(hwy hwy hwy/highway.h)
+artesian_find_library(xxhash xxhash xxhash.h)
+if(artesian_missing_library)
+  message(FATAL_ERROR "Cannot find ${artesian_missing_library}.")
+endif()
 
 add_library(artesian_flags INTERFACE)
 # -Wno-restrict: g++ 12 warns falsely about "text" + std::string (GCC bug 105651).
 target_compile_options(artesian_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -ffp-contract=off>)
 target_include_directories(artesian_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_link_libraries(artesian_flags INTERFACE Threads::Threads)
 if(ARTESIAN_SANITIZE)
   # UBSan only prints unless told not to recover, and a test would pass.
   target_compile_options(artesian_flags INTERFACE
@@ -34,7 +43,10 @@ function(artesian_layer name)
     add_library(artesian_${name} INTERFACE)  # headers only
     set(scope INTERFACE)
   endif()
-  target_link_libraries(artesian_${name} ${scope} artesian_flags ${ARG_DEPENDS} ${ARG_LIBRARIES})
+  target_include_directories(artesian_${name} ${scope}
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/artesian>)
+  target_link_libraries(artesian_${name} ${scope} $<BUILD_INTERFACE:artesian_flags> ${ARG_DEPENDS}
+    ${ARG_LIBRARIES})
 endfunction()
 
 # artesian_tests(folder LIBRARIES ... [LABELS ...]): one program per x_test.cpp of the folder.

@@ -90,6 +90,15 @@ std::string choose_python() {
   return !built_with.empty() && ::access(built_with.c_str(), X_OK) == 0 ? built_with : "python3";
 }
 
+/// The folder of the script: beside an installed program, else in the tree that it was built from.
+std::string script_folder() {
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const auto installed = program.parent_path().parent_path() / "share/artesian/python";
+  if (std::filesystem::exists(installed / "artesian_tokenize.py", ignored)) return installed;
+  return ARTESIAN_SCRIPTS;
+}
+
 /// Our environment, with the folder of the script at the end of PYTHONPATH.
 std::vector<std::string> script_environment() {
   constexpr std::string_view name = "PYTHONPATH=";
@@ -103,7 +112,7 @@ std::vector<std::string> script_environment() {
       path = std::string(text) + ":";
     }
   }
-  variables.push_back(path + ARTESIAN_SCRIPTS);
+  variables.push_back(path + script_folder());
   return variables;
 }
 
