@@ -1,8 +1,10 @@
-// The kernel's answers to `status`: the defaults of the seam, which simulated files override.
+// What every File shares: poison, and the kernel's answers to `status`, the defaults of the seam,
+// which simulated files override.
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <memory>
 
 #include "base/file_system.h"
 
@@ -28,6 +30,17 @@ Error status_error(const std::string& path) {
 }
 
 }  // namespace
+
+File::~File() {
+  delete poison_.load(std::memory_order_relaxed);
+}
+
+const Error& File::poison_with(const Error& cause) noexcept {
+  auto mine = std::make_unique<const Error>(cause);
+  const Error* first = nullptr;
+  if (poison_.compare_exchange_strong(first, mine.get())) return *mine.release();
+  return *first;
+}
 
 Result<FileStatus> File::status() noexcept {
   struct stat found {};

@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <utility>
 
 #include "base/log.h"
@@ -90,13 +91,12 @@ class SystemFile final : public File {
   /// Takes the descriptor over, buffered.
   SystemFile(int descriptor, std::string path) noexcept
       : descriptor_(descriptor), path_(std::move(path)) {}
-  ~SystemFile() override { ::close(descriptor_); }
-  SystemFile(const SystemFile&) = delete;
-  SystemFile& operator=(const SystemFile&) = delete;
+  ~SystemFile() override;
 
   /// Switches to direct transfers. Returns whether the kernel supports them here.
   bool enable_direct() noexcept;
   int descriptor() const noexcept override { return descriptor_; }
+  Result<int> buffered_descriptor() noexcept override;
   const std::string& path() const noexcept override { return path_; }
   bool direct() const noexcept override { return direct_alignment_ != 0; }
   std::uint64_t alignment() const noexcept override { return direct() ? direct_alignment_ : 1; }
@@ -119,10 +119,34 @@ class SystemFile final : public File {
                                std::uint64_t offset) noexcept;
   Error no_space(std::uint64_t needed, std::uint64_t available) const;
 
-  int descriptor_;
-  std::string path_;
+  const int descriptor_;
+  const std::string path_;
   std::uint64_t direct_alignment_ = 0;  // 0 = buffered
+  std::mutex mutex_;
+  int buffered_descriptor_ = -1;  // of a direct file, once asked for; under the mutex
 };
+
+SystemFile::~SystemFile() {
+  if (buffered_descriptor_ >= 0) ::close(buffered_descriptor_);
+  ::close(descriptor_);
+}
+
+Result<int> SystemFile::buffered_descriptor() noexcept {
+  if (!direct()) return descriptor_;
+  const std::lock_guard lock(mutex_);
+  if (buffered_descriptor_ < 0) {
+    // Not by its path, which may be gone, or another file's, by now.
+    const std::string own = "/proc/self/fd/" + std::to_string(descriptor_);
+    const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
+    const int opened = retry_interrupted([&] { return ::open(own.c_str(), access | O_CLOEXEC); });
+    if (opened < 0) {
+      return system_failure("cannot open a file once more, for transfers that are not aligned",
+                            path_, errno);
+    }
+    buffered_descriptor_ = opened;
+  }
+  return buffered_descriptor_;
+}
 
 bool SystemFile::enable_direct() noexcept {
   const std::uint64_t alignment = stated_alignment(descriptor_);
@@ -154,6 +178,7 @@ Error SystemFile::no_space(std::uint64_t needed, std::uint64_t available) const 
 }
 
 Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
+  if (poison() != nullptr) return *poison();
   if (bytes == 0) return {};
   // Asked for before the try: a failed fallocate keeps what it got, which would not be free then.
   struct statvfs status {};
@@ -174,9 +199,9 @@ Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
 }
 
 Result<void> SystemFile::sync() noexcept {
-  // Never retried: after a failed fsync the kernel may have marked the lost pages clean.
-  if (fsync(descriptor_) != 0) return system_failure("cannot sync a file", path_, errno);
-  return {};
+  if (poison() != nullptr) return *poison();
+  if (fsync(descriptor_) == 0) return {};
+  return poison_with(system_failure("cannot sync a file", path_, errno));
 }
 
 Result<void> SystemFile::lock() noexcept {
@@ -215,8 +240,11 @@ Result<void> SystemFile::write_loop(const std::byte* source, std::uint64_t lengt
     const auto put = retry_interrupted([&] {
       return pwrite(descriptor_, source + done, step, static_cast<off_t>(offset + done));
     });
-    if (put < 0) return system_failure("cannot write", path_, errno, offset + done, length - done);
-    if (put == 0) return system_failure("cannot write", path_, EIO, offset + done, length - done);
+    if (put <= 0) {
+      const int system_error = put < 0 ? errno : EIO;
+      return poison_with(
+          system_failure("cannot write", path_, system_error, offset + done, length - done));
+    }
     done += static_cast<std::uint64_t>(put);
   }
   return {};
@@ -224,6 +252,7 @@ Result<void> SystemFile::write_loop(const std::byte* source, std::uint64_t lengt
 
 Result<void> SystemFile::read_at(void* target, std::uint64_t length,
                                  std::uint64_t offset) noexcept {
+  if (poison() != nullptr) return *poison();
   if (length == 0) return {};
   std::uint64_t got = 0;
   if (aligned(target, length, offset)) {
@@ -262,6 +291,7 @@ Result<void> SystemFile::write_unaligned(const std::byte* source, std::uint64_t 
 
 Result<void> SystemFile::write_at(const void* source, std::uint64_t length,
                                   std::uint64_t offset) noexcept {
+  if (poison() != nullptr) return *poison();
   if (length == 0) return {};
   const auto* bytes = static_cast<const std::byte*>(source);
   return aligned(source, length, offset) ? write_loop(bytes, length, offset)

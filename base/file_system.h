@@ -3,6 +3,7 @@
 // and simulated disks behind the same two interfaces.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,10 +37,25 @@ struct FileStatus {
 };
 
 /// An open file. Closes on destruction. Its descriptor may be used by any thread.
+///
+/// Note [Poison]: after a write or a sync failed, nobody knows which bytes of the file are on the
+/// disk, and asking again lies: the kernel marks the lost pages clean, so that the next fsync
+/// succeeds. So the first failure sticks: every later transfer and sync of this open file, its own
+/// or an aio::Engine's, fails with that first cause. Only opening the file anew begins anew.
 class File {
  public:
-  virtual ~File() = default;
+  File() = default;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  virtual ~File();
+  /// The write or sync that failed first, or null. See Note [Poison]. Any thread.
+  const Error* poison() const noexcept { return poison_.load(std::memory_order_acquire); }
+  /// Remembers `cause` unless there is one already; returns the cause that sticks. Any thread.
+  const Error& poison_with(const Error& cause) noexcept;
   virtual int descriptor() const noexcept = 0;
+  /// A second descriptor of a direct file, through the page cache: for transfers that are not
+  /// aligned. That of a buffered file is `descriptor()`. Any thread. Errors: Io.
+  virtual Result<int> buffered_descriptor() noexcept { return descriptor(); }
   virtual const std::string& path() const noexcept = 0;
   /// Whether transfers bypass the page cache.
   virtual bool direct() const noexcept = 0;
@@ -58,6 +74,9 @@ class File {
                                std::uint64_t offset) noexcept = 0;
   virtual Result<void> write_at(const void* source, std::uint64_t length,
                                 std::uint64_t offset) noexcept = 0;
+
+ private:
+  std::atomic<const Error*> poison_ = nullptr;  // owned
 };
 
 class FileSystem {
