@@ -1,4 +1,3 @@
-#include <cerrno>
 #include <utility>
 
 #include "aio/engine.h"
@@ -33,25 +32,9 @@ bool Completion::ready() const noexcept {
 
 Result<std::uint64_t> Completion::result() const {
   ARTESIAN_CHECK(ready());
-  if (failure_ == Failure::None && bytes_done_ == request_.length) return bytes_done_;
-  const bool reads = request_.operation == Operation::Read;
-  Error error = make_error(ErrorCode::Io, reads ? "cannot read" : "cannot write", system_error_);
-  error.file = error_file_;
-  error.offset = error_offset_;
-  error.length = error_length_;
-  switch (failure_) {
-    case Failure::None:
-      ARTESIAN_CHECK(cancelled_, bytes_done_, request_.length);
-      error.code = ErrorCode::Cancelled;
-      error.message = reads ? "the read was cancelled" : "the write was cancelled";
-      break;
-    case Failure::System:
-      if (system_error_ == ENOSPC || system_error_ == EDQUOT) error.code = ErrorCode::NoSpace;
-      break;
-    case Failure::EndOfFile: error.message += ": end of file"; break;
-    case Failure::Refused: error.message += ": the kernel refused 65 times in a row"; break;
-  }
-  return error;
+  if (failed_) return error_;
+  ARTESIAN_CHECK(bytes_done_ == request_.length, bytes_done_, request_.length);
+  return bytes_done_;
 }
 
 BufferLease Completion::take_buffer() noexcept {

@@ -6,8 +6,10 @@
 // before, not even when cancelled. A request longer than `block_size` is split; at most
 // `queue_depth` blocks per thread are in the kernel; the rest wait inside the engine in their class
 // (demand before prefetch before optimizer reads before write-back). Short transfers, EINTR and
-// EAGAIN are continued; any other failure ends the request with an Error that names file, offset,
-// length and errno. Progress threads sleep in the kernel, they never spin.
+// EAGAIN (64 in a row) are continued, and a read that failed with EIO is tried once more; any other
+// failure ends the request with an Error that names file, offset, length and errno. A failed write
+// is never tried again and poisons its file (base/file_system.h, Note [Poison]). Progress threads
+// sleep in the kernel, they never spin.
 #pragma once
 
 #include <array>
@@ -15,7 +17,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "base/buffer.h"
 #include "base/clock.h"
@@ -28,8 +29,11 @@ enum class Operation : std::uint8_t { Read, Write };
 enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
 enum class EngineKind : std::uint8_t { IoUring, Threads };
 
-/// What to move. `length` <= buffer.size(). With a direct file, offset, length and memory must be
-/// multiples of file->alignment(). The file must stay open until the completion is ready.
+/// What to move. `length` <= buffer.size(). The file must stay open until the completion is ready.
+/// With a direct file, offset, length and memory should be multiples of file->alignment(). Where
+/// they are not, the transfer goes through the page cache (and is counted as misaligned): right,
+/// but slower, and a write then is on the disk only after a sync. Such a transfer must not share a
+/// 4096-byte page of the file with another one in flight.
 struct Request {
   Operation operation = Operation::Read;
   Priority priority = Priority::Demand;
@@ -73,7 +77,6 @@ class Completion {
  private:
   friend class EngineBase;
   enum class State : std::uint8_t { Idle, InFlight, Ready };
-  enum class Failure : std::uint8_t { None, System, EndOfFile, Refused };
 
   Request request_;
   BufferLease buffer_;
@@ -84,14 +87,14 @@ class Completion {
   Completion* next_ = nullptr;     // intrusive queue link
   bool queued_ = false;            // in a priority queue: not all blocks were taken
   bool cancelled_ = false;         // an early end was asked for
+  bool failed_ = false;            // `error_` holds
+  bool misaligned_ = false;        // for its direct file
+  int descriptor_ = -1;            // to move through
+  std::uint64_t alignment_ = 1;    // of that descriptor
   std::uint64_t bytes_taken_ = 0;  // by blocks handed to progress threads
   std::uint64_t bytes_done_ = 0;
-  std::uint32_t blocks_taken_ = 0;   // and not yet finished
-  Failure failure_ = Failure::None;  // of the first block that failed
-  int system_error_ = 0;
-  std::uint64_t error_offset_ = 0;
-  std::uint64_t error_length_ = 0;
-  std::string error_file_;  // a copy: the file may be closed once this is ready
+  std::uint32_t blocks_taken_ = 0;  // and not yet finished
+  Error error_;                     // of the first block that failed; the file may be closed since
   std::uint64_t submitted_ns_ = 0;
   std::uint64_t finished_ns_ = 0;
 };
@@ -110,10 +113,13 @@ struct EngineStatistics {
   std::uint64_t submit_calls = 0;  // system calls that handed over work
   std::uint64_t blocks = 0;
   std::uint64_t blocks_registered = 0;     // of them, in memory registered with the kernel
+  std::uint64_t blocks_direct = 0;         // past the page cache
+  std::uint64_t blocks_misaligned = 0;     // through it, though their file is direct
   std::uint64_t blocks_in_kernel_max = 0;  // over all threads
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
-  std::uint64_t continued = 0;  // short transfers and EINTR/EAGAIN that were resubmitted
+  std::uint64_t continued = 0;     // short transfers, EINTR, EAGAIN and EIO that were resubmitted
+  std::uint64_t read_retries = 0;  // of them, reads that had failed with EIO
   std::uint64_t latency_us_p50 = 0;
   std::uint64_t latency_us_p95 = 0;
   std::uint64_t latency_us_p99 = 0;

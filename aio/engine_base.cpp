@@ -8,6 +8,7 @@
 #include <csignal>
 #include <utility>
 
+#include "base/log.h"
 #include "base/units.h"
 
 namespace artesian::aio {
@@ -22,6 +23,35 @@ std::chrono::steady_clock::time_point time_point(Deadline deadline) {
   constexpr auto latest = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
   return std::chrono::steady_clock::time_point(
       std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(deadline.at_ns, latest))));
+}
+
+bool reads(const Request& request) {
+  return request.operation == Operation::Read;
+}
+
+/// What to say of a block that failed.
+Error failure_of(const Block& block) {
+  const bool full = block.system_error == ENOSPC || block.system_error == EDQUOT;
+  Error error =
+      make_error(full ? ErrorCode::NoSpace : ErrorCode::Io,
+                 reads(block.request()) ? "cannot read" : "cannot write", block.system_error);
+  if (block.end_of_file) error.message += ": end of file";
+  if (block.refusals > refusals_max) {
+    error.message += ": the kernel refused " + std::to_string(block.refusals) + " times in a row";
+  }
+  error.file = block.request().file->path();
+  error.offset = block.offset + block.done;
+  error.length = block.rest();
+  return error;
+}
+
+Error cancellation_of(const Request& request) {
+  Error error = make_error(ErrorCode::Cancelled,
+                           reads(request) ? "the read was cancelled" : "the write was cancelled");
+  error.file = request.file->path();
+  error.offset = request.offset;
+  error.length = request.length;
+  return error;
 }
 
 }  // namespace
@@ -91,21 +121,35 @@ EngineBase::List& EngineBase::queue_of(const Completion& completion) noexcept {
   return queues_[static_cast<std::size_t>(completion.request_.priority)];
 }
 
-void EngineBase::check_request(const Completion& completion) const noexcept {
+/// Everything about a request that needs no lock: which descriptor it is to go through, and whether
+/// its file can still be used.
+void EngineBase::begin(Completion& completion) const noexcept {
   const Request& request = completion.request_;
   ARTESIAN_CHECK(request.file != nullptr);
   ARTESIAN_CHECK(completion.state_.load(std::memory_order_relaxed) == Completion::State::Idle);
   ARTESIAN_CHECK(request.length <= completion.buffer_.size());
-  const std::uint64_t alignment = request.file->alignment();
+  File& file = *request.file;
   const auto memory = reinterpret_cast<std::uintptr_t>(completion.buffer_.data());
-  ARTESIAN_CHECK((memory | request.offset | request.length) % alignment == 0, memory,
-                 request.offset, request.length, alignment);
+  completion.alignment_ = file.alignment();
+  completion.misaligned_ = (memory | request.offset | request.length) % completion.alignment_ != 0;
+  completion.descriptor_ = file.descriptor();
+  completion.failed_ = file.poison() != nullptr;
+  if (completion.failed_) completion.error_ = *file.poison();
+  if (completion.failed_ || !completion.misaligned_) return;
+  completion.alignment_ = 1;
+  auto buffered = file.buffered_descriptor();
+  completion.failed_ = !buffered;
+  if (buffered) {
+    completion.descriptor_ = *buffered;
+  } else {
+    completion.error_ = std::move(buffered).error();
+  }
 }
 
 void EngineBase::submit(std::span<Completion* const> completions) noexcept {
   std::uint64_t blocks = 0;
   const std::uint64_t now_ns = system_clock().now_ns();
-  for (const Completion* completion : completions) check_request(*completion);
+  for (Completion* completion : completions) begin(*completion);
   bool ended = false;
   {
     const Lock locked = lock();
@@ -115,11 +159,10 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
       completion->bytes_taken_ = completion->bytes_done_ = 0;
       completion->blocks_taken_ = 0;
       completion->cancelled_ = completion->queued_ = false;
-      completion->failure_ = Completion::Failure::None;
       completion->submitted_ns_ = now_ns;
       completion->state_.store(Completion::State::InFlight, std::memory_order_relaxed);
       ++in_flight_;
-      if (completion->request_.length == 0) {
+      if (completion->request_.length == 0 || completion->failed_) {
         end(locked, *completion);
         ended = true;
         continue;
@@ -144,11 +187,13 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       Completion& completion = *queue.head;
       const Request& request = completion.request_;
       ARTESIAN_CHECK(completion.bytes_taken_ < request.length);
-      const std::uint64_t begin = completion.bytes_taken_;
+      const std::uint64_t first = completion.bytes_taken_;
       *slots[count++] = Block{.completion = &completion,
-                              .memory = completion.buffer_.data() + begin,
-                              .offset = request.offset + begin,
-                              .length = std::min(options_.block_size, request.length - begin),
+                              .descriptor = completion.descriptor_,
+                              .alignment = completion.alignment_,
+                              .memory = completion.buffer_.data() + first,
+                              .offset = request.offset + first,
+                              .length = std::min(options_.block_size, request.length - first),
                               .taken_ns = now_ns};
       completion.bytes_taken_ += slots[count - 1]->length;
       ++completion.blocks_taken_;
@@ -173,20 +218,19 @@ std::uint64_t EngineBase::length_to_ask(const Block& block) const noexcept {
 
 EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const noexcept {
   if (faults_ != nullptr) result = faults_->answer(block, result);
-  const bool reads = block.request().operation == Operation::Read;
   const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
   ARTESIAN_CHECK(moved <= block.rest(), moved, block.rest());
   // A direct transfer can go on only at an alignment boundary. What it moved beyond is moved again.
-  const std::uint64_t kept =
-      moved == block.rest() ? moved : round_down(moved, block.request().file->alignment());
+  const std::uint64_t kept = moved == block.rest() ? moved : round_down(moved, block.alignment);
   block.done += kept;
   if (block.rest() == 0) return Verdict::Done;
   if (kept != 0) {
     block.refusals = 0;
+    block.retried_here = false;
     ++block.continued;
     return Verdict::Continue;
   }
-  if (reads && result >= 0) {
+  if (reads(block.request()) && result >= 0) {
     block.failed = block.end_of_file = true;
     block.system_error = 0;
     block.done += moved;  // the error names where the file ends
@@ -198,20 +242,14 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
     ++block.continued;
     return Verdict::Continue;
   }
+  if (reads(block.request()) && block.system_error == EIO && !block.retried_here) {
+    block.retried_here = true;
+    ++block.read_retries;
+    ++block.continued;
+    return Verdict::Continue;
+  }
   block.failed = true;
   return Verdict::Done;
-}
-
-void EngineBase::record_failure(Completion& completion, const Block& block) noexcept {
-  if (completion.failure_ != Completion::Failure::None) return;
-  using Failure = Completion::Failure;
-  completion.failure_ = block.end_of_file               ? Failure::EndOfFile
-                        : block.refusals > refusals_max ? Failure::Refused
-                                                        : Failure::System;
-  completion.system_error_ = block.system_error;
-  completion.error_offset_ = block.offset + block.done;
-  completion.error_length_ = block.rest();
-  completion.error_file_ = completion.request_.file->path();
 }
 
 void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept {
@@ -224,10 +262,12 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   ++statistics_.blocks;
   statistics_.blocks_registered += block.registered ? 1 : 0;
   statistics_.continued += block.continued;
-  (completion.request_.operation == Operation::Read ? statistics_.bytes_read
-                                                    : statistics_.bytes_written) += block.done;
+  (reads(completion.request_) ? statistics_.bytes_read : statistics_.bytes_written) += block.done;
   latencies_.add(now_ns - block.taken_ns);
-  if (block.failed) record_failure(completion, block);
+  statistics_.blocks_direct += block.alignment > 1 ? 1 : 0;
+  statistics_.blocks_misaligned += completion.misaligned_ ? 1 : 0;
+  statistics_.read_retries += block.read_retries;
+  if (block.failed) fail(completion, failure_of(block));
   if (block.failed && completion.queued_) {  // the rest would be moved for nothing
     queue_of(completion).remove(completion);
     completion.queued_ = false;
@@ -237,18 +277,24 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion);
 }
 
+/// Keeps the first failure of a request. That of a write poisons the file.
+void EngineBase::fail(Completion& completion, Error error) noexcept {
+  if (error.code != ErrorCode::Cancelled && !reads(completion.request_)) {
+    completion.request_.file->poison_with(error);
+  }
+  if (completion.failed_) return;
+  completion.failed_ = true;
+  completion.error_ = std::move(error);
+}
+
 void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
   ARTESIAN_CHECK(owns(lock));
   ARTESIAN_CHECK(completion.blocks_taken_ == 0 && !completion.queued_);
   ARTESIAN_CHECK(completion.bytes_done_ <= completion.request_.length);
   completion.finished_ns_ = system_clock().now_ns();
-  if (completion.failure_ == Completion::Failure::None &&
-      completion.bytes_done_ != completion.request_.length) {
+  if (!completion.failed_ && completion.bytes_done_ != completion.request_.length) {
     ARTESIAN_CHECK(completion.cancelled_);
-    completion.system_error_ = 0;
-    completion.error_offset_ = completion.request_.offset;
-    completion.error_length_ = completion.request_.length;
-    completion.error_file_ = completion.request_.file->path();
+    fail(completion, cancellation_of(completion.request_));
   }
   if (completion.callback_ != nullptr) {
     ended_.push(completion);
@@ -260,6 +306,11 @@ void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
 }
 
 void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept {
+  for (const Block* block : blocks) {
+    if (block->read_retries == 0 || block->failed) continue;
+    log_once(LogLevel::Warning, "a read of " + block->request().file->path() +
+                                    " failed and went well when tried again: check the disk");
+  }
   List ended;
   {
     const Lock locked = lock();

@@ -24,14 +24,18 @@ namespace artesian::aio {
 /// One transfer on its way: a piece of a request of at most `block_size` bytes.
 struct Block {
   Completion* completion = nullptr;
+  int descriptor = -1;          // to move through
+  std::uint64_t alignment = 1;  // where a transfer can be continued
   std::byte* memory = nullptr;
   std::uint64_t offset = 0;  // into the file
   std::uint64_t length = 0;
   std::uint64_t done = 0;  // bytes moved so far
   std::uint64_t taken_ns = 0;
-  std::uint32_t refusals = 0;   // EINTR and EAGAIN in a row
-  std::uint32_t continued = 0;  // times handed over again
-  bool registered = false;      // moved through registered memory
+  std::uint32_t refusals = 0;      // EINTR and EAGAIN in a row
+  std::uint32_t continued = 0;     // times handed over again
+  std::uint32_t read_retries = 0;  // of them, after EIO
+  bool retried_here = false;       // after EIO at offset + done
+  bool registered = false;         // moved through registered memory
   bool end_of_file = false;
   bool failed = false;
   int system_error = 0;
@@ -106,10 +110,10 @@ class EngineBase : public Engine {
     void remove(Completion& completion) noexcept;
   };
 
-  void check_request(const Completion& completion) const noexcept;
+  void begin(Completion& completion) const noexcept;
   List& queue_of(const Completion& completion) noexcept;
   void account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept;
-  void record_failure(Completion& completion, const Block& block) noexcept;
+  void fail(Completion& completion, Error error) noexcept;
   void end(const Lock& lock, Completion& completion) noexcept;
   void run_callbacks(List ended) noexcept;
   bool sleep_until(Lock& lock, Deadline deadline) noexcept;

@@ -91,7 +91,7 @@ void Ring::arm_wake() noexcept {
 void Ring::prepare(Block& block, std::uint64_t length) noexcept {
   ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
   const Request& request = block.request();
-  const int descriptor = request.file->descriptor();
+  const int descriptor = block.descriptor;
   const std::uint64_t offset = block.offset + block.done;
   std::byte* const memory = block.memory + block.done;
   const auto bytes = static_cast<unsigned>(length);

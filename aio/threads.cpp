@@ -92,14 +92,14 @@ void ThreadPool::run() noexcept {
 
 void ThreadPool::move(Block& block) const noexcept {
   const Request& request = block.request();
-  const int descriptor = request.file->descriptor();
   std::int64_t result = 0;
   do {
     std::byte* const memory = block.memory + block.done;
     const auto offset = static_cast<off_t>(block.offset + block.done);
     const std::uint64_t length = length_to_ask(block);
-    result = request.operation == Operation::Read ? pread(descriptor, memory, length, offset)
-                                                  : pwrite(descriptor, memory, length, offset);
+    result = request.operation == Operation::Read
+                 ? pread(block.descriptor, memory, length, offset)
+                 : pwrite(block.descriptor, memory, length, offset);
     if (result < 0) result = -errno;
   } while (settle(block, result) == Verdict::Continue);
 }

@@ -93,6 +93,15 @@ class ShortTransfer final : public FaultSeam {
   std::uint64_t length = 1;
 };
 
+/// The kernel says of the first call of a block that it moved at most `length` bytes.
+class ShortAnswer final : public FaultSeam {
+ public:
+  std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
+    return block.done == 0 ? std::min(result, length) : result;
+  }
+  std::int64_t length = 1;
+};
+
 /// One call in five is interrupted or refused, in bursts of up to `burst` in a row.
 class Interruptions final : public FaultSeam {
  public:
@@ -113,9 +122,24 @@ class Interruptions final : public FaultSeam {
 class FailingSectors final : public FaultSeam {
  public:
   std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
-    return block.offset % every == 0 ? -EIO : result;
+    if (block.offset % every != 0) return result;
+    ++failures;
+    return -EIO;
   }
   std::uint64_t every = 3 * 4096;
+  std::atomic<std::uint64_t> failures = 0;
+};
+
+/// The first try of each block of `operation` fails with EIO, and no other.
+class FailingOnce final : public FaultSeam {
+ public:
+  std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
+    if (block.request().operation != operation || block.continued != 0) return result;
+    ++failures;
+    return -EIO;
+  }
+  Operation operation = Operation::Read;
+  std::atomic<std::uint64_t> failures = 0;
 };
 
 /// The first answer reaches the engine only after release().

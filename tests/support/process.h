@@ -20,6 +20,12 @@ inline std::uint64_t test_seed(std::uint64_t fallback) {
   return seed;
 }
 
+/// Whether the long part of the suite was asked for (ARTESIAN_SOAK=1).
+inline bool soaking() {
+  const char* given = std::getenv("ARTESIAN_SOAK");
+  return given != nullptr && given[0] == '1';
+}
+
 /// Runs `body` in a forked child; returns its exit status, or minus the signal that ended it.
 /// `body` returns the status and must not use gtest assertions.
 template <typename Body>

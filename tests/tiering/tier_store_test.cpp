@@ -156,8 +156,15 @@ TEST_P(TierStoreTest, DiskErrorsNameShardFileAndOffset) {
   EXPECT_EQ(written.error().message.rfind("writing shard h.0 master: ", 0), 0u)
       << written.error().to_string();
 
-  harness_.faults.system_error = 0;  // the store goes on
-  EXPECT_TRUE(write_range(harness_, *store, id, {0, 64 * sector}, 3).has_value());
+  // Nobody knows what the file holds now: the first cause sticks, for every shard in it.
+  harness_.faults.system_error = 0;
+  const auto later = write_range(harness_, *store, id, {0, 64 * sector}, 3);
+  ASSERT_FALSE(later.has_value());
+  EXPECT_EQ(later.error().to_string(), written.error().to_string());
+  const auto unread = read_range(harness_, *store, ShardId{0}, {0, sector});
+  ASSERT_FALSE(unread.has_value());
+  EXPECT_EQ(unread.error().code, ErrorCode::NoSpace);
+  EXPECT_EQ(unread.error().offset, written.error().offset);
   EXPECT_TRUE(store->close().has_value());
 }
 
