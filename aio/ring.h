@@ -5,7 +5,8 @@
 // Note [Refused submissions]: io_uring_enter may refuse (EAGAIN, ENOMEM, EBUSY). With transfers in
 // the kernel the thread waits for one of those to end and tries again; with none, after 64 refusals
 // in a row, what was not handed over is taken back out of the queue and ends as a failure. Without
-// SQPOLL the kernel reads the queue only during the call, so that moving the tail back is safe.
+// SQPOLL the kernel reads the queue only during the call, so that moving the tail back is safe. If
+// the eventfd's read was among it, the thread sleeps in a plain read of the eventfd instead.
 #pragma once
 
 #include <liburing.h>
@@ -59,16 +60,21 @@ class Ring {
   std::uint64_t exchange_submit_calls() noexcept { return std::exchange(submit_calls_, 0); }
 
  private:
+  friend struct RingPeer;  // tests
   io_uring_sqe& next_entry() noexcept;
   void arm_wake() noexcept;
   void enter(std::uint32_t wait_count) noexcept;
+  template <typename Visit>
+  void visit_queue(Visit visit) const noexcept;
   void withdraw(int system_error) noexcept;
+  void expect_nothing_lost() const noexcept;
 
   io_uring ring_{};
   bool opened_ = false;
   int event_ = -1;
   std::uint64_t event_count_ = 0;  // the eventfd's value is read into here
   bool wake_armed_ = false;
+  bool wake_refused_ = false;  // since the last sleep
   std::uint32_t blocks_pending_ = 0;
   std::uint32_t blocks_queued_ = 0;  // of them, prepared and perhaps not handed over
   std::uint32_t refusals_ = 0;

@@ -2,11 +2,7 @@
 // seccomp filter or by the locked-memory limit falls back with one line of log (reliability.md
 // tests 10, 30); and that nothing is allocated between submit and completion (test 8).
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,6 +14,7 @@
 #include "base/log.h"
 #include "tests/aio/faults.h"
 #include "tests/support/process.h"
+#include "tests/support/seccomp.h"
 #include "tests/support/temporary_directory.h"
 
 namespace {
@@ -69,18 +66,6 @@ TEST(MakeEngine, MakesWhatWasAskedFor) {
   }
 }
 
-/// From now on io_uring_setup fails in this process. Returns whether the kernel took the filter.
-bool refuse_io_uring(std::uint32_t system_error) {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (system_error & SECCOMP_RET_DATA)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog program{.len = 4, .filter = filter};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 /// Reads a file with the engine. For children: returns whether the bytes came.
 bool reads(Engine& engine, File& file) {
   CountedBuffers buffers;
@@ -107,9 +92,9 @@ class Fallback : public testing::Test {
 };
 
 TEST_F(Fallback, RefusedIoUringFallsToThreadsWithOneLine) {
-  for (const std::uint32_t system_error : {EPERM, ENOSYS}) {
+  for (const int system_error : {EPERM, EACCES, ENOSYS, EMFILE, ENOMEM}) {
     const int status = test_support::run_in_child([&] {
-      if (!refuse_io_uring(system_error)) return 77;
+      if (!test_support::refuse_call(__NR_io_uring_setup, system_error)) return 77;
       std::vector<std::string> lines;
       set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
       const std::uint64_t begin_ns = system_clock().now_ns();

@@ -1,0 +1,174 @@
+// Proves what the io_uring engine does when its rings are in trouble: ten times as many completions
+// as the queue holds are all reaped, and lost ones are fatal and named (reliability.md test 9); a
+// kernel that refuses submissions gets the transfers back as errors, and the thread sleeps. The
+// refusals are real, by seccomp filters.
+#include "aio/ring.h"
+
+#include <dirent.h>
+
+#include <fstream>
+
+#include "tests/aio/engine_fixture.h"
+#include "tests/support/process.h"
+#include "tests/support/seccomp.h"
+
+namespace artesian::aio {
+
+/// Reaches what the kernel shares with a ring.
+struct RingPeer {
+  static unsigned completions_max(const Ring& ring) { return ring.ring_.cq.ring_entries; }
+  static void lose_completions(Ring& ring, unsigned count) { *ring.ring_.cq.koverflow = count; }
+};
+
+namespace {
+
+using test_support::run_in_child;
+
+/// Sets up a ring, or skips the test where the kernel refuses one.
+#define ARTESIAN_OPEN_RING(ring, depth) \
+  Ring ring;                            \
+  if ((ring).open(depth) != 0) GTEST_SKIP() << "no io_uring here"
+
+class RingTest : public EngineFixture {};
+INSTANTIATE_TEST_SUITE_P(Only, RingTest, testing::Values(EngineKind::IoUring), engine_name);
+
+TEST_P(RingTest, TenTimesTheQueueUnreapedAreAllReaped) {
+  constexpr std::uint32_t depth = 4;
+  constexpr std::uint64_t length = 512;
+  ARTESIAN_OPEN_RING(ring, depth);
+  const std::uint64_t count = 10 * RingPeer::completions_max(ring);
+  const auto file = filled("file", count * length);
+  const BufferLease memory = read_lease(count * length);
+  std::deque<Completion> completions(count);
+  std::vector<Block> blocks(count);
+  for (std::uint64_t index = 0; index < count; ++index) {
+    completions[index].prepare({.file = file.get(), .offset = index * length, .length = length},
+                               BufferLease(memory.data(), length, nullptr));
+    blocks[index] = {.completion = &completions[index],
+                     .descriptor = file->descriptor(),
+                     .memory = memory.data() + index * length,
+                     .offset = index * length,
+                     .length = length};
+    ring.prepare(blocks[index], length);
+    if (ring.blocks_queued() == depth) ring.submit();
+  }
+  EXPECT_EQ(ring.blocks_pending(), count);
+  std::vector<std::uint64_t> answers(count, 0);
+  while (ring.blocks_pending() != 0) {
+    ring.wait(1);
+    for (const Answer& answer : ring.reap()) {
+      EXPECT_EQ(answer.result, static_cast<std::int64_t>(length));
+      ++answers[static_cast<std::size_t>(answer.block - blocks.data())];
+    }
+  }
+  EXPECT_EQ(answers, std::vector<std::uint64_t>(count, 1));
+  EXPECT_TRUE(filled_right(memory, 0, count * length));
+  ring.close();
+}
+
+TEST_P(RingTest, LostCompletionsAreFatalAndNamed) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  remove_directory();
+  {
+    ARTESIAN_OPEN_RING(probe, 4);
+    probe.close();
+  }
+  EXPECT_DEATH(
+      {
+        Ring ring;
+        ARTESIAN_CHECK(ring.open(4) == 0);
+        RingPeer::lose_completions(ring, 3);
+        ring.reap();
+      },
+      "io_uring lost 3 completions.*completion queue overflow");
+}
+
+constexpr std::size_t to_submit = 1;  // this argument of io_uring_enter says how many
+constexpr std::uint32_t any = ~std::uint32_t{0};
+
+/// One read by a fresh engine whose rings may not submit; its error. For children.
+Error error_of_refused_read(Engine& engine, File& file) {
+  CountedBuffers buffers;
+  Completion read;
+  read.prepare({.file = &file, .length = 16384}, buffers.lease(16384));
+  Completion* const list[] = {&read};
+  engine.submit(list);
+  if (!engine.wait(read, Deadline::after_seconds(60))) return {};
+  auto result = read.result();
+  return result ? Error{} : result.error();
+}
+
+/// Whether every other thread of the process comes to sleep.
+bool others_fall_asleep() {
+  const Deadline deadline = Deadline::after_seconds(20);
+  for (int quiet = 0; quiet < 20; usleep(1000)) {
+    if (system_clock().now_ns() > deadline.at_ns) return false;
+    bool asleep = true;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      if (task.path().filename() == std::to_string(gettid())) continue;
+      std::ifstream stat(task.path() / "stat");
+      std::string line;
+      std::getline(stat, line);
+      const std::size_t name_end = line.rfind(')');
+      asleep = asleep && name_end != line.npos && line[name_end + 2] == 'S';
+    }
+    quiet = asleep ? quiet + 1 : 0;
+  }
+  return true;
+}
+
+TEST_P(RingTest, RefusedSubmissionsComeBackAsErrorsAndTheThreadSleeps) {
+  const auto file = filled("file", 65536);
+  for (const int system_error : {EPERM, EAGAIN, ENOMEM}) {
+    const int status = run_in_child([&] {
+      if (!test_support::refuse_call(__NR_io_uring_enter, system_error, to_submit, any)) return 77;
+      auto engine = make_io_uring({.block_size = 4096, .queue_depth = 2});
+      if (!engine) return 77;
+      for (int round = 0; round < 3; ++round) {
+        const Error error = error_of_refused_read(**engine, *file);
+        if (error.system_error != system_error || error.file != file->path()) return 1;
+        const bool counted = error.message.find("65 times in a row") != error.message.npos;
+        if (counted != (system_error == EAGAIN)) return 2;
+        if (!others_fall_asleep()) return 3;
+      }
+      engine->reset();
+      return 0;
+    });
+    if (status == 77) GTEST_SKIP() << "no seccomp filters or no io_uring here";
+    EXPECT_EQ(status, 0) << system_error;
+  }
+}
+
+// With a transfer in the kernel the thread waits for that one, and what the kernel refuses then
+// too ends as a failure; the one in the kernel is not touched.
+TEST_P(RingTest, RefusalsWhileATransferIsInTheKernelWaitForIt) {
+  const auto file = filled("file", 65536);
+  const int status = run_in_child([&] {
+    auto engine = make_io_uring({.queue_depth = 4});
+    if (!engine) return 77;
+    CountedBuffers buffers;
+    StalledFile stalled;
+    Completion first;
+    first.prepare({.file = &stalled, .length = 8}, buffers.lease(8));
+    Completion* const list[] = {&first};
+    (*engine)->submit(list);
+    while ((*engine)->statistics().blocks_in_kernel_max == 0) sched_yield();
+    if (!others_fall_asleep()) return 1;  // so it is in the kernel
+    if (!test_support::refuse_call(__NR_io_uring_enter, EAGAIN, to_submit, any, true)) return 77;
+    Completion second;
+    second.prepare({.file = file.get(), .length = 4096}, buffers.lease(4096));
+    Completion* const more[] = {&second};
+    (*engine)->submit(more);
+    if ((*engine)->wait(second, Deadline::after_seconds(0.05))) return 2;
+    stalled.release();
+    if (!(*engine)->drain(Deadline::after_seconds(60))) return 3;
+    if (!first.result()) return 4;
+    auto result = second.result();
+    return !result && result.error().system_error == EAGAIN ? 0 : 5;
+  });
+  if (status == 77) GTEST_SKIP() << "no seccomp filters or no io_uring here";
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace artesian::aio
