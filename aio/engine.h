@@ -67,7 +67,8 @@ class Completion {
   bool ready() const noexcept;
   /// Bytes moved (= length), or why not. Errors: Io, NoSpace, Cancelled. Only when ready.
   Result<std::uint64_t> result() const;
-  /// Takes the buffer back. Only when ready or never submitted.
+  /// Takes the buffer back; an empty lease after Engine::abandon. Only when ready or never
+  /// submitted.
   BufferLease take_buffer() noexcept;
   const Request& request() const noexcept;
   /// When it was submitted and finished, ns on the engine's clock; 0 before.
@@ -106,6 +107,7 @@ struct EngineOptions {
                                        // at most 32 in all
   bool single_submit = false;          // one system call per block
   bool overlap_events = true;          // refill while reaping; else fill, drain, fill
+  double stop_seconds = 60;            // the destructor waits so long for what is in flight
 };
 
 /// Counters since creation. Latency is of blocks, from hand-over to the kernel until reaped.
@@ -127,7 +129,8 @@ struct EngineStatistics {
 
 class Engine {
  public:
-  /// Drains, then stops its threads.
+  /// Drains, then stops its threads. What the kernel has not finished `stop_seconds` later is named
+  /// in one line of log and abandoned, and the engine's threads are left to the kernel with it.
   virtual ~Engine() = default;
   /// Queues prepared completions. Never blocks on the disk. Thread-safe.
   virtual void submit(std::span<Completion* const> completions) noexcept = 0;
@@ -137,6 +140,10 @@ class Engine {
   /// ready as Cancelled once those in the kernel are back; it is a success if they were all. Does
   /// nothing unless in flight.
   virtual void cancel(Completion& completion) noexcept = 0;
+  /// Gives up waiting for ever: unless it is ready already, the completion becomes ready, as
+  /// Timeout, and without its buffer if the kernel may still write to it (base/buffer.h, Note
+  /// [Abandoned memory]). Its callback runs on the caller's thread.
+  virtual void abandon(Completion& completion) noexcept = 0;
   /// Waits until nothing is in flight. Errors: Timeout.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
   /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:

@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -48,6 +50,16 @@ Error failure_of(const Block& block) {
 Error cancellation_of(const Request& request) {
   Error error = make_error(ErrorCode::Cancelled,
                            reads(request) ? "the read was cancelled" : "the write was cancelled");
+  error.file = request.file->path();
+  error.offset = request.offset;
+  error.length = request.length;
+  return error;
+}
+
+Error abandonment_of(const Request& request) {
+  Error error = make_error(
+      ErrorCode::Timeout, reads(request) ? "the kernel has not finished a read; it was abandoned"
+                                         : "the kernel has not finished a write; it was abandoned");
   error.file = request.file->path();
   error.offset = request.offset;
   error.length = request.length;
@@ -189,13 +201,18 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       ARTESIAN_CHECK(completion.bytes_taken_ < request.length);
       const std::uint64_t first = completion.bytes_taken_;
       *slots[count++] = Block{.completion = &completion,
+                              .origin = request,
                               .descriptor = completion.descriptor_,
                               .alignment = completion.alignment_,
                               .memory = completion.buffer_.data() + first,
                               .offset = request.offset + first,
                               .length = std::min(options_.block_size, request.length - first),
                               .taken_ns = now_ns};
-      completion.bytes_taken_ += slots[count - 1]->length;
+      Block& block = *slots[count - 1];
+      block.next = in_kernel_;
+      if (in_kernel_ != nullptr) in_kernel_->previous = &block;
+      in_kernel_ = &block;
+      completion.bytes_taken_ += block.length;
       ++completion.blocks_taken_;
       if (completion.bytes_taken_ == request.length) {
         queue.pop();
@@ -217,6 +234,10 @@ std::uint64_t EngineBase::length_to_ask(const Block& block) const noexcept {
 }
 
 EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const noexcept {
+  if (abandoned_any_.load()) {  // see Note [Abandoned transfers]
+    const Lock locked = lock();
+    if (block.completion == nullptr) return Verdict::Done;
+  }
   if (faults_ != nullptr) result = faults_->answer(block, result);
   const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
   ARTESIAN_CHECK(moved <= block.rest(), moved, block.rest());
@@ -253,25 +274,29 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
 }
 
 void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept {
-  Completion& completion = *block.completion;
-  ARTESIAN_CHECK(completion.in_flight());
-  ARTESIAN_CHECK(completion.blocks_taken_ != 0 && blocks_in_kernel_ != 0);
+  ARTESIAN_CHECK(owns(lock) && blocks_in_kernel_ != 0);
   --blocks_in_kernel_;
+  (block.previous == nullptr ? in_kernel_ : block.previous->next) = block.next;
+  if (block.next != nullptr) block.next->previous = block.previous;
+  if (block.completion == nullptr) {  // abandoned
+    if (waiters_ != 0) changed_.notify_all();
+    return;
+  }
+  Completion& completion = *block.completion;
+  ARTESIAN_CHECK(completion.in_flight() && completion.blocks_taken_ != 0);
   --completion.blocks_taken_;
   completion.bytes_done_ += block.done;
   ++statistics_.blocks;
   statistics_.blocks_registered += block.registered ? 1 : 0;
-  statistics_.continued += block.continued;
-  (reads(completion.request_) ? statistics_.bytes_read : statistics_.bytes_written) += block.done;
-  latencies_.add(now_ns - block.taken_ns);
   statistics_.blocks_direct += block.alignment > 1 ? 1 : 0;
   statistics_.blocks_misaligned += completion.misaligned_ ? 1 : 0;
+  statistics_.continued += block.continued;
   statistics_.read_retries += block.read_retries;
-  if (block.failed) fail(completion, failure_of(block));
-  if (block.failed && completion.queued_) {  // the rest would be moved for nothing
-    queue_of(completion).remove(completion);
-    completion.queued_ = false;
-    --queued_;
+  (reads(completion.request_) ? statistics_.bytes_read : statistics_.bytes_written) += block.done;
+  latencies_.add(now_ns - block.taken_ns);
+  if (block.failed) {
+    fail(completion, failure_of(block));
+    drop_queued(lock, completion);  // the rest would be moved for nothing
   }
   block.completion = nullptr;
   if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion);
@@ -306,18 +331,22 @@ void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
 }
 
 void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept {
-  for (const Block* block : blocks) {
-    if (block->read_retries == 0 || block->failed) continue;
-    log_once(LogLevel::Warning, "a read of " + block->request().file->path() +
-                                    " failed and went well when tried again: check the disk");
-  }
   List ended;
+  std::string suspect;  // a file whose disk needed a second try
   {
     const Lock locked = lock();
     const std::uint64_t now_ns = system_clock().now_ns();
     statistics_.submit_calls += submit_calls;
-    for (Block* block : blocks) account(locked, *block, now_ns);
+    for (Block* block : blocks) {
+      const bool retried = block->read_retries != 0 && !block->failed;
+      if (retried && block->completion != nullptr) suspect = block->request().file->path();
+      account(locked, *block, now_ns);
+    }
     ended = std::exchange(ended_, List{});
+  }
+  if (!suspect.empty()) {
+    log_once(LogLevel::Warning,
+             "a read of " + suspect + " failed and went well when tried again: check the disk");
   }
   if (ended.head != nullptr) run_callbacks(ended);
 }
@@ -380,22 +409,56 @@ Result<void> EngineBase::drain(Deadline deadline) noexcept {
   return {};
 }
 
+/// Takes a completion out of its queue, if it is in one: its other blocks are not handed out.
+bool EngineBase::drop_queued(const Lock& lock, Completion& completion) noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  if (!completion.queued_) return false;
+  queue_of(completion).remove(completion);
+  completion.queued_ = false;
+  --queued_;
+  return true;
+}
+
 void EngineBase::cancel(Completion& completion) noexcept {
   bool ended = false;
   {
     const Lock locked = lock();
     if (!completion.in_flight() || completion.cancelled_) return;
     completion.cancelled_ = true;
-    if (!completion.queued_) return;  // every block is with the kernel, or back
-    queue_of(completion).remove(completion);
-    completion.queued_ = false;
-    --queued_;
+    if (!drop_queued(locked, completion)) return;  // every block is with the kernel, or back
     if (completion.blocks_taken_ == 0) {
       end(locked, completion);
       ended = true;
     }
   }
   if (ended) wake_all();
+}
+
+/// Ends a completion whose blocks may be in the kernel.
+void EngineBase::cut_off(const Lock& lock, Completion& completion) noexcept {
+  ARTESIAN_CHECK(owns(lock) && completion.in_flight());
+  completion.cancelled_ = true;
+  const bool queued = drop_queued(lock, completion);
+  if (!queued && completion.blocks_taken_ == 0) return;  // ended already; its callback comes
+  for (Block* block = in_kernel_; block != nullptr; block = block->next) {
+    if (block->completion == &completion) block->completion = nullptr;
+  }
+  if (completion.blocks_taken_ != 0) {
+    abandoned_any_.store(true);
+    completion.blocks_taken_ = 0;
+    completion.buffer_.abandon();
+    fail(completion, abandonment_of(completion.request_));
+  }
+  end(lock, completion);
+}
+
+void EngineBase::abandon(Completion& completion) noexcept {
+  {
+    const Lock locked = lock();
+    if (!completion.in_flight()) return;
+    cut_off(locked, completion);
+  }
+  finish({}, 0);  // its callback: the progress threads may all be stuck
 }
 
 EngineStatistics EngineBase::statistics() const noexcept {
@@ -407,14 +470,64 @@ EngineStatistics EngineBase::statistics() const noexcept {
   return copy;
 }
 
-void EngineBase::stop() noexcept {
-  const auto drained = drain(Deadline{});
-  ARTESIAN_CHECK(drained.has_value());
-  {
-    const Lock locked = lock();
-    stopping_ = true;
+/// One clause for each of the first blocks in the kernel.
+std::string EngineBase::describe_in_flight(const Lock& lock) const {
+  ARTESIAN_CHECK(owns(lock));
+  constexpr std::uint64_t clauses_max = 8;
+  const std::uint64_t now_ns = system_clock().now_ns();
+  std::string text;
+  std::uint64_t count = 0;
+  for (const Block* block = in_kernel_; block != nullptr; block = block->next) {
+    if (block->completion == nullptr || ++count > clauses_max) continue;
+    text += (count == 1 ? "" : "; ") + std::string(reads(block->request()) ? "read" : "write") +
+            " of " + block->request().file->path() + " at offset " +
+            std::to_string(block->offset + block->done) + ", length " +
+            std::to_string(block->rest()) + ", for " +
+            std::to_string((now_ns - block->taken_ns) / 1'000'000) + " ms";
   }
+  if (count > clauses_max) text += "; and " + std::to_string(count - clauses_max) + " more";
+  return text;
+}
+
+bool EngineBase::stop() noexcept {
+  std::string report;
+  Lock locked = lock();
+  // What was abandoned before has had its time.
+  const double seconds = abandoned_any_ ? 0.1 : options_.stop_seconds;
+  const Deadline deadline = Deadline::after_seconds(seconds);
+  const auto busy = [this] { return in_flight_ != 0 || blocks_in_kernel_ != 0; };
+  for (bool in_time = true; in_time && busy();) in_time = sleep_until(locked, deadline);
+  if (in_flight_ != 0) {
+    report = describe_in_flight(locked);
+    for (const List& queue : queues_) {
+      while (queue.head != nullptr) cut_off(locked, *queue.head);
+    }
+    for (Block* block = in_kernel_; block != nullptr; block = block->next) {
+      if (block->completion != nullptr) cut_off(locked, *block->completion);
+    }
+  }
+  stopping_ = true;
+  const bool clean = blocks_in_kernel_ == 0;
+  locked.unlock();
+  if (!report.empty()) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", options_.stop_seconds);
+    log(LogLevel::Error,
+        "the disk has not answered for " + std::string(text) +
+            " s; abandoned, with memory that is lost until the process ends: " + report);
+  }
+  finish({}, 0);  // callbacks of what was cut off: the progress threads may all be stuck
   wake_all();
+  return clean;
+}
+
+EngineOwner::~EngineOwner() {
+  if (engine_->stop()) return;
+  // Kept where a leak checker finds them.
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<EngineBase>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(engine_));
 }
 
 }  // namespace artesian::aio

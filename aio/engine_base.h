@@ -11,6 +11,14 @@
 // callback, as its owner may destroy it at once. Waiters sleep on the engine's condition variable,
 // never on something inside the completion. In-flight counts fall only after callbacks, so that
 // drain() covers them.
+//
+// Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
+// gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
+// lose their pointer to it, its buffer is never given back, and a block that comes back after all
+// ends there, without being continued, as its descriptor may be another file's by then. Its thread
+// cannot be joined and its ring cannot be closed; so an engine that has such blocks when it is
+// destroyed is kept as it is, for the rest of the process: EngineOwner does that, the only place
+// where engines are destroyed.
 #pragma once
 
 #include <condition_variable>
@@ -23,9 +31,10 @@ namespace artesian::aio {
 
 /// One transfer on its way: a piece of a request of at most `block_size` bytes.
 struct Block {
-  Completion* completion = nullptr;
-  int descriptor = -1;          // to move through
-  std::uint64_t alignment = 1;  // where a transfer can be continued
+  Completion* completion = nullptr;  // null once abandoned; under the engine's mutex
+  Request origin;                    // what it is a piece of
+  int descriptor = -1;               // to move through
+  std::uint64_t alignment = 1;       // where a transfer can be continued
   std::byte* memory = nullptr;
   std::uint64_t offset = 0;  // into the file
   std::uint64_t length = 0;
@@ -39,8 +48,10 @@ struct Block {
   bool end_of_file = false;
   bool failed = false;
   int system_error = 0;
+  Block* previous = nullptr;  // among those in the kernel; under the engine's mutex
+  Block* next = nullptr;
 
-  const Request& request() const noexcept { return completion->request(); }
+  const Request& request() const noexcept { return origin; }
   std::uint64_t rest() const noexcept { return length - done; }
 };
 
@@ -56,15 +67,19 @@ class FaultSeam {
 
 class EngineBase : public Engine {
  public:
-  /// Checks that stop() was called: the derived destructor must have joined its threads.
+  /// Checks that stop() went well: the derived destructor must have joined its threads.
   ~EngineBase() override;
   void submit(std::span<Completion* const> completions) noexcept final;
   Result<void> wait(Completion& completion, Deadline deadline) noexcept final;
   void cancel(Completion& completion) noexcept final;
+  void abandon(Completion& completion) noexcept final;
   Result<void> drain(Deadline deadline) noexcept final;
   EngineStatistics statistics() const noexcept final;
   EngineKind kind() const noexcept final { return kind_; }
   bool register_memory(std::span<const std::span<std::byte>>) noexcept override { return false; }
+  /// Waits until nothing is in the kernel, at most `stop_seconds`; abandons what then is in flight.
+  /// From then on progress threads are to end. Returns whether they can: nothing is in the kernel.
+  bool stop() noexcept;
 
  protected:
   using Lock = std::unique_lock<std::mutex>;
@@ -95,9 +110,6 @@ class EngineBase : public Engine {
   Verdict settle(Block& block, std::int64_t result) const noexcept;
   /// Gives blocks back; publishes completions that ended and runs callbacks. Without the mutex.
   void finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept;
-  /// Drains; then progress threads are to end. To be called by the derived destructor.
-  void stop() noexcept;
-
   const EngineOptions options_;
 
  private:
@@ -111,6 +123,9 @@ class EngineBase : public Engine {
   };
 
   void begin(Completion& completion) const noexcept;
+  bool drop_queued(const Lock& lock, Completion& completion) noexcept;
+  void cut_off(const Lock& lock, Completion& completion) noexcept;
+  std::string describe_in_flight(const Lock& lock) const;
   List& queue_of(const Completion& completion) noexcept;
   void account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept;
   void fail(Completion& completion, Error error) noexcept;
@@ -129,10 +144,38 @@ class EngineBase : public Engine {
   std::uint64_t queued_ = 0;    // completions in queues_
   std::uint64_t in_flight_ = 0;
   std::uint64_t blocks_in_kernel_ = 0;
+  Block* in_kernel_ = nullptr;  // the latest; linked by Block::next
+  std::atomic<bool> abandoned_any_ = false;
   std::uint64_t waiters_ = 0;
   bool stopping_ = false;
   EngineStatistics statistics_;
   LatencyHistogram latencies_;
+};
+
+/// Owns an engine, or leaves it to the kernel: see Note [Abandoned transfers].
+class EngineOwner final : public Engine {
+ public:
+  explicit EngineOwner(std::unique_ptr<EngineBase> engine) noexcept : engine_(std::move(engine)) {}
+  EngineOwner(const EngineOwner&) = delete;
+  EngineOwner& operator=(const EngineOwner&) = delete;
+  ~EngineOwner() override;
+  void submit(std::span<Completion* const> completions) noexcept override {
+    engine_->submit(completions);
+  }
+  Result<void> wait(Completion& completion, Deadline deadline) noexcept override {
+    return engine_->wait(completion, deadline);
+  }
+  void cancel(Completion& completion) noexcept override { engine_->cancel(completion); }
+  void abandon(Completion& completion) noexcept override { engine_->abandon(completion); }
+  Result<void> drain(Deadline deadline) noexcept override { return engine_->drain(deadline); }
+  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override {
+    return engine_->register_memory(ranges);
+  }
+  EngineStatistics statistics() const noexcept override { return engine_->statistics(); }
+  EngineKind kind() const noexcept override { return engine_->kind(); }
+
+ private:
+  std::unique_ptr<EngineBase> engine_;
 };
 
 }  // namespace artesian::aio

@@ -96,7 +96,7 @@ Result<void> IoUring::start() noexcept {
 }
 
 IoUring::~IoUring() {
-  stop();
+  ARTESIAN_CHECK(stop());
   for (const auto& lane : lanes_) lane->thread.join();
 }
 
@@ -211,7 +211,7 @@ Result<std::unique_ptr<Engine>> make_io_uring(const EngineOptions& options,
                                               FaultSeam* faults) noexcept {
   auto engine = std::make_unique<IoUring>(options, faults);
   ARTESIAN_TRY_VOID(engine->start());
-  return std::unique_ptr<Engine>(std::move(engine));
+  return std::unique_ptr<Engine>(std::make_unique<EngineOwner>(std::move(engine)));
 }
 
 }  // namespace artesian::aio

@@ -25,6 +25,11 @@ Result<void> check_options(const EngineOptions& options) {
     return make_error(ErrorCode::Invalid, "threads: got " + std::to_string(options.threads) +
                                               ", allowed 1 to " + std::to_string(threads_max));
   }
+  if (!(options.stop_seconds >= 0 && options.stop_seconds <= 1e6)) {
+    return make_error(
+        ErrorCode::Invalid,
+        "stop_seconds: got " + std::to_string(options.stop_seconds) + ", allowed 0 to 1000000");
+  }
   return {};
 }
 

@@ -51,7 +51,7 @@ Result<void> ThreadPool::start() noexcept {
 }
 
 ThreadPool::~ThreadPool() {
-  stop();
+  ARTESIAN_CHECK(stop());
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -110,7 +110,7 @@ Result<std::unique_ptr<Engine>> make_threads(const EngineOptions& options,
                                              FaultSeam* faults) noexcept {
   auto engine = std::make_unique<ThreadPool>(options, faults);
   ARTESIAN_TRY_VOID(engine->start());
-  return std::unique_ptr<Engine>(std::move(engine));
+  return std::unique_ptr<Engine>(std::make_unique<EngineOwner>(std::move(engine)));
 }
 
 }  // namespace artesian::aio

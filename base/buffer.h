@@ -1,6 +1,10 @@
 // BufferLease: memory lent for one transfer. A buffer belongs to the request while the kernel may
 // write to it: submitting moves the lease in, the completion moves it back, and only then can it be
 // returned to its owner. Cancelling never frees it. The types hold this, not discipline.
+//
+// Note [Abandoned memory]: where the kernel never finishes a transfer, its memory is never given
+// back and never unmapped: whatever came to lie there could be overwritten at any later moment. It
+// is lost on purpose, until the process ends.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +19,9 @@ namespace artesian {
 class BufferOwner {
  public:
   virtual void give_back(std::byte* data, std::uint64_t size) noexcept = 0;
+  /// This lease will never come back: see Note [Abandoned memory]. Owners that free or unmap their
+  /// memory must spare these bytes. Any thread.
+  virtual void abandon(std::byte*, std::uint64_t) noexcept {}
 
  protected:
   ~BufferOwner() = default;
@@ -49,12 +56,21 @@ class BufferLease {
 
   void reset() noexcept {
     if (owner_ != nullptr) owner_->give_back(data_, size_);
+    forget();
+  }
+  /// Ends the lease without giving the memory back, ever.
+  void abandon() noexcept {
+    if (owner_ != nullptr) owner_->abandon(data_, size_);
+    forget();
+  }
+
+ private:
+  void forget() noexcept {
     data_ = nullptr;
     size_ = 0;
     owner_ = nullptr;
   }
 
- private:
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
   BufferOwner* owner_ = nullptr;

@@ -25,6 +25,10 @@ class MemoryRange {
   /// too little memory), says so once in this process and leaves the range pageable.
   void lock() noexcept;
 
+  /// Gives the mapping up, so that nothing else comes to lie there: base/buffer.h, Note
+  /// [Abandoned memory].
+  void keep_for_ever() noexcept { data_ = nullptr; }
+
   std::byte* data() const noexcept { return data_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
   bool locked() const noexcept { return locked_; }

@@ -36,7 +36,9 @@ class Pool::Impl {
       : range_(std::move(range)), name_(std::move(name)), free_(range_.bytes(), page_size) {}
 
   ~Impl() {
-    ARTESIAN_CHECK(free_.bytes_free() == range_.bytes(), free_.bytes_free(), range_.bytes());
+    ARTESIAN_CHECK(free_.bytes_free() + bytes_abandoned_ == range_.bytes(), free_.bytes_free(),
+                   bytes_abandoned_, range_.bytes());
+    if (bytes_abandoned_ != 0) range_.keep_for_ever();
   }
 
   std::optional<std::uint64_t> take(std::unique_lock<std::mutex>& lock, std::uint64_t size,
@@ -63,11 +65,12 @@ class Pool::Impl {
                           format_size(range_.bytes()) + "; raise the memory budget");
   }
 
-  const MemoryRange range_;
+  MemoryRange range_;
   const std::string name_;
   mutable std::mutex mutex_;
   std::condition_variable given_back_;
   FreeList free_;  // this and what follows: under mutex_
+  std::uint64_t bytes_abandoned_ = 0;
   std::uint64_t bytes_in_use_peak_ = 0;
   std::uint64_t wait_ns_ = 0;
 };
@@ -129,6 +132,12 @@ void Pool::give_back(std::byte* data, std::uint64_t size) noexcept {
   const std::lock_guard lock(impl_->mutex_);
   impl_->free_.give(static_cast<std::uint64_t>(data - impl_->range_.data()), size);
   impl_->given_back_.notify_all();
+}
+
+void Pool::abandon(std::byte* data, std::uint64_t size) noexcept {
+  ARTESIAN_CHECK(data >= impl_->range_.data(), data, impl_->range_.data());
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->bytes_abandoned_ += size;
 }
 
 std::span<std::byte> Pool::range() const noexcept {

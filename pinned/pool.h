@@ -40,7 +40,7 @@ class Pool final : public BufferOwner {
  public:
   /// Errors: Exhausted (the address range or memory cannot be had), Invalid (0 bytes).
   static Result<std::unique_ptr<Pool>> create(const PoolOptions& options) noexcept;
-  /// Checks that every lease came back.
+  /// Checks that every lease came back, or was abandoned: then the range stays mapped for ever.
   ~Pool();
 
   /// A lease of at least `bytes` (rounded up to 4096). Errors: Exhausted (no free run is that
@@ -50,6 +50,7 @@ class Pool final : public BufferOwner {
   /// fit).
   Result<BufferLease> lease_or_wait(std::uint64_t bytes, Deadline deadline) noexcept;
   void give_back(std::byte* data, std::uint64_t size) noexcept override;
+  void abandon(std::byte* data, std::uint64_t size) noexcept override;
 
   /// The whole range, for Engine::register_memory.
   std::span<std::byte> range() const noexcept;

@@ -1,13 +1,12 @@
-// Proves on every engine the order of classes, cancelling, waits with deadlines, callbacks,
-// draining and the end: no buffer free before its completion, nothing left behind (reliability.md
-// tests 11, 12). What must wait waits for a stalled file or a delayed answer, never for time.
+// Proves on every engine the order of classes, cancelling, waits with deadlines, callbacks and
+// draining: no buffer free before its completion (reliability.md test 11). What must wait waits for
+// a stalled file or a delayed answer, never for time.
 #include <sched.h>
 
 #include <atomic>
 #include <thread>
 
 #include "tests/aio/engine_fixture.h"
-#include "tests/support/baseline.h"
 #include "tests/support/process.h"
 
 namespace artesian::aio {
@@ -240,43 +239,6 @@ TEST_P(EngineControl, ManyThreadsSubmitCancelAndWait) {
   for (std::uint64_t stream = 0; stream < 4; ++stream) threads.emplace_back(work, stream);
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(buffers_.lent(), 0u);
-}
-
-/// Ended threads leave /proc a moment after they were joined; there is nothing to wait on.
-void expect_baseline(const test_support::Baseline& baseline) {
-  const Deadline deadline = Deadline::after_seconds(10);
-  while (!(test_support::Baseline::now() == baseline) && system_clock().now_ns() < deadline.at_ns) {
-    sched_yield();
-  }
-  EXPECT_EQ(test_support::Baseline::now().descriptors, baseline.descriptors);
-  EXPECT_EQ(test_support::Baseline::now().threads, baseline.threads);
-}
-
-TEST_P(EngineControl, DestructionDrainsAndLeavesNothingBehind) {
-  const auto file = filled("file", 256 * 4096);
-  const auto baseline = test_support::Baseline::now();
-  for (int round = 0; round < 50; ++round) {
-    std::deque<Completion> writes(20);
-    {
-      auto engine = make({.block_size = 4096, .queue_depth = 4, .threads = 2});
-      std::vector<Completion*> list;
-      for (std::size_t index = 0; index < writes.size(); ++index) {
-        const std::uint64_t offset = index * 8192;
-        writes[index].prepare({.operation = Operation::Write,
-                               .priority = Priority::WriteBack,
-                               .file = file.get(),
-                               .offset = offset,
-                               .length = 8192},
-                              write_lease(offset, 8192));
-        list.push_back(&writes[index]);
-      }
-      engine->submit(list);
-      if (round % 2 == 1) engine->cancel(*list[static_cast<std::size_t>(round) % list.size()]);
-    }
-    for (Completion& write : writes) ASSERT_TRUE(write.ready());
-  }
-  EXPECT_EQ(buffers_.lent(), 0u);
-  expect_baseline(baseline);
 }
 
 using EngineControlDeathTest = EngineControl;

@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <latch>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "aio/engine_base.h"
 #include "base/random.h"
@@ -20,7 +22,10 @@ namespace artesian::aio {
 /// Aligned heap memory whose leases are counted: all must be back at the end.
 class CountedBuffers final : public BufferOwner {
  public:
-  ~CountedBuffers() { ARTESIAN_CHECK(lent_ == 0, lent_.load()); }
+  ~CountedBuffers() {
+    ARTESIAN_CHECK(lent_ == abandoned_.size(), lent_.load());
+    for (std::byte* data : abandoned_) std::free(data);  // their transfers are back by then
+  }
   BufferLease lease(std::uint64_t size) {
     auto* data = static_cast<std::byte*>(std::aligned_alloc(4096, round_up(size + 1, 4096)));
     ++lent_;
@@ -30,10 +35,20 @@ class CountedBuffers final : public BufferOwner {
     std::free(data);
     --lent_;
   }
+  void abandon(std::byte* data, std::uint64_t) noexcept override {
+    const std::lock_guard lock(mutex_);
+    abandoned_.push_back(data);
+  }
   std::uint64_t lent() const noexcept { return lent_; }
+  std::uint64_t abandoned() {
+    const std::lock_guard lock(mutex_);
+    return abandoned_.size();
+  }
 
  private:
   std::atomic<std::uint64_t> lent_ = 0;
+  std::mutex mutex_;
+  std::vector<std::byte*> abandoned_;
 };
 
 /// A file whose reads of 8 bytes stall in the kernel until release(): an eventfd. Where pread

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <deque>
 #include <new>
@@ -46,7 +47,9 @@ TEST(MakeEngine, RefusesOptionsWithWhatIsAllowed) {
       {{.queue_depth = 0}, "queue_depth: got 0, allowed 1 to"},
       {{.queue_depth = 5000}, "queue_depth: got 5000, allowed 1 to"},
       {{.threads = 0}, "threads: got 0, allowed 1 to"},
-      {{.threads = 1000}, "threads: got 1000, allowed 1 to"}};
+      {{.threads = 1000}, "threads: got 1000, allowed 1 to"},
+      {{.stop_seconds = -1}, "stop_seconds: got -1.0"},
+      {{.stop_seconds = std::nan("")}, "stop_seconds: got nan"}};
   for (const auto& [options, text] : cases) {
     for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
       auto engine = make_engine(kind, options);

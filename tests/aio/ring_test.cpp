@@ -44,12 +44,13 @@ TEST_P(RingTest, TenTimesTheQueueUnreapedAreAllReaped) {
   for (std::uint64_t index = 0; index < count; ++index) {
     completions[index].prepare({.file = file.get(), .offset = index * length, .length = length},
                                BufferLease(memory.data(), length, nullptr));
-    blocks[index] = {.completion = &completions[index],
-                     .descriptor = file->descriptor(),
-                     .memory = memory.data() + index * length,
-                     .offset = index * length,
-                     .length = length};
-    ring.prepare(blocks[index], length);
+    Block& block = blocks[index];
+    block.origin = completions[index].request();
+    block.descriptor = file->descriptor();
+    block.memory = memory.data() + index * length;
+    block.offset = index * length;
+    block.length = length;
+    ring.prepare(block, length);
     if (ring.blocks_queued() == depth) ring.submit();
   }
   EXPECT_EQ(ring.blocks_pending(), count);

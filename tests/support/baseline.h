@@ -37,6 +37,14 @@ inline std::size_t status_kib(const std::string& key) {
   return 0;
 }
 
+/// How many mappings this process has.
+inline std::size_t map_count() {
+  std::ifstream file("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(file, line);) ++count;
+  return count;
+}
+
 /// Whether some mapping of this process contains the address.
 inline bool mapped(const void* address) {
   const auto wanted = reinterpret_cast<unsigned long>(address);

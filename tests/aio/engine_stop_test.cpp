@@ -1,0 +1,259 @@
+// Proves that an engine may end at any instant: 1,000 random ones, each within 2 s, with every
+// completion ready and nothing of the process held afterwards (reliability.md test 12); and that
+// one whose disk never answers says what hangs and gives it up, its memory with it.
+#include <sched.h>
+
+#include <latch>
+#include <limits>
+
+#include "pinned/pool.h"
+#include "tests/aio/engine_fixture.h"
+#include "tests/support/baseline.h"
+#include "tests/support/process.h"
+
+namespace artesian::aio {
+namespace {
+
+/// What a process holds from the kernel.
+struct Held {
+  test_support::Baseline baseline;
+  std::size_t maps = 0;
+  std::size_t locked_kib = 0;
+  std::size_t pinned_kib = 0;  // by rings
+
+  static Held now() {
+    return {.baseline = test_support::Baseline::now(),
+            .maps = test_support::map_count(),
+            .locked_kib = test_support::status_kib("VmLck"),
+            .pinned_kib = test_support::status_kib("VmPin")};
+  }
+  bool no_more_than(const Held& other) const {
+    return baseline == other.baseline && maps <= other.maps && locked_kib == other.locked_kib &&
+           pinned_kib == other.pinned_kib;
+  }
+};
+
+/// Threads and rings leave a moment after they ended; there is nothing to wait on.
+void expect_back_at(const Held& before) {
+  const Deadline deadline = Deadline::after_seconds(10);
+  Held now = Held::now();
+  while (!now.no_more_than(before) && system_clock().now_ns() < deadline.at_ns) {
+    sched_yield();
+    now = Held::now();
+  }
+  EXPECT_EQ(now.baseline.descriptors, before.baseline.descriptors);
+  EXPECT_EQ(now.baseline.threads, before.baseline.threads);
+  EXPECT_LE(now.maps, before.maps);
+  EXPECT_EQ(now.locked_kib, before.locked_kib);
+  EXPECT_EQ(now.pinned_kib, before.pinned_kib);
+}
+
+class EngineStop : public EngineFixture {
+ protected:
+  static constexpr std::uint64_t file_size = 1 << 20;
+  static constexpr std::uint64_t length_max = 32 << 10;
+
+  /// Random work on an engine that ends at a random instant of it.
+  void stop_somewhere(std::uint64_t seed, std::uint64_t round, pinned::Pool& pool, File& file) {
+    std::uint64_t drawn = 0;
+    const auto draw = [&](std::uint64_t below) {
+      return random_word(seed, round, drawn++) % below;
+    };
+    auto engine = make({.block_size = 4096u << draw(3),
+                        .queue_depth = static_cast<std::uint32_t>(1 + draw(8)),
+                        .threads = static_cast<std::uint32_t>(1 + draw(3)),
+                        .single_submit = draw(2) == 0,
+                        .overlap_events = draw(2) == 0});
+    const std::span<std::byte> ranges[] = {pool.range()};
+    if (draw(4) == 0) engine->register_memory(ranges);
+    std::deque<Completion> transfers(draw(40));
+    std::atomic<std::uint64_t> called = 0;
+    std::uint64_t callbacks = 0;
+    std::vector<Completion*> list;
+    for (Completion& transfer : transfers) {
+      const bool calls = draw(2) == 0;
+      callbacks += calls ? 1 : 0;
+      const Request request{.operation = draw(2) == 0 ? Operation::Read : Operation::Write,
+                            .priority = static_cast<Priority>(draw(4)),
+                            .file = &file,
+                            .offset = draw((file_size - length_max) / 512) * 512,
+                            .length = draw(length_max / 512 + 1) * 512};
+      BufferLease lease = pool.lease(length_max).value();
+      // What is written is what is there already: any mix of reads and writes is right.
+      if (request.operation == Operation::Write) fill(lease.data(), request.offset, request.length);
+      transfer.prepare(request, std::move(lease), calls ? count : nullptr, &called);
+      list.push_back(&transfer);
+    }
+    engine->submit(list);
+    for (std::uint64_t count = draw(4); count != 0 && !list.empty(); --count) {
+      engine->cancel(*list[draw(list.size())]);
+    }
+    const std::uint64_t instant = system_clock().now_ns() + draw(800'000);
+    while (system_clock().now_ns() < instant) sched_yield();
+    const std::uint64_t begin_ns = system_clock().now_ns();
+    engine.reset();
+    ASSERT_LE(system_clock().now_ns() - begin_ns, 2'000'000'000u);
+    ASSERT_EQ(called, callbacks);
+    for (Completion& transfer : transfers) {
+      ASSERT_TRUE(transfer.ready());
+      auto result = transfer.result();
+      const Request request = transfer.request();
+      const BufferLease lease = transfer.take_buffer();
+      ASSERT_TRUE(result || result.error().code == ErrorCode::Cancelled);
+      ASSERT_TRUE(!result || filled_right(lease, request.offset, request.length));
+    }
+    ASSERT_EQ(pool.statistics().bytes_in_use, 0u);
+  }
+
+ private:
+  static void count(Completion&, void* context) noexcept {
+    ++*static_cast<std::atomic<std::uint64_t>*>(context);
+  }
+};
+ARTESIAN_EVERY_ENGINE(EngineStop);
+
+TEST_P(EngineStop, AThousandRandomInstantsLeaveNothingBehind) {
+  constexpr std::uint64_t rounds = 1000;
+  constexpr std::uint64_t rounds_to_warm_up = 20;  // stacks and arenas that are kept for reuse
+  const std::uint64_t seed = test_support::test_seed(12);
+  const auto file = filled("file", file_size, Direct::IfAligned);
+  auto pool = pinned::Pool::create({.bytes = 40 * length_max, .name = "test pool"}).value();
+  Held before = Held::now();
+  before.maps = std::numeric_limits<std::size_t>::max();
+  for (std::uint64_t round = 0; round < rounds && !HasFatalFailure(); ++round) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ", round " << round);
+    if (round == rounds_to_warm_up) {
+      expect_back_at(before);  // rings end in the background
+      before.maps = test_support::map_count();
+    }
+    stop_somewhere(seed, round, *pool, *file);
+  }
+  expect_back_at(before);
+}
+
+std::vector<std::string> lines_of_log;
+
+class EngineAbandons : public EngineFixture {
+ protected:
+  void SetUp() override {
+    lines_of_log.clear();
+    set_log_sink([](LogLevel, std::string_view line) { lines_of_log.emplace_back(line); });
+  }
+  void TearDown() override { set_log_sink({}); }
+  /// One line names the transfer that hangs.
+  static void expect_report() {
+    ASSERT_EQ(lines_of_log.size(), 1u);
+    for (const char* part : {"has not answered for 0.02 s", "abandoned",
+                             "read of stalled at offset 0, length 8, for "}) {
+      EXPECT_NE(lines_of_log[0].find(part), std::string::npos) << lines_of_log[0];
+    }
+  }
+  static void expect_abandoned(Completion& completion) {
+    ASSERT_TRUE(completion.ready());
+    const Error error = error_of(completion);
+    EXPECT_EQ(error.code, ErrorCode::Timeout);
+    EXPECT_EQ(error.file, "stalled");
+    EXPECT_EQ(error.length, 8u);
+    EXPECT_FALSE(completion.take_buffer()) << "the kernel may still write to it";
+  }
+};
+ARTESIAN_EVERY_ENGINE(EngineAbandons);
+
+TEST_P(EngineAbandons, AnEngineWhoseDiskNeverAnswersEndsWithAReport) {
+  const Held before = Held::now();
+  const auto file = filled("file", 4096);
+  StalledFile stalled;
+  auto pool = pinned::Pool::create({.bytes = 16384, .lock = pinned::Lock::Never}).value();
+  std::byte* const memory = pool->range().data();
+  Completion stuck;
+  Completion queued;
+  int called = 0;
+  {
+    auto engine = make({.queue_depth = 1, .stop_seconds = 0.02});
+    stuck.prepare(
+        {.file = &stalled, .length = 8}, pool->lease(4096).value(),
+        [](Completion&, void* context) noexcept { ++*static_cast<int*>(context); }, &called);
+    queued.prepare({.file = file.get(), .length = 4096}, pool->lease(4096).value());
+    submit(*engine, stuck);
+    while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+    submit(*engine, queued);
+  }
+  expect_report();
+  expect_abandoned(stuck);
+  EXPECT_EQ(called, 1);
+  EXPECT_EQ(error_of(queued).code, ErrorCode::Cancelled);
+  EXPECT_TRUE(queued.take_buffer()) << "the kernel never had it";
+  EXPECT_EQ(pool->statistics().bytes_in_use, 4096u);
+  pool.reset();
+  EXPECT_TRUE(test_support::mapped(memory)) << "nothing else may come to lie there";
+  stalled.release();  // after all: harmless, and the engine's threads end
+  const Deadline deadline = Deadline::after_seconds(10);
+  while (test_support::Baseline::now().threads != before.baseline.threads &&
+         system_clock().now_ns() < deadline.at_ns) {
+    sched_yield();
+  }
+  EXPECT_EQ(test_support::Baseline::now().threads, before.baseline.threads);
+}
+
+TEST_P(EngineAbandons, OneTransferIsGivenUpAndTheOthersGoOn) {
+  const auto file = filled("file", 4096);
+  auto engine = make({.queue_depth = 2});
+  StalledFile stalled;
+  Completion stuck;
+  stuck.prepare({.file = &stalled, .length = 8}, buffers_.lease(8));
+  submit(*engine, stuck);
+  while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+  engine->abandon(stuck);
+  expect_abandoned(stuck);
+  EXPECT_EQ(buffers_.abandoned(), 1u);
+  Completion read;
+  read.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
+  run(*engine, read);
+  expect_moved(read);
+  engine->abandon(read);  // too late, and harmless
+  expect_moved(read);
+  EXPECT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
+  stalled.release();
+  engine.reset();
+  EXPECT_TRUE(lines_of_log.empty()) << "nothing was in flight any more: " << lines_of_log[0];
+}
+
+/// The first call of each block waits until it is let go, and then asks for one sector.
+class LateShortTransfer final : public FaultSeam {
+ public:
+  std::uint64_t length_to_ask(const Block&) noexcept override {
+    ++calls;
+    arrived_.count_down();
+    released_.wait();
+    return 512;
+  }
+  void await() { arrived_.wait(); }
+  void release() { released_.count_down(); }
+  std::atomic<int> calls = 0;
+
+ private:
+  std::latch arrived_{1};
+  std::latch released_{1};
+};
+
+TEST_P(EngineAbandons, ATransferThatComesBackLateIsNotContinued) {
+  LateShortTransfer late;
+  const auto file = filled("file", 8192);
+  auto engine = make({.queue_depth = 1}, &late);
+  Completion read;
+  BufferLease lease = read_lease(8192);
+  const std::byte* const memory = lease.data();
+  read.prepare({.file = file.get(), .length = 8192}, std::move(lease));
+  submit(*engine, read);
+  late.await();
+  engine->abandon(read);
+  EXPECT_EQ(error_of(read).code, ErrorCode::Timeout);
+  late.release();
+  engine.reset();  // the late block was back
+  EXPECT_EQ(late.calls, 1);
+  EXPECT_EQ(memory[511], byte_at(511));
+  EXPECT_EQ(memory[512], std::byte{0xee}) << "its descriptor may be another file's by then";
+}
+
+}  // namespace
+}  // namespace artesian::aio
