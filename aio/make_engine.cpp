@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <fstream>
 
@@ -34,12 +36,19 @@ Result<void> check_options(const EngineOptions& options) {
 }
 
 /// Why the kernel refused io_uring, and what to do, as far as can be known.
-std::string reason_of(int system_error) {
+std::string reason_of(int system_error, const EngineOptions& options) {
   int disabled = 0;
   std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
   switch (system_error) {
     case ENOSYS: return "this kernel has no io_uring, or a seccomp filter hides it";
     case EOPNOTSUPP: return "this kernel is older than 5.7";
+    case EMFILE: {
+      rlimit limit{};
+      getrlimit(RLIMIT_NOFILE, &limit);
+      return std::to_string(options.threads) + " rings need " +
+             std::to_string(2 * options.threads) + " file descriptors, of " +
+             std::to_string(limit.rlim_cur) + " for the whole process (ulimit -n)";
+    }
     case ENOMEM: return "the locked-memory limit is too low (ulimit -l)";
     case EPERM:
     case EACCES:
@@ -61,7 +70,7 @@ Result<std::unique_ptr<Engine>> make_engine(EngineKind kind,
   if (kind == EngineKind::Threads) return make_threads(options);
   auto engine = make_io_uring(options);
   if (!engine && engine.error().code == ErrorCode::Unsupported) {
-    engine.error().message += " (" + reason_of(engine.error().system_error) + ")";
+    engine.error().message += " (" + reason_of(engine.error().system_error, options) + ")";
   }
   return engine;
 }
@@ -70,9 +79,9 @@ Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) n
   auto engine = make_engine(EngineKind::IoUring, options);
   if (engine || engine.error().code == ErrorCode::Invalid) return engine;
   const Error& error = engine.error();
-  log_once(LogLevel::Warning, "io_uring is not available: " + reason_of(error.system_error) + " (" +
-                                  system_error_text(error.system_error) +
-                                  "); using the thread pool");
+  log_once(LogLevel::Warning,
+           "io_uring is not available: " + reason_of(error.system_error, options) + " (" +
+               system_error_text(error.system_error) + "); using the thread pool");
   return make_engine(EngineKind::Threads, options);
 }
 

@@ -3,6 +3,7 @@
 //
 // stdout holds results only; notes and errors go to stderr. Exit codes: 0 done; 2 = knowable before
 // the start; 1 = later; 130, 143 = stopped by SIGINT, SIGTERM.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "base/units.h"
 #include "tools/aio_bench_run.h"
 
@@ -96,6 +98,11 @@ double seconds_flag(const std::string& text, Faults& faults) {
   return 0;
 }
 
+/// Asks as the effective user, who will do the writing.
+bool writable(const std::string& directory) {
+  return faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
+}
+
 void check_path(const Flags& flags, Faults& faults) {
   if (flags.path.empty()) {
     faults.add("missing flag", "--path", "nothing", "an existing directory", "add --path DIR");
@@ -105,7 +112,7 @@ void check_path(const Flags& flags, Faults& faults) {
   if (!std::filesystem::is_directory(flags.path, ignored)) {
     faults.add("no such directory", "--path", "\"" + flags.path + "\"", "an existing directory",
                "create it, or name another");
-  } else if (access(flags.path.c_str(), W_OK | X_OK) != 0) {
+  } else if (!writable(flags.path)) {
     faults.add("cannot write there", "--path", "\"" + flags.path + "\"", "a writable directory",
                "change its permissions, or name another");
   }
@@ -135,7 +142,7 @@ void check_json(const Flags& flags, Faults& faults) {
   if (flags.json.empty() || flags.json == "-") return;
   const auto parent = std::filesystem::path(flags.json).parent_path();
   const std::string directory = parent.empty() ? "." : parent.string();
-  if (access(directory.c_str(), W_OK | X_OK) == 0 && !std::filesystem::is_directory(flags.json)) {
+  if (writable(directory) && !std::filesystem::is_directory(flags.json)) {
     return;
   }
   faults.add("cannot write there", "--json", "\"" + flags.json + "\"",
@@ -175,7 +182,12 @@ RunOptions options_of(const Flags& flags, Faults& faults) {
   options.directory = flags.path;
   check_path(flags, faults);
   check_words(flags, options, faults);
-  options.size = round_up(size_flag(flags.size, "--size", "1GiB", faults), 4096);
+  const std::uint64_t size = size_flag(flags.size, "--size", "1GiB", faults);
+  options.size = round_up(size, 4096);
+  if (options.size != size) {
+    log(LogLevel::Info, "--size " + flags.size + " is rounded up to " +
+                            std::to_string(options.size) + " bytes, a multiple of 4096");
+  }
   auto& block_size = options.engine.block_size;
   block_size = size_flag(flags.block_size, "--block-size", "1MiB", faults);
   if (block_size % 4096 != 0 || block_size > aio::block_size_max) {
@@ -255,6 +267,7 @@ int run_command(const Flags& flags) {
   action.sa_handler = on_signal;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not the end
   auto result = run(options, stop_signal);
   if (!result) {
     const Error& error = result.error();

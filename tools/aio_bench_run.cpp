@@ -200,7 +200,8 @@ Result<std::unique_ptr<Engine>> make(const Ground& ground, bool timed) {
                   : aio::make_engine(kind == RunOptions::Kind::IoUring ? aio::EngineKind::IoUring
                                                                        : aio::EngineKind::Threads,
                                      options);
-  if (made && (*made)->kind() == aio::EngineKind::IoUring) {
+  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
+  if (made && ground.pool->statistics().locked) {
     const std::span<std::byte> ranges[] = {ground.pool->range()};
     (*made)->register_memory(ranges);
   }

@@ -6,7 +6,9 @@ import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 
+import limits
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,15 +30,20 @@ def folder(tmp_path):
     assert list(path.iterdir()) == []
 
 
-def run(*arguments):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
+def run(*arguments, **options):
+    return subprocess.run([*options.pop("prefix", []), PROGRAM, *map(str, arguments)],
+                          capture_output=True, text=True, **options)  # fmt: skip
 
 
-def measured(folder, *arguments, size="16MiB"):
-    """The JSON of a run that must succeed."""
-    result = run("run", "--path", folder, "--size", size, "--json", "-", *arguments)
+def measured_aloud(folder, *arguments, size="16MiB", **options):
+    """The JSON and the lines on stderr of a run that must succeed."""
+    result = run("run", "--path", folder, "--size", size, "--json", "-", *arguments, **options)
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return json.loads(result.stdout), result.stderr.splitlines()
+
+
+def measured(folder, *arguments, **options):
+    return measured_aloud(folder, *arguments, **options)[0]
 
 
 def refused(*arguments):
@@ -86,9 +93,75 @@ def test_flags_act(folder):
 
 
 def test_more_threads_and_an_odd_size(folder):
-    got = measured(folder, "--threads", 2, "--op", "write", size="5000001")
+    got, lines = measured_aloud(folder, "--threads", 2, "--op", "write", size="5000001")
     assert got["threads"] == 2
-    assert got["bytes"] == 5001216  # rounded up to 4096
+    assert got["bytes"] == 5001216
+    assert lines == ["artesian: note: --size 5000001 is rounded up to 5001216 bytes, a multiple "
+                     "of 4096"]  # fmt: skip
+
+
+# Limits of the machine
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "threads"])
+def test_refused_direct_io_is_one_warning_and_said(folder, engine):
+    got, lines = measured_aloud(folder, "--engine", engine, preexec_fn=limits.refuse_direct)
+    assert got["direct"] is False and got["verified"] is True
+    assert len(lines) == 1
+    assert lines[0].startswith("artesian: warning: direct I/O (O_DIRECT) is not available in ")
+    assert lines[0].endswith(": transfers go through the page cache")
+
+
+def test_memory_file_systems_are_not_direct(tmp_path_factory):
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        got, lines = measured_aloud(shared)
+        assert got["direct"] is False and got["verified"] is True
+        assert len(lines) == 1 and "O_DIRECT" in lines[0]
+
+
+@limits.needs_root
+@pytest.mark.parametrize("engine", ["io_uring", "threads", "auto"])
+@pytest.mark.parametrize("limit", [0, 64 << 10, 8 << 20])
+def test_little_lockable_memory(folder, engine, limit):
+    limits.give(folder)
+    arguments = ["--engine", engine, "--op", "write"]  # buffers of 16 MiB
+    result = run("run", "--path", folder, "--size", "32M", "--json", "-", *arguments,
+                 prefix=limits.AS_NOBODY, preexec_fn=limits.lockable(limit))  # fmt: skip
+    lines = result.stderr.splitlines()
+    if limit == 0 and engine == "io_uring" and result.returncode == 2:
+        # Some kernels count the ring itself.
+        assert "ulimit -l" in lines[-1] and lines[-1].startswith("aio_bench: error: ")
+        return
+    assert result.returncode == 0, result.stderr
+    got = json.loads(result.stdout)
+    assert got["verified"] is True
+    assert all("ulimit -l" in line for line in lines), lines
+    fallen = engine == "auto" and got["engine"] == "threads"
+    assert len(lines) == (2 if fallen else 1)
+    assert limit == 0 or not fallen
+
+
+def test_few_file_descriptors(folder):
+    few = limits.descriptors(64)
+    usual, lines = measured_aloud(folder, "--threads", 4, preexec_fn=few)
+    assert usual["verified"] is True and lines == []
+    many, lines = measured_aloud(folder, "--threads", 64, preexec_fn=few)
+    assert many["engine"] == "threads" and len(lines) == 1
+    assert "64 rings need 128 file descriptors, of 64" in lines[0]
+    forced = run("run", "--path", folder, "--size", "16M", "--threads", 64, "--engine", "io_uring",
+                 preexec_fn=few)  # fmt: skip
+    assert forced.returncode == 2
+    assert "64 rings need 128 file descriptors, of 64" in forced.stderr
+    assert len(forced.stderr.splitlines()) == 1
+
+
+def test_a_file_size_limit_is_an_error_that_names_the_file(folder):
+    result = run("run", "--path", folder, "--size", "16M", preexec_fn=limits.file_size(1 << 20))
+    assert result.returncode in (1, 2)
+    assert len(result.stderr.splitlines()) == 1
+    assert "File too large" in result.stderr and str(folder) in result.stderr
 
 
 def test_seconds_repeat_the_file(folder):

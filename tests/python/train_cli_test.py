@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 
+import limits
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -710,18 +711,9 @@ def test_saved_models_load_and_train_on(place, dtype):
 # Limits of the machine
 
 
-def refuse_io_uring():
-    """From now on io_uring_setup is EPERM: a seccomp filter as containers have it."""
-    filters = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in filters))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(filters), ctypes.addressof(code)))
-    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, program, 0, 0) != 0:
-        os._exit(77)
-
-
 def test_refused_io_uring_falls_back_with_one_line(place):
     digest = place.trained("--quiet")[-1]["digest"]
-    result = place.run("--quiet", log_jsonl=place.log, preexec_fn=refuse_io_uring)
+    result = place.run("--quiet", log_jsonl=place.log, preexec_fn=limits.refuse_io_uring)
     if result.returncode == 77:
         pytest.skip("no seccomp filters here")
     assert result.returncode == 0, result.stderr
@@ -733,7 +725,8 @@ def test_refused_io_uring_falls_back_with_one_line(place):
     def change(config):
         config["artesian"]["engine"] = "io_uring"
 
-    forced = place.run("--quiet", config=place.write_config(change), preexec_fn=refuse_io_uring)
+    forced = place.run("--quiet", config=place.write_config(change),
+                       preexec_fn=limits.refuse_io_uring)  # fmt: skip
     line = errors_of(forced, 2)
     assert line.startswith("artesian: error: artesian.engine: ") and "seccomp" in line
 
@@ -751,11 +744,37 @@ def test_little_locked_memory_is_one_warning(place):
     assert place.steps()[-1]["digest"] == digest
 
 
-def test_few_file_descriptors(place):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+@limits.needs_root
+@pytest.mark.parametrize("limit", [0, 64 << 10, 8 << 20])
+def test_little_lockable_memory_of_another_user(place, limit):
+    digest = place.trained("--quiet")[-1]["digest"]
+    place.log.unlink()
+    limits.give(place.folder)
+    result = subprocess.run([*limits.AS_NOBODY, *place.words("--quiet", log_jsonl=place.log)],
+                            capture_output=True, text=True, cwd=place.folder, env=ENVIRONMENT,
+                            preexec_fn=limits.lockable(limit), timeout=120)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert place.steps()[-1]["digest"] == digest
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("artesian: warning: ") and "ulimit -l" in line for line in lines)
+    # The pools are larger than that; and some kernels count the rings themselves, without which
+    # the thread pool has to do.
+    fallen = [line for line in lines if "using the thread pool" in line]
+    assert len(lines) - len(fallen) == 1, lines
+    assert not fallen or limit == 0
 
-    result = place.run("--quiet", preexec_fn=limit)
+
+def test_refused_direct_io_is_one_warning(place):
+    digest = place.trained("--quiet")[-1]["digest"]
+    result = place.run("--quiet", log_jsonl=place.log, preexec_fn=limits.refuse_direct)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert "warning: direct I/O (O_DIRECT) is not available in " in result.stderr
+    assert place.steps()[-1]["digest"] == digest
+
+
+def test_few_file_descriptors(place):
+    result = place.run("--quiet", preexec_fn=limits.descriptors(64))
     assert (result.returncode, result.stderr) == (0, "")
 
 

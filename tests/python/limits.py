@@ -1,0 +1,84 @@
+"""Limits of the machine, for programs under test: functions for `preexec_fn`, and a prefix that
+makes a command another user's."""
+
+import ctypes
+import os
+import pathlib
+import resource
+import struct
+import subprocess
+
+import pytest
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+# Uid 65534, which may look everywhere (the environment may lie in root's home) and nothing else.
+AS_NOBODY = [
+    "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+    "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
+    "--bounding-set=-all,+dac_read_search", "--",
+]  # fmt: skip
+
+
+def can_become_nobody():
+    if os.geteuid() != 0:
+        return False
+    try:
+        return subprocess.run([*AS_NOBODY, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+needs_root = pytest.mark.skipif(not can_become_nobody(), reason="cannot become another user here")
+
+
+def give(folder):
+    """Makes the folder and all in it belong to AS_NOBODY."""
+    for path in [pathlib.Path(folder), *pathlib.Path(folder).rglob("*")]:
+        os.chown(path, 65534, 65534)
+
+
+def limited(kind, value):
+    return lambda: resource.setrlimit(kind, (value, value))
+
+
+def lockable(size):
+    return limited(resource.RLIMIT_MEMLOCK, size)
+
+
+def descriptors(count):
+    return limited(resource.RLIMIT_NOFILE, count)
+
+
+def file_size(size):
+    return limited(resource.RLIMIT_FSIZE, size)
+
+
+def filter_calls(instructions):
+    """A seccomp filter for this process and its children; ends it with 77 where refused."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line)
+                                                for line in instructions))  # fmt: skip
+    program = ctypes.create_string_buffer(
+        struct.pack("@HP", len(instructions), ctypes.addressof(code)))  # fmt: skip
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, program, 0, 0) != 0:
+        os._exit(77)
+
+
+LOAD, JUMP_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+REFUSE, ALLOW = 0x50000, 0x7FFF0000
+
+
+def refuse_io_uring():
+    """From now on io_uring_setup is EPERM: as containers have it."""
+    filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 0, 1, 425), (RETURN, 0, 0, REFUSE | 1),
+                  (RETURN, 0, 0, ALLOW)])  # fmt: skip
+
+
+def refuse_direct():
+    """From now on nothing can be opened with, or switched to, O_DIRECT (EINVAL), x86-64 alone."""
+    direct, argument_2 = os.O_DIRECT, 16 + 8 * 2
+    filter_calls([(LOAD, 0, 0, 0),
+                  (JUMP_EQUAL, 1, 0, 72),  # fcntl(descriptor, command, flags)
+                  (JUMP_EQUAL, 0, 3, 257),  # openat(directory, path, flags)
+                  (LOAD, 0, 0, argument_2), (JUMP_ANY_BIT, 0, 1, direct),
+                  (RETURN, 0, 0, REFUSE | 22), (RETURN, 0, 0, ALLOW)])  # fmt: skip
