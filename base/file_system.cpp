@@ -184,15 +184,19 @@ Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
   struct statvfs status {};
   const bool known = fstatvfs(descriptor_, &status) == 0;
   const std::uint64_t available = known ? status.f_bavail * status.f_frsize : 0;
+  ARTESIAN_TRY(size_before, size());
   const int answer =
       retry_interrupted([&] { return fallocate(descriptor_, 0, 0, static_cast<off_t>(bytes)); });
   if (answer == 0) return {};
-  if (errno == ENOSPC || errno == EDQUOT) return no_space(bytes, available);
+  if (errno == ENOSPC || errno == EDQUOT) {
+    // Gives back what it got; if that fails, the file is merely larger than it was.
+    (void)!ftruncate(descriptor_, static_cast<off_t>(size_before));
+    return no_space(bytes, available);
+  }
   if (errno != EOPNOTSUPP) return system_failure("cannot reserve disk space", path_, errno);
   // A file system that cannot reserve: at least refuse what cannot fit now.
   if (known && available < bytes) return no_space(bytes, available);
-  ARTESIAN_TRY(size_now, size());
-  if (size_now < bytes && ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
+  if (size_before < bytes && ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
     return system_failure("cannot grow a file", path_, errno);
   }
   return {};

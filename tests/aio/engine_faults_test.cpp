@@ -1,13 +1,15 @@
 // Proves on every engine what becomes of a failing disk: a read that fails is tried once more and
 // then reported with its file and offset, 10,000 of 10,000 (reliability.md test 3); a failed write
-// is never tried again and poisons its file, the first cause sticks (test 4); and a process that is
-// interrupted a thousand times a second, or stopped and continued, loses nothing (test 2).
+// is never tried again and poisons its file, the first cause sticks (test 4); a full disk is an
+// error with figures (test 5); and a process that is interrupted a thousand times a second, or
+// stopped and continued, loses nothing (test 2).
 #include <fcntl.h>
 #include <sys/time.h>
 
 #include <csignal>
 
 #include "tests/aio/engine_fixture.h"
+#include "tests/support/disks.h"
 #include "tests/support/process.h"
 
 namespace artesian::aio {
@@ -167,6 +169,39 @@ TEST_P(EngineFaults, TheFirstOfManyFailedWritesSticks) {
   for (const Error& error : errors_of_every_use(*engine, *file, buffers_)) {
     EXPECT_EQ(error.to_string(), first);
   }
+}
+
+// Test 5: what does not fit is refused before any byte, and a write that meets the end of the disk
+// keeps what it moved and says where that ends.
+TEST_P(EngineFaults, AFullDiskIsNoSpaceWithFigures) {
+  const auto disk = test_support::MountedImage::make(directory_.path(), 16 << 20);
+  if (disk == nullptr) GTEST_SKIP() << "cannot mount an ext4 image here";
+  constexpr std::uint64_t length = 32 << 20;
+  const auto file = open(disk->path() + "/file", {.create = Create::Exclusive});
+  const std::uint64_t available = system_files().free_bytes(disk->path()).value();
+  auto allocated = file->allocate(length);
+  ASSERT_FALSE(allocated);
+  EXPECT_EQ(allocated.error().code, ErrorCode::NoSpace);
+  for (const std::uint64_t figure : {length, available}) {
+    EXPECT_NE(allocated.error().message.find(std::to_string(figure) + " bytes"), std::string::npos)
+        << allocated.error().message;
+  }
+  EXPECT_EQ(*file->size(), 0u);
+  EXPECT_EQ(system_files().free_bytes(disk->path()).value(), available);
+  EXPECT_EQ(file->poison(), nullptr) << "nothing was written";
+
+  auto engine = make({.block_size = 1 << 20, .queue_depth = 1});
+  const auto other = open(disk->path() + "/other", {.create = Create::Exclusive});
+  Completion write;
+  write.prepare({.operation = Operation::Write, .file = other.get(), .length = length},
+                write_lease(0, length));
+  run(*engine, write);
+  const Error error = error_of(write);
+  EXPECT_EQ(error.code, ErrorCode::NoSpace);
+  EXPECT_EQ(error.system_error, ENOSPC);
+  EXPECT_EQ(error.file, other->path());
+  EXPECT_LT(error.offset, length);
+  EXPECT_EQ(error.offset, engine->statistics().bytes_written);
 }
 
 /// Writes and reads `bytes` in all, a file of at most 256 MiB again and again, and compares.

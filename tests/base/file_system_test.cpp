@@ -105,6 +105,27 @@ TEST(FileSystem, TmpfsIsBufferedWithOneWarningOrRefused) {
   EXPECT_FALSE(system_files().exists(directory.file("third"))) << "left behind";
 }
 
+// The kernel's own refusals: it answers EINVAL to O_DIRECT for both.
+TEST(FileSystem, RefusedDirectIsBufferedWithOneWarningOrRefused) {
+  for (const char* path : {"/dev/zero", "/proc/self/comm"}) {
+    int warnings = 0;
+    set_log_sink([&](LogLevel level, std::string_view) { warnings += level == LogLevel::Warning; });
+    for (int round = 0; round < 2; ++round) {
+      auto file = system_files().open(path, {.direct = Direct::IfAligned});
+      ASSERT_TRUE(file) << path;
+      EXPECT_FALSE((*file)->direct()) << path;
+      EXPECT_EQ((*file)->alignment(), 1u);
+      char byte = 'x';
+      EXPECT_TRUE((*file)->read_at(&byte, 1, 0)) << path;
+    }
+    set_log_sink({});
+    EXPECT_EQ(warnings, 1) << path;
+    auto refused = system_files().open(path, {.direct = Direct::Required});
+    ASSERT_FALSE(refused) << path;
+    EXPECT_EQ(refused.error().system_error, EINVAL);
+  }
+}
+
 TEST(FileSystem, SmallTransfersMoveEveryByteAtAnyAlignment) {
   const TemporaryDirectory directory;
   for (const Direct direct : {Direct::Never, Direct::IfAligned}) {
