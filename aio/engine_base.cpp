@@ -523,6 +523,7 @@ bool EngineBase::stop() noexcept {
 
 EngineOwner::~EngineOwner() {
   if (engine_->stop()) return;
+  engine_->detach_threads();
   // Kept where a leak checker finds them.
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::unique_ptr<EngineBase>>;

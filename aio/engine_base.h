@@ -80,6 +80,8 @@ class EngineBase : public Engine {
   /// Waits until nothing is in the kernel, at most `stop_seconds`; abandons what then is in flight.
   /// From then on progress threads are to end. Returns whether they can: nothing is in the kernel.
   bool stop() noexcept;
+  /// The engine is kept for ever: nobody will join its threads.
+  virtual void detach_threads() noexcept {}
 
  protected:
   using Lock = std::unique_lock<std::mutex>;

@@ -44,6 +44,9 @@ class IoUring final : public EngineBase {
 
   Result<void> start() noexcept;
   bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override;
+  void detach_threads() noexcept override {
+    for (const auto& lane : lanes_) lane->thread.detach();
+  }
 
  private:
   struct Lane {

@@ -22,6 +22,9 @@ class ThreadPool final : public EngineBase {
 
   /// Errors: Exhausted (no more threads).
   Result<void> start() noexcept;
+  void detach_threads() noexcept override {
+    for (std::thread& worker : workers_) worker.detach();
+  }
 
  private:
   void wake(std::uint64_t blocks) noexcept override;

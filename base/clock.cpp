@@ -18,8 +18,9 @@ class MonotonicClock final : public Clock {
 }  // namespace
 
 Clock& system_clock() noexcept {
-  static MonotonicClock clock;
-  return clock;
+  // Never destroyed: a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
+  static auto* const clock = new MonotonicClock;
+  return *clock;
 }
 
 Deadline Deadline::after_seconds(double seconds) noexcept {

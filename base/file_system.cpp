@@ -414,8 +414,8 @@ bool SystemFileSystem::exists(const std::string& path) noexcept {
 }  // namespace
 
 FileSystem& system_files() noexcept {
-  static SystemFileSystem files;
-  return files;
+  static auto* const files = new SystemFileSystem;  // never destroyed: as system_clock
+  return *files;
 }
 
 }  // namespace artesian

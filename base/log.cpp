@@ -16,8 +16,8 @@ struct LogState {
 };
 
 LogState& state() {
-  static LogState log_state;
-  return log_state;
+  static auto* const log_state = new LogState;  // never destroyed: as system_clock
+  return *log_state;
 }
 
 const char* level_name(LogLevel level) {

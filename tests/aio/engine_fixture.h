@@ -24,7 +24,7 @@ class EngineFixture : public testing::TestWithParam<EngineKind> {
   bool is_ring() const { return GetParam() == EngineKind::IoUring; }
 
   std::unique_ptr<Engine> make(const EngineOptions& options, FaultSeam* faults = nullptr) {
-    if (faults == nullptr && !is_ring()) faults = &stalled_read_;
+    if (faults == nullptr && !is_ring()) faults = &stalled_read();
     auto engine = is_ring() ? make_io_uring(options, faults) : make_threads(options, faults);
     if (!engine) {
       ADD_FAILURE() << engine.error().to_string();
@@ -109,7 +109,11 @@ class EngineFixture : public testing::TestWithParam<EngineKind> {
   CountedBuffers buffers_;
 
  private:
-  StalledRead stalled_read_;
+  /// Never destroyed: an abandoned engine may still use it.
+  static StalledRead& stalled_read() {
+    static auto* const seam = new StalledRead;
+    return *seam;
+  }
 };
 
 inline std::string engine_name(const testing::TestParamInfo<EngineKind>& info) {

@@ -7,7 +7,6 @@
 
 #include "pinned/pool.h"
 #include "tests/aio/engine_fixture.h"
-#include "tests/support/baseline.h"
 #include "tests/support/process.h"
 
 namespace artesian::aio {
@@ -15,11 +14,13 @@ namespace {
 
 using test_support::run_in_child;
 
-// The sanitizers' mlock does nothing and says that it did.
+// The sanitizers' mlock does nothing and says that it did, and they need descriptors themselves.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool mlock_is_real = false;
+constexpr bool may_run_out_of_descriptors = false;
 #else
 constexpr bool mlock_is_real = true;
+constexpr bool may_run_out_of_descriptors = true;
 #endif
 
 class Limits : public EngineFixture {
@@ -30,7 +31,7 @@ class Limits : public EngineFixture {
     auto pool = pinned::Pool::create({.bytes = size, .name = "test pool"});
     if (!pool) return 20;
     const bool locked = (*pool)->statistics().locked;
-    if (mlock_is_real && locked != expect_locked) return 21;
+    if (locked != expect_locked) return 21;
     const std::span<std::byte> ranges[] = {(*pool)->range()};
     const bool registered = locked && engine.register_memory(ranges);
     for (const Operation operation : {Operation::Write, Operation::Read}) {
@@ -61,6 +62,7 @@ ARTESIAN_EVERY_ENGINE(Limits);
 
 TEST_P(Limits, LittleLockableMemoryGivesTheSameBytesWithOneWarning) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  if (!mlock_is_real) GTEST_SKIP() << "this build's mlock does nothing";
   constexpr std::uint64_t large = 16 << 20;
   constexpr std::uint64_t small = 1 << 20;
   for (const rlim_t limit : {rlim_t{0}, rlim_t{64 << 10}, rlim_t{8 << 20}}) {
@@ -76,10 +78,14 @@ TEST_P(Limits, LittleLockableMemoryGivesTheSameBytesWithOneWarning) {
       if (!engine) return 1;
       int failed = move_through_pool(**engine, *file, large, false);
       if (failed != 0) return failed;
-      if (warnings_ != (mlock_is_real ? 1 : 0)) return 2;
+      if (warnings_ != 1) return 2;
       auto other = make_engine(GetParam(), {.queue_depth = 4});
+      if (!other) {
+        std::fprintf(stderr, "%s\n", other.error().to_string().c_str());
+        return 4;
+      }
       failed = move_through_pool(**other, *file, small, limit >= small);
-      return failed != 0 || warnings_ == (mlock_is_real ? 1 : 0) ? failed : 3;
+      return failed != 0 || warnings_ == 1 ? failed : 3;
     });
     if (status == 77) continue;  // make_best_engine then falls back
     EXPECT_EQ(status, 0) << limit;
@@ -115,7 +121,6 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
     const rlimit descriptors{.rlim_cur = 64, .rlim_max = 64};
     if (setrlimit(RLIMIT_NOFILE, &descriptors) != 0) return 77;
     count_warnings();
-    const auto before = test_support::Baseline::now();
     auto usual = make_engine(GetParam(), {.queue_depth = 32, .threads = 4});
     if (!usual || warnings_ != 0) return 1;
     Completion read;
@@ -133,7 +138,6 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
     auto fallen = make_best_engine({.threads = 64});
     if (!fallen || (*fallen)->kind() != EngineKind::Threads || warnings_ != 1) return 6;
     fallen->reset();
-    while (!(test_support::Baseline::now() == before)) sched_yield();
     return 0;
   });
   EXPECT_EQ(status, 0);
@@ -142,6 +146,7 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
 TEST_P(Limits, WithoutADescriptorAMisalignedTransferIsAnErrorThatNamesItsFile) {
   const auto file = filled("file", 8192, Direct::IfAligned);
   if (!file->direct()) GTEST_SKIP() << "no direct I/O here";
+  if (!may_run_out_of_descriptors) GTEST_SKIP() << "this build needs descriptors itself";
   auto engine = make({});
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
