@@ -46,20 +46,27 @@ missing_among() {
 }
 
 install_packages() {
-  local required optional=() missing as_root=()
+  local required optional=() missing as_root=() class required_for=(build) optional_for=(speed)
   command -v dpkg-query >/dev/null || {
     say "not a Debian system: install the equivalents of tools/packages.txt yourself"
     return
   }
-  mapfile -t required < <(missing_among $(packages_for build "${classes[@]}"))
-  mapfile -t optional < <(missing_among $(packages_for speed))
+  for class in "${classes[@]}"; do
+    if [ "$class" = bench ]; then
+      optional_for+=(bench)
+    else
+      required_for+=("$class")
+    fi
+  done
+  mapfile -t required < <(missing_among $(packages_for "${required_for[@]}"))
+  mapfile -t optional < <(missing_among $(packages_for "${optional_for[@]}"))
   missing=("${required[@]}" "${optional[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" -ne 0 ]; then
     if sudo -n true 2>/dev/null; then
       as_root=(sudo -n)
     elif [ ${#required[@]} -eq 0 ]; then
-      return 0  # what is missing only makes builds slower
+      return 0  # what is missing makes builds slower, or leaves a comparison out
     else
       fail "missing Debian packages; run: apt-get install --no-install-recommends ${missing[*]}"
     fi

@@ -124,6 +124,10 @@ def test_missing_ccache_is_no_reason_to_stop(sandbox):
     assert sandbox.run("true", FAKE_MISSING="ccache")[0] == 0
 
 
+def test_without_fio_benches_run_all_the_same(sandbox):
+    assert sandbox.run("--with", "bench", "true", FAKE_MISSING="fio")[0] == 0
+
+
 def test_format_checker_is_wanted_for_checks_alone(sandbox):
     assert sandbox.run("true", FAKE_MISSING="clang-format-14")[0] == 0
     assert sandbox.run("--with", "checks", "true", FAKE_MISSING="clang-format-14")[0] == 2
