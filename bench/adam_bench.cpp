@@ -7,9 +7,9 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "base/check.h"
+#include "bench/passes.h"
 #include "bench/report.h"
 #include "kernels/adam.h"
 #include "kernels/cast.h"
@@ -21,8 +21,6 @@ namespace artesian::bench {
 namespace {
 
 using namespace artesian::kernels;
-
-constexpr std::uint64_t slice = 256 * 1024;  // elements a call, as in the optimizer pipeline
 
 /// An array on 2 MiB pages, as the pool's memory is, filled with small values.
 template <typename T>
@@ -40,49 +38,6 @@ T* make_array(std::uint64_t count) {
     }
   }
   return array;
-}
-
-/// Calls body(first, count) for every slice of [0, elements), cut among threads. Returns the CPU
-/// seconds of the busiest thread.
-template <typename Body>
-double on_threads(unsigned threads, std::uint64_t elements, const Body& body) {
-  std::vector<double> seconds(threads);
-  const auto work = [&](std::uint64_t thread) {
-    const double start = thread_seconds();
-    const std::uint64_t slices = elements / slice;
-    const std::uint64_t begin = slices * thread / threads, end = slices * (thread + 1) / threads;
-    for (std::uint64_t s = begin; s < end; ++s) body(s * slice, slice);
-    seconds[thread] = thread_seconds() - start;
-  };
-  std::vector<std::thread> others;
-  for (unsigned thread = 1; thread < threads; ++thread) others.emplace_back(work, thread);
-  work(0);
-  for (auto& other : others) other.join();
-  return *std::max_element(seconds.begin(), seconds.end());
-}
-
-#define ARTESIAN_STREAM __attribute__((target_clones("arch=icelake-server", "avx2", "default")))
-
-/// Adam's reads and writes: three fp32 arrays in place, one 16-bit array in, one out. With the
-/// kernel's own prefetches, which a stream gains from, too: else it would not be a ceiling.
-ARTESIAN_STREAM void stream_adam(float* __restrict p, float* __restrict m, float* __restrict v,
-                                 const std::uint16_t* __restrict g, std::uint16_t* __restrict out,
-                                 std::uint64_t n) {
-  for (std::uint64_t first = 0; first < n; first += 32) {  // n is a multiple of 32
-    for (std::uint64_t i = first; i < first + 32; i += 16) {
-      __builtin_prefetch(p + i + 512);
-      __builtin_prefetch(m + i + 512);
-      __builtin_prefetch(v + i + 512);
-    }
-    __builtin_prefetch(g + first + 1024);
-    __builtin_prefetch(out + first + 1024);
-    for (std::uint64_t i = first; i < first + 32; ++i) {
-      p[i] += 1.0f;
-      m[i] += 1.0f;
-      v[i] += 1.0f;
-      out[i] = static_cast<std::uint16_t>(g[i] + 1u);
-    }
-  }
 }
 
 ARTESIAN_STREAM void stream_widen(const std::uint16_t* __restrict from,

@@ -35,8 +35,8 @@ struct Result {
   std::string parameters;  // JSON members, such as "\"threads\": 2"
   std::uint64_t bytes = 0;
   Seconds seconds;
-  Seconds ceiling;   // of the same bytes
-  double ratio = 0;  // ceiling / kernel, the median over pairs measured back to back
+  Seconds ceiling;  // of the same bytes
+  Seconds ratio;    // ceiling / kernel over the pairs measured back to back
 };
 
 /// Runs the two in turn, `repeats` times after one warm-up, so that what disturbs the machine
@@ -53,7 +53,7 @@ inline Result measure(std::string name, std::string parameters, std::uint64_t by
     ratios.push_back(ceiling_seconds.back() / kernel_seconds.back());
   }
   return {std::move(name),           std::move(parameters),      bytes,
-          summarize(kernel_seconds), summarize(ceiling_seconds), summarize(ratios).median};
+          summarize(kernel_seconds), summarize(ceiling_seconds), summarize(ratios)};
 }
 
 inline void print(const Result& result) {
@@ -63,11 +63,13 @@ inline void print(const Result& result) {
   std::printf(
       "{\"name\": \"%s\", %s, \"bytes\": %llu, \"seconds\": {\"min\": %.5f, \"median\": %.5f, "
       "\"max\": %.5f}, \"gb_per_s\": %.2f, \"gb_per_s_best\": %.2f, \"ceiling_gb_per_s\": %.2f, "
-      "\"ceiling_gb_per_s_best\": %.2f, \"ratio\": %.3f, \"ratio_best\": %.3f, \"commit\": "
+      "\"ceiling_gb_per_s_best\": %.2f, \"ratio\": %.3f, "
+      "\"ratio_min\": %.3f, \"ratio_max\": %.3f, \"ratio_best\": %.3f, \"commit\": "
       "\"%s\"}\n",
       result.name.c_str(), result.parameters.c_str(), static_cast<unsigned long long>(result.bytes),
       result.seconds.min, result.seconds.median, result.seconds.max, giga(result.seconds.median),
-      giga(result.seconds.min), giga(result.ceiling.median), giga(result.ceiling.min), result.ratio,
+      giga(result.seconds.min), giga(result.ceiling.median), giga(result.ceiling.min),
+      result.ratio.median, result.ratio.min, result.ratio.max,
       result.ceiling.min / result.seconds.min, ARTESIAN_COMMIT);
   std::fflush(stdout);
 }
