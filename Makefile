@@ -1,5 +1,5 @@
 # A thin front to the CMake presets. Every target first installs what is missing (tools/setup.sh).
-.PHONY: demo build test lint asan tsan
+.PHONY: demo build test lint asan tsan bench
 
 demo:
 	@tools/setup.sh tools/demo.sh
@@ -17,3 +17,7 @@ lint:
 # not built for ThreadSanitizer).
 asan tsan:
 	@tools/setup.sh tools/sanitize.sh $@
+
+# PART=adam, disk or step runs one; ARGUMENTS="..." goes to bench/run.py, which has --help.
+bench:
+	@PART=$(PART) tools/setup.sh --with bench tools/bench.sh $(ARGUMENTS)

@@ -1,0 +1,188 @@
+"""Part `disk`: `aio_bench run` beside fio, both direct and both with buffers on 2 MiB pages.
+
+aio_bench takes its pages by madvise; fio needs reserved ones (--mem=mmaphuge). They are reserved
+for as long as fio needs them and given back however this ends. Files are filled before: what is
+timed overwrites or reads blocks that the file system has."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
+
+from report import paired_ratio, say, spread, summary
+
+HUGE_PAGES = pathlib.Path("/proc/sys/vm/nr_hugepages")
+HUGE_PAGE = 2 << 20
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+ENGINES = ["io_uring", "threads"]
+
+
+class Missing(Exception):
+    """Why fio is not measured, as a sentence for the report."""
+
+
+def estimate(options):
+    gib = size_of(options.size) / (1 << 30)
+    count = len(points(options)) * 2 * options.disk_repeats
+    return f"about {max(1, round(count * (4 * gib + 0.6) / 60))} minutes"
+
+
+def size_of(text):
+    text = text.removesuffix("iB")
+    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
+
+
+def points(options):
+    """(block size, queue depth) of each point."""
+    pairs = [point.split("/") for point in options.points.split(",")]
+    return [(size_of(block), int(depth)) for block, depth in pairs]
+
+
+def free_huge_pages():
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("HugePages_Free:"):
+            return int(line.split()[1])
+    return 0
+
+
+@contextlib.contextmanager
+def huge_pages(count, setting=HUGE_PAGES, free=free_huge_pages):
+    """Reserves as many as are missing for `count` free ones; restores the setting in the end."""
+    before = int(setting.read_text())
+    missing = max(0, count - free())
+    try:
+        if missing:
+            try:
+                setting.write_text(str(before + missing))
+            except OSError as error:
+                raise Missing(f"{setting} cannot be written ({error.strerror})") from error
+            if free() < count:
+                raise Missing(f"only {free()} of {count} huge pages can be reserved")
+        yield
+    finally:
+        if missing and int(setting.read_text()) != before:
+            setting.write_text(str(before))
+
+
+def ours(options, engine, operation, block, depth):
+    command = [options.programs / "aio_bench", "run", "--path", options.work, "--json", "-"]
+    command += ["--size", options.size, "--op", operation, "--engine", engine]
+    command += ["--block-size", block, "--queue-depth", depth]
+    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    got = json.loads(done.stdout)
+    return got["bytes"], got["seconds"], got["cpu_seconds"], got["direct"]
+
+
+def fio(options, file, operation, block, depth):
+    settings = {
+        "name": "bench",
+        "filename": file,
+        "rw": operation,
+        "size": size_of(options.size),
+        "bs": block,
+        "iodepth": depth,
+        "ioengine": "io_uring",
+        "fixedbufs": 1,
+        "registerfiles": 1,
+        "direct": 1,
+        "mem": "mmaphuge",
+        "overwrite": 1,
+        "scramble_buffers": 0,
+        "fallocate": "none",
+        "output-format": "json",
+    }
+    command = ["fio", *(f"--{key}={value}" for key, value in settings.items())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Missing(f"fio failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    seconds = job[operation]["runtime"] / 1e3
+    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+    return job[operation]["io_bytes"], seconds, cpu, True
+
+
+def measure(options, contestants, operation, block, depth):
+    """Contestant -> list of what each repeat moved, took, and burnt of CPU."""
+    found = {name: [] for name in contestants}
+    names = list(contestants)
+    for repeat in range(options.disk_repeats):
+        for position in range(len(names)):
+            name = names[(repeat + position) % len(names)]
+            found[name].append(contestants[name](operation, block, depth))
+    return found
+
+
+def block_name(size):
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def evaluate(report, found, operation, block, depth):
+    """Adds the results of one point; returns its row, and its row of CPU seconds per GB."""
+    rates, row = {}, [operation, f"{block_name(block)} x {depth}"]
+    cpu_row = list(row)
+    for name, repeats in found.items():
+        rates[name] = [moved / seconds / 1e9 for moved, seconds, _, _ in repeats]
+        cpu = [cpu / (moved / 1e9) for moved, _, cpu, _ in repeats]
+        report.add(
+            f"{operation}_{name}",
+            {"block_size": block, "queue_depth": depth},
+            [seconds for _, seconds, _, _ in repeats],
+            repeats[0][0],
+            repeats[0][3],
+            gb_per_s=summary(rates[name]),
+            cpu_seconds_per_gb=summary(cpu),
+        )
+        row.append(spread(summary(rates[name])))
+        cpu_row.append(spread(summary(cpu), 3))
+    if "fio" not in found:
+        return [*row, "-"], [*cpu_row, "-"]
+    quotient = paired_ratio(rates["io_uring"], rates["fio"])
+    report.ratio(f"{operation} {row[1]}: GB/s, Artesian io_uring / fio", quotient)
+    return [*row, spread(quotient)], [*cpu_row, "-"]
+
+
+def contestants_of(options, file, with_fio):
+    def engine(name):
+        return lambda *point: ours(options, name, *point)
+
+    found = {name: engine(name) for name in ENGINES}
+    if with_fio:
+        found["fio"] = lambda *point: fio(options, file, *point)
+    return found
+
+
+def all_points(report, options, with_fio):
+    file = options.work / "fio.bin"
+    rows, cpu_rows = [], []
+    try:
+        if with_fio:  # filled once
+            fio(options, file, "write", 1 << 20, 8)
+        contestants = contestants_of(options, file, with_fio)
+        for operation in ["read", "write"]:
+            for block, depth in points(options):
+                found = measure(options, contestants, operation, block, depth)
+                row, cpu_row = evaluate(report, found, operation, block, depth)
+                rows.append(row)
+                cpu_rows.append(cpu_row[:-1])
+                say("disk: " + ", ".join(row))
+    finally:
+        file.unlink(missing_ok=True)
+    names = [f"Artesian {name}" for name in ENGINES] + (["fio"] if with_fio else [])
+    title = f"GB/s, file of {options.size}, direct, 2 MiB pages, median (min..max)"
+    report.table(title, ["", "block x depth", *names, "io_uring / fio"], rows)
+    report.table("CPU seconds per GB", ["", "block x depth", *names], cpu_rows)
+
+
+def run(report, options, programs):
+    needed = max(-(-block * depth // HUGE_PAGE) for block, depth in points(options)) + 16
+    try:
+        if options.without_fio:
+            raise Missing("asked to leave it out")
+        if not shutil.which("fio"):
+            raise Missing("fio is not installed (Debian package fio)")
+        with huge_pages(needed):
+            all_points(report, options, True)
+    except Missing as missing:
+        report.note(f"not compared with fio: {missing}")
+        all_points(report, options, False)

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Runs benchmarks side by side and writes what they found: see `make bench` and `--help`.
+
+Each part is a module with estimate(options) -> words and run(report, options, programs); report.py
+says what the files hold. Nothing here judges: ratios are printed beside their aims."""
+
+import argparse
+import importlib
+import pathlib
+import signal
+import sys
+
+from report import ROOT, Report, say
+
+PARTS = ["adam", "disk", "step"]
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--part", choices=PARTS, action="append", help="only this one; may be given again")
+    add("--repeats", type=int, default=9, help="of each measurement of adam; disk makes 5")
+    add("--elements", type=float, default=100e6, help="adam: parameters of one step")
+    add("--disk-repeats", type=int, default=5)
+    add("--size", default="1GiB", help="disk: bytes of the file")
+    add("--points", default="128K/8,128K/32,1M/8,1M/32,8M/8", help="disk: block size/queue depth")
+    add("--models", default="124m,355m", help="step: sizes, of 124m, 355m and tiny")
+    add("--contestants", default="", help="step: only these, by the names in the table")
+    add("--rounds", default="124m=2,355m=1", help="step: processes per contestant")
+    add("--steps", default="124m=3,355m=5", help="step: measured steps of one process")
+    add("--warm-up", type=int, default=2, help="step: steps before those")
+    add("--without-deepspeed", action="store_true")
+    add("--without-fio", action="store_true")
+    add("--work", type=pathlib.Path, default=ROOT / "bench/out/work", help="folder on the disk")
+    add("--out", type=pathlib.Path, default=ROOT / "bench/out", help="folder of the results")
+    add("--programs", type=pathlib.Path, default=ROOT / "build/bin")
+    return parser.parse_args(arguments)
+
+
+def main(arguments):
+    options = parse(arguments)
+    sys.dont_write_bytecode = True
+    # What is measured is ended, and what was changed on the machine restored, before we go.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    options.work.mkdir(parents=True, exist_ok=True)
+    modules = {part: importlib.import_module(part) for part in options.part or PARTS}
+    for part, module in modules.items():
+        say(f"{part}: {module.estimate(options)}")
+    for part, module in modules.items():
+        report = Report(part, options.work)
+        module.run(report, options, options.programs)
+        report.write(options.out)
+        took = report.as_json()["took_seconds"]
+        say(f"{part}: {took:.0f} s; {options.out}/{part}.json, .jsonl and .md")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

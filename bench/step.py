@@ -1,0 +1,318 @@
+"""Part `step`: the training step of GPT-2 with everything on NVMe, ours beside DeepSpeed's and
+beside plain PyTorch in RAM; from the same weights, on the same tokens, on the same two cores.
+
+Every contestant runs alone, in a process of its own, several times (rounds) where the machine gives
+the time; the order changes from round to round, so that a drifting machine disturbs all alike."""
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+import deepspeed_setup
+import step_jobs
+from report import ROOT, median_ratio, say, spread, summary
+from step_jobs import CONTESTANTS, MODELS, RIVALS
+
+MIB = 1 << 20
+STEP_SECONDS = {"124m": 17, "355m": 52, "tiny": 1}  # of all contestants together, two cores
+START_SECONDS = {"124m": 110, "355m": 210, "tiny": 60}  # of all processes, without the steps
+POLL = 0.02
+TIMEOUT = 3600
+
+
+class Failed(Exception):
+    """What a contestant said last."""
+
+
+def per_model(text):
+    return {name: int(value) for name, value in (item.split("=") for item in text.split(","))}
+
+
+def plan(options):
+    """Model -> (rounds, warm-up, measured steps)."""
+    rounds, steps = per_model(options.rounds), per_model(options.steps)
+    names = options.models.split(",")
+    return {name: (rounds.get(name, 1), options.warm_up, steps.get(name, 5)) for name in names}
+
+
+def estimate(options):
+    seconds = 0
+    for name, (rounds, warm_up, steps) in plan(options).items():
+        seconds += rounds * (START_SECONDS[name] + (warm_up + steps) * STEP_SECONDS[name])
+    return f"about {max(1, round(seconds / 60))} minutes with all contestants"
+
+
+def two_cores():
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+
+def process_io(pid):
+    lines = pathlib.Path(f"/proc/{pid}/io").read_text().splitlines()
+    counters = dict(line.split(": ") for line in lines)
+    return int(counters["read_bytes"]), int(counters["write_bytes"])
+
+
+def watch(process, log):
+    """The steps of a run of ours as they appear in its log, each with the clock and the kernel's
+    count of bytes at that moment. A process that failed ends the list early."""
+    seen, pending = [], ""
+    while not log.exists() and process.poll() is None:
+        time.sleep(POLL)
+    if not log.exists():
+        return seen
+    with log.open() as file:
+        while True:
+            ended = process.poll() is not None
+            pending += file.read()
+            *lines, pending = pending.split("\n")
+            for line in lines:
+                counted = (0, 0) if ended else process_io(process.pid)
+                seen.append((json.loads(line), time.monotonic(), counted))
+            if ended:
+                return seen
+            time.sleep(POLL)
+
+
+def checks(seen, first):
+    """Our own figures over those from outside, from the end of step `first` on: time by the clock,
+    bytes by /proc/PID/io. The last step is left out, since a digest of all state comes with it."""
+    middle = [entry for entry in seen[first - 1 : -1] if entry[2] != (0, 0)]
+    if len(middle) < 2:
+        return {}
+    (_, start, before), (_, end, after) = middle[0], middle[-1]
+    own = [entry[0] for entry in middle[1:]]
+    outside = {
+        "seconds": end - start,
+        "read": after[0] - before[0],
+        "written": after[1] - before[1],
+    }
+    inside = {
+        "seconds": sum(line["step_s"] for line in own),
+        "read": sum(line["bytes"]["nvme_read"] for line in own),
+        "written": sum(line["bytes"]["nvme_write"] for line in own),
+    }
+    return {key: inside[key] / outside[key] for key in outside if outside[key]}
+
+
+class Runner:
+    def __init__(self, options, programs, environment):
+        self.options, self.programs, self.environment = options, programs, environment
+        self.work = options.work
+        self.swap = self.work / "swap"
+
+    def run(self, contestant, name, steps, warm_up):
+        """What step_worker.py prints; for ours made from its log."""
+        model, tokens = step_jobs.prepare(name, self.work)
+        shutil.rmtree(self.swap, ignore_errors=True)
+        self.swap.mkdir()
+        try:
+            if contestant.kind == "artesian":
+                return self.ours(contestant, name, model, tokens, steps, warm_up)
+            return self.theirs(contestant, name, model, tokens, steps)
+        finally:
+            shutil.rmtree(self.swap, ignore_errors=True)
+
+    def start(self, command, variables, log, **options):
+        return subprocess.Popen(
+            list(map(str, command)), cwd=self.work, env=variables, stdin=subprocess.DEVNULL,
+            stderr=log, preexec_fn=two_cores, text=True, **options,
+        )  # fmt: skip
+
+    def ours(self, contestant, name, model, tokens, steps, warm_up):
+        config, log = self.work / "artesian.json", self.work / "steps.jsonl"
+        config.write_text(json.dumps(step_jobs.our_config(contestant, name, self.swap)))
+        log.unlink(missing_ok=True)
+        command = [self.programs / "artesian", "train", "--model", model, "--data", tokens]
+        command += ["--config", config, "--steps", steps, "--seq-len", step_jobs.LENGTH]
+        command += ["--order", "sequential", "--log-jsonl", log, "--quiet"]
+        with (self.work / "errors.txt").open("w+") as errors:
+            process = self.start(command, dict(os.environ), errors)
+            try:
+                seen = watch(process, log)
+            finally:
+                end(process)
+            self.check(process, errors, len(seen) == steps)
+        lines = [entry[0] for entry in seen]
+        return {
+            "steps": [
+                {
+                    "seconds": line["step_s"],
+                    "loss": line["loss"],
+                    "read": line["bytes"]["nvme_read"],
+                    "written": line["bytes"]["nvme_write"],
+                }
+                for line in lines
+            ],
+            "rss_steps": lines[-1]["peak"]["process_rss"],
+            "rss_process": lines[-1]["peak"]["process_rss"],
+            "own_over_outside": checks(seen, warm_up),
+        }
+
+    def theirs(self, contestant, name, model, tokens, steps):
+        job = self.work / "job.json"
+        job.write_text(
+            step_jobs.worker_job(contestant, name, model, tokens, steps, self.swap)
+        )  # fmt: skip
+        python, variables = sys.executable, dict(os.environ)
+        if contestant.kind == "deepspeed":
+            python, variables = self.environment.python, self.environment.variables()
+        variables |= {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+        command = [python, ROOT / "bench/step_worker.py", job]
+        with (self.work / "errors.txt").open("w+") as errors:
+            process = self.start(command, variables, errors, stdout=subprocess.PIPE)
+            try:
+                output, _ = process.communicate(timeout=TIMEOUT)
+            finally:
+                end(process)
+            found = [line for line in output.splitlines() if line.startswith("RESULT ")]
+            self.check(process, errors, found)
+        return json.loads(found[-1].removeprefix("RESULT "))
+
+    def check(self, process, errors, complete):
+        if process.returncode == 0 and complete:
+            return
+        errors.seek(0)
+        lines = [line for line in errors.read().splitlines() if line.strip()]
+        raise Failed(f"exit code {process.returncode}: {' / '.join(lines[-3:])}")
+
+
+def end(process):
+    """Whatever ends us ends what we started."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def chosen(options, environment):
+    asked = [name for name in options.contestants.split(",") if name]
+    names = asked or list(CONTESTANTS)
+    return [n for n in names if environment or CONTESTANTS[n].kind != "deepspeed"]
+
+
+def rounds_of(names, rounds):
+    """The order of each round: every second one is the last in reverse, so that all have the same
+    mean place; the pairs begin with another contestant each time."""
+    for number in range(rounds):
+        turn = number // 2 % len(names)
+        order = names[turn:] + names[:turn]
+        yield order[::-1] if number % 2 else order
+
+
+def measure(report, runner, name, names, plan_of_model):
+    """Contestant -> the results of its rounds."""
+    rounds, warm_up, steps = plan_of_model
+    found = {}
+    for number, order in enumerate(rounds_of(names, rounds)):
+        for who in order:
+            try:
+                result = runner.run(CONTESTANTS[who], name, warm_up + steps, warm_up)
+            except Failed as failed:
+                report.note(f"{name}: {CONTESTANTS[who].words}: failed: {failed}")
+                continue
+            measured = [step["seconds"] for step in result["steps"][warm_up:]]
+            say(f"step: {name}, round {number + 1}: {who}: {spread(summary(measured))} s")
+            found.setdefault(who, []).append(result)
+    return found
+
+
+def measured_steps(results, warm_up):
+    return [step for result in results for step in result["steps"][warm_up:]]
+
+
+def add_results(report, name, found, plan_of_model):
+    """One result per contestant; returns them by name."""
+    rounds, warm_up, steps = plan_of_model
+    added = {}
+    for who, results in found.items():
+        contestant = CONTESTANTS[who]
+        measured = measured_steps(results, warm_up)
+        losses = [step["loss"] for step in results[0]["steps"]]
+        moved = {
+            key: statistics.median(step[key] for step in measured) for key in ("read", "written")
+        }
+        parameters = {
+            "model": f"gpt2-{name}",
+            "sequence": step_jobs.LENGTH,
+            "micro_batch": 1,
+            "threads": 2,
+            "rounds": rounds,
+            "warm_up_steps": warm_up,
+            "steps": steps,
+        }
+        if contestant.kind == "artesian":
+            parameters["budget_each_tier"] = MODELS[name][4]
+        added[who] = report.add(
+            f"step_{who}",
+            parameters,
+            [step["seconds"] for step in measured],
+            moved["read"] + moved["written"],
+            direct=None if contestant.kind == "torch" else True,
+            bytes_read=moved["read"],
+            bytes_written=moved["written"],
+            rss_steps=max(result["rss_steps"] for result in results),
+            rss_process=max(result["rss_process"] for result in results),
+            losses=losses,
+            own_over_outside=[result.get("own_over_outside") for result in results],
+        )
+    return added
+
+
+def rows_of(added):
+    for who, result in added.items():
+        yield [
+            CONTESTANTS[who].words,
+            spread(result["seconds"]),
+            f"{result['bytes_read'] / 1e6:.0f} / {result['bytes_written'] / 1e6:.0f}",
+            f"{result['rss_steps'] / MIB:.0f}",
+            f"{result['rss_process'] / MIB:.0f}",
+            f"{result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}",
+        ]
+
+
+def compare(report, name, added):
+    for who, rivals in RIVALS.items():
+        for rival in rivals:
+            if who not in added or rival not in added:
+                continue
+            ours, theirs = added[who]["seconds"]["all"], added[rival]["seconds"]["all"]
+            pair = f"{name}: {CONTESTANTS[who].words} / {CONTESTANTS[rival].words}"
+            report.ratio(f"seconds, {pair}", median_ratio(ours, theirs))
+            peaks = added[who]["rss_steps"], added[rival]["rss_steps"]
+            report.ratio(f"peak RSS, {pair}", median_ratio(*([peak] for peak in peaks)))
+
+
+def one_model(report, runner, name, names, plan_of_model):
+    found = measure(report, runner, name, names, plan_of_model)
+    added = add_results(report, name, found, plan_of_model)
+    rounds, warm_up, steps = plan_of_model
+    budget = MODELS[name][4]
+    title = (
+        f"GPT-2 {name}, sequence {step_jobs.LENGTH}, micro-batch 1, AdamW, 2 threads; "
+        f"Artesian with {budget} for each tier; median (min..max) of {rounds} x {steps} steps "
+        f"after {warm_up}"
+    )
+    header = ["", "s a step", "MB read / written a step", "peak RSS, steps, MiB"]
+    header += ["peak RSS, process, MiB", f"loss, step 1 -> {warm_up + steps}"]
+    report.table(title, header, rows_of(added))
+    compare(report, name, added)
+
+
+def run(report, options, programs):
+    environment = None
+    if not options.without_deepspeed:
+        try:
+            environment = deepspeed_setup.prepare()
+        except deepspeed_setup.Missing as missing:
+            report.note(str(missing))
+    runner = Runner(options, programs, environment)
+    for name, plan_of_model in plan(options).items():
+        try:
+            names = chosen(options, environment)
+            one_model(report, runner, name, names, plan_of_model)
+        finally:
+            shutil.rmtree(options.work / f"gpt2-{name}", ignore_errors=True)

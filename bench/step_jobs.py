@@ -1,0 +1,164 @@
+"""Models, data and contestants of part `step`: who trains what with which configuration."""
+
+import dataclasses
+import json
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+
+MODELS = {  # layers, hidden, heads, vocabulary; budget of each of our tiers
+    "124m": (12, 768, 12, 50257, "512MiB"),
+    "355m": (24, 1024, 16, 50257, "768MiB"),
+    "tiny": (2, 64, 2, 512, "64MiB"),
+}
+LENGTH = 128
+CLIPPING = 1.0
+OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+AIO = {
+    "block_size": 1 << 20,
+    "queue_depth": 32,
+    "single_submit": False,
+    "overlap_events": True,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    words: str
+    kind: str  # artesian, torch or deepspeed
+    dtype: str
+    setting: str = ""  # of DeepSpeed
+
+
+CONTESTANTS = {
+    "artesian_fp32": Contestant("Artesian fp32, all on NVMe", "artesian", "fp32"),
+    "torch_fp32": Contestant("PyTorch fp32, all in RAM", "torch", "fp32"),
+    "deepspeed_fp32": Contestant(
+        "DeepSpeed fp32, optimizer on NVMe, parameters in RAM", "deepspeed", "fp32", "ram"
+    ),
+    "artesian_bf16": Contestant("Artesian bf16, all on NVMe", "artesian", "bf16"),
+    "torch_bf16": Contestant("PyTorch bf16, fp32 master, all in RAM", "torch", "bf16"),
+    "deepspeed_lim": Contestant(
+        "DeepSpeed bf16, all on NVMe, least memory", "deepspeed", "bf16", "lim"
+    ),
+    "deepspeed_mid": Contestant(
+        "DeepSpeed bf16, all on NVMe, pipelined", "deepspeed", "bf16", "mid"
+    ),
+}
+# Each of ours, and with what it is compared.
+RIVALS = {
+    "artesian_fp32": ["torch_fp32", "deepspeed_fp32"],
+    "artesian_bf16": ["torch_bf16", "deepspeed_lim", "deepspeed_mid"],
+}
+
+
+def largest_parameter(name):
+    _, hidden, _, vocabulary, _ = MODELS[name]
+    return vocabulary * hidden
+
+
+def deepspeed_config(contestant, name, folder):
+    """What was found to work and to be fastest with 0.19.8: fp32 with parameters on NVMe does not,
+    nor does the default buffer count with two sub-groups in the pipeline."""
+    nvme = {"device": "nvme", "nvme_path": str(folder)}
+    zero = {"stage": 3, "sub_group_size": int(2e7), "offload_optimizer": dict(nvme)}
+    if contestant.setting == "ram":
+        zero.pop("sub_group_size")
+    else:
+        zero["offload_param"] = nvme | {
+            "max_in_cpu": 0,
+            "buffer_size": -(-largest_parameter(name) // 1000000) * 1000000,
+        }
+    if contestant.setting == "lim":
+        zero["offload_param"]["buffer_count"] = 5
+        live, reuse, prefetch = 1e6, 0, 0
+    elif contestant.setting == "mid":
+        zero["offload_param"]["buffer_count"] = 12
+        pipeline = {"buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
+        zero["offload_optimizer"] |= pipeline
+        live, reuse, prefetch = 4e7, 1e7, 1e7
+    if contestant.setting != "ram":
+        zero["stage3_max_live_parameters"] = int(live)
+        zero["stage3_max_reuse_distance"] = int(reuse)
+        zero["stage3_prefetch_bucket_size"] = int(prefetch)
+    return base_config(contestant) | {"zero_optimization": zero}
+
+
+def base_config(contestant):
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": CLIPPING,
+        "optimizer": {"type": "AdamW", "params": OPTIMIZER},
+        "aio": AIO,
+    }
+    return config | ({"bf16": {"enabled": True}} if contestant.dtype == "bf16" else {})
+
+
+def our_config(contestant, name, folder):
+    nvme = {"device": "nvme", "nvme_path": str(folder)}
+    budget = MODELS[name][4]
+    return base_config(contestant) | {
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": nvme | {"max_in_cpu": 0},
+            "offload_optimizer": nvme,
+        },
+        "artesian": {"device_memory": budget, "host_memory": budget},
+    }
+
+
+def write_tokens(name, path):
+    """Tokens of which few are common, so that the loss moves within ten steps."""
+    vocabulary = MODELS[name][3]
+    draw = random.Random(1)
+    tokens = [min(int(draw.paretovariate(1.0)) - 1, vocabulary - 1) for _ in range(32 * LENGTH + 1)]
+    path.write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def write_model(name, folder):
+    """The same fp32 weights for all contestants, as a Hugging Face directory."""
+    import torch
+    import transformers
+
+    layers, hidden, heads, vocabulary, _ = MODELS[name]
+    config = transformers.GPT2Config(
+        vocab_size=vocabulary, n_positions=1024, n_embd=hidden, n_layer=layers, n_head=heads,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def prepare(name, work):
+    """(model directory, token file), made if they are not there."""
+    model, tokens = pathlib.Path(work) / f"gpt2-{name}", pathlib.Path(work) / f"tokens-{name}.bin"
+    if not (model / "complete").exists():
+        # In a process of its own, so that ours stays small.
+        subprocess.run([sys.executable, __file__, name, str(model)], check=True)
+        (model / "complete").touch()
+    write_tokens(name, tokens)
+    return model, tokens
+
+
+def worker_job(contestant, name, model, tokens, steps, folder):
+    job = {
+        "kind": contestant.kind,
+        "dtype": contestant.dtype,
+        "model": str(model),
+        "tokens": str(tokens),
+        "length": LENGTH,
+        "steps": steps,
+        "optimizer": OPTIMIZER,
+        "clipping": CLIPPING,
+    }
+    if contestant.kind == "deepspeed":
+        job["config"] = deepspeed_config(contestant, name, folder)
+    return json.dumps(job)
+
+
+if __name__ == "__main__":
+    write_model(sys.argv[1], sys.argv[2])

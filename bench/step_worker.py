@@ -1,0 +1,123 @@
+"""Trains GPT-2 in plain PyTorch or in DeepSpeed and prints one JSON object; run by step.py.
+
+    step_worker.py JOB.json
+
+The job says: kind (torch or deepspeed), model (Hugging Face directory), tokens (uint16 file),
+length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), clipping and, for DeepSpeed,
+its configuration. One sample a step, in the order of the file. Bytes are those of /proc/self/io,
+which counts direct I/O of all threads; the peak of memory is that of the steps alone (the mark is
+reset after set-up), beside that of the whole process."""
+
+import json
+import pathlib
+import sys
+import time
+
+import numpy
+import torch
+import transformers
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def batches(tokens, length):
+    number = 0
+    while True:
+        start = number % ((len(tokens) - 1) // length) * length
+        window = torch.from_numpy(tokens[start : start + length + 1].astype(numpy.int64))
+        yield window[None, :-1], window[None, 1:]
+        number += 1
+
+
+def io_bytes():
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    counters = dict(line.split(": ") for line in lines)
+    return int(counters["read_bytes"]), int(counters["write_bytes"])
+
+
+def peak_memory():
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def reset_peak_memory():
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
+def loss_of(model, ids, targets):
+    logits = model(input_ids=ids, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+class Plain:
+    """Everything in RAM. In bf16 the optimizer works on an fp32 copy of the weights."""
+
+    def __init__(self, model, job):
+        self.model, self.clipping = model, job["clipping"]
+        self.parameters = list(model.parameters())
+        self.master = self.parameters
+        if job["dtype"] != "fp32":
+            self.master = [p.detach().float().requires_grad_() for p in self.parameters]
+        self.optimizer = torch.optim.AdamW(self.master, fused=True, **job["optimizer"])
+
+    def step(self, ids, targets):
+        loss = loss_of(self.model, ids, targets)
+        loss.backward()
+        if self.master is not self.parameters:
+            for master, parameter in zip(self.master, self.parameters):
+                master.grad = parameter.grad.float()
+                parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.master, self.clipping, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.master is not self.parameters:
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, self.master)
+        return loss.item()
+
+
+class DeepSpeed:
+    def __init__(self, model, job):
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        self.engine = deepspeed.initialize(model=model, config=job["config"])[0]
+
+    def step(self, ids, targets):
+        loss = loss_of(self.engine, ids, targets)
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss.item()
+
+
+def train(job):
+    tokens = numpy.fromfile(job["tokens"], dtype=numpy.uint16)
+    model = transformers.GPT2LMHeadModel.from_pretrained(
+        job["model"], dtype=DTYPES[job["dtype"]]
+    ).train()
+    trainer = {"torch": Plain, "deepspeed": DeepSpeed}[job["kind"]](model, job)
+    peak = peak_memory()
+    reset_peak_memory()
+    steps = []
+    for _, (ids, targets) in zip(range(job["steps"]), batches(tokens, job["length"])):
+        before, start = io_bytes(), time.perf_counter()
+        loss = trainer.step(ids, targets)
+        seconds = time.perf_counter() - start
+        moved = [after - then for after, then in zip(io_bytes(), before)]
+        steps.append({"seconds": seconds, "loss": loss, "read": moved[0], "written": moved[1]})
+    in_steps = peak_memory()
+    return {"steps": steps, "rss_steps": in_steps, "rss_process": max(peak, in_steps)}
+
+
+def main():
+    job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    torch.set_num_threads(2)
+    result = train(job)
+    # On a line of its own: DeepSpeed writes to stdout, too.
+    print("\nRESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Proves what `make bench` hands over: how ratios are computed, from made-up numbers; that the
+files have the fields that bench/report.py promises, from tiny runs without DeepSpeed and fio; and
+that reserved huge pages are given back, whatever happens."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build")) / "bin"
+sys.path.insert(0, str(ROOT / "bench"))
+
+import disk  # noqa: E402
+import report  # noqa: E402
+import run  # noqa: E402
+import step  # noqa: E402
+
+FIELDS = ["name", "parameters", "bytes", "seconds", "direct", "file_system", "device", "commit",
+          "configuration"]  # fmt: skip
+needs_programs = pytest.mark.skipif(not (PROGRAMS / "artesian").exists(), reason="not built")
+
+
+def bench(tmp_path, part, *arguments):
+    """Runs one part for real; returns what PART.json holds."""
+    command = [sys.executable, ROOT / "bench/run.py", "--part", part, "--without-deepspeed"]
+    command += ["--without-fio", "--out", tmp_path / "out", "--work", tmp_path / "work"]
+    command += ["--programs", PROGRAMS, *arguments]
+    # Threads that wait must not take the cores from other tests.
+    variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert f"bench: {part}: about" in done.stderr.splitlines()[0]
+    found = json.loads((tmp_path / "out" / f"{part}.json").read_text())
+    lines = (tmp_path / "out" / f"{part}.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == found["results"]
+    for result in found["results"]:
+        assert list(result)[: len(FIELDS)] == FIELDS
+        seconds = result["seconds"]
+        assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
+    tables = (tmp_path / "out" / f"{part}.md").read_text()
+    assert all(line in tables for line in done.stdout.splitlines())
+    return found, done.stdout
+
+
+def by_name(found):
+    return {result["name"]: result for result in found["results"]}
+
+
+def test_ratios_of_pairs_and_of_medians():
+    # The second pair was measured while the machine was half as fast: no matter for the pairs.
+    assert report.paired_ratio([3.0, 6.0, 3.0], [2.0, 4.0, 1.0]) == {
+        "min": 1.5,
+        "median": 1.5,
+        "max": 3.0,
+        "all": [1.5, 1.5, 3.0],
+    }
+    with pytest.raises(ValueError, match="3 and 1"):
+        report.paired_ratio([3.0, 6.0, 3.0], [2.0])
+    assert report.median_ratio([1.0, 2.0, 6.0], [4.0, 5.0]) == {
+        "min": 0.2,
+        "median": 2.0 / 4.5,
+        "max": 1.5,
+    }
+
+
+def test_files_of_made_up_numbers(tmp_path, capsys):
+    made = report.Report("adam", tmp_path)
+    first = made.add("a", {"threads": 2}, [3.0, 1.0, 2.0], 28, True, extra=7)
+    again = made.add("a", {"threads": 2}, [1.0])
+    other = made.add("a", {"threads": 1}, [1.0])
+    assert list(first) == [*FIELDS, "extra"]
+    assert first["seconds"] == {"min": 1.0, "median": 2.0, "max": 3.0, "all": [3.0, 1.0, 2.0]}
+    assert first["configuration"] == again["configuration"] != other["configuration"]
+    made.ratio("b / a", report.median_ratio([4.0], [2.0]), 1.4)
+    made.table("Title", ["x", "y"], [["1", "2"]])
+    made.note("something is missing")
+    made.write(tmp_path)
+    text = (tmp_path / "adam.md").read_text()
+    assert "Title\n\n| x | y |\n| --- | --- |\n| 1 | 2 |\n" in text
+    assert "| b / a | 2.00 (2.00..2.00) | 1.4 |" in text and "- something is missing" in text
+    assert "| b / a | 2.00 (2.00..2.00) | 1.4 |" in capsys.readouterr().out
+    whole = json.loads((tmp_path / "adam.json").read_text())
+    assert whole["ratios"] == [{"name": "b / a", "min": 2, "median": 2, "max": 2, "aim": 1.4}]
+    assert whole["notes"] == ["something is missing"]
+    assert whole["machine"]["cores"] == os.cpu_count()
+
+
+def test_a_point_of_the_disk_is_rated_in_bytes_per_second(tmp_path):
+    made = report.Report("disk", tmp_path)
+    found = {
+        "io_uring": [(4e9, 1.0, 0.4, True), (4e9, 2.0, 0.4, True)],
+        "threads": [(4e9, 4.0, 0.8, True), (4e9, 4.0, 0.8, True)],
+        "fio": [(8e9, 4.0, 0.8, True), (8e9, 8.0, 1.6, True)],
+    }
+    row, cpu_row = disk.evaluate(made, found, "read", 1 << 20, 32)
+    assert row == ["read", "1 MiB x 32", "3.00 (2.00..4.00)", "1.00 (1.00..1.00)",
+                   "1.50 (1.00..2.00)", "2.00 (2.00..2.00)"]  # fmt: skip
+    assert cpu_row[2:5] == ["0.100 (0.100..0.100)", "0.200 (0.200..0.200)", "0.150 (0.100..0.200)"]
+    assert made.ratios[0]["median"] == 2.0
+    assert by_name(made.as_json())["read_fio"]["bytes"] == 8e9
+
+
+def test_two_rounds_give_everybody_the_same_mean_place():
+    names = ["a", "b", "c"]
+    orders = list(step.rounds_of(names, 6))
+    assert all(sorted(order) == names for order in orders)
+    for pair in range(0, 6, 2):
+        places = [sum(order.index(name) for order in orders[pair : pair + 2]) for name in names]
+        assert places == [2, 2, 2]
+    assert {order[0] for order in orders[::2]} == set(names)
+
+
+def test_steps_of_a_log_are_checked_against_clock_and_kernel():
+    def line(seconds, read):
+        return {"step_s": seconds, "bytes": {"nvme_read": read, "nvme_write": read}}
+
+    seen = [
+        (line(9, 9), 0.0, (5, 5)),
+        (line(9, 9), 10.0, (1000, 500)),
+        (line(1.0, 90), 11.0, (1100, 600)),
+        (line(1.5, 90), 13.0, (1200, 690)),
+        (line(1.0, 90), 14.0, (9999, 9999)),  # with a digest
+    ]
+    checked = step.checks(seen, 2)
+    assert checked == {"seconds": 2.5 / 3, "read": 180 / 200, "written": 180 / 190}
+    assert step.checks(seen[:2], 2) == {}
+
+
+class FakeSetting:
+    """/proc/sys/vm/nr_hugepages of a machine that can reserve `limit` of them."""
+
+    def __init__(self, folder, value, limit):
+        self.file, self.limit = folder / "nr_hugepages", limit
+        self.file.write_text(str(value))
+
+    def free(self):
+        return min(int(self.file.read_text()), self.limit)
+
+
+def test_huge_pages_are_reserved_and_given_back(tmp_path):
+    setting = FakeSetting(tmp_path, 10, 1000)
+    with disk.huge_pages(100, setting.file, setting.free):
+        assert setting.file.read_text() == "100"
+    assert setting.file.read_text() == "10"
+    with disk.huge_pages(5, setting.file, setting.free):
+        assert setting.file.read_text() == "10"  # enough were free
+    with pytest.raises(ZeroDivisionError), disk.huge_pages(100, setting.file, setting.free):
+        raise ZeroDivisionError
+    assert setting.file.read_text() == "10"
+
+
+def test_too_few_huge_pages_are_a_word_and_given_back(tmp_path):
+    setting = FakeSetting(tmp_path, 10, 50)
+    with pytest.raises(disk.Missing, match="only 50 of 100"):
+        with disk.huge_pages(100, setting.file, setting.free):
+            pass
+    assert setting.file.read_text() == "10"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_huge_pages_are_given_back_when_stopped(tmp_path, number):
+    setting = FakeSetting(tmp_path, 10, 1000)
+    # The runner's own main with a part that reserves and then waits.
+    program = f"""
+import pathlib, sys, time, types
+sys.path.insert(0, {str(ROOT / "bench")!r})
+import disk, run
+setting = pathlib.Path({str(setting.file)!r})
+def wait(report, options, programs):
+    with disk.huge_pages(100, setting, lambda: int(setting.read_text())):
+        print("reserved", flush=True)
+        time.sleep(600)
+sys.modules["adam"] = types.SimpleNamespace(estimate=lambda options: "about long", run=wait)
+sys.exit(run.main(["--part", "adam", "--work", {str(tmp_path)!r}, "--out", {str(tmp_path)!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.DEVNULL)  # fmt: skip
+    assert process.stdout.readline() == "reserved\n"
+    assert setting.file.read_text() == "100"
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert setting.file.read_text() == "10"
+
+
+@needs_programs
+def test_adam(tmp_path):
+    found, output = bench(tmp_path, "adam", "--elements", "600000", "--repeats", "5")
+    results = by_name(found)
+    assert results["adam_step"]["parameters"]["threads"] == 2  # the last of that name
+    assert results["optimizer_artesian"]["bytes"] == 524288 * 28  # two slices
+    assert len(results["optimizer_torch"]["seconds"]["all"]) == 5
+    assert [ratio["aim"] for ratio in found["ratios"]] == [0.95] * 4
+    stream, ours = results["optimizer_stream"]["seconds"], results["optimizer_artesian"]["seconds"]
+    expected = report.paired_ratio(stream["all"], ours["all"])["median"]
+    assert found["ratios"][-1]["median"] == pytest.approx(expected)
+    assert "| Adam, bf16 |" in output
+
+
+@needs_programs
+def test_disk(tmp_path):
+    arguments = ["--size", "4MiB", "--points", "64K/4,1M/2", "--disk-repeats", "2"]
+    found, output = bench(tmp_path, "disk", *arguments)
+    assert {result["name"] for result in found["results"]} == {
+        "read_io_uring", "read_threads", "write_io_uring", "write_threads",
+    }  # fmt: skip
+    assert len(found["results"]) == 8
+    assert all(result["bytes"] == 4 << 20 for result in found["results"])
+    assert all(result["gb_per_s"]["median"] > 0 for result in found["results"])
+    assert found["notes"] == ["not compared with fio: asked to leave it out"]
+    assert found["ratios"] == []
+    assert "| write | 1 MiB x 2 |" in output
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@needs_programs
+def test_step_of_a_tiny_model_trains_the_same(tmp_path):
+    if shutil.disk_usage(tmp_path).free < 1 << 30:
+        pytest.skip("needs 1 GiB of free disk")
+    found, output = bench(tmp_path, "step", "--models", "tiny", "--steps", "tiny=3", "--warm-up",
+                          "1", "--contestants", "artesian_fp32,torch_fp32")  # fmt: skip
+    ours, torch = (by_name(found)[f"step_{who}"] for who in ["artesian_fp32", "torch_fp32"])
+    assert ours["losses"] == pytest.approx(torch["losses"], rel=1e-5)
+    assert ours["losses"][-1] < ours["losses"][0]
+    assert len(ours["losses"]) == 4 and len(ours["seconds"]["all"]) == 3
+    assert ours["bytes_read"] > 0 and ours["bytes_written"] > 0
+    assert torch["bytes_written"] == 0
+    assert ours["parameters"]["budget_each_tier"] == "64MiB"
+    assert 0 < ours["rss_steps"] < torch["rss_steps"]
+    seconds, memory = found["ratios"]
+    assert seconds["median"] == ours["seconds"]["median"] / torch["seconds"]["median"]
+    assert memory["median"] == ours["rss_steps"] / torch["rss_steps"]
+    assert "| Artesian fp32, all on NVMe |" in output
+    assert not (tmp_path / "work" / "gpt2-tiny").exists()
+
+
+def test_every_part_says_how_long_it_takes():
+    options = run.parse([])
+    for part in run.PARTS:
+        assert "minute" in __import__(part).estimate(options)
