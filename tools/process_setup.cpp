@@ -1,10 +1,14 @@
 #include "tools/process_setup.h"
 
+#include <alloca.h>
+#include <limits.h>
 #include <malloc.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstring>
 
 namespace artesian::tools {
 namespace {
@@ -17,11 +21,27 @@ void on_stop(int number) {
   ::signal(SIGTERM, SIG_DFL);
 }
 
-// LibTorch's OpenMP reads its settings when it is loaded, before main: a .preinit_array entry of
-// the program is the only code of ours that runs earlier. Waiting threads must sleep: a spinning
-// one slows the progress threads and the compute team alike.
-void set_passive_waiting(int, char**, char**) {
-  ::setenv("OMP_WAIT_POLICY", "passive", 0);
+/// Starts the program again with OMP_WAIT_POLICY in its environment, unless the user has set it.
+/// Waiting threads must sleep: a spinning one slows the progress threads and the compute team
+/// alike. LibTorch's OpenMP reads the variable when it is loaded; a .preinit_array entry of the
+/// program is the only code of ours that runs earlier, and what it sets is lost, as libc takes up
+/// its own environment only after it. No memory is allocated: a sanitizer's may not be ready.
+void set_passive_waiting(int, char** arguments, char** environment) {
+  constexpr char name[] = "OMP_WAIT_POLICY=";
+  std::size_t count = 0;
+  for (; environment[count] != nullptr; ++count) {
+    if (std::strncmp(environment[count], name, sizeof name - 1) == 0) return;
+  }
+  char policy[] = "OMP_WAIT_POLICY=passive";
+  auto** const longer = static_cast<char**>(alloca((count + 2) * sizeof(char*)));
+  std::copy_n(environment, count, longer);
+  longer[count] = policy;
+  longer[count + 1] = nullptr;
+  char program[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", program, sizeof program - 1);
+  if (length <= 0) return;  // slower, and right
+  program[length] = '\0';
+  ::execve(program, arguments, longer);
 }
 
 __attribute__((section(".preinit_array"),

@@ -1,0 +1,22 @@
+"""Proves that LibTorch's threads sleep while they wait, as `artesian` asks for before OpenMP reads its
+settings, unless the user has set OMP_WAIT_POLICY."""
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "artesian"
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
+
+
+@pytest.mark.parametrize("given, sleeps", [(None, True), ("active", False)])
+def test_threads_that_wait_sleep_unless_the_user_wants_otherwise(given, sleeps):
+    variables = {**os.environ, "OMP_DISPLAY_ENV": "VERBOSE"}
+    variables.pop("OMP_WAIT_POLICY", None)
+    if given:
+        variables["OMP_WAIT_POLICY"] = given
+    shown = subprocess.run([PROGRAM, "--version"], env=variables, capture_output=True, check=True)
+    assert (b"GOMP_SPINCOUNT = '0'" in shown.stderr) == sleeps, shown.stderr
