@@ -1,5 +1,5 @@
-"""Proves that LibTorch's threads sleep while they wait, as `artesian` asks for before OpenMP reads its
-settings, unless the user has set OMP_WAIT_POLICY."""
+"""Proves that LibTorch's threads sleep while they wait: `artesian` asks for it before OpenMP reads
+its settings, unless the user has set OMP_WAIT_POLICY."""
 
 import os
 import pathlib
