@@ -127,7 +127,8 @@ std::uint64_t available_memory(const std::string& root) {
 ProcessMemory process_memory(const std::string& root) {
   const std::string status = root + "/proc/self/status";
   return {.bytes = kib_of(status, "VmRSS:").value_or(0),
-          .bytes_peak = kib_of(status, "VmHWM:").value_or(0)};
+          .bytes_peak = kib_of(status, "VmHWM:").value_or(0),
+          .bytes_file = kib_of(status, "RssFile:").value_or(0)};
 }
 
 }  // namespace artesian

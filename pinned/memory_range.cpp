@@ -103,4 +103,10 @@ void MemoryRange::lock() noexcept {
   warn_refused(system_error);
 }
 
+void MemoryRange::fault_in() noexcept {
+  if (locked_ || bytes_ > available_memory()) return;
+  volatile std::byte* const bytes = data_;
+  for (std::uint64_t at = 0; at < bytes_; at += 4096) bytes[at] = std::byte{0};
+}
+
 }  // namespace artesian::pinned

@@ -24,6 +24,9 @@ class MemoryRange {
   /// Faults the whole range in and keeps it in memory. Where that is refused (the memlock limit,
   /// too little memory), says so once in this process and leaves the range pageable.
   void lock() noexcept;
+  /// Faults the whole range in, with zeros, without locking it; not where that is more than there
+  /// is. Only before anything is stored in it.
+  void fault_in() noexcept;
 
   /// Gives the mapping up, so that nothing else comes to lie there: base/buffer.h, Note
   /// [Abandoned memory].

@@ -93,6 +93,12 @@ Pool::Pool(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 
 Pool::~Pool() = default;  // Impl checks that every lease came back
 
+void Pool::fault_in() noexcept {
+  const std::lock_guard lock(impl_->mutex_);
+  ARTESIAN_CHECK(impl_->bytes_in_use_peak_ == 0, impl_->bytes_in_use_peak_);
+  impl_->range_.fault_in();
+}
+
 Result<BufferLease> Pool::lease(std::uint64_t bytes, Placement placement) noexcept {
   ARTESIAN_CHECK(bytes > 0);
   const std::uint64_t size = rounded_size(bytes);

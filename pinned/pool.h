@@ -43,6 +43,10 @@ class Pool final : public BufferOwner {
   /// Checks that every lease came back, or was abandoned: then the range stays mapped for ever.
   ~Pool();
 
+  /// Takes the memory behind the range now instead of at first use, so that nothing can be short of
+  /// it later; does nothing where there is less than that. Only before the first lease.
+  void fault_in() noexcept;
+
   /// A lease of at least `bytes` (rounded up to 4096). Errors: Exhausted (no free run is that
   /// long).
   Result<BufferLease> lease(std::uint64_t bytes, Placement placement = Placement::Low) noexcept;

@@ -75,7 +75,10 @@ Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
        {{"device", r.peak_device},
         {"host", r.peak_host},
         {"activations", r.peak_activations},
-        {"process_rss", r.peak_process_rss}}},
+        {"process_rss", r.peak_process_rss},
+        {"gradients", r.peak_gradients},
+        {"program", r.peak_program},
+        {"heap", r.peak_heap}}},
       {"wait_s",
        {{"param", r.wait_param_s}, {"grad", r.wait_grad_s}, {"optimizer", r.wait_optimizer_s}}}};
   if (r.overflow) line["overflow_parameter"] = r.overflow_parameter;
@@ -190,6 +193,26 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets) const {
   row("peak host memory", size(last_.peak_host) + " of " + size(budgets.host));
   row("peak activations", size(last_.peak_activations));
   row("peak process RSS", size(last_.peak_process_rss));
+  print_process(out);
+}
+
+/// What the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.
+void Summary::print_process(std::FILE* out) const {
+  const zero3::StepResult& r = last_;
+  if (r.peak_program == 0) return;  // nobody counted
+  const auto part = [&](const char* name, std::uint64_t bytes) {
+    std::fprintf(out, "    %-20s %s\n", name, format_size(bytes).c_str());
+  };
+  const std::uint64_t device = r.peak_device - r.peak_gradients;
+  const std::uint64_t sum =
+      r.peak_program + device + r.peak_host + r.peak_activations + r.peak_heap;
+  part("program, libraries", r.peak_program);
+  part("device, pool", device);
+  part("host", r.peak_host);
+  part("tensors, gradients", r.peak_activations);
+  part("other heap", r.peak_heap);
+  part(sum > r.peak_process_rss ? "less than the sum" : "not accounted for",
+       std::max(sum, r.peak_process_rss) - std::min(sum, r.peak_process_rss));
 }
 
 }  // namespace artesian::tools

@@ -66,6 +66,8 @@ class Summary {
   void print(std::FILE* out, const zero3::Budgets& budgets) const;
 
  private:
+  void print_process(std::FILE* out) const;
+
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_ = 0;
   std::uint64_t tokens_ = 0;

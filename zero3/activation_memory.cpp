@@ -1,4 +1,5 @@
-// Counts what LibTorch allocates on the CPU: an allocator in front of the default one.
+// Counts what LibTorch allocates on the CPU: an allocator in front of the default one. The rest of
+// the heap is malloc's own count less that.
 #include "zero3/activation_memory.h"
 
 #include <c10/core/Allocator.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/machine.h"
 #include "zero3/engine.h"
 
 namespace artesian::zero3 {
@@ -42,15 +44,48 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
+/// Bytes that malloc has handed out, LibTorch's among them.
+std::uint64_t bytes_allocated() noexcept {
+  const struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+struct AtStart {
+  bool tracked = false;
+  std::uint64_t anonymous = 0;  // resident and not backed by a file
+  std::uint64_t allocated = 0;
+};
+AtStart at_start;
+
+std::uint64_t beyond(std::uint64_t value, std::uint64_t base) noexcept {
+  return value > base ? value - base : 0;
+}
+
 }  // namespace
 
-std::uint64_t activation_bytes_peak() noexcept {
-  return bytes_peak.load();
+MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept {
+  static MemoryBesideTiers most;
+  if (!at_start.tracked) return most;
+  const ProcessMemory memory = process_memory();
+  const std::uint64_t tensors = bytes_now.load();
+  most.activations = bytes_peak.load();
+  // Libraries come into memory page by page, as their code is first run.
+  most.program = std::max(most.program, at_start.anonymous + memory.bytes_file);
+  // MKL takes buffers to pack matrices into and touches a part of them: at most the rest that is
+  // resident.
+  const std::uint64_t heap = beyond(bytes_allocated(), at_start.allocated + tensors);
+  const std::uint64_t known = memory.bytes_file + at_start.anonymous + tiers + tensors;
+  most.heap = std::max(most.heap, std::min(heap, beyond(memory.bytes, known)));
+  return most;
 }
 
 void track_activations() {
   static CountingAllocator allocator;
   c10::SetCPUAllocator(&allocator, /*priority=*/100);
+  const ProcessMemory memory = process_memory();
+  at_start = {.tracked = true,
+              .anonymous = beyond(memory.bytes, memory.bytes_file),
+              .allocated = bytes_allocated()};
 }
 
 }  // namespace artesian::zero3

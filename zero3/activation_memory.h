@@ -1,11 +1,22 @@
-// Bytes that LibTorch has on the CPU: activations, gradients on their way, temporaries.
+// Bytes of the process beside the tiers' pools, each counted where it is taken: what LibTorch has
+// on the CPU (activations, gradients on their way, temporaries), the program itself, the other
+// heap.
 #pragma once
 
 #include <cstdint>
 
 namespace artesian::zero3 {
 
-/// The most bytes at once since track_activations() (engine.h); 0 without it.
-std::uint64_t activation_bytes_peak() noexcept;
+/// The most of each so far; all 0 without track_activations() (engine.h). With both pools they add
+/// up to the process's peak resident memory, but for what malloc keeps free and thread stacks.
+struct MemoryBesideTiers {
+  std::uint64_t activations = 0;  // of LibTorch's CPU allocator, at any time
+  std::uint64_t program = 0;      // code and data, and what was there before the first tensor
+  std::uint64_t heap = 0;  // malloc's beside LibTorch's, where resident: tables, matrix packing
+};
+
+/// Looks at the program and the heap as they are now, beside `tiers` bytes of resident pools.
+/// Thread: one at a time.
+MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept;
 
 }  // namespace artesian::zero3

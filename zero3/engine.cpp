@@ -158,6 +158,7 @@ class Engine::Impl {
   void begin_step();
   StepResult counters() const;
   void take_difference(StepResult& result);
+  void take_peaks(StepResult& result) const;
   void predict(StepResult& result);
 };
 
@@ -391,10 +392,20 @@ void Engine::Impl::take_difference(StepResult& result) {
   result.fetch_reused = fetch.reused;
   result.live_parameters_max = fetch.live_parameters_max;
   prefetcher->reset_statistics();
-  const std::uint64_t gradient = state->placement().device_gradient_bytes;
-  result.peak_device = state->device_pool().statistics().bytes_in_use_peak + gradient;
-  result.peak_host = state->host_pool().statistics().bytes_in_use_peak;
-  result.peak_activations = activation_bytes_peak();
+  take_peaks(result);
+}
+
+/// The pools are taken whole at the start, so what they reserve is what they hold.
+void Engine::Impl::take_peaks(StepResult& result) const {
+  const bool empty = state->placement().device_pool_bytes == 0;  // a pool has at least a page
+  const std::uint64_t device = empty ? 0 : state->device_pool().statistics().bytes_reserved;
+  result.peak_gradients = state->placement().device_gradient_bytes;
+  result.peak_device = device + result.peak_gradients;
+  result.peak_host = state->host_pool().statistics().bytes_reserved;
+  const MemoryBesideTiers beside = memory_beside_tiers(device + result.peak_host);
+  result.peak_activations = beside.activations;
+  result.peak_program = beside.program;
+  result.peak_heap = beside.heap;
   result.peak_process_rss = process_memory().bytes_peak;
 }
 

@@ -53,6 +53,8 @@ struct StepResult {
   std::uint64_t fetch_demand = 0, fetch_prefetched = 0, fetch_reused = 0;  // elements
   std::uint64_t live_parameters_max = 0;
   std::uint64_t peak_device = 0, peak_host = 0, peak_activations = 0, peak_process_rss = 0;
+  // With the above, all of the process: gradients are in peak_device and in peak_activations.
+  std::uint64_t peak_gradients = 0, peak_program = 0, peak_heap = 0;
   double wait_param_s = 0.0, wait_grad_s = 0.0, wait_optimizer_s = 0.0;
   double forward_s = 0.0, backward_s = 0.0, optimizer_s = 0.0;
 };

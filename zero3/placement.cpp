@@ -33,6 +33,7 @@ class Planner {
   Result<Placement> run() {
     ARTESIAN_TRY_VOID(place_device());
     ARTESIAN_TRY_VOID(place_host());
+    release_unused_slots();
     size_nvme();
     return std::move(plan_);
   }
@@ -85,6 +86,13 @@ class Planner {
     return largest;
   }
 
+  /// What slots can ever take at once: what may stay or come ahead, and one demand on top of it.
+  std::uint64_t slots_max(std::uint64_t stage, std::uint64_t all) const {
+    const std::uint64_t size = dtype_size(plan_.compute_dtype);
+    if (config_.zero.max_live_parameters >= all / size) return all;
+    return std::min(all, page_up(config_.zero.max_live_parameters * size) + stage);
+  }
+
   struct DeviceNeed {
     std::uint64_t fixed = 0;  // homes and persistent slots
     std::uint64_t stage = 0;  // slots of the stage that needs most
@@ -125,7 +133,8 @@ class Planner {
       const std::uint64_t minimum = need.fixed + need.stage + plan_.device_gradient_bytes;
       if (minimum <= request_.device_bytes) {
         const std::uint64_t room = request_.device_bytes - plan_.device_gradient_bytes;
-        plan_.device_pool_bytes = std::min(round_down(room, 4096), need.fixed + need.all);
+        plan_.device_pool_bytes =
+            std::min(round_down(room, 4096), need.fixed + slots_max(need.stage, need.all));
         if (cut) {
           plan_.notes.push_back(
               "stage3_param_persistence_threshold: only " + std::to_string(persistent_numel()) +
@@ -136,6 +145,13 @@ class Planner {
       if (persistent_numel() == 0) return device_error(need, minimum);
       persistent_max = persistent_numel() / 2;
     }
+  }
+
+  /// Parameters that host memory keeps and compute reads there need no slots.
+  void release_unused_slots() {
+    const DeviceNeed need = device_need();
+    plan_.device_pool_bytes =
+        std::min(plan_.device_pool_bytes, need.fixed + slots_max(need.stage, need.all));
   }
 
   std::uint64_t persistent_numel() const {

@@ -70,6 +70,9 @@ Result<void> ModelState::create_pools(const ModelStateOptions& options) {
                                            .lock = lock,
                                            .name = "host memory"}));
   host_ = std::move(host);
+  // What the budgets allow is taken now or not at all: not in the middle of the first step.
+  device_->fault_in();
+  host_->fault_in();
   return {};
 }
 

@@ -97,6 +97,8 @@ TEST(Machine, ThisMachineAnswers) {
   const ProcessMemory after = process_memory();
   EXPECT_GE(after.bytes + mib, before.bytes + 64 * mib);
   EXPECT_GE(after.bytes_peak, after.bytes);
+  EXPECT_GT(after.bytes_file, 0u);
+  EXPECT_LT(after.bytes_file + 64 * mib, after.bytes);  // what was touched has no file
 }
 
 }  // namespace

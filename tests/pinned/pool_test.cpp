@@ -256,6 +256,14 @@ TEST(Pool, NeverLockedStaysUntouched) {
   EXPECT_LT(test_support::status_kib("VmRSS"), before + (16 << 10));
 }
 
+TEST(Pool, FaultingInTakesItAll) {
+  const std::size_t before = test_support::status_kib("VmRSS");
+  const auto pool = make_pool(64 << 20);
+  pool->fault_in();
+  EXPECT_GE(test_support::status_kib("VmRSS"), before + (63 << 10));
+  EXPECT_EQ(must_lease(*pool, 64 << 20).data()[12345], std::byte{0});
+}
+
 TEST(Pool, MoreThanThereIsStaysPageable) {
   std::ifstream meminfo("/proc/meminfo");
   std::string key;
@@ -266,6 +274,9 @@ TEST(Pool, MoreThanThereIsStaysPageable) {
   const auto pool = Pool::create({.bytes = bytes, .lock = Lock::Try, .name = "p"});
   if (!pool.has_value()) GTEST_SKIP() << "this kernel refuses to reserve that much";
   EXPECT_FALSE((*pool)->statistics().locked);
+  const std::size_t before = test_support::status_kib("VmRSS");
+  (*pool)->fault_in();
+  EXPECT_LT(test_support::status_kib("VmRSS"), before + (16 << 10));
 }
 
 // Row 30 of the reliability table: the same bytes, one warning, no abort. Runs in a child, as uid

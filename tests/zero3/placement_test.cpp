@@ -146,6 +146,33 @@ TEST(Placement, MaxInCpuKeepsSoManyElementsInHostMemory) {
   }
 }
 
+TEST(Placement, DeviceMemoryThatLiveParametersNeverUseIsNotTaken) {
+  Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.config.zero.param_persistence_threshold = 0;
+  const auto pool_at = [&](std::uint64_t live) {
+    given.config.zero.max_live_parameters = live;
+    return given.place().value().device_pool_bytes;
+  };
+  const std::uint64_t all = pool_at(~std::uint64_t{0});
+  const std::uint64_t stage = pool_at(0);  // a demand alone
+  EXPECT_LT(stage, all - 4096 * 4);
+  EXPECT_EQ(pool_at(4096), stage + 4096 * 4);
+  EXPECT_EQ(pool_at(1'000'000), all);
+  given.device = smallest(given, &Case::device);  // the budget still comes first
+  EXPECT_EQ(pool_at(4096), stage);
+}
+
+TEST(Placement, ParametersUsedInHostMemoryTakeNoDeviceMemory) {
+  Case given = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
+  given.config.zero.param_persistence_threshold = 0;
+  const auto pool_at = [&](std::uint64_t kept) {
+    given.config.zero.offload_param.max_in_cpu = kept;
+    return given.place().value().device_pool_bytes;
+  };
+  EXPECT_GT(pool_at(0), 200'000u);
+  EXPECT_EQ(pool_at(1'000'000), 0u);
+}
+
 TEST(Placement, PersistenceIsCutToTheBudgetWithANote) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
   given.config.zero.param_persistence_threshold = 0;

@@ -1,0 +1,343 @@
+"""Proves that memory is what docs/memory.md says: its formulas, computed here anew from config.json
+and ds.json alone, give the peak of each tier and the size of the swap files within 16 MiB and
+GPT-2's activations within 16 MiB, over eight shapes; and the parts that the log reports add up to
+the peak resident memory of the process within 64 MiB. Every term of the formulas is above 16 MiB in
+some shape, so that leaving one out fails."""
+
+import dataclasses
+import json
+import os
+import random
+import struct
+import subprocess
+import time
+
+import pytest
+
+ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
+BUILD = os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build"))
+PROGRAM = os.path.join(BUILD, "bin", "artesian")
+pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason=f"{PROGRAM} is not built")
+
+MIB = 1 << 20
+TIER_MARGIN = 16 * MIB
+PROCESS_MARGIN = 64 * MIB
+STEPS = 2
+POSITIONS = 256
+
+
+@dataclasses.dataclass
+class Shape:
+    layers: int
+    hidden: int
+    vocab: int
+    tied: bool = True
+    dtype: str = "fp16"
+    grad_dtype: str = ""  # of accumulation; empty: dtype
+    micro_batch: int = 1
+    accumulation: int = 1
+    length: int = 64
+    param: str = "nvme"
+    optimizer: str = "nvme"
+    paths: int = 1
+    device: int = 1024  # budgets, MiB
+    host: int = 1024
+    max_in_cpu: int = 0
+    threshold: int = 100_000
+    live: int = 1_000_000_000
+    sub_group: int = 1_000_000_000
+    buffers: int = 4
+    engine: str = "auto"
+
+    def config(self):
+        return {
+            "model_type": "gpt2",
+            "n_layer": self.layers,
+            "n_embd": self.hidden,
+            "n_head": self.hidden // 64,
+            "n_positions": POSITIONS,
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": self.tied,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        }
+
+    def settings(self):
+        def offload(device, path):
+            return {"device": device, **({"nvme_path": path} if device == "nvme" else {})}
+
+        precision = {
+            "fp32": {},
+            "bf16": {"bf16": {"enabled": True}},
+            "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}},
+        }
+        return {
+            "train_micro_batch_size_per_gpu": self.micro_batch,
+            "gradient_accumulation_steps": self.accumulation,
+            "gradient_clipping": 1.0,
+            **precision[self.dtype],
+            **({"data_types": {"grad_accum_dtype": self.grad_dtype}} if self.grad_dtype else {}),
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+            "zero_optimization": {
+                "stage": 3,
+                "stage3_param_persistence_threshold": self.threshold,
+                "stage3_max_live_parameters": self.live,
+                "sub_group_size": self.sub_group,
+                "offload_param": {
+                    **offload(self.param, "swap0"),
+                    "max_in_cpu": self.max_in_cpu,
+                },
+                "offload_optimizer": {
+                    **offload(self.optimizer, f"swap{self.paths - 1}"),
+                    "buffer_count": self.buffers,
+                },
+            },
+            "artesian": {
+                "device_memory": f"{self.device}MiB",
+                "host_memory": f"{self.host}MiB",
+                "engine": self.engine,
+            },
+        }
+
+
+SHAPES = {
+    "all on nvme, device tight": Shape(6, 512, 16000, device=96),
+    "untied, bf16, max_in_cpu": Shape(
+        4, 512, 12000, tied=False, dtype="bf16", accumulation=2, max_in_cpu=1_000_000_000
+    ),
+    "fp32 on nvme": Shape(3, 512, 20000, dtype="fp32", micro_batch=2, max_in_cpu=10_000_000),
+    "parameters in host memory": Shape(
+        4, 640, 10000, grad_dtype="fp32", param="cpu", engine="threads"
+    ),
+    "nothing offloaded": Shape(4, 512, 16000, dtype="bf16", param="none", optimizer="none"),
+    "fp32 in host memory": Shape(4, 512, 10000, dtype="fp32", param="cpu", optimizer="cpu"),
+    "spilled gradients, two disks": Shape(
+        3, 768, 16000, host=36, buffers=8, sub_group=65536, paths=2, device=512
+    ),
+    "persistent, few live": Shape(
+        6, 512, 9000, micro_batch=2, length=256, threshold=800_000, live=4_000_000, buffers=8
+    ),
+}
+
+
+def gpt2_stages(shape):
+    """Per stage its parameters as (name, elements); the first of the model is the looked-up one."""
+    c, inner = shape.hidden, 4 * shape.hidden
+    table = shape.vocab * c
+    block = {
+        "ln_1.weight": c, "ln_1.bias": c, "c_attn.weight": 3 * c * c, "c_attn.bias": 3 * c,
+        "attn.c_proj.weight": c * c, "attn.c_proj.bias": c, "ln_2.weight": c, "ln_2.bias": c,
+        "c_fc.weight": c * inner, "c_fc.bias": inner, "mlp.c_proj.weight": inner * c,
+        "mlp.c_proj.bias": c,
+    }  # fmt: skip
+    stages = [[("wte", table), ("wpe", POSITIONS * c)]]
+    for layer in range(shape.layers):
+        stages.append([(f"h.{layer}.{name}", size) for name, size in block.items()])
+    stages.append([("ln_f.weight", c), ("ln_f.bias", c)])
+    stages[-1].append(("wte" if shape.tied else "lm_head", table))
+    return stages
+
+
+class Formula:
+    """The formulas of docs/memory.md, in bytes. Padding (at most 4 KiB a parameter) is left out.
+    host() comes first: what it keeps there is not elsewhere."""
+
+    def __init__(self, shape, without=None):
+        self.shape = shape
+        self.without = without
+        self.terms = {}
+        self.stages = gpt2_stages(shape)
+        sizes = {name: size for stage in self.stages for name, size in stage}
+        self.all = sum(sizes.values())
+        kept = {name for name, size in sizes.items() if size <= shape.threshold}
+        self.persistent = sum(sizes[name] for name in kept)
+        self.units = self.list_units(kept)
+        streamed = [[size for name, size in stage if name not in kept] for stage in self.stages]
+        self.largest_stage = max(map(sum, streamed))
+        in_graph = [self.stages[0][1:], *self.stages[1:]]  # a look-up has no dense gradient
+        self.largest_gradient = max(sum(size for _, size in stage) for stage in in_graph)
+        width = {"fp32": 4, "fp16": 2, "bf16": 2}
+        self.p = width[shape.dtype]
+        self.g = width[shape.grad_dtype or shape.dtype]
+        self.c = 4
+        self.s = 8 if shape.dtype == "fp32" else 12
+        self.spilled = self.in_host = 0
+
+    def list_units(self, kept):
+        """(elements, persistent) in model order: a stage's streamed and its persistent parameters,
+        a tied weight by itself."""
+        units = []
+        for index, stage in enumerate(self.stages):
+            parts = {}
+            for name, size in stage:
+                if name == "wte" and self.shape.tied:
+                    if index == 0:
+                        units.append((size, name in kept))
+                    continue
+                parts[name in kept] = parts.get(name in kept, 0) + size
+            units += [(size, stays) for stays, size in parts.items()]
+        return units
+
+    def add(self, term, size):
+        self.terms[term] = size
+        return 0 if term == self.without else size
+
+    def device(self):
+        shape = self.shape
+        streamed = self.all - self.persistent
+        on_device = shape.param == "none"
+        need = self.add("device: parameters", self.p * (self.all if on_device else self.persistent))
+        if shape.optimizer == "none":
+            need += self.add("device: optimizer", self.s * self.all)
+        if self.p != self.c:
+            need += self.add("device: gathered persistent", self.c * self.persistent)
+        if self.p != self.c or shape.param == "nvme":
+            slots = self.c * min(streamed, shape.live + self.largest_stage)
+            need += self.add("device: gathered", slots)
+        if self.p == self.c:
+            need -= self.add("device: used in host memory", self.in_host)
+        need += self.add("device: gradients", self.c * self.largest_gradient)
+        return min(need, shape.device * MIB)
+
+    def ring(self, room):
+        shape = self.shape
+        if "nvme" not in (shape.param, shape.optimizer):
+            return 0
+        sub_group = min(shape.sub_group, 262144)
+        while shape.buffers * sub_group * (self.s + self.g + self.p) > room / 4:
+            sub_group //= 2
+        return shape.buffers * sub_group * (self.s + self.g + self.p)
+
+    def host(self):
+        shape = self.shape
+        budget = shape.host * MIB
+        homes = 0
+        if shape.param == "cpu":
+            homes += self.add("host: parameters", self.p * (self.all - self.persistent))
+        if shape.optimizer == "cpu":
+            homes += self.add("host: optimizer", self.s * self.all)
+        total = homes + self.add("host: ring", self.ring(budget - homes))
+        gradients = 0
+        for size, _ in self.units:  # unit by unit, in model order, each that still fits
+            if total + gradients + self.g * size <= budget:
+                gradients += self.g * size
+            else:
+                self.spilled += self.g * size
+        total += self.add("host: gradients", gradients)
+        if shape.param == "nvme":
+            left = shape.max_in_cpu
+            for size, stays in self.units:
+                if stays or size > left or total + self.in_host + self.p * size > budget:
+                    continue
+                left -= size
+                self.in_host += self.p * size
+            total += self.add("host: max_in_cpu", self.in_host)
+        return total
+
+    def swap(self):
+        """Bytes of each swap file."""
+        shape = self.shape
+        files = [0] * shape.paths
+        if shape.param == "nvme":
+            streamed = self.p * (self.all - self.persistent) - self.in_host
+            files[0] += self.add("nvme: parameters", streamed)
+        files[0] += self.add("nvme: spilled gradients", self.spilled)
+        if shape.optimizer == "nvme":
+            files[-1] += self.add("nvme: optimizer", self.s * self.all)
+        return [size for size in files if size != 0]
+
+    def figures(self):
+        host = self.host()
+        return [self.device(), host, sum(self.swap()), self.activations()]
+
+    def activations(self):
+        shape = self.shape
+        tokens, c = shape.micro_batch * shape.length, shape.hidden
+        total = self.add("activations: blocks", 4 * tokens * 16 * c * shape.layers)
+        total += self.add("activations: logits", 4 * tokens * shape.vocab)
+        total += self.add("activations: head's gradient", 4 * shape.vocab * c)
+        return total + 4 * tokens * c * (5 + shape.accumulation - 1)
+
+
+def write_inputs(folder, shape):
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(shape.config()))
+    (folder / "ds.json").write_text(json.dumps(shape.settings()))
+    count = STEPS * shape.accumulation * shape.micro_batch * shape.length + 1
+    tokens = random.Random(1).choices(range(shape.vocab), k=count)
+    (folder / "tokens.bin").write_bytes(struct.pack(f"<{count}H", *tokens))
+
+
+def swap_sizes(folder):
+    """Bytes allocated in each directory of the run, as long as they are there."""
+    sizes = {}
+    for path in folder.glob("swap*/**/*"):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        key = path.relative_to(folder).parts[0]
+        sizes[key] = max(sizes.get(key, 0), min(status.st_size, status.st_blocks * 512))
+    return sizes
+
+
+def train(folder, shape):
+    """The lines of the log, and the most bytes seen in each swap directory."""
+    write_inputs(folder, shape)
+    arguments = f"--model model --init --data tokens.bin --config ds.json --steps {STEPS}"
+    arguments += f" --seq-len {shape.length} --log-jsonl steps.jsonl --quiet"
+    seen = {}
+    with open(folder / "stderr", "w+") as errors:
+        run = subprocess.Popen([PROGRAM, "train", *arguments.split()], cwd=folder, stderr=errors)
+        while run.poll() is None:
+            for key, size in swap_sizes(folder).items():
+                seen[key] = max(seen.get(key, 0), size)
+            time.sleep(0.02)
+        errors.seek(0)
+        assert run.returncode == 0, errors.read()
+    lines = (folder / "steps.jsonl").read_text().splitlines()
+    assert not list(folder.glob("swap*"))
+    return [json.loads(line) for line in lines], [seen[key] for key in sorted(seen)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_peaks_equal_the_formulas(name, tmp_path):
+    shape = SHAPES[name]
+    formula = Formula(shape)
+    host, device, swap = formula.host(), formula.device(), formula.swap()
+    steps, swap_seen = train(tmp_path, shape)
+    assert len(steps) == STEPS
+    for step in steps:
+        peak = step["peak"]
+        parts = [peak[part] for part in ["program", "host", "activations", "heap"]]
+        explained = sum(parts) + peak["device"] - peak["gradients"]
+        print(
+            *(f"{part} {size / MIB:.1f}" for part, size in peak.items()),
+            f"explained {explained / MIB:.1f}; formulas: device {device / MIB:.1f} host "
+            f"{host / MIB:.1f} activations {formula.activations() / MIB:.1f}",
+        )
+        assert abs(peak["device"] - device) <= TIER_MARGIN
+        assert peak["device"] <= shape.device * MIB
+        assert abs(peak["host"] - host) <= TIER_MARGIN
+        assert peak["host"] <= shape.host * MIB
+        assert abs(peak["activations"] - formula.activations()) <= TIER_MARGIN
+        assert abs(peak["process_rss"] - explained) <= PROCESS_MARGIN
+    assert len(swap_seen) == len(swap)
+    for seen, stated in zip(swap_seen, swap):
+        assert abs(seen - stated) <= TIER_MARGIN
+
+
+def test_a_formula_without_one_of_its_terms_is_off_by_more_than_the_margin():
+    whole, terms = {}, set()
+    for name, shape in SHAPES.items():
+        formula = Formula(shape)
+        whole[name] = formula.figures()
+        terms |= formula.terms.keys()
+    assert len(terms) == 17
+    for term in terms:
+        worst = 0
+        for name, shape in SHAPES.items():
+            lacking = Formula(shape, without=term).figures()
+            worst = max(worst, *(abs(a - b) for a, b in zip(whole[name], lacking)))
+        assert worst > TIER_MARGIN, term
