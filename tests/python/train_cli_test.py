@@ -578,7 +578,9 @@ FIELDS = {
 NESTED = {
     "bytes": (["nvme_read", "nvme_write", "h2d", "d2h"], int),
     "fetch": (["demand", "prefetched", "reused"], int),
-    "peak": (["device", "host", "activations", "process_rss"], int),
+    "peak": (
+        ["device", "host", "activations", "process_rss", "gradients", "program", "heap"], int
+    ),
     "wait_s": (["param", "grad", "optimizer"], float),
 }
 
