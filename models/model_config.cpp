@@ -46,7 +46,13 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
 
 Result<ModelConfig> read_model_config(const std::string& directory) {
   const std::string path = directory + "/config.json";
-  ARTESIAN_TRY(file, InputFile::open(path));
+  auto opened = InputFile::open(path);
+  if (!opened.has_value()) {
+    Error error = std::move(opened).error();
+    error.message += " (give the folder of a Hugging Face model, which holds config.json)";
+    return error;
+  }
+  const InputFile file = std::move(opened).value();
   if (file.size() > config_size_max) return config_error(path, "larger than 16 MiB");
   std::string text(file.size(), '\0');
   ARTESIAN_TRY_VOID(file.read_at(text.data(), text.size(), 0));

@@ -106,7 +106,7 @@ void check_later_flags(Reader& reader) {
   }
   const std::string device = reader.text("--device");
   if (device == "cuda" || device.starts_with("cuda:")) {
-    reader.unsupported("--device " + device);
+    reader.unsupported("--device " + device + "; leave it out to compute on the CPU");
   } else if (reader.given("--device") && device != "cpu") {
     reader.refuse_text("--device", "cpu; drop the flag");
   }

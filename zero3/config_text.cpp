@@ -242,10 +242,15 @@ std::string plain_reason(const std::string& what) {
   if (from == what.npos) from = what.find("] ") == what.npos ? 0 : what.find("] ") + 2;
   std::string reason = what.substr(from);
   const std::size_t quotation = reason.find("; last read: '");
-  if (quotation == reason.npos) return reason;
   const std::size_t rest = reason.rfind("; expected ");
-  const bool follows = rest != reason.npos && rest > quotation;
-  return reason.substr(0, quotation) + (follows ? reason.substr(rest) : "");
+  if (quotation != reason.npos) {
+    const bool follows = rest != reason.npos && rest > quotation;
+    reason = reason.substr(0, quotation) + (follows ? reason.substr(rest) : "");
+  }
+  if (reason.ends_with("unexpected string literal; expected '}'")) {
+    reason += "; is there a comma missing before it?";
+  }
+  return reason;
 }
 
 }  // namespace

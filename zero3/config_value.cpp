@@ -46,6 +46,9 @@ MaybeFault number_fault(const ConfigKey& key, const JsonValue& value) {
   if (value.kind == Kind::String && looks_like_number(value.text)) {
     return got(key, value, "remove the quotes");
   }
+  const bool has_unit = value.kind == Kind::String && !value.text.empty() &&
+                        std::isdigit(static_cast<unsigned char>(value.text[0])) != 0;
+  if (has_unit) return got(key, value, "write it out, such as 1048576 for 1Mi");
   if (value.kind != Kind::Number) return got(key, value);
   const double number = value.number;
   if (key.type == KeyType::PrintSteps && number > 0 && std::isinf(number)) return {};

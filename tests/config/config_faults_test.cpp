@@ -28,7 +28,7 @@ const Case syntax[] = {
      "expected '[', '{', or a literal"},
     {"{\n  \"a\": 1\n  \"b\": 2\n}",
      "ds.json: line 3, column 3: syntax error while parsing object "
-     "- unexpected string literal; expected '}'"},
+     "- unexpected string literal; expected '}'; is there a comma missing before it?"},
     {"{\"fp16\": {\"enabled\": true}",
      "ds.json: line 1, column 27: syntax error while parsing "
      "object - unexpected end of input; expected '}'"},
@@ -188,7 +188,8 @@ const Case single[] = {
     {R"({"aio": {"block_size": 1000}})",
      "aio.block_size: got 1000, allowed a multiple of 4096 from 4096 to 1073741824"},
     {R"({"aio": {"block_size": "1M"}})",
-     "aio.block_size: got \"1M\", allowed a multiple of 4096 from 4096 to 1073741824"},
+     "aio.block_size: got \"1M\", allowed a multiple of 4096 from 4096 to 1073741824; "
+     "write it out, such as 1048576 for 1Mi"},
     {R"({"aio": {"queue_depth": 0}})",
      "aio.queue_depth: got 0, allowed an integer from 1 to 32768"},
     {R"({"aio": {"thread_count": 0}})",

@@ -223,8 +223,8 @@ WHOLE = "allowed a whole number of at least 1; "
         ({"seed": "18446744073709551616"}, '--seed: got "18446744073709551616", allowed'),
         ({"order": "random"}, '--order: got "random", allowed shuffled or sequential; '),
         ({"save_dtype": "bf16"}, '--save-dtype: got "bf16", allowed model or fp32; '),
-        ({"device": "cuda"}, "not supported yet: --device cuda"),
-        ({"device": "cuda:0"}, "not supported yet: --device cuda:0"),
+        ({"device": "cuda"}, "not supported yet: --device cuda; leave it out to compute on"),
+        ({"device": "cuda:0"}, "not supported yet: --device cuda:0; leave it out"),
         ({"device": "tpu"}, '--device: got "tpu", allowed cpu'),
         ({"resume": "x"}, "not supported yet: --resume"),
         ({"checkpoint_every": "3"}, "not supported yet: --checkpoint-every"),
@@ -392,7 +392,8 @@ def test_path_of_a_killed_run_works_again(place):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "--model: cannot open: "),
+        (None, "--model: cannot open (give the folder of a Hugging Face model, which holds "
+         "config.json): "),
         ("{", "--model: model config: "),
         ('{"model_type": "mamba"}', 'model_type: got "mamba", allowed "gpt2"'),
         ("{}", "model_type: missing"),
