@@ -142,7 +142,6 @@ class Engine::Impl {
   StepResult totals;  // counters at the end of the last step
 
   Result<void> build();
-  std::vector<tiering::ResidentUnit> resident_units() const;
   Result<void> check_alive() const;
   template <typename T>
   Result<T> remember(Result<T> result);
@@ -161,19 +160,6 @@ class Engine::Impl {
   void take_peaks(StepResult& result) const;
   void predict(StepResult& result);
 };
-
-std::vector<tiering::ResidentUnit> Engine::Impl::resident_units() const {
-  const Placement& plan = state->placement();
-  std::vector<tiering::ResidentUnit> units;
-  for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
-    units.push_back({.shard = state->param(unit),
-                     .stored = plan.param_dtype,
-                     .computed = plan.compute_dtype,
-                     .image = plan.layout.units[unit].image,
-                     .persistent = plan.layout.units[unit].persistent});
-  }
-  return units;
-}
 
 Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_module(module.parameters(), module.stages()));
@@ -206,7 +192,7 @@ Result<void> Engine::Impl::build() {
   FileSystem& files = options.files != nullptr ? *options.files : system_files();
   ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
   state = std::move(made);
-  residency = std::make_unique<tiering::Residency>(resident_units(), state->store(),
+  residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
                                                    state->device_pool(), executor);
   prefetcher = std::make_unique<Prefetcher>(
       state->layout(), *residency,

@@ -123,6 +123,18 @@ Result<void> ModelState::close() noexcept {
   return closed;
 }
 
+std::vector<tiering::ResidentUnit> ModelState::resident_units() const {
+  std::vector<tiering::ResidentUnit> units;
+  for (std::uint32_t unit = 0; unit < placement_.layout.units.size(); ++unit) {
+    units.push_back({.shard = param(unit),
+                     .stored = placement_.param_dtype,
+                     .computed = placement_.compute_dtype,
+                     .image = placement_.layout.units[unit].image,
+                     .persistent = placement_.layout.units[unit].persistent});
+  }
+  return units;
+}
+
 Result<tiering::StagingItem*> ModelState::next_item() noexcept {
   tiering::StagingItem& item = ring_->at(turn_++);
   ARTESIAN_TRY_VOID(item.finish());

@@ -15,6 +15,7 @@
 #include "base/executor.h"
 #include "base/timeline.h"
 #include "pinned/pool.h"
+#include "tiering/residency.h"
 #include "tiering/staging_ring.h"
 #include "tiering/tier_store.h"
 #include "zero3/placement.h"
@@ -52,6 +53,8 @@ class ModelState {
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
+  /// The units as they are gathered, for a Residency over store() and device_pool().
+  std::vector<tiering::ResidentUnit> resident_units() const;
   /// The next item of the staging ring, with its transfers of last time finished. Only where the
   /// placement has a ring. Errors: those of the transfers.
   Result<tiering::StagingItem*> next_item() noexcept;

@@ -21,6 +21,8 @@ struct TierOptions {
   tiering::Tier grad = tiering::Tier::Host;
   std::uint64_t sub_group = 2048;                        // elements
   std::uint64_t device_bytes = std::uint64_t{64} << 20;  // budget
+  std::uint64_t host_bytes = std::uint64_t{64} << 20;
+  Offload home = Offload::Nvme;  // of parameters and optimizer state
 };
 
 class Tiers {
@@ -34,8 +36,8 @@ class Tiers {
     config.param_dtype = config.grad_accum_dtype = options.dtype;
     config.zero.stage = 3;
     config.zero.offload_param = {
-        .device = Offload::Nvme, .nvme_path = directory_.path(), .max_in_cpu = 0};
-    config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_path = directory_.path()};
+        .device = options.home, .nvme_path = directory_.path(), .max_in_cpu = 0};
+    config.zero.offload_optimizer = {.device = options.home, .nvme_path = directory_.path()};
     config.zero.param_persistence_threshold = 0;
     config.zero.sub_group_size = options.sub_group;
     Placement placement = make_placement({.parameters = &model.parameters,
@@ -43,7 +45,7 @@ class Tiers {
                                           .config = &config,
                                           .compute_dtype = DType::Float32,
                                           .device_bytes = options.device_bytes,
-                                          .host_bytes = std::uint64_t{64} << 20})
+                                          .host_bytes = options.host_bytes})
                               .value();
     for (UnitPlacement& unit : placement.units) unit.grad = options.grad;
     engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
@@ -54,15 +56,7 @@ class Tiers {
     state_options.pin_memory = false;
     state =
         ModelState::create(std::move(state_options), *engine_, system_files(), executor_).value();
-    const Placement& plan = state->placement();
-    std::vector<tiering::ResidentUnit> units;
-    for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
-      units.push_back({.shard = state->param(unit),
-                       .stored = plan.param_dtype,
-                       .computed = plan.compute_dtype,
-                       .image = plan.layout.units[unit].image});
-    }
-    residency = std::make_unique<tiering::Residency>(std::move(units), state->store(),
+    residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
                                                      state->device_pool(), executor_);
   }
   ~Tiers() {
