@@ -8,12 +8,54 @@ namespace artesian::zero3 {
 
 using tiering::SlotState;
 
+namespace {
+
+std::vector<std::uint64_t> elements_of(const Layout& layout) {
+  std::vector<std::uint64_t> numel;
+  for (const Unit& unit : layout.units) numel.push_back(unit.numel);
+  return numel;
+}
+
+}  // namespace
+
 Prefetcher::Prefetcher(const Layout& layout, tiering::Residency& residency,
                        const PrefetchLimits& limits)
-    : layout_(layout), residency_(residency), limits_(limits) {
-  for (const Unit& unit : layout.units) numel_.push_back(unit.numel);
+    : layout_(layout),
+      residency_(residency),
+      limits_(limits),
+      numel_(elements_of(layout)),
+      courses_{Course(numel_), Course(numel_)},
+      next_uses_(numel_) {
   found_.assign(layout.units.size(), Found::Demand);
   entering_.assign(layout.units.size(), false);
+}
+
+/// Brings next_uses_ up to date with what has become of a unit, and with the time.
+void Prefetcher::follow(std::uint32_t unit) noexcept {
+  if (!streamed(unit)) return;
+  const bool absent = residency_.state(unit) == SlotState::Absent;
+  const bool held = entering_[unit] || residency_.pinned(unit);
+  const std::uint64_t ahead =
+      course_->recording ? Trace::never : course_->trace.next_use(course_->position - 1, unit);
+  next_uses_.set(unit,
+                 absent ? Holding::Absent
+                 : held ? Holding::Ignored
+                        : Holding::Evictable,
+                 ahead == Trace::never ? NextUses::never : now() + ahead);
+}
+
+/// After the trace was closed, proved wrong, or changed for another: all next uses are others.
+void Prefetcher::follow_all() noexcept {
+  next_uses_.reset(course_->recording ? 0 : course_->trace.size());
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) follow(unit);
+}
+
+/// To the beginning of the trace. From its end, no unit's next use changes by that.
+void Prefetcher::to_begin() noexcept {
+  const bool same = course_->position == 0 || course_->position == course_->trace.size();
+  accesses_before_ += course_->position;
+  course_->position = 0;
+  if (!same) follow_all();
 }
 
 void Prefetcher::count_live() noexcept {
@@ -37,21 +79,19 @@ Result<void> Prefetcher::gather_persistent() noexcept {
   return {};
 }
 
-void Prefetcher::begin_step() noexcept {
-  course_->position = 0;
-}
-
 void Prefetcher::begin_evaluation() noexcept {
   ARTESIAN_CHECK(course_ == &courses_[0]);
   course_ = &courses_[1];
   course_->position = 0;
   course_->statistics = {};
+  follow_all();
 }
 
 Result<void> Prefetcher::end_evaluation() noexcept {
   ARTESIAN_CHECK(course_ == &courses_[1]);
   close_recording();
   course_ = &courses_[0];
+  follow_all();
   return look_ahead();
 }
 
@@ -59,6 +99,7 @@ void Prefetcher::rewind(std::size_t position) noexcept {
   ARTESIAN_CHECK(position <= course_->position, position, course_->position);
   course_->position = position;
   if (course_->recording) course_->trace.truncate(position);
+  follow_all();
 }
 
 /// The trace is known from here on, unless the accesses ended before it did: that is a departure.
@@ -72,26 +113,23 @@ Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
   if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
   found_[unit] = Found::Demand;
   live_ -= numel_[unit];
-  return residency_.drop(unit);
+  auto dropped = residency_.drop(unit);
+  follow(unit);
+  return dropped;
+}
+
+Result<void> Prefetcher::clear() noexcept {
+  auto cleared = residency_.clear();
+  follow_all();
+  return cleared;
 }
 
 /// Drops the unpinned unit whose next use is farthest, if that is later than `next_use_min`
 /// accesses from now. Returns whether something was dropped.
-Result<bool> Prefetcher::make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept {
-  std::uint32_t victim = for_unit;
-  std::uint64_t farthest = next_use_min;
-  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
-    if (entering_[unit] || !streamed(unit) || residency_.pinned(unit)) continue;
-    if (unit == for_unit || residency_.state(unit) == SlotState::Absent) continue;
-    const std::uint64_t next =
-        course_->recording ? Trace::never : course_->trace.next_use(course_->position - 1, unit);
-    if (victim == for_unit ? next > next_use_min : next > farthest) {
-      victim = unit;
-      farthest = next;
-    }
-  }
-  if (victim == for_unit) return false;
-  ARTESIAN_TRY_VOID(drop(victim));
+Result<bool> Prefetcher::make_room(std::uint64_t next_use_min) noexcept {
+  const NextUses::Use victim = next_uses_.farthest();
+  if (victim.ordinal <= now() + next_use_min) return false;
+  ARTESIAN_TRY_VOID(drop(victim.unit));
   return true;
 }
 
@@ -101,11 +139,12 @@ Result<bool> Prefetcher::start_with_room(std::uint32_t unit, aio::Priority prior
     const auto started = residency_.start(unit, priority);
     if (started.has_value()) break;
     if (started.error().code != ErrorCode::Exhausted) return started.error();
-    ARTESIAN_TRY(dropped, make_room(unit, next_use_min));
+    ARTESIAN_TRY(dropped, make_room(next_use_min));
     if (!dropped) return false;
   }
   live_ += numel_[unit];
   count_live();
+  follow(unit);
   return true;
 }
 
@@ -114,7 +153,10 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
   for (const auto unit : units) {
     if (streamed(unit)) by_size.push_back(unit);
   }
-  for (const auto unit : by_size) entering_[unit] = true;  // none makes room for another
+  for (const auto unit : by_size) {
+    entering_[unit] = true;  // none makes room for another
+    follow(unit);
+  }
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return numel_[a] > numel_[b]; });
   for (int attempt = 0;; ++attempt) {
@@ -141,14 +183,17 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(residency_.acquire(unit));
     entering_[unit] = false;  // pinned from here on
+    follow(unit);
     wait_ns_ += system_clock().now_ns() - before;
   }
   return {};
 }
 
 Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
-  if (!course_->recording && !course_->trace.matches(course_->position, units))
+  if (!course_->recording && !course_->trace.matches(course_->position, units)) {
     course_->recording = true;
+    follow_all();
+  }
   if (course_->recording) {  // a departure keeps what came before it
     course_->trace.truncate(course_->position);
     course_->trace.record(units);
@@ -163,15 +208,11 @@ Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
 Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept {
   const std::uint64_t numel_max = limits_.max_live_parameters;
   if (live_ + numel_[one_more] <= numel_max) return true;
-  std::uint64_t least = live_ + numel_[one_more];
-  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
-    if (!streamed(unit) || residency_.pinned(unit)) continue;
-    if (residency_.state(unit) == SlotState::Absent) continue;
-    if (course_->trace.next_use(course_->position - 1, unit) > next_use) least -= numel_[unit];
-  }
+  const std::uint64_t droppable = next_uses_.evictable_after(now(), now() + next_use);
+  const std::uint64_t least = live_ + numel_[one_more] - droppable;
   if (least > numel_max) return false;
   while (live_ + numel_[one_more] > numel_max) {
-    ARTESIAN_TRY(dropped, make_room(one_more, next_use));
+    ARTESIAN_TRY(dropped, make_room(next_use));
     ARTESIAN_CHECK(dropped, live_, numel_max);
   }
   return true;
@@ -179,11 +220,15 @@ Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t 
 
 Result<void> Prefetcher::look_ahead() noexcept {
   if (course_->recording) return {};
-  for (std::size_t index = course_->position; index < course_->trace.size(); ++index) {
-    for (const auto unit : course_->trace.at(index)) {
+  const Trace& trace = course_->trace;
+  const std::uint64_t last = accesses_before_ + trace.size();  // ordinal of the round's last access
+  for (;;) {
+    const std::uint64_t ordinal = next_uses_.first_absent();
+    if (ordinal > last) return {};
+    const std::uint64_t next_use = ordinal - now();
+    for (const auto unit : trace.at(static_cast<std::size_t>(ordinal - accesses_before_) - 1)) {
       if (!streamed(unit) || residency_.state(unit) != SlotState::Absent) continue;
       if (ahead_ >= limits_.prefetch_bucket_size) return {};
-      const std::uint64_t next_use = index - course_->position + 1;
       ARTESIAN_TRY(allowed, drop_to_max_live(unit, next_use));
       if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
@@ -192,11 +237,10 @@ Result<void> Prefetcher::look_ahead() noexcept {
       ahead_ += numel_[unit];
     }
   }
-  return {};
 }
 
 Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
-  course_->position = 0;
+  to_begin();
   return look_ahead();
 }
 
@@ -204,16 +248,19 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
   for (const auto unit : units) {
     if (!streamed(unit)) continue;
     residency_.unpin(unit);
-    const bool keep = !course_->recording && live_ <= limits_.max_live_parameters &&
-                      course_->trace.reuse_distance(course_->position - 1, unit, numel_) <=
-                          limits_.max_reuse_distance;
+    follow(unit);
+    const bool keep =
+        !course_->recording && live_ <= limits_.max_live_parameters &&
+        course_->trace.reuse_distance(course_->position - 1, unit) <= limits_.max_reuse_distance;
     if (!keep) ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};
 }
 
 Result<void> Prefetcher::end_step() noexcept {
+  const bool recorded = course_->recording;
   close_recording();
+  if (course_->recording != recorded) follow_all();
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (residency_.state(unit) == SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
   }

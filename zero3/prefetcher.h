@@ -15,6 +15,7 @@
 #include "base/result.h"
 #include "tiering/residency.h"
 #include "zero3/layout.h"
+#include "zero3/next_uses.h"
 #include "zero3/trace.h"
 
 namespace artesian::zero3 {
@@ -39,7 +40,7 @@ class Prefetcher {
 
   /// Gathers the persistent units, once. Errors: Io, Corrupt, Exhausted.
   Result<void> gather_persistent() noexcept;
-  void begin_step() noexcept;
+  void begin_step() noexcept { to_begin(); }
   /// From here to end_evaluation, accesses are those of an evaluation: followed, recorded and
   /// counted apart from the step's.
   void begin_evaluation() noexcept;
@@ -61,7 +62,7 @@ class Prefetcher {
   /// step begins with. Errors: Io, Timeout.
   Result<void> look_ahead_to_next_step() noexcept;
   /// Drops everything, also the persistent units.
-  Result<void> clear() noexcept { return residency_.clear(); }
+  Result<void> clear() noexcept;
 
   /// Of steps; evaluations are not counted.
   const FetchStatistics& statistics() const noexcept { return courses_[0].statistics; }
@@ -72,6 +73,7 @@ class Prefetcher {
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
   struct Course {  // one mode's known future, and how far it has come
+    explicit Course(const std::vector<std::uint64_t>& numel) : trace(numel) {}
     Trace trace;
     bool recording = true;
     std::size_t position = 0;  // accesses entered so far
@@ -79,7 +81,7 @@ class Prefetcher {
   };
 
   Result<void> demand(const Trace::Access& units) noexcept;
-  Result<bool> make_room(std::uint32_t for_unit, std::uint64_t next_use_min) noexcept;
+  Result<bool> make_room(std::uint64_t next_use_min) noexcept;
   Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
                                std::uint64_t next_use_min) noexcept;
   Result<bool> drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept;
@@ -87,18 +89,24 @@ class Prefetcher {
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;
   void close_recording() noexcept;
+  void to_begin() noexcept;
+  void follow(std::uint32_t unit) noexcept;
+  void follow_all() noexcept;
+  std::uint64_t now() const noexcept { return accesses_before_ + course_->position; }
   bool streamed(std::uint32_t unit) const noexcept { return !layout_.units[unit].persistent; }
 
   const Layout& layout_;
   tiering::Residency& residency_;
   const PrefetchLimits limits_;
-  std::vector<std::uint64_t> numel_;  // by unit
-  std::array<Course, 2> courses_;     // of steps, of evaluations
-  Course* course_ = &courses_[0];     // the one under way
-  std::vector<Found> found_;          // by unit: how its next access will be counted
-  std::vector<bool> entering_;        // by unit: of the access that is being gathered
-  std::uint64_t live_ = 0;            // elements Live or Fetching
-  std::uint64_t ahead_ = 0;           // elements fetched ahead and not yet used
+  const std::vector<std::uint64_t> numel_;  // by unit
+  std::array<Course, 2> courses_;           // of steps, of evaluations
+  Course* course_ = &courses_[0];           // the one under way
+  NextUses next_uses_;                 // of the streamed units, in this course, at every moment
+  std::uint64_t accesses_before_ = 0;  // of earlier rounds of the trace: time goes on
+  std::vector<Found> found_;           // by unit: how its next access will be counted
+  std::vector<bool> entering_;         // by unit: of the access that is being gathered
+  std::uint64_t live_ = 0;             // elements Live or Fetching
+  std::uint64_t ahead_ = 0;            // elements fetched ahead and not yet used
   std::uint64_t wait_ns_ = 0;
 };
 

@@ -1,8 +1,10 @@
 // Trace: the order in which a step touches its units. A training step repeats, so the trace of one
-// step is the future of the next.
+// step is the future of the next. Questions about it take time logarithmic in its length: a step
+// may have thousands of accesses, and each of them asks.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -11,16 +13,18 @@ namespace artesian::zero3 {
 
 class Trace {
  public:
-  using Access = std::vector<std::uint32_t>;  // the units that one stage needs
+  using Access = std::vector<std::uint32_t>;  // the units that one stage needs, each once
 
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
+  /// Shape: numel: [units], elements of each unit.
+  explicit Trace(std::vector<std::uint64_t> numel)
+      : numel_(std::move(numel)), uses_(numel_.size()) {}
+
   /// Adds the next access while recording.
-  void record(const Access& access) { accesses_.push_back(access); }
+  void record(const Access& access);
   /// Forgets all accesses from `size` on.
-  void truncate(std::size_t size) {
-    if (size < accesses_.size()) accesses_.resize(size);
-  }
+  void truncate(std::size_t size);
   std::size_t size() const noexcept { return accesses_.size(); }
   const Access& at(std::size_t index) const noexcept { return accesses_[index]; }
   bool matches(std::size_t index, const Access& access) const noexcept {
@@ -28,15 +32,16 @@ class Trace {
   }
 
   /// Number of accesses from `index` (exclusive) until the unit's next use, going round the end of
-  /// the step; `never` if the trace does not use it.
+  /// the step; `never` if the trace does not use it. An index of -1 is before the first access.
   std::uint64_t next_use(std::size_t index, std::uint32_t unit) const noexcept;
   /// Parameter elements touched between access `index` and the unit's next use, both exclusive.
-  /// Shape: numel: [units], elements of each unit.
-  std::uint64_t reuse_distance(std::size_t index, std::uint32_t unit,
-                               const std::vector<std::uint64_t>& numel) const noexcept;
+  std::uint64_t reuse_distance(std::size_t index, std::uint32_t unit) const noexcept;
 
  private:
+  const std::vector<std::uint64_t> numel_;  // by unit
   std::vector<Access> accesses_;
+  std::vector<std::uint64_t> touched_{0};  // elements of all accesses before each, and of all
+  std::vector<std::vector<std::uint64_t>> uses_;  // by unit: the accesses that use it, ascending
 };
 
 }  // namespace artesian::zero3
