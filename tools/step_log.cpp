@@ -81,7 +81,7 @@ Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
         {"heap", r.peak_heap}}},
       {"wait_s",
        {{"param", r.wait_param_s}, {"grad", r.wait_grad_s}, {"optimizer", r.wait_optimizer_s}}}};
-  if (r.overflow) line["overflow_parameter"] = r.overflow_parameter;
+  if (!r.overflow_parameter.empty()) line["overflow_parameter"] = r.overflow_parameter;
   if (digest.has_value()) line["digest"] = *digest;
   const std::string out = line.dump() + "\n";
   if (std::fwrite(out.data(), 1, out.size(), file_.get()) != out.size() ||
@@ -118,7 +118,10 @@ std::string Progress::describe(const zero3::StepResult& r) const {
            static_cast<unsigned long long>(options_.steps_total), r.loss,
            rate(static_cast<double>(r.tokens), r.step_s));
   if (r.loss_scale != 1.0) line += text("  scale %g", r.loss_scale);
-  if (r.overflow) line += "  skipped: overflow in " + r.overflow_parameter;
+  if (r.overflow) {
+    line += r.overflow_parameter.empty() ? "  skipped: the loss is not finite"
+                                         : "  skipped: overflow in " + r.overflow_parameter;
+  }
   line +=
       text("  nvme %.2f+%.2f GB/s", rate(static_cast<double>(r.bytes_nvme_read), r.step_s) * 1e-9,
            rate(static_cast<double>(r.bytes_nvme_write), r.step_s) * 1e-9);

@@ -274,7 +274,7 @@ Result<void> TrainRun::loop() {
     ARTESIAN_TRY(result, one_step(step));
     std::optional<std::string> digest;
     last = step + 1 == steps_ || stop_requested() != 0;  // asked once: the last line has the digest
-    if (last) {
+    if (last && !result.end.has_value()) {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
     }
@@ -283,6 +283,7 @@ Result<void> TrainRun::loop() {
     ARTESIAN_TRY_VOID(step_log_->write(result, tflops, digest));
     summary_.add(result);
     progress_->step(result);
+    if (result.end.has_value()) return *std::move(result.end);
   }
   return {};
 }

@@ -88,6 +88,7 @@ struct ArtesianConfig {
   VerifyMode verify = VerifyMode::Full;
   std::optional<DType> compute_dtype;  // absent: auto
   EngineChoice engine = EngineChoice::Auto;
+  std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
 };
 
 struct Config {

@@ -107,7 +107,9 @@ constexpr ConfigKey keys[] = {
     {.path = "bf16.enabled", .fallback = "false", .text = "train in bf16; not together with fp16"},
     {.path = "bf16.check_grad_overflow",
      .fallback = "true",
-     .text = "skip a step whose gradients are not finite; in effect at every stage"},
+     .text =
+         "skip a step whose gradients are not finite; in effect at every stage; false: such a step "
+         "ends the run"},
     {.path = "bf16.immediate_grad_update",
      .fallback = "false",
      .effect = NoEffect,

@@ -452,6 +452,11 @@ constexpr ConfigKey keys[] = {
      .detail = "auto|io_uring|threads",
      .choices = "auto|io_uring|libaio|threads",
      .text = "how transfers are made"},
+    {.path = "artesian.skipped_steps_max",
+     .type = Integer,
+     .fallback = "100",
+     .text = "steps skipped in a row, because of a loss or gradient that is not finite, that end "
+             "the run; 0: no limit"},
     {.path = "artesian.checkpoint_every",
      .type = Integer,
      .fallback = "0",

@@ -240,6 +240,7 @@ class Resolver {
     ours.engine = engine == "io_uring"  ? EngineChoice::IoUring
                   : engine == "threads" ? EngineChoice::Threads
                                         : EngineChoice::Auto;
+    ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
   }
 
   void note_unused() {

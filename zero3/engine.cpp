@@ -15,6 +15,7 @@
 #include "zero3/loss_scaler.h"
 #include "zero3/lr_schedule.h"
 #include "zero3/optimizer.h"
+#include "zero3/step_guard.h"
 #include "zero3/unit_graphs.h"
 
 namespace artesian::zero3 {
@@ -112,7 +113,8 @@ class Engine::Impl {
       : module(model),
         config(resolved),
         options(given),
-        scaler(resolved.param_dtype, resolved.loss_scale) {}
+        scaler(resolved.param_dtype, resolved.loss_scale),
+        guard(config) {}
 
   Module& module;
   const Config config;
@@ -127,6 +129,7 @@ class Engine::Impl {
   std::unique_ptr<ParameterTensors> tensors;
   std::unique_ptr<UnitGraphs> graphs;
   LossScaler scaler;
+  StepGuard guard;
   std::optional<Error> poison;
   bool closed = false;
 
@@ -280,6 +283,7 @@ Result<void> Engine::Impl::backward() {
   ARTESIAN_TRY_VOID(graphs->backward(multiplier));
   ++micro_batches;
   loss_sum += loss_pending;
+  guard.see_loss(loss_pending);
   tokens += graphs->tokens();
   return {};
 }
@@ -327,21 +331,17 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.loss_scale = scaler.scale();  // what backward used
   result.lr = learning_rate(config.scheduler, config.optimizer, updates);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
-  result.overflow = !norm.finite && config.check_grad_overflow;
   if (!norm.finite) result.overflow_parameter = module.parameters()[norm.bad_parameter].name;
+  auto verdict = guard.judge(step, result.overflow_parameter, scaler);
+  result.overflow = verdict.skip;
+  result.end = poison = std::move(verdict.end);
   if (!result.overflow) {
     // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
     const double excess = (result.grad_norm + 1e-6) / config.gradient_clipping;
     const double clip = config.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
     ARTESIAN_TRY_VOID(update(result, 1.0 / (result.loss_scale * clip)));
   }
-  const auto updated = scaler.update(result.overflow);
-  if (!updated.has_value()) {
-    Error error = updated.error();
-    error.message += "; the first parameter to overflow was " + result.overflow_parameter;
-    return error;
-  }
-  ARTESIAN_TRY_VOID(prefetcher->look_ahead_to_next_step());
+  if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher->look_ahead_to_next_step());
   const std::uint64_t end = system_clock().now_ns();
   if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "step", begin, end);
   micro_batches = 0;

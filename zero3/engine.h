@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,8 +44,9 @@ struct StepResult {
   double loss = 0.0;       // mean over the micro-batches
   double lr = 0.0;
   double loss_scale = 1.0;
-  bool overflow = false;
+  bool overflow = false;           // skipped: a loss or gradient was not finite
   std::string overflow_parameter;  // the first with a non-finite gradient
+  std::optional<Error> end;        // set: no step may follow, and every later call returns it
   double grad_norm = 0.0;          // before clipping; not finite on overflow
   std::uint64_t tokens = 0;        // ids where stage 0 looks them up, else samples
   double step_s = 0.0;
@@ -81,8 +83,8 @@ class Engine {
   /// Errors: as forward.
   Result<void> backward();
   /// The optimizer step over the gradients of the micro-batches since the last one; exactly
-  /// config.accumulation_steps of them. Errors: Invalid (out of order); Exhausted (loss scale at
-  /// its minimum); Io, Corrupt.
+  /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
+  /// result with `end` set (step_guard.h). Errors: Invalid (out of order); Io, Corrupt.
   Result<StepResult> step();
   /// Forward without gradients, also between micro-batches, and between a forward and its backward.
   /// Returns what the module's last stage returned: its loss, or what it gives in evaluations.

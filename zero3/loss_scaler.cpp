@@ -31,8 +31,8 @@ Result<void> LossScaler::update(bool overflow) noexcept {
       if (scale_ == config_.min_loss_scale) {
         char text[160];
         std::snprintf(text, sizeof text,
-                      "fp16: gradients overflow at the minimum loss scale %.17g; lower "
-                      "fp16.min_loss_scale or the learning rate, or use bf16",
+                      "at the minimum loss scale %.17g; lower fp16.min_loss_scale or the learning "
+                      "rate, or use bf16",
                       scale_);
         return make_error(ErrorCode::Exhausted, text);
       }

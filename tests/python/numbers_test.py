@@ -323,13 +323,14 @@ def test_overflow_at_the_minimum_ends_the_run(inputs, tmp_path):
     fp16 = {"enabled": True, "initial_scale_power": 26, "hysteresis": 1, "min_loss_scale": 2**24}
     done, ours = artesian(inputs, tmp_path, make_config(tmp_path, fp16=fp16), "--quiet")
     assert done.returncode == 1
-    assert column(ours, "loss_scale") == [2.0**26, 2.0**25]
+    assert column(ours, "loss_scale") == [2.0**26, 2.0**25, 2.0**24]  # the last step, too
     assert all(column(ours, "overflow"))
     errors = [line for line in done.stderr.splitlines() if line.startswith("artesian: error: ")]
     assert len(errors) == 1, done.stderr
     print(errors[0])
     assert "minimum loss scale" in errors[0] and "fp16.min_loss_scale" in errors[0]
-    assert errors[0].endswith(" wte.weight")  # the first in model order
+    assert errors[0].startswith("artesian: error: step 3: gradient of wte.weight: got ")
+    assert set(column(ours, "overflow_parameter")) == {"wte.weight"}  # the first in model order
     assert os.listdir(tmp_path / "nvme") == []
 
 
