@@ -1,5 +1,5 @@
 # A thin front to the CMake presets. Every target first installs what is missing (tools/setup.sh).
-.PHONY: demo build test lint asan tsan bench
+.PHONY: demo build test lint asan tsan bench soak
 
 demo:
 	@tools/setup.sh tools/demo.sh
@@ -21,3 +21,6 @@ asan tsan:
 # PART=adam, disk or step runs one; ARGUMENTS="..." goes to bench/run.py, which has --help.
 bench:
 	@PART=$(PART) tools/setup.sh --with bench tools/bench.sh $(ARGUMENTS)
+
+soak:
+	@tools/setup.sh tools/soak.sh

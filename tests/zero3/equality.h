@@ -1,0 +1,223 @@
+// What the tests of equality share: the factors that must not change a bit, a small GPT-2, and a
+// run of it under one choice of them. docs/design.md says why the bits are the same.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "base/random.h"
+#include "models/registry.h"
+#include "zero3/engine.h"
+#include "zero3/token_batch.h"
+
+namespace artesian::zero3 {
+
+constexpr std::uint64_t everything = std::uint64_t{1} << 30;
+
+// The factors and how many values each has.
+enum Factor : std::size_t {
+  ParamHome,
+  OptimizerHome,
+  Budget,
+  BlockSize,
+  Bucket,
+  Live,
+  Reuse,
+  Persistence,
+  SubGroup,
+  BufferCount,
+  IoEngine,
+  Dtype,
+  Accumulation,
+  Head,
+  factor_count
+};
+constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 3, 3, 2};
+using Choice = std::array<int, factor_count>;
+
+/// How large the model is, and how long a run.
+struct Scale {
+  std::uint64_t vocab = 1000;
+  std::uint64_t hidden = 128;
+  std::uint64_t samples = 2;  // of a micro-batch
+  std::uint64_t length = 16;  // tokens
+  std::size_t steps = 16;
+  std::uint64_t some = 100'000;  // elements, as limits: about half a block
+};
+
+/// For tests of many steps or many runs. Compute with one thread: a team would only wait for
+/// itself.
+constexpr Scale tiny{
+    .vocab = 200, .hidden = 32, .samples = 1, .length = 8, .steps = 16, .some = 6'000};
+
+inline models::ModelConfig small_gpt2(const Scale& scale, bool tied) {
+  const std::string text =
+      R"({"model_type": "gpt2", "n_positions": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0,
+          "embd_pdrop": 0, "attn_pdrop": 0, "vocab_size": )" +
+      std::to_string(scale.vocab) + R"(, "n_embd": )" + std::to_string(scale.hidden) +
+      R"(, "tie_word_embeddings": )" + (tied ? "true}" : "false}");
+  auto config = models::parse_model_config(text, "config.json");
+  EXPECT_TRUE(config.has_value());
+  return std::move(config).value();
+}
+
+class Equality : public testing::Test {
+ protected:
+  Equality() : Equality(Scale{}) {}
+  explicit Equality(const Scale& given) : scale(given) {
+    for (const bool tied : {true, false}) {
+      modules_.push_back(models::make_module(small_gpt2(scale, tied)));
+    }
+    set_log_level(LogLevel::Warning);
+    directory_ = std::filesystem::temp_directory_path() /
+                 ("artesian-equality-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(directory_);
+  }
+  ~Equality() override { std::filesystem::remove_all(directory_); }
+
+  Config config_of(const Choice& run) const;
+  Module& module_of(const Choice& run) const {
+    return *modules_[static_cast<std::size_t>(run[Head])];
+  }
+  void set_budgets(Config& config, const Choice& run) const;
+  struct Outcome {
+    std::vector<StepResult> steps;
+    std::string digest;
+  };
+  Outcome train(const Choice& run) { return train(run, config_of(run)); }
+  Outcome train(const Choice& run, const Config& config);
+  static void expect_same(const Outcome& outcome, const Outcome& reference);
+
+  const Scale scale;
+  std::vector<std::unique_ptr<Module>> modules_;  // with a tied head, with one of its own
+  std::filesystem::path directory_;
+};
+
+inline Config Equality::config_of(const Choice& run) const {
+  constexpr std::array<Offload, 3> offloads{Offload::None, Offload::Cpu, Offload::Nvme};
+  constexpr std::array<DType, 3> dtypes{DType::Float32, DType::BFloat16, DType::Float16};
+  const auto pick = [&](Factor factor, std::array<std::uint64_t, 3> values) {
+    return values[static_cast<std::size_t>(run[factor])];
+  };
+  Config config;
+  config.micro_batch_size = scale.samples;
+  config.accumulation_steps = pick(Accumulation, {1, 2, 4});
+  config.param_dtype = config.grad_accum_dtype = dtypes[static_cast<std::size_t>(run[Dtype])];
+  config.loss_scale = {.initial_scale_power = 24, .loss_scale_window = 3, .hysteresis = 1};
+  config.optimizer.weight_decay = 0.01;
+  config.zero.stage = 3;
+  config.zero.offload_param = {.device = offloads[static_cast<std::size_t>(run[ParamHome])],
+                               .nvme_path = directory_ / "param",
+                               .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = offloads[static_cast<std::size_t>(run[OptimizerHome])],
+                                   .nvme_path = directory_ / "optimizer",
+                                   .buffer_count = pick(BufferCount, {1, 2, 5})};
+  config.zero.prefetch_bucket_size = pick(Bucket, {0, scale.some, 50'000'000});
+  config.zero.max_live_parameters = pick(Live, {0, 4 * scale.some, 1'000'000'000});
+  config.zero.max_reuse_distance = pick(Reuse, {0, 3 * scale.some, 1'000'000'000});
+  config.zero.param_persistence_threshold = pick(Persistence, {0, scale.some, 10 * scale.some});
+  config.zero.sub_group_size = pick(SubGroup, {2'048, scale.some / 2, 1'000'000'000});
+  config.aio.block_size = pick(BlockSize, {4'096, 65'536, 1'048'576});
+  config.artesian.engine = run[IoEngine] == 0 ? EngineChoice::IoUring : EngineChoice::Threads;
+  set_budgets(config, run);
+  return config;
+}
+
+/// Level 0: the least that fits; 1: half as much again; 2: everything.
+inline void Equality::set_budgets(Config& config, const Choice& run) const {
+  const int level = run[Budget];
+  const Module& module = module_of(run);
+  Budgets budgets{everything, everything};
+  const auto fits = [&](const Budgets& tried) {
+    return make_placement({.parameters = &module.parameters(),
+                           .stages = &module.stages(),
+                           .config = &config,
+                           .compute_dtype = DType::Float32,
+                           .device_bytes = tried.device,
+                           .host_bytes = tried.host})
+        .has_value();
+  };
+  for (const auto member : {&Budgets::device, &Budgets::host}) {
+    std::uint64_t low = 0;
+    std::uint64_t high = everything;
+    while (high - low > 1) {
+      Budgets tried = budgets;  // the host's least is for the device's share as chosen
+      tried.*member = low + (high - low) / 2;
+      (fits(tried) ? high : low) = tried.*member;
+    }
+    budgets.*member = level == 0 ? high : level == 1 ? high + high / 2 : everything;
+  }
+  config.artesian.device_memory = budgets.device;
+  config.artesian.host_memory = budgets.host;
+}
+
+inline Equality::Outcome Equality::train(const Choice& run, const Config& config) {
+  Outcome outcome;
+  Module& module = module_of(run);
+  auto engine = Engine::create(module, config, {});
+  EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
+  if (!engine.has_value()) return outcome;
+  RandomWeights weights(module.parameters(), 1);
+  const auto initialized = (*engine)->initialize(weights);
+  EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
+  TokenBatch batch(scale.samples, scale.length);
+  std::uint64_t draw = 0;
+  for (std::size_t step = 0; step < scale.steps; ++step) {
+    for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
+      for (const auto tokens : {batch.ids(), batch.targets()}) {
+        for (auto& token : tokens) {
+          token = static_cast<std::int64_t>(random_word(2, 0, draw++) % scale.vocab);
+        }
+      }
+      const auto loss = (*engine)->forward(batch.batch());
+      EXPECT_TRUE(loss.has_value()) << loss.error().to_string();
+      const auto backward = (*engine)->backward();
+      EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
+      if (!backward.has_value()) return outcome;
+    }
+    auto result = (*engine)->step();
+    EXPECT_TRUE(result.has_value()) << result.error().to_string();
+    if (!result.has_value()) return outcome;
+    EXPECT_LE(result->peak_device, *config.artesian.device_memory);
+    EXPECT_LE(result->peak_host, *config.artesian.host_memory);
+    outcome.steps.push_back(std::move(result).value());
+  }
+  auto digest = (*engine)->digest();
+  EXPECT_TRUE(digest.has_value()) << digest.error().to_string();
+  if (digest.has_value()) outcome.digest = *digest;
+  const auto closed = (*engine)->close();
+  EXPECT_TRUE(closed.has_value()) << closed.error().to_string();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "left behind in the nvme paths";
+  return outcome;
+}
+
+inline std::string describe(const Choice& run) {
+  std::string text = "run";
+  for (const int level : run) text += " " + std::to_string(level);
+  return text;
+}
+
+/// Losses, norms and scales of every step, and the state in the end.
+inline void Equality::expect_same(const Outcome& outcome, const Outcome& reference) {
+  ASSERT_EQ(outcome.steps.size(), reference.steps.size());
+  for (std::size_t step = 0; step < outcome.steps.size(); ++step) {
+    const StepResult& got = outcome.steps[step];
+    const StepResult& expected = reference.steps[step];
+    const auto bits = [](double value) { return std::bit_cast<std::uint64_t>(value); };
+    ASSERT_EQ(bits(got.loss), bits(expected.loss)) << "step " << step + 1;
+    ASSERT_EQ(bits(got.grad_norm), bits(expected.grad_norm)) << "step " << step + 1;
+    ASSERT_EQ(bits(got.loss_scale), bits(expected.loss_scale)) << "step " << step + 1;
+    ASSERT_EQ(got.overflow, expected.overflow) << "step " << step + 1;
+  }
+  ASSERT_EQ(outcome.digest, reference.digest);
+}
+
+}  // namespace artesian::zero3
