@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "kernels/checksum.h"
@@ -71,12 +72,18 @@ Result<void> write_superblock(File& file, const Superblock& superblock) noexcept
 Result<Superblock> read_superblock(File& file) noexcept {
   ARTESIAN_CHECK(superblock_block_size % file.alignment() == 0, file.alignment());
   std::optional<Superblock> newest;
+  std::optional<Error> unreadable;
   for (std::uint64_t copy = 0; copy < superblock_copies; ++copy) {
     Block block;
-    ARTESIAN_TRY_VOID(file.read_at(block.bytes, sizeof(block), copy * superblock_block_size));
+    auto read = file.read_at(block.bytes, sizeof(block), copy * superblock_block_size);
+    if (!read.has_value()) {  // a copy on a bad sector is what the others are for
+      if (!unreadable) unreadable = std::move(read).error();
+      continue;
+    }
     const auto found = decode(block);
     if (found && (!newest || found->generation > newest->generation)) newest = found;
   }
+  if (!newest && unreadable) return *std::move(unreadable);
   if (!newest) {
     Error error = make_error(ErrorCode::Corrupt, "no copy of the swap file's superblock is valid");
     error.file = file.path();

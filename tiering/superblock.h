@@ -1,6 +1,7 @@
 // The superblock: what a swap file says about itself, in `superblock_copies` equal copies, each in
-// a 4096-byte block of its own at the start of the file. A copy counts only if its checksum is
-// right; of several, the newest generation wins, so that a torn write of some copies loses nothing.
+// a 4096-byte block of its own at the start of the file. A copy counts only if it can be read and
+// its checksum is right; of several, the newest generation wins, so that neither a bad sector nor a
+// torn write of some copies loses anything.
 //
 // Block layout, little-endian: magic u64, version u32, rank u32, run id u64, generation u64,
 // payload bytes u64, XXH3-64 of these 40 bytes u64, zeros.
@@ -32,7 +33,8 @@ struct Superblock {
 /// Writes all copies. Errors: Io, NoSpace.
 Result<void> write_superblock(File& file, const Superblock& superblock) noexcept;
 
-/// The newest valid copy. Errors: Corrupt (no copy is valid), Unsupported (format version), Io.
+/// The newest valid copy. Errors, if there is none: Io (a copy cannot be read), Corrupt;
+/// Unsupported (format version).
 Result<Superblock> read_superblock(File& file) noexcept;
 
 }  // namespace artesian::tiering

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <vector>
 
 #include "tests/support/temporary_directory.h"
@@ -69,6 +70,19 @@ TEST_F(SuperblockTest, TheNewestCopyWins) {
         file_->write_at(block.data(), block.size(), copy * superblock_block_size).has_value());
     EXPECT_EQ(read_superblock(*file_).value(), newer) << copy;
   }
+}
+
+TEST_F(SuperblockTest, AnUnreadableCopyIsMadeUpForByTheOthers) {
+  write(first);
+  for (std::uint64_t readable = superblock_copies - 1; readable > 0; --readable) {
+    std::filesystem::resize_file(file_->path(), readable * superblock_block_size);
+    EXPECT_EQ(read_superblock(*file_).value(), first) << readable;
+  }
+  flip(20, 0);  // the last one left
+  const auto none = read_superblock(*file_);
+  ASSERT_FALSE(none.has_value());
+  EXPECT_EQ(none.error().code, ErrorCode::Io);
+  EXPECT_EQ(none.error().offset, superblock_block_size);
 }
 
 TEST_F(SuperblockTest, EveryFlippedBitOfTheRecordIsCaught) {
