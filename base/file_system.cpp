@@ -24,6 +24,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "base/units.h"
 
@@ -124,11 +125,12 @@ class SystemFile final : public File {
   std::uint64_t direct_alignment_ = 0;  // 0 = buffered
   std::mutex mutex_;
   int buffered_descriptor_ = -1;  // of a direct file, once asked for; under the mutex
+  bool locked_ = false;
 };
 
 SystemFile::~SystemFile() {
   if (buffered_descriptor_ >= 0) ::close(buffered_descriptor_);
-  ::close(descriptor_);
+  locked_ ? close_guarded(descriptor_) : void(::close(descriptor_));
 }
 
 Result<int> SystemFile::buffered_descriptor() noexcept {
@@ -209,7 +211,10 @@ Result<void> SystemFile::sync() noexcept {
 }
 
 Result<void> SystemFile::lock() noexcept {
-  if (retry_interrupted([&] { return flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0) return {};
+  if (retry_interrupted([&] { return flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0) {
+    if (!std::exchange(locked_, true)) guard_from_children(descriptor_);
+    return {};
+  }
   if (errno != EWOULDBLOCK) return system_failure("cannot lock a file", path_, errno);
   Error error = make_error(ErrorCode::Busy, "the file is locked by another process");
   error.file = path_;

@@ -67,7 +67,8 @@ class File {
   /// Reserves [0, bytes) on disk. Errors: NoSpace (names needed and free bytes), Io.
   virtual Result<void> allocate(std::uint64_t bytes) noexcept = 0;
   virtual Result<void> sync() noexcept = 0;
-  /// Exclusive advisory lock (flock), without waiting. Errors: Busy.
+  /// Exclusive advisory lock (flock), without waiting, until the file is closed; a forked child
+  /// does not share it (base/fork_guard.h). Errors: Busy.
   virtual Result<void> lock() noexcept = 0;
   /// Synchronous small transfers for headers; all bytes or an error. Errors: Io, NoSpace.
   virtual Result<void> read_at(void* target, std::uint64_t length,

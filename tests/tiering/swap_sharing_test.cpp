@@ -3,14 +3,18 @@
 // and that racing processes never hold the directory together.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
+#include "aio/threads.h"
+#include "pinned/pool.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
 #include "tiering/swap_file.h"
@@ -22,16 +26,48 @@ namespace {
 namespace fs = std::filesystem;
 using test_support::TemporaryDirectory;
 
+constexpr std::uint64_t payload_offset = 4 * 4096;  // after the superblocks
+constexpr std::uint64_t writes_in_flight = 32;      // of 1 MiB
+
+/// What a holder does until it is killed.
+enum class Busyness : std::uint8_t { Idle, Writing, WithChild };
+
+/// Never ends: the whole payload in flight at any time, or a child of its own that outlives it.
+[[noreturn]] void hold_busily(SwapFile& swap, Busyness busyness, int ready) {
+  const auto engine = aio::make_threads({.block_size = 1 << 20, .queue_depth = 8}).value();
+  std::deque<aio::Completion> writes(writes_in_flight);
+  const auto pool =
+      pinned::Pool::create({.bytes = writes.size() << 20, .lock = pinned::Lock::Never}).value();
+  if (busyness == Busyness::WithChild && fork() == 0) {
+    for (;;) sleep(1);
+  }
+  for (std::uint64_t turn = 0;; ++turn) {
+    if (turn == 1) (void)!write(ready, "y", 1);
+    if (busyness != Busyness::Writing && turn > 1) pause();
+    for (std::uint64_t i = 0; i < writes.size(); ++i) {
+      if (turn > 0) (void)engine->wait(writes[i], Deadline{}).has_value();
+      const aio::Request request{.operation = aio::Operation::Write,
+                                 .file = &swap.file(),
+                                 .offset = payload_offset + (i << 20),
+                                 .length = 1 << 20};
+      writes[i].prepare(request, turn > 0 ? writes[i].take_buffer() : pool->lease(1 << 20).value());
+      aio::Completion* const list[] = {&writes[i]};
+      engine->submit(list);
+    }
+  }
+}
+
 /// A child that holds a swap file until it is killed.
 class Holder {
  public:
-  explicit Holder(const SwapFileOptions& options) {
+  explicit Holder(const SwapFileOptions& options, Busyness busyness = Busyness::Idle) {
     int ends[2];
     EXPECT_EQ(pipe(ends), 0);
     std::fflush(nullptr);
     pid_ = fork();
     if (pid_ == 0) {
       auto swap = SwapFile::create(options, system_files());
+      if (swap.has_value() && busyness != Busyness::Idle) hold_busily(**swap, busyness, ends[1]);
       const char held = swap.has_value() ? 'y' : 'n';
       (void)!write(ends[1], &held, 1);
       for (;;) pause();
@@ -65,6 +101,11 @@ std::vector<std::string> names_in(const std::string& directory) {
   return system_files().list(directory).value();
 }
 
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 TEST(SwapSharing, TheSecondProcessIsToldWhoHoldsThePath) {
   const TemporaryDirectory directory;
   const SwapFileOptions first{.directory = directory.path(), .run_id = 1, .bytes = 1 << 20};
@@ -74,6 +115,10 @@ TEST(SwapSharing, TheSecondProcessIsToldWhoHoldsThePath) {
   SwapFileOptions second = first;
   second.run_id = 2;
   const auto names = names_in(directory.path());
+  const std::string held = directory.file(swap_file_name(1, 0));
+  std::ofstream(held, std::ios::in | std::ios::binary).write("bytes of the first", 18);
+  const auto bytes = bytes_of(held);
+  const auto lock_bytes = bytes_of(directory.file(lock_file_name(0)));
   const auto start = std::chrono::steady_clock::now();
   const auto refused = SwapFile::create(second, system_files());
   EXPECT_LT(seconds_since(start), 1.0);
@@ -83,6 +128,8 @@ TEST(SwapSharing, TheSecondProcessIsToldWhoHoldsThePath) {
   EXPECT_NE(text.find("pid " + std::to_string(holder.pid()) + " on host " + host), text.npos)
       << text;
   EXPECT_EQ(names_in(directory.path()), names);
+  EXPECT_EQ(bytes_of(held), bytes);
+  EXPECT_EQ(bytes_of(directory.file(lock_file_name(0))), lock_bytes);
 }
 
 TEST(SwapSharing, TheSecondOfOneProcessIsRefusedToo) {
@@ -112,6 +159,45 @@ TEST(SwapSharing, AKilledHolderFreesThePath) {
   EXPECT_FALSE(fs::exists(directory + "/" + swap_file_name(10, 0)));
   EXPECT_TRUE((*next)->close().has_value());
   EXPECT_TRUE(fs::is_empty(parent.path()));
+}
+
+TEST(SwapSharing, AHolderKilledWithWritesInFlightFreesThePath) {
+  const TemporaryDirectory directory;
+  for (std::uint64_t run = 1; run <= 5; ++run) {
+    Holder holder({.directory = directory.path(), .run_id = run, .bytes = writes_in_flight << 20},
+                  Busyness::Writing);
+    const auto start = std::chrono::steady_clock::now();
+    ::kill(holder.pid(), SIGKILL);  // not waited for: the kernel still ends its writes
+    const auto next =
+        SwapFile::create({.directory = directory.path(), .run_id = 99, .bytes = 1}, system_files());
+    EXPECT_LT(seconds_since(start), 2.0);
+    ASSERT_TRUE(next.has_value()) << next.error().to_string();
+    EXPECT_FALSE(fs::exists(directory.file(swap_file_name(run, 0))));
+    EXPECT_TRUE((*next)->close().has_value());
+  }
+  EXPECT_TRUE(names_in(directory.path()).empty());
+}
+
+TEST(SwapSharing, AChildOfAKilledHolderDoesNotKeepThePath) {
+  // So that the grandchild becomes ours to end, whatever happens.
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  const TemporaryDirectory directory;
+  Holder holder({.directory = directory.path(), .run_id = 1, .bytes = writes_in_flight << 20},
+                Busyness::WithChild);
+  const std::string children = "/proc/" + std::to_string(holder.pid()) + "/task/" +
+                               std::to_string(holder.pid()) + "/children";
+  pid_t grandchild = 0;
+  std::ifstream(children) >> grandchild;
+  ASSERT_GT(grandchild, 0);
+  holder.kill_now();
+  const auto next =
+      SwapFile::create({.directory = directory.path(), .run_id = 99, .bytes = 1}, system_files());
+  EXPECT_EQ(::kill(grandchild, 0), 0);  // still there
+  ::kill(grandchild, SIGKILL);
+  EXPECT_EQ(waitpid(grandchild, nullptr, 0), grandchild);
+  EXPECT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+  ASSERT_TRUE(next.has_value()) << next.error().to_string();
+  EXPECT_TRUE((*next)->close().has_value());
 }
 
 TEST(SwapSharing, OnlyOwnUnlockedLeftoversAreRemoved) {
