@@ -1,19 +1,20 @@
 #include "tiering/in_flight.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
-#include "base/clock.h"
+#include "base/keep_for_ever.h"
 
 namespace artesian::tiering {
 namespace {
 
 constexpr std::size_t entries_at_start = 64;
-constexpr std::size_t entries_max = 1 << 16;  // more at once is a leak of completions
 constexpr int lines_max = 16;
+constexpr auto full_pause = std::chrono::microseconds(100);  // a block takes about as long
 
 bool overlap(const aio::Request& first, const aio::Request& second) {
   return first.file == second.file && first.offset < second.offset + second.length &&
@@ -34,11 +35,21 @@ InFlightTable::~InFlightTable() {
   }
 }
 
-InFlightTable::Entry& InFlightTable::free_entry() noexcept {
+InFlightTable::Entry* InFlightTable::find_free() noexcept {
   for (const auto& entry : entries_) {
-    if (!entry->busy.load(std::memory_order_acquire)) return *entry;
+    if (!entry->busy.load(std::memory_order_acquire)) return entry.get();
   }
-  ARTESIAN_CHECK(entries_.size() < entries_max, entries_.size());
+  return nullptr;
+}
+
+InFlightTable::Entry& InFlightTable::free_entry(Deadline deadline) noexcept {
+  Entry* found = find_free();
+  while (found == nullptr && entries_.size() >= transfers_max &&
+         system_clock().now_ns() < deadline.at_ns) {
+    std::this_thread::sleep_for(full_pause);  // progress threads make the room
+    found = find_free();
+  }
+  if (found != nullptr) return *found;
   entries_.push_back(std::make_unique<Entry>());
   return *entries_.back();
 }
@@ -54,9 +65,10 @@ void InFlightTable::expect_no_overlap(const aio::Request& request) const noexcep
 }
 
 void InFlightTable::begin(aio::Completion& completion, std::uint32_t shard,
-                          const aio::Request& request, BufferLease buffer) noexcept {
+                          const aio::Request& request, BufferLease buffer,
+                          Deadline deadline) noexcept {
   expect_no_overlap(request);
-  Entry& entry = free_entry();
+  Entry& entry = free_entry(deadline);
   ARTESIAN_CHECK(!entry.busy.load(std::memory_order_relaxed));
   entry.completion = &completion;
   entry.shard = shard;
@@ -111,7 +123,7 @@ std::string InFlightTable::describe(std::uint64_t now_ns) const {
 
 void InFlightTable::abandon() noexcept {
   for (auto& entry : entries_) {
-    if (entry->busy.load(std::memory_order_acquire)) (void)entry.release();
+    if (entry->busy.load(std::memory_order_acquire)) keep_for_ever(std::move(entry));
   }
   std::erase(entries_, nullptr);
 }

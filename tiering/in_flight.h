@@ -1,6 +1,9 @@
 // InFlightTable: what a tier store has given to the engine and not got back: for `writing`, for
 // catching overlapping transfers, and for saying what hangs when a deadline passes.
 //
+// The table is bounded: `begin` waits, within its deadline, until fewer than `transfers_max` are in
+// flight. If none comes back by then, the disk hangs, and whoever waits for the transfers is told.
+//
 // Note [A transfer's last touch]: a completion becomes ready just before its callback runs, and its
 // owner may then reuse or destroy it. So the callback touches only the table's own entry, entries
 // live as long as the table, and `settle` covers the moment in between.
@@ -15,18 +18,21 @@
 #include <vector>
 
 #include "aio/engine.h"
+#include "base/clock.h"
 
 namespace artesian::tiering {
 
 class InFlightTable {
  public:
+  static constexpr std::size_t transfers_max = 4096;
+
   InFlightTable();
   ~InFlightTable();  // checks that nothing is in flight, unless `abandon` was called
 
   /// Prepares the completion for a transfer of shard `shard` and enters it, until it is ready.
   /// Checks that no transfer in flight overlaps it, unless both are reads.
   void begin(aio::Completion& completion, std::uint32_t shard, const aio::Request& request,
-             BufferLease buffer) noexcept;
+             BufferLease buffer, Deadline deadline) noexcept;
   /// Makes the table agree with a completion that is ready.
   void settle(const aio::Completion& completion) noexcept;
   bool any() const noexcept;
@@ -47,10 +53,12 @@ class InFlightTable {
   };
 
   static void finished(aio::Completion& completion, void* context) noexcept;
-  Entry& free_entry() noexcept;
+  Entry* find_free() noexcept;
+  Entry& free_entry(Deadline deadline) noexcept;
   void expect_no_overlap(const aio::Request& request) const noexcept;
 
-  std::vector<std::unique_ptr<Entry>> entries_;  // grows to the most that were ever in flight
+  // Grows to the most that were ever in flight.
+  std::vector<std::unique_ptr<Entry>> entries_;
 };
 
 }  // namespace artesian::tiering

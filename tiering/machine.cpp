@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/keep_for_ever.h"
 #include "base/random.h"
 #include "base/units.h"
 
@@ -151,7 +152,7 @@ Result<DiskSpeed> probe_disk(File& file, Extent range, aio::Engine& engine, pinn
   ARTESIAN_TRY_VOID(probe->take_buffers(pool));
   auto speed = probe->run(options.seconds);
   // Memory that the kernel may still write to is never freed, not even at the price of a leak.
-  if (probe->timed_out() && !probe->abandon()) (void)probe.release();
+  if (probe->timed_out() && !probe->abandon()) keep_for_ever(std::move(probe));
   return speed;
 }
 

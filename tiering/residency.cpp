@@ -110,9 +110,10 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
   while (slot.pieces_awaited < slot.pieces_issued &&
          slot.pieces_awaited * slot.piece_bytes < bytes) {
     aio::Completion& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
-    ++slot.pieces_awaited;
     const auto outcome = store_.wait(piece, slot.unit.shard);
-    if (piece.ready()) piece.take_buffer().reset();
+    if (!piece.ready()) return outcome.error();  // still in flight, and to be awaited again
+    ++slot.pieces_awaited;
+    piece.take_buffer().reset();
     if (!outcome.has_value()) return outcome.error();
   }
   return {};
@@ -195,11 +196,9 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.pins == 0, slot.pins);
   if (slot.state == SlotState::Absent) return {};
-  const auto outcome = await_pieces(slot, slot.unit.image);
-  if (!outcome.has_value()) {  // the rest must come back before the memory may go
-    while (slot.pieces_awaited < slot.pieces_issued) {
-      static_cast<void>(await_pieces(slot, slot.unit.image).has_value());
-    }
+  while (slot.pieces_awaited < slot.pieces_issued) {  // all must come back before the memory may go
+    const auto outcome = await_pieces(slot, slot.unit.image);
+    if (!outcome.has_value() && outcome.error().code == ErrorCode::Timeout) return outcome.error();
   }
   ARTESIAN_CHECK(slot.leases == 0, slot.leases.load());
   slot.memory.reset();
@@ -208,11 +207,13 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
 }
 
 Result<void> Residency::clear() noexcept {
+  Result<void> first;
   for (std::uint32_t unit = 0; unit < slots_.size(); ++unit) {
     slots_[unit]->pins = 0;
-    ARTESIAN_TRY_VOID(drop(unit));
+    auto dropped = drop(unit);
+    if (!dropped.has_value() && first.has_value()) first = std::move(dropped);
   }
-  return {};
+  return first;
 }
 
 std::byte* Residency::data(std::uint32_t unit) noexcept {

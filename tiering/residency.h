@@ -50,7 +50,7 @@ class Residency {
             Executor& executor);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
-  ~Residency();  // checks that `clear` was called
+  ~Residency();  // checks that `clear` succeeded
 
   SlotState state(std::uint32_t unit) const noexcept;
   bool pinned(std::uint32_t unit) const noexcept;
@@ -63,7 +63,7 @@ class Residency {
   void unpin(std::uint32_t unit) noexcept;
   /// Gives the slot of an unpinned unit back, waiting for transfers in flight. Errors: Timeout.
   Result<void> drop(std::uint32_t unit) noexcept;
-  /// Drops everything.
+  /// Drops everything. Errors: Timeout; see Note [A disk that does not answer].
   Result<void> clear() noexcept;
 
   /// First byte of a Live unit's slot: [image] elements of the compute dtype.

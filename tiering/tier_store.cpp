@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/keep_for_ever.h"
 #include "base/units.h"
 #include "tiering/block_checksums.h"
 #include "tiering/in_flight.h"
@@ -68,7 +69,9 @@ class TierStore::Impl {
     return options_.verify == Verify::Full ||
            (options_.verify == Verify::Sample && block % sample_stride == 0);
   }
-  Deadline deadline() const noexcept { return Deadline::after_seconds(options_.wait_seconds); }
+  Deadline deadline() const noexcept {
+    return Deadline::after_seconds(stalled_ns_ != 0 ? 0.0 : options_.wait_seconds);
+  }
 
   const TierStoreOptions options_;
   aio::Engine& engine_;
@@ -80,6 +83,7 @@ class TierStore::Impl {
   std::atomic<std::uint64_t> blocks_verified_{0};
   std::atomic<std::uint64_t> verify_failures_{0};
   bool close_called_ = false;
+  std::uint64_t stalled_ns_ = 0;  // when a wait ran into its deadline; 0: something came back since
 };
 
 TierStore::Impl::~Impl() {
@@ -88,7 +92,7 @@ TierStore::Impl::~Impl() {
   // close() ran into its deadline: the kernel may still use these descriptors, which must not be
   // given to other files. They go with the process; the next run reclaims what they leave.
   in_flight_.abandon();
-  for (auto& swap : swap_files_) (void)swap.release();
+  for (auto& swap : swap_files_) keep_for_ever(std::move(swap));
 }
 
 Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinned::Pool& device,
@@ -134,7 +138,10 @@ Result<void> TierStore::Impl::close() noexcept {
   if (in_flight_.any()) {
     auto drained = engine_.drain(deadline());
     // Only our own transfers count: others may share the engine.
-    if (!drained.has_value() && in_flight_.any()) return timeout(std::move(drained).error());
+    if (!drained.has_value() && in_flight_.any()) {
+      stalled_ns_ = system_clock().now_ns();
+      return timeout(std::move(drained).error());
+    }
     ARTESIAN_CHECK(!in_flight_.any());
   }
   Result<void> outcome;
@@ -178,7 +185,8 @@ void TierStore::Impl::transfer(aio::Completion& completion, ShardId id, ByteRang
                              .offset = shard.extent.offset + range.offset,
                              .length = range.length};
   ARTESIAN_CHECK(request.offset % request.file->alignment() == 0, request.offset);
-  in_flight_.begin(completion, static_cast<std::uint32_t>(id), request, std::move(buffer));
+  in_flight_.begin(completion, static_cast<std::uint32_t>(id), request, std::move(buffer),
+                   deadline());
   (writes ? bytes_written_ : bytes_read_) += range.length;
   aio::Completion* const list[] = {&completion};
   engine_.submit(list);
@@ -260,10 +268,10 @@ Result<void> TierStore::wait(aio::Completion& completion, ShardId id) noexcept {
   const char* const doing = reads ? "reading" : "writing";
   auto waited = impl_->engine_.wait(completion, impl_->deadline());
   if (!waited.has_value()) {
-    Error error = std::move(waited).error();
-    if (error.code == ErrorCode::Timeout) error = impl_->timeout(std::move(error));
-    return naming(options, doing, std::move(error));
+    impl_->stalled_ns_ = system_clock().now_ns();
+    return naming(options, doing, impl_->timeout(std::move(waited).error()));
   }
+  if (completion.finished_ns() > impl_->stalled_ns_) impl_->stalled_ns_ = 0;
   impl_->in_flight_.settle(completion);
   auto moved = completion.result();
   if (!moved.has_value()) return naming(options, doing, std::move(moved).error());
@@ -311,7 +319,11 @@ Result<DiskSpeed> TierStore::probe_disk(std::uint32_t path, pinned::Pool& stagin
   SwapFile& swap = *impl_->swap_files_[path];
   if (swap.bytes_used() == 0) return DiskSpeed{};
   const Extent range{.offset = superblock_region_size, .length = swap.bytes_used()};
-  return tiering::probe_disk(swap.file(), range, impl_->engine_, staging, {}, impl_->deadline());
+  auto speed =
+      tiering::probe_disk(swap.file(), range, impl_->engine_, staging, {}, impl_->deadline());
+  const bool stalled = !speed.has_value() && speed.error().code == ErrorCode::Timeout;
+  if (stalled) impl_->stalled_ns_ = system_clock().now_ns();
+  return speed;
 }
 
 TierStoreStatistics TierStore::statistics() const noexcept {

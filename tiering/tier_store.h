@@ -10,6 +10,13 @@
 // flipped, stale or misplaced block is an error that names the shard, never a silently wrong
 // weight.
 //
+// Note [A disk that does not answer]: a wait that runs into its deadline returns Timeout, and from
+// then on waits return at once with what is there, until something comes back: a hung disk costs
+// one deadline, not one per transfer. The kernel may still write to the buffers of what is in
+// flight, so after `close` returned Timeout neither the store nor its pools, engine or completions
+// may be destroyed: their owner gives them to keep_for_ever (base/keep_for_ever.h). The swap files
+// stay, and the next run reclaims them.
+//
 // Thread: all calls from the compute thread, except seal and verify, which any thread may call for
 // distinct blocks. A read of a shard with writes in flight is a caller's error (see `writing`).
 #pragma once
@@ -48,7 +55,7 @@ struct TierStoreOptions {
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;
   Verify verify = Verify::Full;
-  double wait_seconds = 60.0;    // deadline of every wait
+  double wait_seconds = 60.0;    // deadline of every wait: Note [A disk that does not answer]
   Timeline* timeline = nullptr;  // receives a span for each transfer; may be null
 };
 
@@ -73,7 +80,7 @@ class TierStore {
                                                  pinned::Pool& device, pinned::Pool& host,
                                                  aio::Engine& engine, FileSystem& files) noexcept;
   ~TierStore();  // checks that close() was called
-  /// Drains and removes the swap files. Errors: Io, Timeout.
+  /// Drains and removes the swap files. Errors: Io; Timeout, after which it may be asked again.
   Result<void> close() noexcept;
 
   const ShardOptions& shard(ShardId id) const noexcept;

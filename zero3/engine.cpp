@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/clock.h"
+#include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
@@ -132,6 +133,7 @@ class Engine::Impl {
   StepGuard guard;
   std::optional<Error> poison;
   bool closed = false;
+  bool stalled = false;  // transfers are still in flight, and the disk does not answer
 
   std::uint64_t step = 0;     // steps done, skipped ones included
   std::uint64_t updates = 0;  // steps that were not skipped
@@ -184,6 +186,7 @@ Result<void> Engine::Impl::build() {
                                   .verify = verify_of(config.artesian.verify),
                                   .pin_memory = config.zero.offload_param.pin_memory &&
                                                 config.zero.offload_optimizer.pin_memory,
+                                  .wait_seconds = options.wait_seconds,
                                   .timeline = options.timeline};
   const ZeroConfig& zero = config.zero;
   if (zero.offload_param.device == Offload::Nvme) {
@@ -420,15 +423,18 @@ Result<std::unique_ptr<Engine>> Engine::create(Module& module, const Config& con
   auto built = from_torch([&] { return engine->impl_->build(); });
   if (!built.has_value()) {
     static_cast<void>(engine->close().has_value());  // the first error is the one that matters
+    if (built.error().code == ErrorCode::Timeout) engine->impl_->stalled = true;
     return std::move(built).error();
   }
   return engine;
 }
 
 Engine::~Engine() {
-  if (impl_->closed) return;
-  const auto outcome = close();
-  if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
+  if (!impl_->closed) {
+    const auto outcome = close();
+    if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
+  }
+  if (impl_->stalled) keep_for_ever(std::move(impl_));
 }
 
 Result<void> Engine::initialize(WeightSource& weights, const Progress& progress) {
@@ -492,6 +498,10 @@ Result<void> Engine::close() {
   impl.closed = true;
   auto cleared = impl.prefetcher ? impl.prefetcher->clear() : Result<void>();
   auto closed = impl.state ? impl.state->close() : Result<void>();
+  for (const auto* outcome : {&cleared, &closed}) {
+    const bool stalled = !outcome->has_value() && outcome->error().code == ErrorCode::Timeout;
+    impl.stalled = impl.stalled || stalled;
+  }
   if (!cleared.has_value()) return cleared;
   return closed;
 }

@@ -36,6 +36,7 @@ struct EngineOptions {
   std::uint64_t run_id = 0;  // 0: random
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
+  double wait_seconds = 60.0;   // deadline of every wait for the disk
 };
 
 /// What one optimizer step did; the fields of the JSONL log (interfaces.md).
@@ -67,7 +68,8 @@ class Engine {
   /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths), Unsupported.
   static Result<std::unique_ptr<Engine>> create(Module& module, const Config& config,
                                                 const EngineOptions& options);
-  /// Closes if that has not happened.
+  /// Closes if that has not happened. If the disk does not answer any more, memory, descriptors and
+  /// I/O threads are kept until the process ends: the kernel may still write.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -3,6 +3,7 @@
 #include <array>
 #include <filesystem>
 
+#include "base/keep_for_ever.h"
 #include "base/units.h"
 
 namespace artesian::zero3 {
@@ -23,6 +24,10 @@ bool same_directory(const std::string& first, const std::string& second) {
     return full.has_filename() ? full : full.parent_path();
   };
   return first == second || resolved(first) == resolved(second);
+}
+
+bool timed_out(const Result<void>& outcome) noexcept {
+  return !outcome.has_value() && outcome.error().code == ErrorCode::Timeout;
 }
 
 }  // namespace
@@ -81,10 +86,21 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
                                                        Executor& executor) {
   std::unique_ptr<ModelState> state(new ModelState(executor));
   state->placement_ = std::move(options.placement);
-  ARTESIAN_TRY_VOID(state->create_pools(options));
+  auto opened = state->open(options, engine, files);
+  if (opened.has_value()) return state;
+  auto closed = state->close();
+  state->stalled_ = state->stalled_ || timed_out(opened);
+  // A disk that hangs must not look like one that failed: the caller keeps the engine alive then.
+  return std::move(timed_out(closed) ? closed : opened).error();
+}
+
+Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& engine,
+                              FileSystem& files) {
+  ARTESIAN_TRY_VOID(create_pools(options));
   tiering::TierStoreOptions store_options{.directories = {},
                                           .run_id = options.run_id,
                                           .verify = options.verify,
+                                          .wait_seconds = options.wait_seconds,
                                           .timeline = options.timeline};
   std::uint32_t optimizer_path = 0;
   if (!options.param_directory.empty()) store_options.directories = {options.param_directory};
@@ -93,32 +109,39 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
     optimizer_path = static_cast<std::uint32_t>(store_options.directories.size());
     store_options.directories.push_back(options.optimizer_directory);
   }
-  auto shards = state->list_shards(optimizer_path);
-  ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *state->device_,
-                                               *state->host_, engine, files));
-  state->store_ = std::move(store);
+  auto shards = list_shards(optimizer_path);
+  ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *device_, *host_,
+                                               engine, files));
+  store_ = std::move(store);
   if (!store_options.directories.empty()) {  // while the ring's room in the pool is still free
-    ARTESIAN_TRY(speed, state->store_->probe_disk(0, *state->host_));
-    state->disk_speed_ = speed;
+    ARTESIAN_TRY(speed, store_->probe_disk(0, *host_));
+    disk_speed_ = speed;
   }
-  ARTESIAN_TRY(ring, tiering::StagingRing::create(*state->store_, *state->host_,
-                                                  state->placement_.ring_item_bytes,
-                                                  state->placement_.ring_count));
-  state->ring_ = std::move(ring);
-  const std::array<std::span<std::byte>, 2> ranges{state->host_->range(), state->device_->range()};
+  ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
+                                                  placement_.ring_count));
+  ring_ = std::move(ring);
+  const std::array<std::span<std::byte>, 2> ranges{host_->range(), device_->range()};
   // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
-  const bool limited = options.pin_memory && !state->host_->statistics().locked;
+  const bool limited = options.pin_memory && !host_->statistics().locked;
   if (!store_options.directories.empty() && !limited) {
     static_cast<void>(engine.register_memory(ranges));
   }
-  return state;
+  return {};
 }
 
-ModelState::~ModelState() = default;
+ModelState::~ModelState() {
+  if (!stalled_) return;
+  keep_for_ever(std::move(ring_));
+  keep_for_ever(std::move(store_));
+  keep_for_ever(std::move(host_));
+  keep_for_ever(std::move(device_));
+}
 
 Result<void> ModelState::close() noexcept {
   auto drained = ring_ ? ring_->finish() : Result<void>();
   auto closed = store_ ? store_->close() : Result<void>();
+  stalled_ = timed_out(drained) || timed_out(closed);
+  if (timed_out(closed)) return closed;  // what a caller must know before all else
   if (!drained.has_value()) return drained;
   return closed;
 }

@@ -29,6 +29,7 @@ struct ModelStateOptions {
   std::uint64_t run_id = 0;
   tiering::Verify verify = tiering::Verify::Full;
   bool pin_memory = true;
+  double wait_seconds = 60.0;    // deadline of every wait for the disk
   Timeline* timeline = nullptr;  // receives the disk's spans; may be null
 };
 
@@ -38,8 +39,10 @@ class ModelState {
   /// Errors: those of TierStore::open and Pool::create.
   static Result<std::unique_ptr<ModelState>> create(ModelStateOptions options, aio::Engine& engine,
                                                     FileSystem& files, Executor& executor);
+  /// Keeps for ever what a disk that does not answer may still write to.
   ~ModelState();
-  /// Drains and removes the swap files. Errors: Io, Timeout.
+  /// Drains and removes the swap files. Errors: Io; Timeout, after which engine, executor and
+  /// whatever else has transfers in flight must not be destroyed either.
   Result<void> close() noexcept;
 
   const Placement& placement() const noexcept { return placement_; }
@@ -68,6 +71,7 @@ class ModelState {
   explicit ModelState(Executor& executor) noexcept : executor_(executor) {}
   std::vector<tiering::ShardOptions> list_shards(std::uint32_t optimizer_path);
   Result<void> create_pools(const ModelStateOptions& options);
+  Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
 
   Placement placement_;
   Executor& executor_;
@@ -76,6 +80,7 @@ class ModelState {
   std::unique_ptr<tiering::TierStore> store_;
   std::unique_ptr<tiering::StagingRing> ring_;
   std::uint64_t turn_ = 0;
+  bool stalled_ = false;  // close() ran into its deadline
   tiering::DiskSpeed disk_speed_;
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;

@@ -25,47 +25,67 @@ struct TierOptions {
   Offload home = Offload::Nvme;  // of parameters and optimizer state
 };
 
+/// Where everything lives: by default on NVMe, in `directory`, but for the gradients.
+inline Placement place(const SmallModel& model, const TierOptions& options,
+                               const std::string& directory) {
+  Config config;
+  config.param_dtype = config.grad_accum_dtype = options.dtype;
+  config.zero.stage = 3;
+  config.zero.offload_param = {.device = options.home, .nvme_path = directory, .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = options.home, .nvme_path = directory};
+  config.zero.param_persistence_threshold = 0;
+  config.zero.sub_group_size = options.sub_group;
+  Placement placement = make_placement({.parameters = &model.parameters,
+                                        .stages = &model.stages,
+                                        .config = &config,
+                                        .compute_dtype = DType::Float32,
+                                        .device_bytes = options.device_bytes,
+                                        .host_bytes = options.host_bytes})
+                            .value();
+  for (UnitPlacement& unit : placement.units) unit.grad = options.grad;
+  return placement;
+}
+
+inline ModelStateOptions state_options(Placement placement, const std::string& directory) {
+  ModelStateOptions options;
+  options.placement = std::move(placement);
+  options.param_directory = options.optimizer_directory = directory;
+  options.run_id = 1;
+  options.pin_memory = false;
+  return options;
+}
+
+inline std::unique_ptr<tiering::Residency> residency_of(ModelState& state, Executor& executor) {
+  return std::make_unique<tiering::Residency>(state.resident_units(), state.store(),
+                                              state.device_pool(), executor);
+}
+
 class Tiers {
   test_support::TemporaryDirectory directory_;  // first, so that they outlive what uses them
   SerialExecutor executor_;
   std::unique_ptr<aio::Engine> engine_;
+  bool closed_ = false;
 
  public:
   Tiers(SmallModel described, const TierOptions& options) : model(std::move(described)) {
-    Config config;
-    config.param_dtype = config.grad_accum_dtype = options.dtype;
-    config.zero.stage = 3;
-    config.zero.offload_param = {
-        .device = options.home, .nvme_path = directory_.path(), .max_in_cpu = 0};
-    config.zero.offload_optimizer = {.device = options.home, .nvme_path = directory_.path()};
-    config.zero.param_persistence_threshold = 0;
-    config.zero.sub_group_size = options.sub_group;
-    Placement placement = make_placement({.parameters = &model.parameters,
-                                          .stages = &model.stages,
-                                          .config = &config,
-                                          .compute_dtype = DType::Float32,
-                                          .device_bytes = options.device_bytes,
-                                          .host_bytes = options.host_bytes})
-                              .value();
-    for (UnitPlacement& unit : placement.units) unit.grad = options.grad;
     engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
-    ModelStateOptions state_options;
-    state_options.placement = std::move(placement);
-    state_options.param_directory = state_options.optimizer_directory = directory_.path();
-    state_options.run_id = 1;
-    state_options.pin_memory = false;
-    state =
-        ModelState::create(std::move(state_options), *engine_, system_files(), executor_).value();
-    residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
-                                                     state->device_pool(), executor_);
+    state = ModelState::create(
+                state_options(place(model, options, directory_.path()), directory_.path()),
+                *engine_, system_files(), executor_)
+                .value();
+    residency = residency_of(*state, executor_);
   }
   ~Tiers() {
+    if (closed_) return;
     EXPECT_TRUE(residency->clear().has_value());
     EXPECT_TRUE(state->close().has_value());
   }
+  /// The test has cleared and closed them itself.
+  void forget() { closed_ = true; }
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
 
+  const std::string& directory() const { return directory_.path(); }
   const Layout& layout() const { return state->layout(); }
 
   const SmallModel model;

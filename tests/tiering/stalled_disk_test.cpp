@@ -1,0 +1,181 @@
+// Proves what a disk that stops answering costs: one deadline, a Timeout that says what hangs, and
+// no abort; that what comes back late is taken as if nothing had been; and that more transfers than
+// the table of those in flight holds wait for their turn.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+
+#include "tests/tiering/tier_store_harness.h"
+#include "tiering/in_flight.h"
+#include "tiering/residency.h"
+#include "tiering/staging_ring.h"
+
+namespace artesian::tiering {
+namespace {
+
+constexpr std::uint64_t sector = 4096;
+constexpr double patience_s = 0.3;
+constexpr ShardId first{0};
+
+class StalledDisk : public testing::Test {
+ protected:
+  StalledDisk() {
+    store_ = harness_
+                 .open({{.name = "param", .bytes = shard_bytes, .block_bytes = sector},
+                        {.name = "state", .bytes = shard_bytes, .block_bytes = sector}},
+                       Verify::Full, patience_s)
+                 .value();
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(write_range(harness_, *store_, ShardId{i}, {0, shard_bytes}, i).has_value());
+    }
+  }
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  void stall() {
+    harness_.memory_engine->hold();
+    start_ = std::chrono::steady_clock::now();
+  }
+
+  static constexpr std::uint64_t shard_bytes = 64 * sector;
+  Harness harness_{Backend::Memory};
+  std::unique_ptr<TierStore> store_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+TEST_F(StalledDisk, CostsOneDeadlineNotOnePerTransfer) {
+  stall();
+  std::deque<aio::Completion> reads(32);
+  for (auto& read : reads) {
+    store_->read(read, first, {0, sector}, harness_.buffer(sector), aio::Priority::Demand);
+  }
+  for (auto& read : reads) {
+    const auto waited = store_->wait(read, first);
+    ASSERT_FALSE(waited.has_value());
+    EXPECT_EQ(waited.error().code, ErrorCode::Timeout);
+  }
+  EXPECT_FALSE(store_->close().has_value());
+  EXPECT_GE(seconds(), patience_s);
+  EXPECT_LT(seconds(), 10 * patience_s);  // 33 deadlines would be more
+
+  harness_.memory_engine->release();
+  for (auto& read : reads) EXPECT_TRUE(store_->wait(read, first).has_value());
+  EXPECT_TRUE(store_->close().has_value());
+}
+
+TEST_F(StalledDisk, WaitsAreWholeAgainOnceSomethingCameBack) {
+  stall();
+  aio::Completion read;
+  store_->read(read, first, {0, sector}, harness_.buffer(sector), aio::Priority::Demand);
+  EXPECT_FALSE(store_->wait(read, first).has_value());
+  harness_.memory_engine->release();
+  EXPECT_TRUE(store_->wait(read, first).has_value());
+  stall();
+  store_->read(read, first, {0, sector}, harness_.buffer(sector), aio::Priority::Demand);
+  EXPECT_FALSE(store_->wait(read, first).has_value());
+  EXPECT_GE(seconds(), patience_s);
+  harness_.memory_engine->release();
+  EXPECT_TRUE(store_->close().has_value());
+}
+
+TEST_F(StalledDisk, AFetchMayBeGivenUpAndDroppedLater) {
+  SerialExecutor executor;
+  Residency residency({{.shard = first, .image = shard_bytes / sizeof(float)}}, *store_,
+                      *harness_.device, executor);
+  stall();
+  ASSERT_TRUE(residency.start(0, aio::Priority::Demand).has_value());
+  const auto acquired = residency.acquire(0);
+  ASSERT_FALSE(acquired.has_value());
+  EXPECT_EQ(acquired.error().code, ErrorCode::Timeout);
+  const auto cleared = residency.clear();
+  ASSERT_FALSE(cleared.has_value());
+  EXPECT_EQ(cleared.error().code, ErrorCode::Timeout);
+  EXPECT_LT(seconds(), 10 * patience_s);
+  harness_.memory_engine->release();
+  EXPECT_TRUE(residency.clear().has_value());
+  EXPECT_EQ(harness_.device->statistics().bytes_in_use, 0u);
+  ASSERT_TRUE(residency.start(0, aio::Priority::Demand).has_value());  // it works as before
+  EXPECT_TRUE(residency.acquire(0).has_value());
+  residency.unpin(0);
+  EXPECT_TRUE(residency.clear().has_value());
+  EXPECT_TRUE(store_->close().has_value());
+}
+
+TEST_F(StalledDisk, AStagingItemFinishesLater) {
+  auto ring = StagingRing::create(*store_, *harness_.host, 4 * sector, 2).value();
+  stall();
+  ring->at(0).read(first, {0, sector}, 0, aio::Priority::OptimizerRead);
+  ring->at(0).write(ShardId{1}, {0, sector}, sector);
+  ring->at(1).read(first, {sector, sector}, 0, aio::Priority::OptimizerRead);
+  const auto finished = ring->finish();
+  ASSERT_FALSE(finished.has_value());
+  EXPECT_EQ(finished.error().code, ErrorCode::Timeout);
+  EXPECT_FALSE(ring->at(0).idle());
+  EXPECT_LT(seconds(), 10 * patience_s);
+  harness_.memory_engine->release();
+  EXPECT_TRUE(ring->finish().has_value());
+  EXPECT_TRUE(ring->at(0).idle());
+  ring.reset();
+  EXPECT_TRUE(store_->close().has_value());
+}
+
+/// Lends the same bytes again and again: what is read does not matter here.
+class OneBuffer final : public BufferOwner {
+ public:
+  explicit OneBuffer(std::byte* data) : data_(data) {}
+  BufferLease lease() {
+    ++lent_;
+    return {data_, sector, this};
+  }
+  void give_back(std::byte*, std::uint64_t) noexcept override { --lent_; }
+  int lent() const { return lent_; }
+
+ private:
+  std::byte* data_;
+  std::atomic<int> lent_{0};
+};
+
+TEST(InFlightLimit, MoreTransfersThanTheTableHoldsAllEnd) {
+  Harness harness(Backend::Threads);
+  auto store = harness.must_open({{.name = "s", .bytes = sector, .block_bytes = sector}});
+  ASSERT_TRUE(write_range(harness, *store, first, {0, sector}, 1).has_value());
+  BufferLease memory = harness.buffer(sector);
+  OneBuffer buffer(memory.data());
+  std::deque<aio::Completion> reads(2 * InFlightTable::transfers_max + 100);
+  for (auto& read : reads) {
+    store->read(read, first, {0, sector}, buffer.lease(), aio::Priority::Prefetch);
+  }
+  for (auto& read : reads) {
+    EXPECT_TRUE(store->wait(read, first).has_value());
+    read.take_buffer().reset();
+  }
+  EXPECT_EQ(buffer.lent(), 0);
+  EXPECT_TRUE(store->close().has_value());
+}
+
+// The disk hangs with the table full: no abort, and the same Timeout for all, after one deadline.
+TEST(InFlightLimit, AFullTableOnAStalledDiskEndsInTimeouts) {
+  Harness harness(Backend::Memory);
+  auto store =
+      harness
+          .open({{.name = "s", .bytes = sector, .block_bytes = sector}}, Verify::Full, patience_s)
+          .value();
+  BufferLease memory = harness.buffer(sector);
+  OneBuffer buffer(memory.data());
+  harness.memory_engine->hold();
+  std::deque<aio::Completion> reads(InFlightTable::transfers_max + 1);
+  for (auto& read : reads) {
+    store->read(read, first, {0, sector}, buffer.lease(), aio::Priority::Prefetch);
+  }
+  const auto waited = store->wait(reads.back(), first);
+  ASSERT_FALSE(waited.has_value());
+  EXPECT_EQ(waited.error().code, ErrorCode::Timeout);
+  EXPECT_NE(waited.error().message.find("and 4081 more"), std::string::npos)
+      << waited.error().message;
+  harness.memory_engine->release();
+  EXPECT_TRUE(store->close().has_value());
+}
+
+}  // namespace
+}  // namespace artesian::tiering

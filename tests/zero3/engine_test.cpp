@@ -1,0 +1,150 @@
+// Proves what a training run makes of a disk that stops answering in the middle: one Timeout that
+// says what hangs, the same for every later call, and an end without abort or hang. The disk stops
+// by real means: transfers meet a pipe into which nobody writes.
+#include "zero3/engine.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <numeric>
+
+#include "base/log.h"
+#include "models/checkpoint_weights.h"
+#include "models/registry.h"
+#include "tests/support/temporary_directory.h"
+
+namespace artesian::zero3 {
+namespace {
+
+/// A file of the kernel's whose transfers, once stalled, wait for ever.
+class StallingFile final : public File {
+ public:
+  StallingFile(std::unique_ptr<File> file, const std::atomic<bool>& stalled, int pipe)
+      : file_(std::move(file)), stalled_(stalled), pipe_(pipe) {}
+  int descriptor() const noexcept override { return stalled_ ? pipe_ : file_->descriptor(); }
+  const std::string& path() const noexcept override { return file_->path(); }
+  bool direct() const noexcept override { return file_->direct(); }
+  std::uint64_t alignment() const noexcept override { return file_->alignment(); }
+  Result<std::uint64_t> size() noexcept override { return file_->size(); }
+  Result<FileStatus> status() noexcept override { return file_->status(); }
+  Result<void> allocate(std::uint64_t bytes) noexcept override { return file_->allocate(bytes); }
+  Result<void> sync() noexcept override { return file_->sync(); }
+  Result<void> lock() noexcept override { return file_->lock(); }
+  Result<void> read_at(void* target, std::uint64_t length, std::uint64_t offset) noexcept override {
+    return file_->read_at(target, length, offset);
+  }
+  Result<void> write_at(const void* source, std::uint64_t length,
+                        std::uint64_t offset) noexcept override {
+    return file_->write_at(source, length, offset);
+  }
+
+ private:
+  std::unique_ptr<File> file_;
+  const std::atomic<bool>& stalled_;
+  int pipe_;
+};
+
+class StallingFiles final : public FileSystem {
+ public:
+  StallingFiles() { EXPECT_EQ(pipe(pipe_), 0); }
+  Result<std::unique_ptr<File>> open(const std::string& path,
+                                     const OpenOptions& options) noexcept override {
+    ARTESIAN_TRY(file, real_.open(path, options));
+    return std::unique_ptr<File>(
+        std::make_unique<StallingFile>(std::move(file), stalled, pipe_[0]));
+  }
+  Result<void> make_directory(const std::string& path) noexcept override {
+    return real_.make_directory(path);
+  }
+  Result<void> remove(const std::string& path) noexcept override { return real_.remove(path); }
+  Result<void> remove_directory(const std::string& path) noexcept override {
+    return real_.remove_directory(path);
+  }
+  Result<void> rename(const std::string& from, const std::string& to) noexcept override {
+    return real_.rename(from, to);
+  }
+  Result<void> sync_directory(const std::string& path) noexcept override {
+    return real_.sync_directory(path);
+  }
+  Result<std::vector<std::string>> list(const std::string& path) noexcept override {
+    return real_.list(path);
+  }
+  Result<std::uint64_t> free_bytes(const std::string& path) noexcept override {
+    return real_.free_bytes(path);
+  }
+  bool exists(const std::string& path) noexcept override { return real_.exists(path); }
+  Result<FileStatus> status(const std::string& path) noexcept override {
+    return real_.status(path);
+  }
+
+  std::atomic<bool> stalled{false};
+
+ private:
+  FileSystem& real_ = system_files();
+  int pipe_[2] = {-1, -1};  // open as long as the process: transfers wait on it
+};
+
+Config everything_on(const std::string& directory) {
+  Config config;
+  config.micro_batch_size = config.train_batch_size = config.accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.offload_param = {.device = Offload::Nvme, .nvme_path = directory, .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_path = directory};
+  config.zero.param_persistence_threshold = 0;
+  config.zero.prefetch_bucket_size = config.zero.max_live_parameters = 0;
+  config.zero.max_reuse_distance = 0;
+  config.artesian.device_memory = config.artesian.host_memory = std::uint64_t{64} << 20;
+  config.artesian.engine = EngineChoice::IoUring;
+  return config;
+}
+
+TEST(EngineOnAStalledDisk, EndsWithATimeoutAndWithoutAbort) {
+  set_log_level(LogLevel::Warning);
+  const auto described = models::parse_model_config(
+      R"({"model_type": "gpt2", "vocab_size": 100, "n_positions": 8, "n_embd": 32, "n_layer": 2,
+          "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})",
+      "config.json");
+  ASSERT_TRUE(described.has_value());
+  const auto module = models::make_module(*described);
+  const test_support::TemporaryDirectory directory;
+  static StallingFiles files;  // the engine is kept until the end, and its files with it
+  auto created = Engine::create(*module, everything_on(directory.path()),
+                                {.samples = 1, .length = 8, .files = &files, .wait_seconds = 0.5});
+  if (!created.has_value() && created.error().code == ErrorCode::Unsupported) {
+    GTEST_SKIP() << "the kernel refuses io_uring";
+  }
+  ASSERT_TRUE(created.has_value()) << created.error().to_string();
+  auto engine = std::move(created).value();
+  models::RandomWeights weights(module->parameters(), 1);
+  ASSERT_TRUE(engine->initialize(weights).has_value());
+  std::vector<std::int64_t> ids(8);
+  std::iota(ids.begin(), ids.end(), 0);
+  ASSERT_TRUE(engine->forward_backward(ids, ids).has_value());
+  ASSERT_TRUE(engine->step().has_value());
+  ASSERT_TRUE(engine->digest().has_value());  // reads all state: no write is left in flight
+
+  files.stalled = true;
+  const auto start = std::chrono::steady_clock::now();
+  const auto stalled = engine->forward_backward(ids, ids);
+  ASSERT_FALSE(stalled.has_value());
+  EXPECT_EQ(stalled.error().code, ErrorCode::Timeout);
+  EXPECT_NE(
+      stalled.error().message.find("no answer from the disk within 0.5 s; in flight: read of"),
+      std::string::npos)
+      << stalled.error().message;
+  const auto later = engine->forward_backward(ids, ids);
+  ASSERT_FALSE(later.has_value());
+  EXPECT_EQ(later.error().message, stalled.error().message);
+  const auto closed = engine->close();
+  ASSERT_FALSE(closed.has_value());
+  EXPECT_EQ(closed.error().code, ErrorCode::Timeout);
+  engine.reset();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(seconds.count(), 30.0);  // one deadline; a hang is what this catches
+}
+
+}  // namespace
+}  // namespace artesian::zero3
