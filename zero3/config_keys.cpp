@@ -26,7 +26,7 @@ std::string range_text(const ConfigKey& key, bool integral) {
   const auto number = [&](double value) {
     return integral ? integer_text(value) : number_text(value);
   };
-  if (std::isfinite(key.high)) {
+  if (key.high < any_finite) {
     return std::string(key.low_excluded ? " above " : " from ") + number(key.low) +
            (key.low_excluded ? " up to " : " to ") + number(key.high);
   }

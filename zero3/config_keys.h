@@ -35,6 +35,9 @@ enum class KeyEffect : std::uint8_t {
   Forbidden      // always an error; `detail`: what to do
 };
 
+/// As `high`: up to what a double can hold, said as no limit.
+inline constexpr double any_finite = std::numeric_limits<double>::max();
+
 /// One key. Defaults are the table's, nowhere else's.
 struct ConfigKey {
   std::string_view path;  // dotted

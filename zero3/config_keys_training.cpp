@@ -89,6 +89,7 @@ constexpr ConfigKey keys[] = {
     {.path = "fp16.min_loss_scale",
      .type = Real,
      .fallback = "1",
+     .high = any_finite,
      .low_excluded = true,
      .text = "an overflow at this scale ends the run with an error; DeepSpeed takes integers only"},
     {.path = "fp16.fp16_master_weights_and_grads",

@@ -97,20 +97,13 @@ class SettingsReader {
       if (key != nullptr) {
         member(*key, value, place.typed + name);
       } else if (!place.open) {
-        faults_.invalid(place.typed + print_name(name) + ": " +
+        faults_.invalid(place.typed + print_key(name) + ": " +
                         (faults_.full() ? "unknown key" : unknown_hint(place, name)));
       }
     }
   }
 
  private:
-  /// Names are the user's bytes: no line breaks, no endless lines.
-  static std::string print_name(const std::string& name) {
-    const std::string quoted = print_json({.kind = Kind::String, .text = name});
-    const bool plain = quoted.size() == name.size() + 2 && !name.empty();
-    return plain ? name : quoted;
-  }
-
   void member(const ConfigKey& row, const JsonValue& value, const std::string& typed) {
     const ConfigKey& key = row.effect == KeyEffect::Alias ? *find_config_key(row.detail) : row;
     const std::string canonical(key.path);

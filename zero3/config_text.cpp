@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -13,11 +14,42 @@ namespace {
 
 constexpr std::size_t text_size_max = 1 << 20;
 constexpr int depth_max = 64;
-// Infinity becomes a string of the same length, so that every offset stays what the user sees.
-constexpr std::string_view infinity_literal = "Infinity";
-constexpr std::string_view infinity_escaped = "\"\\uE000\"";
-constexpr std::string_view infinity_marker = "\xEE\x80\x80";
-static_assert(infinity_literal.size() == infinity_escaped.size());
+
+/// A number that JSON cannot say: Infinity, -Infinity, NaN, 1e999. The text that the parser sees
+/// has a string of the same length in its place, so that every offset stays what the user sees.
+struct Literal {
+  std::size_t ordinal = 0;  // which of the text's strings, keys included, stands for it
+  std::size_t offset = 0;
+  std::string_view text;
+};
+
+double number_of(std::string_view literal) {
+  if (literal == "NaN") return std::numeric_limits<double>::quiet_NaN();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  return literal.starts_with('-') ? -infinity : infinity;
+}
+
+/// The bytes of a JSON number too large for a double at the start of the text; 0 if there is none.
+std::size_t overflowing_number(std::string_view text) {
+  const auto digits = [&](std::size_t from) {
+    return std::min(text.find_first_not_of("0123456789", from), text.size()) - from;
+  };
+  std::size_t end = text.starts_with('-') ? 1 : 0;
+  const std::size_t whole = digits(end);
+  if (whole == 0 || (whole > 1 && text[end] == '0')) return 0;
+  end += whole;
+  if (end < text.size() && text[end] == '.') {
+    if (digits(end + 1) == 0) return 0;
+    end += 1 + digits(end + 1);
+  }
+  if (end < text.size() && (text[end] == 'e' || text[end] == 'E')) {
+    std::size_t exponent = end + 1;
+    if (exponent < text.size() && (text[exponent] == '+' || text[exponent] == '-')) ++exponent;
+    if (digits(exponent) == 0) return 0;
+    end = exponent + digits(exponent);
+  }
+  return std::isinf(std::strtod(std::string(text.substr(0, end)).c_str(), nullptr)) ? end : 0;
+}
 
 /// "PATH: line 12, column 3: what". Columns count characters, not bytes; a BOM is none.
 Error fault_at(std::string_view text, std::size_t offset, const std::string& path,
@@ -43,6 +75,9 @@ class Cleaner {
  public:
   Cleaner(std::string_view text, const std::string& path)
       : text_(text), path_(path), clean_(text) {}
+
+  /// What stood where the clean text has strings of our own, in order.
+  std::vector<Literal> literals;
 
   Result<std::string> run() {
     if (text_.starts_with("\xEF\xBB\xBF")) blank(3);
@@ -91,11 +126,10 @@ class Cleaner {
       return fault("a NUL byte");
     } else if (sees("\xE2\x80\x9C") || sees("\xE2\x80\x9D")) {
       return fault("a typographic quotation mark; use \"");
-    } else if (sees("NaN") || sees("-Infinity")) {
-      return fault("NaN and -Infinity are not allowed");
-    } else if (sees(infinity_literal)) {
-      clean_.replace(at_, infinity_literal.size(), infinity_escaped);
-      at_ += infinity_literal.size();
+    } else if (const std::size_t size = literal_size(); size != 0) {
+      literals.push_back({.ordinal = strings_++, .offset = at_, .text = text_.substr(at_, size)});
+      clean_.replace(at_, size, '"' + std::string(size - 2, '_') + '"');
+      at_ += size;
     } else {
       ARTESIAN_TRY_VOID(bracket(c));
       comma_ = c == ',' && previous_ != ',' && previous_ != '{' && previous_ != '[' ? at_ : npos;
@@ -104,6 +138,15 @@ class Cleaner {
     if (c != ',') comma_ = npos;
     previous_ = c;
     return {};
+  }
+
+  /// The bytes of a number that JSON cannot say; 0 if something else is here.
+  std::size_t literal_size() const {
+    for (const std::string_view name : {"NaN", "Infinity", "-Infinity"}) {
+      if (sees(name)) return name.size();
+    }
+    const bool inside = at_ > 0 && std::string_view("0123456789.eE+-").find(text_[at_ - 1]) != npos;
+    return inside ? 0 : overflowing_number(text_.substr(at_));
   }
 
   Result<void> bracket(char c) {
@@ -122,6 +165,7 @@ class Cleaner {
       if (text_[at_] == '\\') ++at_;
     }
     at_ = std::min(at_ + 1, text_.size());
+    ++strings_;
   }
 
   static constexpr std::size_t npos = std::string_view::npos;
@@ -132,6 +176,7 @@ class Cleaner {
   std::size_t comma_ = npos;  // a comma with nothing after it yet
   char previous_ = '\0';      // the first character of the last token
   int depth_ = 0;
+  std::size_t strings_ = 0;  // passed so far
 };
 
 /// Receives nlohmann's events; builds the tree and notices keys given twice.
@@ -142,6 +187,8 @@ class Builder {
   using number_float_t = nlohmann::json::number_float_t;
   using string_t = nlohmann::json::string_t;
   using binary_t = nlohmann::json::binary_t;
+
+  explicit Builder(const std::vector<Literal>& literals) : literals_(literals) {}
 
   bool null() { return add({}); }
   bool boolean(bool value) { return add({.kind = JsonValue::Kind::Boolean, .boolean = value}); }
@@ -165,10 +212,10 @@ class Builder {
     return add(std::move(number));
   }
   bool string(string_t& value) {
-    if (value == infinity_marker) {
+    if (const Literal* literal = next_literal(); literal != nullptr) {
       return add({.kind = JsonValue::Kind::Number,
-                  .number = std::numeric_limits<double>::infinity(),
-                  .text = std::string(infinity_literal)});
+                  .number = number_of(literal->text),
+                  .text = std::string(literal->text)});
     }
     return add({.kind = JsonValue::Kind::String, .text = std::move(value)});
   }
@@ -178,8 +225,15 @@ class Builder {
   bool end_object() { return close(); }
   bool end_array() { return close(); }
   bool key(string_t& name) {
+    if (const Literal* literal = next_literal(); literal != nullptr) {
+      what =
+          "syntax error while parsing object key - unexpected number literal; expected string "
+          "literal";
+      offset = literal->offset;
+      return false;
+    }
     if (!seen_.back().insert(name).second) {
-      faults.invalid(names() + name + ": given twice; keep one");
+      faults.invalid(names() + print_key(name) + ": given twice; keep one");
     }
     open_.back()->members.emplace_back(name, JsonValue{});
     return true;
@@ -202,6 +256,13 @@ class Builder {
   std::string what;
 
  private:
+  /// The literal that the string at hand stands for, or null.
+  const Literal* next_literal() {
+    const std::size_t ordinal = strings_++;
+    if (literals_read_ == literals_.size()) return nullptr;
+    if (literals_[literals_read_].ordinal != ordinal) return nullptr;
+    return &literals_[literals_read_++];
+  }
   JsonValue& place() {
     if (open_.empty()) return root;
     JsonValue& parent = *open_.back();
@@ -227,11 +288,15 @@ class Builder {
   std::string names() const {
     std::string text;
     for (std::size_t i = 0; i + 1 < open_.size(); ++i) {
-      if (open_[i]->kind == JsonValue::Kind::Object) text += open_[i]->members.back().first + ".";
+      if (open_[i]->kind == JsonValue::Kind::Object)
+        text += print_key(open_[i]->members.back().first) + ".";
     }
     return text;
   }
 
+  const std::vector<Literal>& literals_;
+  std::size_t literals_read_ = 0;
+  std::size_t strings_ = 0;
   std::vector<JsonValue*> open_;                       // from the root to the innermost
   std::vector<std::unordered_set<std::string>> seen_;  // the keys of each
 };
@@ -268,8 +333,9 @@ Result<JsonValue> read_json(std::string_view text, const std::string& path) {
                                               std::to_string(text.size()) +
                                               " bytes or more, allowed at most 1 MiB for a config");
   }
-  ARTESIAN_TRY(clean, Cleaner(text, path).run());
-  Builder builder;
+  Cleaner cleaner(text, path);
+  ARTESIAN_TRY(clean, cleaner.run());
+  Builder builder(cleaner.literals);
   if (!nlohmann::json::sax_parse(clean, &builder)) {
     return fault_at(text, builder.offset, path, plain_reason(builder.what));
   }
@@ -278,6 +344,15 @@ Result<JsonValue> read_json(std::string_view text, const std::string& path) {
 }
 
 namespace {
+/// As JSON, and without the one control character that JSON leaves alone.
+std::string quoted(const std::string& text) {
+  std::string json = nlohmann::json(text).dump();
+  for (std::size_t at = json.find('\x7F'); at != json.npos; at = json.find('\x7F', at)) {
+    json.replace(at, 1, "\\u007f");
+  }
+  return json;
+}
+
 void print_into(const JsonValue& value, std::string& text) {
   constexpr std::size_t size_max = 60;
   if (text.size() > size_max) return;
@@ -285,7 +360,7 @@ void print_into(const JsonValue& value, std::string& text) {
     case JsonValue::Kind::Null: text += "null"; return;
     case JsonValue::Kind::Boolean: text += value.boolean ? "true" : "false"; return;
     case JsonValue::Kind::Number: text += value.text; return;
-    case JsonValue::Kind::String: text += nlohmann::json(value.text).dump(); return;
+    case JsonValue::Kind::String: text += quoted(value.text); return;
     case JsonValue::Kind::Array:
       text += "[";
       for (std::size_t i = 0; i < value.elements.size() && text.size() <= size_max; ++i) {
@@ -307,6 +382,12 @@ std::string print_json(const JsonValue& value) {
   std::size_t end = size_max;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
   return text.substr(0, end) + "...";
+}
+
+std::string print_key(const std::string& name) {
+  const std::string json = print_json({.kind = JsonValue::Kind::String, .text = name});
+  const bool plain = json.size() == name.size() + 2 && !name.empty();
+  return plain ? name : json;
 }
 
 }  // namespace artesian::zero3

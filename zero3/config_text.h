@@ -1,6 +1,7 @@
 // Reads JSON as people paste it: a BOM, U+00A0 outside strings, comments (// and /* */ and #),
-// trailing commas and the literal Infinity are accepted; everything else that JSON forbids is an
-// error with its line and column. Keys keep their order and numbers their spelling, so that
+// trailing commas and the numbers Infinity, -Infinity, NaN and 1e999 are accepted, as in Python, so
+// that a key can be refused by its name; everything else that JSON forbids is an error with its
+// line and column. Keys keep their order and numbers their spelling, so that
 // messages can show what the user typed.
 #pragma once
 
@@ -20,7 +21,7 @@ struct JsonValue {
 
   Kind kind = Kind::Null;
   bool boolean = false;
-  double number = 0.0;        // may be +infinity (the literal Infinity), never NaN
+  double number = 0.0;        // may be infinite or NaN
   bool exact = false;         // the number is an integer that fits `integer`
   std::uint64_t integer = 0;  // of a non-negative number, when exact
   std::string text = {};      // a string's contents; a number as typed
@@ -37,5 +38,9 @@ Result<JsonValue> read_json(std::string_view text, const std::string& path);
 
 /// The value as JSON on one line, at most about 60 characters: for "got X".
 std::string print_json(const JsonValue& value);
+
+/// A key as the user may be shown it: as it is, or as JSON where it is empty, endless or holds
+/// control characters.
+std::string print_key(const std::string& name);
 
 }  // namespace artesian::zero3

@@ -14,6 +14,8 @@ namespace {
 using Kind = JsonValue::Kind;
 using MaybeFault = std::optional<std::string>;
 
+constexpr double real_max = 1e38;
+
 bool same(std::string_view a, std::string_view b, bool case_matters) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [&](char x, char y) {
            const auto low = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };
@@ -51,10 +53,14 @@ MaybeFault number_fault(const ConfigKey& key, const JsonValue& value) {
   if (has_unit) return got(key, value, "write it out, such as 1048576 for 1Mi");
   if (value.kind != Kind::Number) return got(key, value);
   const double number = value.number;
-  if (key.type == KeyType::PrintSteps && number > 0 && std::isinf(number)) return {};
+  if (key.type == KeyType::PrintSteps && value.text == "Infinity") return {};
   if (!std::isfinite(number) || number < key.low || number > key.high) return got(key, value);
   if (key.low_excluded && number == key.low) return got(key, value);
-  if (key.type == KeyType::Real) return {};
+  if (key.type == KeyType::Real) {
+    // Arithmetic is in fp32; a loss scale is not, and its minimum is any number that is finite.
+    const bool too_large = std::abs(number) > real_max && key.high != any_finite;
+    return too_large ? got(key, value, "at most 1e38, which fp32 can hold") : MaybeFault{};
+  }
   if (std::floor(number) != number) {
     return got(key, value, "an integer such as " + std::to_string(std::llround(number)));
   }

@@ -44,10 +44,9 @@ const Case syntax[] = {
     {"{\"gradient_clipping\": True}",
      "ds.json: line 1, column 23: syntax error while parsing value "
      "- invalid literal"},
-    {"{\"gradient_clipping\": NaN}",
-     "ds.json: line 1, column 23: NaN and -Infinity are not allowed"},
+    {"{\"gradient_clipping\": NaN}", "gradient_clipping: got NaN, allowed a number of at least 0"},
     {"{\"gradient_clipping\": -Infinity}",
-     "ds.json: line 1, column 23: NaN and -Infinity are not allowed"},
+     "gradient_clipping: got -Infinity, allowed a number of at least 0"},
     {"{\xE2\x80\x9C"
      "fp16\xE2\x80\x9D: {}}",
      "ds.json: line 1, column 2: a typographic quotation mark; use \""},
@@ -56,7 +55,18 @@ const Case syntax[] = {
      "ds.json: line 1, column 4: syntax error while parsing value - unexpected '{'; "
      "expected end of input"},
     {"{\"gradient_clipping\": 1e999}",
-     "ds.json: line 1, column 23: number overflow parsing '1e999'"},
+     "gradient_clipping: got 1e999, allowed a number of at least 0"},
+    {"{\"gradient_clipping\": 1e308}",
+     "gradient_clipping: got 1e308, allowed a number of at least 0; at most 1e38, which fp32 can "
+     "hold"},
+    {"{\"steps_per_print\": 1e999}",
+     "steps_per_print: got 1e999, allowed an integer of at least 1, or Infinity"},
+    {"{NaN: 1}",
+     "ds.json: line 1, column 2: syntax error while parsing object key - unexpected number "
+     "literal; expected string literal"},
+    {"{\"gradient_clipping\": 01e999}",
+     "ds.json: line 1, column 24: syntax error while parsing object - unexpected number literal; "
+     "expected '}'"},
     {"[]", "ds.json: got [], allowed an object {...}"},
     {"true", "ds.json: got true, allowed an object {...}"},
 };
@@ -102,6 +112,8 @@ const Case single[] = {
 
     // given twice
     {R"({"fp16": {}, "fp16": {}})", "fp16: given twice; keep one"},
+    {R"({"a\nb": 1, "a\nb": 1})", "\"a\\nb\": given twice; keep one"},
+    {"{\"a\x7F\": 1}", "\"a\\u007f\": unknown key; the keys are listed in docs/config.md"},
     {R"({"fp16": {"enabled": true, "enabled": false}})", "fp16.enabled: given twice; keep one"},
     {R"({"elasticity": {"a": [{"b": 1, "b": 2}]}})", "elasticity.a.b: given twice; keep one"},
     {R"({"zero_optimization": {"prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 1}})",

@@ -38,10 +38,10 @@ TEST(ConfigHostile, HostileTexts) {
   expect_refused(repeated("{\"a\":", 10000), "nested deeper than 64 levels");
   expect_refused(repeated("{\"a\":", 10000) + "1" + repeated("}", 10000), "nested deeper than 64");
   expect_refused(std::string(2 << 20, ' '), "allowed at most 1 MiB");
-  expect_refused("{\"gradient_clipping\": 1e309}", "number overflow");
+  expect_refused("{\"gradient_clipping\": 1e309}", "got 1e309, allowed");
   expect_refused("{\"train_batch_size\": 1e308}", "got 1e308, allowed");
   expect_refused("{\"train_batch_size\": -5}", "got -5, allowed");
-  expect_refused("{\"gradient_clipping\": NaN}", "NaN");
+  expect_refused("{\"gradient_clipping\": NaN}", "got NaN, allowed");
   expect_refused(std::string("{}\0", 3), "line 1, column 3: a NUL byte");
   expect_refused(std::string("{\"a\0b\": 1}", 10), "control character U+0000");
   expect_refused("{\"a\": \"\xFF\xFE\"}", "ill-formed UTF-8");

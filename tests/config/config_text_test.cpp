@@ -65,6 +65,28 @@ TEST(ConfigText, InfinityIsANumber) {
   EXPECT_EQ(read("\"Infinity\""), "\"Infinity\"");
 }
 
+TEST(ConfigText, NumbersBeyondJsonAreReadAsPythonReadsThem) {
+  const Result<JsonValue> value =
+      read_json("{\"a\": [NaN, \"NaN\", -Infinity, 1e999, \"__\", -2E+400, 1e308, 1e-999],}", "t");
+  ASSERT_TRUE(value.has_value()) << value.error().message;
+  const auto& all = value->find("a")->elements;
+  ASSERT_EQ(all.size(), 8u);
+  EXPECT_TRUE(std::isnan(all[0].number));
+  EXPECT_EQ(all[1].kind, JsonValue::Kind::String);
+  EXPECT_EQ(all[2].number, -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(all[3].number, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(all[3].text, "1e999");
+  EXPECT_FALSE(all[3].exact);
+  EXPECT_EQ(all[4].text, "__");
+  EXPECT_EQ(all[5].number, -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(all[5].text, "-2E+400");
+  EXPECT_EQ(all[6].number, 1e308);
+  EXPECT_EQ(all[7].number, 0.0);
+  EXPECT_EQ(read("[1e999x]"),
+            "error: t: line 1, column 7: syntax error while parsing array - invalid literal; "
+            "expected ']'");
+}
+
 TEST(ConfigText, NumbersKeepTheirSpellingAndTheirExactness) {
   const Result<JsonValue> value = read_json("[1e9, 0.94e6, 7, -3, 1.5, 1e300, -0]", "t");
   ASSERT_TRUE(value.has_value());
