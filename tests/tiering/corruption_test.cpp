@@ -1,8 +1,11 @@
 // Proves that no damaged block passes for a good one: rows 13 and 14 of the reliability table. The
 // damage is done to the swap file behind the store's back, one way to each of 10,000 blocks: a
-// flipped bit, a block in another's place, the bytes of an earlier write.
+// flipped bit, a block in another's place, two blocks exchanged, a write that went elsewhere, the
+// bytes of an earlier write.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "tests/support/process.h"
@@ -96,6 +99,35 @@ TEST_P(CorruptionTest, EveryMisplacedBlockIsDetected) {
   EXPECT_EQ(detected(), blocks);
   store_back(bytes);
   EXPECT_EQ(detected(), 0u);
+}
+
+// Random pairs, of one shard and across both: each block well-formed, each in the other's place.
+TEST_P(CorruptionTest, EveryExchangedBlockIsDetected) {
+  std::mt19937_64 random(test_support::test_seed(15));
+  auto bytes = stored();
+  std::vector<std::uint64_t> order(blocks);
+  std::iota(order.begin(), order.end(), std::uint64_t{0});
+  std::shuffle(order.begin(), order.end(), random);
+  for (std::uint64_t i = 0; i < blocks; i += 2) {
+    std::byte* const first = bytes.data() + order[i] * block_bytes;
+    std::swap_ranges(first, first + block_bytes, bytes.data() + order[i + 1] * block_bytes);
+  }
+  store_back(bytes);
+  EXPECT_EQ(detected(), blocks);
+}
+
+// Each second write of a new generation lands on its neighbour: the one is stale, the other wrong.
+TEST_P(CorruptionTest, EveryMisdirectedWriteIsDetectedTwice) {
+  write(3);
+  auto bytes = stored();
+  write(4);
+  const auto fresh = stored();
+  for (std::uint64_t block = 0; block < blocks; block += 2) {
+    std::memcpy(bytes.data() + (block + 1) * block_bytes, fresh.data() + block * block_bytes,
+                block_bytes);
+  }
+  store_back(bytes);
+  EXPECT_EQ(detected(), blocks);
 }
 
 TEST_P(CorruptionTest, EveryStaleBlockIsDetected) {

@@ -3,6 +3,7 @@
 // close nor by a failed start. Sharing of one directory is tests/tiering/swap_sharing_test.cpp.
 #include "tiering/swap_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "tests/support/baseline.h"
 #include "tests/support/process.h"
@@ -129,6 +131,31 @@ TEST(SwapFile, OwnerOnlyUnderEveryUmask) {
   }
 }
 
+/// The flags with which this process has the file open, from /proc/self/fdinfo; 0 if it has not.
+unsigned long open_flags(const std::string& path) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (fs::read_symlink(entry.path(), gone) != path) continue;
+    std::ifstream info("/proc/self/fdinfo/" + entry.path().filename().string());
+    for (std::string line; std::getline(info, line);) {
+      if (line.rfind("flags:", 0) == 0) return std::stoul(line.substr(6), nullptr, 8);
+    }
+  }
+  return 0;
+}
+
+// O_EXCL leaves no trace in the flags: RefusesPlantedNames is its proof.
+TEST(SwapFile, DescriptorsAreNotInheritedAndLinksNotFollowed) {
+  const TemporaryDirectory directory;
+  auto swap = created({.directory = directory.path(), .run_id = 3, .bytes = 1});
+  for (const std::string& path : {swap->file().path(), directory.file(lock_file_name(0))}) {
+    const unsigned long flags = open_flags(path);
+    EXPECT_NE(flags & O_CLOEXEC, 0u) << path;
+    EXPECT_NE(flags & O_NOFOLLOW, 0u) << path;
+  }
+  EXPECT_TRUE(swap->close().has_value());
+}
+
 TEST(SwapFile, RefusesUnusableDirectories) {
   const TemporaryDirectory parent;
   std::ofstream(parent.file("file")) << "foreign";
@@ -178,6 +205,13 @@ TEST(SwapFile, RefusesPlantedNames) {
     fs::create_directory(directory.file(name));
     EXPECT_EQ(refusal(here).code, ErrorCode::Invalid) << name;
     EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 2);
+    if (getuid() != 0) continue;
+
+    fs::remove(directory.file(name));
+    std::ofstream(directory.file(name)) << "another user's";
+    ASSERT_EQ(chown(directory.file(name).c_str(), 65534, 65534), 0);
+    EXPECT_EQ(refusal(here).code, ErrorCode::Invalid) << name;
+    EXPECT_EQ(fs::file_size(directory.file(name)), 14u);
   }
 }
 
@@ -223,6 +257,23 @@ TEST(SwapFile, AFullDiskIsRefusedBeforeTheFirstStep) {
   }
   auto fits = created({.directory = disk.path(), .run_id = 1, .bytes = 40ull << 20});
   EXPECT_TRUE(fits->close().has_value());
+}
+
+TEST(SwapFile, ReservedSpaceCanBeWrittenOnADiskThatHasBecomeFull) {
+  const SmallDisk disk;
+  if (disk.path().empty()) GTEST_SKIP() << "needs root and loop devices";
+  auto swap = created({.directory = disk.path(), .run_id = 1, .bytes = 32ull << 20});
+  std::ofstream other(disk.path() + "/other", std::ios::binary);
+  const std::vector<char> bytes(1 << 20, 'x');
+  while (other.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush()) continue;
+  EXPECT_LT(system_files().free_bytes(disk.path()).value(), 1u << 20);
+  const auto extent = swap->allocate(32ull << 20).value();
+  for (std::uint64_t done = 0; done < extent.length; done += bytes.size()) {
+    const auto written = swap->file().write_at(bytes.data(), bytes.size(), extent.offset + done);
+    ASSERT_TRUE(written.has_value()) << done << ": " << written.error().to_string();
+  }
+  EXPECT_TRUE(swap->file().sync().has_value());
+  EXPECT_TRUE(swap->close().has_value());
 }
 
 TEST(SwapFile, AnImpossibleSizeIsRefused) {
