@@ -3,8 +3,11 @@
 // the table of those in flight holds wait for their turn.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
+#include <latch>
+#include <thread>
 
 #include "tests/tiering/tier_store_harness.h"
 #include "tiering/in_flight.h"
@@ -136,16 +139,43 @@ class OneBuffer final : public BufferOwner {
   std::atomic<int> lent_{0};
 };
 
-TEST(InFlightLimit, MoreTransfersThanTheTableHoldsAllEnd) {
-  Harness harness(Backend::Threads);
-  auto store = harness.must_open({{.name = "s", .bytes = sector, .block_bytes = sector}});
-  ASSERT_TRUE(write_range(harness, *store, first, {0, sector}, 1).has_value());
-  BufferLease memory = harness.buffer(sector);
-  OneBuffer buffer(memory.data());
-  std::deque<aio::Completion> reads(2 * InFlightTable::transfers_max + 100);
-  for (auto& read : reads) {
-    store->read(read, first, {0, sector}, buffer.lease(), aio::Priority::Prefetch);
+/// No answer before release(); from then on each takes longer than asking for the next transfer.
+class SlowAnswers final : public aio::FaultSeam {
+ public:
+  std::int64_t answer(const aio::Block&, std::int64_t result) noexcept override {
+    released_.wait();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return result;
   }
+  void release() { released_.count_down(); }
+
+ private:
+  std::latch released_{1};
+};
+
+TEST(InFlightLimit, MoreTransfersThanTheTableHoldsWaitForTheirTurn) {
+  const test_support::TemporaryDirectory directory;
+  SlowAnswers slow;
+  const auto engine = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}, &slow).value();
+  const auto pool = pinned::Pool::create({.bytes = 1 << 20, .lock = pinned::Lock::Never}).value();
+  auto store = TierStore::open({.directories = {directory.path()}, .run_id = 1},
+                               {{.name = "s", .bytes = sector, .block_bytes = sector}}, *pool,
+                               *pool, *engine, system_files())
+                   .value();
+  BufferLease memory = pool->lease(sector).value();
+  OneBuffer buffer(memory.data());
+  std::deque<aio::Completion> reads(2 * InFlightTable::transfers_max);
+  std::ptrdiff_t in_flight_max = 0;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (i == InFlightTable::transfers_max) slow.release();  // the table is full
+    store->read(reads[i], first, {0, sector}, buffer.lease(), aio::Priority::Prefetch);
+    if (i % 512 != 511) continue;
+    const auto end = reads.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+    in_flight_max = std::max(in_flight_max, std::count_if(reads.begin(), end, [](const auto& read) {
+                               return read.in_flight();
+                             }));
+  }
+  EXPECT_EQ(in_flight_max, static_cast<std::ptrdiff_t>(InFlightTable::transfers_max));
   for (auto& read : reads) {
     EXPECT_TRUE(store->wait(read, first).has_value());
     read.take_buffer().reset();
