@@ -1,5 +1,5 @@
 # A thin front to the CMake presets. Every target first installs what is missing (tools/setup.sh).
-.PHONY: demo build test lint asan tsan bench soak
+.PHONY: demo build test bench lint asan tsan fuzz soak
 
 demo:
 	@tools/setup.sh tools/demo.sh
@@ -24,3 +24,8 @@ bench:
 
 soak:
 	@tools/setup.sh tools/soak.sh
+
+# Of each fuzzer; FUZZERS="config_config_fuzz ..." runs only these.
+SECONDS ?= 60
+fuzz:
+	@tools/setup.sh --with fuzz tools/fuzz.sh $(SECONDS) $(FUZZERS)

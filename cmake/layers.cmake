@@ -13,15 +13,24 @@ if(artesian_missing_library)
 endif()
 
 add_library(artesian_flags INTERFACE)
-# -Wno-restrict: g++ 12 warns falsely about "text" + std::string (GCC bug 105651).
-target_compile_options(artesian_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -ffp-contract=off>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)
+  # Clang means more by -Wconversion (each change of sign), and its builds are for fuzzing alone.
+  target_compile_options(artesian_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -ffp-contract=off>)
+else()
+  # -Wno-restrict: g++ 12 warns falsely about "text" + std::string (GCC bug 105651).
+  target_compile_options(artesian_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -ffp-contract=off>)
+endif()
 target_include_directories(artesian_flags INTERFACE ${CMAKE_SOURCE_DIR})
 if(ARTESIAN_SANITIZE)
   # UBSan only prints unless told not to recover, and a test would pass.
   target_compile_options(artesian_flags INTERFACE
     -fsanitize=${ARTESIAN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(artesian_flags INTERFACE -fsanitize=${ARTESIAN_SANITIZE})
+endif()
+if(ARTESIAN_FUZZ)
+  target_compile_options(artesian_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
 # artesian_layer(name [DEPENDS layers...] [LIBRARIES third-party...] [EXCLUDE files...] [FILES files...])
@@ -69,5 +78,34 @@ function(artesian_tests folder)
     add_test(NAME ${folder}/${stem} COMMAND ${program})
     set_tests_properties(${folder}/${stem} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600
       SKIP_RETURN_CODE 77)
+  endforeach()
+endfunction()
+
+# artesian_fuzzers(folder LIBRARIES ...): one program per x_fuzz.cpp of the folder. With ARTESIAN_FUZZ
+# it is libFuzzer's, in fuzz/, built by the target `fuzzers`; without, any compiler builds it, and it
+# runs the kept corpus, corpus/x/ beside it, as the fast test folder/x_fuzz.
+function(artesian_fuzzers folder)
+  cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_fuzz.cpp)
+  foreach(source ${sources})
+    get_filename_component(stem ${source} NAME_WE)
+    string(REGEX REPLACE "_fuzz$" "" subject ${stem})
+    set(program ${folder}_${stem})
+    if(ARTESIAN_FUZZ)
+      add_executable(${program} EXCLUDE_FROM_ALL ${source})
+      target_link_options(${program} PRIVATE -fsanitize=fuzzer)
+      set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+      if(NOT TARGET fuzzers)
+        add_custom_target(fuzzers)
+      endif()
+      add_dependencies(fuzzers ${program})
+    else()
+      add_executable(${program} ${source} ${CMAKE_CURRENT_SOURCE_DIR}/support/replay_corpus.cpp)
+      set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+      add_test(NAME ${folder}/${stem}
+        COMMAND ${program} ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/corpus/${subject})
+      set_tests_properties(${folder}/${stem} PROPERTIES LABELS "fast;fuzz" TIMEOUT 600)
+    endif()
+    target_link_libraries(${program} PRIVATE ${ARG_LIBRARIES})
   endforeach()
 endfunction()

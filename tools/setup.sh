@@ -159,6 +159,8 @@ prepare_environment() {
 
 classes=()
 while [ "${1:-}" = --with ]; do
+  [ -n "$(packages_for "${2:-}")" ] ||
+    fail "--with: got \"${2:-}\", allowed the classes of tools/packages.txt"
   classes+=("$2")
   shift 2
 done

@@ -6,6 +6,7 @@ Drives build/tests/checkpoint_tool; another build folder is given by ARTESIAN_BU
 
 import json
 import os
+import pathlib
 import random
 import struct
 import subprocess
@@ -127,6 +128,22 @@ def test_mutated_files_are_judged_as_the_reference_does(tmp_path):
         assert (verdict == "ok") == expected, (written, verdict)
     print(f"{accepted} accepted, {stricter} refused by us alone: a name twice")
     assert 10 < accepted < 990
+
+
+def test_the_fuzzers_kept_corpus_is_judged_as_the_reference_does():
+    files = sorted((pathlib.Path(ROOT) / "tests/models/corpus/safetensors").iterdir())
+    verdicts = our_verdicts(files)
+    assert len(verdicts) == len(files) > 20
+    accepted = 0
+    for path, verdict in zip(files, verdicts):
+        written = path.read_bytes()
+        expected = reference_accepts(written)
+        accepted += expected
+        length = int.from_bytes(written[:8], "little")
+        if expected and verdict != "ok" and repeats_a_name(written[8 : 8 + length]):
+            continue
+        assert (verdict == "ok") == expected, (path, verdict)
+    assert accepted > 3
 
 
 def rewrite(source, target, dtype="fp32", shard_size_max=5_000_000_000, seed=None):

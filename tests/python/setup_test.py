@@ -128,9 +128,19 @@ def test_without_fio_benches_run_all_the_same(sandbox):
     assert sandbox.run("--with", "bench", "true", FAKE_MISSING="fio")[0] == 0
 
 
-def test_format_checker_is_wanted_for_checks_alone(sandbox):
-    assert sandbox.run("true", FAKE_MISSING="clang-format-14")[0] == 0
-    assert sandbox.run("--with", "checks", "true", FAKE_MISSING="clang-format-14")[0] == 2
+@pytest.mark.parametrize(("package", "wanted_by"), [("clang-tidy-14", "checks"), ("clang", "fuzz")])
+def test_packages_of_a_class_are_wanted_by_it_alone(sandbox, package, wanted_by):
+    assert sandbox.run("true", FAKE_MISSING=package)[0] == 0
+    for words in [("checks",), ("fuzz",), ("checks", "--with", "fuzz")]:
+        code, _, message = sandbox.run("--with", *words, "true", FAKE_MISSING=package)
+        assert code == (2 if wanted_by in words else 0)
+        assert code == 0 or message.endswith(" " + package)
+
+
+@pytest.mark.parametrize("name", ["", "nonsense"])
+def test_an_unknown_class_is_refused(sandbox, name):
+    code, _, message = sandbox.run("--with", name, "true")
+    assert code == 2 and f'--with: got "{name}", allowed' in message
 
 
 def test_own_torch_is_used(sandbox):

@@ -104,7 +104,7 @@ TEST(ModelStateFaults, ADiskThatFailsAtTheStartIsAnErrorAndLeavesNothing) {
   MemoryEngine engine({.block_size = 64 << 10}, &faults);
   SerialExecutor executor;
   const auto created = ModelState::create(
-      state_options(place_on_nvme(small_model(), {}, "/disk"), "/disk"), engine, files, executor);
+      state_options(place(small_model(), {}, "/disk"), "/disk"), engine, files, executor);
   ASSERT_FALSE(created.has_value());
   EXPECT_EQ(created.error().code, ErrorCode::Io);
   EXPECT_EQ(created.error().system_error, EIO);
@@ -116,7 +116,7 @@ TEST(ModelStateFaults, ADiskThatHangsAtTheStartIsATimeout) {
   MemoryEngine engine({.block_size = 64 << 10});  // its destructor answers, late
   SerialExecutor executor;
   engine.hold();
-  ModelStateOptions options = state_options(place_on_nvme(small_model(), {}, "/disk"), "/disk");
+  ModelStateOptions options = state_options(place(small_model(), {}, "/disk"), "/disk");
   options.wait_seconds = 0.1;
   const auto created = ModelState::create(std::move(options), engine, files, executor);
   ASSERT_FALSE(created.has_value());
@@ -128,7 +128,7 @@ TEST(ModelStateFaults, ADiskThatStopsAnsweringIsATimeoutAndNoAbort) {
   MemoryEngine engine(
       {.block_size = 64 << 10});  // its destructor answers, into memory that is left
   SerialExecutor executor;
-  ModelStateOptions options = state_options(place_on_nvme(small_model(), {}, "/disk"), "/disk");
+  ModelStateOptions options = state_options(place(small_model(), {}, "/disk"), "/disk");
   options.wait_seconds = 0.1;
   auto state = ModelState::create(std::move(options), engine, files, executor).value();
   SubGroupStream stream(*state);
