@@ -50,7 +50,10 @@ minimize_one() {
   kept="$(corpus_of "$source")"
   mkdir -p "$kept" "build-fuzz/corpus/$name"
   "build-fuzz/fuzz/$name" -merge=1 -use_counters=0 "${limits[@]}" "$kept" \
-    "build-fuzz/corpus/$name" >"build-fuzz/$name.log" 2>&1 || { tail -5 "build-fuzz/$name.log" && exit 1; }
+    "build-fuzz/corpus/$name" >"build-fuzz/$name.log" 2>&1 || {
+    tail -5 "build-fuzz/$name.log"
+    exit 1
+  }
   echo "fuzz: $kept has $(ls "$kept" | wc -l) inputs"
 }
 
