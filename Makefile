@@ -13,8 +13,6 @@ test:
 lint:
 	@tools/setup.sh --with checks tools/lint.sh
 
-# Sanitizers: the layers below zero3/ with their tests, then a training run (asan alone: LibTorch is
-# not built for ThreadSanitizer).
 asan tsan:
 	@tools/setup.sh tools/sanitize.sh $@
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the layers below zero3/ under a sanitizer and runs their tests. Called through
-# tools/setup.sh by `make asan` and `make tsan`. A report fails the test that caused it; nothing is
-# suppressed.
+# Builds the layers below zero3/ under a sanitizer and runs their tests; with asan, a training run,
+# too (LibTorch is not built for ThreadSanitizer). Called through tools/setup.sh by `make asan` and
+# `make tsan`. A report fails the test that caused it; nothing is suppressed.
 #
 #   tools/sanitize.sh asan|tsan
 set -euo pipefail
@@ -13,3 +13,4 @@ export UBSAN_OPTIONS="print_stacktrace=1"
 export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1"
 tools/build.sh "$preset"
 ctest --preset "$preset"
+if [ "$preset" = asan ]; then tools/asan_train.sh; fi

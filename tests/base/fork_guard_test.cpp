@@ -34,15 +34,22 @@ TEST(ForkGuard, AChildThatLivesOnDoesNotHoldTheLock) {
   const test_support::TemporaryDirectory directory;
   auto first = open_or_make(directory.file("lock"), Create::Exclusive);
   ASSERT_TRUE(first->lock().has_value());
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
+    (void)!write(ends[1], "r", 1);
     for (;;) pause();
   }
+  char ready = 0;
+  ASSERT_EQ(read(ends[0], &ready, 1), 1);  // the child has come past its fork
   auto second = open_or_make(directory.file("lock"), Create::Never);
   EXPECT_FALSE(second->lock().has_value());  // the fork has not freed it
   first.reset();
   EXPECT_TRUE(second->lock().has_value());
+  close(ends[0]);
+  close(ends[1]);
   kill(child, SIGKILL);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
 }

@@ -1,7 +1,6 @@
 """Proves what a user of `artesian train` sees: flags, configs, models, data and paths that are
 wrong are refused with one line each and exit code 2; signals end a run after its step; JSONL, trace
-and saved model hold what they promise; and nothing is left behind in nvme_path, whatever ends the
-run.
+and saved model hold what they promise; and nothing is left in nvme_path, whatever ends the run.
 
 Models are tiny and compute with one thread, so that a run takes well under a second."""
 

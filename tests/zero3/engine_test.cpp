@@ -12,9 +12,10 @@
 #include <numeric>
 
 #include "base/log.h"
-#include "models/checkpoint_weights.h"
 #include "models/registry.h"
 #include "tests/support/temporary_directory.h"
+#include "zero3/token_batch.h"
+#include "zero3/weights.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -112,30 +113,32 @@ TEST(EngineOnAStalledDisk, EndsWithATimeoutAndWithoutAbort) {
   const test_support::TemporaryDirectory directory;
   static StallingFiles files;  // the engine is kept until the end, and its files with it
   auto created = Engine::create(*module, everything_on(directory.path()),
-                                {.samples = 1, .length = 8, .files = &files, .wait_seconds = 0.5});
+                                {.files = &files, .wait_seconds = 0.5});
   if (!created.has_value() && created.error().code == ErrorCode::Unsupported) {
     GTEST_SKIP() << "the kernel refuses io_uring";
   }
   ASSERT_TRUE(created.has_value()) << created.error().to_string();
   auto engine = std::move(created).value();
-  models::RandomWeights weights(module->parameters(), 1);
+  RandomWeights weights(module->parameters(), 1);
   ASSERT_TRUE(engine->initialize(weights).has_value());
-  std::vector<std::int64_t> ids(8);
-  std::iota(ids.begin(), ids.end(), 0);
-  ASSERT_TRUE(engine->forward_backward(ids, ids).has_value());
+  TokenBatch tokens(1, 8);
+  std::iota(tokens.ids().begin(), tokens.ids().end(), 0);
+  std::iota(tokens.targets().begin(), tokens.targets().end(), 1);
+  ASSERT_TRUE(engine->forward(tokens.batch()).has_value());
+  ASSERT_TRUE(engine->backward().has_value());
   ASSERT_TRUE(engine->step().has_value());
   ASSERT_TRUE(engine->digest().has_value());  // reads all state: no write is left in flight
 
   files.stalled = true;
   const auto start = std::chrono::steady_clock::now();
-  const auto stalled = engine->forward_backward(ids, ids);
+  const auto stalled = engine->forward(tokens.batch());
   ASSERT_FALSE(stalled.has_value());
   EXPECT_EQ(stalled.error().code, ErrorCode::Timeout);
   EXPECT_NE(
       stalled.error().message.find("no answer from the disk within 0.5 s; in flight: read of"),
       std::string::npos)
       << stalled.error().message;
-  const auto later = engine->forward_backward(ids, ids);
+  const auto later = engine->forward(tokens.batch());
   ASSERT_FALSE(later.has_value());
   EXPECT_EQ(later.error().message, stalled.error().message);
   const auto closed = engine->close();

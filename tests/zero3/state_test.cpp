@@ -103,8 +103,8 @@ TEST(ModelStateFaults, ADiskThatFailsAtTheStartIsAnErrorAndLeavesNothing) {
   FailingWrites faults;
   MemoryEngine engine({.block_size = 64 << 10}, &faults);
   SerialExecutor executor;
-  const auto created = ModelState::create(
-      state_options(place(small_model(), {}, "/disk"), "/disk"), engine, files, executor);
+  const auto created = ModelState::create(state_options(place(small_model(), {}, "/disk"), "/disk"),
+                                          engine, files, executor);
   ASSERT_FALSE(created.has_value());
   EXPECT_EQ(created.error().code, ErrorCode::Io);
   EXPECT_EQ(created.error().system_error, EIO);

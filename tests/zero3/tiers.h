@@ -27,7 +27,7 @@ struct TierOptions {
 
 /// Where everything lives: by default on NVMe, in `directory`, but for the gradients.
 inline Placement place(const SmallModel& model, const TierOptions& options,
-                               const std::string& directory) {
+                       const std::string& directory) {
   Config config;
   config.param_dtype = config.grad_accum_dtype = options.dtype;
   config.zero.stage = 3;
