@@ -11,7 +11,7 @@ test:
 	@tools/setup.sh tools/test.sh
 
 lint:
-	@tools/setup.sh --with checks tools/lint.sh
+	@tools/setup.sh --with checks --with lint tools/lint.sh
 
 asan tsan:
 	@tools/setup.sh tools/sanitize.sh $@

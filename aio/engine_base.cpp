@@ -8,8 +8,8 @@
 #include <csignal>
 #include <cstdio>
 #include <utility>
-#include <vector>
 
+#include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "base/units.h"
 
@@ -524,11 +524,7 @@ bool EngineBase::stop() noexcept {
 EngineOwner::~EngineOwner() {
   if (engine_->stop()) return;
   engine_->detach_threads();
-  // Kept where a leak checker finds them.
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::unique_ptr<EngineBase>>;
-  const std::lock_guard lock(mutex);
-  kept->push_back(std::move(engine_));
+  keep_for_ever(std::move(engine_));
 }
 
 }  // namespace artesian::aio

@@ -391,6 +391,7 @@ Result<std::vector<std::string>> SystemFileSystem::list(const std::string& path)
   if (directory == nullptr) return system_failure("cannot list a directory", path, errno);
   std::vector<std::string> names;
   errno = 0;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc's is safe where each thread has its own stream
   while (const dirent* entry = ::readdir(directory)) {
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);

@@ -41,6 +41,7 @@ constexpr const char* linear_name = "linear";
 
 Activation read_activation(ConfigReader& reader) {
   std::vector<const char*> names;
+  names.reserve(std::size(activation_names) + 1);
   for (const auto& entry : activation_names) names.push_back(entry.name);
   names.push_back(linear_name);
   const std::size_t index = reader.choice("activation_function", names, 0);

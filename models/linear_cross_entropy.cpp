@@ -11,7 +11,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr std::int64_t elements_per_pass = 256 * 1024;  // 1 MiB of logits: the passes stay in cache
+constexpr std::int64_t elements_per_pass = 256 << 10;  // 1 MiB of logits: the passes stay in cache
 
 /// Replaces logits by softmax(logits) - one_hot(targets), row by row; returns each row's loss.
 /// Shape: logits: [tokens, vocabulary], fp32; targets, result: [tokens].

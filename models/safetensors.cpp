@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little endian");
 
-constexpr std::uint64_t piece_size = 64 * 1024;  // bytes on the stack while converting
+constexpr std::uint64_t piece_size = 64 << 10;  // bytes on the stack while converting
 
 Error with_file(Error error, const std::string& path) {
   error.file = path;

@@ -11,7 +11,7 @@
 namespace artesian::models {
 namespace {
 
-constexpr std::uint64_t piece_size = 64 * 1024;  // bytes on the stack per read
+constexpr std::uint64_t piece_size = 64 << 10;  // bytes on the stack per read
 
 Error data_error(const std::string& path, const std::string& text) {
   return make_error(ErrorCode::Invalid, "data: " + path + ": " + text);

@@ -84,6 +84,7 @@ std::string follow_output(int descriptor) {
 
 /// The Python to run: a file that exists, or a name to look for on PATH.
 std::string choose_python() {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing here changes the environment
   const char* given = std::getenv("ARTESIAN_PYTHON");
   if (given != nullptr && *given != '\0') return given;
   const std::string built_with = ARTESIAN_PYTHON_DEFAULT;
@@ -118,6 +119,7 @@ std::vector<std::string> script_environment() {
 
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
   std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   return pointers;

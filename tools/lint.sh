@@ -35,7 +35,7 @@ clang_tidy_check() {
 check "format" format_check
 check "tidy" python3 tools/tidy.py
 if [ "${1:-}" != --layout ]; then
-  tools/build.sh release base || exit 1
+  tools/build.sh release artesian_base || exit 1  # for its compile commands
   check "clang-tidy" clang_tidy_check
 fi
 

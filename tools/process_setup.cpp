@@ -52,9 +52,11 @@ __attribute__((section(".preinit_array"),
 void set_up_process() {
   // One arena and early mmap: freed activations go back to the system, so that peak memory is what
   // is in use and not what was.
+  // NOLINTBEGIN(concurrency-mt-unsafe): there is one thread yet
   ::mallopt(M_ARENA_MAX, 1);
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  // NOLINTEND(concurrency-mt-unsafe)
   struct sigaction action {};
   action.sa_handler = on_stop;
   sigemptyset(&action.sa_mask);

@@ -19,6 +19,7 @@ Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_
                         const SaveOptions& options) {
   const DType dtype = options.fp32 ? DType::Float32 : engine.config().param_dtype;
   std::vector<models::TensorDeclaration> tensors;
+  tensors.reserve(parameters.size());
   for (const zero3::ParameterSpec& parameter : parameters) {
     tensors.push_back({models::saved_name(model_config, parameter.name), parameter.shape});
   }

@@ -30,7 +30,7 @@ double rate(double amount, double seconds) {
 }
 
 std::string duration(double seconds) {
-  const auto whole = static_cast<long>(seconds + 0.5);
+  const auto whole = std::lround(seconds);
   if (whole >= 3600) return text("%ldh%02ldm", whole / 3600, whole / 60 % 60);
   return text("%ldm%02lds", whole / 60, whole % 60);
 }

@@ -48,7 +48,7 @@ class Reader {
   }
 
   std::string path(const char* flag) {
-    const std::string value = text(flag);
+    std::string value = text(flag);
     if (given(flag) && value.empty()) refuse_text(flag, "a path; write one, or drop the flag");
     return value;
   }

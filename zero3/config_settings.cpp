@@ -21,7 +21,7 @@ struct Place {
 /// The typed path of a nested "enabled" that turns something on, or "".
 std::string enabled_path(const JsonValue& section, const std::string& path) {
   for (const auto& [name, value] : section.members) {
-    const std::string here = path + "." + name;
+    std::string here = path + "." + name;
     if (name == "enabled") {
       const bool off = value.kind == Kind::Null ||
                        (value.kind == Kind::Boolean && !value.boolean) ||

@@ -180,7 +180,7 @@ class Planner {
 
   /// Bytes of one ring item at `sub_group` elements: everything that one sub-group moves.
   std::uint64_t item_bytes(std::uint64_t sub_group) const {
-    std::uint64_t per_element = plan_.states * 4 + dtype_size(plan_.grad_dtype);
+    std::uint64_t per_element = std::uint64_t{plan_.states} * 4 + dtype_size(plan_.grad_dtype);
     per_element += dtype_size(plan_.param_dtype);
     return any_nvme() ? page_up(sub_group * per_element) : 0;
   }

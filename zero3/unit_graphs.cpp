@@ -82,6 +82,7 @@ std::vector<std::uint32_t> UnitGraphs::graph_parameters(std::size_t stage) const
 
 std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>& parameters) const {
   std::vector<at::Tensor> tensors;
+  tensors.reserve(parameters.size());
   for (const auto parameter : parameters) tensors.push_back(tensors_.at(parameter));
   return tensors;
 }
