@@ -128,7 +128,10 @@ def test_without_fio_benches_run_all_the_same(sandbox):
     assert sandbox.run("--with", "bench", "true", FAKE_MISSING="fio")[0] == 0
 
 
-@pytest.mark.parametrize(("package", "wanted_by"), [("clang-tidy-14", "checks"), ("clang", "fuzz")])
+CLASSES = [("clang-format-14", "checks"), ("clang", "fuzz")]
+
+
+@pytest.mark.parametrize(("package", "wanted_by"), CLASSES)
 def test_packages_of_a_class_are_wanted_by_it_alone(sandbox, package, wanted_by):
     assert sandbox.run("true", FAKE_MISSING=package)[0] == 0
     for words in [("checks",), ("fuzz",), ("checks", "--with", "fuzz")]:

@@ -595,15 +595,15 @@ def test_jsonl_has_the_promised_fields(place):
     for step in steps:
         assert {key: type(value) for key, value in step.items()} == FIELDS
         for key, (names, kind) in NESTED.items():
-            assert {name: type(value) for name, value in step[key].items()} == dict.fromkeys(
-                names, kind
-            )
+            types = {name: type(value) for name, value in step[key].items()}
+            assert types == dict.fromkeys(names, kind)
         assert step["tokens"] == 2 * 2 * 32
         assert step["tokens_per_s"] == pytest.approx(step["tokens"] / step["step_s"])
         assert step["bytes"]["nvme_read"] > 0 and step["bytes"]["nvme_write"] > 0
         assert math.isfinite(step["loss"]) and step["loss_scale"] == 256.0 and step["lr"] == 1e-3
-    for text in place.log.read_text().splitlines():
-        assert json.dumps(json.loads(text), separators=(",", ":")) == text  # floats round-trip
+    json.loads(place.log.read_text().splitlines()[-1], parse_float=(literals := []).append)
+    for text in literals:  # enough digits to round-trip: the fewest that do, or all 17
+        assert text == repr(float(text)) or len(text.lstrip("-0.")) >= 17
 
 
 def test_what_is_not_finite_is_null(place):
