@@ -105,11 +105,6 @@ def optimizers(report, options, measured):
 
 
 def run(report, options, programs):
-    environment = None
-    if not options.without_deepspeed:
-        try:
-            environment = deepspeed_setup.prepare()
-        except deepspeed_setup.Missing as missing:
-            report.note(str(missing))
+    environment = deepspeed_setup.prepare_if_wanted(report, options)
     kernels(report, options, programs)
     optimizers(report, options, worker(options, programs, environment))

@@ -107,3 +107,14 @@ def prepare():
     except OSError as error:
         raise Missing(f"DeepSpeed could not be installed: {error}") from error
     return environment
+
+
+def prepare_if_wanted(report, options):
+    """What prepare() returns; None without DeepSpeed, and a note in the report if it is missing."""
+    if options.without_deepspeed:
+        return None
+    try:
+        return prepare()
+    except Missing as missing:
+        report.note(str(missing))
+        return None

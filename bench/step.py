@@ -303,12 +303,7 @@ def one_model(report, runner, name, names, plan_of_model):
 
 
 def run(report, options, programs):
-    environment = None
-    if not options.without_deepspeed:
-        try:
-            environment = deepspeed_setup.prepare()
-        except deepspeed_setup.Missing as missing:
-            report.note(str(missing))
+    environment = deepspeed_setup.prepare_if_wanted(report, options)
     runner = Runner(options, programs, environment)
     for name, plan_of_model in plan(options).items():
         try:

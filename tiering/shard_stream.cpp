@@ -12,8 +12,7 @@ std::uint64_t whole_blocks(const TierStore& store, ShardId shard, std::uint64_t 
   const ShardOptions& options = store.shard(shard);
   ARTESIAN_CHECK(options.home == Tier::Nvme);
   const std::uint64_t block = options.block_bytes;
-  const std::uint64_t rounded = (std::max(piece_bytes, block) + block - 1) / block * block;
-  return std::min(rounded, round_up(options.bytes, block));
+  return std::min(round_up(std::max(piece_bytes, block), block), round_up(options.bytes, block));
 }
 
 }  // namespace
