@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <latch>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "tests/tiering/tier_store_harness.h"
 #include "tiering/in_flight.h"
@@ -123,19 +126,24 @@ TEST_F(StalledDisk, AStagingItemFinishesLater) {
   EXPECT_TRUE(store_->close().has_value());
 }
 
-/// Lends the same bytes again and again: what is read does not matter here.
-class OneBuffer final : public BufferOwner {
+/// Lends one sector after the other, each once: more of them than a pool of these tests holds.
+class Sectors final : public BufferOwner {
  public:
-  explicit OneBuffer(std::byte* data) : data_(data) {}
+  explicit Sectors(std::size_t count)
+      : size_(count * sector),
+        data_(static_cast<std::byte*>(std::aligned_alloc(sector, size_)), &std::free) {}
   BufferLease lease() {
+    ARTESIAN_CHECK(next_ + sector <= size_, next_, size_);
     ++lent_;
-    return {data_, sector, this};
+    return {data_.get() + std::exchange(next_, next_ + sector), sector, this};
   }
   void give_back(std::byte*, std::uint64_t) noexcept override { --lent_; }
   int lent() const { return lent_; }
 
  private:
-  std::byte* data_;
+  std::size_t size_;
+  std::unique_ptr<std::byte, decltype(&std::free)> data_;
+  std::size_t next_ = 0;
   std::atomic<int> lent_{0};
 };
 
@@ -162,13 +170,12 @@ TEST(InFlightLimit, MoreTransfersThanTheTableHoldsWaitForTheirTurn) {
                                {{.name = "s", .bytes = sector, .block_bytes = sector}}, *pool,
                                *pool, *engine, system_files())
                    .value();
-  BufferLease memory = pool->lease(sector).value();
-  OneBuffer buffer(memory.data());
+  Sectors sectors(2 * InFlightTable::transfers_max);
   std::deque<aio::Completion> reads(2 * InFlightTable::transfers_max);
   std::ptrdiff_t in_flight_max = 0;
   for (std::size_t i = 0; i < reads.size(); ++i) {
     if (i == InFlightTable::transfers_max) slow.release();  // the table is full
-    store->read(reads[i], first, {0, sector}, buffer.lease(), aio::Priority::Prefetch);
+    store->read(reads[i], first, {0, sector}, sectors.lease(), aio::Priority::Prefetch);
     if (i % 512 != 511) continue;
     const auto end = reads.begin() + static_cast<std::ptrdiff_t>(i) + 1;
     in_flight_max = std::max(in_flight_max, std::count_if(reads.begin(), end, [](const auto& read) {
@@ -180,7 +187,7 @@ TEST(InFlightLimit, MoreTransfersThanTheTableHoldsWaitForTheirTurn) {
     EXPECT_TRUE(store->wait(read, first).has_value());
     read.take_buffer().reset();
   }
-  EXPECT_EQ(buffer.lent(), 0);
+  EXPECT_EQ(sectors.lent(), 0);
   EXPECT_TRUE(store->close().has_value());
 }
 
@@ -191,12 +198,11 @@ TEST(InFlightLimit, AFullTableOnAStalledDiskEndsInTimeouts) {
       harness
           .open({{.name = "s", .bytes = sector, .block_bytes = sector}}, Verify::Full, patience_s)
           .value();
-  BufferLease memory = harness.buffer(sector);
-  OneBuffer buffer(memory.data());
   harness.memory_engine->hold();
+  Sectors sectors(InFlightTable::transfers_max + 1);
   std::deque<aio::Completion> reads(InFlightTable::transfers_max + 1);
   for (auto& read : reads) {
-    store->read(read, first, {0, sector}, buffer.lease(), aio::Priority::Prefetch);
+    store->read(read, first, {0, sector}, sectors.lease(), aio::Priority::Prefetch);
   }
   const auto waited = store->wait(reads.back(), first);
   ASSERT_FALSE(waited.has_value());
