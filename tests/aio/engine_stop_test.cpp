@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <latch>
-#include <limits>
 
 #include "pinned/pool.h"
 #include "tests/aio/engine_fixture.h"
@@ -34,9 +33,11 @@ struct Held {
             .locked_kib = test_support::status_kib("VmLck"),
             .pinned_kib = test_support::status_kib("VmPin")};
   }
+  /// How many threads allocate at once is chance: an arena or a stack may come in any round.
+  std::size_t maps_max() const { return maps + test_support::maps_of_threads; }
   bool no_more_than(const Held& other) const {
-    return baseline == other.baseline && maps <= other.maps && locked_kib == other.locked_kib &&
-           pinned_kib == other.pinned_kib;
+    return baseline == other.baseline && maps <= other.maps_max() &&
+           locked_kib == other.locked_kib && pinned_kib == other.pinned_kib;
   }
 };
 
@@ -50,7 +51,7 @@ void expect_back_at(const Held& before) {
   }
   EXPECT_EQ(now.baseline.descriptors, before.baseline.descriptors);
   EXPECT_EQ(now.baseline.threads, before.baseline.threads);
-  EXPECT_LE(now.maps, before.maps);
+  EXPECT_LE(now.maps, before.maps_max());
   EXPECT_EQ(now.locked_kib, before.locked_kib);
   EXPECT_EQ(now.pinned_kib, before.pinned_kib);
 }
@@ -121,19 +122,13 @@ ARTESIAN_EVERY_ENGINE(EngineStop);
 
 TEST_P(EngineStop, AThousandRandomInstantsLeaveNothingBehind) {
   constexpr std::uint64_t rounds = 1000;
-  constexpr std::uint64_t rounds_to_warm_up = 20;  // stacks and arenas that are kept for reuse
   const std::uint64_t seed = test_support::test_seed(12);
   const auto file = filled("file", file_size, Direct::IfAligned);
   auto pool = pinned::Pool::create({.bytes = 40 * length_max, .name = "test pool"}).value();
   make({}).reset();  // a sanitizer's own threads come with the first of ours
   Held before = Held::now();
-  before.maps = std::numeric_limits<std::size_t>::max();
   for (std::uint64_t round = 0; round < rounds && !HasFatalFailure(); ++round) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << ", round " << round);
-    if (round == rounds_to_warm_up) {
-      expect_back_at(before);  // rings end in the background
-      before.maps = Held::now().maps;
-    }
     stop_somewhere(seed, round, *pool, *file);
   }
   expect_back_at(before);

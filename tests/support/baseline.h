@@ -2,7 +2,9 @@
 #pragma once
 
 #include <dirent.h>
+#include <sched.h>
 
+#include <chrono>
 #include <cstddef>
 #include <fstream>
 #include <string>
@@ -15,6 +17,17 @@ struct Baseline {
 
   static Baseline now() {
     return {.descriptors = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
+  }
+  /// As now(), once it equals `before` or 10 s have passed: a joined thread and a closed ring are
+  /// listed for a moment longer, and there is nothing to wait on.
+  static Baseline settled(const Baseline& before) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    Baseline held = now();
+    while (held != before && std::chrono::steady_clock::now() < end) {
+      sched_yield();
+      held = now();
+    }
+    return held;
   }
   bool operator==(const Baseline&) const = default;
 
@@ -37,9 +50,10 @@ inline std::size_t status_kib(const std::string& key) {
   return 0;
 }
 
-/// Mappings that the C library may make for threads and keep for later ones: two for each of its
-/// arenas. What leaks one each round shows within a few rounds more than these.
-constexpr std::size_t maps_of_arenas = 32;
+/// Mappings that the C library may make for threads and keep for later ones: two for each arena
+/// and each stack; how many depends on how many threads ran at once, which is chance. What leaks
+/// one each round shows within a few rounds more than these.
+constexpr std::size_t maps_of_threads = 80;
 
 /// Number of mappings of this process.
 inline std::size_t map_count() {
