@@ -24,6 +24,8 @@ struct OffloadConfig {
   std::uint64_t buffer_count = 4;            // param: default 5
   std::uint64_t buffer_size = 100'000'000;   // elements; param only
   std::uint64_t max_in_cpu = 1'000'000'000;  // elements; param only
+
+  bool operator==(const OffloadConfig&) const = default;
 };
 
 struct ZeroConfig {
@@ -36,6 +38,8 @@ struct ZeroConfig {
   std::uint64_t model_persistence_threshold = ~std::uint64_t{0};
   std::uint64_t max_live_parameters = 1'000'000'000;
   std::uint64_t max_reuse_distance = 1'000'000'000;
+
+  bool operator==(const ZeroConfig&) const = default;
 };
 
 struct OptimizerConfig {
@@ -46,6 +50,8 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool bias_correction = true;
+
+  bool operator==(const OptimizerConfig&) const = default;
 };
 
 struct SchedulerConfig {
@@ -58,6 +64,8 @@ struct SchedulerConfig {
   std::uint64_t total_num_steps = 0;
   double warmup_min_ratio = 0.0;
   double cos_min_ratio = 1e-4;
+
+  bool operator==(const SchedulerConfig&) const = default;
 };
 
 /// Loss scaling of fp16 (deepspeed loss_scaler semantics).
@@ -68,6 +76,8 @@ struct LossScaleConfig {
   std::uint32_t hysteresis = 2;
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1.0;
+
+  bool operator==(const LossScaleConfig&) const = default;
 };
 
 struct AioConfig {
@@ -76,6 +86,8 @@ struct AioConfig {
   std::uint32_t intra_op_parallelism = 1;
   bool single_submit = false;
   bool overlap_events = true;
+
+  bool operator==(const AioConfig&) const = default;
 };
 
 enum class VerifyMode : std::uint8_t { Full, Sample, Off };
@@ -89,6 +101,8 @@ struct ArtesianConfig {
   std::optional<DType> compute_dtype;  // absent: auto
   EngineChoice engine = EngineChoice::Auto;
   std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
+
+  bool operator==(const ArtesianConfig&) const = default;
 };
 
 struct Config {
@@ -108,6 +122,8 @@ struct Config {
   AioConfig aio;
   ArtesianConfig artesian;
   std::vector<std::string> notes;  // one line each: accepted keys without effect, what was resolved
+
+  bool operator==(const Config&) const = default;
 };
 
 /// What the command line and the model contribute where the config lacks a value or says "auto".
