@@ -40,7 +40,7 @@ enum Factor : std::size_t {
   Head,
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 3, 3, 2};
+constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -103,7 +103,8 @@ class Equality : public testing::Test {
 
 inline Config Equality::config_of(const Choice& run) const {
   constexpr std::array<Offload, 3> offloads{Offload::None, Offload::Cpu, Offload::Nvme};
-  constexpr std::array<DType, 3> dtypes{DType::Float32, DType::BFloat16, DType::Float16};
+  constexpr std::array<DType, 5> dtypes{DType::Float32, DType::BFloat16, DType::Float16,
+                                        DType::BFloat16, DType::Float16};
   const auto pick = [&](Factor factor, std::array<std::uint64_t, 3> values) {
     return values[static_cast<std::size_t>(run[factor])];
   };
@@ -111,6 +112,8 @@ inline Config Equality::config_of(const Choice& run) const {
   config.micro_batch_size = scale.samples;
   config.accumulation_steps = pick(Accumulation, {1, 2, 4});
   config.param_dtype = config.grad_accum_dtype = dtypes[static_cast<std::size_t>(run[Dtype])];
+  const bool natively = run[Dtype] > 2;  // computed in the type that is stored, else in fp32
+  config.artesian.compute_dtype = natively ? config.param_dtype : DType::Float32;
   config.loss_scale = {.initial_scale_power = 24, .loss_scale_window = 3, .hysteresis = 1};
   config.optimizer.weight_decay = 0.01;
   config.zero.stage = 3;
@@ -140,7 +143,7 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
     return make_placement({.parameters = &module.parameters(),
                            .stages = &module.stages(),
                            .config = &config,
-                           .compute_dtype = DType::Float32,
+                           .compute_dtype = *config.artesian.compute_dtype,
                            .device_bytes = tried.device,
                            .host_bytes = tried.host})
         .has_value();
