@@ -13,14 +13,18 @@ if(artesian_missing_library)
 endif()
 
 add_library(artesian_flags INTERFACE)
+set(werror "")
+if(ARTESIAN_WARNINGS_AS_ERRORS)
+  set(werror -Werror)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)
   # Clang means more by -Wconversion (each change of sign), and its builds are for fuzzing alone.
   target_compile_options(artesian_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -ffp-contract=off>)
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow ${werror} -ffp-contract=off>)
 else()
   # -Wno-restrict: g++ 12 warns falsely about "text" + std::string (GCC bug 105651).
   target_compile_options(artesian_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -ffp-contract=off>)
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow ${werror} -Wno-restrict -ffp-contract=off>)
 endif()
 target_include_directories(artesian_flags INTERFACE ${CMAKE_SOURCE_DIR})
 if(ARTESIAN_SANITIZE)

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/command_line.h"
+#include "tools/doctor.h"
 #include "tools/process_setup.h"
 #include "tools/report_error.h"
 #include "tools/train.h"
@@ -23,6 +24,14 @@ int run_train(const CLI::App& command) {
   return artesian::tools::train(*options);
 }
 
+int run_doctor(const CLI::App& command) {
+  const auto exit_code = artesian::tools::run_doctor(command);
+  if (exit_code.has_value()) return *exit_code;
+  return exit_code.error().code == artesian::ErrorCode::Invalid
+             ? fail(exit_code.error().message)
+             : artesian::tools::report_error(program, exit_code.error(), 1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -32,15 +41,17 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   CLI::App* train = app.add_subcommand("train", "Train a model");
   artesian::tools::add_train_flags(*train);
-  for (const char* later :
-       {"plan", "report", "generate", "doctor", "config", "export", "inspect", "run"}) {
+  CLI::App* doctor = app.add_subcommand("doctor", "What of this machine slows or stops training");
+  artesian::tools::add_doctor_flags(*doctor);
+  for (const char* later : {"plan", "report", "generate", "config", "export", "inspect", "run"}) {
     app.add_subcommand(later, "not supported yet")->group("")->prefix_command();
   }
   const auto exit_code = artesian::tools::parse_command_line(app, program, argc, argv);
   if (exit_code.has_value()) return *exit_code;
   if (*train) return run_train(*train);
+  if (*doctor) return run_doctor(*doctor);
   for (const CLI::App* chosen : app.get_subcommands()) {
     return fail("not supported yet: " + chosen->get_name());
   }
-  return fail("missing command: got nothing, allowed train; see artesian --help");
+  return fail("missing command: got nothing, allowed train or doctor; see artesian --help");
 }

@@ -1,0 +1,111 @@
+// Proves doctor's lines about machine and process, on invented /proc and /sys trees where this
+// machine shows only one case, and the form in which findings are printed.
+#include "tools/doctor_machine.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/temporary_directory.h"
+
+namespace artesian::tools {
+namespace {
+
+void write(const std::string& path, const std::string& text) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path) << text << "\n";
+}
+
+TEST(Kernel, OneWithoutIoUringIsWarnedOf) {
+  for (const char* release : {"5.7.0", "5.10.0-8-amd64", "6.1.0", "not a number"}) {
+    EXPECT_EQ(examine_kernel(release).level, Level::Ok) << release;
+  }
+  for (const char* release : {"5.6.19", "4.18.0-553.el8", "3.10.0"}) {
+    EXPECT_EQ(examine_kernel(release).level, Level::Warn) << release;
+    EXPECT_FALSE(examine_kernel(release).fix.empty());
+  }
+}
+
+TEST(Memlock, LessThanTheDefaultBudgetIsWarnedOf) {
+  constexpr std::uint64_t gib = 1 << 30;
+  const auto level = [](std::uint64_t limit, bool exempt) {
+    return examine_memlock({.limit = limit, .exempt = exempt, .memory_available = 16 * gib}).level;
+  };
+  EXPECT_EQ(level(8 << 20, false), Level::Warn);
+  EXPECT_EQ(level(8 << 20, true), Level::Ok);
+  EXPECT_EQ(level(8 * gib, false), Level::Ok);
+  EXPECT_EQ(level(8 * gib - 1, false), Level::Warn);
+  EXPECT_EQ(level(RLIM_INFINITY, false), Level::Ok);
+}
+
+TEST(Memlock, TheCapabilityIsReadFromTheProcess) {
+  test_support::TemporaryDirectory root;
+  write(root.path() + "/proc/self/status", "CapPrm:\t000001ffffffffff\nCapEff:\t0000000000004000");
+  EXPECT_TRUE(memlock_facts(root.path()).exempt);
+  write(root.path() + "/proc/self/status", "CapEff:\t0000000000003fff");
+  EXPECT_FALSE(memlock_facts(root.path()).exempt);
+}
+
+TEST(HugePages, OnlyNeverIsWarnedOf) {
+  test_support::TemporaryDirectory root;
+  const std::string mode = root.path() + "/sys/kernel/mm/transparent_hugepage/enabled";
+  EXPECT_EQ(examine_huge_pages(root.path()).level, Level::Warn) << "not in this kernel";
+  write(mode, "always madvise [never]");
+  EXPECT_EQ(examine_huge_pages(root.path()).level, Level::Warn);
+  write(mode, "always [madvise] never");
+  write(root.path() + "/proc/meminfo", "HugePages_Total:     128");
+  EXPECT_EQ(examine_huge_pages(root.path()).level, Level::Ok);
+  EXPECT_EQ(examine_huge_pages(root.path()).value,
+            "transparent: always [madvise] never; reserved: 128");
+}
+
+TEST(Numa, CountsTheNodes) {
+  test_support::TemporaryDirectory root;
+  EXPECT_EQ(examine_numa(root.path()).value, "not known");
+  for (const char* name : {"node0", "node1", "nodes_of_another_kind"}) {
+    std::filesystem::create_directories(root.path() + "/sys/devices/system/node/" + name);
+  }
+  EXPECT_EQ(examine_numa(root.path()).value, "2 nodes");
+}
+
+TEST(Processor, NamesItsBf16) {
+  test_support::TemporaryDirectory root;
+  write(root.path() + "/proc/cpuinfo",
+        "model name\t: Some CPU\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16");
+  const std::string value = examine_processor(root.path()).value;
+  EXPECT_TRUE(value.starts_with("Some CPU, ")) << value;
+  EXPECT_NE(value.find("bf16: avx512_bf16, amx_bf16"), std::string::npos) << value;
+}
+
+TEST(Limits, LowOnesAreWarnedOf) {
+  EXPECT_EQ(examine_descriptors(64).level, Level::Warn);
+  EXPECT_EQ(examine_descriptors(RLIM_INFINITY).level, Level::Ok);
+  EXPECT_EQ(examine_memory(std::uint64_t{1} << 30).level, Level::Warn);
+  EXPECT_EQ(examine_memory(std::uint64_t{64} << 30).level, Level::Ok);
+}
+
+TEST(Report, TheWorstDecides) {
+  const Finding ok{.name = "a", .value = "1", .meaning = "well"};
+  const Finding warn{.name = "b",
+                     .level = Level::Warn,
+                     .value = "2",
+                     .meaning = "slow",
+                     .fix = "do this",
+                     .subject = "/x"};
+  const Finding fail{.name = "c", .level = Level::Fail, .value = "\xff"};
+  EXPECT_EQ(to_text({ok, warn}),
+            "ok    a: 1; well\nwarn  b /x: 2; slow\n      fix: do this\n1 ok, 1 warn, 0 fail\n");
+  const auto status = [](const Findings& findings) {
+    return nlohmann::json::parse(to_json(findings))["status"].get<std::string>();
+  };
+  EXPECT_EQ(status({ok}), "ok");
+  EXPECT_EQ(status({ok, warn}), "warn");
+  EXPECT_EQ(status({fail, warn}), "fail") << "and what is no text is no fault of the object";
+  EXPECT_EQ(nlohmann::json::parse(to_json({warn}))["findings"][0]["subject"], "/x");
+}
+
+}  // namespace
+}  // namespace artesian::tools

@@ -1,0 +1,78 @@
+#include "tools/doctor.h"
+
+#include <gnu/libc-version.h>
+#include <hwy/highway.h>
+#include <torch/version.h>
+#include <xxhash.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "tools/doctor_disk.h"
+#include "tools/doctor_gpu.h"
+#include "tools/doctor_machine.h"
+
+namespace artesian::tools {
+namespace {
+
+std::string three(unsigned major, unsigned minor, unsigned patch) {
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+}
+
+Finding examine_versions() {
+  const unsigned xxhash = XXH_versionNumber();  // 801 for 0.8.1
+  std::string value = "artesian " ARTESIAN_VERSION ", torch " TORCH_VERSION ", highway ";
+  value += three(HWY_MAJOR, HWY_MINOR, HWY_PATCH);
+  value += ", xxhash " + three(xxhash / 10000, xxhash / 100 % 100, xxhash % 100);
+  value += ", nlohmann-json " + three(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                                      NLOHMANN_JSON_VERSION_PATCH);
+  value += ", CLI11 " CLI11_VERSION ", glibc ";
+  value += gnu_get_libc_version();
+  return {.name = "versions", .value = value, .meaning = "quote them in a report"};
+}
+
+void append(Findings& all, Findings more) {
+  all.insert(all.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+}
+
+}  // namespace
+
+void add_doctor_flags(CLI::App& doctor) {
+  doctor.add_option("--path", "Folder for swap files, as nvme_path (default: the current one)")
+      ->type_name("DIR")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  doctor.add_option("--json", "- prints one JSON object instead")
+      ->type_name("-")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+Result<int> run_doctor(const CLI::App& doctor) {
+  std::string faults;
+  const auto paths = doctor["--path"]->results();
+  for (const std::string& path : paths) {
+    if (path.empty()) faults += "--path: got \"\", allowed a folder; write it after the flag\n";
+  }
+  const auto json = doctor["--json"]->results();
+  if (json.size() > 1 || (json.size() == 1 && json.front() != "-")) {
+    faults += "--json: got \"" + json.back() + "\", allowed - once; redirect stdout into a file\n";
+  }
+  if (!faults.empty()) {
+    faults.pop_back();
+    return make_error(ErrorCode::Invalid, faults);
+  }
+  Findings findings = examine_machine();
+  for (const std::string& path : paths.empty() ? std::vector<std::string>{"."} : paths) {
+    append(findings, examine_path(path));
+  }
+  append(findings, examine_gpus(ask_driver(), ARTESIAN_CUDA_VERSION));
+  append(findings, examine_nccl([](const char* name) { return std::getenv(name); }));
+  findings.push_back(examine_versions());
+  const std::string text = json.empty() ? to_text(findings) : to_json(findings);
+  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+    return make_error(ErrorCode::Io, "doctor: stdout: cannot write");
+  }
+  return count_of(findings, Level::Fail) == 0 ? 0 : 1;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,319 @@
+#include "tools/doctor_disk.h"
+
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/file_system.h"
+#include "base/units.h"
+#include "tools/doctor_files.h"
+
+namespace artesian::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
+constexpr std::uint64_t bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
+
+bool one_of(const std::string& word, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(), [&](const char* each) { return word == each; });
+}
+
+/// Blanks in mountinfo are written \040.
+std::string unescaped(const std::string& text) {
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size()) {
+      plain += static_cast<char>(std::strtol(text.substr(i + 1, 3).c_str(), nullptr, 8));
+      i += 3;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+bool is_inside(const std::string& path, const std::string& folder) {
+  if (folder == "/" || path == folder) return true;
+  return path.starts_with(folder) && path[folder.size()] == '/';
+}
+
+fs::path canonical_of(const fs::path& path) {
+  std::error_code failed;
+  const fs::path found = fs::canonical(path, failed);
+  return failed ? fs::path() : found;
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code failed;
+  return fs::is_directory(path, failed) && !failed;
+}
+
+std::optional<std::int64_t> numa_node_of(fs::path device, const std::string& root) {
+  const fs::path end = canonical_of(root + "/sys");
+  for (; device.has_relative_path() && device != end; device = device.parent_path()) {
+    const auto node = number_of(device / "numa_node");
+    if (node.has_value() && *node >= 0) return node;
+  }
+  return std::nullopt;
+}
+
+Disk disk_at(const fs::path& device, const std::string& root) {
+  Disk disk{.name = device.filename().string(), .model = first_line_of(device / "device/model")};
+  const auto starts = [&](const char* prefix) { return disk.name.starts_with(prefix); };
+  disk.nvme = starts("nvme");
+  const std::string transport = first_line_of(device / "device/transport");
+  disk.over_network = disk.nvme && !transport.empty() && transport != "pcie";
+  disk.virtual_disk = starts("vd") || starts("xvd") || starts("loop") || starts("ram") ||
+                      starts("zram") || starts("nbd");
+  disk.rotational = !disk.virtual_disk && number_of(device / "queue/rotational").value_or(0) == 1;
+  disk.numa_node = numa_node_of(device, root);
+  return disk;
+}
+
+void collect(const fs::path& device, const std::string& root, int depth, std::vector<Disk>& disks) {
+  if (device.empty() || depth > 8) return;
+  std::error_code ignored;
+  if (fs::exists(device / "partition", ignored))
+    return collect(device.parent_path(), root, depth, disks);
+  const auto below = names_in(device / "slaves");
+  for (const std::string& name : below) {
+    collect(canonical_of(root + "/sys/class/block/" + name), root, depth + 1, disks);
+  }
+  const auto same = [&](const Disk& disk) { return disk.name == device.filename(); };
+  if (below.empty() && std::none_of(disks.begin(), disks.end(), same)) {
+    disks.push_back(disk_at(device, root));
+  }
+}
+
+std::string describe(const std::vector<Disk>& disks) {
+  std::string text;
+  for (const Disk& disk : disks) {
+    text += (text.empty() ? "" : ", ") + disk.name;
+    if (!disk.model.empty()) text += " (" + disk.model + ")";
+    if (disk.numa_node.has_value()) text += " on NUMA node " + std::to_string(*disk.numa_node);
+  }
+  return text;
+}
+
+/// Where it would be created: itself, or the parent of what is missing.
+struct Place {
+  std::string folder = {};  // exists; empty if there is none
+  bool missing = false;
+};
+
+Place place_of(const std::string& path) {
+  if (is_folder(canonical_of(path))) return {.folder = canonical_of(path).string()};
+  std::error_code failed;
+  fs::path absolute = fs::absolute(path, failed).lexically_normal();
+  if (!absolute.has_filename()) absolute = absolute.parent_path();  // a trailing slash
+  if (failed || fs::exists(absolute, failed)) return {};
+  const fs::path parent = canonical_of(absolute.parent_path());
+  if (!is_folder(parent)) return {.missing = true};
+  return {.folder = parent.string(), .missing = true};
+}
+
+struct Probe {
+  Level level = Level::Ok;
+  std::string direct;        // the alignment, or why direct I/O does not work
+  std::string refused = {};  // why nothing can be written at all
+};
+
+/// Writes one block and reads it back.
+Result<std::uint64_t> try_file(const std::string& name, Direct direct) {
+  FileSystem& files = system_files();
+  auto file = files.open(name, {.create = Create::Exclusive, .direct = direct});
+  if (!file.has_value()) return std::move(file).error();
+  constexpr std::size_t length = 4096;
+  alignas(4096) static std::array<char, length> source, target;
+  source.fill('a');
+  target.fill(0);
+  ARTESIAN_TRY_VOID((*file)->write_at(source.data(), length, 0));
+  ARTESIAN_TRY_VOID((*file)->sync());
+  ARTESIAN_TRY_VOID((*file)->read_at(target.data(), length, 0));
+  if (source != target) {
+    return make_error(ErrorCode::Corrupt, "what was read back is not what was written");
+  }
+  return (*file)->alignment();
+}
+
+Probe probe(const std::string& folder) {
+  const std::string name = folder + "/.artesian-doctor-" + std::to_string(getpid());
+  auto direct = try_file(name, Direct::Required);
+  (void)system_files().remove(name).has_value();  // it may not have been made
+  if (direct.has_value()) return {.direct = std::to_string(*direct)};
+  auto buffered = try_file(name, Direct::Never);
+  (void)system_files().remove(name).has_value();
+  if (buffered.has_value()) return {.level = Level::Warn, .direct = direct.error().to_string()};
+  return {.level = Level::Fail, .direct = {}, .refused = buffered.error().to_string()};
+}
+
+Finding examine_direct(const Probe& probe) {
+  Finding finding{.name = "direct_io", .level = probe.level};
+  if (probe.level == Level::Ok) {
+    finding.value = "works, aligned to " + probe.direct + " bytes";
+    finding.meaning = "transfers bypass the page cache";
+    return finding;
+  }
+  finding.value = "refused: " + probe.direct;
+  finding.meaning = "every byte is copied through the page cache, which takes memory and CPU time";
+  finding.fix = "a folder on a local file system, such as ext4 or xfs on an NVMe disk";
+  return finding;
+}
+
+}  // namespace
+
+Mount mount_of(const std::string& path, const std::string& root) {
+  std::ifstream file(root + "/proc/self/mountinfo");
+  Mount best;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string id, parent, device, inside, point, word;
+    words >> id >> parent >> device >> inside >> point;
+    while (words >> word && word != "-") {
+    }
+    Mount mount{.point = unescaped(point)};
+    words >> mount.type >> mount.source;
+    const bool closer = mount.point.size() >= best.point.size();  // a later one lies above
+    if (!words || !closer || !is_inside(path, mount.point)) continue;
+    std::sscanf(device.c_str(), "%u:%u", &mount.major, &mount.minor);
+    best = mount;
+  }
+  struct stat source {};
+  const bool named = best.major == 0 && best.source.starts_with("/dev/");  // btrfs, for one
+  if (named && stat(best.source.c_str(), &source) == 0 && S_ISBLK(source.st_mode)) {
+    best.major = major(source.st_rdev);
+    best.minor = minor(source.st_rdev);
+  }
+  return best;
+}
+
+std::vector<Disk> disks_below(std::uint32_t major, std::uint32_t minor, const std::string& root) {
+  std::vector<Disk> disks;
+  const std::string number = std::to_string(major) + ":" + std::to_string(minor);
+  if (major != 0) collect(canonical_of(root + "/sys/dev/block/" + number), root, 0, disks);
+  return disks;
+}
+
+Finding examine_file_system(const Mount& mount) {
+  Finding finding{.name = "file_system", .value = mount.type + " at " + mount.point};
+  if (mount.type.empty()) finding.value = "not known";
+  const bool network = one_of(mount.type, {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre",
+                                           "glusterfs", "beegfs", "afs", "9p", "gpfs"}) ||
+                       mount.type.starts_with("fuse");
+  finding.level = Level::Warn;
+  finding.fix = "a folder on a local file system, such as ext4 or xfs on an NVMe disk";
+  if (one_of(mount.type, {"tmpfs", "ramfs", "hugetlbfs"})) {
+    finding.meaning = "this is memory, not a disk: what is offloaded there is not offloaded";
+  } else if (network) {
+    finding.meaning = "a network or user-space file system: slower than a local disk by far";
+  } else if (mount.type == "overlay") {
+    finding.meaning = "a container's own layer: slow, and often small";
+    finding.fix += ", mounted into the container as a volume";
+  } else if (one_of(mount.type, {"btrfs", "zfs", "bcachefs"})) {
+    finding.meaning = "copy-on-write: each rewrite of state allocates anew";
+    finding.fix = "chattr +C on the empty folder (btrfs), or a folder on ext4 or xfs";
+  } else {
+    finding.level = Level::Ok;
+    finding.meaning = "a local file system";
+    finding.fix.clear();
+  }
+  return finding;
+}
+
+Finding examine_disks(const std::vector<Disk>& disks, std::size_t numa_nodes) {
+  Finding finding{.name = "disk", .value = describe(disks)};
+  const auto any = [&](auto is) { return std::any_of(disks.begin(), disks.end(), is); };
+  finding.level = Level::Warn;
+  finding.fix = "a folder on a local NVMe disk, if there is one: ls /dev/nvme*";
+  if (disks.empty()) {
+    finding.value = "no block device can be seen below";
+    finding.meaning = "whether this is an NVMe disk is not known; aio_bench run measures it";
+  } else if (any([](const Disk& disk) { return disk.rotational; })) {
+    finding.meaning = "it rotates: ten to a hundred times slower than NVMe";
+  } else if (any([](const Disk& disk) { return disk.over_network; })) {
+    finding.meaning = "NVMe over a network: as fast as the network is";
+  } else if (any([](const Disk& disk) { return disk.virtual_disk; })) {
+    finding.meaning =
+        "a virtual disk: what is really below cannot be seen; aio_bench run measures it";
+  } else if (!std::all_of(disks.begin(), disks.end(), [](const Disk& d) { return d.nvme; })) {
+    finding.meaning = "not NVMe: SATA and SAS end at about 0.5 to 2 GB/s";
+  } else {
+    finding.level = Level::Ok;
+    finding.meaning = "NVMe";
+    finding.fix.clear();
+    const auto node = disks.front().numa_node;
+    if (numa_nodes > 1 && node.has_value()) {
+      finding.meaning +=
+          "; nearest to the cores of its node: numactl --cpunodebind=" + std::to_string(*node);
+    }
+  }
+  return finding;
+}
+
+Finding examine_free_space(std::uint64_t bytes) {
+  Finding finding{.name = "free_space", .value = format_size(bytes)};
+  std::ostringstream billions;
+  billions.precision(3);
+  billions << static_cast<double>(bytes / bytes_per_parameter) / 1e9;
+  finding.meaning = "holds " + std::to_string(bytes_per_parameter) + " bytes for each of " +
+                    billions.str() + " billion parameters";
+  if (bytes >= free_least) return finding;
+  finding.level = bytes < (1 << 20) ? Level::Fail : Level::Warn;
+  finding.fix = "free some space, or another disk";
+  return finding;
+}
+
+Findings examine_path(const std::string& path) {
+  Findings findings;
+  const auto add = [&](Finding finding) {
+    finding.subject = path;
+    findings.push_back(std::move(finding));
+  };
+  const Place place = place_of(path);
+  if (place.folder.empty()) {
+    add({.name = "path",
+         .level = Level::Fail,
+         .value = place.missing ? "neither it nor its parent exists" : "not a folder",
+         .meaning = "no swap file can be made there",
+         .fix = place.missing ? "mkdir -p " + path : "name a folder"});
+    return findings;
+  }
+  const Probe found = probe(place.folder);
+  if (found.level == Level::Fail) {
+    add({.name = "path",
+         .level = Level::Fail,
+         .value = found.refused,
+         .meaning = "no swap file can be made there",
+         .fix = "write permission for this user, free space, or another folder"});
+    return findings;
+  }
+  add({.name = "path",
+       .value = place.missing ? "missing; its parent is writable" : "writable",
+       .meaning = place.missing ? "a run creates it" : "swap files can be made there"});
+  const Mount mount = mount_of(place.folder);
+  add(examine_file_system(mount));
+  add(examine_direct(found));
+  const bool in_memory = one_of(mount.type, {"tmpfs", "ramfs", "hugetlbfs"});
+  if (!in_memory) {
+    std::size_t nodes = 0;
+    for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
+    add(examine_disks(disks_below(mount.major, mount.minor), nodes));
+  }
+  auto free_bytes = system_files().free_bytes(place.folder);
+  if (free_bytes.has_value()) add(examine_free_space(*free_bytes));
+  return findings;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,46 @@
+// Doctor's lines about a folder that is to hold swap files: can we write there, what file system is
+// it, does direct I/O work, which disk is really below, how much is free. `root` is put before the
+// paths of /proc and /sys, so that tests can show other machines.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/doctor_report.h"
+
+namespace artesian::tools {
+
+struct Mount {
+  std::string point;
+  std::string type = {};    // "ext4"
+  std::string source = {};  // "/dev/nvme0n1p2", "server:/export"
+  std::uint32_t major = 0;  // of the block device; 0 where the file system has none of its own
+  std::uint32_t minor = 0;
+};
+/// The mount that holds the path, which must be absolute and without links.
+Mount mount_of(const std::string& path, const std::string& root = "");
+
+/// A disk at the bottom: below partitions, dm (LVM, LUKS) and md (RAID).
+struct Disk {
+  std::string name;        // "nvme0n1"
+  std::string model = {};  // empty where it has none
+  bool nvme = false;
+  bool over_network = false;  // NVMe over Fabrics
+  bool rotational = false;
+  bool virtual_disk = false;  // of a virtual machine, or a loop or RAM disk
+  std::optional<std::int64_t> numa_node = {};
+};
+std::vector<Disk> disks_below(std::uint32_t major, std::uint32_t minor,
+                              const std::string& root = "");
+
+Finding examine_file_system(const Mount& mount);
+Finding examine_disks(const std::vector<Disk>& disks, std::size_t numa_nodes);
+Finding examine_free_space(std::uint64_t bytes);
+
+/// All lines about one folder as the user typed it; the first failure is the last line. What is
+/// created to try things out is removed.
+Findings examine_path(const std::string& path);
+
+}  // namespace artesian::tools

@@ -1,0 +1,21 @@
+// Small files of /proc and /sys, as the doctor reads them. What cannot be read is empty: on another
+// kernel, or in a container, much is not there.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace artesian::tools {
+
+/// The first line, without spaces at its ends.
+std::string first_line_of(const std::string& path);
+/// Its number, if it starts with one.
+std::optional<std::int64_t> number_of(const std::string& path);
+/// What follows `key` on the first line that starts with it, without spaces and ':' before it.
+std::string value_after(const std::string& path, const std::string& key);
+/// Names in the folder, sorted.
+std::vector<std::string> names_in(const std::string& folder);
+
+}  // namespace artesian::tools

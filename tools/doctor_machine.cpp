@@ -1,0 +1,182 @@
+#include "tools/doctor_machine.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+
+#include <charconv>
+#include <cstdio>
+#include <sstream>
+
+#include "aio/engine.h"
+#include "base/machine.h"
+#include "base/units.h"
+#include "kernels/dispatch.h"
+#include "tools/doctor_files.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr std::uint64_t memory_least = std::uint64_t{2} << 30;
+constexpr std::uint64_t descriptors_least = 256;
+constexpr unsigned cap_ipc_lock = 14;
+
+}  // namespace
+
+Finding examine_kernel(const std::string& release) {
+  int major = 0, minor = 0;
+  const bool known = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
+  Finding finding{.name = "kernel", .value = release};
+  if (!known || major > 5 || (major == 5 && minor >= 7)) {
+    finding.meaning = "new enough for io_uring";
+    return finding;
+  }
+  finding.level = Level::Warn;
+  finding.meaning =
+      "io_uring needs 5.7: reads and writes go through a thread pool, at more CPU time";
+  finding.fix = "a newer kernel; 6.1 also states the alignment of direct I/O";
+  return finding;
+}
+
+Finding examine_io_uring() {
+  Finding finding{.name = "io_uring", .value = "works"};
+  const auto engine = aio::make_engine(aio::EngineKind::IoUring, {.queue_depth = 32});
+  if (engine.has_value()) {
+    finding.meaning = "transfers are submitted in batches, without a thread for each";
+    return finding;
+  }
+  finding.level = Level::Warn;
+  finding.value = engine.error().to_string();
+  finding.meaning = "reads and writes go through a thread pool, at more CPU time";
+  finding.fix =
+      "sysctl kernel.io_uring_disabled=0; in a container, a seccomp profile that allows io_uring "
+      "(docker: --security-opt seccomp=FILE)";
+  return finding;
+}
+
+Finding examine_memory(std::uint64_t bytes_available) {
+  Finding finding{.name = "memory", .value = format_size(bytes_available) + " available"};
+  finding.meaning = "of the machine and the control groups; the default host budget is half of it";
+  if (bytes_available >= memory_least) return finding;
+  finding.level = Level::Warn;
+  finding.fix =
+      "end other programs, raise the control group's limit, or set small "
+      "artesian.device_memory and artesian.host_memory";
+  return finding;
+}
+
+MemlockFacts memlock_facts(const std::string& root) {
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  const std::string effective = value_after(root + "/proc/self/status", "CapEff");
+  std::uint64_t capabilities = 0;
+  std::from_chars(effective.data(), effective.data() + effective.size(), capabilities, 16);
+  return {.limit = limit.rlim_cur,
+          .exempt = (capabilities >> cap_ipc_lock & 1) != 0,
+          .memory_available = available_memory(root)};
+}
+
+Finding examine_memlock(const MemlockFacts& facts) {
+  Finding finding{.name = "memlock"};
+  const bool unlimited = facts.limit == RLIM_INFINITY;
+  finding.value = unlimited ? "unlimited" : format_size(facts.limit);
+  if (facts.exempt) finding.value += ", but this user may lock any amount";
+  if (facts.exempt || unlimited || facts.limit >= facts.memory_available / 2) {
+    finding.meaning = "the default host budget can be page-locked";
+    return finding;
+  }
+  finding.level = Level::Warn;
+  finding.meaning = "less than the default host budget, " +
+                    format_size(facts.memory_available / 2) +
+                    ": beyond it buffers can be swapped out, and are not registered with io_uring";
+  finding.fix =
+      "ulimit -l unlimited; for good, a line \"USER - memlock unlimited\" in "
+      "/etc/security/limits.conf (docker: --ulimit memlock=-1)";
+  return finding;
+}
+
+Finding examine_huge_pages(const std::string& root) {
+  const std::string mode = first_line_of(root + "/sys/kernel/mm/transparent_hugepage/enabled");
+  const std::string reserved = value_after(root + "/proc/meminfo", "HugePages_Total");
+  Finding finding{.name = "huge_pages"};
+  finding.value = "transparent: " + (mode.empty() ? "not in this kernel" : mode) +
+                  "; reserved: " + (reserved.empty() ? "0" : reserved);
+  if (mode.find("[always]") != std::string::npos || mode.find("[madvise]") != std::string::npos) {
+    finding.meaning =
+        "buffers are on 2 MiB pages, which direct I/O moves fastest; none need be "
+        "reserved";
+    return finding;
+  }
+  finding.level = Level::Warn;
+  finding.meaning =
+      "buffers are on 4 KiB pages, which costs direct I/O a quarter to a third of its bandwidth";
+  finding.fix = "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled";
+  return finding;
+}
+
+Finding examine_descriptors(std::uint64_t limit) {
+  Finding finding{.name = "descriptors"};
+  finding.value = limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit);
+  if (limit >= descriptors_least) {
+    finding.meaning = "enough open files for rings, swap files and libraries";
+    return finding;
+  }
+  finding.level = Level::Warn;
+  finding.meaning = "each ring takes two, each swap file two, and libraries some dozens";
+  finding.fix = "ulimit -n 1024";
+  return finding;
+}
+
+Finding examine_processor(const std::string& root) {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  const bool known = sched_getaffinity(0, sizeof(usable), &usable) == 0;
+  const std::string model = value_after(root + "/proc/cpuinfo", "model name");
+  std::istringstream flags(value_after(root + "/proc/cpuinfo", "flags"));
+  std::string wide;
+  for (std::string flag; flags >> flag;) {
+    if (flag == "avx512_bf16" || flag == "amx_bf16") wide += (wide.empty() ? "" : ", ") + flag;
+  }
+  Finding finding{.name = "processor"};
+  finding.value = (model.empty() ? "not named" : model) + ", " +
+                  (known ? std::to_string(CPU_COUNT(&usable)) : "unknown") +
+                  " cores usable, kernels in " + kernels::active_target_name() +
+                  ", bf16: " + (wide.empty() ? "none" : wide);
+  finding.meaning =
+      "on the CPU, 16-bit training is computed in fp32 unless "
+      "artesian.compute_dtype says otherwise";
+  return finding;
+}
+
+Finding examine_numa(const std::string& root) {
+  std::size_t nodes = 0;
+  for (const std::string& name : names_in(root + "/sys/devices/system/node")) {
+    nodes += name.starts_with("node") && name.find_first_of("0123456789") == 4;
+  }
+  Finding finding{.name = "numa",
+                  .value = std::to_string(nodes) + (nodes == 1 ? " node" : " nodes")};
+  if (nodes == 0) finding.value = "not known";
+  if (nodes <= 1) {
+    finding.meaning = "all memory is equally near";
+    return finding;
+  }
+  finding.meaning = "memory far from the disk or the GPU is slower; their lines say where they are";
+  return finding;
+}
+
+Findings examine_machine() {
+  utsname system{};
+  uname(&system);
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  return {examine_kernel(system.release),
+          examine_io_uring(),
+          examine_memory(available_memory()),
+          examine_memlock(memlock_facts()),
+          examine_huge_pages(),
+          examine_descriptors(files.rlim_cur),
+          examine_processor(),
+          examine_numa()};
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,33 @@
+// Doctor's lines about the machine and this process: kernel, io_uring, memory, limits, processor,
+// NUMA nodes. `root` is put before every path, so that tests can show other machines.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/doctor_report.h"
+
+namespace artesian::tools {
+
+Finding examine_kernel(const std::string& release);
+/// Sets up a ring with the options of a training run's engine, and gives it back.
+Finding examine_io_uring();
+Finding examine_memory(std::uint64_t bytes_available);
+
+struct MemlockFacts {
+  std::uint64_t limit = 0;  // bytes; RLIM_INFINITY if there is none
+  bool exempt = false;      // CAP_IPC_LOCK
+  std::uint64_t memory_available = 0;
+};
+MemlockFacts memlock_facts(const std::string& root = "");
+Finding examine_memlock(const MemlockFacts& facts);
+
+Finding examine_huge_pages(const std::string& root = "");
+Finding examine_descriptors(std::uint64_t limit);
+Finding examine_processor(const std::string& root = "");
+Finding examine_numa(const std::string& root = "");
+
+/// All of the above, of this machine.
+Findings examine_machine();
+
+}  // namespace artesian::tools

@@ -1,0 +1,34 @@
+// What `artesian doctor` finds: one finding a line, each with what it means and what to do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace artesian::tools {
+
+/// Warn: training works, but slower or with less than could be. Fail: it cannot work like this.
+enum class Level : std::uint8_t { Ok, Warn, Fail };
+
+struct Finding {
+  std::string name;  // "io_uring"; the same on every machine
+  Level level = Level::Ok;
+  std::string value = {};    // what was found
+  std::string meaning = {};  // for training
+  std::string fix = {};      // empty if there is nothing to do
+  std::string subject = {};  // the path or GPU that it is about; empty for the machine
+};
+using Findings = std::vector<Finding>;
+
+const char* level_name(Level level) noexcept;
+std::size_t count_of(const Findings& findings, Level level) noexcept;
+
+/// As lines for people: the fix on a line of its own.
+std::string to_text(const Findings& findings);
+/// As one object: {"status", "findings": [{"name", "subject", "status", "value", "meaning",
+/// "fix"}]}; "status"
+/// of the whole is the worst of all.
+std::string to_json(const Findings& findings);
+
+}  // namespace artesian::tools

@@ -1,0 +1,127 @@
+"""One measurement in a process of its own, so that a hang or a crash is an answer, too:
+
+measure.py disk FILE SIZE BLOCK DEPTH | torch | links
+
+Prints one JSON object. GB/s are 10^9 bytes a second, the best of several; a copy's bytes are those
+that it moves from one place to another, counted once."""
+
+import concurrent.futures
+import json
+import mmap
+import os
+import sys
+import time
+
+REPEATS = 5
+
+
+def transfer(descriptor, operation, size, block, depth):
+    """GB/s of one pass, block by block, by `depth` threads."""
+    buffers = [mmap.mmap(-1, block) for _ in range(depth)]  # page-aligned, as direct I/O needs
+    for buffer in buffers:
+        buffer.write(os.urandom(block))
+
+    def work(first):
+        for offset in range(first * block, size, depth * block):
+            moved = operation(descriptor, [buffers[first]], offset)
+            if moved != block:
+                raise OSError(f"moved {moved} of {block} bytes")
+
+    start = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(depth) as pool:
+        list(pool.map(work, range(depth)))
+    os.fsync(descriptor)
+    return round(size / (time.perf_counter() - start) / 1e9, 3)
+
+
+def disk(path, size, block, depth):
+    flags, direct = os.O_RDWR | os.O_CREAT | os.O_TRUNC, True
+    try:
+        descriptor = os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError:
+        descriptor, direct = os.open(path, flags, 0o600), False
+    try:
+        transfer(descriptor, os.pwritev, size, block, depth)  # takes the space
+        write = transfer(descriptor, os.pwritev, size, block, depth)
+        read = transfer(descriptor, os.preadv, size, block, depth)
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
+    return {"direct": direct, "bytes": size, "read_gb_per_s": read, "write_gb_per_s": write}
+
+
+def best_gb_per_s(bytes_moved, copy, wait=lambda: None):
+    seconds = []
+    for _ in range(REPEATS + 1):  # the first one warms up
+        wait()
+        start = time.perf_counter()
+        copy()
+        wait()
+        seconds.append(time.perf_counter() - start)
+    return round(bytes_moved / min(seconds[1:]) / 1e9, 2)
+
+
+def torch_facts():
+    """Versions, and the bandwidth of a copy in host memory by torch's threads."""
+    import torch
+
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = min(1 << 30, available // 8)
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    found = {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cuda_usable": torch.cuda.is_available(),
+        "threads": torch.get_num_threads(),
+        "dram_copy_gb_per_s": best_gb_per_s(size, lambda: target.copy_(source)),
+    }
+    if torch.cuda.is_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["cudnn"] = torch.backends.cudnn.version()
+    return found
+
+
+def links(size=512 << 20):
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch.cuda.is_available() is false")
+    found = {"bytes": size}
+    on_gpu = torch.ones(size, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(on_gpu)
+    wait = torch.cuda.synchronize
+    for name, pinned in (("pinned", True), ("pageable", False)):
+        host = torch.ones(size, dtype=torch.uint8, pin_memory=pinned)
+        up = best_gb_per_s(size, lambda: on_gpu.copy_(host, non_blocking=True), wait)
+        down = best_gb_per_s(size, lambda: host.copy_(on_gpu, non_blocking=True), wait)
+        found |= {f"h2d_{name}_gb_per_s": up, f"d2h_{name}_gb_per_s": down}
+        if pinned:
+            found["both_ways_pinned_gb_per_s"] = both_ways(torch, host, on_gpu, other)
+    found["device_copy_gb_per_s"] = best_gb_per_s(size, lambda: other.copy_(on_gpu), wait)
+    return found
+
+
+def both_ways(torch, host, on_gpu, other):
+    """The sum of the two directions at the same time: whether the link is duplex."""
+    second = torch.ones_like(host, pin_memory=True)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def copy():
+        with torch.cuda.stream(streams[0]):
+            on_gpu.copy_(host, non_blocking=True)
+        with torch.cuda.stream(streams[1]):
+            second.copy_(other, non_blocking=True)
+
+    return best_gb_per_s(2 * host.numel(), copy, torch.cuda.synchronize)
+
+
+def main(what, arguments):
+    if what == "disk":
+        result = disk(arguments[0], *map(int, arguments[1:]))
+    else:
+        result = {"torch": torch_facts, "links": links}[what]()
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,64 @@
+"""Part sanitize: compute-sanitizer's tools on every test of the label gpu."""
+
+import json
+import re
+
+from shell import Failure, Skip, cuda_tool
+
+TOOLS = {
+    "memcheck": ["--leak-check", "full"],
+    "racecheck": [],
+    "synccheck": [],
+    "initcheck": [],
+}
+FOUND_SOMETHING = 86  # no exit code of a test of ours
+
+
+def gpu_tests(context):
+    """(name, command) of each, as ctest knows them."""
+    context.program("CTestTestfile.cmake")
+    done = context.run(["ctest", "--test-dir", context.work, "-L", "gpu", "--show-only=json-v1"])
+    listing = json.loads(done.output[done.output.index("{") :])
+    return [(test["name"], test["command"]) for test in listing["tests"] if "command" in test]
+
+
+def outcome(done):
+    if done.timed_out:
+        return "failed", done.cause()
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", done.output)
+    if done.code == 0 and summary:
+        return "ok", summary[-1]
+    if done.code == 77:
+        return "failed", "the test skipped itself under the sanitizer"
+    return "failed", summary[-1] if done.code == FOUND_SOMETHING and summary else done.cause()
+
+
+def run(context):
+    if not context.gpu_count:
+        raise Skip("no GPU")
+    sanitizer = cuda_tool("compute-sanitizer")
+    if not sanitizer:
+        raise Failure("compute-sanitizer: not found on PATH or in the CUDA toolkit")
+    tests = gpu_tests(context)
+    if not tests:
+        raise Failure("no test of the label gpu was built")
+    rows = []
+    for tool, flags in TOOLS.items():
+        for name, command in tests:
+            share = max(context.seconds_left() / (len(TOOLS) * len(tests) - len(rows)), 30)
+            line = [
+                sanitizer,
+                "--tool",
+                tool,
+                "--error-exitcode",
+                FOUND_SOMETHING,
+                *flags,
+                *command,
+            ]
+            log = context.work / "logs" / f"sanitize-{tool}-{name.replace('/', '-')}.log"
+            done = context.run(line, seconds=share, log=log)
+            status, text = outcome(done)
+            rows.append({"tool": tool, "test": name, "status": status, "found": text})
+    failed = [f"{row['tool']} {row['test']}" for row in rows if row["status"] != "ok"]
+    found = {"rows": rows, "failed": bool(failed)}
+    return found | ({"reason": f"failed: {', '.join(failed)}"} if failed else {})
