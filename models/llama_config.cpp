@@ -16,8 +16,8 @@ void read_heads(ConfigReader& reader, LlamaConfig& config) {
     reader.add_fault("num_key_value_heads", std::to_string(config.key_value_heads),
                      "a divisor of num_attention_heads, which is " + std::to_string(config.heads));
   }
-  // At least 1, for what follows; where hidden_size is smaller, that is a fault already.
-  const std::int64_t share = std::max<std::int64_t>(config.hidden / config.heads, 1);
+  // Where hidden_size is no multiple, that is the fault to tell, and not what follows from it.
+  const std::int64_t share = config.hidden % config.heads == 0 ? config.hidden / config.heads : 2;
   config.head = reader.integer_or_null("head_dim", width_range, share);
   if (config.head % 2 != 0) {
     reader.add_fault("head_dim", std::to_string(config.head),

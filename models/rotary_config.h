@@ -25,8 +25,9 @@ struct RotaryConfig {
   double beta_fast = 32.0;  // yarn
   double beta_slow = 1.0;
   bool truncate = true;
-  std::vector<double> short_factor;  // longrope, head / 2 each: up to original_positions tokens
-  std::vector<double> long_factor;   // and beyond
+  std::vector<double> short_factor =
+      {};                                // longrope, head / 2 each: up to original_positions tokens
+  std::vector<double> long_factor = {};  // and beyond
 
   /// The longest sequence: max_position_embeddings, or what the scaling stretches the original to.
   std::int64_t longest() const;
