@@ -1,7 +1,7 @@
-// The activation functions that config.json names.
+// The activation functions, computed.
 #pragma once
 
-#include "models/gpt2_config.h"
+#include "models/activation_name.h"
 
 namespace at {
 class Tensor;

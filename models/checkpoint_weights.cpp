@@ -143,7 +143,7 @@ Result<std::vector<CheckpointWeights::Place>> CheckpointWeights::match(
   FaultList reshaped("of another shape: "), unreadable("not F32, F16, BF16 or F64: ");
   for (std::size_t file = 0; file < files.size(); ++file) {
     for (const SafetensorsTensor& tensor : files[file].tensors()) {
-      const std::string_view name = parameter_name(tensor.name);
+      const std::string_view name = parameter_name(config, tensor.name);
       const auto entry = wanted.find(name);
       if (entry == wanted.end()) {
         if (!is_harmless_tensor(config, name)) superfluous.add(shown_name(tensor.name));

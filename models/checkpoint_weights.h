@@ -18,8 +18,8 @@ bool has_checkpoint(const std::string& directory);
 class CheckpointWeights final : public zero3::WeightSource {
  public:
   /// Opens all files and matches their tensors with the model's parameters. Names may have the
-  /// prefix "transformer.". Errors: Io; Corrupt; Invalid: tensors that are missing, superfluous, of
-  /// another shape or of a type that is no float, one line per kind of fault.
+  /// prefix of the class with the head. Errors: Io; Corrupt; Invalid: tensors that are missing,
+  /// superfluous, of another shape or of a type that is no float, one line per kind of fault.
   static Result<CheckpointWeights> open(const std::string& directory, const ModelConfig& config);
 
   Result<void> read(std::uint32_t parameter, std::uint64_t first,

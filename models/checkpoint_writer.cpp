@@ -21,9 +21,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::uint64_t data_alignment = 64;  // of the first data byte, by spaces after the header
 constexpr std::uint64_t small_file_size_max = 256u << 20;
-constexpr std::array<const char*, 7> copied_files{
-    "tokenizer.json",          "tokenizer_config.json",  "vocab.json",       "merges.txt",
-    "special_tokens_map.json", "generation_config.json", "added_tokens.json"};
+constexpr std::array<const char*, 9> copied_files{
+    "tokenizer.json",    "tokenizer_config.json",   "vocab.json",
+    "merges.txt",        "special_tokens_map.json", "generation_config.json",
+    "added_tokens.json", "tokenizer.model",         "chat_template.jinja"};
 
 Error save_error(ErrorCode code, const std::string& target, std::string text, int number = 0) {
   return make_error(code, "save: " + target + ": " + std::move(text), number);

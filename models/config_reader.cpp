@@ -15,8 +15,8 @@ std::string number_text(double value) {
 
 }  // namespace
 
-ConfigReader::ConfigReader(const nlohmann::json& object, std::string path)
-    : object_(object), path_(std::move(path)) {
+ConfigReader::ConfigReader(const nlohmann::json& object, std::string path, std::string prefix)
+    : object_(object), path_(std::move(path)), prefix_(std::move(prefix)) {
   ARTESIAN_CHECK(object_.is_object());
 }
 
@@ -33,12 +33,12 @@ std::string ConfigReader::shown(const nlohmann::json& value) const {
 }
 
 void ConfigReader::add_fault(std::string_view key, std::string_view got, std::string_view allowed) {
-  faults_.push_back("model config: " + path_ + ": " + std::string(key) + ": got " +
+  faults_.push_back("model config: " + path_ + ": " + prefix_ + std::string(key) + ": got " +
                     std::string(got) + ", allowed " + std::string(allowed));
 }
 
 void ConfigReader::add_note(std::string text) {
-  notes_.push_back(path_ + ": " + std::move(text));
+  notes_.push_back(path_ + ": " + prefix_ + std::move(text));
 }
 
 std::int64_t ConfigReader::integer(std::initializer_list<const char*> names, IntegerRange range,
@@ -88,6 +88,57 @@ double ConfigReader::number(const char* name, NumberRange range, double absent) 
   return absent;
 }
 
+std::optional<double> ConfigReader::number_or_null(const char* name, NumberRange range) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr || value->is_null()) return std::nullopt;
+  return number(name, range, range.minimum);
+}
+
+std::vector<double> ConfigReader::numbers(const char* name, std::size_t count, NumberRange range) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr) return {};
+  std::vector<double> given;
+  if (value->is_array() && value->size() == count) {
+    for (const auto& element : *value) {
+      const double number = element.is_number() ? element.get<double>() : range.minimum - 1.0;
+      if (number >= range.minimum && number <= range.maximum) given.push_back(number);
+    }
+  }
+  if (given.size() == count) return given;
+  add_fault(name, shown(*value),
+            "a list of " + std::to_string(count) + " numbers from " + number_text(range.minimum) +
+                " to " + number_text(range.maximum));
+  return {};
+}
+
+std::optional<std::string> ConfigReader::text(const char* name) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_string()) return value->get<std::string>();
+  add_fault(name, shown(*value), "a string");
+  return std::nullopt;
+}
+
+bool ConfigReader::has(const char* name) const {
+  return object_.contains(name);
+}
+
+std::optional<ConfigReader> ConfigReader::section(const char* name) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr || value->is_null()) return std::nullopt;
+  if (!value->is_object()) {
+    add_fault(name, shown(*value), "null or an object");
+    return std::nullopt;
+  }
+  if (value->empty()) return std::nullopt;
+  return ConfigReader(*value, path_, prefix_ + name + ".");
+}
+
+void ConfigReader::absorb(ConfigReader section) {
+  for (std::string& note : section.take_notes()) notes_.push_back(std::move(note));
+  for (std::string& fault : section.faults_) faults_.push_back(std::move(fault));
+}
+
 bool ConfigReader::boolean(const char* name, bool absent) {
   const nlohmann::json* value = find(name);
   if (value == nullptr) return absent;
@@ -117,7 +168,7 @@ void ConfigReader::refuse_unless(const char* name, std::initializer_list<const c
     if (*value == nlohmann::json::parse(text)) return;
     list += " or " + std::string(text);
   }
-  add_fault(name, shown(*value), list + " (not supported yet)");
+  add_fault(name, shown(*value), list + "; not supported yet: " + prefix_ + name);
 }
 
 void ConfigReader::ignore(std::initializer_list<std::string_view> names) {
@@ -128,9 +179,11 @@ std::vector<std::string> ConfigReader::take_notes() {
   std::string unknown;
   for (const auto& [key, value] : object_.items()) {
     if (known_.contains(key) || key.starts_with('_')) continue;
-    unknown += (unknown.empty() ? "" : ", ") + key;
+    unknown += (unknown.empty() ? "" : ", ") + prefix_ + key;
   }
-  if (!unknown.empty()) add_note("keys that are not known here and have no effect: " + unknown);
+  if (!unknown.empty()) {
+    notes_.push_back(path_ + ": keys that are not known here and have no effect: " + unknown);
+  }
   return std::move(notes_);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -27,8 +28,9 @@ struct NumberRange {
 
 class ConfigReader {
  public:
-  /// `object` must be a JSON object and outlive the reader; `path` is how messages name the file.
-  ConfigReader(const nlohmann::json& object, std::string path);
+  /// `object` must be a JSON object and outlive the reader; `path` is how messages name the file,
+  /// and `prefix` comes before each key in them.
+  ConfigReader(const nlohmann::json& object, std::string path, std::string prefix = "");
 
   /// Each takes the value under the first name that is present, `absent` if none is. Names of one
   /// list mean the same; if two are present and differ, that is a fault. A wrong type or range is a
@@ -37,9 +39,22 @@ class ConfigReader {
                        std::int64_t absent);
   std::int64_t integer_or_null(const char* name, IntegerRange range, std::int64_t absent);
   double number(const char* name, NumberRange range, double absent);
+  std::optional<double> number_or_null(const char* name, NumberRange range);
+  /// A list of `count` numbers; empty if it is not there, or is a fault.
+  std::vector<double> numbers(const char* name, std::size_t count, NumberRange range);
   bool boolean(const char* name, bool absent);
   /// The index of the given string in `allowed`.
   std::size_t choice(const char* name, const std::vector<const char*>& allowed, std::size_t absent);
+
+  /// The string under `name`. Errors are faults, and nothing is returned, as for an absent key.
+  std::optional<std::string> text(const char* name);
+  bool has(const char* name) const;
+
+  /// The keys of the object under `name`, which messages call "name.key"; nothing if it is absent,
+  /// null, empty or a fault. Give it back to absorb() when it is read.
+  std::optional<ConfigReader> section(const char* name);
+  /// Takes over the section's faults and notes.
+  void absorb(ConfigReader section);
 
   /// A key that would change results if it were anything but absent, null or one of `neutral`
   /// (JSON texts such as "false", "{}"): anything else is refused by name.
@@ -62,6 +77,7 @@ class ConfigReader {
 
   const nlohmann::json& object_;
   std::string path_;
+  std::string prefix_;
   std::set<std::string, std::less<>> known_;
   std::vector<std::string> faults_;
   std::vector<std::string> notes_;

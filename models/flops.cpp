@@ -1,14 +1,31 @@
 #include "models/flops.h"
 
 namespace artesian::models {
+namespace {
+
+/// Elements of the matrices of a block.
+double block_elements(const Gpt2Config& gpt2) {
+  const auto hidden = static_cast<double>(gpt2.hidden);
+  return 4 * hidden * hidden + 2 * hidden * static_cast<double>(gpt2.inner);
+}
+
+double block_elements(const LlamaConfig& llama) {
+  const auto heads = static_cast<double>(2 * llama.heads + 2 * llama.key_value_heads);
+  return static_cast<double>(llama.hidden) *
+         (heads * static_cast<double>(llama.head) + 3 * static_cast<double>(llama.inner));
+}
+
+}  // namespace
 
 double flops_per_token(const ModelConfig& config, std::uint64_t length) {
-  const Gpt2Config& gpt2 = config.gpt2;
-  const auto hidden = static_cast<double>(gpt2.hidden);
-  const auto layers = static_cast<double>(gpt2.layers);
-  const double block = 4 * hidden * hidden + 2 * hidden * static_cast<double>(gpt2.inner);
-  const double weights = layers * block + hidden * static_cast<double>(gpt2.vocab_size);
-  return 6 * weights + 12 * layers * hidden * static_cast<double>(length);
+  const bool is_llama = config.model_type == "llama";
+  const auto layers = static_cast<double>(is_llama ? config.llama.layers : config.gpt2.layers);
+  const auto attention =
+      static_cast<double>(is_llama ? config.llama.heads * config.llama.head : config.gpt2.hidden);
+  const double block = is_llama ? block_elements(config.llama) : block_elements(config.gpt2);
+  const double weights =
+      layers * block + static_cast<double>(config.hidden) * static_cast<double>(config.vocab_size);
+  return 6 * weights + 12 * layers * attention * static_cast<double>(length);
 }
 
 }  // namespace artesian::models

@@ -9,7 +9,8 @@ namespace artesian::models {
 
 /// Floating-point operations of forward and backward for one token at sequence length `length`:
 /// 6 per weight of every matrix product (the head's included, embedding look-ups not), plus
-/// 12 * layers * hidden * length for the attention scores and their use.
+/// 12 * layers * attention * length for the attention scores and their use, where attention is the
+/// width of all heads together (hidden, unless the configuration has a head_dim of its own).
 /// Source: Narayanan et al. 2021, "Efficient large-scale language model training", without
 /// recompute.
 double flops_per_token(const ModelConfig& config, std::uint64_t length);

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "models/activation.h"
+#include "models/attention.h"
 #include "models/linear_cross_entropy.h"
 
 namespace artesian::models {
@@ -50,30 +51,19 @@ at::Tensor attend_upcast(const at::Tensor& query, const at::Tensor& key, const a
 Gpt2::Gpt2(const Gpt2Config& config)
     : config_(config), parameters_(gpt2_parameters(config)), stages_(gpt2_stages(config)) {}
 
-/// Causal attention. Shape: joined: [samples, length, 3 * hidden] (query, key, value side by side);
-/// result: [samples, length, hidden].
-/// The fused kernel is 1.1 to 3 times as fast as matrix products with a softmax for lengths 256 to
-/// 1024 on two cores, keeps no [length, length] matrix for backward, and gave the same bits in
-/// repeated runs.
+/// Shape: joined: [samples, length, 3 * hidden] (query, key, value side by side); result: [samples,
+/// length, hidden].
 at::Tensor Gpt2::attend(std::size_t layer, const at::Tensor& joined) const {
-  const std::int64_t samples = joined.size(0);
-  const std::int64_t length = joined.size(1);
   const std::int64_t head = config_.hidden / config_.heads;
   double scale = config_.scale_attention_weights ? 1.0 / std::sqrt(static_cast<double>(head)) : 1.0;
   if (config_.scale_attention_by_inverse_layer_index) scale /= static_cast<double>(layer + 1);
   const auto parts = joined.split(config_.hidden, 2);
-  const auto by_head = [&](const at::Tensor& part) {
-    return part.view({samples, length, config_.heads, head}).transpose(1, 2);
-  };
-  const at::Tensor query = by_head(parts[0]);
-  const at::Tensor key = by_head(parts[1]);
-  const at::Tensor value = by_head(parts[2]);
+  const at::Tensor query = split_heads(parts[0], config_.heads);
+  const at::Tensor key = split_heads(parts[1], config_.heads);
+  const at::Tensor value = split_heads(parts[2], config_.heads);
   const bool upcast = config_.reorder_and_upcast_attention && query.scalar_type() != at::kFloat;
-  const at::Tensor mixed =
-      upcast ? attend_upcast(query, key, value, scale)
-             : at::scaled_dot_product_attention(query, key, value, /*attn_mask=*/{},
-                                                /*dropout_p=*/0.0, /*is_causal=*/true, scale);
-  return mixed.transpose(1, 2).reshape({samples, length, config_.hidden});
+  return join_heads(upcast ? attend_upcast(query, key, value, scale)
+                           : causal_attention(query, key, value, scale));
 }
 
 /// Shape: input, result: [samples, length, hidden]. parameters: as in BlockParameter.

@@ -5,27 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "models/activation_name.h"
 #include "models/config_reader.h"
 #include "zero3/module.h"
 
 namespace artesian::models {
-
-/// The functions of transformers' ACT2FN without parameters of their own.
-enum class Activation : std::uint8_t {
-  GeluNew,  // tanh approximation
-  Gelu,     // exact, by erf
-  QuickGelu,
-  Relu,
-  Relu2,
-  Relu6,
-  LeakyRelu,
-  Silu,
-  Mish,
-  Hardswish,
-  Sigmoid,
-  Tanh,
-  Linear,
-};
 
 struct Gpt2Config {
   std::int64_t vocab_size = 50257;
@@ -49,8 +33,7 @@ Gpt2Config read_gpt2_config(ConfigReader& reader);
 /// In model order: wte, wpe, each block's twelve, ln_f, and lm_head where it is not tied.
 std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config);
 
-/// "embed", "h.0" ... , "head": stage k touches parameters that follow those of stage k - 1; a tied
-/// head touches wte again.
+/// "embed", "h.0" ... , "head".
 std::vector<zero3::StageSpec> gpt2_stages(const Gpt2Config& config);
 
 }  // namespace artesian::models

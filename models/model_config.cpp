@@ -8,11 +8,32 @@ namespace artesian::models {
 namespace {
 
 constexpr std::uint64_t config_size_max = 16u << 20;
-constexpr std::string_view gpt2_prefix = "transformer.";
-constexpr std::string_view gpt2_head_name = "lm_head.weight";
+constexpr std::string_view head_name = "lm_head.weight";  // transformers gives it no prefix
+constexpr const char* allowed_types = R"(allowed "gpt2" or "llama")";
 
 Error config_error(const std::string& path, const std::string& text) {
   return make_error(ErrorCode::Invalid, "model config: " + path + ": " + text);
+}
+
+void read_gpt2(ConfigReader& reader, ModelConfig& config) {
+  const Gpt2Config& gpt2 = config.gpt2 = read_gpt2_config(reader);
+  config.vocab_size = gpt2.vocab_size;
+  config.positions_max = gpt2.positions;
+  config.hidden = gpt2.hidden;
+  config.tied = gpt2.tie_word_embeddings;
+}
+
+void read_llama(ConfigReader& reader, ModelConfig& config) {
+  const LlamaConfig& llama = config.llama = read_llama_config(reader);
+  config.vocab_size = llama.vocab_size;
+  config.positions_max = llama.rotary.longest();
+  config.hidden = llama.hidden;
+  config.tied = llama.tie_word_embeddings;
+}
+
+/// What LlamaModel and GPT2Model are called within the class with the head.
+std::string_view body_prefix(const ModelConfig& config) {
+  return config.model_type == "llama" ? "model." : "transformer.";
 }
 
 }  // namespace
@@ -27,18 +48,20 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   if (!object.is_object()) return config_error(path, "got no JSON object, allowed an object");
   const auto type = object.find("model_type");
   if (type == object.end() || !type->is_string()) {
-    return config_error(path, "model_type: missing or no string, allowed \"gpt2\"");
+    return config_error(path, std::string("model_type: missing or no string, ") + allowed_types);
   }
-  if (*type != "gpt2") {
-    return config_error(path, "model_type: got " + type->dump(-1, ' ', true) +
-                                  ", allowed \"gpt2\"; other architectures are not supported yet");
-  }
-  ConfigReader reader(object, path);
   ModelConfig config;
-  config.model_type = "gpt2";
-  config.gpt2 = read_gpt2_config(reader);
-  config.vocab_size = config.gpt2.vocab_size;
-  config.positions_max = config.gpt2.positions;
+  config.model_type = type->get<std::string>();
+  ConfigReader reader(object, path);
+  if (config.model_type == "gpt2") {
+    read_gpt2(reader, config);
+  } else if (config.model_type == "llama") {
+    read_llama(reader, config);
+  } else {
+    const std::string got = type->dump(-1, ' ', true);
+    return config_error(path, "model_type: got " + got + ", " + allowed_types +
+                                  "; not supported yet: model_type " + got);
+  }
   config.notes = reader.take_notes();
   ARTESIAN_TRY_VOID(reader.finish());
   return config;
@@ -60,23 +83,25 @@ Result<ModelConfig> read_model_config(const std::string& directory) {
 }
 
 std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config) {
+  if (config.model_type == "llama") return llama_parameters(config.llama);
   ARTESIAN_CHECK(config.model_type == "gpt2");
   return gpt2_parameters(config.gpt2);
 }
 
-std::string_view parameter_name(std::string_view saved_name) {
-  if (saved_name.starts_with(gpt2_prefix)) saved_name.remove_prefix(gpt2_prefix.size());
+std::string_view parameter_name(const ModelConfig& config, std::string_view saved_name) {
+  const std::string_view prefix = body_prefix(config);
+  if (saved_name.starts_with(prefix)) saved_name.remove_prefix(prefix.size());
   return saved_name;
 }
 
 std::string saved_name(const ModelConfig& config, std::string_view parameter_name) {
-  ARTESIAN_CHECK(config.model_type == "gpt2");
-  if (parameter_name == gpt2_head_name) return std::string(parameter_name);
-  return std::string(gpt2_prefix) + std::string(parameter_name);
+  if (parameter_name == head_name) return std::string(parameter_name);
+  return std::string(body_prefix(config)) + std::string(parameter_name);
 }
 
 bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name) {
-  if (config.gpt2.tie_word_embeddings && parameter_name == gpt2_head_name) return true;
+  if (config.tied && parameter_name == head_name) return true;
+  if (config.model_type == "llama") return parameter_name.ends_with("rotary_emb.inv_freq");
   return parameter_name.starts_with("h.") &&
          (parameter_name.ends_with(".attn.bias") || parameter_name.ends_with(".attn.masked_bias"));
 }

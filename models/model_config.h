@@ -10,15 +10,19 @@
 
 #include "base/result.h"
 #include "models/gpt2_config.h"
+#include "models/llama_config.h"
 #include "zero3/module.h"
 
 namespace artesian::models {
 
 struct ModelConfig {
-  std::string model_type;  // "gpt2"; says which of the structs below holds
+  std::string model_type;  // "gpt2" or "llama"; says which of the structs below holds
   std::int64_t vocab_size = 0;
   std::int64_t positions_max = 0;  // longest sequence that the model takes
+  std::int64_t hidden = 0;         // width of what one stage hands to the next
+  bool tied = false;               // the head has no table of its own
   Gpt2Config gpt2;
+  LlamaConfig llama;
   std::vector<std::string> notes;  // for the user, one line each
 };
 
@@ -32,8 +36,8 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
 std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config);
 
 /// A checkpoint's name without the prefix of the class that saved it: "transformer.wte.weight" ->
-/// "wte.weight".
-std::string_view parameter_name(std::string_view saved_name);
+/// "wte.weight", "model.norm.weight" -> "norm.weight".
+std::string_view parameter_name(const ModelConfig& config, std::string_view saved_name);
 
 /// The inverse: the name under which transformers saves a parameter of the model with its head.
 std::string saved_name(const ModelConfig& config, std::string_view parameter_name);

@@ -135,12 +135,11 @@ Result<void> TrainRun::prepare() {
                                               ", allowed 1 to " + std::to_string(positions) +
                                               ", the model's positions");
   }
-  zero3::ConfigArguments arguments{
-      .micro_batch_size = options_.micro_batch,
-      .accumulation_steps = options_.accumulation,
-      .lr = options_.lr,
-      .steps = options_.steps,
-      .hidden_size = static_cast<std::uint64_t>(model_config_.gpt2.hidden)};
+  zero3::ConfigArguments arguments{.micro_batch_size = options_.micro_batch,
+                                   .accumulation_steps = options_.accumulation,
+                                   .lr = options_.lr,
+                                   .steps = options_.steps,
+                                   .hidden_size = static_cast<std::uint64_t>(model_config_.hidden)};
   ARTESIAN_TRY(config, read_config(arguments));
   config_ = std::move(config);
   for (const std::string& note : config_.notes) log(LogLevel::Info, note);
@@ -170,7 +169,7 @@ Result<zero3::Config> TrainRun::read_config(const zero3::ConfigArguments& argume
 /// brought down.
 Result<void> TrainRun::check_memory() const {
   const auto tokens = static_cast<double>(config_.micro_batch_size) * static_cast<double>(length_);
-  const double needed = tokens * static_cast<double>(model_config_.gpt2.hidden) * sizeof(float);
+  const double needed = tokens * static_cast<double>(model_config_.hidden) * sizeof(float);
   const auto available = static_cast<double>(available_memory());
   if (needed <= available) return {};
   return make_error(ErrorCode::Exhausted,

@@ -23,6 +23,8 @@ struct ParameterSpec {
   std::vector<std::int64_t> shape;
   Initial initial = Initial::Normal;
   double standard_deviation = 0.02;  // for Initial::Normal, mean 0
+  /// The row (index along the first dimension) that starts as zeros all the same: of padding.
+  std::optional<std::uint64_t> zero_row = std::nullopt;
 
   std::uint64_t numel() const noexcept {
     std::uint64_t count = 1;

@@ -302,6 +302,25 @@ TEST(CheckpointWeights, AFolderWithoutWeightsSaysSo) {
   EXPECT_NE(open_error(place).find("model.safetensors"), std::string::npos);
 }
 
+TEST(RandomWeights, ThePaddingRowIsZeroWhateverTheSlices) {
+  ModelConfig config =
+      std::move(parse_model_config(R"({"model_type": "llama", "vocab_size": 9, "hidden_size": 6,
+          "num_attention_heads": 1, "num_hidden_layers": 1, "pad_token_id": 2})",
+                                   "config.json"))
+          .value();
+  const auto parameters = model_parameters(config);
+  ASSERT_EQ(parameters[0].zero_row, 2u);
+  zero3::RandomWeights weights(parameters, 42);
+  for (const std::size_t size : {1u, 5u, 6u, 7u, 54u}) {
+    std::vector<float> whole(54);
+    for (std::size_t first = 0; first < whole.size(); first += size) {
+      const auto part = std::span(whole).subspan(first, std::min(size, whole.size() - first));
+      ASSERT_TRUE(weights.read(0, first, part).has_value());
+    }
+    for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i] == 0, i / 6 == 2) << i;
+  }
+}
+
 TEST(RandomWeights, FollowTheRuleAndDoNotDependOnTheSlices) {
   ModelConfig config;
   config.model_type = "gpt2";

@@ -1,8 +1,8 @@
 """Proves that memory is what docs/memory.md says: its formulas, computed here anew from config.json
-and ds.json alone, give the peak of each tier and the size of the swap files within 16 MiB and
-GPT-2's activations within 16 MiB, over eight shapes; and the parts that the log reports add up to
-the peak resident memory of the process within 64 MiB. Every term of the formulas is above 16 MiB in
-some shape, so that leaving one out fails."""
+and ds.json alone, give the peak of each tier, the size of the swap files and the activations within
+16 MiB each, over eight shapes of GPT-2 and two of Llama; and the parts that the log reports add up
+to the peak resident memory of the process within 64 MiB. Every term of the formulas is above 16 MiB
+in some shape, so that leaving one out fails."""
 
 import dataclasses
 import json
@@ -48,8 +48,22 @@ class Shape:
     sub_group: int = 1_000_000_000
     buffers: int = 4
     engine: str = "auto"
+    ffn: int = 0  # a Llama, with an MLP of this width
+    key_heads: int = 0
 
     def config(self):
+        if self.ffn:
+            return {
+                "model_type": "llama",
+                "num_hidden_layers": self.layers,
+                "hidden_size": self.hidden,
+                "intermediate_size": self.ffn,
+                "num_attention_heads": self.hidden // 64,
+                "num_key_value_heads": self.key_heads,
+                "max_position_embeddings": POSITIONS,
+                "vocab_size": self.vocab,
+                "tie_word_embeddings": self.tied,
+            }
         return {
             "model_type": "gpt2",
             "n_layer": self.layers,
@@ -118,6 +132,13 @@ SHAPES = {
     "persistent, few live": Shape(
         6, 512, 9000, micro_batch=2, length=256, threshold=800_000, live=4_000_000, buffers=8
     ),
+    "llama, all on nvme": Shape(
+        6, 768, 16000, tied=False, dtype="bf16", micro_batch=2, length=128, ffn=2048, key_heads=12
+    ),
+    "llama, grouped, tied": Shape(
+        8, 512, 9000, dtype="bf16", accumulation=2, length=256, micro_batch=2, ffn=1408,
+        key_heads=2, device=128
+    ),
 }
 
 
@@ -139,6 +160,21 @@ def gpt2_stages(shape):
     return stages
 
 
+def llama_stages(shape):
+    c, table = shape.hidden, shape.vocab * shape.hidden
+    keys = 64 * shape.key_heads * c
+    block = {
+        "input_layernorm": c, "q_proj": c * c, "k_proj": keys, "v_proj": keys, "o_proj": c * c,
+        "post_attention_layernorm": c, "gate_proj": c * shape.ffn, "up_proj": c * shape.ffn,
+        "down_proj": c * shape.ffn,
+    }  # fmt: skip
+    stages = [[("wte", table)]]
+    for layer in range(shape.layers):
+        stages.append([(f"layers.{layer}.{name}", size) for name, size in block.items()])
+    stages.append([("norm", c), ("wte" if shape.tied else "lm_head", table)])
+    return stages
+
+
 class Formula:
     """The formulas of docs/memory.md, in bytes. Padding (at most 4 KiB a parameter) is left out.
     host() comes first: what it keeps there is not elsewhere."""
@@ -147,7 +183,7 @@ class Formula:
         self.shape = shape
         self.without = without
         self.terms = {}
-        self.stages = gpt2_stages(shape)
+        self.stages = (llama_stages if shape.ffn else gpt2_stages)(shape)
         sizes = {name: size for stage in self.stages for name, size in stage}
         self.all = sum(sizes.values())
         kept = {name for name, size in sizes.items() if size <= shape.threshold}
@@ -254,7 +290,8 @@ class Formula:
     def activations(self):
         shape = self.shape
         tokens, c = shape.micro_batch * shape.length, shape.hidden
-        total = self.add("activations: blocks", 4 * tokens * 16 * c * shape.layers)
+        kept = 8 * c + 4 * shape.ffn if shape.ffn else 16 * c  # numbers a token in a block
+        total = self.add("activations: blocks", 4 * tokens * kept * shape.layers)
         total += self.add("activations: logits", 4 * tokens * shape.vocab)
         total += self.add("activations: head's gradient", 4 * shape.vocab * c)
         return total + 4 * tokens * c * (5 + shape.accumulation - 1)

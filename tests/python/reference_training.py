@@ -1,4 +1,4 @@
-"""Training of a small GPT-2 in plain PyTorch, as numbers_test.py compares it with our program: the
+"""Training of a small model in plain PyTorch, as *numbers_test.py compare it with our program: the
 model is transformers', the optimizer torch.optim's, the rest follows reference formulas and rules
 of exactness, written here a second time.
 
@@ -105,7 +105,7 @@ def batches(config, tokens, length):
 
 
 def load(directory):
-    return transformers.GPT2LMHeadModel.from_pretrained(
+    return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     ).train()
 
@@ -200,17 +200,23 @@ class RoundedGradients:
         self.largest = max(self.largest, float(values.nan_to_num(nan=math.inf).abs().max()))
 
 
+def embedding_name(model):
+    table = model.get_input_embeddings().weight
+    return next(name for name, parameter in model.named_parameters() if parameter is table)
+
+
 def add_micro_batch(model, gradients, ids, targets, multiplier):
     """Forward and backward in fp32; the tied embedding's two gradients come apart because the
     model is given the looked-up rows. Returns the loss."""
     model.zero_grad()
-    rows = model.transformer.wte.weight.detach()[ids].requires_grad_()
+    table = model.get_input_embeddings().weight
+    rows = table.detach()[ids].requires_grad_()
     loss = cross_entropy(model(inputs_embeds=rows).logits, targets)
     (loss * multiplier).backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:  # an untied embedding has no gradient but its rows'
             gradients.add(name, parameter.grad)
-    gradients.add_rows(ids, rows.grad, model.transformer.wte.weight.shape)
+    gradients.add_rows(ids, rows.grad, table.shape)
     return loss.item()
 
 
@@ -236,7 +242,7 @@ def train_16_bit(directory, config, tokens, length, steps):
             add_micro_batch(model, gradients, *next(source), scale / accumulation)
             for _ in range(accumulation)
         ]
-        sums = gradients.finish("transformer.wte.weight")
+        sums = gradients.finish(embedding_name(model))
         overflow = not all(bool(value.isfinite().all()) for value in sums.values())
         norm = square_norm(sums.values()) / scale
         lr = learning_rate(config, updates)

@@ -1,5 +1,5 @@
-"""Makes gpt2_*.safetensors beside this file: tiny GPT-2 models, one per variant of config.json,
-with a batch, its loss and all gradients as transformers computes them in float64.
+"""Makes gpt2_*.safetensors and llama_*.safetensors beside this file: tiny models, one per variant
+of config.json, with a batch, its loss and all gradients as transformers computes them in float64.
 
     python3 tests/models/reference/make_reference.py [FOLDER]
 
@@ -9,6 +9,7 @@ weights are float32 values. A file holds "config" (config.json, a byte per eleme
 needs to read.
 """
 
+import copy
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ import sys
 import numpy
 import torch
 from safetensors.numpy import save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 BASE = {
     "model_type": "gpt2",
@@ -57,21 +58,64 @@ VARIANTS = {
 }
 
 
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 19,
+    "max_position_embeddings": 12,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+FACTORS = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+FEW = {"original_max_position_embeddings": 4}
+
+LLAMA_VARIANTS = {
+    "plain": ({}, 1, 7),
+    "batch": ({}, 3, 12),
+    "tied": ({"tie_word_embeddings": True}, 2, 9),
+    "grouped": (GROUPED, 2, 8),
+    "one_key_head": ({"num_attention_heads": 4, "num_key_value_heads": 1}, 2, 8),
+    "biases": (GROUPED | {"attention_bias": True, "mlp_bias": True}, 2, 8),
+    "epsilon": ({"rms_norm_eps": 0.05}, 2, 8),
+    "gelu": ({"hidden_act": "gelu"}, 1, 8),
+    "padding": ({"pad_token_id": 3}, 2, 12),
+    "padding_tied": ({"pad_token_id": -1, "tie_word_embeddings": True}, 2, 12),
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 2.5}, "rope_theta": 300.0}, 2, 8),
+    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 1, 20),
+    "llama3": (
+        {"rope_parameters": FEW | {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0,
+                                   "low_freq_factor": 0.5, "high_freq_factor": 3.0}},
+        2, 8,
+    ),
+    "yarn": ({"rope_parameters": FEW | {"rope_type": "yarn", "factor": 4.0}}, 2, 12),
+    "longrope": ({"rope_scaling": FEW | FACTORS | {"rope_type": "longrope"}}, 2, 12),
+}  # fmt: skip
+
+
 def short_name(name):
-    return name.removeprefix("transformer.")
+    return name.removeprefix("transformer.").removeprefix("model.")
 
 
-def make(seed, changes, samples, length):
-    torch.manual_seed(seed)
-    config = {**BASE, **changes}
+def make_model(config):
     attention = "eager" if config.get("reorder_and_upcast_attn") else "sdpa"
-    model = GPT2LMHeadModel(GPT2Config(**config, attn_implementation=attention))
+    own = copy.deepcopy(config)  # LlamaConfig writes into the dictionaries that it is given
+    if config["model_type"] == "llama":
+        return LlamaForCausalLM(LlamaConfig(**own, attn_implementation=attention))
+    return GPT2LMHeadModel(GPT2Config(**own, attn_implementation=attention))
+
+
+def make(seed, config, samples, length):
+    torch.manual_seed(seed)
+    model = make_model(config)
     tensors = {"config": numpy.array(list(json.dumps(config).encode()))}
     with torch.no_grad():
         for parameter in model.parameters():  # large enough that every path matters
             parameter.copy_(torch.randn(parameter.shape) * 0.3)
         for parameter_name, parameter in model.named_parameters():
-            if ".ln_" in parameter_name and parameter_name.endswith("weight"):
+            norm = ".ln_" in parameter_name or "norm" in parameter_name
+            if norm and parameter_name.endswith("weight"):
                 parameter.add_(1.0)
             tensors["weight." + short_name(parameter_name)] = parameter.numpy().copy()
     if not config.get("reorder_and_upcast_attn"):  # that path insists on float32
@@ -90,9 +134,10 @@ def make(seed, changes, samples, length):
 
 def main():
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
-    for seed, (name, (changes, samples, length)) in enumerate(VARIANTS.items()):
-        tensors = make(seed, changes, samples, length)
-        save_file(tensors, os.path.join(folder, f"gpt2_{name}.safetensors"))
+    for kind, base, variants in [("gpt2", BASE, VARIANTS), ("llama", LLAMA, LLAMA_VARIANTS)]:
+        for seed, (name, (changes, samples, length)) in enumerate(variants.items()):
+            tensors = make(seed, {**base, **changes}, samples, length)
+            save_file(tensors, os.path.join(folder, f"{kind}_{name}.safetensors"))
 
 
 if __name__ == "__main__":

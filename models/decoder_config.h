@@ -1,0 +1,59 @@
+// What the configurations of decoders have in common, without any tensor: building the list of
+// parameters and the stages, and the keys that mean the same in each.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "models/config_reader.h"
+#include "zero3/module.h"
+
+namespace artesian::models {
+
+// Bounds far above any model, low enough that no product of two overflows.
+constexpr IntegerRange width_range{1, std::int64_t{1} << 24};
+constexpr IntegerRange vocabulary_range{1, std::int64_t{1} << 30};
+constexpr IntegerRange layer_range{1, 100000};
+
+/// Dropout comes later: valid probabilities under these keys are set to 0, with one note.
+void read_dropout(ConfigReader& reader, std::initializer_list<const char*> names, double absent);
+
+/// Keys of every model that would change results but are not implemented, and those that change
+/// nothing here.
+void read_common_keys(ConfigReader& reader);
+
+class ParameterList {
+ public:
+  /// Shape: [rows, columns], normal with this deviation around 0.
+  void matrix(std::string name, std::int64_t rows, std::int64_t columns, double deviation);
+  void zeros(std::string name, std::int64_t count);
+  void ones(std::string name, std::int64_t count);
+  /// Row `row` of the matrix listed last starts as zeros.
+  void zero_row(std::int64_t row);
+  std::vector<zero3::ParameterSpec> take() { return std::move(specs_); }
+
+ private:
+  void add(std::string name, std::vector<std::int64_t> shape, zero3::Initial initial,
+           double deviation);
+
+  std::vector<zero3::ParameterSpec> specs_;
+};
+
+/// How the list of parameters falls into stages: the embedding's first, its look-up table before
+/// all; then each block's; the head's own; and the head's table last, where it is not tied.
+struct DecoderShape {
+  std::uint32_t embedding_parameters = 1;
+  std::string block_prefix;  // "h.": the blocks are "h.0", "h.1" ...
+  std::int64_t blocks = 0;
+  std::uint32_t block_parameters = 0;
+  std::uint32_t head_parameters = 0;  // without its table
+  bool tied = false;
+};
+
+/// "embed", the blocks, "head": stage k touches parameters that follow those of stage k - 1; a tied
+/// head touches the look-up table again.
+std::vector<zero3::StageSpec> decoder_stages(const DecoderShape& shape);
+
+}  // namespace artesian::models

@@ -1,0 +1,82 @@
+#include "models/llama.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "base/check.h"
+#include "models/activation.h"
+#include "models/attention.h"
+#include "models/linear_cross_entropy.h"
+#include "models/rms_norm.h"
+
+namespace artesian::models {
+namespace {
+
+/// Hands out a block's parameters in the order of llama_parameters(), which is that of their use.
+class InOrder {
+ public:
+  explicit InOrder(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {}
+  ~InOrder() { ARTESIAN_CHECK(next_ == parameters_.size(), next_, parameters_.size()); }
+
+  const at::Tensor& next() {
+    ARTESIAN_CHECK(next_ < parameters_.size(), next_);
+    return parameters_[next_++];
+  }
+  /// input weight^T, plus the bias if there is one. Shape: weight: [out, in].
+  at::Tensor linear(const at::Tensor& input, bool bias) {
+    const at::Tensor& weight = next();
+    return bias ? at::linear(input, weight, next()) : at::linear(input, weight);
+  }
+
+ private:
+  const std::vector<at::Tensor>& parameters_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+Llama::Llama(const LlamaConfig& config)
+    : config_(config),
+      parameters_(llama_parameters(config)),
+      stages_(llama_stages(config)),
+      rotary_(config.rotary) {}
+
+/// Padding is looked up like any token, but its row learns nothing.
+at::Tensor Llama::embed(const at::Tensor& rows, const at::Tensor& ids) const {
+  if (!config_.padding.has_value()) return rows.view_as(rows);
+  const at::Tensor padding = ids.eq(*config_.padding).unsqueeze(2).to(rows.device());
+  return at::where(padding, rows.detach(), rows);
+}
+
+/// Shape: input, result: [samples, length, hidden].
+at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& parameters) {
+  InOrder p(parameters);
+  const bool attention_bias = config_.attention_bias;
+  const at::Tensor normed = rms_norm(input, p.next(), config_.norm_epsilon);
+  const at::Tensor query = split_heads(p.linear(normed, attention_bias), config_.heads);
+  const at::Tensor key = split_heads(p.linear(normed, attention_bias), config_.key_value_heads);
+  const at::Tensor value = split_heads(p.linear(normed, attention_bias), config_.key_value_heads);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(config_.head));
+  const at::Tensor mixed =
+      join_heads(causal_attention(rotary_.turn(query), rotary_.turn(key), value, scale));
+  const at::Tensor attended = input + p.linear(mixed, attention_bias);
+  const at::Tensor inner = rms_norm(attended, p.next(), config_.norm_epsilon);
+  const at::Tensor gate = activate(config_.activation, p.linear(inner, config_.mlp_bias));
+  const at::Tensor up = p.linear(inner, config_.mlp_bias);
+  return attended + p.linear(gate * up, config_.mlp_bias);
+}
+
+at::Tensor Llama::forward(std::size_t stage, const at::Tensor& input,
+                          const std::vector<at::Tensor>& parameters, const zero3::Batch& batch) {
+  ARTESIAN_CHECK(stage < stages_.size(), stage, stages_.size());
+  ARTESIAN_CHECK(input.dim() == 3 && input.size(2) == config_.hidden, input.dim());
+  if (stage == 0) return embed(input, batch.input);
+  if (stage + 1 < stages_.size()) return block(input, parameters);
+  ARTESIAN_CHECK(parameters.size() == 2, parameters.size());
+  const at::Tensor last = rms_norm(input, parameters[0], config_.norm_epsilon);
+  return linear_cross_entropy(last.view({-1, config_.hidden}), parameters[1],
+                              batch.targets.reshape({-1}));
+}
+
+}  // namespace artesian::models

@@ -1,0 +1,176 @@
+#include "models/rotary_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "models/decoder_config.h"
+
+namespace artesian::models {
+namespace {
+
+constexpr NumberRange theta_range{1.0, 1e15};
+constexpr NumberRange factor_range{1.0, 1e9};
+constexpr NumberRange small_range{0.0, 1e6};
+constexpr NumberRange divisor_range{1e-6, 1e6};
+constexpr IntegerRange original_range{2, width_range.maximum};  // its logarithm divides
+
+struct ScalingName {
+  const char* name;
+  RotaryScaling scaling;
+};
+
+constexpr std::array<ScalingName, 6> scaling_names{{
+    {"default", RotaryScaling::None},
+    {"linear", RotaryScaling::Linear},
+    {"dynamic", RotaryScaling::Dynamic},
+    {"yarn", RotaryScaling::Yarn},
+    {"longrope", RotaryScaling::LongRope},
+    {"llama3", RotaryScaling::Llama3},
+}};
+
+/// "rope_type", which was "type" once and is the stronger where both are there.
+RotaryScaling read_scaling(ConfigReader& section) {
+  const auto old_name = section.text("type");
+  const auto new_name = section.text("rope_type");
+  const char* const key = new_name.has_value() ? "rope_type" : "type";
+  const std::string name = new_name.value_or(old_name.value_or("default"));
+  std::string list;
+  for (const auto& entry : scaling_names) {
+    if (name == entry.name) return entry.scaling;
+    list += (list.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  section.add_fault(key, '"' + name + '"', list + "; not supported yet: rope_type " + name);
+  return RotaryScaling::None;
+}
+
+/// A factor that the scaling cannot do without.
+double read_required(ConfigReader& section, const char* name, NumberRange range) {
+  if (!section.has(name)) {
+    section.add_fault(name, "nothing", "a number; this rope_type needs it");
+  }
+  return section.number(name, range, range.minimum);
+}
+
+std::vector<double> read_factors(ConfigReader& section, const char* name, std::int64_t head) {
+  if (!section.has(name)) section.add_fault(name, "nothing", "a list; this rope_type needs it");
+  return section.numbers(name, static_cast<std::size_t>(head / 2), divisor_range);
+}
+
+double ratio(const RotaryConfig& config) {
+  return static_cast<double>(config.positions) / static_cast<double>(config.original_positions);
+}
+
+/// The logarithmic growth of YaRN's attention (Peng et al. 2023, section 3.4).
+double yarn_attention(double factor, double weight) {
+  return factor <= 1.0 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
+}
+
+void read_yarn(ConfigReader& section, RotaryConfig& config) {
+  if (!section.has("factor")) {
+    section.add_fault("factor", "nothing", "a number or null; this rope_type needs it");
+  }
+  config.factor = section.number_or_null("factor", factor_range).value_or(ratio(config));
+  const auto given = section.number_or_null("attention_factor", small_range);
+  const double weight = section.number_or_null("mscale", small_range).value_or(0.0);
+  const double weight_all = section.number_or_null("mscale_all_dim", small_range).value_or(0.0);
+  config.attention_factor = yarn_attention(config.factor, 1.0);
+  if (weight > 0.0 && weight_all > 0.0) {
+    config.attention_factor =
+        yarn_attention(config.factor, weight) / yarn_attention(config.factor, weight_all);
+  }
+  config.attention_factor = given.value_or(config.attention_factor);
+  // 0 stands for the default in transformers, too.
+  const double fast = section.number_or_null("beta_fast", small_range).value_or(0.0);
+  const double slow = section.number_or_null("beta_slow", small_range).value_or(0.0);
+  if (fast > 0.0) config.beta_fast = fast;
+  if (slow > 0.0) config.beta_slow = slow;
+  config.truncate = section.boolean("truncate", config.truncate);
+  if (config.theta == 1.0) {  // its logarithm divides
+    section.add_fault("rope_theta", "1", "more than 1 for rope_type yarn");
+  }
+}
+
+void read_longrope(ConfigReader& section, RotaryConfig& config) {
+  config.short_factor = read_factors(section, "short_factor", config.head);
+  config.long_factor = read_factors(section, "long_factor", config.head);
+  config.factor = section.number_or_null("factor", factor_range).value_or(ratio(config));
+  if (config.factor > 1.0) {
+    config.attention_factor = std::sqrt(
+        1.0 + std::log(config.factor) / std::log(static_cast<double>(config.original_positions)));
+  }
+  config.attention_factor =
+      section.number_or_null("attention_factor", small_range).value_or(config.attention_factor);
+}
+
+void read_llama3(ConfigReader& section, RotaryConfig& config) {
+  config.factor = read_required(section, "factor", factor_range);
+  config.low_frequency_factor = read_required(section, "low_freq_factor", divisor_range);
+  config.high_frequency_factor = read_required(section, "high_freq_factor", divisor_range);
+  if (section.has("low_freq_factor") && section.has("high_freq_factor") &&
+      config.high_frequency_factor <= config.low_frequency_factor) {
+    section.add_fault("high_freq_factor", std::to_string(config.high_frequency_factor),
+                      "more than low_freq_factor");
+  }
+}
+
+/// The key beside the section is the stronger one, as in transformers.
+void read_original(ConfigReader& reader, ConfigReader& section, RotaryConfig& config) {
+  constexpr const char* name = "original_max_position_embeddings";
+  config.original_positions = section.integer({name}, original_range, config.positions);
+  config.original_positions = reader.integer({name}, original_range, config.original_positions);
+  if (config.original_positions < original_range.minimum) {  // absent, and so are positions
+    section.add_fault(name, "nothing", "an integer above 1 where max_position_embeddings is 1");
+    config.original_positions = original_range.minimum;
+  }
+}
+
+void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& config) {
+  config.theta = section.number("rope_theta", theta_range, config.theta);
+  section.refuse_unless("partial_rotary_factor", {"1.0"});
+  config.scaling = read_scaling(section);
+  switch (config.scaling) {
+    case RotaryScaling::None: return;
+    case RotaryScaling::Linear:
+      config.factor = read_required(section, "factor", factor_range);
+      return;
+    case RotaryScaling::Dynamic:
+      config.factor = read_required(section, "factor", factor_range);
+      if (config.head == 2) section.add_fault("rope_type", "dynamic", "others for a head_dim of 2");
+      return;
+    default: break;
+  }
+  read_original(reader, section, config);
+  if (config.scaling == RotaryScaling::Yarn) read_yarn(section, config);
+  if (config.scaling == RotaryScaling::LongRope) read_longrope(section, config);
+  if (config.scaling == RotaryScaling::Llama3) read_llama3(section, config);
+}
+
+}  // namespace
+
+std::int64_t RotaryConfig::longest() const {
+  const double stretched = static_cast<double>(original_positions) * factor;
+  const auto bound = static_cast<double>(width_range.maximum);
+  return std::max(positions, static_cast<std::int64_t>(std::min(stretched, bound)));
+}
+
+RotaryConfig read_rotary_config(ConfigReader& reader, std::int64_t head, std::int64_t positions) {
+  RotaryConfig config;
+  config.head = head;
+  config.positions = config.original_positions = positions;
+  config.theta = reader.number("rope_theta", theta_range, config.theta);
+  reader.refuse_unless("partial_rotary_factor", {"1.0"});
+  reader.ignore({"original_max_position_embeddings"});
+  auto old_form = reader.section("rope_scaling");
+  auto new_form = reader.section("rope_parameters");
+  if (old_form.has_value() && new_form.has_value()) {
+    reader.add_note("rope_parameters: has no effect beside rope_scaling");
+  }
+  auto& section = old_form.has_value() ? old_form : new_form;
+  if (!section.has_value()) return config;
+  read_section(reader, *section, config);
+  reader.absorb(*std::move(section));
+  return config;
+}
+
+}  // namespace artesian::models

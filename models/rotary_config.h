@@ -1,0 +1,40 @@
+// Rotary position embeddings as config.json describes them: `rope_theta` and `rope_scaling`, or
+// `rope_parameters`, which holds both. Knows nothing of LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/config_reader.h"
+
+namespace artesian::models {
+
+enum class RotaryScaling : std::uint8_t { None, Linear, Dynamic, Yarn, LongRope, Llama3 };
+
+/// What the formulas of rotary.cpp take. Which numbers mean something depends on `scaling`.
+struct RotaryConfig {
+  RotaryScaling scaling = RotaryScaling::None;
+  std::int64_t head = 0;       // width of a head, even
+  std::int64_t positions = 0;  // max_position_embeddings
+  double theta = 10000.0;
+  double factor = 1.0;
+  std::int64_t original_positions = 0;  // what the model was trained with before scaling
+  double attention_factor = 1.0;        // multiplies sines and cosines
+  double low_frequency_factor = 1.0;    // llama3
+  double high_frequency_factor = 4.0;
+  double beta_fast = 32.0;  // yarn
+  double beta_slow = 1.0;
+  bool truncate = true;
+  std::vector<double> short_factor =
+      {};                                // longrope, head / 2 each: up to original_positions tokens
+  std::vector<double> long_factor = {};  // and beyond
+
+  /// The longest sequence: max_position_embeddings, or what the scaling stretches the original to.
+  std::int64_t longest() const;
+};
+
+/// Reads the keys of the rotary embedding of heads of this width. Faults and notes stay in
+/// `reader`.
+RotaryConfig read_rotary_config(ConfigReader& reader, std::int64_t head, std::int64_t positions);
+
+}  // namespace artesian::models

@@ -1,0 +1,108 @@
+"""Proves that examples/llama_3b/run.py makes the model that its flags say and trains it on real
+text with its state on NVMe; that its disk-space check counts the state; and that what it cannot do
+is said in one line with exit code 2. At a tiny scale: the flags give the shape."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build"))
+PROGRAM = BUILD / "bin" / "artesian"
+SCRIPT = ROOT / "examples" / "llama_3b" / "run.py"
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
+pytest.importorskip("tokenizers")
+
+TINY = "--hidden 32 --layers 2 --ffn 48 --heads 4 --vocab 400 --seq-len 16 --steps 3".split()
+STATE_3B = 16 * 3_141_962_240
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("llama_3b_run", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "tools"))
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With a text, so that none is downloaded."""
+    (tmp_path / "llama-data").mkdir()
+    text = (ROOT / "LICENSE").read_text() + (ROOT / "docs" / "design.md").read_text()
+    (tmp_path / "llama-data" / "text.txt").write_text(text)
+    return tmp_path
+
+
+def start(folder, *flags):
+    words = [sys.executable, SCRIPT, "--program", PROGRAM, *TINY, *flags]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [str(word) for word in words], cwd=folder, capture_output=True, text=True, env=environment
+    )
+
+
+def test_a_tiny_shape_trains_on_nvme(script, folder):
+    done = start(folder)
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in (folder / "llama-out/steps.jsonl").read_text().split("\n")
+             if line]  # fmt: skip
+    assert [step["tokens"] for step in steps] == [16, 16, 16]
+    config = json.loads((folder / "llama-data/model/config.json").read_text())
+    assert (config["hidden_size"], config["intermediate_size"]) == (32, 48)
+    options = script.read_arguments(TINY)
+    parameters = script.count_parameters(options)
+    # The optimizer's 12 bytes a parameter; at this scale all parameters stay on the device.
+    assert steps[-1]["bytes"]["nvme_read"] >= 12 * parameters
+    assert steps[-1]["bytes"]["nvme_write"] >= 12 * parameters
+    assert not (folder / "llama-nvme").exists()
+    made = (folder / "llama-data/model/tokenizer.json").stat().st_mtime_ns
+    assert start(folder).returncode == 0
+    assert (folder / "llama-data/model/tokenizer.json").stat().st_mtime_ns == made
+    assert start(folder, "--vocab", 420).returncode == 0  # another shape is made anew
+    assert (folder / "llama-data/model/tokenizer.json").stat().st_mtime_ns != made
+
+
+def test_the_usual_shape_has_three_billion_parameters(script):
+    options = script.read_arguments([])
+    assert 16 * script.count_parameters(options) == STATE_3B
+    config = script.model_config(options)
+    assert config["vocab_size"] == 32000 and not config["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("free", [0, STATE_3B, STATE_3B + (1 << 30) - 1, STATE_3B + (1 << 30)])
+def test_the_disk_is_checked_before_anything_is_made(script, tmp_path, monkeypatch, capfd, free):
+    monkeypatch.chdir(tmp_path)
+    usage = types.SimpleNamespace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(script, "prepare", lambda *given: pytest.skip("enough: it would go on"))
+    if free == STATE_3B + (1 << 30):
+        with pytest.raises(pytest.skip.Exception):
+            script.main(["--program", str(PROGRAM)])
+        return
+    assert script.main(["--program", str(PROGRAM)]) == 2
+    assert "47.8 GiB needed" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--program", "/no/program"], "/no/program is missing; run `make build` first"),
+        (["--vocab", "100"], "--vocab: got 100, allowed 259 to 65536"),
+        (["--vocab", "65537"], "--vocab: got 65537, allowed 259 to 65536"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(folder, flags, expected):
+    done = start(folder, *flags)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"llama_3b: error: {expected}"
+    assert not (folder / "llama-out").exists()
