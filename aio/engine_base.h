@@ -61,6 +61,9 @@ class FaultSeam {
   virtual ~FaultSeam() = default;
   /// Bytes to ask the kernel for: 1 to block.rest().
   virtual std::uint64_t length_to_ask(const Block& block) noexcept { return block.rest(); }
+  /// A descriptor whose readiness stands for the end of this transfer, or -1. For engines to which
+  /// the kernel has no file that stalls.
+  virtual int stalls_on(const Block&) noexcept { return -1; }
   /// The kernel's answer (bytes or -errno), as the engine is to see it.
   virtual std::int64_t answer(const Block&, std::int64_t result) noexcept { return result; }
 };
@@ -108,6 +111,9 @@ class EngineBase : public Engine {
   std::size_t take(const Lock& lock, std::span<Block* const> slots) noexcept;
   /// Bytes to ask the kernel for next.
   std::uint64_t length_to_ask(const Block& block) const noexcept;
+  int stalls_on(const Block& block) const noexcept {
+    return faults_ == nullptr ? -1 : faults_->stalls_on(block);
+  }
   /// Judges the kernel's answer (bytes or -errno): hand the rest over again, or finish.
   Verdict settle(Block& block, std::int64_t result) const noexcept;
   /// Gives blocks back; publishes completions that ended and runs callbacks. Without the mutex.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "aio/io_uring.h"
+#include "aio/libaio.h"
 #include "aio/threads.h"
 #include "base/log.h"
 #include "tests/aio/faults.h"
@@ -22,10 +23,14 @@ class EngineFixture : public testing::TestWithParam<EngineKind> {
   static constexpr double patience_s = 60;  // a wait that is to succeed
 
   bool is_ring() const { return GetParam() == EngineKind::IoUring; }
+  /// Whether many blocks are handed to the kernel by one call.
+  bool has_lanes() const { return GetParam() != EngineKind::Threads; }
 
   std::unique_ptr<Engine> make(const EngineOptions& options, FaultSeam* faults = nullptr) {
-    if (faults == nullptr && !is_ring()) faults = &stalled_read();
-    auto engine = is_ring() ? make_io_uring(options, faults) : make_threads(options, faults);
+    if (faults == nullptr) faults = stall();
+    auto engine = is_ring()     ? make_io_uring(options, faults)
+                  : has_lanes() ? make_libaio(options, faults)
+                                : make_threads(options, faults);
     if (!engine) {
       ADD_FAILURE() << engine.error().to_string();
       std::abort();
@@ -109,10 +114,13 @@ class EngineFixture : public testing::TestWithParam<EngineKind> {
   CountedBuffers buffers_;
 
  private:
-  /// Never destroyed: an abandoned engine may still use it.
-  static StalledRead& stalled_read() {
-    static auto* const seam = new StalledRead;
-    return *seam;
+  /// What makes a StalledFile stall in this engine. Never destroyed: an abandoned engine may still
+  /// use it.
+  FaultSeam* stall() const {
+    static auto* const by_read = new StalledRead;
+    static auto* const by_poll = new StalledPoll;
+    if (is_ring()) return nullptr;
+    return has_lanes() ? static_cast<FaultSeam*>(by_poll) : by_read;
   }
 };
 
@@ -120,8 +128,9 @@ inline std::string engine_name(const testing::TestParamInfo<EngineKind>& info) {
   return engine_kind_name(info.param);
 }
 
-#define ARTESIAN_EVERY_ENGINE(suite)     \
-  INSTANTIATE_TEST_SUITE_P(Every, suite, \
-                           testing::Values(EngineKind::IoUring, EngineKind::Threads), engine_name)
+#define ARTESIAN_EVERY_ENGINE(suite)                                                               \
+  INSTANTIATE_TEST_SUITE_P(                                                                        \
+      Every, suite, testing::Values(EngineKind::IoUring, EngineKind::Libaio, EngineKind::Threads), \
+      engine_name)
 
 }  // namespace artesian::aio

@@ -5,6 +5,7 @@
 
 #include <latch>
 
+#include "base/keep_for_ever.h"
 #include "pinned/pool.h"
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/baseline.h"
@@ -140,7 +141,9 @@ class EngineAbandons : public EngineFixture {
  protected:
   void SetUp() override {
     lines_of_log.clear();
-    set_log_sink([](LogLevel, std::string_view line) { lines_of_log.emplace_back(line); });
+    set_log_sink([](LogLevel level, std::string_view line) {
+      if (level != LogLevel::Info) lines_of_log.emplace_back(line);
+    });
   }
   void TearDown() override { set_log_sink({}); }
   /// One line names the transfer that hangs.
@@ -166,8 +169,9 @@ TEST_P(EngineAbandons, AnEngineWhoseDiskNeverAnswersEndsWithAReport) {
   make({}).reset();  // a sanitizer's own threads come with the first of ours
   const Held before = Held::now();
   const auto file = filled("file", 4096);
-  static auto* const never_destroyed = new StalledFile;  // the engine's threads outlive this test
-  StalledFile& stalled = *never_destroyed;
+  auto owned = std::make_unique<StalledFile>();
+  StalledFile& stalled = *owned;
+  keep_for_ever(std::move(owned));  // the engine's threads outlive this test
   auto pool = pinned::Pool::create({.bytes = 16384, .lock = pinned::Lock::Never}).value();
   std::byte* const memory = pool->range().data();
   Completion stuck;
