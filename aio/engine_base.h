@@ -8,9 +8,10 @@
 // except the text of a failure.
 //
 // Note [End of a completion]: `state_` = Ready is the last touch of a completion without a
-// callback, as its owner may destroy it at once. Waiters sleep on the engine's condition variable,
-// never on something inside the completion. In-flight counts fall only after callbacks, so that
-// drain() covers them.
+// callback, as its owner may destroy it at once. Waiters sleep on a condition variable of their
+// own, never on something inside the completion, and are woken when what they wait for holds, not
+// at each completion: that was half of the context switches of a transfer. In-flight counts fall
+// only after callbacks, so that drain() covers them.
 //
 // Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
 // gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
@@ -130,6 +131,15 @@ class EngineBase : public Engine {
     void remove(Completion& completion) noexcept;
   };
 
+  /// A thread asleep until `completion` is ready, or without one until nothing is in flight, nor,
+  /// if `for_kernel`, in the kernel. On that thread's stack.
+  struct Waiter {
+    const Completion* completion = nullptr;
+    bool for_kernel = false;
+    std::condition_variable woken{};
+    Waiter* next = nullptr;
+  };
+
   void begin(Completion& completion) const noexcept;
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;
   void cut_off(const Lock& lock, Completion& completion) noexcept;
@@ -139,13 +149,14 @@ class EngineBase : public Engine {
   void fail(Completion& completion, Error error) noexcept;
   void end(const Lock& lock, Completion& completion) noexcept;
   void run_callbacks(List ended) noexcept;
-  bool sleep_until(Lock& lock, Deadline deadline) noexcept;
+  bool holds(const Lock& lock, const Waiter& waiter) const noexcept;
+  void wake_waiters(const Lock& lock) noexcept;
+  bool sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noexcept;
   bool owns(const Lock& lock) const noexcept { return lock.mutex() == &mutex_ && lock.owns_lock(); }
 
   const EngineKind kind_;
   FaultSeam* const faults_;  // null outside tests
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // completions ended
   // All below: under mutex_.
   std::array<List, 4> queues_;  // by Priority
   List ended_;                  // with callbacks still to run
@@ -154,7 +165,7 @@ class EngineBase : public Engine {
   std::uint64_t blocks_in_kernel_ = 0;
   Block* in_kernel_ = nullptr;  // the latest; linked by Block::next
   std::atomic<bool> abandoned_any_ = false;
-  std::uint64_t waiters_ = 0;
+  Waiter* waiters_ = nullptr;
   bool stopping_ = false;
   EngineStatistics statistics_;
   LatencyHistogram latencies_;
