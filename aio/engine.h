@@ -134,7 +134,8 @@ class Engine {
   virtual ~Engine() = default;
   /// Queues prepared completions. Never blocks on the disk. Thread-safe.
   virtual void submit(std::span<Completion* const> completions) noexcept = 0;
-  /// Sleeps until the completion is ready. Errors: Timeout (it stays in flight).
+  /// Sleeps until the completion is ready. Errors: Timeout, with the table of what is in the kernel
+  /// (it stays in flight).
   virtual Result<void> wait(Completion& completion, Deadline deadline) noexcept = 0;
   /// Asks for an early end: blocks not yet in the kernel are dropped, and the completion becomes
   /// ready as Cancelled once those in the kernel are back; it is a success if they were all. Does
@@ -144,7 +145,7 @@ class Engine {
   /// Timeout, and without its buffer if the kernel may still write to it (base/buffer.h, Note
   /// [Abandoned memory]). Its callback runs on the caller's thread.
   virtual void abandon(Completion& completion) noexcept = 0;
-  /// Waits until nothing is in flight. Errors: Timeout.
+  /// Waits until nothing is in flight. Errors: Timeout, with the table of what is in the kernel.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
   /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:
   /// where refused (memlock limit), transfers work unregistered. Returns whether it took effect.

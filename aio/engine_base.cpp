@@ -383,6 +383,11 @@ void EngineBase::wake_waiters(const Lock& lock) noexcept {
 /// Sleeps until what the waiter waits for holds (true) or it is too late (false).
 bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noexcept {
   ARTESIAN_CHECK(owns(lock) && !on_progress_thread);
+  Progress progress = Progress::Made;
+  while (!holds(lock, waiter) && progress == Progress::Made) {
+    progress = work_while_waiting(lock, deadline);
+  }
+  if (progress == Progress::TooLate) return false;
   waiter.next = std::exchange(waiters_, &waiter);
   const bool held =
       waiter.woken.wait_until(lock, time_point(deadline), [&] { return holds(lock, waiter); });
@@ -401,7 +406,8 @@ Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcep
   ARTESIAN_CHECK(state == Completion::State::InFlight);  // else nobody will ever finish it
   Waiter waiter{.completion = &completion};
   if (sleep_until(locked, waiter, deadline)) return {};
-  Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline");
+  Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline; " +
+                                                   describe_in_flight(locked));
   error.file = completion.request_.file->path();
   error.offset = completion.request_.offset;
   error.length = completion.request_.length;
@@ -412,8 +418,9 @@ Result<void> EngineBase::drain(Deadline deadline) noexcept {
   Lock locked = lock();
   Waiter waiter;
   if (sleep_until(locked, waiter, deadline)) return {};
-  return make_error(ErrorCode::Timeout,
-                    std::to_string(in_flight_) + " transfers are not finished by the deadline");
+  return make_error(ErrorCode::Timeout, std::to_string(in_flight_) +
+                                            " transfers are not finished by the deadline; " +
+                                            describe_in_flight(locked));
 }
 
 /// Takes a completion out of its queue, if it is in one: its other blocks are not handed out.
@@ -478,7 +485,7 @@ EngineStatistics EngineBase::statistics() const noexcept {
   return copy;
 }
 
-/// One clause for each of the first blocks in the kernel.
+/// One clause for each of the first blocks in the kernel, and how many requests are not there.
 std::string EngineBase::describe_in_flight(const Lock& lock) const {
   ARTESIAN_CHECK(owns(lock));
   constexpr std::uint64_t clauses_max = 8;
@@ -493,7 +500,10 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
             std::to_string(block->rest()) + ", for " +
             std::to_string((now_ns - block->taken_ns) / 1'000'000) + " ms";
   }
+  text = count == 0 ? "nothing is in the kernel" : "in the kernel: " + text;
   if (count > clauses_max) text += "; and " + std::to_string(count - clauses_max) + " more";
+  if (queued_ == 1) text += "; 1 request waits for its turn";
+  if (queued_ > 1) text += "; " + std::to_string(queued_) + " requests wait for their turn";
   return text;
 }
 

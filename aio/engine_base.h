@@ -90,6 +90,7 @@ class EngineBase : public Engine {
  protected:
   using Lock = std::unique_lock<std::mutex>;
   enum class Verdict : std::uint8_t { Done, Continue };
+  enum class Progress : std::uint8_t { Made, None, TooLate };
 
   EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
 
@@ -100,6 +101,10 @@ class EngineBase : public Engine {
   virtual void wake(std::uint64_t blocks) noexcept = 0;
   /// Some progress thread must call finish() soon, whatever it waits for; also after stop().
   virtual void wake_all() noexcept = 0;
+
+  /// For engines that work on the thread that waits, on a clock of their own: called with the lock,
+  /// which it may let go meanwhile, as long as progress is made and the wait is not over.
+  virtual Progress work_while_waiting(Lock&, Deadline) noexcept { return Progress::None; }
 
   Lock lock() const noexcept { return Lock(mutex_); }
   /// Blocks or ended completions are waiting for a progress thread.
