@@ -1,5 +1,5 @@
-// Asynchronous file I/O: one interface, several engines (io_uring, thread pool), chosen at run
-// time.
+// Asynchronous file I/O: one interface, several engines (io_uring, libaio, thread pool), chosen
+// at run time.
 //
 // Rules. The caller owns each Completion (address-stable, nothing is allocated per request) and
 // moves a BufferLease into it; the engine gives both back when the completion is ready, never
@@ -27,7 +27,7 @@ namespace artesian::aio {
 
 enum class Operation : std::uint8_t { Read, Write };
 enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
-enum class EngineKind : std::uint8_t { IoUring, Threads };
+enum class EngineKind : std::uint8_t { IoUring, Libaio, Threads };
 
 /// What to move. `length` <= buffer.size(). The file must stay open until the completion is ready.
 /// With a direct file, offset, length and memory should be multiples of file->alignment(). Where
@@ -134,7 +134,8 @@ class Engine {
   virtual ~Engine() = default;
   /// Queues prepared completions. Never blocks on the disk. Thread-safe.
   virtual void submit(std::span<Completion* const> completions) noexcept = 0;
-  /// Sleeps until the completion is ready. Errors: Timeout (it stays in flight).
+  /// Sleeps until the completion is ready. Errors: Timeout, with the table of what is in the kernel
+  /// (it stays in flight).
   virtual Result<void> wait(Completion& completion, Deadline deadline) noexcept = 0;
   /// Asks for an early end: blocks not yet in the kernel are dropped, and the completion becomes
   /// ready as Cancelled once those in the kernel are back; it is a success if they were all. Does
@@ -144,7 +145,7 @@ class Engine {
   /// Timeout, and without its buffer if the kernel may still write to it (base/buffer.h, Note
   /// [Abandoned memory]). Its callback runs on the caller's thread.
   virtual void abandon(Completion& completion) noexcept = 0;
-  /// Waits until nothing is in flight. Errors: Timeout.
+  /// Waits until nothing is in flight. Errors: Timeout, with the table of what is in the kernel.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
   /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:
   /// where refused (memlock limit), transfers work unregistered. Returns whether it took effect.
@@ -159,13 +160,13 @@ inline constexpr std::uint64_t block_size_max = 1 << 30;
 inline constexpr std::uint32_t queue_depth_max = 4096;
 inline constexpr std::uint32_t threads_max = 64;
 
-/// "io_uring" or "threads".
+/// "io_uring", "libaio" or "threads".
 const char* engine_kind_name(EngineKind kind) noexcept;
 
 /// Makes an engine of this kind. Errors: Invalid (options), Unsupported (the kernel refuses it).
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind, const EngineOptions& options) noexcept;
 
-/// io_uring where the kernel has it, else threads, with one log line that says why.
+/// io_uring where the kernel has it, else libaio, else threads, with one log line that says why.
 Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) noexcept;
 
 }  // namespace artesian::aio

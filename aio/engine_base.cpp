@@ -184,6 +184,7 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
       queue_of(*completion).push(*completion);
       blocks += round_up(completion->request_.length, options_.block_size) / options_.block_size;
     }
+    if (ended) wake_waiters(locked);
   }
   if (blocks != 0) wake(blocks);
   if (ended) wake_all();
@@ -278,10 +279,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   --blocks_in_kernel_;
   (block.previous == nullptr ? in_kernel_ : block.previous->next) = block.next;
   if (block.next != nullptr) block.next->previous = block.previous;
-  if (block.completion == nullptr) {  // abandoned
-    if (waiters_ != 0) changed_.notify_all();
-    return;
-  }
+  if (block.completion == nullptr) return;  // abandoned
   Completion& completion = *block.completion;
   ARTESIAN_CHECK(completion.in_flight() && completion.blocks_taken_ != 0);
   --completion.blocks_taken_;
@@ -327,7 +325,6 @@ void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
   }
   --in_flight_;
   completion.state_.store(Completion::State::Ready, std::memory_order_release);
-  if (waiters_ != 0) changed_.notify_all();
 }
 
 void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept {
@@ -342,6 +339,7 @@ void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_cal
       if (retried && block->completion != nullptr) suspect = block->request().file->path();
       account(locked, *block, now_ns);
     }
+    wake_waiters(locked);
     ended = std::exchange(ended_, List{});
   }
   if (!suspect.empty()) {
@@ -365,48 +363,64 @@ void EngineBase::run_callbacks(List ended) noexcept {
   const Lock locked = lock();
   ARTESIAN_CHECK(in_flight_ >= count, in_flight_, count);
   in_flight_ -= count;
-  if (waiters_ != 0) changed_.notify_all();
+  wake_waiters(locked);
 }
 
-bool EngineBase::sleep_until(Lock& lock, Deadline deadline) noexcept {
+bool EngineBase::holds(const Lock& lock, const Waiter& waiter) const noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  if (waiter.completion != nullptr) return waiter.completion->ready();
+  return in_flight_ == 0 && (!waiter.for_kernel || blocks_in_kernel_ == 0);
+}
+
+/// See Note [End of a completion].
+void EngineBase::wake_waiters(const Lock& lock) noexcept {
+  ARTESIAN_CHECK(owns(lock));
+  for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
+    if (holds(lock, *waiter)) waiter->woken.notify_one();
+  }
+}
+
+/// Sleeps until what the waiter waits for holds (true) or it is too late (false).
+bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noexcept {
   ARTESIAN_CHECK(owns(lock) && !on_progress_thread);
-  ++waiters_;
-  const auto status = changed_.wait_until(lock, time_point(deadline));
-  --waiters_;
-  return status == std::cv_status::no_timeout;
+  Progress progress = Progress::Made;
+  while (!holds(lock, waiter) && progress == Progress::Made) {
+    progress = work_while_waiting(lock, deadline);
+  }
+  if (progress == Progress::TooLate) return false;
+  waiter.next = std::exchange(waiters_, &waiter);
+  const bool held =
+      waiter.woken.wait_until(lock, time_point(deadline), [&] { return holds(lock, waiter); });
+  Waiter** link = &waiters_;
+  while (*link != &waiter) link = &(*link)->next;
+  *link = waiter.next;
+  return held;
 }
 
 Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcept {
   if (completion.ready()) return {};
   Lock locked = lock();
-  bool in_time = true;
-  while (true) {
-    // Looked at once: with a callback it becomes ready without the lock, between two looks too.
-    const auto state = completion.state_.load(std::memory_order_acquire);
-    if (state == Completion::State::Ready) return {};
-    ARTESIAN_CHECK(state == Completion::State::InFlight);  // else nobody will ever finish it
-    if (!in_time) {
-      Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline");
-      error.file = completion.request_.file->path();
-      error.offset = completion.request_.offset;
-      error.length = completion.request_.length;
-      return error;
-    }
-    in_time = sleep_until(locked, deadline);
-  }
+  // Looked at once: with a callback it becomes ready without the lock, between two looks too.
+  const auto state = completion.state_.load(std::memory_order_acquire);
+  if (state == Completion::State::Ready) return {};
+  ARTESIAN_CHECK(state == Completion::State::InFlight);  // else nobody will ever finish it
+  Waiter waiter{.completion = &completion};
+  if (sleep_until(locked, waiter, deadline)) return {};
+  Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline; " +
+                                                   describe_in_flight(locked));
+  error.file = completion.request_.file->path();
+  error.offset = completion.request_.offset;
+  error.length = completion.request_.length;
+  return error;
 }
 
 Result<void> EngineBase::drain(Deadline deadline) noexcept {
   Lock locked = lock();
-  bool in_time = true;
-  while (in_flight_ != 0) {
-    if (!in_time) {
-      return make_error(ErrorCode::Timeout,
-                        std::to_string(in_flight_) + " transfers are not finished by the deadline");
-    }
-    in_time = sleep_until(locked, deadline);
-  }
-  return {};
+  Waiter waiter;
+  if (sleep_until(locked, waiter, deadline)) return {};
+  return make_error(ErrorCode::Timeout, std::to_string(in_flight_) +
+                                            " transfers are not finished by the deadline; " +
+                                            describe_in_flight(locked));
 }
 
 /// Takes a completion out of its queue, if it is in one: its other blocks are not handed out.
@@ -428,6 +442,7 @@ void EngineBase::cancel(Completion& completion) noexcept {
     if (!drop_queued(locked, completion)) return;  // every block is with the kernel, or back
     if (completion.blocks_taken_ == 0) {
       end(locked, completion);
+      wake_waiters(locked);
       ended = true;
     }
   }
@@ -470,7 +485,7 @@ EngineStatistics EngineBase::statistics() const noexcept {
   return copy;
 }
 
-/// One clause for each of the first blocks in the kernel.
+/// One clause for each of the first blocks in the kernel, and how many requests are not there.
 std::string EngineBase::describe_in_flight(const Lock& lock) const {
   ARTESIAN_CHECK(owns(lock));
   constexpr std::uint64_t clauses_max = 8;
@@ -485,7 +500,10 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
             std::to_string(block->rest()) + ", for " +
             std::to_string((now_ns - block->taken_ns) / 1'000'000) + " ms";
   }
+  text = count == 0 ? "nothing is in the kernel" : "in the kernel: " + text;
   if (count > clauses_max) text += "; and " + std::to_string(count - clauses_max) + " more";
+  if (queued_ == 1) text += "; 1 request waits for its turn";
+  if (queued_ > 1) text += "; " + std::to_string(queued_) + " requests wait for their turn";
   return text;
 }
 
@@ -495,8 +513,8 @@ bool EngineBase::stop() noexcept {
   // What was abandoned before has had its time.
   const double seconds = abandoned_any_ ? 0.1 : options_.stop_seconds;
   const Deadline deadline = Deadline::after_seconds(seconds);
-  const auto busy = [this] { return in_flight_ != 0 || blocks_in_kernel_ != 0; };
-  for (bool in_time = true; in_time && busy();) in_time = sleep_until(locked, deadline);
+  Waiter waiter{.for_kernel = true};
+  sleep_until(locked, waiter, deadline);
   if (in_flight_ != 0) {
     report = describe_in_flight(locked);
     for (const List& queue : queues_) {

@@ -8,9 +8,10 @@
 // except the text of a failure.
 //
 // Note [End of a completion]: `state_` = Ready is the last touch of a completion without a
-// callback, as its owner may destroy it at once. Waiters sleep on the engine's condition variable,
-// never on something inside the completion. In-flight counts fall only after callbacks, so that
-// drain() covers them.
+// callback, as its owner may destroy it at once. Waiters sleep on a condition variable of their
+// own, never on something inside the completion, and are woken when what they wait for holds, not
+// at each completion: that was half of the context switches of a transfer. In-flight counts fall
+// only after callbacks, so that drain() covers them.
 //
 // Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
 // gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
@@ -61,6 +62,9 @@ class FaultSeam {
   virtual ~FaultSeam() = default;
   /// Bytes to ask the kernel for: 1 to block.rest().
   virtual std::uint64_t length_to_ask(const Block& block) noexcept { return block.rest(); }
+  /// A descriptor whose readiness stands for the end of this transfer, or -1. For engines to which
+  /// the kernel has no file that stalls.
+  virtual int stalls_on(const Block&) noexcept { return -1; }
   /// The kernel's answer (bytes or -errno), as the engine is to see it.
   virtual std::int64_t answer(const Block&, std::int64_t result) noexcept { return result; }
 };
@@ -86,6 +90,7 @@ class EngineBase : public Engine {
  protected:
   using Lock = std::unique_lock<std::mutex>;
   enum class Verdict : std::uint8_t { Done, Continue };
+  enum class Progress : std::uint8_t { Made, None, TooLate };
 
   EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
 
@@ -96,6 +101,10 @@ class EngineBase : public Engine {
   virtual void wake(std::uint64_t blocks) noexcept = 0;
   /// Some progress thread must call finish() soon, whatever it waits for; also after stop().
   virtual void wake_all() noexcept = 0;
+
+  /// For engines that work on the thread that waits, on a clock of their own: called with the lock,
+  /// which it may let go meanwhile, as long as progress is made and the wait is not over.
+  virtual Progress work_while_waiting(Lock&, Deadline) noexcept { return Progress::None; }
 
   Lock lock() const noexcept { return Lock(mutex_); }
   /// Blocks or ended completions are waiting for a progress thread.
@@ -108,6 +117,9 @@ class EngineBase : public Engine {
   std::size_t take(const Lock& lock, std::span<Block* const> slots) noexcept;
   /// Bytes to ask the kernel for next.
   std::uint64_t length_to_ask(const Block& block) const noexcept;
+  int stalls_on(const Block& block) const noexcept {
+    return faults_ == nullptr ? -1 : faults_->stalls_on(block);
+  }
   /// Judges the kernel's answer (bytes or -errno): hand the rest over again, or finish.
   Verdict settle(Block& block, std::int64_t result) const noexcept;
   /// Gives blocks back; publishes completions that ended and runs callbacks. Without the mutex.
@@ -124,6 +136,15 @@ class EngineBase : public Engine {
     void remove(Completion& completion) noexcept;
   };
 
+  /// A thread asleep until `completion` is ready, or without one until nothing is in flight, nor,
+  /// if `for_kernel`, in the kernel. On that thread's stack.
+  struct Waiter {
+    const Completion* completion = nullptr;
+    bool for_kernel = false;
+    std::condition_variable woken{};
+    Waiter* next = nullptr;
+  };
+
   void begin(Completion& completion) const noexcept;
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;
   void cut_off(const Lock& lock, Completion& completion) noexcept;
@@ -133,13 +154,14 @@ class EngineBase : public Engine {
   void fail(Completion& completion, Error error) noexcept;
   void end(const Lock& lock, Completion& completion) noexcept;
   void run_callbacks(List ended) noexcept;
-  bool sleep_until(Lock& lock, Deadline deadline) noexcept;
+  bool holds(const Lock& lock, const Waiter& waiter) const noexcept;
+  void wake_waiters(const Lock& lock) noexcept;
+  bool sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noexcept;
   bool owns(const Lock& lock) const noexcept { return lock.mutex() == &mutex_ && lock.owns_lock(); }
 
   const EngineKind kind_;
   FaultSeam* const faults_;  // null outside tests
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // completions ended
   // All below: under mutex_.
   std::array<List, 4> queues_;  // by Priority
   List ended_;                  // with callbacks still to run
@@ -148,7 +170,7 @@ class EngineBase : public Engine {
   std::uint64_t blocks_in_kernel_ = 0;
   Block* in_kernel_ = nullptr;  // the latest; linked by Block::next
   std::atomic<bool> abandoned_any_ = false;
-  std::uint64_t waiters_ = 0;
+  Waiter* waiters_ = nullptr;
   bool stopping_ = false;
   EngineStatistics statistics_;
   LatencyHistogram latencies_;

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "aio/io_uring.h"
+#include "aio/libaio.h"
 #include "aio/threads.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -35,54 +36,81 @@ Result<void> check_options(const EngineOptions& options) {
   return {};
 }
 
-/// Why the kernel refused io_uring, and what to do, as far as can be known.
-std::string reason_of(int system_error, const EngineOptions& options) {
+/// Why the kernel refused an engine of lanes, and what to do, as far as can be known.
+std::string reason_of(EngineKind kind, int system_error, const EngineOptions& options) {
+  const bool ring = kind == EngineKind::IoUring;
+  const std::string name = engine_kind_name(kind);
   int disabled = 0;
-  std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
+  if (ring) std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
   switch (system_error) {
-    case ENOSYS: return "this kernel has no io_uring, or a seccomp filter hides it";
-    case EOPNOTSUPP: return "this kernel is older than 5.7";
+    case ENOSYS: return "this kernel has no " + name + ", or a seccomp filter hides it";
+    case EOPNOTSUPP: return std::string("this kernel is older than ") + (ring ? "5.7" : "4.18");
+    case EAGAIN:
+      if (ring) break;
+      return "the machine's AIO requests are used up (sysctl fs.aio-max-nr)";
     case EMFILE: {
       rlimit limit{};
       getrlimit(RLIMIT_NOFILE, &limit);
-      return std::to_string(options.threads) + " rings need " +
-             std::to_string(2 * options.threads) + " file descriptors, of " +
+      return std::to_string(options.threads) + (ring ? " rings need " : " contexts need ") +
+             std::to_string((ring ? 2 : 1) * options.threads) + " file descriptors, of " +
              std::to_string(limit.rlim_cur) + " for the whole process (ulimit -n)";
     }
-    case ENOMEM: return "the locked-memory limit is too low (ulimit -l)";
+    case ENOMEM:
+      if (!ring) break;
+      return "the locked-memory limit is too low (ulimit -l)";
     case EPERM:
     case EACCES:
       return disabled != 0 ? "sysctl kernel.io_uring_disabled is " + std::to_string(disabled)
                            : std::string("a seccomp filter refuses it, as in most containers");
-    default: return system_error_text(system_error);
+    default: break;
   }
+  return system_error_text(system_error);
+}
+
+Result<std::unique_ptr<Engine>> make_unchecked(EngineKind kind, const EngineOptions& options) {
+  switch (kind) {
+    case EngineKind::IoUring: return make_io_uring(options);
+    case EngineKind::Libaio: return make_libaio(options);
+    case EngineKind::Threads: break;
+  }
+  return make_threads(options);
 }
 
 }  // namespace
 
 const char* engine_kind_name(EngineKind kind) noexcept {
-  return kind == EngineKind::IoUring ? "io_uring" : "threads";
+  switch (kind) {
+    case EngineKind::IoUring: return "io_uring";
+    case EngineKind::Libaio: return "libaio";
+    case EngineKind::Threads: break;
+  }
+  return "threads";
 }
 
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind,
                                             const EngineOptions& options) noexcept {
   ARTESIAN_TRY_VOID(check_options(options));
-  if (kind == EngineKind::Threads) return make_threads(options);
-  auto engine = make_io_uring(options);
+  auto engine = make_unchecked(kind, options);
   if (!engine && engine.error().code == ErrorCode::Unsupported) {
-    engine.error().message += " (" + reason_of(engine.error().system_error, options) + ")";
+    engine.error().message += " (" + reason_of(kind, engine.error().system_error, options) + ")";
   }
   return engine;
 }
 
 Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) noexcept {
-  auto engine = make_engine(EngineKind::IoUring, options);
-  if (engine || engine.error().code == ErrorCode::Invalid) return engine;
-  const Error& error = engine.error();
-  log_once(LogLevel::Warning,
-           "io_uring is not available: " + reason_of(error.system_error, options) + " (" +
-               system_error_text(error.system_error) + "); using the thread pool");
-  return make_engine(EngineKind::Threads, options);
+  ARTESIAN_TRY_VOID(check_options(options));
+  std::string refusals;
+  for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Libaio}) {
+    auto engine = make_unchecked(kind, options);
+    const std::string name = engine_kind_name(kind);
+    if (engine && !refusals.empty()) log_once(LogLevel::Warning, refusals + "using " + name);
+    if (engine) return engine;
+    const int cause = engine.error().system_error;
+    refusals += name + " is not available: " + reason_of(kind, cause, options) + " (" +
+                system_error_text(cause) + "); ";
+  }
+  log_once(LogLevel::Warning, refusals + "using the thread pool");
+  return make_threads(options);
 }
 
 }  // namespace artesian::aio

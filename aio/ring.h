@@ -14,19 +14,15 @@
 #include <span>
 #include <vector>
 
-#include "aio/engine_base.h"
+#include "aio/answer.h"
 #include "aio/fixed_buffers.h"
 
 namespace artesian::aio {
 
-/// What the kernel answered for a block: bytes, or -errno.
-struct Answer {
-  Block* block = nullptr;
-  std::int64_t result = 0;
-};
-
 class Ring {
  public:
+  static constexpr bool registers_memory = true;
+
   Ring() = default;
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;

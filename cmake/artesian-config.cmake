@@ -40,6 +40,7 @@ endforeach()
 
 find_dependency(Threads)
 if(aio IN_LIST _artesian_wanted)
+  artesian_find_library(libaio aio libaio.h)
   artesian_find_library(uring uring liburing.h)
 endif()
 if(kernels IN_LIST _artesian_wanted)

@@ -5,6 +5,7 @@
 # (artesian_flags) stay in the build. cmake/install.cmake installs the layers.
 find_package(Threads REQUIRED)
 include(cmake/libraries.cmake)
+artesian_find_library(libaio aio libaio.h)
 artesian_find_library(uring uring liburing.h)
 artesian_find_library(hwy hwy hwy/highway.h)
 artesian_find_library(xxhash xxhash xxhash.h)

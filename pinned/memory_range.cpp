@@ -15,6 +15,7 @@ namespace artesian::pinned {
 namespace {
 
 constexpr std::uint64_t huge_page_size = 2ull << 20;
+constexpr std::uint64_t widened_from = 64ull << 10;  // see Note [Small ranges]
 
 // madvise accepts the advice even where the administrator switched transparent huge pages off.
 bool huge_pages_enabled() {
@@ -46,10 +47,13 @@ void warn_refused(int system_error) {
 
 Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& name) noexcept {
   ARTESIAN_CHECK(bytes > 0 && bytes % 4096 == 0, bytes);
-  const std::uint64_t mapped_bytes = bytes + huge_page_size;  // room to align the start
+  // See Note [Small ranges].
+  const bool widen = bytes < huge_page_size && bytes >= widened_from && huge_pages_enabled();
+  const std::uint64_t kept_bytes = widen ? huge_page_size : bytes;
+  const std::uint64_t mapped_bytes = kept_bytes + huge_page_size;  // room to align the start
   void* mapped = MAP_FAILED;
   errno = ENOMEM;
-  if (mapped_bytes > bytes) {
+  if (mapped_bytes > kept_bytes) {
     mapped =
         mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
@@ -67,22 +71,24 @@ Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& nam
   // on the number of mappings; the slack was never touched, so keeping it then costs nothing but
   // addresses.
   if (head != 0) (void)munmap(mapped, head);
-  if (tail != 0) (void)munmap(data + bytes, tail);
-  MemoryRange range(data, bytes);
-  range.huge_pages_ = madvise(data, bytes, MADV_HUGEPAGE) == 0 && huge_pages_enabled();
+  if (tail != 0) (void)munmap(data + kept_bytes, tail);
+  MemoryRange range(data, bytes, kept_bytes);
+  range.huge_pages_ = madvise(data, kept_bytes, MADV_HUGEPAGE) == 0 && huge_pages_enabled();
   // A forked child (a data loader, say) must neither copy nor write what is in flight here.
-  (void)madvise(data, bytes, MADV_DONTFORK);
+  (void)madvise(data, kept_bytes, MADV_DONTFORK);
   return range;
 }
 
 MemoryRange::MemoryRange(MemoryRange&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
+      bytes_mapped_(std::exchange(other.bytes_mapped_, 0)),
       locked_(other.locked_),
       huge_pages_(other.huge_pages_) {}
 
 MemoryRange::~MemoryRange() {
-  if (data_ != nullptr) ARTESIAN_CHECK(munmap(data_, bytes_) == 0, data_, bytes_, errno);
+  if (data_ != nullptr)
+    ARTESIAN_CHECK(munmap(data_, bytes_mapped_) == 0, data_, bytes_mapped_, errno);
 }
 
 void MemoryRange::lock() noexcept {
@@ -94,12 +100,13 @@ void MemoryRange::lock() noexcept {
                     "To lock it: lower the memory budgets, or make room");
     return;
   }
-  locked_ = mlock(data_, bytes_) == 0;
+  // A part of a huge page cannot be locked without splitting it.
+  locked_ = mlock(data_, bytes_mapped_) == 0 || mlock(data_, bytes_) == 0;
   if (locked_) return;
   const int system_error = errno;
   // A refusal for lack of memory comes after part of the range was faulted in: give that back.
-  (void)munlock(data_, bytes_);
-  (void)madvise(data_, bytes_, MADV_DONTNEED);
+  (void)munlock(data_, bytes_mapped_);
+  (void)madvise(data_, bytes_mapped_, MADV_DONTNEED);
   warn_refused(system_error);
 }
 

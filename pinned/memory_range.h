@@ -1,5 +1,10 @@
 // MemoryRange: anonymous memory that starts on a 2 MiB page and asks for 2 MiB pages, page-locked
 // where allowed. Owns the mapping; nothing else of the process is in it.
+//
+// Note [Small ranges]: a huge page is given only where the mapping covers all of it. So a range of
+// 64 KiB to 2 MiB has a mapping of 2 MiB; what is beyond its bytes is used by nobody, and is the
+// price: without, direct reads at 128 KiB x 4 and x 8 were a third slower (32 pieces of memory a
+// transfer in place of one; 0.80 and 0.74 of fio's bandwidth against 1.14 and 1.14, interleaved).
 #pragma once
 
 #include <cstddef>
@@ -38,10 +43,12 @@ class MemoryRange {
   bool huge_pages() const noexcept { return huge_pages_; }
 
  private:
-  MemoryRange(std::byte* data, std::uint64_t bytes) noexcept : data_(data), bytes_(bytes) {}
+  MemoryRange(std::byte* data, std::uint64_t bytes, std::uint64_t bytes_mapped) noexcept
+      : data_(data), bytes_(bytes), bytes_mapped_(bytes_mapped) {}
 
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
+  std::uint64_t bytes_mapped_ = 0;
   bool locked_ = false;
   bool huge_pages_ = false;
 };

@@ -91,7 +91,7 @@ struct AioConfig {
 };
 
 enum class VerifyMode : std::uint8_t { Full, Sample, Off };
-enum class EngineChoice : std::uint8_t { Auto, IoUring, Threads };
+enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
 
 /// The "artesian" section.
 struct ArtesianConfig {

@@ -238,6 +238,7 @@ class Resolver {
     const std::string engine =
         settings_.given("artesian.engine") ? settings_.text("artesian.engine") : "auto";
     ours.engine = engine == "io_uring"  ? EngineChoice::IoUring
+                  : engine == "libaio"  ? EngineChoice::Libaio
                   : engine == "threads" ? EngineChoice::Threads
                                         : EngineChoice::Auto;
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");

@@ -55,20 +55,17 @@ Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
                                    .threads = config.aio.intra_op_parallelism,
                                    .single_submit = config.aio.single_submit,
                                    .overlap_events = config.aio.overlap_events};
-  switch (config.artesian.engine) {
-    case EngineChoice::IoUring: {
-      auto engine = aio::make_engine(aio::EngineKind::IoUring, options);
-      if (!engine.has_value()) {
-        engine.error().message =
-            "artesian.engine: got \"io_uring\", allowed auto or threads here: " +
-            engine.error().message;
-      }
-      return engine;
-    }
-    case EngineChoice::Threads: return aio::make_engine(aio::EngineKind::Threads, options);
-    case EngineChoice::Auto: break;
+  const EngineChoice choice = config.artesian.engine;
+  if (choice == EngineChoice::Auto) return aio::make_best_engine(options);
+  const auto kind = choice == EngineChoice::IoUring  ? aio::EngineKind::IoUring
+                    : choice == EngineChoice::Libaio ? aio::EngineKind::Libaio
+                                                     : aio::EngineKind::Threads;
+  auto engine = aio::make_engine(kind, options);
+  if (!engine.has_value() && engine.error().code == ErrorCode::Unsupported) {
+    engine.error().message = std::string("artesian.engine: got \"") + aio::engine_kind_name(kind) +
+                             "\", allowed auto or threads here: " + engine.error().message;
   }
-  return aio::make_best_engine(options);
+  return engine;
 }
 
 Error out_of_order(const char* call, const std::string& text) {

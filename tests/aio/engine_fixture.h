@@ -10,22 +10,38 @@
 #include <vector>
 
 #include "aio/io_uring.h"
+#include "aio/libaio.h"
 #include "aio/threads.h"
 #include "base/log.h"
 #include "tests/aio/faults.h"
+#include "tests/support/simulated_engine.h"
 #include "tests/support/temporary_directory.h"
 
 namespace artesian::aio {
 
-class EngineFixture : public testing::TestWithParam<EngineKind> {
+/// The simulated engine reorders and delays, on a thread as the others; its own faults are tested
+/// in simulated_engine_test.cpp.
+enum class Tested : std::uint8_t { IoUring, Libaio, Threads, Simulated };
+
+class EngineFixture : public testing::TestWithParam<Tested> {
  protected:
   static constexpr double patience_s = 60;  // a wait that is to succeed
 
-  bool is_ring() const { return GetParam() == EngineKind::IoUring; }
+  bool is_ring() const { return GetParam() == Tested::IoUring; }
+  /// Whether many blocks are handed to the kernel by one call.
+  bool has_lanes() const { return is_ring() || GetParam() == Tested::Libaio; }
+  /// Of an engine that make_engine knows.
+  EngineKind kind() const {
+    ARTESIAN_CHECK(GetParam() != Tested::Simulated);
+    return is_ring() ? EngineKind::IoUring : has_lanes() ? EngineKind::Libaio : EngineKind::Threads;
+  }
 
   std::unique_ptr<Engine> make(const EngineOptions& options, FaultSeam* faults = nullptr) {
-    if (faults == nullptr && !is_ring()) faults = &stalled_read();
-    auto engine = is_ring() ? make_io_uring(options, faults) : make_threads(options, faults);
+    if (faults == nullptr) faults = stall();
+    if (GetParam() == Tested::Simulated) return simulated(options, faults);
+    auto engine = is_ring()     ? make_io_uring(options, faults)
+                  : has_lanes() ? make_libaio(options, faults)
+                                : make_threads(options, faults);
     if (!engine) {
       ADD_FAILURE() << engine.error().to_string();
       std::abort();
@@ -109,19 +125,33 @@ class EngineFixture : public testing::TestWithParam<EngineKind> {
   CountedBuffers buffers_;
 
  private:
-  /// Never destroyed: an abandoned engine may still use it.
-  static StalledRead& stalled_read() {
-    static auto* const seam = new StalledRead;
-    return *seam;
+  /// What makes a StalledFile stall in this engine. Never destroyed: an abandoned engine may still
+  /// use it.
+  FaultSeam* stall() const {
+    static auto* const by_read = new StalledRead;
+    static auto* const by_poll = new StalledPoll;
+    if (is_ring()) return nullptr;
+    return GetParam() == Tested::Threads ? static_cast<FaultSeam*>(by_read) : by_poll;
+  }
+  static std::unique_ptr<Engine> simulated(const EngineOptions& options, FaultSeam* faults) {
+    const test_support::SimulatedOptions background{
+        .steps = test_support::SimulatedOptions::Steps::Background};
+    return std::make_unique<EngineOwner>(
+        std::make_unique<test_support::SimulatedEngine>(options, background, faults));
   }
 };
 
-inline std::string engine_name(const testing::TestParamInfo<EngineKind>& info) {
-  return engine_kind_name(info.param);
+inline std::string engine_name(const testing::TestParamInfo<Tested>& info) {
+  constexpr const char* names[] = {"io_uring", "libaio", "threads", "simulated"};
+  return names[static_cast<std::size_t>(info.param)];
 }
 
-#define ARTESIAN_EVERY_ENGINE(suite)     \
-  INSTANTIATE_TEST_SUITE_P(Every, suite, \
-                           testing::Values(EngineKind::IoUring, EngineKind::Threads), engine_name)
+#define ARTESIAN_REAL_ENGINES(suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(Every, suite,                                                      \
+                           testing::Values(Tested::IoUring, Tested::Libaio, Tested::Threads), \
+                           engine_name)
+#define ARTESIAN_EVERY_ENGINE(suite) \
+  ARTESIAN_REAL_ENGINES(suite);      \
+  INSTANTIATE_TEST_SUITE_P(Made, suite, testing::Values(Tested::Simulated), engine_name)
 
 }  // namespace artesian::aio

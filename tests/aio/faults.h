@@ -1,6 +1,7 @@
 // Fakes for the engines' tests, each named after its fault, and memory that is counted.
 #pragma once
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -96,6 +97,24 @@ class StalledRead final : public FaultSeam {
  private:
   static bool stalls(const Block& block) noexcept {
     return dynamic_cast<StalledFile*>(block.request().file) != nullptr;
+  }
+};
+
+/// Reads of a StalledFile by waiting until it can be read: where a read that stalls would stall the
+/// whole lane.
+class StalledPoll final : public FaultSeam {
+ public:
+  int stalls_on(const Block& block) noexcept override {
+    const auto* file = dynamic_cast<StalledFile*>(block.request().file);
+    return file != nullptr ? file->descriptor() : -1;
+  }
+  std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
+    const int descriptor = stalls_on(block);
+    if (descriptor < 0) return result;
+    pollfd ready{.fd = descriptor, .events = POLLIN, .revents = 0};
+    std::uint64_t value = 0;
+    if (poll(&ready, 1, 0) != 1) return -EAGAIN;  // another one took it
+    return ::read(descriptor, &value, sizeof value);
   }
 };
 

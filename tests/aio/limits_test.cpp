@@ -58,7 +58,7 @@ class Limits : public EngineFixture {
   }
   static inline int warnings_ = 0;
 };
-ARTESIAN_EVERY_ENGINE(Limits);
+ARTESIAN_REAL_ENGINES(Limits);
 
 TEST_P(Limits, LittleLockableMemoryGivesTheSameBytesWithOneWarning) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
@@ -72,14 +72,14 @@ TEST_P(Limits, LittleLockableMemoryGivesTheSameBytesWithOneWarning) {
       if (setrlimit(RLIMIT_MEMLOCK, &locked) != 0 || setgroups(0, nullptr) != 0) return 77;
       if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 77;
       count_warnings();
-      auto engine = make_engine(GetParam(), {.queue_depth = 4, .threads = 2});
+      auto engine = make_engine(kind(), {.queue_depth = 4, .threads = 2});
       // Some kernels count the ring itself.
       if (!engine && is_ring() && limit == 0) return 77;
       if (!engine) return 1;
       int failed = move_through_pool(**engine, *file, large, false);
       if (failed != 0) return failed;
       if (warnings_ != 1) return 2;
-      auto other = make_engine(GetParam(), {.queue_depth = 4});
+      auto other = make_engine(kind(), {.queue_depth = 4});
       if (!other) {
         std::fprintf(stderr, "%s\n", other.error().to_string().c_str());
         return 4;
@@ -121,18 +121,20 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
     const rlimit descriptors{.rlim_cur = 64, .rlim_max = 64};
     if (setrlimit(RLIMIT_NOFILE, &descriptors) != 0) return 77;
     count_warnings();
-    auto usual = make_engine(GetParam(), {.queue_depth = 32, .threads = 4});
+    auto usual = make_engine(kind(), {.queue_depth = 32, .threads = 4});
     if (!usual || warnings_ != 0) return 1;
     Completion read;
     read.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
     run(**usual, read);
     if (!read.result() || !filled_right(read.take_buffer(), 0, 4096)) return 2;
     usual->reset();
-    auto large = make_engine(GetParam(), {.threads = 64});
-    if (!is_ring()) return large ? 0 : 3;
+    auto large = make_engine(kind(), {.threads = 64});
+    if (!has_lanes()) return large ? 0 : 3;
     if (large) return 4;
     const std::string text = large.error().to_string();
-    for (const char* part : {"64 rings need 128 file descriptors, of 64", "ulimit -n"}) {
+    for (const char* part : {is_ring() ? "64 rings need 128 file descriptors, of 64"
+                                       : "64 contexts need 64 file descriptors, of 64",
+                             "ulimit -n"}) {
       if (text.find(part) == text.npos) return 5;
     }
     auto fallen = make_best_engine({.threads = 64});

@@ -1,5 +1,6 @@
 // Proves that options out of range are refused with what is allowed; that io_uring refused by the
-// kernel falls back with one line of log (reliability.md test 10); and that nothing is allocated
+// kernel falls back to libaio, and that to the thread pool, with one line of log (reliability.md
+// test 10); and that nothing is allocated
 // between submit and completion, and no more handed over than the depth allows (test 8).
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -38,6 +39,8 @@ void operator delete(void* data, std::size_t) noexcept {
 namespace artesian::aio {
 namespace {
 
+constexpr EngineKind every_kind[] = {EngineKind::IoUring, EngineKind::Libaio, EngineKind::Threads};
+
 TEST(MakeEngine, RefusesOptionsWithWhatIsAllowed) {
   const std::pair<EngineOptions, const char*> cases[] = {
       {{.block_size = 0}, "block_size: got 0, allowed a multiple of 4096"},
@@ -50,7 +53,7 @@ TEST(MakeEngine, RefusesOptionsWithWhatIsAllowed) {
       {{.stop_seconds = -1}, "stop_seconds: got -1.0"},
       {{.stop_seconds = std::nan("")}, "stop_seconds: got nan"}};
   for (const auto& [options, text] : cases) {
-    for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
+    for (const EngineKind kind : every_kind) {
       auto engine = make_engine(kind, options);
       ASSERT_FALSE(engine);
       EXPECT_EQ(engine.error().code, ErrorCode::Invalid);
@@ -61,7 +64,7 @@ TEST(MakeEngine, RefusesOptionsWithWhatIsAllowed) {
 }
 
 TEST(MakeEngine, MakesWhatWasAskedFor) {
-  for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
+  for (const EngineKind kind : every_kind) {
     auto engine = make_engine(kind, {});
     ASSERT_TRUE(engine) << engine.error().to_string();
     EXPECT_EQ((*engine)->kind(), kind);
@@ -93,24 +96,38 @@ class Fallback : public testing::Test {
   std::unique_ptr<File> file_;
 };
 
-TEST_F(Fallback, RefusedIoUringFallsToThreadsWithOneLine) {
+/// What becomes of make_best_engine where the kernel refuses calls. For children: returns 0, or
+/// which expectation failed. `parts`: in its one line of log, in this order.
+int falls_to(EngineKind kind, File& file, std::initializer_list<const char*> parts) {
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel level, std::string_view line) {
+    if (level == LogLevel::Warning) lines.emplace_back(line);
+  });
+  Result<std::unique_ptr<Engine>> engine = nullptr;
+  std::uint64_t taken_ns = ~std::uint64_t{0};  // the best of some, as others use the machine
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const std::uint64_t begin_ns = system_clock().now_ns();
+    engine = make_best_engine({});
+    taken_ns = std::min(taken_ns, system_clock().now_ns() - begin_ns);
+    if (!engine || (*engine)->kind() != kind) return 1;
+  }
+  if (lines.size() != 1) return 2;
+  std::size_t at = 0;
+  for (const char* part : parts) {
+    at = lines[0].find(part, at);
+    if (at == std::string::npos) return 3;
+  }
+  if (!reads(**engine, file)) return 4;
+  return taken_ns > 100'000'000 ? 5 : 0;
+}
+
+TEST_F(Fallback, RefusedIoUringFallsToLibaioWithOneLine) {
   for (const int system_error : {EPERM, EACCES, ENOSYS, EMFILE, ENOMEM}) {
     const int status = test_support::run_in_child([&] {
       if (!test_support::refuse_call(__NR_io_uring_setup, system_error)) return 77;
-      std::vector<std::string> lines;
-      set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
-      Result<std::unique_ptr<Engine>> engine = nullptr;
-      std::uint64_t taken_ns = ~std::uint64_t{0};  // the best of some, as others use the machine
-      for (int attempt = 0; attempt < 5; ++attempt) {
-        const std::uint64_t begin_ns = system_clock().now_ns();
-        engine = make_best_engine({});
-        taken_ns = std::min(taken_ns, system_clock().now_ns() - begin_ns);
-        if (!engine || (*engine)->kind() != EngineKind::Threads) return 1;
-      }
-      if (lines.size() != 1 || lines[0].find("io_uring is not available") != 0) return 2;
-      if (lines[0].find("using the thread pool") == std::string::npos) return 3;
-      if (!reads(**engine, *file_)) return 4;
-      if (taken_ns > 100'000'000) return 5;
+      const int failed =
+          falls_to(EngineKind::Libaio, *file_, {"io_uring is not available", "using libaio"});
+      if (failed != 0) return failed;
       auto forced = make_engine(EngineKind::IoUring, {});
       return !forced && forced.error().code == ErrorCode::Unsupported ? 0 : 6;
     });
@@ -119,8 +136,53 @@ TEST_F(Fallback, RefusedIoUringFallsToThreadsWithOneLine) {
   }
 }
 
+TEST_F(Fallback, RefusedLibaioTooFallsToThreadsWithOneLine) {
+  const std::pair<long, int> refusals[] = {{__NR_io_setup, EPERM},
+                                           {__NR_io_setup, ENOSYS},
+                                           {__NR_io_setup, EAGAIN},
+                                           {__NR_io_submit, EPERM},
+                                           {__NR_io_submit, EINVAL}};
+  for (const auto& [call, system_error] : refusals) {
+    const int status = test_support::run_in_child([&] {
+      if (!test_support::refuse_call(__NR_io_uring_setup, ENOSYS) ||
+          !test_support::refuse_call(call, system_error)) {
+        return 77;
+      }
+      const char* why = system_error == EPERM    ? "a seccomp filter refuses it"
+                        : system_error == ENOSYS ? "this kernel has no libaio"
+                        : system_error == EAGAIN ? "fs.aio-max-nr"
+                                                 : "this kernel is older than 4.18";
+      const int failed = falls_to(
+          EngineKind::Threads, *file_,
+          {"io_uring is not available", "libaio is not available", why, "using the thread pool"});
+      if (failed != 0) return failed;
+      auto forced = make_engine(EngineKind::Libaio, {});
+      return !forced && forced.error().code == ErrorCode::Unsupported ? 0 : 6;
+    });
+    if (status == 77) GTEST_SKIP() << "no seccomp filters here";
+    EXPECT_EQ(status, 0) << call << " " << system_error;
+  }
+}
+
+// The kernel's own refusal: one context more than fs.aio-max-nr allows.
+TEST_F(Fallback, UsedUpAioRequestsAreNamed) {
+  std::vector<std::unique_ptr<Engine>> engines;
+  while (engines.size() < 1000) {
+    auto engine = make_engine(EngineKind::Libaio, {.queue_depth = queue_depth_max});
+    if (!engine) {
+      EXPECT_EQ(engine.error().code, ErrorCode::Unsupported);
+      EXPECT_EQ(engine.error().system_error, EAGAIN);
+      EXPECT_NE(engine.error().message.find("fs.aio-max-nr"), std::string::npos);
+      EXPECT_TRUE(reads(*engines.back(), *file_)) << "the others go on";
+      return;
+    }
+    engines.push_back(std::move(*engine));
+  }
+  GTEST_SKIP() << "this machine allows too many AIO requests";
+}
+
 TEST_F(Fallback, NothingIsAllocatedAfterTheStart) {
-  for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Threads}) {
+  for (const EngineKind kind : every_kind) {
     auto engine = make_engine(kind, {.block_size = 4096, .queue_depth = 4});
     ASSERT_TRUE(engine);
     CountedBuffers buffers;
@@ -133,6 +195,7 @@ TEST_F(Fallback, NothingIsAllocatedAfterTheStart) {
                        buffers.lease(4096));
       list.push_back(&transfer);
     }
+    static_cast<void>(reads(**engine, *file_));  // libaio has a note on files like this one
     const std::uint64_t before = allocations;
     (*engine)->submit(list);
     for (Completion* transfer : list) {
@@ -140,7 +203,7 @@ TEST_F(Fallback, NothingIsAllocatedAfterTheStart) {
       ARTESIAN_CHECK(in_time && transfer->result().has_value());
     }
     EXPECT_EQ(allocations, before) << engine_kind_name(kind);
-    EXPECT_EQ((*engine)->statistics().blocks, transfers.size());
+    EXPECT_EQ((*engine)->statistics().blocks, 1 + transfers.size());
     EXPECT_LE((*engine)->statistics().blocks_in_kernel_max, 4u);
   }
 }

@@ -30,7 +30,7 @@ using test_support::run_in_child;
   if ((ring).open(depth) != 0) GTEST_SKIP() << "no io_uring here"
 
 class RingTest : public EngineFixture {};
-INSTANTIATE_TEST_SUITE_P(Only, RingTest, testing::Values(EngineKind::IoUring), engine_name);
+INSTANTIATE_TEST_SUITE_P(Only, RingTest, testing::Values(Tested::IoUring), engine_name);
 
 TEST_P(RingTest, TenTimesTheQueueUnreapedAreAllReaped) {
   constexpr std::uint32_t depth = 4;

@@ -341,8 +341,6 @@ const Case unsupported[] = {
     {R"({"sequence_parallel_size": 2})",
      "not supported yet: sequence_parallel_size: got 2, allowed 1"},
     {R"({"aio": {"use_gds": true}})", "not supported yet: aio.use_gds: got true, allowed false"},
-    {R"({"artesian": {"engine": "libaio"}})",
-     "not supported yet: artesian.engine: got \"libaio\", allowed auto, io_uring or threads"},
     {R"({"artesian": {"durable": true}})",
      "not supported yet: artesian.durable: got true, allowed false"},
     {R"({"artesian": {"checkpoint_every": 5}})",

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -313,6 +314,40 @@ TEST(Pool, WorksWithoutTheRightToLockMemory) {
   if (!mlock_is_real) GTEST_SKIP() << "this build's mlock does nothing";
   for (const std::uint64_t limit : {0ul, 64ul << 10, 8ul << 20}) {
     EXPECT_EQ(test_support::run_in_child([limit] { return memlock_child(limit); }), 0) << limit;
+  }
+}
+
+/// KiB of huge pages under the mapping that contains the address.
+std::uint64_t huge_kib(const std::byte* data) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(data);
+  std::ifstream file("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      inside = begin <= wanted && wanted < end;
+    }
+    std::uint64_t kib = 0;
+    if (inside && std::sscanf(line.c_str(), "AnonHugePages: %lu kB", &kib) == 1) return kib;
+  }
+  return 0;
+}
+
+// Direct transfers are a third faster where their memory is in one piece, and so are those of a
+// pool smaller than a huge page.
+TEST(Pool, SmallPoolsLieOnHugePagesToo) {
+  for (const Lock lock : {Lock::Try, Lock::Never}) {
+    // What the machine gives to a pool that is as large as a page of its own accord.
+    const auto whole = Pool::create({.bytes = 2 << 20, .lock = lock, .name = "p"}).value();
+    whole->fault_in();
+    if (huge_kib(whole->range().data()) != 2048) GTEST_SKIP() << "no huge pages here now";
+    for (const std::uint64_t bytes : {64u << 10, 512u << 10, (2u << 20) - 4096}) {
+      const auto pool = Pool::create({.bytes = bytes, .lock = lock, .name = "p"}).value();
+      pool->fault_in();
+      EXPECT_EQ(huge_kib(pool->range().data()), 2048u) << bytes;
+      EXPECT_EQ(pool->range().size(), bytes) << "no more is lent than was asked for";
+    }
   }
 }
 

@@ -138,7 +138,7 @@ def test_little_lockable_memory(folder, engine, limit):
     got = json.loads(result.stdout)
     assert got["verified"] is True
     assert all("ulimit -l" in line for line in lines), lines
-    fallen = engine == "auto" and got["engine"] == "threads"
+    fallen = engine == "auto" and got["engine"] != "io_uring"
     assert len(lines) == (2 if fallen else 1)
     assert limit == 0 or not fallen
 

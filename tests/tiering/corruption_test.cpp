@@ -70,7 +70,8 @@ class CorruptionTest : public testing::TestWithParam<Backend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Engines, CorruptionTest,
-                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring),
+                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring,
+                                         Backend::Simulated),
                          backend_name);
 
 TEST_P(CorruptionTest, EveryFlippedBitIsDetected) {

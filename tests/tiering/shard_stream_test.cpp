@@ -90,7 +90,8 @@ TEST_P(ShardStream, AFlippedBitIsAnError) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, ShardStream,
-                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring),
+                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring,
+                                         Backend::Simulated),
                          backend_name);
 
 }  // namespace

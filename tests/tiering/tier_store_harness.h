@@ -15,17 +15,20 @@
 #include "aio/threads.h"
 #include "base/random.h"
 #include "tests/support/memory_files.h"
+#include "tests/support/simulated_engine.h"
 #include "tests/support/temporary_directory.h"
 #include "tiering/tier_store.h"
 
 namespace artesian::tiering {
 
-enum class Backend : std::uint8_t { Memory, Threads, IoUring };
+/// Simulated: files in memory behind a disk that reorders, delays, cuts and interrupts.
+enum class Backend : std::uint8_t { Memory, Threads, IoUring, Simulated };
 
 inline std::string backend_name(const testing::TestParamInfo<Backend>& info) {
   return info.param == Backend::Memory    ? "Memory"
          : info.param == Backend::Threads ? "Threads"
-                                          : "IoUring";
+         : info.param == Backend::IoUring ? "IoUring"
+                                          : "Simulated";
 }
 
 /// Answers -`system_error` for every block of `operation` that covers file offset `offset`.
@@ -50,6 +53,12 @@ class Harness {
       auto engine = std::make_unique<test_support::MemoryEngine>(options, &faults);
       memory_engine = engine.get();
       engine_ = std::move(engine);
+      return;
+    }
+    if (backend == Backend::Simulated) {
+      const test_support::SimulatedOptions disk{
+          .seed = 17, .slow = 10, .shortened = 200, .interrupted = 100};
+      engine_ = std::make_unique<test_support::SimulatedEngine>(options, disk, &faults);
       return;
     }
     auto engine = backend == Backend::Threads ? aio::make_threads(options, &faults)

@@ -31,7 +31,8 @@ class TierStoreTest : public testing::TestWithParam<Backend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Engines, TierStoreTest,
-                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring),
+                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring,
+                                         Backend::Simulated),
                          backend_name);
 
 TEST_P(TierStoreTest, EveryByteComesBack) {

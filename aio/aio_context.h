@@ -1,0 +1,77 @@
+// AioContext: one context of the kernel's AIO, used by one thread, with the functions of Ring. The
+// thread sleeps in io_getevents, for transfers and wake-ups alike: the context itself polls the
+// eventfd that other threads write.
+//
+// Note [Refused transfers]: io_submit may take fewer than it was given. EAGAIN (no room, in the
+// kernel or under fs.aio-max-nr) with transfers in the kernel waits for one of those; with none,
+// after 64 in a row, what is left ends as a failure. EINVAL is the kernel's word for a file that
+// its AIO cannot do at all (some of /dev and /proc): that transfer is made by pread or pwrite, then
+// and there. Any other error ends the transfer that it is about, and no other.
+#pragma once
+
+#include <libaio.h>
+
+#include <span>
+#include <vector>
+
+#include "aio/answer.h"
+#include "aio/fixed_buffers.h"
+
+namespace artesian::aio {
+
+class AioContext {
+ public:
+  static constexpr bool registers_memory = false;
+
+  AioContext() = default;
+  AioContext(const AioContext&) = delete;
+  AioContext& operator=(const AioContext&) = delete;
+  ~AioContext();
+
+  /// Sets up a context for `depth` transfers. Returns 0 or an errno (EOPNOTSUPP: kernel too old).
+  int open(std::uint32_t depth) noexcept;
+  void close() noexcept;
+  /// Makes wait() return soon. Any thread, from open() to the destructor.
+  void wake() const noexcept;
+  /// Never called: there is nothing to register with.
+  int register_buffers(const FixedBuffers&) noexcept { return 0; }
+
+  /// Queues a transfer of `length` bytes from where the block stands.
+  void prepare(Block& block, std::uint64_t length) noexcept;
+  /// Queues, in its place, a wait until the descriptor can be read: see FaultSeam::stalls_on.
+  void poll(Block& block, int descriptor) noexcept;
+  void submit() noexcept;
+  void wait(std::uint32_t count) noexcept;
+  std::span<const Answer> reap() noexcept;
+
+  std::uint32_t blocks_pending() const noexcept { return blocks_pending_; }
+  std::uint32_t blocks_queued() const noexcept { return blocks_queued_; }
+  std::uint64_t exchange_submit_calls() noexcept { return std::exchange(submit_calls_, 0); }
+
+ private:
+  void arm_wake() noexcept;
+  void queue(iocb& control) noexcept;
+  iocb& next_control() noexcept;
+  std::uint32_t in_kernel() const noexcept;
+  void refuse(int system_error) noexcept;
+  void end(iocb& control, std::int64_t result) noexcept;
+  void move_here(iocb& control) noexcept;
+
+  io_context_t context_ = nullptr;
+  int event_ = -1;
+  bool wake_armed_ = false;
+  int wake_refused_ = 0;  // errno, since the last sleep
+  std::uint32_t blocks_pending_ = 0;
+  std::uint32_t blocks_queued_ = 0;  // of them, prepared and not handed over
+  std::uint32_t refusals_ = 0;
+  std::uint64_t submit_calls_ = 0;
+  std::vector<iocb> controls_;  // the first is the eventfd's
+  std::vector<iocb*> free_;
+  std::vector<iocb*> queued_;  // prepared and not handed over, in order
+  std::size_t queued_from_ = 0;
+  std::vector<io_event> events_;
+  std::vector<Answer> answers_;  // of transfers that ended
+  std::vector<Answer> reaped_;
+};
+
+}  // namespace artesian::aio
