@@ -7,6 +7,7 @@
 
 #include "tools/aio_bench_flags.h"
 #include "tools/aio_bench_run.h"
+#include "tools/aio_bench_tune.h"
 #include "tools/command_line.h"
 #include "tools/report_error.h"
 
@@ -16,9 +17,12 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   CLI::App* run = app.add_subcommand("run", "One measurement");
   bench::add_run_flags(*run);
+  CLI::App* tune = app.add_subcommand("tune", "Finds the best settings for a disk");
+  bench::add_tune_flags(*tune);
   const auto exit_code = tools::parse_command_line(app, bench::program, argc, argv);
   if (exit_code.has_value()) return *exit_code;
   if (*run) return bench::run_command(*run);
-  return tools::report_error(bench::program,
-                             "missing command: got nothing, allowed run; see aio_bench --help", 2);
+  if (*tune) return bench::tune_command(*tune);
+  return tools::report_error(
+      bench::program, "missing command: got nothing, allowed run or tune; see aio_bench --help", 2);
 }

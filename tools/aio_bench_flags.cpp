@@ -198,7 +198,7 @@ std::string FlagReader::output(const std::string& flag, Dash dash) {
   const std::string directory = parent.empty() ? "." : parent.string();
   const bool there = std::filesystem::exists(target);
   const bool may =
-      !target.empty() && !std::filesystem::is_directory(target) &&
+      !target.empty() && target != "-" && !std::filesystem::is_directory(target) &&
       (there ? faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) == 0 : writable(directory));
   if (may) return target;
   faults_.add("cannot write there", flag, quoted(target),

@@ -14,6 +14,8 @@ constexpr double variation_share = 0.68;  // of the budget, after which only fin
 constexpr int head_to_head_min = 7;
 constexpr int head_to_head_max = 15;
 constexpr std::size_t finalists_max = 4;
+constexpr double in_flight_min = 8 << 20;  // bytes that are always tried
+constexpr double convention = 0.01;        // what another engine or an unusual switch must win by
 constexpr double tie = 0.005;    // scores this close are equal: the one with less in flight wins
 constexpr double fallen = 0.85;  // of its first rate
 
@@ -63,11 +65,14 @@ class Search {
   void keep(const Points& points);
   Result<void> reference(double& read, double& write);
   Result<void> map();
+  Result<void> grid();
   Result<void> vary_all();
-  Result<void> choose(const char* stage, const std::vector<Settings>& candidates);
+  Result<void> choose(const char* stage, const std::vector<Settings>& candidates, double margin);
   Result<void> trade();
   template <typename Value>
-  Result<void> vary(const char* stage, Value Settings::*member, const std::vector<Value>& values);
+  Result<void> vary(const char* stage, Value Settings::*member, const std::vector<Value>& values,
+                    double margin = 0);
+  int oddities(const Settings& settings) const;
   Points finalists() const;
   Result<void> finals(SearchResult& result);
 
@@ -155,8 +160,10 @@ Result<void> Search::map() {
   return {};
 }
 
-/// Measures these settings and goes on from the best of them.
-Result<void> Search::choose(const char* stage, const std::vector<Settings>& candidates) {
+/// Measures these settings and goes on from the best of them, if it is better than the current by
+/// more than `margin`.
+Result<void> Search::choose(const char* stage, const std::vector<Settings>& candidates,
+                            double margin) {
   if (!time_left()) return {};
   stage_ = stage;
   Points points;
@@ -168,19 +175,23 @@ Result<void> Search::choose(const char* stage, const std::vector<Settings>& cand
   if (points.size() < 2) return {};
   ARTESIAN_TRY_VOID(passes(points, 2));
   keep(points);
-  current_ = best_of(points).settings;
+  const auto now = std::find_if(points.begin(), points.end(),
+                                [&](const Point& point) { return point.settings == current_; });
+  const Point& best = best_of(points);
+  const bool stays = now != points.end() && best.score() <= now->score() * (1 + margin);
+  if (!stays) current_ = best.settings;
   return {};
 }
 
 template <typename Value>
 Result<void> Search::vary(const char* stage, Value Settings::*member,
-                          const std::vector<Value>& values) {
+                          const std::vector<Value>& values, double margin) {
   std::vector<Settings> candidates;
   for (const Value& value : values) {
     Settings& settings = candidates.emplace_back(current_);
     settings.*member = value;
   }
-  return choose(stage, candidates);
+  return choose(stage, candidates, margin);
 }
 
 /// Larger blocks and fewer of them, or the other way round: along the ridge.
@@ -194,7 +205,7 @@ Result<void> Search::trade() {
       settings.queue_depth = depth;
     }
   }
-  return choose("block size for depth", candidates);
+  return choose("block size for depth", candidates, 0);
 }
 
 Result<void> Search::vary_all() {
@@ -203,13 +214,42 @@ Result<void> Search::vary_all() {
   ARTESIAN_TRY_VOID(vary("queue depth", &Settings::queue_depth, space.queue_depths));
   ARTESIAN_TRY_VOID(trade());
   ARTESIAN_TRY_VOID(vary("threads", &Settings::threads, space.threads));
-  ARTESIAN_TRY_VOID(vary("engine", &Settings::engine, space.engines));
+  ARTESIAN_TRY_VOID(vary("engine", &Settings::engine, space.engines, convention));
   ARTESIAN_TRY_VOID(
       vary("queue depth", &Settings::queue_depth, near(space.queue_depths, current_.queue_depth)));
   ARTESIAN_TRY_VOID(
       vary("block size", &Settings::block_size, near(space.block_sizes, current_.block_size)));
-  ARTESIAN_TRY_VOID(vary<bool>("single_submit", &Settings::single_submit, {false, true}));
-  return vary<bool>("overlap_events", &Settings::overlap_events, {true, false});
+  ARTESIAN_TRY_VOID(
+      vary<bool>("single_submit", &Settings::single_submit, {false, true}, convention));
+  return vary<bool>("overlap_events", &Settings::overlap_events, {true, false}, convention);
+}
+
+Result<void> Search::grid() {
+  stage_ = "grid";
+  Points points;
+  const SearchSpace& space = options_.space;
+  for (const std::uint64_t block : space.block_sizes) {
+    for (const std::uint32_t depth : space.queue_depths) {
+      for (const std::uint32_t threads : space.threads) {
+        for (const aio::EngineKind engine : space.engines) {
+          const Settings settings{
+              .block_size = block, .queue_depth = depth, .threads = threads, .engine = engine};
+          if (allowed(settings)) points.push_back({.settings = settings, .samples = {}});
+        }
+      }
+    }
+  }
+  ARTESIAN_TRY_VOID(passes(points, 2));
+  keep(points);
+  current_ = best_of(points).settings;
+  return {};
+}
+
+/// In how much settings differ from what is usual.
+int Search::oddities(const Settings& settings) const {
+  const Settings& usual = options_.start;
+  return (settings.engine != usual.engine) + (settings.single_submit != usual.single_submit) +
+         (settings.overlap_events != usual.overlap_events);
 }
 
 /// What the search has come to, and the best of all that it has seen.
@@ -255,7 +295,8 @@ Result<void> Search::finals(SearchResult& result) {
   keep({first, second});
   const double ratio = median(result.head_to_head);
   const bool lighter = second.settings.bytes_in_flight() < first.settings.bytes_in_flight();
-  if (ratio < 1 - tie || (ratio < 1 + tie && lighter)) {
+  const bool plainer = oddities(second.settings) < oddities(first.settings);
+  if (ratio < 1 - tie || (ratio < 1 + tie && lighter) || (ratio < 1 + convention && plainer)) {
     std::swap(first, second);
     for (double& each : result.head_to_head) each = 1 / std::max(each, 1e-12);
   }
@@ -271,10 +312,14 @@ Result<SearchResult> Search::run() {
   ARTESIAN_TRY_VOID(reference(result.drift.read_first, result.drift.write_first));
   // A queue that takes longer to drain than half a measurement only measures itself.
   const double rate = std::max(result.drift.read_first, result.drift.write_first) * 1e9;
-  in_flight_max_ =
-      std::min(in_flight_max_, static_cast<std::uint64_t>(std::max(rate * seconds_ / 2, 1.0)));
-  ARTESIAN_TRY_VOID(map());
-  ARTESIAN_TRY_VOID(vary_all());
+  const auto drained = static_cast<std::uint64_t>(std::max(rate * seconds_ / 2, in_flight_min));
+  if (options_.exhaustive) {
+    ARTESIAN_TRY_VOID(grid());
+  } else {
+    in_flight_max_ = std::min(in_flight_max_, drained);
+    ARTESIAN_TRY_VOID(map());
+    ARTESIAN_TRY_VOID(vary_all());
+  }
   ARTESIAN_TRY_VOID(finals(result));
   stage_ = "reference";
   ARTESIAN_TRY_VOID(reference(result.drift.read_last, result.drift.write_last));

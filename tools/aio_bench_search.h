@@ -78,6 +78,7 @@ struct SearchOptions {
   SearchSpace space;
   Settings start;              // in the space; the reference for drift
   double budget_seconds = 60;  // of cost; about a tenth more or less
+  bool exhaustive = false;     // measures the whole space, whatever the budget
   std::function<void(const SearchProgress&)> progress = [](const SearchProgress&) {};
 };
 

@@ -217,6 +217,25 @@ TEST(SearchResult, IsTheSameForTheSameDisk) {
   EXPECT_EQ(first.head_to_head, second.head_to_head);
 }
 
+TEST(SearchResult, OfAnExhaustiveSearchHasMeasuredAll) {
+  UsualDisk disk;
+  SearchOptions options{.space = whole_space(), .start = {}, .exhaustive = true};
+  auto result = search(options, [&](const Settings& settings, Access access, double seconds) {
+    return disk.measure(settings, access, seconds);
+  });
+  ASSERT_TRUE(result.has_value());
+  std::size_t settings = 0;
+  for (const auto block : options.space.block_sizes) {
+    for (const auto depth : options.space.queue_depths) {
+      for (const auto threads : options.space.threads) {
+        settings += 2 * (block * depth * threads <= options.space.bytes_in_flight_max);
+      }
+    }
+  }
+  EXPECT_EQ(result->points.size(), settings);
+  EXPECT_NEAR(disk.score(result->winner.settings) / best_of_grid(disk, options.space), 1, 0.005);
+}
+
 TEST(SearchResult, KeepsToTheSpaceAndItsLimit) {
   SearchSpace space = whole_space();
   space.bytes_in_flight_max = 32 * mib;
