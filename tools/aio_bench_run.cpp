@@ -1,279 +1,158 @@
 #include "tools/aio_bench_run.h"
 
-#include <fcntl.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <deque>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <random>
-#include <vector>
+#include <cstdio>
 
 #include "base/units.h"
-#include "pinned/pool.h"
-#include "tools/bench_pattern.h"
+#include "tools/aio_bench_flags.h"
+#include "tools/report_error.h"
 
 namespace artesian::bench {
 namespace {
 
-using aio::Completion;
-using aio::Engine;
-using aio::Operation;
-
-std::uint64_t block_count(const RunOptions& options) {
-  return round_up(options.size, options.engine.block_size) / options.engine.block_size;
-}
-
-std::uint64_t slot_count(const RunOptions& options) {
-  const std::uint64_t depth = std::uint64_t{options.engine.queue_depth} * options.engine.threads;
-  return std::min(depth, block_count(options));
-}
-
-double cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-enum class Check : std::uint8_t { Nothing, Sampled, Whole };
-
-/// What the file holds, and the buffers between passes.
-struct Ground {
-  const RunOptions& options;
-  const std::atomic<int>& stop;
-  std::unique_ptr<File> file;
-  std::unique_ptr<pinned::Pool> pool;
-  Pattern pattern;
-  std::vector<std::uint32_t> pass_of_block;  // the pass that wrote it last
-};
-
-/// Moves the blocks of the file in order through an engine. Each slot owns a buffer and submits its
-/// next block from the callback of the last, so that the queue never runs dry.
-class Sweep {
- public:
-  Sweep(Ground& ground, Engine& engine, Operation operation, Check check)
-      : ground_(ground),
-        engine_(engine),
-        operation_(operation),
-        check_(check),
-        blocks_(ground.pass_of_block.size()),
-        in_flight_(blocks_) {}
-
-  /// Goes over the file once, or until the time is over. `first_pass` numbers what is written.
-  Result<void> run(double seconds, std::uint32_t first_pass);
-  std::uint64_t bytes() const noexcept { return bytes_; }
-  /// Compares every byte that the buffers hold after the run.
-  bool buffers_are_right() const;
-  bool wrong() const noexcept { return wrong_; }
-
- private:
-  struct Slot {
-    Completion completion;
-    Sweep* sweep = nullptr;
-    std::uint64_t block = 0;
-    std::uint64_t length = 0;
-    BufferLease kept;  // once this slot has nothing more to move
-  };
-
-  static void finished(Completion& completion, void* context) noexcept;
-  void finish(Slot& slot) noexcept;
-  bool prepare(Slot& slot, BufferLease& buffer) noexcept;
-  std::optional<std::uint64_t> next_sequence() noexcept;
-
-  Ground& ground_;
-  Engine& engine_;
-  const Operation operation_;
-  const Check check_;
-  const std::uint64_t blocks_;
-  std::deque<Slot> slots_;
-  std::uint32_t first_pass_ = 0;
-  std::uint64_t end_ns_ = 0;  // 0 = one pass
-  std::atomic<std::uint64_t> next_ = 0;
-  std::atomic<std::uint64_t> bytes_ = 0;
-  std::atomic<bool> wrong_ = false;
-  std::atomic<bool> failed_ = false;
-  std::vector<std::atomic<bool>> in_flight_;  // by block: a lap must not meet the one before
-  std::mutex mutex_;
-  std::optional<Error> error_;  // the first; under mutex_
-};
-
-Result<void> Sweep::run(double seconds, std::uint32_t first_pass) {
-  first_pass_ = first_pass;
-  if (seconds > 0) end_ns_ = Deadline::after_seconds(seconds).at_ns;
-  std::vector<Completion*> list;
-  const std::uint64_t count = slot_count(ground_.options);
-  for (std::uint64_t index = 0; index < count; ++index) {
-    ARTESIAN_TRY(buffer, ground_.pool->lease(ground_.options.engine.block_size));
-    Slot& slot = slots_.emplace_back();
-    slot.sweep = this;
-    if (operation_ == Operation::Write) ground_.pattern.fill({buffer.data(), buffer.size()});
-    if (prepare(slot, buffer)) list.push_back(&slot.completion);
+RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json) {
+  FlagReader flags(command, faults);
+  RunOptions options;
+  Transfers& transfers = options.transfers;
+  options.directory = flags.directory("--path");
+  const std::string operation = flags.word("--op", {"read", "write", "mixed"});
+  for (const Access access : accesses) {
+    if (operation == access_name(access)) transfers.access = access;
   }
-  engine_.submit(list);
-  // Callbacks stop by themselves: at the end, at an error or when the user says so.
-  ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));
-  const std::lock_guard lock(mutex_);
-  if (error_) return *error_;
-  if (ground_.stop != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
-  return {};
-}
-
-std::optional<std::uint64_t> Sweep::next_sequence() noexcept {
-  if (failed_ || ground_.stop != 0) return std::nullopt;
-  if (end_ns_ != 0 && system_clock().now_ns() >= end_ns_) return std::nullopt;
-  while (true) {
-    const std::uint64_t sequence = next_++;
-    if (end_ns_ == 0 && sequence >= blocks_) return std::nullopt;
-    if (!in_flight_[sequence % blocks_].exchange(true)) return sequence;
+  transfers.kind = flags.engine("--engine");
+  options.size = flags.file_size("--size", "1GiB");
+  transfers.engine.block_size = flags.block_size("--block-size", "1MiB");
+  transfers.engine.queue_depth = flags.count("--queue-depth", 32, aio::queue_depth_max);
+  transfers.engine.threads = flags.count("--threads", 1, aio::threads_max);
+  transfers.engine.single_submit = flags.given("--single-submit");
+  transfers.engine.overlap_events = !flags.given("--no-overlap-events");
+  options.direct = flags.given("--no-direct") ? Direct::Never : Direct::IfAligned;
+  transfers.seconds =
+      flags.number("--seconds", 0, 0, 1e6, "leave it out for one pass over the file");
+  transfers.read_share = flags.number("--read-share", 0.5, 0, 0.99, "try 0.5");
+  if (flags.given("--read-share") && transfers.access != Access::Mixed) {
+    faults.add("contradiction", "--read-share", "--op " + operation, "it with --op mixed alone",
+               "drop one of them");
   }
+  json = flags.output("--json", FlagReader::Dash::Yes);
+  return options;
 }
 
-bool Sweep::prepare(Slot& slot, BufferLease& buffer) noexcept {
-  const std::optional<std::uint64_t> sequence = next_sequence();
-  if (!sequence) {
-    slot.kept = std::move(buffer);
-    return false;
-  }
-  const std::uint64_t block_size = ground_.options.engine.block_size;
-  slot.block = *sequence % blocks_;
-  const std::uint64_t offset = slot.block * block_size;
-  slot.length = std::min(block_size, ground_.options.size - offset);
-  if (operation_ == Operation::Write) {
-    const auto pass = static_cast<std::uint32_t>(first_pass_ + *sequence / blocks_);
-    ground_.pass_of_block[slot.block] = pass;
-    Pattern::stamp({buffer.data(), slot.length}, offset, pass);
-  }
-  slot.completion.prepare({.operation = operation_,
-                           .file = ground_.file.get(),
-                           .offset = offset,
-                           .length = slot.length},
-                          std::move(buffer), finished, &slot);
-  return true;
+void print_line(const nlohmann::ordered_json& json) {
+  const std::string both = json["op"] != "mixed"
+                               ? ""
+                               : " (read " + json["read_gb_per_s"].dump().substr(0, 5) +
+                                     ", write " + json["write_gb_per_s"].dump().substr(0, 5) + ")";
+  std::printf(
+      "%s %s%s: %.3f GB/s%s, %.0f blocks/s of %s, depth %u x %u, latency p50 %llu us, "
+      "p99 %llu us, %.2f s, cpu %.2f s, %s\n",
+      json["op"].get<std::string>().c_str(), json["engine"].get<std::string>().c_str(),
+      json["direct"].get<bool>() ? "" : " (buffered)", json["gb_per_s"].get<double>(), both.c_str(),
+      json["iops"].get<double>(), format_size(json["block_size"].get<std::uint64_t>()).c_str(),
+      json["queue_depth"].get<unsigned>(), json["threads"].get<unsigned>(),
+      json["lat_us"]["p50"].get<unsigned long long>(),
+      json["lat_us"]["p99"].get<unsigned long long>(), json["seconds"].get<double>(),
+      json["cpu_seconds"].get<double>(), json["verified"].get<bool>() ? "verified" : "WRONG DATA");
 }
 
-void Sweep::finished(Completion&, void* context) noexcept {
-  auto* slot = static_cast<Slot*>(context);
-  slot->sweep->finish(*slot);
-}
-
-void Sweep::finish(Slot& slot) noexcept {
-  auto result = slot.completion.result();
-  if (!result) {
-    const std::lock_guard lock(mutex_);
-    failed_ = true;
-    if (!error_) error_ = result.error();
-    return;
-  }
-  bytes_ += *result;
-  BufferLease buffer = slot.completion.take_buffer();
-  const std::span<const std::byte> moved(buffer.data(), slot.length);
-  const std::uint64_t offset = slot.block * ground_.options.engine.block_size;
-  const std::uint32_t pass = ground_.pass_of_block[slot.block];
-  if (check_ == Check::Sampled && !Pattern::sampled(moved, offset, pass)) wrong_ = true;
-  if (check_ == Check::Whole && !ground_.pattern.whole(moved, offset, pass)) wrong_ = true;
-  in_flight_[slot.block] = false;
-  Completion* const list[] = {&slot.completion};
-  if (prepare(slot, buffer)) engine_.submit(list);
-}
-
-bool Sweep::buffers_are_right() const {
-  return std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-    return slot.length == 0 || ground_.pattern.whole({slot.kept.data(), slot.length},
-                                                     slot.block * ground_.options.engine.block_size,
-                                                     ground_.pass_of_block[slot.block]);
-  });
-}
-
-Result<std::unique_ptr<Engine>> make(const Ground& ground, bool timed) {
-  aio::EngineOptions options = ground.options.engine;
-  if (!timed) options.single_submit = false;
-  if (!timed) options.overlap_events = true;
-  const auto kind = ground.options.kind;
-  auto made = kind == RunOptions::Kind::Auto
-                  ? aio::make_best_engine(options)
-                  : aio::make_engine(kind == RunOptions::Kind::IoUring ? aio::EngineKind::IoUring
-                                                                       : aio::EngineKind::Threads,
-                                     options);
-  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
-  if (made && ground.pool->statistics().locked) {
-    const std::span<std::byte> ranges[] = {ground.pool->range()};
-    (*made)->register_memory(ranges);
-  }
-  return made;
-}
-
-/// A file that no directory names any more.
-Result<std::unique_ptr<File>> open_file(const RunOptions& options) {
-  std::random_device device;
-  const std::string path = options.directory + "/artesian-aio-bench-" + std::to_string(getpid()) +
-                           "-" + std::to_string(device());
-  ARTESIAN_TRY(file,
-               system_files().open(path, {.create = Create::Exclusive, .direct = options.direct}));
-  ARTESIAN_TRY_VOID(system_files().remove(path));
-  ARTESIAN_TRY_VOID(file->allocate(options.size));
-  return file;
-}
-
-Result<void> fill(Ground& ground) {
-  ARTESIAN_TRY(engine, make(ground, false));
-  Sweep sweep(ground, *engine, Operation::Write, Check::Nothing);
-  ARTESIAN_TRY_VOID(sweep.run(0, 0));
-  ARTESIAN_TRY_VOID(ground.file->sync());
-  // A buffered read is to meet the disk as well.
-  posix_fadvise(ground.file->descriptor(), 0, 0, POSIX_FADV_DONTNEED);
-  return {};
-}
-
-Result<bool> check_written(Ground& ground) {
-  ARTESIAN_TRY(engine, make(ground, false));
-  Sweep sweep(ground, *engine, Operation::Read, Check::Whole);
-  ARTESIAN_TRY_VOID(sweep.run(0, 0));
-  return !sweep.wrong() && sweep.bytes() == ground.options.size;
+/// Prints to where the flags say. Returns whether that worked.
+bool print_result(const std::string& target, const nlohmann::ordered_json& json) {
+  if (target != "-") print_line(json);
+  return target.empty() || write_output(target, json.dump(2) + "\n");
 }
 
 }  // namespace
 
 std::uint64_t buffer_bytes(const RunOptions& options) noexcept {
-  return slot_count(options) * options.engine.block_size;
+  return slot_count(options.transfers.engine, options.size) * options.transfers.engine.block_size;
 }
 
-Result<RunResult> run(const RunOptions& options, const std::atomic<int>& stop) {
-  ARTESIAN_TRY(file, open_file(options));
-  ARTESIAN_TRY(pool, pinned::Pool::create({.bytes = buffer_bytes(options), .name = "buffers"}));
-  Ground ground{.options = options,
-                .stop = stop,
-                .file = std::move(file),
-                .pool = std::move(pool),
-                .pattern = Pattern(options.engine.block_size),
-                .pass_of_block = std::vector<std::uint32_t>(block_count(options))};
-  ARTESIAN_TRY_VOID(fill(ground));
-  ARTESIAN_TRY(engine, make(ground, true));
-  RunResult result;
-  result.kind = engine->kind();
-  result.direct = ground.file->direct();
-  const bool reads = options.operation == Operation::Read;
-  {
-    Sweep sweep(ground, *engine, options.operation, reads ? Check::Sampled : Check::Nothing);
-    const double cpu_before = cpu_seconds();
-    const std::uint64_t begin_ns = system_clock().now_ns();
-    ARTESIAN_TRY_VOID(sweep.run(options.seconds, 1));
-    result.seconds = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
-    result.cpu_seconds = cpu_seconds() - cpu_before;
-    result.bytes = sweep.bytes();
-    result.statistics = engine->statistics();
-    result.verified = reads && !sweep.wrong() && sweep.buffers_are_right();
-  }
-  if (!reads) {
-    ARTESIAN_TRY(right, check_written(ground));
-    result.verified = right;
+Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop) {
+  ARTESIAN_TRY(ground, Ground::create({.directories = {options.directory},
+                                       .size = options.size,
+                                       .granule = options.transfers.engine.block_size,
+                                       .buffer_bytes = buffer_bytes(options),
+                                       .direct = options.direct},
+                                      stop));
+  ARTESIAN_TRY_VOID(ground->fill(options.transfers));
+  ARTESIAN_TRY(result, ground->measure(options.transfers));
+  if (options.transfers.access != Access::Read) {
+    ARTESIAN_TRY(right, ground->all_right(options.transfers));
+    result.right = result.right && right;
   }
   return result;
+}
+
+nlohmann::ordered_json to_json(const RunOptions& options, const Measurement& result) {
+  const Transfers& transfers = options.transfers;
+  const aio::EngineStatistics& statistics = result.statistics;
+  const double seconds = std::max(result.seconds, 1e-9);
+  nlohmann::ordered_json json = {{"op", access_name(transfers.access)},
+                                 {"engine", aio::engine_kind_name(result.kind)},
+                                 {"block_size", transfers.engine.block_size},
+                                 {"queue_depth", transfers.engine.queue_depth},
+                                 {"threads", transfers.engine.threads},
+                                 {"single_submit", transfers.engine.single_submit},
+                                 {"overlap_events", transfers.engine.overlap_events},
+                                 {"direct", result.direct},
+                                 {"bytes", result.bytes()},
+                                 {"seconds", result.seconds},
+                                 {"gb_per_s", result.gb_per_s()},
+                                 {"iops", static_cast<double>(statistics.blocks) / seconds},
+                                 {"submit_calls", statistics.submit_calls},
+                                 {"lat_us",
+                                  {{"p50", statistics.latency_us_p50},
+                                   {"p95", statistics.latency_us_p95},
+                                   {"p99", statistics.latency_us_p99}}},
+                                 {"cpu_seconds", result.cpu_seconds},
+                                 {"verified", result.right}};
+  if (transfers.access == Access::Mixed) {
+    json["read_gb_per_s"] = static_cast<double>(result.bytes_read) / seconds * 1e-9;
+    json["write_gb_per_s"] = static_cast<double>(result.bytes_written) / seconds * 1e-9;
+    json["read_share"] = transfers.read_share;
+  }
+  return json;
+}
+
+void add_run_flags(CLI::App& command) {
+  add_value(command, "--path", "DIR", "Directory for the temporary file; must exist");
+  add_value(command, "--op", "WORD",
+            "read (default), write or mixed: reads, and what was read written back behind them");
+  add_value(command, "--size", "SIZE", "Size of the file (default: 1GiB)");
+  add_value(command, "--block-size", "SIZE",
+            "Bytes per transfer, a multiple of 4096 (default: 1MiB)");
+  add_value(command, "--queue-depth", "N", "Blocks in the kernel per thread (default: 32)");
+  add_value(command, "--threads", "N",
+            "Rings; for the threads engine, threads per slot (default: 1)");
+  add_value(command, "--engine", "WORD", engine_words() + " (default)");
+  add_switch(command, "--single-submit", "One system call per block");
+  add_switch(command, "--no-overlap-events", "Fill, drain, fill the queue");
+  add_switch(command, "--no-direct", "Through the page cache");
+  add_value(command, "--read-share", "X",
+            "Of the bytes of --op mixed, how many are read (default: 0.5)");
+  add_value(command, "--seconds", "S",
+            "Repeat until so many seconds are over (default: once over the file)");
+  add_value(command, "--json", "FILE", "Write the result as JSON to a file, or - for stdout");
+}
+
+int run_command(const CLI::App& command) {
+  Faults faults;
+  std::string json;
+  const RunOptions options = read_flags(command, faults, json);
+  if (faults.any()) return faults.print();
+  check_space(options.directory, options.size, faults);
+  check_memory(buffer_bytes(options), "--block-size x --queue-depth x --threads", faults);
+  if (faults.any()) return faults.print();
+  note_signals();
+  auto result = run(options, stop_signal());
+  if (!result) return report_failure(result.error());
+  if (!print_result(json, to_json(options, *result))) return 1;
+  if (result->right) return 0;
+  return tools::report_error(program,
+                             "wrong data: " + options.directory +
+                                 ": what was moved is not what the file is to hold; do not trust "
+                                 "this disk or this program",
+                             1);
 }
 
 }  // namespace artesian::bench

@@ -18,6 +18,7 @@ FIELDS = [
     "direct", "bytes", "seconds", "gb_per_s", "iops", "submit_calls", "lat_us", "cpu_seconds",
     "verified",
 ]  # fmt: skip
+MIXED_FIELDS = ["read_gb_per_s", "write_gb_per_s", "read_share"]
 MIB = 1 << 20
 
 
@@ -58,20 +59,21 @@ def refused(*arguments):
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "threads", "auto"])
-@pytest.mark.parametrize("operation", ["read", "write"])
+@pytest.mark.parametrize("operation", ["read", "write", "mixed"])
 def test_json_has_exactly_the_promised_fields(folder, engine, operation):
     got = measured(folder, "--op", operation, "--engine", engine, "--queue-depth", 4,
                    "--block-size", "256K")  # fmt: skip
-    assert list(got) == FIELDS
+    assert list(got) == FIELDS + (MIXED_FIELDS if operation == "mixed" else [])
     assert list(got["lat_us"]) == ["p50", "p95", "p99"]
     assert got["op"] == operation
     assert got["engine"] in ([engine] if engine != "auto" else ["io_uring", "threads"])
     assert (got["block_size"], got["queue_depth"], got["threads"]) == (256 << 10, 4, 1)
-    assert got["bytes"] == 16 * MIB
+    moved = 32 * MIB if operation == "mixed" else 16 * MIB
+    assert got["bytes"] == moved
     assert got["verified"] is True
     assert got["single_submit"] is False and got["overlap_events"] is True
     assert got["gb_per_s"] == pytest.approx(got["bytes"] / got["seconds"] / 1e9)
-    assert got["iops"] == pytest.approx(64 / got["seconds"])
+    assert got["iops"] == pytest.approx(moved / (256 << 10) / got["seconds"])
     assert got["lat_us"]["p50"] <= got["lat_us"]["p95"] <= got["lat_us"]["p99"]
     assert got["cpu_seconds"] >= 0
 
@@ -90,6 +92,31 @@ def test_flags_act(folder):
     assert drained["submit_calls"] <= 64
     assert measured(folder, *blocks, *engine)["submit_calls"] <= 256
     assert measured(folder, "--no-direct")["direct"] is False
+
+
+@pytest.mark.parametrize(
+    ("share", "read", "written"), [(None, 1, 1), ("0.75", 3, 1), ("0.25", 1, 3)]
+)
+def test_mixed_moves_the_share_that_was_asked_for(folder, share, read, written):
+    # Of 192 blocks: all are taken by the greater part, every third by the lesser.
+    arguments = ["--read-share", share] if share else []
+    got = measured(folder, "--op", "mixed", "--block-size", "64K", "--queue-depth", 8,
+                   *arguments, size="12MiB")  # fmt: skip
+    assert got["read_share"] == float(share or 0.5)
+    assert got["read_gb_per_s"] / got["write_gb_per_s"] == pytest.approx(read / written)
+    assert got["read_gb_per_s"] + got["write_gb_per_s"] == pytest.approx(got["gb_per_s"])
+    assert got["bytes"] == 12 * MIB * (read + written) // max(read, written)
+    assert got["verified"] is True
+
+
+def test_mixed_with_more_threads_and_fewer_blocks_than_slots(folder):
+    for engine in ["io_uring", "threads"]:
+        for depth in [1, 2, 64]:
+            got = measured(folder, "--op", "mixed", "--block-size", "64K", "--queue-depth", depth,
+                           "--threads", 3, "--engine", engine, "--seconds", 0.1,
+                           size="1000K")  # fmt: skip
+            assert got["verified"] is True and got["seconds"] >= 0.1
+            assert got["bytes"] % 4096 == 0
 
 
 def test_more_threads_and_an_odd_size(folder):
@@ -165,7 +192,7 @@ def test_a_file_size_limit_is_an_error_that_names_the_file(folder):
 
 
 def test_seconds_repeat_the_file(folder):
-    for operation in ["read", "write"]:
+    for operation in ["read", "write", "mixed"]:
         got = measured(folder, "--op", operation, "--block-size", "64K",
                        "--queue-depth", 32, "--seconds", 0.3, size="2MiB")  # fmt: skip
         assert got["seconds"] >= 0.3
@@ -194,13 +221,15 @@ def test_result_line_and_json_file(folder, tmp_path):
         (["--size", "1XB"], "--size: got \"1XB\""),
         (["--size", "1000T"], "not enough free space: --size"),
         (["--seconds", "soon"], "--seconds"),
-        (["--op", "delete"], "--op: got \"delete\", allowed read or write"),
-        (["--op", "mixed"], "not supported yet: mixed"),
-        (["--engine", "libaio"], "not supported yet: libaio"),
+        (["--op", "delete"], "--op: got \"delete\", allowed read, write or mixed"),
+        (["--op", "mixed", "--read-share", "1"], "--read-share: got \"1\", allowed a number"),
+        (["--read-share", "0.5"], "contradiction: --read-share: got --op read"),
+        (["--threads", "1", "--threads", "2"], "given too often: --threads: got 2 values"),
         (["--engine", "magic"], "--engine: got \"magic\""),
         (["--json", "/does/not/exist.json"], "--json"),
-        (["--bogus", "3"], "unknown flag: --bogus"),
-        (["stray"], "unexpected word: stray"),
+        (["--bogus", "3"], "--bogus: got an unknown flag, allowed are those of aio_bench run"),
+        (["--queue-dept", "3"], "did you mean --queue-depth?"),
+        (["stray"], "stray: got an unknown argument"),
     ],
 )  # fmt: skip
 def test_faults_are_named_before_the_start(folder, arguments, expected):
@@ -216,12 +245,17 @@ def test_several_faults_are_one_line_each_and_unknown_flags_come_first(folder):
     assert len(lines) == 5
     assert "missing flag: --path" in lines[0]
     unknown = refused("run", "--bogus")
-    assert len(unknown) == 1 and "unknown flag: --bogus" in unknown[0]
+    assert len(unknown) == 1 and "--bogus: got an unknown flag" in unknown[0]
 
 
-@pytest.mark.parametrize("command", ["tune", "compare"])
-def test_later_commands_are_refused_by_name(folder, command):
-    assert f"not supported yet: {command}" in refused(command, "--path", folder)[0]
+def test_libaio_works_or_is_refused_by_name(folder):
+    arguments = ["run", "--path", folder, "--size", "1M", "--engine", "libaio"]
+    result = run(*arguments, "--json", "-")
+    if result.returncode == 0:
+        assert json.loads(result.stdout)["engine"] == "libaio"
+    else:
+        (line,) = refused(*arguments)
+        assert "libaio" in line
 
 
 def test_no_command_and_help():

@@ -1,0 +1,402 @@
+"""Proves what a user of `aio_bench tune` sees: what it prints, writes and applies, and that it all
+agrees; each way in which it can fail, named before it starts; that nothing is left behind."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import subprocess
+import tempfile
+import xml.etree.ElementTree
+
+import limits
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "aio_bench"
+KEYS = ["block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"]
+FIELDS = ["aio", "engine", "read", "write", "mixed", "head_to_head", "paths", "points", "size",
+          "direct", "verified", "seconds", "warnings"]  # fmt: skip
+SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that must be empty in the end."""
+    path = tmp_path / "nvme"
+    path.mkdir()
+    yield path
+    assert list(path.iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    path = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return path
+
+
+def tune(folder, *arguments, prefix=(), **options):
+    command = [*prefix, PROGRAM, "tune", "--path", folder, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def tuned(folder, *arguments, **options):
+    """The JSON of a run that must succeed, and its lines on stderr."""
+    result = tune(folder, *SMALL, "--json", "-", *arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr.splitlines()
+
+
+def refused(folder, *arguments):
+    result = tune(folder, *arguments)
+    assert result.returncode == 2, (result.returncode, result.stderr)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("aio_bench: error: ") for line in lines), lines
+    return lines
+
+
+def check_aio(section):
+    assert list(section) == KEYS
+    assert all(type(section[key]) is int for key in KEYS[:3])
+    assert all(type(section[key]) is bool for key in KEYS[3:])
+    assert section["block_size"] % 4096 == 0
+
+
+def test_json_has_what_is_promised_and_agrees_with_itself(folder, cache):
+    got, lines = tuned(folder)
+    assert list(got) == FIELDS
+    check_aio(got["aio"])
+    assert got["size"] == 16 << 20 and got["verified"] is True and got["seconds"] > 0
+    for operation in ["read", "write", "mixed"]:
+        rates = got[operation]
+        assert 0 < rates["min"] <= rates["gb_per_s"] <= rates["max"]
+        assert rates["repeats"] >= 7
+        assert rates["lat_us"]["p50"] <= rates["lat_us"]["p95"] <= rates["lat_us"]["p99"]
+    duel = got["head_to_head"]
+    assert duel["pairs"] >= 7 and 0 < duel["min"] <= duel["ratio"] <= duel["max"]
+    chosen = got["aio"] | {"engine": got["engine"]}
+    points = [{key: point[key] for key in chosen} for point in got["points"]]
+    assert chosen in points and len(points) >= 6
+    assert len({json.dumps(point) for point in points}) == len(points)
+    assert any(line.startswith("aio_bench: reference, about ") for line in lines)
+    assert any(line.startswith("aio_bench: head to head, about ") for line in lines)
+
+
+def test_profile_is_saved_for_the_planner(folder, cache):
+    got, lines = tuned(folder)
+    (path,) = got["paths"]
+    (saved,) = [found for found in cache.rglob("*") if found.is_file()]
+    assert path["profile"] == str(saved) and saved.parent == cache / "artesian"
+    assert f"artesian: note: machine profile: {saved}" in lines
+    profile = json.loads(saved.read_text())
+    assert profile["format"] == "artesian machine profile" and profile["version"] == 1
+    assert profile["path"] == str(folder) and profile["file_system"] == path["file_system"]
+    assert profile["duplex"] is path["duplex"]
+    assert profile["queue_depth"] == got["aio"]["queue_depth"]
+    shares = {"read": 1, "write": 0, "mixed": 0.5}
+    assert profile["rates"] == [
+        {"block_size": point["block_size"], "read_share": shares[point["op"]],
+         "gb_per_s": point["gb_per_s"]}
+        for point in path["by_block_size"]
+    ]  # fmt: skip
+    assert len(profile["rates"]) >= 3
+    tuned(folder)  # replaces it
+    assert [found for found in cache.rglob("*") if found.is_file()] == [saved]
+
+
+def test_a_profile_that_cannot_be_saved_is_a_warning(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    got, lines = tuned(folder)
+    assert any("the machine profile is not saved" in line for line in lines)
+    assert any("the machine profile is not saved" in line for line in got["warnings"])
+    assert got["paths"][0]["profile"] == ""
+
+
+def test_text_and_files(folder, tmp_path):
+    target, config = tmp_path / "out.json", tmp_path / "aio.json"
+    result = tune(folder, *SMALL, "--json", target, "--config-out", config)
+    assert result.returncode == 0, result.stderr
+    got = json.loads(target.read_text())
+    assert json.loads(config.read_text()) == {"aio": got["aio"]}
+    assert result.stdout.startswith(config.read_text())
+    lines = result.stdout.removeprefix(config.read_text()).splitlines()
+    assert [line.split()[0] for line in lines] == ["read", "write", "mixed"]
+    for line, operation in zip(lines, ["read", "write", "mixed"]):
+        assert f"{got[operation]['gb_per_s']:.3f} GB/s" in line
+
+
+def test_several_paths_are_measured_together_and_alone(tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for each in folders:
+        each.mkdir()
+    got, _ = tuned(",".join(map(str, folders)))
+    assert [path["path"] for path in got["paths"]] == list(map(str, folders))
+    assert all(len(path["by_block_size"]) >= 3 for path in got["paths"])
+    assert got["verified"] is True
+    assert all(list(each.iterdir()) == [] for each in folders)
+
+
+def test_exhaustive_measures_every_setting(folder):
+    # Blocks of 128 KiB to 1 MiB, and at most 4 MiB in flight; files of 8 MiB.
+    arguments = ["--size", "8MiB", "--budget-seconds", "0.3", "--exhaustive", "--json", "-"]
+    result = tune(folder, *arguments)
+    assert result.returncode == 0, result.stderr
+    points = json.loads(result.stdout)["points"]
+    found = {(point["block_size"], point["queue_depth"]) for point in points}
+    for block in [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20]:
+        for depth in [1, 2, 4, 8, 16, 32, 64, 128]:
+            assert ((block, depth) in found) == (block * depth <= 4 << 20), (block, depth)
+
+
+# --apply
+
+CONFIG = """{
+  "train_batch_size": 1, // of one sample
+  "aio": {"queue_depth": 999, /* ours */ "thread_count": 7},
+}
+"""
+
+
+def test_apply_changes_the_aio_section_alone_and_keeps_a_backup(folder, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(CONFIG)
+    got, lines = tuned(folder, "--apply", config)
+    after = config.read_text()
+    aio = got["aio"]
+    assert (tmp_path / "ds.json.bak").read_text() == CONFIG
+    assert f'"aio": {{"queue_depth": {aio["queue_depth"]}, /* ours */ "thread_count": ' in after
+    assert after.startswith('{\n  "train_batch_size": 1, // of one sample\n')
+    plain = re.sub(r"/\*.*?\*/|//[^\n]*", "", after).replace("},\n}", "}\n}")
+    section = json.loads(plain)["aio"]
+    assert section.pop("thread_count") == aio["intra_op_parallelism"]
+    assert section == {key: aio[key] for key in section} and len(section) == 4
+    assert any("what it was is in" in line and "ds.json.bak" in line for line in lines)
+
+
+@pytest.mark.skipif(not (PROGRAM.parent / "artesian").exists(), reason="not built")
+def test_artesian_reads_what_was_applied(folder, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text((ROOT / "examples" / "demo.json").read_text())
+    before = json.loads(config.read_text())
+    got, _ = tuned(folder, "--apply", config)
+    after = json.loads(config.read_text())
+    assert after == before | {"aio": got["aio"]}
+
+    def train():
+        # A model that is not there: the config is read, and must not be what is at fault.
+        command = [PROGRAM.parent / "artesian", "train", "--model", tmp_path / "none", "--data",
+                   tmp_path / "none", "--config", config, "--steps", "1"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "aio" not in train()
+    config.write_text(config.read_text().replace('"queue_depth": ', '"queue_depth": -'))
+    assert "aio.queue_depth" in train()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{\"a\": }", "line 1, column 7"),
+        ("[]", "allowed an object"),
+        ("{\"aio\": {}, \"zero_optimization\": {\"aio\": {}}}", "keep one"),
+        ("{\"a\": 1, \"a\": 2}", "a: given twice"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_be_edited_is_refused(folder, tmp_path, text, expected):
+    config = tmp_path / "ds.json"
+    config.write_text(text)
+    (line,) = refused(folder, "--apply", config)
+    assert "cannot be edited: --apply" in line and expected in line
+    assert config.read_text() == text and not (tmp_path / "ds.json.bak").exists()
+
+
+# --plot
+
+
+def numbers_of(svg):
+    """Texts of all tips: series and place -> number."""
+    tips = [title.text for title in svg.iter(SVG + "title")]
+    return {name: value for name, _, value in (tip.rpartition(": ") for tip in tips if ": " in tip)}
+
+
+def block_name(size):
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+@pytest.mark.parametrize("kind", ["svg", "html"])
+def test_plot_has_the_numbers_of_the_json_and_nothing_from_outside(folder, tmp_path, kind):
+    target = tmp_path / f"plot.{kind}"
+    got, _ = tuned(folder, "--plot", target)
+    text = target.read_text()
+    assert text.count("http") == 1 and "xmlns=\"http://www.w3.org/2000/svg\"" in text
+    assert "<script" not in text and "@import" not in text and "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    root = xml.etree.ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))
+    svg = root if kind == "svg" else root.find(f"body/{SVG}svg")
+    numbers = numbers_of(svg)
+    for point in got["paths"][0]["by_block_size"]:
+        place = block_name(point["block_size"])
+        assert numbers[f"{point['op']}, {place}"] == f"{point['gb_per_s']:.3f} GB/s"
+        if point["op"] == "read":
+            for percentile in ["p50", "p95", "p99"]:
+                assert numbers[f"{percentile}, {place}"] == f"{point['lat_us'][percentile]:.0f} us"
+    depths = [point for point in got["points"]
+              if point["engine"] == got["engine"]
+              and all(point[key] == got["aio"][key] for key in KEYS if key != "queue_depth")]
+    assert depths
+    for point in depths:
+        key = f"mixed, depth {point['queue_depth']}"
+        assert numbers[key] == f"{point['mixed_gb_per_s']:.3f} GB/s"
+    assert f"read {got['read']['gb_per_s']:.3f}, write" in text
+    assert any(element.get("class") == "chosen" for element in svg.iter())
+    if kind == "html":
+        assert len(list(root.iter("tr"))) == 1 + len(got["points"])
+
+
+def test_plot_of_a_path_with_odd_letters(tmp_path):
+    folder = tmp_path / "a<b>&\"c\" \u00e9"
+    folder.mkdir()
+    target = tmp_path / "plot.svg"
+    tuned(folder, "--plot", target)
+    svg = xml.etree.ElementTree.parse(target).getroot()
+    assert any(str(folder) in (text.text or "") for text in svg.iter(SVG + "text"))
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--size", "0"], "--size"),
+        (["--size", "1M"], "wrong value: --size: got 1.00 MiB, allowed 8 MiB"),
+        (["--size", "1000T"], "not enough free space: --size"),
+        (["--budget-seconds", "0"], "--budget-seconds"),
+        (["--budget-seconds", "a minute"], "--budget-seconds: got \"a minute\""),
+        (["--json", "/does/not/exist.json"], "cannot write there: --json"),
+        (["--config-out", "/does/not/exist.json"], "cannot write there: --config-out"),
+        (["--config-out", "-"], "cannot write there: --config-out: got \"-\", allowed a file"),
+        (["--plot", "/does/not/exist.svg"], "cannot write there: --plot"),
+        (["--plot", "plot.png"], "--plot: got \"plot.png\", allowed a file whose name ends in"),
+        (["--apply", "/does/not/exist.json"], "--apply"),
+        (["--engine", "threads"], "--engine: got an unknown flag"),
+    ],
+)  # fmt: skip
+def test_faults_are_named_before_the_start(folder, arguments, expected):
+    assert expected in refused(folder, *arguments)[0]
+
+
+@pytest.mark.parametrize("path", ["/does/not/exist", "{folder},/does/not/exist", "{folder},"])
+def test_every_path_must_be_there(folder, path):
+    (line,) = refused(path.format(folder=folder))
+    assert "no such directory: --path" in line
+
+
+def test_a_path_is_needed():
+    result = subprocess.run([PROGRAM, "tune"], capture_output=True, text=True)
+    assert result.returncode == 2 and "missing flag: --path" in result.stderr
+
+
+@limits.needs_root
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    result = tune(tmp_path, *SMALL, prefix=limits.AS_NOBODY)
+    assert result.returncode == 2
+    assert "cannot write there: --path" in result.stderr
+
+
+def test_a_full_disk_is_one_line(folder):
+    result = tune(folder, *SMALL, preexec_fn=limits.file_size(1 << 20))
+    assert result.returncode in (1, 2)
+    errors = [line for line in result.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1 and "File too large" in errors[0] and str(folder) in errors[0]
+
+
+def test_results_that_cannot_be_written_are_an_error(folder, tmp_path):
+    result = tune(folder, *SMALL, "--config-out", "/dev/full")
+    assert result.returncode == 1
+    assert "aio_bench: error: cannot write: /dev/full" in result.stderr
+
+
+def test_memory_is_no_disk(cache):
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        got, lines = tuned(shared)
+    assert got["direct"] is False
+    assert any("tmpfs is memory, not a disk" in warning for warning in got["warnings"])
+    assert any("O_DIRECT is not available" in warning for warning in got["warnings"])
+    assert any("tmpfs is memory, not a disk" in line for line in lines)
+
+
+@limits.needs_root
+def test_little_lockable_memory_is_a_warning(folder, cache):
+    limits.give(folder)
+    cache.mkdir()
+    limits.give(cache)
+    got, lines = tuned(folder, prefix=limits.AS_NOBODY, preexec_fn=limits.lockable(64 << 10))
+    assert any("ulimit -l" in warning for warning in got["warnings"])
+    assert sum("ulimit -l" in line for line in lines) == 1
+    assert got["verified"] is True
+
+
+def test_without_io_uring_the_others_are_tuned(folder):
+    got, lines = tuned(folder, preexec_fn=limits.refuse_io_uring)
+    assert got["engine"] != "io_uring"
+    assert any("io_uring is left out" in warning for warning in got["warnings"])
+    assert f'"artesian": {{"engine": "{got["engine"]}"}}' in "\n".join(lines)
+
+
+# Stopped
+
+
+def open_files(pid):
+    for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield os.readlink(descriptor)
+        except FileNotFoundError:  # closed in between
+            pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_leave_nothing_behind(folder, tmp_path, cache, number):
+    config = tmp_path / "ds.json"
+    config.write_text(CONFIG)
+    command = [PROGRAM, "tune", "--path", folder, "--size", "16MiB", "--apply", config]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Its file, open and without a name, shows that it has come past its own start.
+    while not any("artesian-aio-bench" in link for link in open_files(process.pid)):
+        assert process.poll() is None
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    expected = -number if number == signal.SIGKILL else 128 + number
+    assert process.returncode == expected, errors
+    assert output == "" and "error" not in errors
+    assert config.read_text() == CONFIG
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ds.json", "nvme"]
+
+
+def test_a_terminal_sees_a_bar_and_the_time_left(folder):
+    controller, terminal = pty.openpty()
+    command = [PROGRAM, "tune", "--path", folder, *SMALL, "--json", "-"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(controller, 65536)
+        except OSError:  # the other end is closed
+            break
+        seen += piece
+    output, _ = process.communicate(timeout=60)
+    os.close(controller)
+    assert process.returncode == 0 and list(json.loads(output)) == FIELDS
+    text = seen.decode(errors="replace")
+    assert re.search(r"\r\[#+\.*\] +\d+% +\d+ s left  head to head  \d", text)

@@ -1,0 +1,211 @@
+// Proves that the settings of `aio_bench tune` come into a config so that `artesian` reads exactly
+// them, while nothing else of the text changes: made-up layouts with comments, every published
+// config, and what is refused.
+#include "tools/config_edit.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/support/temporary_directory.h"
+#include "zero3/config.h"
+#include "zero3/config_text.h"
+
+namespace artesian::bench {
+namespace {
+
+const Settings found{.block_size = 2097152,
+                     .queue_depth = 16,
+                     .threads = 2,
+                     .single_submit = true,
+                     .overlap_events = false};
+
+std::string edited(const std::string& text) {
+  auto result = with_aio_section(text, "ds.json", found);
+  EXPECT_TRUE(result.has_value()) << text << "\n" << result.error().to_string();
+  return result.has_value() ? *result : "";
+}
+
+void expect_read(const std::string& text) {
+  auto config = zero3::parse_config(text, "ds.json", {});
+  if (!config) {  // some say "auto", which the trainer fills
+    zero3::ConfigArguments trainer;
+    trainer.micro_batch_size = trainer.accumulation_steps = 1;
+    trainer.lr = 1e-3;
+    trainer.steps = 100;
+    trainer.hidden_size = 64;
+    config = zero3::parse_config(text, "ds.json", trainer);
+  }
+  ASSERT_TRUE(config.has_value()) << text << "\n" << config.error().to_string();
+  EXPECT_EQ(config->aio.block_size, found.block_size);
+  EXPECT_EQ(config->aio.queue_depth, found.queue_depth);
+  EXPECT_EQ(config->aio.intra_op_parallelism, found.threads);
+  EXPECT_EQ(config->aio.single_submit, found.single_submit);
+  EXPECT_EQ(config->aio.overlap_events, found.overlap_events);
+}
+
+std::string refused(const std::string& text) {
+  auto result = with_aio_section(text, "ds.json", found);
+  EXPECT_FALSE(result.has_value()) << text;
+  if (result.has_value()) return "";
+  EXPECT_EQ(result.error().code, ErrorCode::Invalid);
+  return result.error().message;
+}
+
+TEST(ConfigEdit, PrintsASectionThatIsAConfig) {
+  EXPECT_EQ(print_aio_section(found), R"({
+  "aio": {
+    "block_size": 2097152,
+    "queue_depth": 16,
+    "intra_op_parallelism": 2,
+    "single_submit": true,
+    "overlap_events": false
+  }
+}
+)");
+  EXPECT_TRUE(zero3::read_json(print_aio_section(found), "x").has_value());
+}
+
+TEST(ConfigEdit, ChangesValuesWhereTheyStandAndAddsWhatIsMissing) {
+  const std::string text = R"({
+    // the "aio": {"block_size": 1} of a comment
+    "train_micro_batch_size_per_gpu": 1,   # one
+    "aio": { /* { */
+        "queue_depth" :8 , "thread_count": "1",
+        "block_size": 1e6, // "queue_depth": 9
+    },
+    "steps_per_print": 10,
+}
+)";
+  EXPECT_EQ(edited(text), R"({
+    // the "aio": {"block_size": 1} of a comment
+    "train_micro_batch_size_per_gpu": 1,   # one
+    "aio": { /* { */
+        "queue_depth" :16 , "thread_count": 2,
+        "block_size": 2097152,
+        "single_submit": true,
+        "overlap_events": false, // "queue_depth": 9
+    },
+    "steps_per_print": 10,
+}
+)");
+  expect_read(edited(text));
+}
+
+TEST(ConfigEdit, AddsASection) {
+  EXPECT_EQ(edited("{\n\t\"zero_optimization\": {\"stage\": 1},\n\t\"fp16\": {\"enabled\": true}"
+                   " // half\n}\n"),
+            "{\n\t\"zero_optimization\": {\"stage\": 1},\n\t\"fp16\": {\"enabled\": true},\n"
+            "\t\"aio\": {\n\t  \"block_size\": 2097152,\n\t  \"queue_depth\": 16,\n"
+            "\t  \"intra_op_parallelism\": 2,\n\t  \"single_submit\": true,\n"
+            "\t  \"overlap_events\": false\n\t} // half\n}\n");
+  for (const std::string text :
+       {"{}", "{ }", "{\n}", "{\"steps_per_print\": 1}", "{\"steps_per_print\": 1,}",
+        "{\n  \"steps_per_print\": 1,\n}", "\xEF\xBB\xBF{\"steps_per_print\"\xC2\xA0: 1}",
+        "# start\n{ // a\n  \"steps_per_print\": 1 // b\n  // c\n}\n// end", "{\"aio\": {}}",
+        "{\"aio\": {},}", "{\n  \"aio\": {\n  }\n}", "{\"aio\": {\"queue_depth\": 1}}",
+        "{\"aio\": {\"queue_depth\": 1,}}", "{\"aio\": {\"queue_depth\": 1 /* } */ }}",
+        "{\"zero_optimization\": {\"stage\": 1, \"aio\": {\"num_threads\": 9}}}",
+        "{\"zero_optimization\": {\"aio\": {\"single_submit\": \"false\"}, \"stage\": 1}}"}) {
+    expect_read(edited(text));
+    EXPECT_EQ(edited(edited(text)), edited(text)) << "the second time changes nothing";
+  }
+}
+
+TEST(ConfigEdit, EveryPublishedConfigKeepsItsOtherLines) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(ARTESIAN_SOURCE_DIR "/tests/config/configs")) {
+    std::ostringstream text;
+    text << std::ifstream(entry.path()).rdbuf();
+    const std::string after = edited(text.str());
+    expect_read(after);
+    // Without an aio section, taking out what was put in gives the file, byte for byte.
+    if (text.str().find("\"aio\"") == std::string::npos) {
+      const std::size_t begin = after.find("\"aio\"");
+      const std::size_t comma = after.rfind(',', begin);
+      const std::size_t end = after.find('}', begin) + 1;
+      EXPECT_EQ(after.substr(0, comma) + after.substr(end), text.str()) << entry.path();
+    }
+    files += text.str() != after;
+  }
+  EXPECT_EQ(files, 11);
+}
+
+TEST(ConfigEdit, RefusesInOneLineWhatItCannotRead) {
+  EXPECT_NE(refused("{\"a\": }").find("ds.json: line 1, column 7"), std::string::npos);
+  EXPECT_NE(refused("[1]").find("allowed an object"), std::string::npos);
+  EXPECT_NE(refused("{\"aio\": 7}").find("aio: got 7"), std::string::npos);
+  EXPECT_NE(refused("{\"aio\": {}, \"zero_optimization\": {\"aio\": {}}}").find("keep one"),
+            std::string::npos);
+  EXPECT_NE(refused("{\"a\\u0069o\": {}}").find("write it by hand"), std::string::npos);
+  EXPECT_NE(refused("{\"aio\": {\"queue_depth\": 1, \"queue_depth\": 2}}").find("given twice"),
+            std::string::npos);
+  for (const char* text : {"", "{", "nonsense", "{\"aio\": {\"queue_depth\": 1}"}) {
+    EXPECT_EQ(refused(text).find('\n'), std::string::npos);
+  }
+}
+
+class ConfigFile : public testing::Test {
+ protected:
+  std::string write(const std::string& text) {
+    std::ofstream(path_) << text;
+    return path_;
+  }
+  static std::string read(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+  std::ptrdiff_t entries() const {
+    return std::distance(std::filesystem::directory_iterator(folder_.path()), {});
+  }
+  test_support::TemporaryDirectory folder_;
+  const std::string path_ = folder_.file("ds.json");
+};
+
+TEST_F(ConfigFile, IsReplacedAndKeptAsABackup) {
+  const std::string text = "{\"steps_per_print\": 1}";
+  write(text);
+  ASSERT_EQ(chmod(path_.c_str(), 0640), 0);
+  auto backup = apply_aio_section(path_, found);
+  ASSERT_TRUE(backup.has_value()) << backup.error().to_string();
+  EXPECT_EQ(*backup, path_ + ".bak");
+  EXPECT_EQ(read(*backup), text);
+  const std::string once = read(path_);
+  expect_read(once);
+  struct stat status {};
+  ASSERT_EQ(stat(path_.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0640u);
+  auto second = apply_aio_section(path_, found);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(*second, path_ + ".bak.1");
+  EXPECT_EQ(read(*second), once);
+  EXPECT_EQ(read(path_ + ".bak"), text);
+  EXPECT_EQ(entries(), 3);
+}
+
+TEST_F(ConfigFile, BehindALinkIsEditedAndTheLinkStays) {
+  write("{}");
+  std::filesystem::create_symlink("ds.json", folder_.file("link.json"));
+  ASSERT_TRUE(apply_aio_section(folder_.file("link.json"), found).has_value());
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_.file("link.json")));
+  expect_read(read(path_));
+}
+
+TEST_F(ConfigFile, ThatCannotBeReadIsLeftAsItIs) {
+  write("{\"aio\": ");
+  EXPECT_FALSE(apply_aio_section(path_, found).has_value());
+  EXPECT_EQ(read(path_), "{\"aio\": ");
+  EXPECT_EQ(entries(), 1);
+  auto missing = apply_aio_section(folder_.file("none.json"), found);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().system_error, ENOENT);
+}
+
+}  // namespace
+}  // namespace artesian::bench

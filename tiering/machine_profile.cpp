@@ -1,0 +1,139 @@
+#include "tiering/machine_profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace artesian::tiering {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* format = "artesian machine profile";
+constexpr std::size_t text_size_max = 1 << 20;
+
+/// Takes fields out of an object, and remembers the first that is not as it must be.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
+
+  const Json* find(const char* name) {
+    const auto found = object_.find(name);
+    if (found != object_.end()) return &*found;
+    blame(name, "is missing");
+    return nullptr;
+  }
+  std::string text(const char* name) {
+    const Json* value = find(name);
+    if (value != nullptr && value->is_string()) return value->get<std::string>();
+    blame(name, "must be a string");
+    return "";
+  }
+  bool boolean(const char* name) {
+    const Json* value = find(name);
+    if (value != nullptr && value->is_boolean()) return value->get<bool>();
+    blame(name, "must be true or false");
+    return false;
+  }
+  std::uint64_t count(const char* name) {
+    const Json* value = find(name);
+    if (value != nullptr && value->is_number_unsigned() && *value > 0) {
+      return value->get<std::uint64_t>();
+    }
+    blame(name, "must be a whole number above 0");
+    return 0;
+  }
+  double number(const char* name, double low, double high) {
+    const Json* value = find(name);
+    const double got = value != nullptr && value->is_number() ? value->get<double>() : std::nan("");
+    if (got >= low && got <= high) return got;
+    blame(name, "must be a number from " + std::to_string(low) + " to " + std::to_string(high));
+    return 0;
+  }
+  void blame(const char* name, const std::string& what) {
+    if (fault.empty()) fault = std::string(name) + ": " + what;
+  }
+
+  std::string fault;
+
+ private:
+  const Json& object_;
+};
+
+Error refusal(ErrorCode code, const std::string& path, const std::string& what) {
+  Error error = make_error(code, "this is no machine profile that can be used (" + what +
+                                     "); run aio_bench tune again to replace it");
+  error.file = path;
+  return error;
+}
+
+}  // namespace
+
+std::string print_machine_profile(const MachineProfile& profile) {
+  Json rates = Json::array();
+  for (const MachineProfile::Rate& rate : profile.rates) {
+    rates.push_back({{"block_size", rate.block_size},
+                     {"read_share", rate.read_share},
+                     {"gb_per_s", rate.gb_per_s}});
+  }
+  const Json json = {{"format", format},
+                     {"version", MachineProfile::version},
+                     {"path", profile.path},
+                     {"file_system", profile.file_system},
+                     {"measured_at", profile.measured_at},
+                     {"direct", profile.direct},
+                     {"duplex", profile.duplex},
+                     {"queue_depth", profile.queue_depth},
+                     {"threads", profile.threads},
+                     {"engine", profile.engine},
+                     {"rates", std::move(rates)}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<MachineProfile> parse_machine_profile(std::string_view text, const std::string& path) {
+  if (text.size() > text_size_max) return refusal(ErrorCode::Invalid, path, "it is too large");
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) return refusal(ErrorCode::Invalid, path, "no JSON object");
+  Fields fields(json);
+  if (fields.text("format") != format) {
+    return refusal(ErrorCode::Invalid, path, std::string("format: must be \"") + format + "\"");
+  }
+  const std::uint64_t version = fields.count("version");
+  if (version > MachineProfile::version) {
+    return refusal(ErrorCode::Unsupported, path,
+                   "version: got " + std::to_string(version) + ", known up to " +
+                       std::to_string(MachineProfile::version));
+  }
+  MachineProfile profile{.path = fields.text("path"),
+                         .file_system = fields.text("file_system"),
+                         .measured_at = fields.text("measured_at"),
+                         .direct = fields.boolean("direct"),
+                         .duplex = fields.boolean("duplex"),
+                         .queue_depth = fields.count("queue_depth"),
+                         .threads = fields.count("threads"),
+                         .engine = fields.text("engine"),
+                         .rates = {}};
+  const Json* rates = fields.find("rates");
+  if (rates == nullptr || !rates->is_array()) {
+    fields.blame("rates", "must be a list");
+  } else {
+    for (const Json& each : *rates) {
+      Fields rate(each);
+      profile.rates.push_back({.block_size = rate.count("block_size"),
+                               .read_share = rate.number("read_share", 0, 1),
+                               .gb_per_s = rate.number("gb_per_s", 0, 1e6)});
+      if (!rate.fault.empty()) fields.blame("rates", rate.fault);
+    }
+  }
+  if (!fields.fault.empty()) return refusal(ErrorCode::Invalid, path, fields.fault);
+  return profile;
+}
+
+bool is_duplex(double read, double write, double mixed) noexcept {
+  if (!(read > 0 && write > 0)) return false;
+  const double in_turn = 2 / (1 / read + 1 / write);
+  const double at_once = 2 * std::min(read, write);
+  return mixed > (in_turn + at_once) / 2;
+}
+
+}  // namespace artesian::tiering

@@ -1,0 +1,272 @@
+#include "tools/aio_bench_flags.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/units.h"
+#include "tools/report_error.h"
+
+namespace artesian::bench {
+namespace {
+
+std::atomic<int> signal_seen = 0;
+
+void on_signal(int number) {
+  signal_seen = number;
+  ::signal(SIGINT, SIG_DFL);
+  ::signal(SIGTERM, SIG_DFL);
+}
+
+/// Asks as the effective user, who will do the writing.
+bool writable(const std::string& directory) {
+  return faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
+}
+
+std::string quoted(const std::string& text) {
+  return '"' + text + '"';
+}
+
+std::string either(const std::vector<std::string>& words) {
+  std::string text;
+  for (std::size_t index = 0; index < words.size(); ++index) {
+    const bool last = index + 1 == words.size();
+    text += (index == 0 ? "" : last ? " or " : ", ") + words[index];
+  }
+  return text;
+}
+
+std::vector<std::string> engine_names() {
+  std::vector<std::string> names;
+  for (const aio::EngineKind kind : engine_kinds()) names.emplace_back(engine_kind_name(kind));
+  return names;
+}
+
+}  // namespace
+
+void Faults::add(const std::string& what, const std::string& where, const std::string& got,
+                 const std::string& allowed, const std::string& fix) {
+  if (any()) text_ += '\n';
+  text_ += what + ": " + where + ": got " + got + ", allowed " + allowed + "; " + fix;
+}
+
+int Faults::print() const {
+  return tools::report_error(program, text_, 2);
+}
+
+FlagReader::FlagReader(const CLI::App& app, Faults& faults) : app_(app), faults_(faults) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_items_expected_max() == 0 || option->count() < 2) continue;
+    faults.add("given too often", option->get_name(), std::to_string(option->count()) + " values",
+               "one", "drop the others");
+  }
+}
+
+bool FlagReader::given(const std::string& flag) const {
+  return app_.get_option(flag)->count() != 0;
+}
+
+std::string FlagReader::text(const std::string& flag, const std::string& absent) const {
+  return given(flag) ? app_.get_option(flag)->results().front() : absent;
+}
+
+std::uint64_t FlagReader::size(const std::string& flag, const std::string& absent) {
+  const std::string typed = text(flag, absent);
+  auto size = parse_size(typed);
+  if (size && *size != 0 && *size <= (std::uint64_t{1} << 50)) return *size;
+  faults_.add("wrong value", flag, quoted(typed),
+              "a size above 0 such as 4096, 512MiB (powers of 1024) or 1GB (of 1000)",
+              "try " + absent);
+  return 4096;
+}
+
+std::uint64_t FlagReader::file_size(const std::string& flag, const std::string& absent) {
+  const std::uint64_t typed = size(flag, absent);
+  const std::uint64_t rounded = round_up(typed, 4096);
+  if (rounded != typed) {
+    log(LogLevel::Info, flag + " " + text(flag) + " is rounded up to " + std::to_string(rounded) +
+                            " bytes, a multiple of 4096");
+  }
+  return rounded;
+}
+
+std::uint64_t FlagReader::block_size(const std::string& flag, const std::string& absent) {
+  const std::uint64_t block = size(flag, absent);
+  if (block % 4096 == 0 && block <= aio::block_size_max) return block;
+  faults_.add("wrong value", flag, quoted(text(flag)), "a multiple of 4096 up to 1GiB",
+              "try " + absent);
+  return 4096;
+}
+
+std::uint32_t FlagReader::count(const std::string& flag, std::uint32_t absent, std::uint32_t max) {
+  if (!given(flag)) return absent;
+  const std::string typed = text(flag);
+  std::uint32_t value = 0;
+  const auto [end, failure] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
+  const bool whole = failure == std::errc{} && end == typed.data() + typed.size();
+  if (whole && value >= 1 && value <= max) return value;
+  faults_.add("wrong value", flag, quoted(typed), "1 to " + std::to_string(max),
+              "choose a number in this range");
+  return absent;
+}
+
+double FlagReader::number(const std::string& flag, double absent, double low, double high,
+                          const std::string& fix) {
+  if (!given(flag)) return absent;
+  const std::string typed = text(flag);
+  char* end = nullptr;
+  const double value = std::strtod(typed.c_str(), &end);
+  const bool whole = !typed.empty() && *end == '\0' && std::isfinite(value);
+  if (whole && value > low && value <= high) return value;
+  char range[80];
+  std::snprintf(range, sizeof range, "a number above %g, at most %g", low, high);
+  faults_.add("wrong value", flag, quoted(typed), range, fix);
+  return absent;
+}
+
+std::string FlagReader::word(const std::string& flag, const std::vector<std::string>& words) {
+  const std::string typed = text(flag, words.front());
+  if (std::find(words.begin(), words.end(), typed) != words.end()) return typed;
+  faults_.add("wrong value", flag, quoted(typed), either(words), "use " + words.front());
+  return words.front();
+}
+
+const aio::EngineKind* FlagReader::engine(const std::string& flag) {
+  const std::string typed = text(flag, "auto");
+  if (typed == "auto") return nullptr;
+  for (const aio::EngineKind& kind : engine_kinds()) {
+    if (typed == engine_kind_name(kind)) return &kind;
+  }
+  if (typed == "libaio") {
+    faults_.add("not supported yet: libaio", flag, typed, engine_words(), "use auto");
+  } else {
+    faults_.add("wrong value", flag, quoted(typed), engine_words(), "use auto");
+  }
+  return nullptr;
+}
+
+void FlagReader::check_directory(const std::string& flag, const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) {
+    faults_.add("no such directory", flag, quoted(path), "an existing directory",
+                "create it, or name another");
+  } else if (!writable(path)) {
+    faults_.add("cannot write there", flag, quoted(path), "a writable directory",
+                "change its permissions, or name another");
+  }
+}
+
+std::vector<std::string> FlagReader::directories(const std::string& flag) {
+  std::vector<std::string> found;
+  if (!given(flag)) {
+    faults_.add("missing flag", flag, "nothing", "an existing directory", "add " + flag + " DIR");
+    return found;
+  }
+  const std::string typed = text(flag);
+  for (std::size_t begin = 0; begin <= typed.size();) {
+    const std::size_t end = std::min(typed.find(',', begin), typed.size());
+    found.push_back(typed.substr(begin, end - begin));
+    check_directory(flag, found.back());
+    begin = end + 1;
+  }
+  return found;
+}
+
+std::string FlagReader::directory(const std::string& flag) {
+  if (!given(flag)) {
+    faults_.add("missing flag", flag, "nothing", "an existing directory", "add " + flag + " DIR");
+    return "";
+  }
+  check_directory(flag, text(flag));
+  return text(flag);
+}
+
+std::string FlagReader::output(const std::string& flag, Dash dash) {
+  const std::string target = text(flag);
+  if (!given(flag) || (target == "-" && dash == Dash::Yes)) return target;
+  const auto parent = std::filesystem::path(target).parent_path();
+  const std::string directory = parent.empty() ? "." : parent.string();
+  const bool there = std::filesystem::exists(target);
+  const bool may =
+      !target.empty() && target != "-" && !std::filesystem::is_directory(target) &&
+      (there ? faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) == 0 : writable(directory));
+  if (may) return target;
+  faults_.add("cannot write there", flag, quoted(target),
+              std::string(dash == Dash::Yes ? "- or " : "") + "a file in a writable directory",
+              "name another file");
+  return target;
+}
+
+void check_space(const std::string& directory, std::uint64_t size, Faults& faults) {
+  auto free_bytes = system_files().free_bytes(directory);
+  if (!free_bytes || *free_bytes >= size) return;
+  faults.add("not enough free space", "--size", format_size(size),
+             "at most the " + format_size(*free_bytes) + " that are free in --path",
+             "use a smaller --size or another --path");
+}
+
+void check_memory(std::uint64_t needed, const std::string& flags, Faults& faults) {
+  const std::uint64_t available = available_memory();
+  if (available == 0 || needed <= available) return;
+  faults.add("not enough memory", flags, format_size(needed),
+             "at most the " + format_size(available) + " that are available", "lower one of them");
+}
+
+void add_value(CLI::App& app, const char* flag, const char* type, const std::string& description) {
+  app.add_option(flag, description)
+      ->type_name(type)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
+}
+
+void add_switch(CLI::App& app, const char* flag, const std::string& description) {
+  app.add_flag(flag, description)->disable_flag_override();
+}
+
+std::string engine_words() {
+  std::vector<std::string> words = engine_names();
+  words.emplace_back("auto");
+  return either(words);
+}
+
+const std::atomic<int>& stop_signal() noexcept {
+  return signal_seen;
+}
+
+void note_signals() noexcept {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  ::signal(SIGXFSZ, SIG_IGN);
+}
+
+bool write_output(const std::string& target, const std::string& text) {
+  if (target == "-") {
+    std::fputs(text.c_str(), stdout);
+    return std::fflush(stdout) == 0;
+  }
+  std::ofstream file(target, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) tools::report_error(program, "cannot write: " + target, 1);
+  return !file.fail();
+}
+
+int report_failure(const Error& error) {
+  if (error.code == ErrorCode::Cancelled && signal_seen != 0) return 128 + signal_seen;
+  const bool knowable = error.code == ErrorCode::NoSpace || error.code == ErrorCode::Unsupported ||
+                        error.code == ErrorCode::Invalid;
+  return tools::report_error(program, error, knowable ? 2 : 1);
+}
+
+}  // namespace artesian::bench

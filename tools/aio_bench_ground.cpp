@@ -1,0 +1,163 @@
+#include "tools/aio_bench_ground.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+
+#include "base/units.h"
+#include "tools/aio_bench_sweep.h"
+
+namespace artesian::bench {
+namespace {
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// A file that no directory names any more.
+Result<std::unique_ptr<File>> open_file(const std::string& directory, Direct direct,
+                                        std::uint64_t size) {
+  std::random_device device;
+  const std::string path = directory + "/artesian-aio-bench-" + std::to_string(getpid()) + "-" +
+                           std::to_string(device());
+  ARTESIAN_TRY(file, system_files().open(path, {.create = Create::Exclusive, .direct = direct}));
+  ARTESIAN_TRY_VOID(system_files().remove(path));
+  ARTESIAN_TRY_VOID(file->allocate(size));
+  return file;
+}
+
+template <typename Kind>
+std::vector<Kind> kinds_of_build() {
+  if constexpr (requires { Kind::Libaio; }) {
+    return {Kind::IoUring, Kind::Libaio, Kind::Threads};
+  } else {
+    return {Kind::IoUring, Kind::Threads};
+  }
+}
+
+}  // namespace
+
+const char* access_name(Access access) noexcept {
+  switch (access) {
+    case Access::Read: return "read";
+    case Access::Write: return "write";
+    case Access::Mixed: break;
+  }
+  return "mixed";
+}
+
+const std::vector<aio::EngineKind>& engine_kinds() {
+  static const std::vector<aio::EngineKind> kinds = kinds_of_build<aio::EngineKind>();
+  return kinds;
+}
+
+std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept {
+  const std::uint64_t depth = std::uint64_t{engine.queue_depth} * engine.threads;
+  return std::min(depth, round_up(size, engine.block_size) / engine.block_size);
+}
+
+double Measurement::gb_per_s() const noexcept {
+  return static_cast<double>(bytes()) / std::max(seconds, 1e-9) * 1e-9;
+}
+
+Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
+                                               const std::atomic<int>& stop) {
+  std::unique_ptr<Ground> ground(new Ground(options, stop));
+  const std::uint64_t size = round_up(options.size / options.directories.size(), 4096);
+  for (const std::string& directory : options.directories) {
+    ARTESIAN_TRY(file, open_file(directory, options.direct, size));
+    const std::uint64_t granules = round_up(size, options.granule) / options.granule;
+    ground->files_.push_back({.file = std::move(file),
+                              .size = size,
+                              .pass_of_granule = std::vector<std::uint32_t>(granules)});
+  }
+  ARTESIAN_TRY(pool, pinned::Pool::create({.bytes = options.buffer_bytes, .name = "buffers"}));
+  ground->pool_ = std::move(pool);
+  // Every buffer holds the pattern from now on: what is read is the same, save for the stamps.
+  const std::span<std::byte> range = ground->pool_->range();
+  for (std::uint64_t at = 0; at < range.size(); at += options.granule) {
+    ground->pattern_.fill(range.subspan(at, std::min(options.granule, range.size() - at)));
+  }
+  return ground;
+}
+
+bool Ground::direct() const noexcept {
+  return std::all_of(files_.begin(), files_.end(),
+                     [](const WorkFile& file) { return file.file->direct(); });
+}
+
+Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transfers) const {
+  auto made = transfers.kind == nullptr ? aio::make_best_engine(transfers.engine)
+                                        : aio::make_engine(*transfers.kind, transfers.engine);
+  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
+  if (made && pool_->statistics().locked) {
+    const std::span<std::byte> ranges[] = {pool_->range()};
+    (*made)->register_memory(ranges);
+  }
+  return made;
+}
+
+Result<void> Ground::fill(const Transfers& transfers) {
+  Transfers filling = transfers;
+  filling.access = Access::Write;
+  filling.seconds = 0;
+  filling.engine.single_submit = false;
+  filling.engine.overlap_events = true;
+  ARTESIAN_TRY(engine, make_engine(filling));
+  Sweep sweep(*this, *engine, filling, Sweep::Check::Nothing);
+  ARTESIAN_TRY_VOID(sweep.prepare());
+  ARTESIAN_TRY_VOID(sweep.run());
+  ++pass_next_;
+  for (const WorkFile& file : files_) {
+    ARTESIAN_TRY_VOID(file.file->sync());
+    // A buffered read is to meet the disk as well.
+    posix_fadvise(file.file->descriptor(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+  return {};
+}
+
+Result<bool> Ground::all_right(const Transfers& transfers) {
+  Transfers reading = transfers;
+  reading.access = Access::Read;
+  reading.seconds = 0;
+  reading.engine.single_submit = false;
+  reading.engine.overlap_events = true;
+  ARTESIAN_TRY(engine, make_engine(reading));
+  Sweep sweep(*this, *engine, reading, Sweep::Check::Whole);
+  ARTESIAN_TRY_VOID(sweep.prepare());
+  ARTESIAN_TRY_VOID(sweep.run());
+  std::uint64_t size = 0;
+  for (const WorkFile& file : files_) size += file.size;
+  return sweep.right() && sweep.bytes_read() == size;
+}
+
+Result<Measurement> Ground::measure(const Transfers& transfers) {
+  ARTESIAN_TRY(engine, make_engine(transfers));
+  Measurement result;
+  result.kind = engine->kind();
+  Sweep sweep(*this, *engine, transfers, Sweep::Check::Sampled);
+  ARTESIAN_TRY_VOID(sweep.prepare());
+  const double cpu_before = cpu_seconds();
+  const std::uint64_t begin_ns = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(sweep.run());
+  result.seconds = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+  result.cpu_seconds = cpu_seconds() - cpu_before;
+  pass_next_ += sweep.laps();
+  result.bytes_read = sweep.bytes_read();
+  result.bytes_written = sweep.bytes_written();
+  result.statistics = engine->statistics();
+  result.direct = result.statistics.blocks_direct == result.statistics.blocks;
+  result.right = sweep.right();
+  return result;
+}
+
+}  // namespace artesian::bench

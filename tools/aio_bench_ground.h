@@ -1,0 +1,105 @@
+// The ground on which aio_bench measures: temporary files of its own, one per directory, and one
+// pool of buffers. Filled once, it serves any number of measurements.
+//
+// The files are unlinked as soon as they are open: whatever ends the program, nothing stays behind.
+// Each granule of a file remembers the pass that wrote it last, so that every block read, by any
+// measurement, can be told right from wrong (tools/bench_pattern.h). With several directories block
+// i goes to file i modulo their number.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aio/engine.h"
+#include "pinned/pool.h"
+#include "tools/bench_pattern.h"
+
+namespace artesian::bench {
+
+/// What a measurement does. Mixed is what an optimizer does: reads run ahead, and what was read is
+/// written back behind them, to where it came from.
+enum class Access : std::uint8_t { Read, Write, Mixed };
+inline constexpr Access accesses[] = {Access::Read, Access::Write, Access::Mixed};
+
+/// "read", "write" or "mixed".
+const char* access_name(Access access) noexcept;
+
+/// The engines of this build.
+const std::vector<aio::EngineKind>& engine_kinds();
+
+struct GroundOptions {
+  std::vector<std::string> directories;  // must exist
+  std::uint64_t size = 0;                // bytes of all files together, multiple of 4096
+  std::uint64_t granule = 0;             // bytes; every block size is a multiple of it
+  std::uint64_t buffer_bytes = 0;        // of the pool; more than any measurement has in flight
+  Direct direct = Direct::IfAligned;
+};
+
+struct Transfers {
+  Access access = Access::Read;
+  aio::EngineOptions engine = {.block_size = 1 << 20, .queue_depth = 32};
+  const aio::EngineKind* kind = nullptr;  // null: the best that the machine has
+  double read_share = 0.5;                // of the bytes of Access::Mixed, 0 to 1 without the ends
+  double seconds = 0;            // goes on from the start until so many are over; 0: one pass
+  std::uint64_t file_first = 0;  // among the files those from here ..
+  std::uint64_t file_count = ~std::uint64_t{0};  // .. so many, or as many as there are
+};
+
+struct Measurement {
+  aio::EngineKind kind = aio::EngineKind::Threads;
+  bool direct = false;  // every block went past the page cache
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  double seconds = 0;
+  double cpu_seconds = 0;  // user and system, all threads
+  aio::EngineStatistics statistics;
+  bool right = false;  // everything read was what had been written
+
+  std::uint64_t bytes() const noexcept { return bytes_read + bytes_written; }
+  double gb_per_s() const noexcept;
+};
+
+class Ground {
+ public:
+  /// Makes and reserves the files. `stop` becomes not 0 to end every measurement early. Errors: Io,
+  /// NoSpace, Unsupported, Exhausted.
+  static Result<std::unique_ptr<Ground>> create(const GroundOptions& options,
+                                                const std::atomic<int>& stop);
+
+  /// Writes all of the files. Needed before the first measurement. Errors: Io, NoSpace, Cancelled.
+  Result<void> fill(const Transfers& transfers);
+  /// Errors: Io, NoSpace, Cancelled, and what make_engine refuses.
+  Result<Measurement> measure(const Transfers& transfers);
+  /// Reads all of the files and compares every byte.
+  Result<bool> all_right(const Transfers& transfers);
+
+  bool direct() const noexcept;
+  const pinned::Pool& pool() const noexcept { return *pool_; }
+
+ private:
+  friend class Sweep;
+  struct WorkFile {
+    std::unique_ptr<File> file;
+    std::uint64_t size = 0;
+    std::vector<std::uint32_t> pass_of_granule;  // that wrote it last
+  };
+
+  Ground(const GroundOptions& options, const std::atomic<int>& stop)
+      : options_(options), stop_(stop), pattern_(options.granule) {}
+  Result<std::unique_ptr<aio::Engine>> make_engine(const Transfers& transfers) const;
+
+  const GroundOptions options_;
+  const std::atomic<int>& stop_;
+  const Pattern pattern_;
+  std::vector<WorkFile> files_;
+  std::unique_ptr<pinned::Pool> pool_;
+  std::uint32_t pass_next_ = 0;
+};
+
+/// Blocks that these transfers have in flight at most, over files of so many bytes.
+std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept;
+
+}  // namespace artesian::bench

@@ -1,0 +1,425 @@
+#include "tools/aio_bench_plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+
+#include "base/units.h"
+
+namespace artesian::bench {
+namespace {
+
+constexpr double width = 960;
+constexpr double panel_width = 460;
+constexpr double panel_height = 300;
+constexpr double head_height = 92;
+constexpr double left = 56, right = 14, top = 46, bottom = 46;  // of a panel, around its axes
+
+// Plain rules, and the dark ones over them: viewers that know no media queries show the light look.
+constexpr const char* style = R"(<style>
+svg { font: 13px system-ui, sans-serif; }
+.ground { fill: #ffffff; } text { fill: #1a1a1a; }
+.title { font-size: 20px; font-weight: 600; } .head { font-weight: 600; }
+.grid { stroke: #d5d5d5; stroke-width: 1; }
+.line { fill: none; stroke-width: 2.2; }
+.a { stroke: #0072b2; } .b { stroke: #d55e00; stroke-dasharray: 7 4; }
+.c { stroke: #00835f; stroke-dasharray: 2 3; }
+.mark { stroke-dasharray: none; stroke-width: 2; fill: #ffffff; }
+.chosen { fill: none; stroke: #1a1a1a; stroke-width: 2; }
+.cell { fill: #0072b2; } .end { text-anchor: end; } .middle { text-anchor: middle; }
+.small { font-size: 11px; }
+@media (prefers-color-scheme: dark) {
+  .ground, .mark { fill: #14171a; } text { fill: #ececec; } .grid { stroke: #3b4046; }
+  .a { stroke: #56b4e9; } .b { stroke: #f0a830; } .c { stroke: #3fd0a4; }
+  .chosen { stroke: #ececec; } .cell { fill: #2f8fd0; }
+}
+</style>
+)";
+
+[[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+/// As XML may hold it.
+std::string escaped(const std::string& text) {
+  using Json = nlohmann::json;
+  const std::string quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string result;
+  for (const char c : Json::parse(quoted).get<std::string>()) {
+    switch (c) {
+      case '<': result += "&lt;"; break;
+      case '>': result += "&gt;"; break;
+      case '&': result += "&amp;"; break;
+      case '"': result += "&quot;"; break;
+      default: result += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+    }
+  }
+  return result;
+}
+
+struct Mark {
+  std::size_t at = 0;  // index of its x label
+  double value = 0;
+  std::string tip;
+};
+
+struct Line {
+  std::string name;
+  char kind = 'a';  // look: colour, dash and mark
+  std::vector<Mark> marks;
+};
+
+struct Chart {
+  std::string title;
+  std::string x_title;
+  std::vector<std::string> x_labels;
+  std::vector<Line> lines;
+  std::size_t chosen = ~std::size_t{0};  // among the x labels
+};
+
+double largest(const Chart& chart) {
+  double value = 0;
+  for (const Line& line : chart.lines) {
+    for (const Mark& mark : line.marks) value = std::max(value, mark.value);
+  }
+  return value;
+}
+
+/// 1, 2 or 5 times a power of ten, so that four to eight of it reach the value.
+double step_for(double value) {
+  const double power = std::pow(10, std::floor(std::log10(std::max(value, 1e-9) / 4)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (value / (factor * power) <= 8) return factor * power;
+  }
+  return 10 * power;
+}
+
+std::string mark_svg(char kind, double x, double y, const std::string& tip) {
+  const std::string inside = "<title>" + escaped(tip) + "</title>";
+  switch (kind) {
+    case 'a':
+      return print("<circle class=\"mark a\" cx=\"%.1f\" cy=\"%.1f\" r=\"4\">", x, y) + inside +
+             "</circle>\n";
+    case 'b':
+      return print("<rect class=\"mark b\" x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\">", x - 4,
+                   y - 4) +
+             inside + "</rect>\n";
+    default:
+      return print("<path class=\"mark c\" d=\"M%.1f %.1fl5 9h-10z\">", x, y - 5) + inside +
+             "</path>\n";
+  }
+}
+
+std::string chart_svg(const Chart& chart, double x0, double y0) {
+  const double plot_width = panel_width - left - right;
+  const double plot_height = panel_height - top - bottom;
+  const double highest = std::max(largest(chart), 1e-9);
+  const double step = step_for(highest);
+  const double limit = std::ceil(highest / step) * step;
+  const double spacing =
+      plot_width / static_cast<double>(std::max<std::size_t>(chart.x_labels.size(), 1));
+  const auto x_of = [&](std::size_t index) {
+    return left + spacing * (static_cast<double>(index) + 0.5);
+  };
+  const auto y_of = [&](double value) { return top + plot_height * (1 - value / limit); };
+  std::string svg = print("<g transform=\"translate(%.0f %.0f)\">\n", x0, y0);
+  svg += "<text class=\"head\" x=\"8\" y=\"16\">" + escaped(chart.title) + "</text>\n";
+  for (double value = 0; value <= limit + step / 2; value += step) {
+    svg += print("<path class=\"grid\" d=\"M%.1f %.1fh%.1f\"/>", left, y_of(value), plot_width) +
+           print("<text class=\"end small\" x=\"%.1f\" y=\"%.1f\">%g</text>\n", left - 6,
+                 y_of(value) + 4, value);
+  }
+  for (std::size_t index = 0; index < chart.x_labels.size(); ++index) {
+    svg += print("<text class=\"middle small\" x=\"%.1f\" y=\"%.1f\">", x_of(index),
+                 top + plot_height + 17) +
+           escaped(chart.x_labels[index]) + "</text>\n";
+  }
+  svg += print("<text class=\"middle small\" x=\"%.1f\" y=\"%.1f\">", left + plot_width / 2,
+               panel_height - 10) +
+         escaped(chart.x_title) + "</text>\n";
+  double legend = left;
+  for (const Line& line : chart.lines) {
+    std::string path;
+    for (const Mark& mark : line.marks) {
+      path += print("%s%.1f %.1f", path.empty() ? "M" : "L", x_of(mark.at), y_of(mark.value));
+    }
+    if (!path.empty()) svg += print("<path class=\"line %c\" d=\"", line.kind) + path + "\"/>\n";
+    for (const Mark& mark : line.marks) {
+      const double y = y_of(mark.value);
+      svg += mark_svg(line.kind, x_of(mark.at), y, mark.tip);
+      if (mark.at != chart.chosen) continue;
+      svg +=
+          print("<circle class=\"chosen\" cx=\"%.1f\" cy=\"%.1f\" r=\"9\"/>\n", x_of(mark.at), y);
+    }
+    svg += print("<path class=\"line %c\" d=\"M%.1f 32h26\"/>", line.kind, legend) +
+           mark_svg(line.kind, legend + 13, 32, line.name) +
+           print("<text x=\"%.1f\" y=\"36\">", legend + 32) + escaped(line.name) + "</text>\n";
+    legend += 110;
+  }
+  return svg + "</g>\n";
+}
+
+char look_of(Access access) {
+  return "abc"[static_cast<std::size_t>(access)];
+}
+
+std::vector<std::uint64_t> blocks_of(const PathReport& path) {
+  std::vector<std::uint64_t> blocks;
+  for (const CurvePoint& point : path.curve) {
+    if (blocks.empty() || blocks.back() != point.block_size) blocks.push_back(point.block_size);
+  }
+  return blocks;
+}
+
+std::string short_size(std::uint64_t bytes) {
+  return bytes < (1 << 20) ? std::to_string(bytes >> 10) + " KiB"
+                           : std::to_string(bytes >> 20) + " MiB";
+}
+
+template <typename T>
+std::size_t index_of(const std::vector<T>& values, const T& value) {
+  return static_cast<std::size_t>(std::find(values.begin(), values.end(), value) - values.begin());
+}
+
+Chart empty_chart(const std::string& title, const std::string& x_title,
+                  const std::vector<std::uint64_t>& blocks, const Settings& chosen) {
+  Chart chart{.title = title, .x_title = x_title, .x_labels = {}, .lines = {}};
+  for (const std::uint64_t block : blocks) chart.x_labels.push_back(short_size(block));
+  chart.chosen = index_of(blocks, chosen.block_size);
+  return chart;
+}
+
+std::string queue_text(const Settings& settings) {
+  return "depth " + std::to_string(settings.queue_depth) + " x " +
+         std::to_string(settings.threads) + (settings.threads == 1 ? " thread" : " threads");
+}
+
+Chart rates_by_block(const PathReport& path, const Settings& chosen) {
+  const auto blocks = blocks_of(path);
+  Chart chart =
+      empty_chart("GB/s by block size, " + queue_text(chosen), "block size", blocks, chosen);
+  for (const Access access : accesses) {
+    Line& line = chart.lines.emplace_back();
+    line = {.name = access_name(access), .kind = look_of(access), .marks = {}};
+    for (const CurvePoint& point : path.curve) {
+      if (point.access != access) continue;
+      line.marks.push_back({.at = index_of(blocks, point.block_size),
+                            .value = point.sample.gb_per_s,
+                            .tip = line.name + ", " + short_size(point.block_size) +
+                                   print(": %.3f GB/s", point.sample.gb_per_s)});
+    }
+  }
+  return chart;
+}
+
+Chart latencies_by_block(const PathReport& path, const Settings& chosen) {
+  const auto blocks = blocks_of(path);
+  Chart chart = empty_chart("latency of a block read, ms, " + queue_text(chosen), "block size",
+                            blocks, chosen);
+  const struct {
+    const char* name;
+    double Sample::*member;
+  } percentiles[] = {{"p50", &Sample::latency_us_p50},
+                     {"p95", &Sample::latency_us_p95},
+                     {"p99", &Sample::latency_us_p99}};
+  for (const auto& percentile : percentiles) {
+    Line& line = chart.lines.emplace_back();
+    line.name = percentile.name;
+    line.kind = "abc"[chart.lines.size() - 1];
+    for (const CurvePoint& point : path.curve) {
+      if (point.access != Access::Read) continue;
+      const double micros = point.sample.*percentile.member;
+      line.marks.push_back(
+          {.at = index_of(blocks, point.block_size),
+           .value = micros * 1e-3,
+           .tip = line.name + ", " + short_size(point.block_size) + print(": %.0f us", micros)});
+    }
+  }
+  return chart;
+}
+
+/// The settings that differ from the chosen in block size and depth alone.
+std::vector<const Point*> plane_of(const TuneReport& report) {
+  std::vector<const Point*> plane;
+  for (const Point& point : report.found.points) {
+    Settings like = report.found.winner.settings;
+    like.block_size = point.settings.block_size;
+    like.queue_depth = point.settings.queue_depth;
+    if (point.settings == like) plane.push_back(&point);
+  }
+  return plane;
+}
+
+/// For each block size and depth the best of all.
+std::vector<const Point*> best_by_block_and_depth(const TuneReport& report) {
+  std::vector<const Point*> best;
+  for (const Point& point : report.found.points) {
+    const auto same = std::find_if(best.begin(), best.end(), [&](const Point* other) {
+      return other->settings.block_size == point.settings.block_size &&
+             other->settings.queue_depth == point.settings.queue_depth;
+    });
+    if (same == best.end()) {
+      best.push_back(&point);
+    } else if (point.score() > (*same)->score()) {
+      *same = &point;
+    }
+  }
+  return best;
+}
+
+template <typename Value>
+std::vector<Value> sorted_values(const std::vector<const Point*>& points, Value Settings::*member) {
+  std::vector<Value> values;
+  for (const Point* point : points) values.push_back(point->settings.*member);
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return values;
+}
+
+Chart rates_by_depth(const TuneReport& report) {
+  const Settings& chosen = report.found.winner.settings;
+  std::vector<const Point*> points = plane_of(report);
+  std::erase_if(
+      points, [&](const Point* point) { return point->settings.block_size != chosen.block_size; });
+  std::sort(points.begin(), points.end(), [](const Point* one, const Point* other) {
+    return one->settings.queue_depth < other->settings.queue_depth;
+  });
+  const auto depths = sorted_values(points, &Settings::queue_depth);
+  Chart chart{.title = "GB/s by queue depth, blocks of " + short_size(chosen.block_size),
+              .x_title = "blocks in flight, per thread",
+              .x_labels = {},
+              .lines = {},
+              .chosen = index_of(depths, chosen.queue_depth)};
+  for (const std::uint32_t depth : depths) chart.x_labels.push_back(std::to_string(depth));
+  for (const Access access : accesses) {
+    Line& line = chart.lines.emplace_back();
+    line = {.name = access_name(access), .kind = look_of(access), .marks = {}};
+    for (const Point* point : points) {
+      const std::uint32_t depth = point->settings.queue_depth;
+      line.marks.push_back({.at = index_of(depths, depth),
+                            .value = point->gb_per_s(access),
+                            .tip = line.name + ", depth " + std::to_string(depth) +
+                                   print(": %.3f GB/s", point->gb_per_s(access))});
+    }
+  }
+  return chart;
+}
+
+/// Score by block size and depth: the stronger the ground of a cell, the more GB/s.
+std::string heat_svg(const TuneReport& report, double x0, double y0) {
+  const std::vector<const Point*> points = best_by_block_and_depth(report);
+  const Settings& chosen = report.found.winner.settings;
+  const auto blocks = sorted_values(points, &Settings::block_size);
+  const auto depths = sorted_values(points, &Settings::queue_depth);
+  double best = 1e-9;
+  for (const Point* point : points) best = std::max(best, point->score());
+  const double cell_width =
+      (panel_width - left - right) / static_cast<double>(std::max<std::size_t>(blocks.size(), 1));
+  const double cell_height = (panel_height - top - bottom + 14) /
+                             static_cast<double>(std::max<std::size_t>(depths.size(), 1));
+  std::string svg = print("<g transform=\"translate(%.0f %.0f)\">\n", x0, y0) +
+                    "<text class=\"head\" x=\"8\" y=\"16\">GB/s of read, write and mixed "
+                    "together (harmonic mean)</text>\n";
+  const double above = top - 14;
+  for (const Point* point : points) {
+    const auto column = static_cast<double>(index_of(blocks, point->settings.block_size));
+    const auto row = static_cast<double>(index_of(depths, point->settings.queue_depth));
+    const double x = left + column * cell_width;
+    const double y = above + (static_cast<double>(depths.size()) - 1 - row) * cell_height;
+    const std::string box = print("x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"", x + 1,
+                                  y + 1, cell_width - 2, cell_height - 2);
+    svg +=
+        "<rect class=\"cell\" " + box +
+        print(" fill-opacity=\"%.2f\"><title>", 0.05 + 0.5 * std::pow(point->score() / best, 2)) +
+        escaped(describe(point->settings)) + print(": %.3f GB/s", point->score()) +
+        "</title></rect>" +
+        print("<text class=\"middle small\" x=\"%.1f\" y=\"%.1f\">%.2f</text>\n",
+              x + cell_width / 2, y + cell_height / 2 + 4, point->score());
+    if (point->settings.block_size == chosen.block_size &&
+        point->settings.queue_depth == chosen.queue_depth) {
+      svg += "<rect class=\"chosen\" " + box + "/>\n";
+    }
+  }
+  for (std::size_t column = 0; column < blocks.size(); ++column) {
+    svg += print("<text class=\"middle small\" x=\"%.1f\" y=\"%.1f\">%s</text>\n",
+                 left + (static_cast<double>(column) + 0.5) * cell_width,
+                 panel_height - bottom + 17, short_size(blocks[column]).c_str());
+  }
+  for (std::size_t row = 0; row < depths.size(); ++row) {
+    svg += print("<text class=\"end small\" x=\"%.1f\" y=\"%.1f\">%u</text>\n", left - 6,
+                 above + (static_cast<double>(depths.size() - row) - 0.5) * cell_height + 4,
+                 depths[row]);
+  }
+  return svg + print(
+                   "<text class=\"middle small\" x=\"%.1f\" y=\"%.1f\">block size; "
+                   "upwards: queue depth; framed: chosen</text>\n</g>\n",
+                   left + (panel_width - left - right) / 2, panel_height - 10);
+}
+
+std::string headline(const TuneReport& report) {
+  const Point& winner = report.found.winner;
+  return describe(winner.settings) +
+         print(": read %.3f, write %.3f, mixed %.3f GB/s", winner.gb_per_s(Access::Read),
+               winner.gb_per_s(Access::Write), winner.gb_per_s(Access::Mixed));
+}
+
+}  // namespace
+
+std::string plot_svg(const TuneReport& report) {
+  const Settings& chosen = report.found.winner.settings;
+  const auto rows = static_cast<double>(report.paths.size() + 1);
+  const double caption = 26;
+  const double height = head_height + rows * (panel_height + caption);
+  std::string svg =
+      print("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n",
+            width, height) +
+      "<title>aio_bench tune: " + escaped(headline(report)) + "</title>\n" + style +
+      print("<rect class=\"ground\" width=\"%.0f\" height=\"%.0f\"/>\n", width, height) +
+      "<text class=\"title\" x=\"16\" y=\"34\">What this disk gives, and the settings to "
+      "use</text>\n<text x=\"16\" y=\"60\">" +
+      escaped(headline(report)) + "</text>\n<text class=\"small\" x=\"16\" y=\"80\">" +
+      (report.direct ? "direct I/O" : "through the page cache") + ", files of " +
+      escaped(format_size(report.size)) + "; ringed: the chosen settings</text>\n";
+  double y = head_height;
+  for (const PathReport& path : report.paths) {
+    svg += print("<text class=\"head\" x=\"16\" y=\"%.0f\">", y + 16) + escaped(path.path) + " (" +
+           escaped(path.file_system + ", " + path.device) + "): reads and writes at once " +
+           (path.profile.duplex ? "do not slow each other" : "share the bandwidth") + "</text>\n";
+    svg += chart_svg(rates_by_block(path, chosen), 8, y + caption);
+    svg += chart_svg(latencies_by_block(path, chosen), 8 + width / 2, y + caption);
+    y += panel_height + caption;
+  }
+  svg += chart_svg(rates_by_depth(report), 8, y + caption);
+  svg += heat_svg(report, 8 + width / 2, y + caption);
+  return svg + "</svg>\n";
+}
+
+std::string plot_html(const TuneReport& report) {
+  std::string html =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+      "<title>aio_bench tune</title>\n<style>\n"
+      ":root { color-scheme: light dark; } body { font: 14px system-ui, sans-serif; margin: 1em; "
+      "max-width: 1100px; }\ntable { border-collapse: collapse; } th, td { padding: 2px 10px; "
+      "text-align: right; border-bottom: 1px solid #8888; }\n</style>\n</head>\n<body>\n" +
+      plot_svg(report) + "<pre>" + escaped(to_text(report)) + "</pre>\n";
+  for (const std::string& warning : report.warnings) {
+    html += "<p><strong>Warning:</strong> " + escaped(warning) + "</p>\n";
+  }
+  html +=
+      "<table>\n<thead><tr><th>settings</th><th>read GB/s</th><th>write GB/s</th>"
+      "<th>mixed GB/s</th><th>repeats</th></tr></thead>\n<tbody>\n";
+  for (const Point& point : report.found.points) {
+    html += "<tr><td>" + escaped(describe(point.settings)) + "</td>";
+    for (const Access access : accesses) html += print("<td>%.3f</td>", point.gb_per_s(access));
+    html += print("<td>%zu</td></tr>\n", point.of(Access::Read).size());
+  }
+  return html + "</tbody>\n</table>\n</body>\n</html>\n";
+}
+
+}  // namespace artesian::bench

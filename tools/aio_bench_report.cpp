@@ -1,0 +1,118 @@
+#include "tools/aio_bench_report.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "tools/config_edit.h"
+
+namespace artesian::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json settings_json(const Settings& settings) {
+  return {{"block_size", settings.block_size},
+          {"queue_depth", settings.queue_depth},
+          {"intra_op_parallelism", settings.threads},
+          {"single_submit", settings.single_submit},
+          {"overlap_events", settings.overlap_events}};
+}
+
+struct Spread {
+  double low = 0, middle = 0, high = 0;
+};
+
+template <typename Member>
+Spread spread_of(const std::vector<Sample>& samples, Member member) {
+  std::vector<double> values;
+  for (const Sample& sample : samples) values.push_back(sample.*member);
+  if (values.empty()) return {};
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  return {.low = *low, .middle = median(values), .high = *high};
+}
+
+Json rates_json(const Point& point, Access access) {
+  const auto& samples = point.of(access);
+  const Spread rate = spread_of(samples, &Sample::gb_per_s);
+  return {{"gb_per_s", rate.middle},
+          {"min", rate.low},
+          {"max", rate.high},
+          {"repeats", samples.size()},
+          {"lat_us",
+           {{"p50", spread_of(samples, &Sample::latency_us_p50).middle},
+            {"p95", spread_of(samples, &Sample::latency_us_p95).middle},
+            {"p99", spread_of(samples, &Sample::latency_us_p99).middle}}}};
+}
+
+Json point_json(const Point& point) {
+  Json json = settings_json(point.settings);
+  json["engine"] = engine_kind_name(point.settings.engine);
+  for (const Access access : accesses) {
+    json[std::string(access_name(access)) + "_gb_per_s"] = point.gb_per_s(access);
+  }
+  json["repeats"] = point.of(Access::Read).size();
+  return json;
+}
+
+Json path_json(const PathReport& path) {
+  Json curve = Json::array();
+  for (const CurvePoint& point : path.curve) {
+    curve.push_back({{"block_size", point.block_size},
+                     {"op", access_name(point.access)},
+                     {"gb_per_s", point.sample.gb_per_s},
+                     {"lat_us",
+                      {{"p50", point.sample.latency_us_p50},
+                       {"p95", point.sample.latency_us_p95},
+                       {"p99", point.sample.latency_us_p99}}}});
+  }
+  return {{"path", path.path},
+          {"file_system", path.file_system},
+          {"device", path.device},
+          {"duplex", path.profile.duplex},
+          {"profile", path.profile_file},
+          {"by_block_size", std::move(curve)}};
+}
+
+}  // namespace
+
+Json to_json(const TuneReport& report) {
+  const SearchResult& found = report.found;
+  Json json = {{"aio", settings_json(found.winner.settings)},
+               {"engine", engine_kind_name(found.winner.settings.engine)}};
+  for (const Access access : accesses) json[access_name(access)] = rates_json(found.winner, access);
+  const auto [low, high] =
+      std::minmax_element(found.head_to_head.begin(), found.head_to_head.end());
+  json["head_to_head"] = {{"against", point_json(found.runner_up)},
+                          {"ratio", median(found.head_to_head)},
+                          {"min", *low},
+                          {"max", *high},
+                          {"pairs", found.head_to_head.size()}};
+  json["paths"] = Json::array();
+  for (const PathReport& path : report.paths) json["paths"].push_back(path_json(path));
+  json["points"] = Json::array();
+  for (const Point& point : found.points) json["points"].push_back(point_json(point));
+  json["size"] = report.size;
+  json["direct"] = report.direct;
+  json["verified"] = report.verified;
+  json["seconds"] = report.seconds;
+  json["warnings"] = report.warnings;
+  return json;
+}
+
+std::string to_text(const TuneReport& report) {
+  std::string text = print_aio_section(report.found.winner.settings);
+  for (const Access access : accesses) {
+    const auto& samples = report.found.winner.of(access);
+    const Spread rate = spread_of(samples, &Sample::gb_per_s);
+    char line[160];
+    std::snprintf(line, sizeof line,
+                  "%-5s %6.3f GB/s (%.3f..%.3f), latency p50 %.0f us, p99 %.0f us\n",
+                  access_name(access), rate.middle, rate.low, rate.high,
+                  spread_of(samples, &Sample::latency_us_p50).middle,
+                  spread_of(samples, &Sample::latency_us_p99).middle);
+    text += line;
+  }
+  return text;
+}
+
+}  // namespace artesian::bench

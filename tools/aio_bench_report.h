@@ -1,0 +1,46 @@
+// What `aio_bench tune` found, and how it is printed: as JSON, as text, as a plot
+// (tools/aio_bench_plot.h).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tiering/machine_profile.h"
+#include "tools/aio_bench_search.h"
+
+namespace artesian::bench {
+
+/// With the chosen settings but for the block size.
+struct CurvePoint {
+  std::uint64_t block_size = 0;
+  Access access = Access::Read;
+  Sample sample;
+};
+
+/// One of the paths, measured alone.
+struct PathReport {
+  std::string path;
+  std::string file_system;
+  std::string device;
+  std::vector<CurvePoint> curve;
+  tiering::MachineProfile profile;
+  std::string profile_file;  // empty where it could not be saved
+};
+
+struct TuneReport {
+  SearchResult found;
+  std::vector<PathReport> paths;
+  std::uint64_t size = 0;  // of all files together
+  bool direct = false;
+  bool verified = false;
+  double seconds = 0;
+  std::vector<std::string> warnings;
+};
+
+nlohmann::ordered_json to_json(const TuneReport& report);
+
+/// The aio section, then a line for each of read, write and mixed.
+std::string to_text(const TuneReport& report);
+
+}  // namespace artesian::bench

@@ -1,0 +1,208 @@
+#include "tools/aio_bench_sweep.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/units.h"
+
+namespace artesian::bench {
+namespace {
+
+/// How many of the first `count` blocks an operation takes that takes this share of them.
+std::uint64_t taken(double share, std::uint64_t count) {
+  return static_cast<std::uint64_t>(std::floor(static_cast<double>(count) * share + 1e-9));
+}
+
+bool takes(double share, std::uint64_t sequence) {
+  return taken(share, sequence + 1) != taken(share, sequence);
+}
+
+}  // namespace
+
+Sweep::Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check)
+    : ground_(ground), engine_(engine), transfers_(transfers), check_(check) {
+  files_ = std::min(transfers.file_count, ground.files_.size() - transfers.file_first);
+  ARTESIAN_CHECK(files_ > 0, transfers.file_first);
+  const std::uint64_t block_size = transfers.engine.block_size;
+  ARTESIAN_CHECK(block_size % ground.options_.granule == 0, block_size);
+  blocks_ = files_ * (round_up(ground.files_.front().size, block_size) / block_size);
+  in_flight_ = std::vector<std::atomic<bool>>(blocks_);
+  const double share = transfers.read_share;
+  switch (transfers.access) {
+    case Access::Read: reads_per_block_ = 1; break;
+    case Access::Write: writes_per_block_ = 1; break;
+    case Access::Mixed:
+      reads_per_block_ = std::min(1.0, share / (1 - share));
+      writes_per_block_ = std::min(1.0, (1 - share) / share);
+  }
+}
+
+Ground::WorkFile& Sweep::file_of(std::uint64_t block) const noexcept {
+  return ground_.files_[transfers_.file_first + block % files_];
+}
+
+std::uint64_t Sweep::offset_of(std::uint64_t block) const noexcept {
+  return block / files_ * transfers_.engine.block_size;
+}
+
+Result<void> Sweep::prepare() {
+  const std::uint64_t count =
+      std::min(blocks_, std::uint64_t{transfers_.engine.queue_depth} * transfers_.engine.threads);
+  sequences_min_ = transfers_.seconds > 0 ? 2 * count : 0;
+  for (std::uint64_t index = 0; index < count; ++index) {
+    ARTESIAN_TRY(buffer, ground_.pool_->lease(transfers_.engine.block_size));
+    Slot& slot = slots_.emplace_back();
+    slot.sweep = this;
+    slot.kept = std::move(buffer);
+  }
+  return {};
+}
+
+Result<void> Sweep::run() {
+  if (transfers_.seconds > 0) end_ns_ = Deadline::after_seconds(transfers_.seconds).at_ns;
+  std::uint64_t first = slots_.size();
+  if (transfers_.access == Access::Mixed) {
+    const double share = static_cast<double>(first) * transfers_.read_share;
+    first = std::clamp<std::uint64_t>(static_cast<std::uint64_t>(std::lround(share)), 1, first);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::uint64_t index = slots_.size(); index > first; --index) {
+      idle_.push_back(&slots_[index - 1]);
+    }
+  }
+  std::vector<Completion*> batch;
+  batch_ = &batch;
+  for (std::uint64_t index = 0; index < first; ++index) {
+    if (!begin(slots_[index], std::move(slots_[index].kept))) break;
+  }
+  batch_ = nullptr;
+  engine_.submit(batch);
+  // Callbacks stop by themselves: at the end, at an error or when the user says so.
+  ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));
+  const std::lock_guard lock(mutex_);
+  if (error_) return *error_;
+  if (ground_.stop_ != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
+  return {};
+}
+
+std::optional<std::uint64_t> Sweep::next_sequence() noexcept {
+  if (failed_ || ground_.stop_ != 0) return std::nullopt;
+  if (end_ns_ != 0 && next_ >= sequences_min_ && system_clock().now_ns() >= end_ns_) {
+    return std::nullopt;
+  }
+  while (true) {
+    const std::uint64_t sequence = next_++;
+    if (end_ns_ == 0 && sequence >= blocks_) return std::nullopt;
+    if (!in_flight_[sequence % blocks_].exchange(true)) return sequence;
+  }
+}
+
+/// Starts the slot's next block; false where there is none.
+bool Sweep::begin(Slot& slot, BufferLease buffer) noexcept {
+  const std::optional<std::uint64_t> sequence = next_sequence();
+  if (!sequence) {
+    slot.kept = std::move(buffer);
+    return false;
+  }
+  slot.block = *sequence % blocks_;
+  slot.length =
+      std::min(transfers_.engine.block_size, file_of(slot.block).size - offset_of(slot.block));
+  slot.pass = static_cast<std::uint32_t>(ground_.pass_next_ + *sequence / blocks_);
+  const bool reads = takes(reads_per_block_, *sequence);
+  slot.writes_back = reads && takes(writes_per_block_, *sequence);
+  submit(slot, reads ? aio::Operation::Read : aio::Operation::Write, std::move(buffer));
+  return true;
+}
+
+void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noexcept {
+  const std::uint64_t offset = offset_of(slot.block);
+  Ground::WorkFile& file = file_of(slot.block);
+  const bool mixed = transfers_.access == Access::Mixed;
+  aio::Priority priority = aio::Priority::Demand;
+  if (mixed) priority = aio::Priority::OptimizerRead;
+  if (operation == aio::Operation::Write) {
+    if (mixed) priority = aio::Priority::WriteBack;
+    Pattern::stamp({buffer.data(), slot.length}, offset, slot.pass);
+    const std::uint64_t granule = ground_.options_.granule;
+    for (std::uint64_t at = offset; at < offset + slot.length; at += granule) {
+      file.pass_of_granule[at / granule] = slot.pass;
+    }
+  }
+  slot.completion.prepare({.operation = operation,
+                           .priority = priority,
+                           .file = file.file.get(),
+                           .offset = offset,
+                           .length = slot.length},
+                          std::move(buffer), finished, &slot);
+  Completion* const list[] = {&slot.completion};
+  if (batch_ != nullptr) {
+    batch_->push_back(&slot.completion);
+  } else {
+    engine_.submit(list);
+  }
+}
+
+void Sweep::finished(Completion&, void* context) noexcept {
+  auto* slot = static_cast<Slot*>(context);
+  slot->sweep->finish(*slot);
+}
+
+void Sweep::finish(Slot& slot) noexcept {
+  auto result = slot.completion.result();
+  if (!result) {
+    const std::lock_guard lock(mutex_);
+    failed_ = true;
+    if (!error_) error_ = result.error();
+    return;
+  }
+  const bool read = slot.completion.request().operation == aio::Operation::Read;
+  (read ? bytes_read_ : bytes_written_) += *result;
+  BufferLease buffer = slot.completion.take_buffer();
+  if (read && !is_right(slot, {buffer.data(), slot.length}, check_)) wrong_ = true;
+  if (read && slot.writes_back) {
+    submit(slot, aio::Operation::Write, std::move(buffer));
+    begin_an_idle_slot();
+    return;
+  }
+  in_flight_[slot.block] = false;
+  begin(slot, std::move(buffer));
+}
+
+void Sweep::begin_an_idle_slot() noexcept {
+  Slot* slot = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return;
+    slot = idle_.back();
+    idle_.pop_back();
+  }
+  begin(*slot, std::move(slot->kept));
+}
+
+bool Sweep::is_right(const Slot& slot, std::span<const std::byte> moved,
+                     Check check) const noexcept {
+  if (check == Check::Nothing) return true;
+  const std::uint64_t granule = ground_.options_.granule;
+  const Ground::WorkFile& file = file_of(slot.block);
+  const std::uint64_t begin = offset_of(slot.block);
+  for (std::uint64_t at = 0; at < moved.size(); at += granule) {
+    const auto part = moved.subspan(at, std::min(granule, moved.size() - at));
+    const std::uint32_t pass = file.pass_of_granule[(begin + at) / granule];
+    const bool good = check == Check::Sampled ? Pattern::sampled(part, begin + at, pass)
+                                              : ground_.pattern_.whole(part, begin + at, pass);
+    if (!good) return false;
+  }
+  return true;
+}
+
+bool Sweep::right() const {
+  if (wrong_) return false;
+  if (transfers_.access != Access::Read) return true;
+  return std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return slot.length == 0 || is_right(slot, {slot.kept.data(), slot.length}, Check::Whole);
+  });
+}
+
+}  // namespace artesian::bench

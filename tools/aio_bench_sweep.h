@@ -1,0 +1,83 @@
+// One measurement of aio_bench: moves the blocks of the ground's files in order through an engine.
+// Each slot owns a buffer and submits its next block from the callback of the last, so that the
+// queue never runs dry.
+//
+// A mixed sweep starts with reads in a share of its slots. Each read that is complete becomes the
+// write of the same block, and another slot takes up the next read: from then on reads and writes
+// alternate in the queue, the writes as far behind the reads as the queue is long.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "tools/aio_bench_ground.h"
+
+namespace artesian::bench {
+
+class Sweep {
+ public:
+  enum class Check : std::uint8_t { Nothing, Sampled, Whole };
+
+  Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check);
+
+  /// Takes its buffers. Errors: Exhausted.
+  Result<void> prepare();
+  /// Goes over the files once, or until the time is over. Errors: Io, NoSpace, Cancelled.
+  Result<void> run();
+  std::uint64_t bytes_read() const noexcept { return bytes_read_; }
+  std::uint64_t bytes_written() const noexcept { return bytes_written_; }
+  /// Passes over the files that it has begun.
+  std::uint32_t laps() const noexcept { return static_cast<std::uint32_t>(next_ / blocks_ + 1); }
+  /// Whether what was read was right, as far as it was looked at; then every byte that the buffers
+  /// hold after a read sweep.
+  bool right() const;
+
+ private:
+  using Completion = aio::Completion;
+  struct Slot {
+    Completion completion;
+    Sweep* sweep = nullptr;
+    std::uint64_t block = 0;
+    std::uint64_t length = 0;
+    std::uint32_t pass = 0;
+    bool writes_back = false;
+    BufferLease kept;  // while nothing is in flight
+  };
+
+  static void finished(Completion& completion, void* context) noexcept;
+  void finish(Slot& slot) noexcept;
+  bool begin(Slot& slot, BufferLease buffer) noexcept;
+  void begin_an_idle_slot() noexcept;
+  void submit(Slot& slot, aio::Operation operation, BufferLease buffer) noexcept;
+  std::optional<std::uint64_t> next_sequence() noexcept;
+  Ground::WorkFile& file_of(std::uint64_t block) const noexcept;
+  std::uint64_t offset_of(std::uint64_t block) const noexcept;
+  bool is_right(const Slot& slot, std::span<const std::byte> moved, Check check) const noexcept;
+
+  Ground& ground_;
+  aio::Engine& engine_;
+  const Transfers transfers_;
+  const Check check_;
+  std::uint64_t files_ = 0;  // taken in turn
+  std::uint64_t blocks_ = 0;
+  std::deque<Slot> slots_;
+  std::vector<Completion*>* batch_ = nullptr;  // gathers the first blocks, for one submission
+  double reads_per_block_ = 0;                 // 0 to 1
+  double writes_per_block_ = 0;                // 0 to 1
+  std::uint64_t sequences_min_ = 0;
+  std::uint64_t end_ns_ = 0;  // 0 = one pass
+  std::atomic<std::uint64_t> next_ = 0;
+  std::atomic<std::uint64_t> bytes_read_ = 0;
+  std::atomic<std::uint64_t> bytes_written_ = 0;
+  std::atomic<bool> wrong_ = false;
+  std::atomic<bool> failed_ = false;
+  std::vector<std::atomic<bool>> in_flight_;  // by block: a lap must not meet the one before
+  std::mutex mutex_;
+  std::vector<Slot*> idle_;     // under mutex_
+  std::optional<Error> error_;  // the first; under mutex_
+};
+
+}  // namespace artesian::bench

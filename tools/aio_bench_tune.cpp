@@ -1,0 +1,434 @@
+#include "tools/aio_bench_tune.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/units.h"
+#include "tools/aio_bench_disk.h"
+#include "tools/aio_bench_flags.h"
+#include "tools/aio_bench_plot.h"
+#include "tools/aio_bench_progress.h"
+#include "tools/aio_bench_report.h"
+#include "tools/config_edit.h"
+#include "tools/report_error.h"
+
+namespace artesian::bench {
+namespace {
+
+constexpr std::uint64_t mib = 1 << 20;
+constexpr std::uint64_t granule = 64 << 10;
+constexpr std::uint64_t in_flight_max = 256 * mib;
+
+struct TuneOptions {
+  std::vector<std::string> directories;
+  std::uint64_t size = 0;
+  double budget_seconds = 60;
+  bool exhaustive = false;
+  std::string json, config_out, apply, plot;
+};
+
+double seconds_since(std::uint64_t start_ns) {
+  return static_cast<double>(system_clock().now_ns() - start_ns) * 1e-9;
+}
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+/// A config that cannot be edited is to be known before the minute, not after it.
+void check_apply(const std::string& path, Faults& faults) {
+  if (path.empty()) return;
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  if (!file) {
+    faults.add("cannot be read", "--apply", '"' + path + '"', "a config", "name another file");
+    return;
+  }
+  auto edited = with_aio_section(text.str(), path, {});
+  if (edited) return;
+  const std::string& message = edited.error().message;
+  faults.add("cannot be edited", "--apply", message.substr(0, message.find('\n')),
+             "a config that parses", "correct it first");
+}
+
+TuneOptions read_flags(const CLI::App& command, Faults& faults) {
+  FlagReader flags(command, faults);
+  TuneOptions options;
+  options.directories = flags.directories("--path");
+  options.size = flags.file_size("--size", "2GiB");
+  constexpr std::uint64_t smallest = 8 * mib;
+  if (options.size < smallest * std::max<std::uint64_t>(options.directories.size(), 1)) {
+    faults.add("wrong value", "--size", format_size(options.size), "8 MiB for each path, or more",
+               "try 2GiB");
+  }
+  options.budget_seconds =
+      flags.number("--budget-seconds", 60, 0.1, 1e5, "try 60; less is noisier");
+  options.exhaustive = flags.given("--exhaustive");
+  options.json = flags.output("--json", FlagReader::Dash::Yes);
+  options.config_out = flags.output("--config-out", FlagReader::Dash::No);
+  options.plot = flags.output("--plot", FlagReader::Dash::No);
+  if (!options.plot.empty() && !options.plot.ends_with(".svg") &&
+      !options.plot.ends_with(".html")) {
+    faults.add("wrong value", "--plot", '"' + options.plot + '"',
+               "a file whose name ends in .svg or .html", "rename it");
+  }
+  options.apply = flags.output("--apply", FlagReader::Dash::No);
+  check_apply(options.apply, faults);
+  return options;
+}
+
+/// The tune itself: what it has measured so far, and the means to go on.
+class Tuner {
+ public:
+  explicit Tuner(const TuneOptions& options)
+      : options_(options), start_ns_(system_clock().now_ns()), progress_(options.budget_seconds) {}
+
+  Result<TuneReport> run();
+
+ private:
+  void warn(const std::string& text);
+  Result<void> prepare();
+  void find_engines();
+  SearchSpace space() const;
+  Result<Measurement> measure_patiently(const Transfers& transfers);
+  Result<Sample> sample(const Settings& settings, Access access, double seconds,
+                        std::uint64_t file_first, std::uint64_t file_count);
+  Result<void> search_all();
+  Result<void> measure_path(std::uint64_t index);
+  void save_profile(PathReport& path);
+  double profile_seconds() const;
+
+  const TuneOptions& options_;
+  const std::uint64_t start_ns_;
+  Progress progress_;
+  TuneReport report_;
+  std::unique_ptr<Ground> ground_;
+  std::uint64_t in_flight_max_ = 0;
+  std::vector<aio::EngineKind> engines_;
+  double bytes_written_ = 0;
+  bool all_direct_ = true;
+  std::optional<Error> refusal_;  // the last, of an engine with these settings
+};
+
+void Tuner::warn(const std::string& text) {
+  progress_.clear();
+  log(LogLevel::Warning, text);
+  report_.warnings.push_back(text);
+}
+
+std::vector<std::uint64_t> block_sizes(std::uint64_t size_per_path) {
+  std::vector<std::uint64_t> sizes;
+  for (std::uint64_t block = 128 << 10; block <= 8 * mib; block *= 2) {
+    if (4 * block <= size_per_path) sizes.push_back(block);
+  }
+  return sizes;
+}
+
+SearchSpace Tuner::space() const {
+  SearchSpace space{.block_sizes = block_sizes(options_.size / options_.directories.size()),
+                    .queue_depths = {1, 2, 4, 8, 16, 32, 64, 128},
+                    .threads = {1},
+                    .engines = engines_,
+                    .bytes_in_flight_max = in_flight_max_};
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  for (std::uint32_t threads = 2; threads <= std::min(2 * cores, 8u); threads *= 2) {
+    space.threads.push_back(threads);
+  }
+  return space;
+}
+
+void Tuner::find_engines() {
+  for (const aio::EngineKind kind : engine_kinds()) {
+    auto made = aio::make_engine(kind, {});
+    if (made) {
+      engines_.push_back(kind);
+    } else {
+      warn(std::string(engine_kind_name(kind)) + " is left out: " + made.error().to_string());
+    }
+  }
+}
+
+Result<void> Tuner::prepare() {
+  progress_.show("writing " + format_size(options_.size), 0, "");
+  for (const std::string& directory : options_.directories) {
+    const DiskFacts facts = disk_facts(directory);
+    report_.paths.push_back({.path = directory,
+                             .file_system = facts.file_system,
+                             .device = facts.device,
+                             .curve = {},
+                             .profile = {},
+                             .profile_file = {}});
+    if (!facts.warning.empty()) warn(directory + ": " + facts.warning);
+  }
+  find_engines();
+  if (engines_.empty()) return make_error(ErrorCode::Unsupported, "no engine works here");
+  const std::uint64_t available = available_memory();
+  in_flight_max_ = std::min(in_flight_max, options_.size / 2);
+  if (available != 0) in_flight_max_ = std::min(in_flight_max_, available / 8);
+  in_flight_max_ = std::max(round_down(in_flight_max_, 2 * mib), 4 * mib);
+  GroundOptions ground{.directories = options_.directories,
+                       .size = options_.size,
+                       .granule = granule,
+                       .buffer_bytes = std::max(in_flight_max_, 32 * mib)};
+  ARTESIAN_TRY(made, Ground::create(ground, stop_signal()));
+  ground_ = std::move(made);
+  if (!ground_->direct()) {
+    warn(
+        "O_DIRECT is not available: figures are partly those of the page cache, which training "
+        "would use as well; a --size of more than " +
+        format_size(available) + " shows the disk itself");
+  }
+  const pinned::PoolStatistics pool = ground_->pool().statistics();
+  if (!pool.locked) {
+    report_.warnings.push_back(
+        "buffers are not page-locked (ulimit -l): rates are lower than they "
+        "could be");
+  }
+  if (!pool.huge_pages) {
+    warn(
+        "2 MiB pages are off (/sys/kernel/mm/transparent_hugepage/enabled): rates are lower than "
+        "they could be; allow madvise");
+  }
+  Transfers filling;
+  filling.kind = &engines_.front();
+  filling.engine = {.block_size = mib, .queue_depth = 16};
+  report_.verified = true;
+  return ground_->fill(filling);
+}
+
+/// The kernel gives the memory of a ring back a moment after it was closed: where that is limited,
+/// the next ring may have to wait. Settings that it refuses all the same move nothing.
+Result<Measurement> Tuner::measure_patiently(const Transfers& transfers) {
+  constexpr int tries = 50;
+  for (int attempt = 0;; ++attempt) {
+    auto got = ground_->measure(transfers);
+    if (got) return got;
+    const ErrorCode code = got.error().code;
+    const bool refused = code == ErrorCode::Unsupported || code == ErrorCode::Exhausted;
+    if (!refused || stop_signal() != 0) return got;
+    if (attempt < tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      continue;
+    }
+    refusal_ = got.error();
+    Measurement nothing;
+    nothing.direct = nothing.right = true;
+    return nothing;
+  }
+}
+
+Result<Sample> Tuner::sample(const Settings& settings, Access access, double seconds,
+                             std::uint64_t file_first, std::uint64_t file_count) {
+  const std::uint64_t begin_ns = system_clock().now_ns();
+  Transfers transfers{.access = access,
+                      .engine = {.block_size = settings.block_size,
+                                 .queue_depth = settings.queue_depth,
+                                 .threads = settings.threads,
+                                 .single_submit = settings.single_submit,
+                                 .overlap_events = settings.overlap_events},
+                      .kind = &settings.engine,
+                      .seconds = seconds,
+                      .file_first = file_first,
+                      .file_count = file_count};
+  ARTESIAN_TRY(got, measure_patiently(transfers));
+  report_.verified = report_.verified && got.right;
+  all_direct_ = all_direct_ && got.direct;
+  bytes_written_ += static_cast<double>(got.bytes_written);
+  return Sample{.gb_per_s = got.gb_per_s(),
+                .latency_us_p50 = static_cast<double>(got.statistics.latency_us_p50),
+                .latency_us_p95 = static_cast<double>(got.statistics.latency_us_p95),
+                .latency_us_p99 = static_cast<double>(got.statistics.latency_us_p99),
+                .cost_seconds = seconds_since(begin_ns)};
+}
+
+/// Of the curves of all paths.
+double Tuner::profile_seconds() const {
+  const auto blocks = static_cast<double>(space().block_sizes.size());
+  const double each = seconds_per_measurement(options_.budget_seconds) + 0.02;
+  return static_cast<double>(report_.paths.size()) * blocks * 3 * each;
+}
+
+Result<void> Tuner::search_all() {
+  const double gone = seconds_since(start_ns_);
+  const double left = options_.budget_seconds - gone - profile_seconds();
+  SearchOptions options{.space = space(),
+                        .start = {.engine = engines_.front()},
+                        .budget_seconds = std::max(left, options_.budget_seconds / 4),
+                        .exhaustive = options_.exhaustive};
+  const std::uint64_t blocks_max = options.space.block_sizes.back();
+  options.start.block_size = std::min(options.start.block_size, blocks_max);
+  while (options.start.bytes_in_flight() > in_flight_max_) options.start.queue_depth /= 2;
+  const double planned = options_.budget_seconds;
+  options.progress = [&](const SearchProgress& now) {
+    char detail[160];
+    std::snprintf(detail, sizeof detail, "%s: %s %.2f GB/s", describe(*now.settings).c_str(),
+                  access_name(now.access), now.gb_per_s);
+    progress_.show(now.stage, seconds_since(start_ns_) / planned, detail);
+  };
+  auto measure = [this](const Settings& settings, Access access, double seconds) {
+    return sample(settings, access, seconds, 0, report_.paths.size());
+  };
+  ARTESIAN_TRY(found, search(options, measure));
+  report_.found = std::move(found);
+  if (refusal_) {
+    if (report_.found.winner.gb_per_s(Access::Read) <= 0) return *refusal_;
+    warn("some settings were left out: " + refusal_->to_string());
+  }
+  return {};
+}
+
+Result<void> Tuner::measure_path(std::uint64_t index) {
+  PathReport& path = report_.paths[index];
+  Settings settings = report_.found.winner.settings;
+  tiering::MachineProfile& profile = path.profile;
+  profile = {.path = path.path,
+             .file_system = path.file_system,
+             .measured_at = now_utc(),
+             .direct = ground_->direct(),
+             .duplex = false,
+             .queue_depth = settings.queue_depth,
+             .threads = settings.threads,
+             .engine = engine_kind_name(settings.engine),
+             .rates = {}};
+  const double seconds = seconds_per_measurement(options_.budget_seconds);
+  const std::uint64_t chosen = settings.block_size;
+  for (const std::uint64_t block : space().block_sizes) {
+    settings.block_size = block;
+    if (block != chosen && settings.bytes_in_flight() > in_flight_max_) continue;
+    double rates[3] = {};
+    for (const Access access : accesses) {
+      ARTESIAN_TRY(got, sample(settings, access, seconds, index, 1));
+      rates[static_cast<std::size_t>(access)] = got.gb_per_s;
+      path.curve.push_back({.block_size = block, .access = access, .sample = got});
+      const double share = access == Access::Read ? 1 : access == Access::Write ? 0 : 0.5;
+      profile.rates.push_back({.block_size = block, .read_share = share, .gb_per_s = got.gb_per_s});
+      progress_.show("profile of " + path.path, seconds_since(start_ns_) / options_.budget_seconds,
+                     describe(settings));
+    }
+    if (block == chosen) profile.duplex = tiering::is_duplex(rates[0], rates[1], rates[2]);
+  }
+  return {};
+}
+
+void Tuner::save_profile(PathReport& path) {
+  auto file = tiering::machine_profile_path(path.path);
+  if (!file) {
+    warn("the machine profile is not saved: " + file.error().to_string());
+    return;
+  }
+  const auto saved = tiering::save_machine_profile(*file, path.profile);
+  if (!saved) {
+    warn("the machine profile is not saved: " + saved.error().to_string());
+    return;
+  }
+  path.profile_file = *file;
+}
+
+Result<TuneReport> Tuner::run() {
+  ARTESIAN_TRY_VOID(prepare());
+  ARTESIAN_TRY_VOID(search_all());
+  for (std::uint64_t index = 0; index < report_.paths.size(); ++index) {
+    ARTESIAN_TRY_VOID(measure_path(index));
+  }
+  for (const std::string& text : drift_warnings(report_.found.drift, bytes_written_)) warn(text);
+  if (report_.verified) {
+    for (PathReport& path : report_.paths) save_profile(path);
+  }
+  progress_.clear();
+  report_.size = options_.size;
+  report_.direct = ground_->direct() && all_direct_;
+  report_.seconds = seconds_since(start_ns_);
+  return std::move(report_);
+}
+
+/// What the user has to know besides the figures.
+void print_notes(const TuneReport& report) {
+  const aio::EngineKind engine = report.found.winner.settings.engine;
+  if (engine != engine_kinds().front()) {
+    log(LogLevel::Info,
+        std::string("measured with the engine ") + engine_kind_name(engine) +
+            ": write \"artesian\": {\"engine\": \"" + engine_kind_name(engine) +
+            "\"} into the config as well, or it runs with another where there is one");
+  }
+  for (const PathReport& path : report.paths) {
+    if (path.profile_file.empty()) continue;
+    log(LogLevel::Info, "machine profile: " + path.profile_file);
+  }
+}
+
+/// Hands everything over. Returns the exit code.
+int hand_over(const TuneOptions& options, const TuneReport& report) {
+  const std::string json =
+      to_json(report).dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (options.json != "-" && !write_output("-", to_text(report))) return 1;
+  if (!options.json.empty() && !write_output(options.json, json)) return 1;
+  const Settings& winner = report.found.winner.settings;
+  if (!options.config_out.empty() && !write_output(options.config_out, print_aio_section(winner))) {
+    return 1;
+  }
+  if (!options.plot.empty()) {
+    const bool page = options.plot.ends_with(".html");
+    if (!write_output(options.plot, page ? plot_html(report) : plot_svg(report))) return 1;
+  }
+  if (!options.apply.empty()) {
+    auto backup = apply_aio_section(options.apply, winner);
+    if (!backup) return tools::report_error(program, backup.error(), 1);
+    log(LogLevel::Info,
+        "changed the aio section of " + options.apply + "; what it was is in " + *backup);
+  }
+  print_notes(report);
+  return 0;
+}
+
+}  // namespace
+
+void add_tune_flags(CLI::App& command) {
+  add_value(command, "--path", "DIR[,DIR]",
+            "Directories for the temporary files, one per disk; must exist");
+  add_value(command, "--size", "SIZE", "Size of the files together (default: 2GiB)");
+  add_value(command, "--budget-seconds", "S", "How long it takes, about (default: 60)");
+  add_switch(command, "--exhaustive",
+             "Measure every setting instead of searching; takes several budgets");
+  add_value(command, "--json", "FILE", "Write everything as JSON to a file, or - for stdout");
+  add_value(command, "--config-out", "FILE", "Write the aio section, as a config has it");
+  add_value(command, "--apply", "FILE",
+            "Put the aio section into this config; what it was is kept in FILE.bak");
+  add_value(command, "--plot", "FILE", "Write a picture of the figures, FILE.svg or FILE.html");
+}
+
+int tune_command(const CLI::App& command) {
+  Faults faults;
+  const TuneOptions options = read_flags(command, faults);
+  if (faults.any()) return faults.print();
+  for (const std::string& directory : options.directories) {
+    check_space(directory, options.size / options.directories.size(), faults);
+  }
+  check_memory(32 * mib, "buffers", faults);
+  if (faults.any()) return faults.print();
+  note_signals();
+  auto report = Tuner(options).run();
+  if (!report) return report_failure(report.error());
+  if (!report->verified) {
+    return tools::report_error(program,
+                               "wrong data: " + command.get_option("--path")->results().front() +
+                                   ": what was read is not what had been written; do not trust "
+                                   "this disk or this program",
+                               1);
+  }
+  return hand_over(options, *report);
+}
+
+}  // namespace artesian::bench

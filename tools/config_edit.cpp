@@ -1,0 +1,349 @@
+#include "tools/config_edit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+#include "base/file_system.h"
+#include "zero3/config_text.h"
+
+namespace artesian::bench {
+namespace {
+
+using zero3::JsonValue;
+
+struct Setting {
+  const char* name;
+  std::string value;
+  std::array<const char*, 2> other_names = {};  // in configs
+};
+
+std::vector<Setting> settings_of(const Settings& settings) {
+  const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
+  return {
+      {"block_size", std::to_string(settings.block_size)},
+      {"queue_depth", std::to_string(settings.queue_depth)},
+      {"intra_op_parallelism", std::to_string(settings.threads), {"thread_count", "num_threads"}},
+      {"single_submit", boolean(settings.single_submit)},
+      {"overlap_events", boolean(settings.overlap_events)}};
+}
+
+struct Member {
+  std::string key;  // as written, without its quotation marks
+  std::size_t key_begin = 0;
+  std::size_t begin = 0;  // of the value
+  std::size_t end = 0;
+};
+
+/// Finds the members of an object in text that read_json has accepted, whose parser keeps no
+/// places: so this needs to know no more than where strings and comments end.
+class Scanner {
+ public:
+  explicit Scanner(std::string_view text) : text_(text) {}
+
+  /// `at`: of the object's brace.
+  std::vector<Member> members(std::size_t at) {
+    std::vector<Member> found;
+    at_ = at + 1;
+    for (skip(); text_[at_] != '}'; skip()) {
+      Member& member = found.emplace_back();
+      member.key_begin = at_;
+      skip_value();
+      member.key = text_.substr(member.key_begin + 1, at_ - member.key_begin - 2);
+      skip();  // to the colon
+      ++at_;
+      skip();
+      member.begin = at_;
+      skip_value();
+      member.end = at_;
+      skip();
+      if (text_[at_] == ',') ++at_;
+    }
+    close_ = at_;
+    return found;
+  }
+  /// Of the object that `members` went through last.
+  std::size_t closing_brace() const { return close_; }
+
+  std::size_t first_value() {
+    at_ = text_.starts_with("\xEF\xBB\xBF") ? 3 : 0;
+    skip();
+    return at_;
+  }
+
+ private:
+  bool sees(std::string_view what) const { return text_.substr(at_).starts_with(what); }
+
+  void skip() {
+    while (true) {
+      if (sees("\xC2\xA0")) {
+        at_ += 2;
+      } else if (sees("#") || sees("//")) {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else if (sees("/*")) {
+        at_ = text_.find("*/", at_ + 2) + 2;
+      } else if (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != npos) {
+        ++at_;
+      } else {
+        return;
+      }
+    }
+  }
+
+  void skip_value() {
+    int depth = 0;
+    do {
+      skip();
+      const char c = text_[at_];
+      if (c == '"') {
+        for (++at_; text_[at_] != '"'; ++at_) {
+          if (text_[at_] == '\\') ++at_;
+        }
+        ++at_;
+      } else if (c == '{' || c == '[') {
+        ++depth;
+        ++at_;
+      } else if (c == '}' || c == ']') {
+        --depth;
+        ++at_;
+      } else if (c == ',' || c == ':') {
+        ++at_;
+      } else {
+        const std::size_t end = text_.find_first_of(" \t\r\n,:{}[]\"#/\xC2", at_);
+        at_ = std::min(end, text_.size());
+      }
+    } while (depth > 0);
+  }
+
+  static constexpr std::size_t npos = std::string_view::npos;
+  std::string_view text_;
+  std::size_t at_ = 0;
+  std::size_t close_ = 0;
+};
+
+struct Edit {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::string text;
+};
+
+std::string apply_edits(std::string_view text, std::vector<Edit> edits) {
+  std::stable_sort(edits.begin(), edits.end(),
+                   [](const Edit& left, const Edit& right) { return left.begin > right.begin; });
+  std::string result(text);
+  for (const Edit& edit : edits) result.replace(edit.begin, edit.end - edit.begin, edit.text);
+  return result;
+}
+
+/// The blanks before the first thing of this line.
+std::string indentation(std::string_view text, std::size_t at) {
+  const std::size_t line = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
+  const std::size_t begin = line == std::string_view::npos ? 0 : line + 1;
+  const std::size_t end = text.find_first_not_of(" \t", begin);
+  return std::string(text.substr(begin, std::min(end, text.size()) - begin));
+}
+
+/// Adds members behind the last one of an object, each on a line if the object is on several.
+std::vector<Edit> insertion(std::string_view text, std::size_t open, std::size_t close,
+                            const std::vector<Member>& members,
+                            const std::vector<std::string>& added) {
+  const bool lines = text.substr(open, close - open).find('\n') != std::string_view::npos;
+  const std::string outer = indentation(text, open);
+  const std::string inner =
+      members.empty() || !lines ? outer + "  " : indentation(text, members.back().key_begin);
+  const bool on_lines = lines || members.empty();
+  std::string joined;
+  for (std::size_t index = 0; index < added.size(); ++index) {
+    const bool first = index == 0 && members.empty();
+    joined += std::string(first ? "" : ",") +
+              (on_lines ? "\n" + inner
+               : first  ? ""
+                        : " ") +
+              added[index];
+  }
+  if (members.empty()) return {{.begin = open + 1, .end = open + 1, .text = joined + "\n" + outer}};
+  const std::size_t last = members.back().end;
+  return {{.begin = last, .end = last, .text = joined}};
+}
+
+/// The text of a section whose first line starts behind `"aio": `.
+std::string section_text(const Settings& settings, const std::string& indent) {
+  std::string text = "{";
+  const char* separator = "";
+  for (const Setting& setting : settings_of(settings)) {
+    text += std::string(separator) + "\n" + indent + "  \"" + setting.name + "\": " + setting.value;
+    separator = ",";
+  }
+  return text + "\n" + indent + "}";
+}
+
+std::vector<Edit> edits_within(std::string_view text, std::size_t open, const Settings& settings) {
+  Scanner scanner(text);
+  const std::vector<Member> members = scanner.members(open);
+  const std::size_t close = scanner.closing_brace();
+  std::vector<Edit> edits;
+  std::vector<std::string> added;
+  for (const Setting& setting : settings_of(settings)) {
+    bool there = false;
+    for (const Member& member : members) {
+      const bool other =
+          std::any_of(setting.other_names.begin(), setting.other_names.end(),
+                      [&](const char* name) { return name != nullptr && member.key == name; });
+      if (member.key != setting.name && !other) continue;
+      there = true;
+      edits.push_back({.begin = member.begin, .end = member.end, .text = setting.value});
+    }
+    if (!there) added.push_back(std::string("\"") + setting.name + "\": " + setting.value);
+  }
+  if (added.empty()) return edits;
+  for (Edit& edit : insertion(text, open, close, members, added)) edits.push_back(std::move(edit));
+  return edits;
+}
+
+bool is_object(const JsonValue* value) {
+  return value != nullptr && value->kind == JsonValue::Kind::Object;
+}
+
+const Member* find(const std::vector<Member>& members, const char* key) {
+  for (const Member& member : members) {
+    if (member.key == key) return &member;
+  }
+  return nullptr;
+}
+
+/// Whether a config's tree has these settings in the section.
+bool has_settings(const JsonValue& section, const Settings& settings) {
+  const auto wanted = settings_of(settings);
+  return std::all_of(wanted.begin(), wanted.end(), [&](const Setting& setting) {
+    for (const char* name : {setting.name, setting.other_names[0], setting.other_names[1]}) {
+      const JsonValue* value = name == nullptr ? nullptr : section.find(name);
+      if (value != nullptr) return zero3::print_json(*value) == setting.value;
+    }
+    return false;
+  });
+}
+
+Error refusal(const std::string& path, const std::string& what) {
+  return make_error(ErrorCode::Invalid, path + ": " + what);
+}
+
+Error failure(const char* what, const std::string& path) {
+  Error error = make_error(ErrorCode::Io, what, errno);
+  error.file = path;
+  return error;
+}
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  if (!file || file.bad()) return failure("cannot read the config", path);
+  return text.str();
+}
+
+/// A new file beside, complete and on the disk.
+Result<void> write_new(const std::string& path, const std::string& text, mode_t mode) {
+  ARTESIAN_TRY(file,
+               system_files().open(path, {.create = Create::Exclusive, .direct = Direct::Never}));
+  auto done = file->write_at(text.data(), text.size(), 0);
+  if (done && fchmod(file->descriptor(), mode) != 0) {
+    done = failure("cannot set the permissions of a file", path);
+  }
+  if (done) done = file->sync();
+  if (!done) (void)!system_files().remove(path).has_value();
+  return done;
+}
+
+}  // namespace
+
+std::string print_aio_section(const Settings& settings) {
+  return "{\n  \"aio\": " + section_text(settings, "  ") + "\n}\n";
+}
+
+Result<std::string> with_aio_section(std::string_view text, const std::string& path,
+                                     const Settings& settings) {
+  ARTESIAN_TRY(tree, zero3::read_json(text, path));
+  if (!is_object(&tree)) {
+    return refusal(path, "got " + zero3::print_json(tree) + ", allowed an object {...}");
+  }
+  const JsonValue* zero = tree.find("zero_optimization");
+  const JsonValue* top = tree.find("aio");
+  const JsonValue* nested = is_object(zero) ? zero->find("aio") : nullptr;
+  if (top != nullptr && nested != nullptr) {
+    return refusal(path, "aio: given both at top level and in zero_optimization; keep one");
+  }
+  const JsonValue* section = top != nullptr ? top : nested;
+  if (section != nullptr && !is_object(section)) {
+    return refusal(path, "aio: got " + zero3::print_json(*section) +
+                             ", allowed an object {...}; correct it first");
+  }
+  Scanner scanner(text);
+  std::size_t open = scanner.first_value();
+  std::vector<Member> members = scanner.members(open);
+  std::size_t close = scanner.closing_brace();
+  std::vector<Edit> edits;
+  const auto lost = [&] { return refusal(path, "aio: cannot be found; write it by hand"); };
+  if (section == nullptr) {
+    const bool one_line = text.substr(open, close - open).find('\n') == std::string_view::npos;
+    const std::string indent = members.empty() || one_line
+                                   ? indentation(text, open) + "  "
+                                   : indentation(text, members.back().key_begin);
+    edits = insertion(text, open, close, members, {"\"aio\": " + section_text(settings, indent)});
+  } else {
+    if (top == nullptr) {
+      const Member* outer = find(members, "zero_optimization");
+      if (outer == nullptr) return lost();
+      members = scanner.members(outer->begin);
+    }
+    const Member* inner = find(members, "aio");
+    if (inner == nullptr) return lost();
+    edits = edits_within(text, inner->begin, settings);
+  }
+  std::string edited = apply_edits(text, std::move(edits));
+  // What was written is what will be read, or nothing is written.
+  auto again = zero3::read_json(edited, path);
+  if (!again) return lost();
+  const JsonValue* outer = nested != nullptr ? again->find("zero_optimization") : &*again;
+  const JsonValue* got = outer == nullptr ? nullptr : outer->find("aio");
+  if (!is_object(got) || !has_settings(*got, settings)) return lost();
+  return edited;
+}
+
+Result<std::string> apply_aio_section(const std::string& given, const Settings& settings) {
+  std::error_code failed;
+  const std::string path = std::filesystem::canonical(given, failed);
+  if (failed) {
+    errno = failed.value();
+    return failure("cannot find the config", given);
+  }
+  ARTESIAN_TRY(text, read_text(path));
+  ARTESIAN_TRY(edited, with_aio_section(text, given, settings));
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
+  const mode_t mode = status.st_mode & 07777;
+  std::string backup = path + ".bak";
+  for (int number = 1; system_files().exists(backup); ++number) {
+    backup = path + ".bak." + std::to_string(number);
+  }
+  ARTESIAN_TRY_VOID(write_new(backup, text, mode));
+  const std::string beside = path + ".new." + std::to_string(getpid());
+  auto written = write_new(beside, edited, mode);
+  if (written) written = system_files().rename(beside, path);
+  if (!written) {
+    (void)!system_files().remove(beside).has_value();
+    (void)!system_files().remove(backup).has_value();
+    return std::move(written).error();
+  }
+  return backup;
+}
+
+}  // namespace artesian::bench

@@ -1,0 +1,27 @@
+// Puts the settings that `aio_bench tune` found into a training config, as text: nothing else of
+// the file changes, not its order, its layout or its comments.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "tools/aio_bench_search.h"
+
+namespace artesian::bench {
+
+/// {"aio": {...}} as a config takes it, on several lines.
+std::string print_aio_section(const Settings& settings);
+
+/// The config's text with these settings: in its `aio` section, wherever that is and under whatever
+/// names, else in a new one at the end. `path` is for messages. Errors: Invalid, where the config
+/// does not parse, is no object, or has two aio sections.
+Result<std::string> with_aio_section(std::string_view text, const std::string& path,
+                                     const Settings& settings);
+
+/// Does so to the file, which is replaced as a whole and keeps its permissions; returns where the
+/// copy of what it was lies: beside it, .bak, or .bak.1 and so on where that is taken. A link stays
+/// one: what it leads to is edited. Errors: Invalid, Io, NoSpace.
+Result<std::string> apply_aio_section(const std::string& path, const Settings& settings);
+
+}  // namespace artesian::bench
