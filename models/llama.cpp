@@ -17,7 +17,6 @@ namespace {
 class InOrder {
  public:
   explicit InOrder(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {}
-  ~InOrder() { ARTESIAN_CHECK(next_ == parameters_.size(), next_, parameters_.size()); }
 
   const at::Tensor& next() {
     ARTESIAN_CHECK(next_ < parameters_.size(), next_);
@@ -27,6 +26,10 @@ class InOrder {
   at::Tensor linear(const at::Tensor& input, bool bias) {
     const at::Tensor& weight = next();
     return bias ? at::linear(input, weight, next()) : at::linear(input, weight);
+  }
+  /// Not in the destructor: LibTorch may throw in between, and the engine lives on.
+  void check_all_used() const {
+    ARTESIAN_CHECK(next_ == parameters_.size(), next_, parameters_.size());
   }
 
  private:
@@ -64,7 +67,9 @@ at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& 
   const at::Tensor inner = rms_norm(attended, p.next(), config_.norm_epsilon);
   const at::Tensor gate = activate(config_.activation, p.linear(inner, config_.mlp_bias));
   const at::Tensor up = p.linear(inner, config_.mlp_bias);
-  return attended + p.linear(gate * up, config_.mlp_bias);
+  const at::Tensor output = attended + p.linear(gate * up, config_.mlp_bias);
+  p.check_all_used();
+  return output;
 }
 
 at::Tensor Llama::forward(std::size_t stage, const at::Tensor& input,
