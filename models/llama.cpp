@@ -27,7 +27,10 @@ class InOrder {
     const at::Tensor& weight = next();
     return bias ? at::linear(input, weight, next()) : at::linear(input, weight);
   }
-  bool all_used() const { return next_ == parameters_.size(); }
+  /// Not in the destructor: LibTorch may throw in between, and the engine lives on.
+  void check_all_used() const {
+    ARTESIAN_CHECK(next_ == parameters_.size(), next_, parameters_.size());
+  }
 
  private:
   const std::vector<at::Tensor>& parameters_;
@@ -65,7 +68,7 @@ at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& 
   const at::Tensor gate = activate(config_.activation, p.linear(inner, config_.mlp_bias));
   const at::Tensor up = p.linear(inner, config_.mlp_bias);
   const at::Tensor output = attended + p.linear(gate * up, config_.mlp_bias);
-  ARTESIAN_CHECK(p.all_used(), parameters.size());
+  p.check_all_used();
   return output;
 }
 

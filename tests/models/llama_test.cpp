@@ -46,6 +46,22 @@ TEST(Llama, ABlockInANarrowDtypeIsNearFp32) {
   EXPECT_LE(relative_difference(prefix, expected.narrow(1, 0, 3)), 1e-6);
 }
 
+/// What LibTorch throws within a block leaves the module usable: the engine refuses the batch.
+TEST(Llama, AThrowWithinABlockIsAThrow) {
+  const Reference reference(ARTESIAN_REFERENCE_FOLDER "/llama_plain.safetensors");
+  const auto module = make_module(reference.config());
+  std::vector<at::Tensor> weights;
+  for (const std::uint32_t parameter : module->stages()[1].parameters) {
+    weights.push_back(reference.tensor("weight." + module->parameters()[parameter].name));
+  }
+  const at::Tensor none = at::zeros({1, 3}, at::kLong);
+  const zero3::Batch batch{none, none};
+  std::vector<at::Tensor> wrong = weights;
+  wrong[4] = at::ones({5, 5});  // o_proj
+  EXPECT_THROW(module->forward(1, at::ones({1, 3, 8}), wrong, batch), c10::Error);
+  EXPECT_EQ(module->forward(1, at::ones({1, 3, 8}), weights, batch).numel(), 24);
+}
+
 TEST(Rotary, DynamicGrowsWithTheLengthBeyondThePositionsAlone) {
   const RotaryConfig config{
       .scaling = RotaryScaling::Dynamic, .head = 8, .positions = 16, .factor = 2.0};
