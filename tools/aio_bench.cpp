@@ -5,6 +5,7 @@
 // the start; 1 = later; 130, 143 = stopped by SIGINT, SIGTERM.
 #include <CLI/CLI.hpp>
 
+#include "tools/aio_bench_compare.h"
 #include "tools/aio_bench_flags.h"
 #include "tools/aio_bench_run.h"
 #include "tools/aio_bench_tune.h"
@@ -19,10 +20,14 @@ int main(int argc, char** argv) {
   bench::add_run_flags(*run);
   CLI::App* tune = app.add_subcommand("tune", "Finds the best settings for a disk");
   bench::add_tune_flags(*tune);
+  CLI::App* compare = app.add_subcommand("compare", "Measures beside fio");
+  bench::add_compare_flags(*compare);
   const auto exit_code = tools::parse_command_line(app, bench::program, argc, argv);
   if (exit_code.has_value()) return *exit_code;
   if (*run) return bench::run_command(*run);
   if (*tune) return bench::tune_command(*tune);
+  if (*compare) return bench::compare_command(*compare);
   return tools::report_error(
-      bench::program, "missing command: got nothing, allowed run or tune; see aio_bench --help", 2);
+      bench::program,
+      "missing command: got nothing, allowed run, tune or compare; see aio_bench --help", 2);
 }

@@ -1,0 +1,42 @@
+// Reserved 2 MiB pages (hugetlbfs), for programs that cannot do with transparent ones.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+
+namespace artesian::bench {
+
+/// The two things that the kernel shows.
+struct HugePageCounters {
+  std::string setting;                  // file with the number of reserved pages
+  std::function<std::uint64_t()> free;  // of them
+};
+HugePageCounters system_huge_pages();
+
+/// Reserves pages while it lives, and sets the machine's number back to what it was.
+class HugePageReservation {
+ public:
+  static constexpr std::uint64_t page_size = 2 << 20;
+
+  /// Sees to it that `pages` are free. Errors: Unsupported (with what refused), after setting
+  /// everything back.
+  static Result<HugePageReservation> make(std::uint64_t pages, const HugePageCounters& counters);
+
+  HugePageReservation(HugePageReservation&& other) noexcept;
+  HugePageReservation& operator=(HugePageReservation&&) = delete;
+  HugePageReservation(const HugePageReservation&) = delete;
+  HugePageReservation& operator=(const HugePageReservation&) = delete;
+  ~HugePageReservation();
+
+ private:
+  HugePageReservation(std::string setting, std::uint64_t before)
+      : setting_(std::move(setting)), before_(before) {}
+
+  std::string setting_;  // empty: nothing to set back
+  std::uint64_t before_ = 0;
+};
+
+}  // namespace artesian::bench
