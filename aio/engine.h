@@ -5,11 +5,11 @@
 // moves a BufferLease into it; the engine gives both back when the completion is ready, never
 // before, not even when cancelled. A request longer than `block_size` is split; at most
 // `queue_depth` blocks per thread are in the kernel; the rest wait inside the engine in their class
-// (demand before prefetch before optimizer reads before write-back). Short transfers, EINTR and
-// EAGAIN (64 in a row) are continued, and a read that failed with EIO is tried once more; any other
-// failure ends the request with an Error that names file, offset, length and errno. A failed write
-// is never tried again and poisons its file (base/file_system.h, Note [Poison]). Progress threads
-// sleep in the kernel, they never spin.
+// (demand before prefetch before optimizer reads before write-back; write-back takes at most half
+// of the slots beside others). Short transfers, EINTR and EAGAIN (64 in a row) are continued, and a
+// read that failed with EIO is tried once more; any other failure ends the request with an Error
+// that names file, offset, length and errno. A failed write is never tried again and poisons its
+// file (base/file_system.h, Note [Poison]). Progress threads sleep in the kernel, they never spin.
 #pragma once
 
 #include <array>

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "aio/threads.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -45,6 +46,12 @@ Error failure_of(const Block& block) {
   error.offset = block.offset + block.done;
   error.length = block.rest();
   return error;
+}
+
+/// Blocks that may be in the kernel at once.
+std::uint64_t slots_of(EngineKind kind, const EngineOptions& options) {
+  const std::uint64_t wanted = std::uint64_t{options.queue_depth} * options.threads;
+  return kind == EngineKind::Threads ? std::min(wanted, workers_max) : wanted;
 }
 
 Error cancellation_of(const Request& request) {
@@ -90,7 +97,10 @@ void EngineBase::List::remove(Completion& completion) noexcept {
 }
 
 EngineBase::EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept
-    : options_(options), kind_(kind), faults_(faults) {}
+    : options_(options),
+      kind_(kind),
+      write_backs_max_(std::max<std::uint64_t>(1, slots_of(kind, options) / 2)),
+      faults_(faults) {}
 
 EngineBase::~EngineBase() {
   ARTESIAN_CHECK(stopping_);
@@ -106,7 +116,16 @@ void EngineBase::enter_progress_thread() noexcept {
 
 bool EngineBase::has_work(const Lock& lock) const noexcept {
   ARTESIAN_CHECK(owns(lock));
-  return queued_ != 0 || ended_.head != nullptr;
+  return ended_.head != nullptr || std::any_of(queues_.begin(), queues_.end(),
+                                               [&](const List& queue) { return may_take(queue); });
+}
+
+/// Whether the next block of this queue may be handed out.
+bool EngineBase::may_take(const List& queue) const noexcept {
+  if (queue.head == nullptr) return false;
+  if (queue.head->request_.priority != Priority::WriteBack) return true;
+  const bool alone = write_backs_in_kernel_ == blocks_in_kernel_;
+  return alone || write_backs_in_kernel_ < write_backs_max_;
 }
 
 bool EngineBase::has_ended(const Lock& lock) const noexcept {
@@ -196,7 +215,7 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
   const std::uint64_t now_ns = system_clock().now_ns();
   std::size_t count = 0;
   for (List& queue : queues_) {
-    while (count < slots.size() && queue.head != nullptr) {
+    while (count < slots.size() && may_take(queue)) {
       Completion& completion = *queue.head;
       const Request& request = completion.request_;
       ARTESIAN_CHECK(completion.bytes_taken_ < request.length);
@@ -215,6 +234,8 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       in_kernel_ = &block;
       completion.bytes_taken_ += block.length;
       ++completion.blocks_taken_;
+      ++blocks_in_kernel_;
+      write_backs_in_kernel_ += request.priority == Priority::WriteBack ? 1 : 0;
       if (completion.bytes_taken_ == request.length) {
         queue.pop();
         completion.queued_ = false;
@@ -222,7 +243,6 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       }
     }
   }
-  blocks_in_kernel_ += count;
   statistics_.blocks_in_kernel_max = std::max(statistics_.blocks_in_kernel_max, blocks_in_kernel_);
   return count;
 }
@@ -277,6 +297,7 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
 void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept {
   ARTESIAN_CHECK(owns(lock) && blocks_in_kernel_ != 0);
   --blocks_in_kernel_;
+  write_backs_in_kernel_ -= block.request().priority == Priority::WriteBack ? 1 : 0;
   (block.previous == nullptr ? in_kernel_ : block.previous->next) = block.next;
   if (block.next != nullptr) block.next->previous = block.previous;
   if (block.completion == nullptr) return;  // abandoned
@@ -330,8 +351,10 @@ void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
 void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept {
   List ended;
   std::string suspect;  // a file whose disk needed a second try
+  std::uint64_t uncapped = 0;
   {
     const Lock locked = lock();
+    const bool capped = write_backs_in_kernel_ != blocks_in_kernel_;
     const std::uint64_t now_ns = system_clock().now_ns();
     statistics_.submit_calls += submit_calls;
     for (Block* block : blocks) {
@@ -340,8 +363,11 @@ void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_cal
       account(locked, *block, now_ns);
     }
     wake_waiters(locked);
+    // See Note [Write cap]: other progress threads may have left write-backs in the queue.
+    if (capped && write_backs_in_kernel_ == blocks_in_kernel_) uncapped = queued_;
     ended = std::exchange(ended_, List{});
   }
+  if (uncapped != 0) wake(uncapped);
   if (!suspect.empty()) {
     log_once(LogLevel::Warning,
              "a read of " + suspect + " failed and went well when tried again: check the disk");

@@ -13,6 +13,11 @@
 // at each completion: that was half of the context switches of a transfer. In-flight counts fall
 // only after callbacks, so that drain() covers them.
 //
+// Note [Write cap]: writing back is never urgent, but a block that the kernel has cannot be
+// overtaken. So while anything else is in the kernel, blocks of the write-back class take at most
+// half of the slots: a read that comes finds one free. When nothing else is there, they take them
+// all.
+//
 // Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
 // gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
 // lose their pointer to it, its buffer is never given back, and a block that comes back after all
@@ -145,6 +150,7 @@ class EngineBase : public Engine {
     Waiter* next = nullptr;
   };
 
+  bool may_take(const List& queue) const noexcept;
   void begin(Completion& completion) const noexcept;
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;
   void cut_off(const Lock& lock, Completion& completion) noexcept;
@@ -160,7 +166,8 @@ class EngineBase : public Engine {
   bool owns(const Lock& lock) const noexcept { return lock.mutex() == &mutex_ && lock.owns_lock(); }
 
   const EngineKind kind_;
-  FaultSeam* const faults_;  // null outside tests
+  const std::uint64_t write_backs_max_;  // beside others
+  FaultSeam* const faults_;              // null outside tests
   mutable std::mutex mutex_;
   // All below: under mutex_.
   std::array<List, 4> queues_;  // by Priority
@@ -168,7 +175,8 @@ class EngineBase : public Engine {
   std::uint64_t queued_ = 0;    // completions in queues_
   std::uint64_t in_flight_ = 0;
   std::uint64_t blocks_in_kernel_ = 0;
-  Block* in_kernel_ = nullptr;  // the latest; linked by Block::next
+  std::uint64_t write_backs_in_kernel_ = 0;  // of them; see Note [Write cap]
+  Block* in_kernel_ = nullptr;               // the latest; linked by Block::next
   std::atomic<bool> abandoned_any_ = false;
   Waiter* waiters_ = nullptr;
   bool stopping_ = false;

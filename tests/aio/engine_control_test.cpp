@@ -50,6 +50,47 @@ TEST_P(EngineControl, UrgentClassesOvertakeQueuedOnes) {
                                                          &others[2], &others[0], &others[1]}));
 }
 
+// Of all classes the kernel has to be given something to be busy with: files that stall.
+TEST_P(EngineControl, WriteBackLeavesRoomForReadsAndTakesAllWhenThereAreNone) {
+  constexpr std::uint32_t depth = 8;
+  const auto file = filled("file", 4096);
+  for (const bool beside_a_read : {true, false}) {
+    auto engine = make({.queue_depth = depth});
+    StalledFile stalled_read;
+    StalledFile stalled;  // reads of the class stand for its writes: the kernel has none that stall
+    std::deque<Completion> first(beside_a_read ? 1 : 0);
+    for (Completion& read : first) {
+      read.prepare({.file = &stalled_read, .length = 8}, read_lease(8));
+      submit(*engine, read);
+      while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+    }
+    std::deque<Completion> write_backs(2 * depth);
+    std::vector<Completion*> list;
+    for (Completion& write : write_backs) {
+      write.prepare({.priority = Priority::WriteBack, .file = &stalled, .length = 8},
+                    read_lease(8));
+      list.push_back(&write);
+    }
+    engine->submit(list);
+    const std::uint64_t most = beside_a_read ? 1 + depth / 2 : depth;
+    while (engine->statistics().blocks_in_kernel_max < most) sched_yield();
+    if (beside_a_read) {
+      Completion urgent;
+      urgent.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
+      run(*engine, urgent);  // which has a slot, though nothing else has ended
+      expect_moved(urgent);
+      EXPECT_LE(engine->statistics().blocks_in_kernel_max, most + 1);
+      stalled_read.release();
+      await(*engine, first[0]);
+      // Now that nothing else is there, the rest of the slots is theirs.
+      while (engine->statistics().blocks_in_kernel_max < depth) sched_yield();
+    }
+    stalled.release(2 * depth);
+    ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
+    EXPECT_EQ(engine->statistics().blocks_in_kernel_max, depth);
+  }
+}
+
 TEST_P(EngineControl, QueuedWorkEndsAtOnceWhenCancelled) {
   auto engine = make({.queue_depth = 1});
   const auto file = filled("file", 4096);
