@@ -93,10 +93,13 @@ class Equality : public testing::Test {
     std::string digest;
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
-  Outcome train(const Choice& run, const Config& config);
+  Outcome train(const Choice& run, const Config& config) { return train(run, config, {}); }
+  Outcome train(const Choice& run, const Config& config, const EngineOptions& options);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
 
   const Scale scale;
+  bool separate_device = false;                   // budgets are for one
+  DType compute_dtype = DType::Float32;           // and for this
   std::vector<std::unique_ptr<Module>> modules_;  // with a tied head, with one of its own
   std::filesystem::path directory_;
 };
@@ -140,7 +143,8 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
     return make_placement({.parameters = &module.parameters(),
                            .stages = &module.stages(),
                            .config = &config,
-                           .compute_dtype = DType::Float32,
+                           .compute_dtype = compute_dtype,
+                           .separate_device = separate_device,
                            .device_bytes = tried.device,
                            .host_bytes = tried.host})
         .has_value();
@@ -159,10 +163,11 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
   config.artesian.host_memory = budgets.host;
 }
 
-inline Equality::Outcome Equality::train(const Choice& run, const Config& config) {
+inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
+                                         const EngineOptions& options) {
   Outcome outcome;
   Module& module = module_of(run);
-  auto engine = Engine::create(module, config, {});
+  auto engine = Engine::create(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
   RandomWeights weights(module.parameters(), 1);
