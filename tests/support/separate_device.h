@@ -72,6 +72,7 @@ class SeparateDevice final : public tiering::Device {
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override {
     EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
+    if (!in_arena(source, bytes)) expect_computed();
     bytes_to_host_ += bytes;
     return copy(Queue::ToHost, target, source, bytes);
   }
@@ -119,7 +120,10 @@ class SeparateDevice final : public tiering::Device {
   Result<void> finish(DeviceFence fence) noexcept override;
 
   void begin_compute() noexcept override { open(); }
-  void end_compute() noexcept override { close(); }
+  void end_compute() noexcept override {
+    close();
+    computed_ = {computed_[1], lane(Queue::Compute).enqueued + 1};
+  }
 
  private:
   struct Range {
@@ -174,6 +178,13 @@ class SeparateDevice final : public tiering::Device {
       EXPECT_EQ(::mprotect(arena_, arena_bytes_, PROT_NONE), 0);
     }
   }
+  /// A tensor of the model is read while at most one stage was computed since its own.
+  void expect_computed() {
+    merge(lane(Queue::ToHost).clock, host_);
+    if (lane(Queue::ToHost).clock[static_cast<std::size_t>(Queue::Compute)] >= computed_[0]) return;
+    ++races;
+    EXPECT_TRUE(expect_races) << "a copy to the host does not wait for what computes its source";
+  }
   Result<void> copy(Queue queue, std::byte* target, const std::byte* source, std::uint64_t bytes);
   Result<void> enqueue(Queue queue, std::vector<Range> ranges, Work work);
   void check_order(Queue queue, std::uint64_t sequence, const std::vector<Range>& ranges);
@@ -190,6 +201,7 @@ class SeparateDevice final : public tiering::Device {
   std::byte* arena_ = nullptr;
   std::uint64_t arena_bytes_ = 0;
   int opened_ = 0;
+  std::array<std::uint64_t, 2> computed_{};  // fences that are after the last two computations
   int registered_ = 0;
   std::array<Lane, tiering::queue_count> lanes_;
   Clock host_{};  // what the host has waited for

@@ -65,6 +65,21 @@ TEST_F(SeparateDeviceTest, FindsACopyThatDoesNotWaitForComputing) {
   ASSERT_TRUE(device.finish_all().has_value());
 }
 
+TEST_F(SeparateDeviceTest, FindsAGradientThatIsReadBeforeItIsComputed) {
+  device.expect_races = true;
+  for (int stage = 0; stage < 2; ++stage) {
+    device.begin_compute();
+    device.end_compute();
+  }
+  Bytes back(4096);
+  ASSERT_TRUE(device.copy_to_host(back.data(), host.data(), 4096).has_value());
+  EXPECT_EQ(device.races, 1u);
+  const auto written = device.record(Queue::Compute).value();
+  ASSERT_TRUE(device.wait(Queue::ToHost, written).has_value());
+  ASSERT_TRUE(device.copy_to_host(back.data(), host.data(), 4096).has_value());
+  EXPECT_EQ(device.races, 1u);
+}
+
 TEST_F(SeparateDeviceTest, ATargetHoldsNothingUntilItsCopyHasRun) {
   Bytes back(4096);
   ASSERT_TRUE(device.copy_to_device(memory, host.data(), 4096).has_value());

@@ -161,8 +161,8 @@ TEST(DeviceLoader, RefreshReachesALiveSlot) {
     loading.expect_values(0);
     ASSERT_TRUE(loading.device.join_queues().has_value());
     const auto fresh = loading.stored(shards[0]);  // the same values, in two parts
-    for (const auto& [first, count] :
-         {std::pair{0ull, 5000ull}, std::pair{5000ull, image - 5000}}) {
+    using Part = std::pair<std::uint64_t, std::uint64_t>;
+    for (const auto& [first, count] : {Part{0, 5000}, Part{5000, image - 5000}}) {
       const auto* part = reinterpret_cast<const std::byte*>(fresh.data() + first);
       ASSERT_TRUE(
           loading.residency->refresh_by_copy(Queue::ToDevice, 0, first, count, part).has_value());

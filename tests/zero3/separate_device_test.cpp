@@ -110,5 +110,70 @@ TEST_F(OnSeparateDevice, AnyLimitsAndAnyOrderGiveTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(OnSeparateDevice, SixteenBitComputeIsAliasedOnTheDeviceAndHasTheBitsOfTheCpu) {
+  for (const int dtype : {1, 2}) {
+    compute_dtype = dtype == 1 ? DType::BFloat16 : DType::Float16;
+    for (const int home : {0, 1, 2}) {
+      Choice run{};
+      run[ParamHome] = run[OptimizerHome] = home;
+      run[Budget] = home == 0 ? 2 : 0;
+      run[Bucket] = run[Live] = run[Reuse] = run[Accumulation] = 1;
+      run[Dtype] = dtype;
+      expect_equal(run, Order::Random, static_cast<std::uint64_t>(dtype * 3 + home));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(OnSeparateDevice, AnArenaThatDoesNotFitIsRefusedByName) {
+  const Choice run{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, 1, 0, 0};
+  SeparateDevice device;
+  device.bytes_max = 4096;
+  const auto engine = Engine::create(module_of(run), config_of(run), {.backend = &device});
+  ASSERT_FALSE(engine.has_value());
+  EXPECT_EQ(engine.error().code, ErrorCode::Exhausted);
+  EXPECT_NE(engine.error().message.find("artesian.device_memory"), std::string::npos);
+}
+
+/// Trains until the device fails, if it does; the first error.
+Error train_until_failure(Engine& engine, const Config& config, const Scale& scale) {
+  TokenBatch batch(scale.samples, scale.length);
+  for (std::size_t step = 0; step < scale.steps; ++step) {
+    for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
+      const auto loss = engine.forward(batch.batch());
+      if (!loss.has_value()) return loss.error();
+      const auto backward = engine.backward();
+      if (!backward.has_value()) return backward.error();
+    }
+    const auto result = engine.step();
+    if (!result.has_value()) return result.error();
+  }
+  return {};
+}
+
+TEST_F(OnSeparateDevice, ADeviceThatFailsEndsTheRunWithItsErrorAndNothingElse) {
+  const Choice run{2, 2, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 0};
+  for (const std::uint64_t calls : {3u, 40u, 150u, 400u, 900u, 2000u}) {
+    SCOPED_TRACE(calls);
+    SeparateDevice device(Order::Random, calls);
+    const Config config = config_of(run);
+    separate_device = true;
+    auto engine = Engine::create(module_of(run), config_of(run), {.backend = &device});
+    separate_device = false;
+    ASSERT_TRUE(engine.has_value()) << engine.error().to_string();
+    RandomWeights weights(module_of(run).parameters(), 1);
+    ASSERT_TRUE((*engine)->initialize(weights).has_value());
+    device.calls_until_failure = calls;
+    const Error failed = train_until_failure(**engine, config, scale);
+    EXPECT_EQ(failed.code, ErrorCode::Io);
+    EXPECT_NE(failed.message.find("the device has failed"), std::string::npos) << failed.message;
+    const auto later = (*engine)->step();
+    ASSERT_FALSE(later.has_value());
+    EXPECT_EQ(later.error().message, failed.message);
+    EXPECT_FALSE((*engine)->close().has_value());
+    EXPECT_TRUE(std::filesystem::is_empty(directory_));
+  }
+}
+
 }  // namespace
 }  // namespace artesian::zero3
