@@ -221,9 +221,7 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage, at::Tensor& gradient)
   ARTESIAN_TRY(made, collect(parameters, gradients));
   if (module_.stages()[stage].lookup.has_value() && gradient.defined()) {
     const std::int64_t width = gradient.size(-1);
-    const at::Tensor rows = gradient.reshape({-1, width}).to(at::kFloat).contiguous();
-    ARTESIAN_TRY(complete, written());
-    row_gradients_.push_back({ids_, rows, complete});
+    row_gradients_.push_back({ids_, gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
   }
   backward_ns_ += system_clock().now_ns() - begin;
   span(" backward", stage, begin);
@@ -287,12 +285,13 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
 /// The rows' gradients of all micro-batches, from a separate device.
 Result<void> UnitGraphs::bring_rows_to_host() {
   if (!state_.separate_device()) return {};
+  ARTESIAN_TRY(complete, written());
   for (RowGradients& batch : row_gradients_) {
     const at::Tensor target = at::empty(batch.gradient.sizes(), at::kFloat);
     const auto* source = static_cast<const std::byte*>(batch.gradient.const_data_ptr());
     ARTESIAN_TRY_VOID(state_.reader().read_into(
         static_cast<std::byte*>(target.mutable_data_ptr()),
-        {source, static_cast<std::uint64_t>(batch.gradient.nbytes())}, batch.written));
+        {source, static_cast<std::uint64_t>(batch.gradient.nbytes())}, complete));
     batch.gradient = target;
   }
   return {};

@@ -65,7 +65,6 @@ class UnitGraphs {
   struct RowGradients {   // of one micro-batch
     at::Tensor rows;      // [ids] int64, on the CPU
     at::Tensor gradient;  // [ids, width] fp32
-    tiering::DeviceFence written;
   };
   struct StageGradients {  // made, and not accumulated yet
     std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;

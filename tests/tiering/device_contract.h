@@ -48,12 +48,12 @@ class DeviceContract : public testing::Test {
   static constexpr std::uint64_t page = 4096;
 
   void SetUp() override {
-    auto arena = device->create_arena(1 << 20);
+    auto arena = backend->create_arena(1 << 20);
     ASSERT_TRUE(arena.has_value()) << arena.error().to_string();
     pool = std::move(arena).value();
   }
   void TearDown() override {
-    EXPECT_TRUE(device->finish_all().has_value());
+    EXPECT_TRUE(backend->finish_all().has_value());
     leases.clear();
   }
 
@@ -64,23 +64,23 @@ class DeviceContract : public testing::Test {
   /// Device memory that holds the bytes, for all queues.
   std::byte* put(const Bytes& bytes) {
     std::byte* memory = lend(bytes.size());
-    EXPECT_TRUE(device->copy_to_device(memory, bytes.data(), bytes.size()).has_value());
-    EXPECT_TRUE(device->finish(device->record(Queue::ToDevice).value()).has_value());
+    EXPECT_TRUE(backend->copy_to_device(memory, bytes.data(), bytes.size()).has_value());
+    EXPECT_TRUE(backend->finish(backend->record(Queue::ToDevice).value()).has_value());
     return memory;
   }
   /// What device memory holds after `fence`.
   Bytes get(const std::byte* memory, std::uint64_t bytes, DeviceFence fence) {
     Bytes result(bytes);
-    EXPECT_TRUE(device->wait(Queue::ToHost, fence).has_value());
-    EXPECT_TRUE(device->copy_to_host(result.data(), memory, bytes).has_value());
-    EXPECT_TRUE(device->finish(device->record(Queue::ToHost).value()).has_value());
+    EXPECT_TRUE(backend->wait(Queue::ToHost, fence).has_value());
+    EXPECT_TRUE(backend->copy_to_host(result.data(), memory, bytes).has_value());
+    EXPECT_TRUE(backend->finish(backend->record(Queue::ToHost).value()).has_value());
     return result;
   }
   Bytes get(const std::byte* memory, std::uint64_t bytes, Queue after) {
-    return get(memory, bytes, device->record(after).value());
+    return get(memory, bytes, backend->record(after).value());
   }
 
-  std::unique_ptr<Device> device = Backend::make();
+  std::unique_ptr<Device> backend = Backend::make();
   std::unique_ptr<pinned::Pool> pool;
   std::vector<BufferLease> leases;
 };
@@ -88,7 +88,7 @@ class DeviceContract : public testing::Test {
 TYPED_TEST_SUITE_P(DeviceContract);
 
 TYPED_TEST_P(DeviceContract, BringsBytesThereAndBackAndCountsThem) {
-  Device& device = *this->device;
+  Device& device = *this->backend;
   for (const std::uint64_t bytes : {1u, 7u, 4096u, 100'001u}) {
     const Bytes sent = random_bytes(bytes, bytes);
     const std::uint64_t there = device.bytes_to_device();
@@ -105,17 +105,17 @@ TYPED_TEST_P(DeviceContract, TheArenaIsAHardLimitAndIsGivenBack) {
   ASSERT_FALSE(more.has_value());
   EXPECT_EQ(more.error().code, ErrorCode::Exhausted);
   this->pool.reset();
-  const auto never = this->device->create_arena(std::uint64_t{1} << 60);
+  const auto never = this->backend->create_arena(std::uint64_t{1} << 60);
   ASSERT_FALSE(never.has_value());
   EXPECT_EQ(never.error().code, ErrorCode::Exhausted);
-  auto again = this->device->create_arena(5000);
+  auto again = this->backend->create_arena(5000);
   ASSERT_TRUE(again.has_value()) << again.error().to_string();
   EXPECT_EQ((*again)->statistics().bytes_reserved, 8192u);
   this->pool = std::move(again).value();
 }
 
 TYPED_TEST_P(DeviceContract, FencesOrderTheQueues) {
-  Device& device = *this->device;
+  Device& device = *this->backend;
   constexpr std::uint64_t bytes = 64 << 10;
   constexpr std::uint64_t rounds = 50;
   std::byte* memory = this->lend(bytes);
@@ -137,7 +137,7 @@ TYPED_TEST_P(DeviceContract, FencesOrderTheQueues) {
 }
 
 TYPED_TEST_P(DeviceContract, AFenceHasPassedOnceTheHostHasWaitedForIt) {
-  Device& device = *this->device;
+  Device& device = *this->backend;
   EXPECT_TRUE(device.ready(DeviceFence{}));
   EXPECT_TRUE(device.finish(DeviceFence{}).has_value());
   std::byte* memory = this->lend(4096);
@@ -156,21 +156,21 @@ TYPED_TEST_P(DeviceContract, AFenceHasPassedOnceTheHostHasWaitedForIt) {
 
 TYPED_TEST_P(DeviceContract, CopiesOfRegisteredMemoryAreTheSame) {
   auto host = pinned::Pool::create({.bytes = 1 << 20, .lock = pinned::Lock::Never}).value();
-  ASSERT_TRUE(this->device->register_host(host->range()).has_value());
+  ASSERT_TRUE(this->backend->register_host(host->range()).has_value());
   {
     const BufferLease from = host->lease(100'000).value();
     const BufferLease into = host->lease(100'000).value();
     const Bytes sent = random_bytes(100'000, 3);
     std::memcpy(from.data(), sent.data(), sent.size());
     std::byte* memory = this->lend(sent.size());
-    Device& device = *this->device;
+    Device& device = *this->backend;
     ASSERT_TRUE(device.copy_to_device(memory, from.data(), sent.size()).has_value());
     ASSERT_TRUE(device.join_queues().has_value());
     ASSERT_TRUE(device.copy_to_host(into.data(), memory, sent.size()).has_value());
     ASSERT_TRUE(device.finish_all().has_value());
     EXPECT_EQ(std::memcmp(into.data(), sent.data(), sent.size()), 0);
   }
-  this->device->unregister_host(host->range());
+  this->backend->unregister_host(host->range());
 }
 
 TYPED_TEST_P(DeviceContract, ZeroAndExpandAreExact) {
@@ -180,9 +180,9 @@ TYPED_TEST_P(DeviceContract, ZeroAndExpandAreExact) {
         const Bytes narrow = random_values(count, dtype, count);
         std::byte* source = this->put(narrow);
         std::byte* target = this->put(random_bytes((count + 1) * 4, 1));
-        ASSERT_TRUE(this->device->zero(queue, target, (count + 1) * 4).has_value());
+        ASSERT_TRUE(this->backend->zero(queue, target, (count + 1) * 4).has_value());
         ASSERT_TRUE(
-            this->device->expand(queue, source, dtype, reinterpret_cast<float*>(target), count)
+            this->backend->expand(queue, source, dtype, reinterpret_cast<float*>(target), count)
                 .has_value());
         Bytes expected((count + 1) * 4);
         kernels::expand(narrow.data(), dtype, reinterpret_cast<float*>(expected.data()), count);
@@ -204,12 +204,12 @@ TYPED_TEST_P(DeviceContract, GradientsAndNormsHaveTheBitsOfTheCpu) {
         std::byte* acc_there = this->put(acc);
         const auto* grad_there = reinterpret_cast<const float*>(this->put(grad));
         auto* sums_there = reinterpret_cast<double*>(this->lend(16));
-        ASSERT_TRUE(this->device
+        ASSERT_TRUE(this->backend
                         ->accumulate_gradient(Queue::Compute, acc_there, acc_dtype, grad_there,
                                               grad_dtype, count, how)
                         .has_value());
         ASSERT_TRUE(
-            this->device->sum_squares(Queue::Compute, acc_there, acc_dtype, count, sums_there)
+            this->backend->sum_squares(Queue::Compute, acc_there, acc_dtype, count, sums_there)
                 .has_value());
         static_cast<void>(kernels::accumulate_gradient(acc.data(), acc_dtype, grad_values,
                                                        grad_dtype, count, how));
@@ -250,7 +250,7 @@ TYPED_TEST_P(DeviceContract, AdamHasTheBitsOfTheCpu) {
                                  .param_out = at(4),
                                  .param_out_dtype = dtype};
     };
-    ASSERT_TRUE(this->device
+    ASSERT_TRUE(this->backend
                     ->adam_step(Queue::Compute, arrays([&](std::size_t i) { return there[i]; }),
                                 count, step)
                     .has_value());
@@ -264,7 +264,7 @@ TYPED_TEST_P(DeviceContract, AdamHasTheBitsOfTheCpu) {
 
 TYPED_TEST_P(DeviceContract, AReaderHandsOutPartsInOrderThroughFewBuffers) {
   auto host = pinned::Pool::create({.bytes = 2 * 4096, .lock = pinned::Lock::Never}).value();
-  auto reader = DeviceReader::create(*this->device, *host, 4096, 2).value();
+  auto reader = DeviceReader::create(*this->backend, *host, 4096, 2).value();
   const std::vector<Bytes> sent{random_bytes(10'000, 1), random_bytes(1, 2), Bytes(),
                                 random_bytes(4096, 3)};
   std::vector<DeviceReader::Part> parts;
@@ -272,7 +272,7 @@ TYPED_TEST_P(DeviceContract, AReaderHandsOutPartsInOrderThroughFewBuffers) {
     parts.push_back({bytes.empty() ? nullptr : this->put(bytes), bytes.size()});
   }
   std::vector<Bytes> received(sent.size());
-  const auto written = this->device->record(Queue::ToDevice).value();
+  const auto written = this->backend->record(Queue::ToDevice).value();
   const auto take = [&](std::size_t part, std::uint64_t offset, std::span<const std::byte> piece) {
     EXPECT_EQ(offset, received[part].size());
     received[part].insert(received[part].end(), piece.begin(), piece.end());
