@@ -62,6 +62,11 @@ endif()
 
 foreach(_artesian_component ${_artesian_components})
   if(_artesian_component IN_LIST _artesian_wanted)
+    if(_artesian_component STREQUAL zero3 AND EXISTS
+        ${CMAKE_CURRENT_LIST_DIR}/artesian-cuda-targets.cmake)
+      find_dependency(CUDAToolkit)  # built with the CUDA backend: its runtime is linked
+      include(${CMAKE_CURRENT_LIST_DIR}/artesian-cuda-targets.cmake)
+    endif()
     include(${CMAKE_CURRENT_LIST_DIR}/artesian-${_artesian_component}-targets.cmake)
     set(artesian_${_artesian_component}_FOUND TRUE)
   endif()

@@ -19,6 +19,7 @@ else()
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)
     enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)  # here, so that every folder sees its targets
     set(ARTESIAN_HAVE_CUDA ON)
     if(CCACHE)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
@@ -37,7 +38,7 @@ function(artesian_cuda_kernels name)
     return()
   endif()
   add_library(artesian_${name} STATIC ${sources})
-  target_link_libraries(artesian_${name} PUBLIC artesian_flags artesian_base)
+  target_link_libraries(artesian_${name} PUBLIC $<BUILD_INTERFACE:artesian_flags> artesian_base)
   # --fmad=false for the same reason as -ffp-contract=off: the same bits as the CPU kernels.
   target_compile_options(artesian_${name} PRIVATE
     --fmad=false -Xcompiler=-Wall,-Wextra,-Wshadow)

@@ -29,6 +29,16 @@ artesian_component(aio aio)
 artesian_component(pinned pinned)
 artesian_component(kernels kernels)
 artesian_component(tiering tiering)
+if(ARTESIAN_TORCH AND TARGET artesian_tiering_cuda)  # for zero3, whose targets name them
+  foreach(target kernels_cuda tiering_cuda)
+    set_target_properties(artesian_${target} PROPERTIES EXPORT_NAME ${target})
+    install(TARGETS artesian_${target} EXPORT artesian-cuda
+      ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    add_dependencies(installed artesian_${target})
+  endforeach()
+  install(EXPORT artesian-cuda NAMESPACE artesian:: DESTINATION ${package_directory}
+    FILE artesian-cuda-targets.cmake)
+endif()
 if(ARTESIAN_TORCH)
   artesian_component(zero3 config module zero3_core zero3)
   artesian_component(models checkpoint models)

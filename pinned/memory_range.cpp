@@ -79,19 +79,34 @@ Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& nam
   return range;
 }
 
+MemoryRange MemoryRange::borrow(std::byte* data, std::uint64_t bytes,
+                                std::function<void()> release) {
+  ARTESIAN_CHECK(data != nullptr && bytes > 0 && bytes % 4096 == 0, bytes);
+  ARTESIAN_CHECK(release != nullptr);
+  MemoryRange range(data, bytes, bytes);
+  range.release_ = std::move(release);
+  return range;
+}
+
 MemoryRange::MemoryRange(MemoryRange&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       bytes_mapped_(std::exchange(other.bytes_mapped_, 0)),
       locked_(other.locked_),
-      huge_pages_(other.huge_pages_) {}
+      huge_pages_(other.huge_pages_),
+      release_(std::move(other.release_)) {}
 
 MemoryRange::~MemoryRange() {
-  if (data_ != nullptr)
-    ARTESIAN_CHECK(munmap(data_, bytes_mapped_) == 0, data_, bytes_mapped_, errno);
+  if (data_ == nullptr) return;
+  if (release_) {
+    release_();
+    return;
+  }
+  ARTESIAN_CHECK(munmap(data_, bytes_mapped_) == 0, data_, bytes_mapped_, errno);
 }
 
 void MemoryRange::lock() noexcept {
+  ARTESIAN_CHECK(!release_);
   // Locking faults everything in at once. Beyond what there is, the kernel does not refuse that: it
   // kills.
   const std::uint64_t available = available_memory();
@@ -111,6 +126,7 @@ void MemoryRange::lock() noexcept {
 }
 
 void MemoryRange::fault_in() noexcept {
+  ARTESIAN_CHECK(!release_);
   if (locked_ || bytes_ > available_memory()) return;
   volatile std::byte* const bytes = data_;
   for (std::uint64_t at = 0; at < bytes_; at += 4096) bytes[at] = std::byte{0};

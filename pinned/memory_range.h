@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "base/result.h"
@@ -19,6 +20,10 @@ class MemoryRange {
  public:
   /// Maps `bytes` (a multiple of 4096). Errors: Exhausted (no address range of that size).
   static Result<MemoryRange> map(std::uint64_t bytes, const std::string& name) noexcept;
+
+  /// A range that somebody else made, such as a device's memory; it is never touched here, and
+  /// `release` is called in place of unmapping it.
+  static MemoryRange borrow(std::byte* data, std::uint64_t bytes, std::function<void()> release);
 
   MemoryRange(MemoryRange&& other) noexcept;
   MemoryRange& operator=(MemoryRange&&) = delete;
@@ -51,6 +56,7 @@ class MemoryRange {
   std::uint64_t bytes_mapped_ = 0;
   bool locked_ = false;
   bool huge_pages_ = false;
+  std::function<void()> release_;  // set: borrowed
 };
 
 }  // namespace artesian::pinned

@@ -89,6 +89,12 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options) noexcept 
   return std::unique_ptr<Pool>(new Pool(std::make_unique<Impl>(std::move(range), options.name)));
 }
 
+std::unique_ptr<Pool> Pool::over(std::span<std::byte> range, const std::string& name,
+                                 std::function<void()> release) {
+  auto borrowed = MemoryRange::borrow(range.data(), range.size(), std::move(release));
+  return std::unique_ptr<Pool>(new Pool(std::make_unique<Impl>(std::move(borrowed), name)));
+}
+
 Pool::Pool(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 
 Pool::~Pool() = default;  // Impl checks that every lease came back

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -40,6 +41,10 @@ class Pool final : public BufferOwner {
  public:
   /// Errors: Exhausted (the address range or memory cannot be had), Invalid (0 bytes).
   static Result<std::unique_ptr<Pool>> create(const PoolOptions& options) noexcept;
+  /// Leases of memory that somebody else made, and that the pool never touches: a device's.
+  /// `range` is 4096-aligned in size; `release` is called at the end, unless leases were abandoned.
+  static std::unique_ptr<Pool> over(std::span<std::byte> range, const std::string& name,
+                                    std::function<void()> release);
   /// Checks that every lease came back, or was abandoned: then the range stays mapped for ever.
   ~Pool();
 

@@ -41,17 +41,22 @@ class Residency::Slot final : public BufferOwner {
   std::uint64_t pieces_awaited = 0;
   std::uint64_t piece_bytes = 0;
   std::atomic<int> leases{0};
+  // With a loader only:
+  DeviceLoad load;
+  DeviceFence used;  // the end of computing with the slot
 };
 
 Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
-                     Executor& executor)
-    : store_(store), device_(device), executor_(executor) {
+                     Executor& executor, DeviceLoader* loader)
+    : store_(store), device_(device), executor_(executor), loader_(loader) {
   for (const ResidentUnit& unit : units) {
     auto slot = std::make_unique<Slot>(unit);
     const ShardOptions& shard = store.shard(unit.shard);
     ARTESIAN_CHECK(shard.bytes == slot->stored_bytes(), shard.bytes, slot->stored_bytes());
-    slot->aliased = shard.home != Tier::Nvme && unit.stored == unit.computed;
-    if (shard.home == Tier::Nvme) {
+    const bool in_reach =
+        loader_ != nullptr ? shard.home == Tier::Device : shard.home != Tier::Nvme;
+    slot->aliased = in_reach && unit.stored == unit.computed;
+    if (shard.home == Tier::Nvme && loader_ == nullptr) {
       slot->piece_bytes =
           std::max(shard.block_bytes, round_down(piece_bytes_max, shard.block_bytes));
       const auto count = (shard.bytes + slot->piece_bytes - 1) / slot->piece_bytes;
@@ -88,7 +93,45 @@ Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexce
     slot.memory = std::move(memory);
   }
   go(slot, SlotState::Fetching);
-  return read_pieces(slot, priority);
+  return loader_ != nullptr ? start_by_copy(slot, priority) : read_pieces(slot, priority);
+}
+
+Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexcept {
+  if (!slot.aliased) {
+    ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
+    slot.load = {.shard = slot.unit.shard,
+                 .stored = slot.unit.stored,
+                 .computed = slot.unit.computed,
+                 .image = slot.unit.image,
+                 .target = slot.memory.data(),
+                 .priority = priority,
+                 .failed = {},
+                 .loaded = {}};
+    ARTESIAN_TRY_VOID(loader_->start(slot.load));
+  }
+  return loader_->advance();
+}
+
+/// Copies into the slot come after all computing with whatever was there before.
+Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
+  const std::byte* begin = slot.memory.data();
+  const std::byte* end = begin + slot.memory.size();
+  for (const Retired& retired : retired_) {
+    if (retired.end <= begin || end <= retired.begin) continue;
+    ARTESIAN_TRY_VOID(loader_->device().wait(Queue::ToDevice, retired.used));
+  }
+  // What lies within the new slot is waited for once and for all.
+  std::erase_if(retired_, [&](const Retired& retired) {
+    return (begin <= retired.begin && retired.end <= end) || loader_->device().ready(retired.used);
+  });
+  return {};
+}
+
+/// Computing comes after the copies into the slot.
+Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
+  if (slot.state == SlotState::Fetching) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
+  ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
+  return loader_->advance();
 }
 
 Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept {
@@ -122,8 +165,9 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
 Result<void> Residency::acquire(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state != SlotState::Absent);
+  if (loader_ != nullptr && !slot.aliased) ARTESIAN_TRY_VOID(wait_for_copies(slot));
   if (slot.state == SlotState::Fetching) {
-    if (!slot.aliased) ARTESIAN_TRY_VOID(load(slot));
+    if (loader_ == nullptr && !slot.aliased) ARTESIAN_TRY_VOID(load(slot));
     go(slot, SlotState::Live);
   }
   ++slot.pins;
@@ -186,10 +230,14 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
   return store_.verify(shard, worst, source + worst * grain * stored);  // the error in full
 }
 
-void Residency::unpin(std::uint32_t unit) noexcept {
+Result<void> Residency::unpin(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.pins > 0 && slot.state == SlotState::Live);
   --slot.pins;
+  if (loader_ == nullptr) return {};
+  ARTESIAN_TRY(used, loader_->device().record(Queue::Compute));
+  slot.used = used;
+  return loader_->advance();
 }
 
 Result<void> Residency::drop(std::uint32_t unit) noexcept {
@@ -201,6 +249,10 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
     if (!outcome.has_value() && outcome.error().code == ErrorCode::Timeout) return outcome.error();
   }
   ARTESIAN_CHECK(slot.leases == 0, slot.leases.load());
+  if (loader_ != nullptr && !slot.aliased) {
+    ARTESIAN_TRY_VOID(loader_->cancel(slot.load));
+    retired_.push_back({slot.memory.data(), slot.memory.data() + slot.memory.size(), slot.used});
+  }
   slot.memory.reset();
   go(slot, SlotState::Absent);
   return {};
@@ -233,6 +285,20 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
   } else {
     kernels::expand(fresh, slot.unit.stored, reinterpret_cast<float*>(target), count);
   }
+}
+
+Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
+                                        std::uint64_t count, const std::byte* fresh) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(loader_ != nullptr && slot.state != SlotState::Fetching);
+  if (slot.state == SlotState::Absent || slot.aliased) return {};
+  std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
+  if (queue == Queue::ToDevice) {
+    return loader_->copy(fresh, slot.unit.stored, target, slot.unit.computed, count);
+  }
+  ARTESIAN_CHECK(slot.unit.stored != slot.unit.computed);  // else the home were aliased
+  return loader_->device().expand(queue, fresh, slot.unit.stored, reinterpret_cast<float*>(target),
+                                  count);
 }
 
 }  // namespace artesian::tiering

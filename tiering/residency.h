@@ -8,6 +8,11 @@
 // expansion runs in waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may
 // run in parallel as long as 2q - n <= p.
 //
+// On a device with memory of its own (tiering/device.h) only homes in that memory are aliased; all
+// else comes through a DeviceLoader. Acquiring makes the queue Compute wait for the slot's copies,
+// unpinning marks where computing with it ends, and whatever is copied to that memory next waits
+// for that mark.
+//
 // Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
 // can be evicted. Nothing here decides what to fetch or evict: that is the caller's
 // (zero3/prefetcher.h).
@@ -19,6 +24,7 @@
 
 #include "base/dtype.h"
 #include "base/executor.h"
+#include "tiering/device_loader.h"
 #include "tiering/tier_store.h"
 
 namespace artesian::tiering {
@@ -46,8 +52,9 @@ struct ResidentUnit {
 
 class Residency {
  public:
+  /// `loader`: for a device with memory of its own, else null. All must outlive it.
   Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
-            Executor& executor);
+            Executor& executor, DeviceLoader* loader = nullptr);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
   ~Residency();  // checks that `clear` succeeded
@@ -60,7 +67,8 @@ class Residency {
   /// Waits for the transfers of a Fetching unit, verifies and expands it, and pins it. A Live unit
   /// is only pinned. Errors: Io, Corrupt, Timeout.
   Result<void> acquire(std::uint32_t unit) noexcept;
-  void unpin(std::uint32_t unit) noexcept;
+  /// Errors: Io (the device).
+  Result<void> unpin(std::uint32_t unit) noexcept;
   /// Gives the slot of an unpinned unit back, waiting for transfers in flight. Errors: Timeout.
   Result<void> drop(std::uint32_t unit) noexcept;
   /// Drops everything. Errors: Timeout; see Note [A disk that does not answer].
@@ -72,9 +80,16 @@ class Residency {
   /// brings a Live slot up to date. Any thread, for disjoint ranges; does nothing for other states.
   void refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                const std::byte* fresh) noexcept;
+  /// The same for a device with memory of its own: enqueues in `queue`; `fresh` is host memory in
+  /// ToDevice, and belongs to the copy until that queue has passed, or device memory in Compute.
+  /// Compute thread only; what computes next with the slot must be ordered after it.
+  Result<void> refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
+                               std::uint64_t count, const std::byte* fresh) noexcept;
 
   /// Bytes cast or copied into slots since creation (aliased: 0).
-  std::uint64_t bytes_to_device() const noexcept { return bytes_to_device_; }
+  std::uint64_t bytes_to_device() const noexcept {
+    return loader_ != nullptr ? loader_->device().bytes_to_device() : bytes_to_device_;
+  }
 
  private:
   class Slot;
@@ -83,12 +98,22 @@ class Residency {
   Result<void> await_pieces(Slot& slot, std::uint64_t element_end) noexcept;
   Result<void> load(Slot& slot) noexcept;
   Result<void> load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept;
+  Result<void> start_by_copy(Slot& slot, aio::Priority priority) noexcept;
+  Result<void> wait_for_copies(Slot& slot) noexcept;
+  Result<void> wait_for_earlier_use(const Slot& slot) noexcept;
 
   std::vector<std::unique_ptr<Slot>> slots_;
   TierStore& store_;
   pinned::Pool& device_;
   Executor& executor_;
+  DeviceLoader* const loader_;
   std::uint64_t bytes_to_device_ = 0;
+  struct Retired {  // memory that was a slot, until computing with it has ended
+    std::byte* begin;
+    std::byte* end;
+    DeviceFence used;
+  };
+  std::vector<Retired> retired_;
 };
 
 }  // namespace artesian::tiering

@@ -2,8 +2,8 @@
 
 namespace artesian::tiering {
 
-StagingItem::StagingItem(BufferLease memory, TierStore& store) noexcept
-    : memory_(std::move(memory)), store_(store) {
+StagingItem::StagingItem(BufferLease memory, TierStore& store, Device& device) noexcept
+    : memory_(std::move(memory)), store_(store), device_(device) {
   ARTESIAN_CHECK(memory_.data() != nullptr && memory_.size() % 4096 == 0, memory_.size());
 }
 
@@ -34,12 +34,38 @@ void StagingItem::write(ShardId id, ByteRange range, std::uint64_t item_offset) 
                aio::Priority::WriteBack);
 }
 
+Result<void> StagingItem::copy_to_host(std::uint64_t item_offset, const std::byte* source,
+                                       std::uint64_t bytes) noexcept {
+  ARTESIAN_CHECK(item_offset + bytes <= memory_.size(), item_offset, bytes, memory_.size());
+  ARTESIAN_TRY_VOID(device_.copy_to_host(memory_.data() + item_offset, source, bytes));
+  ARTESIAN_TRY(end, device_.record(Queue::ToHost));
+  from_device_ = end;
+  return {};
+}
+
+Result<void> StagingItem::copy_to_device(std::byte* target, std::uint64_t item_offset,
+                                         std::uint64_t bytes) noexcept {
+  ARTESIAN_CHECK(item_offset + bytes <= memory_.size(), item_offset, bytes, memory_.size());
+  ARTESIAN_TRY_VOID(device_.copy_to_device(target, memory_.data() + item_offset, bytes));
+  return hold();
+}
+
+Result<void> StagingItem::hold() noexcept {
+  ARTESIAN_TRY(end, device_.record(Queue::ToDevice));
+  to_device_ = end;
+  return {};
+}
+
 Result<void> StagingItem::finish() noexcept {
   Result<void> first;
   for (std::size_t index = 0; index < count_; ++index) {
     InFlight& transfer = in_flight_[index];
     auto outcome = store_.wait(transfer.completion, transfer.shard);
     if (transfer.completion.ready()) transfer.completion.take_buffer().reset();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+  }
+  for (const DeviceFence fence : {from_device_, to_device_}) {
+    auto outcome = device_.finish(fence);
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
   }
   if (!idle()) return first;  // a transfer outlived its deadline: its buffer stays with it
@@ -52,16 +78,16 @@ bool StagingItem::idle() const noexcept {
   for (std::size_t index = 0; index < count_; ++index) {
     if (!in_flight_[index].completion.ready()) return false;
   }
-  return true;
+  return device_.ready(from_device_) && device_.ready(to_device_);
 }
 
 Result<std::unique_ptr<StagingRing>> StagingRing::create(TierStore& store, pinned::Pool& pool,
                                                          std::uint64_t item_bytes,
-                                                         std::uint32_t count) {
+                                                         std::uint32_t count, Device& device) {
   auto ring = std::make_unique<StagingRing>();
   for (std::uint32_t index = 0; index < count; ++index) {
     ARTESIAN_TRY(memory, pool.lease(item_bytes));
-    ring->items_.push_back(std::make_unique<StagingItem>(std::move(memory), store));
+    ring->items_.push_back(std::make_unique<StagingItem>(std::move(memory), store, device));
   }
   return ring;
 }

@@ -11,14 +11,16 @@
 #include <memory>
 #include <vector>
 
+#include "tiering/host_device.h"
 #include "tiering/tier_store.h"
 
 namespace artesian::tiering {
 
-/// One item: `bytes` of page-locked memory and the transfers in flight over parts of it.
+/// One item: `bytes` of page-locked memory and the transfers in flight over parts of it, to and
+/// from the disk and the device.
 class StagingItem final : public BufferOwner {
  public:
-  StagingItem(BufferLease memory, TierStore& store) noexcept;
+  StagingItem(BufferLease memory, TierStore& store, Device& device) noexcept;
   ~StagingItem();  // checks that nothing is in flight
 
   std::byte* data() const noexcept { return memory_.data(); }
@@ -27,6 +29,13 @@ class StagingItem final : public BufferOwner {
   void read(ShardId id, ByteRange range, std::uint64_t item_offset,
             aio::Priority priority) noexcept;
   void write(ShardId id, ByteRange range, std::uint64_t item_offset) noexcept;
+  /// The same between device memory and this item's bytes. Errors: Io (the device).
+  Result<void> copy_to_host(std::uint64_t item_offset, const std::byte* source,
+                            std::uint64_t bytes) noexcept;
+  Result<void> copy_to_device(std::byte* target, std::uint64_t item_offset,
+                              std::uint64_t bytes) noexcept;
+  /// This item's bytes belong to what has been enqueued in ToDevice so far.
+  Result<void> hold() noexcept;
   /// Waits for all transfers of this item. Errors: the first one's.
   Result<void> finish() noexcept;
   /// Whether `finish` would return without waiting.
@@ -44,6 +53,9 @@ class StagingItem final : public BufferOwner {
   static constexpr std::size_t transfers_max = 4;
   BufferLease memory_;
   TierStore& store_;
+  Device& device_;
+  DeviceFence from_device_;
+  DeviceFence to_device_;
   std::array<InFlight, transfers_max> in_flight_;
   std::size_t count_ = 0;
   int leases_ = 0;
@@ -53,7 +65,8 @@ class StagingRing {
  public:
   /// Takes `count` items of `item_bytes` from the pool. Errors: Exhausted.
   static Result<std::unique_ptr<StagingRing>> create(TierStore& store, pinned::Pool& pool,
-                                                     std::uint64_t item_bytes, std::uint32_t count);
+                                                     std::uint64_t item_bytes, std::uint32_t count,
+                                                     Device& device = host_device());
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(items_.size()); }
   /// Item number `turn` of an endless sequence. It may have transfers in flight: `finish` first.
   StagingItem& at(std::uint64_t turn) noexcept { return *items_[turn % items_.size()]; }

@@ -170,7 +170,7 @@ void Summary::add(const zero3::StepResult& result) {
   bytes_written_ += result.bytes_nvme_write;
 }
 
-void Summary::print(std::FILE* out, const zero3::Budgets& budgets) const {
+void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device) const {
   if (steps_ == 0) return;
   const auto row = [&](const char* name, const std::string& value) {
     std::fprintf(out, "  %-22s %s\n", name, value.c_str());
@@ -197,7 +197,7 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets) const {
   row("peak host memory", size(last_.peak_host) + " of " + size(budgets.host));
   row("peak activations", size(last_.peak_activations));
   row("peak process RSS", size(last_.peak_process_rss));
-  print_process(out);
+  if (device == DeviceMemory::OfTheProcess) print_process(out);
 }
 
 /// What the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.

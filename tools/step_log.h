@@ -61,9 +61,10 @@ class Progress {
 /// Gathers a run and prints its end table.
 class Summary {
  public:
+  enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
   void add(const zero3::StepResult& result);
   std::uint64_t steps() const noexcept { return steps_; }
-  void print(std::FILE* out, const zero3::Budgets& budgets) const;
+  void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device) const;
 
  private:
   void print_process(std::FILE* out) const;

@@ -16,6 +16,7 @@
 #include "tools/report_error.h"
 #include "tools/save_model.h"
 #include "tools/step_log.h"
+#include "zero3/compute_device.h"
 #include "zero3/engine.h"
 #include "zero3/token_batch.h"
 
@@ -125,6 +126,7 @@ class TrainRun {
 };
 
 Result<void> TrainRun::prepare() {
+  ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
@@ -165,12 +167,18 @@ Result<zero3::Config> TrainRun::read_config(const zero3::ConfigArguments& argume
   return naming("--config", std::move(config));
 }
 
-/// The hidden states alone of one micro-batch: beyond this machine's memory, refused before it is
-/// brought down.
+/// The hidden states alone of one micro-batch: beyond the memory of this machine, or of the GPU,
+/// refused before it is brought down.
 Result<void> TrainRun::check_memory() const {
   const auto tokens = static_cast<double>(config_.micro_batch_size) * static_cast<double>(length_);
   const double needed = tokens * static_cast<double>(model_config_.hidden) * sizeof(float);
-  const auto available = static_cast<double>(available_memory());
+  ARTESIAN_TRY(index, zero3::device_index(options_.device));
+  std::uint64_t free = available_memory();
+  if (index.has_value()) {
+    ARTESIAN_TRY(on_device, zero3::free_device_memory(*index));
+    free = on_device;
+  }
+  const auto available = static_cast<double>(free);
   if (needed <= available) return {};
   return make_error(ErrorCode::Exhausted,
                     "train_micro_batch_size_per_gpu: got " +
@@ -226,7 +234,8 @@ Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
 
 Result<void> TrainRun::build() {
   module_ = models::make_module(model_config_);
-  budgets_ = zero3::choose_budgets(config_);
+  ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device));
+  budgets_ = budgets;
   config_.artesian.device_memory = budgets_.device;
   config_.artesian.host_memory = budgets_.host;
   progress_ = std::make_unique<Progress>(
@@ -237,7 +246,8 @@ Result<void> TrainRun::build() {
                         .budgets = budgets_});
   ARTESIAN_TRY(source, weights());
   if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
-  auto engine = zero3::Engine::create(*module_, config_, {.timeline = timeline_.get()});
+  auto engine = zero3::Engine::create(*module_, config_,
+                                      {.device = options_.device, .timeline = timeline_.get()});
   if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
   engine_ = std::move(engine).value();
   ARTESIAN_TRY_VOID(open_outputs());
@@ -297,7 +307,9 @@ Result<void> TrainRun::finish() {
   }
   ARTESIAN_TRY_VOID(write_trace());
   if (options_.quiet) return {};
-  summary_.print(stdout, budgets_);
+  summary_.print(stdout, budgets_,
+                 options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
+                                          : Summary::DeviceMemory::OfAGpu);
   if (std::fflush(stdout) == 0) return {};
   return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
 }

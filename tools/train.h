@@ -16,6 +16,7 @@ struct TrainOptions {
   std::optional<std::uint64_t> length;  // --seq-len
   std::uint64_t seed = 0;
   bool shuffled = true;
+  std::string device = "cpu";
   bool random_weights = false;  // --init
   std::optional<std::uint64_t> micro_batch;
   std::optional<std::uint64_t> accumulation;

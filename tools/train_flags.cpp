@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "zero3/compute_device.h"
 #include "zero3/config_faults.h"
 
 namespace artesian::tools {
@@ -104,12 +105,16 @@ void check_later_flags(Reader& reader) {
   for (const char* later : {"--resume", "--checkpoint-every"}) {
     if (reader.given(later)) reader.unsupported(later);
   }
-  const std::string device = reader.text("--device");
-  if (device == "cuda" || device.starts_with("cuda:")) {
-    reader.unsupported("--device " + device + "; leave it out to compute on the CPU");
-  } else if (reader.given("--device") && device != "cpu") {
-    reader.refuse_text("--device", "cpu; drop the flag");
+}
+
+/// Whether the GPU is there shows later; the word, now.
+std::string read_device(Reader& reader) {
+  if (!reader.given("--device")) return "cpu";
+  std::string device = reader.text("--device");
+  if (!zero3::device_index(device).has_value()) {
+    reader.refuse_text("--device", "cpu, cuda or cuda:i; write one of them");
   }
+  return device;
 }
 
 }  // namespace
@@ -131,7 +136,7 @@ void add_train_flags(CLI::App& train) {
   value("--seq-len", "L", "Tokens of a sample (default: the model's positions, at most 1024)");
   value("--seed", "S", "Seed of weights and sample order (default: 0)");
   value("--order", "WORD", "Sample order: shuffled (default) or sequential");
-  value("--device", "WORD", "cpu (default)");
+  value("--device", "WORD", "cpu (default), cuda or cuda:i: the first or another visible GPU");
   flag("--init", "Random weights, also where the directory has some");
   value("--micro-batch", "N", "Samples of one forward");
   value("--accumulation", "N", "Micro-batches of one step");
@@ -163,6 +168,7 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   options.length = reader.count("--seq-len");
   options.seed = reader.seed("--seed");
   options.shuffled = !reader.second_word("--order", "shuffled", "sequential");
+  options.device = read_device(reader);
   options.random_weights = reader.given("--init");
   options.micro_batch = reader.count("--micro-batch");
   options.accumulation = reader.count("--accumulation");

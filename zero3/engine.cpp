@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "base/units.h"
 #include "zero3/activation_memory.h"
+#include "zero3/compute_device.h"
 #include "zero3/from_torch.h"
 #include "zero3/loss_scaler.h"
 #include "zero3/lr_schedule.h"
@@ -88,8 +89,9 @@ void for_each_counter(const Visit& visit) {
 
 }  // namespace
 
-Result<DType> choose_compute_dtype(const Config& config) {
-  const DType chosen = config.artesian.compute_dtype.value_or(DType::Float32);
+Result<DType> choose_compute_dtype(const Config& config, bool native_16_bit) {
+  const DType automatic = native_16_bit ? config.param_dtype : DType::Float32;
+  const DType chosen = config.artesian.compute_dtype.value_or(automatic);
   if (chosen != DType::Float32 && chosen != config.param_dtype) {
     return make_error(ErrorCode::Invalid, std::string("artesian.compute_dtype: got ") +
                                               dtype_name(chosen) + ", allowed fp32 or " +
@@ -99,10 +101,15 @@ Result<DType> choose_compute_dtype(const Config& config) {
   return chosen;
 }
 
-Budgets choose_budgets(const Config& config) {
+Result<Budgets> choose_budgets(const Config& config, const std::string& device) {
   const std::uint64_t available = available_memory();
-  return {config.artesian.device_memory.value_or(available / 4),
-          config.artesian.host_memory.value_or(available / 2)};
+  Budgets budgets{config.artesian.device_memory.value_or(available / 4),
+                  config.artesian.host_memory.value_or(available / 2)};
+  ARTESIAN_TRY(index, device_index(device));
+  if (!index.has_value() || config.artesian.device_memory.has_value()) return budgets;
+  ARTESIAN_TRY(free, free_device_memory(*index));
+  budgets.device = free / 10 * 9;
+  return budgets;
 }
 
 class Engine::Impl {
@@ -118,6 +125,7 @@ class Engine::Impl {
   const Config config;
   const EngineOptions options;
   TorchExecutor executor;
+  ComputeDevice compute;
   std::unique_ptr<aio::Engine> io;
   std::unique_ptr<ModelState> state;
   std::unique_ptr<tiering::Residency> residency;
@@ -144,6 +152,7 @@ class Engine::Impl {
   StepResult totals;  // counters at the end of the last step
 
   Result<void> build();
+  Result<void> open_device();
   Result<void> check_alive() const;
   template <typename T>
   Result<T> remember(Result<T> result);
@@ -165,12 +174,14 @@ class Engine::Impl {
 
 Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_module(module.parameters(), module.stages()));
-  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config));
-  const Budgets budgets = choose_budgets(config);
+  ARTESIAN_TRY_VOID(open_device());
+  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native_16_bit));
+  ARTESIAN_TRY(budgets, choose_budgets(config, options.device));
   ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
                                           .stages = &module.stages(),
                                           .config = &config,
                                           .compute_dtype = compute_dtype,
+                                          .separate_device = !compute.backend->host_accessible(),
                                           .device_bytes = budgets.device,
                                           .host_bytes = budgets.host}));
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
@@ -184,7 +195,8 @@ Result<void> Engine::Impl::build() {
                                   .pin_memory = config.zero.offload_param.pin_memory &&
                                                 config.zero.offload_optimizer.pin_memory,
                                   .wait_seconds = options.wait_seconds,
-                                  .timeline = options.timeline};
+                                  .timeline = options.timeline,
+                                  .device = compute.backend};
   const ZeroConfig& zero = config.zero;
   if (zero.offload_param.device == Offload::Nvme) {
     state_options.param_directory = zero.offload_param.nvme_path;
@@ -196,17 +208,25 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
   state = std::move(made);
   residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
-                                                   state->device_pool(), executor);
+                                                   state->device_pool(), executor, state->loader());
   prefetcher = std::make_unique<Prefetcher>(
       state->layout(), *residency,
       PrefetchLimits{zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance});
   gradients = std::make_unique<Gradients>(*state);
   optimizer = std::make_unique<Optimizer>(*state, *residency);
-  ARTESIAN_TRY(leaves,
-               ParameterTensors::create(module.parameters(), state->layout(), compute_dtype));
+  ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
+                                                compute.torch));
   tensors = std::move(leaves);
-  graphs = std::make_unique<UnitGraphs>(module, state->layout(), *tensors, *prefetcher, *gradients,
-                                        options.timeline);
+  graphs = std::make_unique<UnitGraphs>(module, *state, *tensors, *prefetcher, *gradients,
+                                        compute.torch, options.timeline);
+  return {};
+}
+
+Result<void> Engine::Impl::open_device() {
+  ARTESIAN_TRY(opened, open_compute_device(options.device));
+  compute = std::move(opened);
+  if (options.backend != nullptr) compute.backend = options.backend;
+  if (!compute.backend->host_accessible()) compute.backend->set_wait_seconds(options.wait_seconds);
   return {};
 }
 
@@ -385,11 +405,13 @@ void Engine::Impl::take_difference(StepResult& result) {
 void Engine::Impl::take_peaks(StepResult& result) const {
   const bool empty = state->placement().device_pool_bytes == 0;  // a pool has at least a page
   const std::uint64_t device = empty ? 0 : state->device_pool().statistics().bytes_reserved;
+  const bool separate = state->separate_device();  // what is there is not in this process's memory
   result.peak_gradients = state->placement().device_gradient_bytes;
   result.peak_device = device + result.peak_gradients;
   result.peak_host = state->host_pool().statistics().bytes_reserved;
-  const MemoryBesideTiers beside = memory_beside_tiers(device + result.peak_host);
-  result.peak_activations = beside.activations;
+  const MemoryBesideTiers beside = memory_beside_tiers((separate ? 0 : device) + result.peak_host);
+  result.peak_activations =
+      compute.torch.is_cuda() ? tensor_bytes_peak(compute) : beside.activations;
   result.peak_program = beside.program;
   result.peak_heap = beside.heap;
   result.peak_process_rss = process_memory().bytes_peak;

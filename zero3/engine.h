@@ -25,6 +25,7 @@
 #include "aio/engine.h"
 #include "base/result.h"
 #include "base/timeline.h"
+#include "tiering/device.h"
 #include "zero3/config.h"
 #include "zero3/module.h"
 #include "zero3/placement.h"
@@ -33,7 +34,11 @@
 namespace artesian::zero3 {
 
 struct EngineOptions {
-  std::uint64_t run_id = 0;  // 0: random
+  /// Where the model computes: "cpu", "cuda" (the first GPU that CUDA_VISIBLE_DEVICES shows) or
+  /// "cuda:i". A GPU's engine is created and called with the same LibTorch stream current.
+  std::string device = "cpu";
+  tiering::Device* backend = nullptr;  // a device tier of the caller's, for tensors on `device`
+  std::uint64_t run_id = 0;            // 0: random
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
@@ -115,14 +120,16 @@ class Engine {
 void track_activations();
 
 /// The dtype to compute in: the config's, else fp32 on a CPU, where 16-bit GEMM is 4 to 10 times
-/// slower. Errors: Invalid if the choice is neither fp32 nor the parameter dtype.
-Result<DType> choose_compute_dtype(const Config& config);
+/// slower, and the parameters' on a GPU. Errors: Invalid if the choice is neither fp32 nor the
+/// parameter dtype.
+Result<DType> choose_compute_dtype(const Config& config, bool native_16_bit = false);
 
-/// Memory budgets in bytes: the config's, or shares of what this machine has left.
+/// Memory budgets in bytes: the config's, or shares of what this machine and the device have left.
 struct Budgets {
   std::uint64_t device = 0;
   std::uint64_t host = 0;
 };
-Budgets choose_budgets(const Config& config);
+/// Errors: those of opening the device, where it is asked for its memory.
+Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu");
 
 }  // namespace artesian::zero3

@@ -5,30 +5,34 @@
 #include <numeric>
 
 #include "base/clock.h"
+#include "kernels/cast.h"
 #include "kernels/gradient.h"
 
 namespace artesian::zero3 {
 
 using kernels::norm_block;
+using tiering::Queue;
 using tiering::StagingItem;
 using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t slice = 16384;  // elements of one task on the compute team
+constexpr std::uint64_t slice = 16384;    // elements of one task on the compute team
+constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB on the stack
 
 }  // namespace
 
 Gradients::Gradients(ModelState& state) : state_(state) {
   const Placement& plan = state.placement();
   started_.assign(plan.layout.units.size(), false);
+  cleared_ = started_;
   for (const ParameterPlace& place : plan.layout.places) {
     partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
   }
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
     if (plan.units[unit].grad == Tier::Nvme) {
       block_.resize(norm_block * dtype_size(plan.grad_dtype));
-    } else {  // padding must be zero, and fresh memory need not be
+    } else if (!on_device(unit)) {  // padding must be zero, and fresh memory need not be
       std::memset(state.store().memory(state.grad(unit)), 0,
                   plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
     }
@@ -46,52 +50,113 @@ Result<StagingItem*> Gradients::next_item() noexcept {
   return item;
 }
 
-void Gradients::accumulate(std::byte* target, const Piece& piece, bool fresh) noexcept {
+bool Gradients::on_device(std::uint32_t unit) const noexcept {
+  return state_.separate_device() && state_.placement().units[unit].grad == Tier::Device;
+}
+
+DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
+  const bool rounded = state_.separate_device() && !on_device(unit);
+  return rounded ? state_.placement().param_dtype : DType::Float32;
+}
+
+/// Adds one piece, in host memory. A piece that is rounded already is rounded no further.
+void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype,
+                                 bool fresh) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   const auto how = fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
-  state_.executor().parallel_for(piece.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+  const auto add = [&](std::uint64_t first, const float* data, std::uint64_t count) {
     // What is not finite here stays so and is found, by name, in norm().
-    static_cast<void>(kernels::accumulate_gradient(target + begin * size, plan.grad_dtype,
-                                                   piece.data + begin, plan.param_dtype,
-                                                   end - begin, how));
+    static_cast<void>(kernels::accumulate_gradient(target + first * size, plan.grad_dtype, data,
+                                                   plan.param_dtype, count, how));
+  };
+  state_.executor().parallel_for(piece.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+    if (dtype == DType::Float32) {
+      add(begin, reinterpret_cast<const float*>(piece.data) + begin, end - begin);
+      return;
+    }
+    float values[expanded];
+    for (std::uint64_t first = begin; first < end; first += expanded) {
+      const std::uint64_t count = std::min(expanded, end - first);
+      kernels::expand(piece.data + first * dtype_size(dtype), dtype, values, count);
+      add(first, values, count);
+    }
   });
 }
 
-Result<void> Gradients::add(std::uint32_t unit,
-                            std::span<const ParameterGradient> gradients) noexcept {
+/// Adds pieces to accumulated elements in host memory, of which the first is `base_first` of the
+/// image.
+Result<void> Gradients::accumulate(std::byte* base, std::uint64_t base_first,
+                                   const std::vector<Piece>& pieces, const Source& source,
+                                   bool fresh) noexcept {
+  const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
+  const auto target_of = [&](const Piece& piece) {
+    return base + (piece.image_first - base_first) * size;
+  };
+  const std::uint64_t source_size = dtype_size(source.dtype);
+  if (!source.on_device) {
+    for (const Piece& piece : pieces) {
+      accumulate_piece(target_of(piece), piece, source.dtype, fresh);
+    }
+    return {};
+  }
+  std::vector<tiering::DeviceReader::Part> parts;
+  for (const Piece& piece : pieces) parts.push_back({piece.data, piece.count * source_size});
+  const auto sink = [&](std::size_t index, std::uint64_t offset,
+                        std::span<const std::byte> bytes) -> Result<void> {
+    const Piece part{pieces[index].image_first + offset / source_size, bytes.size() / source_size,
+                     bytes.data()};
+    accumulate_piece(target_of(part), part, source.dtype, fresh);
+    return {};
+  };
+  return state_.reader().read(parts, source.written, sink);
+}
+
+Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                            tiering::DeviceFence written) noexcept {
   const Layout& layout = state_.layout();
   std::vector<Piece> pieces;
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
     ARTESIAN_CHECK(place.unit == unit, place.unit, unit);
-    pieces.push_back({place.first, place.numel, gradient.data});
+    pieces.push_back({place.first, place.numel, static_cast<const std::byte*>(gradient.data)});
   }
   const bool fresh = !started_[unit];
   started_[unit] = true;
-  return add_pieces(unit, std::move(pieces), fresh);
+  const Source source{
+      .dtype = added_dtype(unit), .on_device = state_.separate_device(), .written = written};
+  return add_pieces(unit, std::move(pieces), source, fresh);
 }
 
 Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
-                                   bool fresh) noexcept {
+                                   const Source& source, bool fresh) noexcept {
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
-  const Placement& plan = state_.placement();
-  if (plan.units[unit].grad == Tier::Nvme) return add_spilled(unit, pieces, fresh);
-  std::byte* memory = state_.store().memory(state_.grad(unit));
+  if (on_device(unit)) return add_on_device(unit, pieces, source, fresh);
+  const bool spilled = state_.placement().units[unit].grad == Tier::Nvme;
+  return spilled ? add_spilled(unit, pieces, source, fresh)
+                 : add_in_host(unit, pieces, source, fresh);
+}
+
+/// Whether a first addition leaves elements, which have last step's gradients.
+bool Gradients::leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept {
   std::uint64_t covered = 0;
   for (const Piece& piece : pieces) covered += piece.count;
-  if (fresh && covered != plan.layout.units[unit].numel) {  // the rest has last step's gradients
+  return covered != state_.layout().units[unit].numel;
+}
+
+Result<void> Gradients::add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                    const Source& source, bool fresh) noexcept {
+  const Placement& plan = state_.placement();
+  std::byte* memory = state_.store().memory(state_.grad(unit));
+  if (fresh && leaves_some(unit, pieces)) {
     std::memset(memory, 0, plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
   }
-  for (const Piece& piece : pieces) {
-    accumulate(memory + piece.image_first * dtype_size(plan.grad_dtype), piece, fresh);
-  }
-  return {};
+  return accumulate(memory, 0, pieces, source, fresh);
 }
 
 Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                    bool fresh) noexcept {
+                                    const Source& source, bool fresh) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   const tiering::ShardId shard = state_.grad(unit);
@@ -102,8 +167,9 @@ Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>
     for (const Piece& piece : pieces) {
       const std::uint64_t begin = std::max(piece.image_first, first);
       const std::uint64_t end = std::min(piece.image_first + piece.count, first + count);
-      if (begin < end)
-        inside.push_back({begin, end - begin, piece.data + (begin - piece.image_first)});
+      if (begin >= end) continue;
+      const std::uint64_t skipped = (begin - piece.image_first) * dtype_size(source.dtype);
+      inside.push_back({begin, end - begin, piece.data + skipped});
     }
     if (inside.empty() && !fresh) continue;
     ARTESIAN_TRY(item, next_item());
@@ -112,9 +178,7 @@ Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>
     } else {
       ARTESIAN_TRY_VOID(read_spilled(unit, group, *item));
     }
-    for (const Piece& piece : inside) {
-      accumulate(item->data() + (piece.image_first - first) * size, piece, fresh);
-    }
+    ARTESIAN_TRY_VOID(accumulate(item->data(), first, inside, source, fresh));
     state_.store().seal(shard, group, item->data());
     item->write(shard, {first * size, count * size}, 0);
   }
@@ -145,10 +209,11 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
     if (at != 0 && rows[order[at]] == rows[order[at - 1]]) continue;
     const auto row = static_cast<std::uint64_t>(rows[order[at]]);
     ARTESIAN_CHECK((row + 1) * width <= place.numel, row, width, place.numel);
-    pieces.push_back({place.first + row * width, width, sums.data() + row_index * width});
+    const float* sum = sums.data() + row_index * width;
+    pieces.push_back({place.first + row * width, width, reinterpret_cast<const std::byte*>(sum)});
     ++row_index;
   }
-  return add_pieces(place.unit, std::move(pieces), false);
+  return add_pieces(place.unit, std::move(pieces), {}, false);
 }
 
 Result<void> Gradients::complete() noexcept {
@@ -162,7 +227,7 @@ Result<void> Gradients::complete() noexcept {
 Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
   if (started_[unit]) return {};
   started_[unit] = true;
-  return add_pieces(unit, {}, /*fresh=*/true);
+  return add_pieces(unit, {}, {}, /*fresh=*/true);
 }
 
 void Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
@@ -241,6 +306,8 @@ Result<GradientNorm> Gradients::norm() noexcept {
     ARTESIAN_CHECK(started_[unit]);
     if (spilled) {
       ARTESIAN_TRY_VOID(norm_of_spilled_unit(unit));
+    } else if (on_device(unit)) {
+      ARTESIAN_TRY_VOID(norm_of_unit_on_device(unit));
     } else {
       norm_of_unit_in_host(unit);
     }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,10 +15,11 @@
 
 namespace artesian::zero3 {
 
-/// One parameter's gradient of one micro-batch: [numel] of the parameter, fp32, contiguous.
+/// One parameter's gradient of one micro-batch: [numel] of the parameter, contiguous; fp32 or, on a
+/// separate device, already rounded to the parameter dtype where its accumulator is not there.
 struct ParameterGradient {
   std::uint32_t parameter = 0;
-  const float* data = nullptr;
+  const void* data = nullptr;  // device memory
 };
 
 struct GradientNorm {
@@ -33,8 +35,13 @@ class Gradients {
   /// Forgets all accumulated gradients: the next addition to each unit replaces them.
   void begin_step() noexcept;
   /// Adds one micro-batch's gradients of parameters of one unit. All of a unit's parameters that
-  /// get gradients come in one call. Errors: Io, Corrupt, Timeout (spilled units).
-  Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients) noexcept;
+  /// get gradients come in one call. Of a separate device, they are complete once `written` has
+  /// passed; they may be released when this returns. Errors: Io, Corrupt, Timeout (spilled units,
+  /// separate devices).
+  Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                   tiering::DeviceFence written = {}) noexcept;
+  /// The dtype that `add` takes for a unit.
+  DType added_dtype(std::uint32_t unit) const noexcept;
   /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.
   /// Shape: rows: [n]; row_gradients: [n, width] fp32; width divides the parameter's numel. Rows
   /// keep their order within a row index: (micro-batch, position).
@@ -53,23 +60,44 @@ class Gradients {
   struct Piece {  // a slice of a parameter within one sub-group
     std::uint64_t image_first;
     std::uint64_t count;
-    const float* data;
+    const std::byte* data;
   };
-  Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces, bool fresh) noexcept;
+  /// Where pieces are and of what dtype.
+  struct Source {
+    DType dtype = DType::Float32;
+    bool on_device = false;  // of a separate device
+    tiering::DeviceFence written;
+  };
+  Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces, const Source& source,
+                          bool fresh) noexcept;
+  Result<void> add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
+                           const Source& source, bool fresh) noexcept;
   Result<void> add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
-                           bool fresh) noexcept;
-  void accumulate(std::byte* target, const Piece& piece, bool fresh) noexcept;
+                           const Source& source, bool fresh) noexcept;
+  Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
+                             const Source& source, bool fresh) noexcept;
+  Result<void> accumulate(std::byte* base, std::uint64_t base_first,
+                          const std::vector<Piece>& pieces, const Source& source,
+                          bool fresh) noexcept;
+  Result<void> add_rows_on_device(
+      const std::vector<Piece>& rows,
+      const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
+  void accumulate_piece(std::byte* target, const Piece& piece, DType dtype, bool fresh) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
   Result<void> read_spilled(std::uint32_t unit, std::uint64_t group,
                             tiering::StagingItem& item) noexcept;
   void norm_of_unit_in_host(std::uint32_t unit) noexcept;
+  Result<void> norm_of_unit_on_device(std::uint32_t unit) noexcept;
   Result<void> norm_of_spilled_unit(std::uint32_t unit) noexcept;
   void norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
                     const std::byte* data) noexcept;
   Result<tiering::StagingItem*> next_item() noexcept;
+  bool on_device(std::uint32_t unit) const noexcept;
+  bool leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
 
   ModelState& state_;
   std::vector<bool> started_;  // by unit: has a gradient this step
+  std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
   struct Partial {
     double sum = 0.0;
     bool finite = true;

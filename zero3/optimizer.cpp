@@ -34,6 +34,9 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
     : state_(state), residency_(residency), stream_(state) {
   all_units_.resize(state.layout().units.size());
   std::iota(all_units_.begin(), all_units_.end(), 0u);
+  for (const std::uint32_t unit : all_units_) {
+    if (!state.placement().units[unit].updated_on_device) streamed_units_.push_back(unit);
+  }
 }
 
 /// Fills one slice of a sub-group: elements [begin, end) of it.
@@ -89,10 +92,11 @@ Result<void> Optimizer::initialize(
   return state_.ring().finish();
 }
 
-void Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants) noexcept {
+Result<void> Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t grad_size = dtype_size(plan.grad_dtype);
   const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  const bool separate = state_.separate_device();
   state_.executor().parallel_for(group.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
     kernels::AdamArrays arrays;
     arrays.param = group.master + begin;
@@ -103,18 +107,57 @@ void Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants
     arrays.param_out = plan.states == 3 ? group.param + begin * param_size : nullptr;
     arrays.param_out_dtype = plan.param_dtype;
     kernels::adam_step(arrays, end - begin, constants);
+    if (separate) return;
     residency_.refresh(group.unit, group.first + begin, end - begin,
                        group.param + begin * param_size);
   });
+  if (!separate) return {};
+  return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.first, group.count,
+                                    group.param);
+}
+
+/// Enqueued behind the model's own computing, whose parameters these are.
+Result<void> Optimizer::update_on_device(std::uint32_t unit,
+                                         const kernels::AdamStep& constants) noexcept {
+  const Placement& plan = state_.placement();
+  tiering::TierStore& store = state_.store();
+  for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
+    const std::uint64_t first = index * plan.sub_group;
+    const std::uint64_t count = plan.sub_group_numel(unit, index);
+    std::byte* param = store.memory(state_.param(unit)) + first * dtype_size(plan.param_dtype);
+    auto* record = reinterpret_cast<float*>(store.memory(state_.optimizer(unit, index)));
+    kernels::AdamArrays arrays;
+    arrays.param = plan.states == 3 ? record : reinterpret_cast<float*>(param);
+    if (plan.states == 3) record += count;
+    arrays.exp_avg = record;
+    arrays.exp_avg_sq = record + count;
+    arrays.grad = store.memory(state_.grad(unit)) + first * dtype_size(plan.grad_dtype);
+    arrays.grad_dtype = plan.grad_dtype;
+    arrays.param_out = plan.states == 3 ? param : nullptr;
+    arrays.param_out_dtype = plan.param_dtype;
+    ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays, count, constants));
+    ARTESIAN_TRY_VOID(
+        residency_.refresh_by_copy(tiering::Queue::Compute, unit, first, count, param));
+  }
+  return {};
 }
 
 Result<void> Optimizer::step(const kernels::AdamStep& constants) noexcept {
+  const bool separate = state_.separate_device();
+  if (separate) {  // copies out of homes must end before these change
+    ARTESIAN_TRY_VOID(state_.device().join_queues());
+    ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
+    ARTESIAN_TRY_VOID(state_.device().finish(copied));
+  }
+  for (const std::uint32_t unit : all_units_) {
+    if (!state_.placement().units[unit].updated_on_device) continue;
+    ARTESIAN_TRY_VOID(update_on_device(unit, constants));
+  }
   const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
-  ARTESIAN_TRY_VOID(stream_.run(all_units_, options, [&](const SubGroup& group) -> Result<void> {
-    update(group, constants);
-    return {};
-  }));
-  return state_.ring().finish();
+  ARTESIAN_TRY_VOID(stream_.run(streamed_units_, options,
+                                [&](const SubGroup& group) { return update(group, constants); }));
+  ARTESIAN_TRY_VOID(state_.ring().finish());
+  return separate ? state_.device().join_queues() : Result<void>();  // computing sees the update
 }
 
 Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {

@@ -1,5 +1,6 @@
 // The optimizer over tiered state: initial values, the Adam step, and reading state back (digest,
-// export). Sub-groups stream through the staging ring; the work runs on the compute team.
+// export). Sub-groups stream through the staging ring; the work runs on the compute team. Units of
+// a separate device that have all of their state there are updated by it, in place.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +43,14 @@ class Optimizer {
   Result<void> fill(const SubGroup& group, WeightSource& weights) noexcept;
   Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
                           std::uint64_t end) noexcept;
-  void update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
+  Result<void> update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
+  Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
 
   ModelState& state_;
   tiering::Residency& residency_;
   SubGroupStream stream_;
   std::vector<std::uint32_t> all_units_;
+  std::vector<std::uint32_t> streamed_units_;  // updated by the compute team
 };
 
 }  // namespace artesian::zero3

@@ -14,8 +14,9 @@ at::ScalarType scalar_type(DType dtype) noexcept {
 }
 
 Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
-    const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype) {
-  std::unique_ptr<ParameterTensors> result(new ParameterTensors(layout, compute_dtype));
+    const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype,
+    c10::Device device) {
+  std::unique_ptr<ParameterTensors> result(new ParameterTensors(layout, compute_dtype, device));
   std::vector<std::string> names;
   std::vector<std::uint64_t> bytes;
   for (const ParameterSpec& parameter : parameters) {
@@ -25,8 +26,11 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
   ARTESIAN_TRY(guard, ParameterGuard::create(names, bytes));
   result->guard_ = std::move(guard);
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    auto tensor = at::from_blob(result->guard_->address(index), parameters[index].shape,
-                                at::TensorOptions().dtype(scalar_type(compute_dtype)));
+    // With the device named, LibTorch does not ask the driver where the address belongs.
+    auto tensor = at::for_blob(result->guard_->address(index), parameters[index].shape)
+                      .options(at::TensorOptions().dtype(scalar_type(compute_dtype)).device(device))
+                      .target_device(device)
+                      .make_tensor();
     tensor.set_requires_grad(true);
     result->tensors_.push_back(std::move(tensor));
   }
@@ -35,7 +39,7 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
 
 void ParameterTensors::point(std::uint32_t parameter, std::byte* memory) {
   tensors_[parameter].storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      at::DataPtr(memory, at::kCPU));
+      at::DataPtr(memory, device_));
 }
 
 void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {

@@ -1,6 +1,10 @@
 // The tensors that a Module sees: one leaf per parameter, made once. Gathering swaps the memory
 // behind its storage; saved views follow, the version counter does not move. A change of value (a
 // step) bumps the version, so that a backward over a stale graph raises as in PyTorch.
+//
+// A released parameter points at the guard's address space also where the tensors are a GPU's. A
+// kernel that touches it there fails with "an illegal memory access": no line can name it, since a
+// GPU's fault has no handler. A copy out of it fails at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +22,8 @@ class ParameterTensors {
  public:
   /// Errors: Exhausted (address space for the guard).
   static Result<std::unique_ptr<ParameterTensors>> create(
-      const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype);
+      const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype,
+      c10::Device device = c10::kCPU);
 
   const at::Tensor& at(std::uint32_t parameter) const { return tensors_[parameter]; }
   /// Points the unit's parameters into its slot.
@@ -29,12 +34,13 @@ class ParameterTensors {
   void bump_versions();
 
  private:
-  ParameterTensors(const Layout& layout, DType compute_dtype)
-      : layout_(layout), element_size_(dtype_size(compute_dtype)) {}
+  ParameterTensors(const Layout& layout, DType compute_dtype, c10::Device device)
+      : layout_(layout), element_size_(dtype_size(compute_dtype)), device_(device) {}
   void point(std::uint32_t parameter, std::byte* memory);
 
   const Layout& layout_;
   std::uint64_t element_size_;
+  c10::Device device_;
   std::unique_ptr<ParameterGuard> guard_;
   std::vector<at::Tensor> tensors_;
 };

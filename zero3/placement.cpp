@@ -10,7 +10,11 @@ namespace {
 
 using tiering::Tier;
 
-constexpr std::uint64_t sub_group_max = 262144;  // elements: an fp32 block is then 1 MiB
+constexpr std::uint64_t sub_group_max = 262144;         // elements: an fp32 block is then 1 MiB
+constexpr std::uint64_t staging_bytes_max = 4 << 20;    // of one copy to or from a device
+constexpr std::uint64_t device_buffer_bytes = 1 << 20;  // for pieces to expand
+constexpr std::uint64_t gradient_scratch_bytes = 64 << 10;
+constexpr std::uint32_t grad_staging_count_max = 4;
 
 Tier home_of(Offload device) noexcept {
   return device == Offload::None ? Tier::Device : device == Offload::Cpu ? Tier::Host : Tier::Nvme;
@@ -63,6 +67,9 @@ class Planner {
       UnitPlacement place;
       place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
       place.optimizer = home_of(zero.offload_optimizer.device);
+      place.updated_on_device = request_.separate_device && place.param == Tier::Device &&
+                                place.optimizer == Tier::Device;
+      if (place.updated_on_device) place.grad = Tier::Device;
       plan_.units.push_back(place);
     }
     set_aliases();
@@ -70,7 +77,9 @@ class Planner {
 
   void set_aliases() {
     for (UnitPlacement& place : plan_.units) {
-      place.aliased = plan_.param_dtype == plan_.compute_dtype && place.param != Tier::Nvme;
+      const bool in_reach =
+          request_.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
+      place.aliased = plan_.param_dtype == plan_.compute_dtype && in_reach;
     }
   }
 
@@ -102,10 +111,12 @@ class Planner {
 
   DeviceNeed device_need() const {
     DeviceNeed need;
+    need.fixed = plan_.expansion_bytes + plan_.grad_scratch_bytes;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       const Unit& unit = plan_.layout.units[index];
       if (plan_.units[index].param == Tier::Device) need.fixed += param_bytes(unit);
       if (plan_.units[index].optimizer == Tier::Device) need.fixed += optimizer_bytes(unit);
+      if (plan_.units[index].grad == Tier::Device) need.fixed += grad_bytes(unit);
       if (plan_.units[index].aliased) continue;
       (unit.persistent ? need.fixed : need.all) += slot_bytes(unit);
     }
@@ -124,11 +135,12 @@ class Planner {
   }
 
   Result<void> place_device() {
-    plan_.device_gradient_bytes = page_up(largest_gradient());
+    plan_.device_gradient_bytes = page_up(largest_gradient()) * (request_.separate_device ? 2 : 1);
     std::uint64_t persistent_max = 0;
     for (const auto& parameter : *request_.parameters) persistent_max += parameter.numel();
     for (bool cut = false;; cut = true) {
       lay_out(persistent_max);
+      size_device_buffers();
       const DeviceNeed need = device_need();
       const std::uint64_t minimum = need.fixed + need.stage + plan_.device_gradient_bytes;
       if (minimum <= request_.device_bytes) {
@@ -145,6 +157,15 @@ class Planner {
       if (persistent_numel() == 0) return device_error(need, minimum);
       persistent_max = persistent_numel() / 2;
     }
+  }
+
+  void size_device_buffers() {
+    if (!request_.separate_device) return;
+    const bool expands = plan_.param_dtype != plan_.compute_dtype;
+    const bool updates = std::any_of(plan_.units.begin(), plan_.units.end(),
+                                     [](const auto& place) { return place.updated_on_device; });
+    plan_.expansion_bytes = expands ? device_buffer_bytes : 0;
+    plan_.grad_scratch_bytes = updates ? gradient_scratch_bytes : 0;
   }
 
   /// Parameters that host memory keeps and compute reads there need no slots.
@@ -182,7 +203,43 @@ class Planner {
   std::uint64_t item_bytes(std::uint64_t sub_group) const {
     std::uint64_t per_element = std::uint64_t{plan_.states} * 4 + dtype_size(plan_.grad_dtype);
     per_element += dtype_size(plan_.param_dtype);
-    return any_nvme() ? page_up(sub_group * per_element) : 0;
+    return any_nvme() || request_.separate_device ? page_up(sub_group * per_element) : 0;
+  }
+
+  std::uint64_t param_block_bytes(std::uint64_t sub_group) const {
+    return sub_group * dtype_size(plan_.param_dtype);
+  }
+  bool params_on_nvme() const { return config_.zero.offload_param.device == Offload::Nvme; }
+
+  /// The least staging of a separate device: one block on its way down, and one up.
+  std::uint64_t staging_min(std::uint64_t sub_group) const {
+    if (!request_.separate_device) return 0;
+    return param_block_bytes(sub_group) * (params_on_nvme() ? 2 : 1);
+  }
+
+  /// Staging takes its least and at most a quarter of `room`, which is what ring and least leave:
+  /// more buffers first, as they overlap, then larger ones.
+  void size_staging(std::uint64_t room) {
+    if (!request_.separate_device) return;
+    const OffloadConfig& offload = config_.zero.offload_param;
+    const std::uint64_t block = param_block_bytes(plan_.sub_group);
+    const std::uint64_t blocks = (staging_min(plan_.sub_group) + room / 4) / block;
+    std::uint64_t down = 0;
+    if (params_on_nvme()) {
+      const auto wanted = std::clamp<std::uint64_t>(offload.buffer_count, 1, 64);
+      down = std::clamp<std::uint64_t>(blocks / 2, 1, wanted);
+    }
+    const auto up = std::clamp<std::uint64_t>(blocks - down, 1, grad_staging_count_max);
+    const std::uint64_t wanted_bytes =
+        std::min(staging_bytes_max, offload.buffer_size * dtype_size(plan_.param_dtype));
+    const std::uint64_t largest = std::max<std::uint64_t>(1, wanted_bytes / block);
+    plan_.staging_bytes = block * std::clamp<std::uint64_t>(blocks / (down + up), 1, largest);
+    plan_.param_staging_count = static_cast<std::uint32_t>(down);
+    plan_.grad_staging_count = static_cast<std::uint32_t>(up);
+  }
+
+  std::uint64_t staging_bytes() const {
+    return plan_.staging_bytes * (plan_.param_staging_count + plan_.grad_staging_count);
   }
 
   /// Largest sub-group whose ring takes at most a quarter of `room`, or the smallest that fits at
@@ -197,7 +254,9 @@ class Planner {
       plan_.sub_group = sub_group;
       plan_.ring_item_bytes = item_bytes(sub_group);
       plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : count_max;
-      const auto total = [&] { return plan_.ring_count * plan_.ring_item_bytes; };
+      const auto total = [&] {
+        return plan_.ring_count * plan_.ring_item_bytes + staging_min(sub_group);
+      };
       if (total() <= room / 4) return true;
       if (sub_group > image_alignment) continue;
       while (total() > room && plan_.ring_count > 1) --plan_.ring_count;
@@ -213,12 +272,17 @@ class Planner {
       if (plan_.units[index].optimizer == Tier::Host) fixed += optimizer_bytes(unit);
     }
     std::uint64_t gradients = 0;
-    for (const Unit& unit : plan_.layout.units) gradients += grad_bytes(unit);
+    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+      if (plan_.units[index].grad != Tier::Device) {
+        gradients += grad_bytes(plan_.layout.units[index]);
+      }
+    }
     const std::uint64_t budget = request_.host_bytes;
     const std::uint64_t must = fixed + (any_nvme() ? 0 : gradients);
     if (must > budget || !size_ring(budget - must)) return host_error(must);
-    std::uint64_t room = budget - must - ring_bytes();
-    plan_.host_pool_bytes = must + ring_bytes();
+    size_staging(budget - must - ring_bytes() - staging_min(plan_.sub_group));
+    std::uint64_t room = budget - must - ring_bytes() - staging_bytes();
+    plan_.host_pool_bytes = must + ring_bytes() + staging_bytes();
     if (any_nvme()) room = place_gradients(room, gradients);
     keep_params_in_host(room);
     return {};
@@ -229,6 +293,7 @@ class Planner {
   std::uint64_t place_gradients(std::uint64_t room, std::uint64_t wanted) {
     std::uint64_t spilled = 0;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+      if (plan_.units[index].grad == Tier::Device) continue;
       const std::uint64_t bytes = grad_bytes(plan_.layout.units[index]);
       if (bytes <= room) {
         room -= bytes;
@@ -266,8 +331,8 @@ class Planner {
   }
 
   Error host_error(std::uint64_t must) const {
-    const std::uint64_t ring = any_nvme() ? item_bytes(image_alignment) : 0;
-    const std::uint64_t minimum = must + ring;
+    const std::uint64_t ring = item_bytes(image_alignment);  // 0 where none is needed
+    const std::uint64_t minimum = must + ring + staging_min(image_alignment);
     const std::uint64_t missing = minimum > request_.host_bytes ? minimum - request_.host_bytes : 0;
     return make_error(ErrorCode::Exhausted,
                       "artesian.host_memory: got " + format_size(request_.host_bytes) +

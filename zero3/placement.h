@@ -20,6 +20,7 @@ struct PlacementRequest {
   const std::vector<StageSpec>* stages = nullptr;
   const Config* config = nullptr;
   DType compute_dtype = DType::Float32;
+  bool separate_device = false;    // the host cannot reach the device's memory (tiering/device.h)
   std::uint64_t device_bytes = 0;  // budgets
   std::uint64_t host_bytes = 0;
 };
@@ -30,6 +31,9 @@ struct UnitPlacement {
   tiering::Tier grad = tiering::Tier::Host;
   tiering::Tier optimizer = tiering::Tier::Nvme;
   bool aliased = false;  // compute reads the param home itself: same dtype, home in memory
+  /// Of a separate device: parameters, gradients and optimizer state are all there, and so is the
+  /// update.
+  bool updated_on_device = false;
 };
 
 struct Placement {
@@ -40,11 +44,20 @@ struct Placement {
   DType compute_dtype = DType::Float32;  // of the gathered parameters
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
   std::uint32_t states = 3;  // fp32 arrays per optimizer record: master, m, v (fp32: m, v)
-  std::uint64_t device_pool_bytes = 0;      // homes and slots
-  std::uint64_t device_gradient_bytes = 0;  // one stage's gradients, held by autograd
+  std::uint64_t device_pool_bytes = 0;  // homes and slots
+  // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which
+  // are on their way to host memory.
+  std::uint64_t device_gradient_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t ring_item_bytes = 0;  // 0: no ring
   std::uint32_t ring_count = 0;
+  // Of a separate device, 0 without one: the pinned buffers through which parameters come from NVMe
+  // and gradients to the host, and its own buffers for pieces to expand and for gradient kernels.
+  std::uint64_t staging_bytes = 0;  // of one pinned buffer, a multiple of every shard's blocks
+  std::uint32_t param_staging_count = 0;
+  std::uint32_t grad_staging_count = 0;
+  std::uint64_t expansion_bytes = 0;
+  std::uint64_t grad_scratch_bytes = 0;
   std::uint64_t nvme_param_bytes = 0;  // on offload_param.nvme_path: params, spilled gradients
   std::uint64_t nvme_optimizer_bytes = 0;
   std::vector<std::string> notes;  // what was cut to the budget

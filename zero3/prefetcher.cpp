@@ -247,7 +247,7 @@ Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
 Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
   for (const auto unit : units) {
     if (!streamed(unit)) continue;
-    residency_.unpin(unit);
+    ARTESIAN_TRY_VOID(residency_.unpin(unit));
     follow(unit);
     const bool keep =
         !course_->recording && live_ <= limits_.max_live_parameters &&

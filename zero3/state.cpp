@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/keep_for_ever.h"
+#include "base/log.h"
 #include "base/units.h"
 
 namespace artesian::zero3 {
@@ -66,25 +67,55 @@ std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) 
 
 Result<void> ModelState::create_pools(const ModelStateOptions& options) {
   const auto at_least_a_page = [](std::uint64_t bytes) { return bytes == 0 ? 4096 : bytes; };
-  ARTESIAN_TRY(device, pinned::Pool::create({.bytes = at_least_a_page(placement_.device_pool_bytes),
-                                             .lock = pinned::Lock::Never,
-                                             .name = "device memory"}));
-  device_ = std::move(device);
+  ARTESIAN_TRY(device, device_.create_arena(at_least_a_page(placement_.device_pool_bytes)));
+  device_pool_ = std::move(device);
   const auto lock = options.pin_memory ? pinned::Lock::Try : pinned::Lock::Never;
   ARTESIAN_TRY(host, pinned::Pool::create({.bytes = at_least_a_page(placement_.host_pool_bytes),
                                            .lock = lock,
                                            .name = "host memory"}));
   host_ = std::move(host);
   // What the budgets allow is taken now or not at all: not in the middle of the first step.
-  device_->fault_in();
+  if (!separate_device()) device_pool_->fault_in();
   host_->fault_in();
+  return separate_device() && options.pin_memory ? register_host() : Result<void>();
+}
+
+/// Page-locked for the device, so that copies run beside all else. Without, they work, slower.
+Result<void> ModelState::register_host() {
+  auto registered = device_.register_host(host_->range());
+  host_registered_ = registered.has_value();
+  if (!host_registered_) {
+    log(LogLevel::Warning, "host memory is not page-locked for " + device_.name() +
+                               ", and copies are slower: " + registered.error().to_string());
+  }
+  return {};
+}
+
+/// What a device with memory of its own needs between it and the host.
+Result<void> ModelState::create_staging() {
+  if (!separate_device()) return {};
+  const Placement& plan = placement_;
+  ARTESIAN_TRY(loader,
+               tiering::DeviceLoader::create({.staging_bytes = plan.staging_bytes,
+                                              .staging_count = plan.param_staging_count,
+                                              .expansion_bytes = plan.expansion_bytes},
+                                             device_, *store_, executor_, *device_pool_, *host_));
+  loader_ = std::move(loader);
+  ARTESIAN_TRY(reader, tiering::DeviceReader::create(device_, *host_, plan.staging_bytes,
+                                                     plan.grad_staging_count));
+  reader_ = std::move(reader);
+  if (plan.grad_scratch_bytes != 0) {
+    ARTESIAN_TRY(scratch, device_pool_->lease(plan.grad_scratch_bytes, pinned::Placement::High));
+    grad_scratch_ = std::move(scratch);
+  }
   return {};
 }
 
 Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options,
                                                        aio::Engine& engine, FileSystem& files,
                                                        Executor& executor) {
-  std::unique_ptr<ModelState> state(new ModelState(executor));
+  tiering::Device& device = options.device != nullptr ? *options.device : tiering::host_device();
+  std::unique_ptr<ModelState> state(new ModelState(executor, device));
   state->placement_ = std::move(options.placement);
   auto opened = state->open(options, engine, files);
   if (opened.has_value()) return state;
@@ -110,17 +141,19 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
     store_options.directories.push_back(options.optimizer_directory);
   }
   auto shards = list_shards(optimizer_path);
-  ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *device_, *host_,
-                                               engine, files));
+  ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *device_pool_,
+                                               *host_, engine, files));
   store_ = std::move(store);
   if (!store_options.directories.empty()) {  // while the ring's room in the pool is still free
     ARTESIAN_TRY(speed, store_->probe_disk(0, *host_));
     disk_speed_ = speed;
   }
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
-                                                  placement_.ring_count));
+                                                  placement_.ring_count, device_));
   ring_ = std::move(ring);
-  const std::array<std::span<std::byte>, 2> ranges{host_->range(), device_->range()};
+  ARTESIAN_TRY_VOID(create_staging());
+  const std::array<std::span<std::byte>, 2> both{host_->range(), device_pool_->range()};
+  const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
   // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
   const bool limited = options.pin_memory && !host_->statistics().locked;
   if (!store_options.directories.empty() && !limited) {
@@ -130,19 +163,29 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
 }
 
 ModelState::~ModelState() {
-  if (!stalled_) return;
+  if (!stalled_) {
+    if (host_registered_) device_.unregister_host(host_->range());
+    return;
+  }
+  grad_scratch_.abandon();
+  keep_for_ever(std::move(reader_));
+  keep_for_ever(std::move(loader_));
   keep_for_ever(std::move(ring_));
   keep_for_ever(std::move(store_));
   keep_for_ever(std::move(host_));
-  keep_for_ever(std::move(device_));
+  keep_for_ever(std::move(device_pool_));
 }
 
 Result<void> ModelState::close() noexcept {
   auto drained = ring_ ? ring_->finish() : Result<void>();
   auto closed = store_ ? store_->close() : Result<void>();
-  stalled_ = timed_out(drained) || timed_out(closed);
-  if (timed_out(closed)) return closed;  // what a caller must know before all else
+  auto passed = separate_device() ? device_.finish_all() : Result<void>();
+  stalled_ = timed_out(drained) || timed_out(closed) || timed_out(passed);
+  for (auto* outcome : {&closed, &passed}) {  // what a caller must know before all else
+    if (timed_out(*outcome)) return std::move(*outcome);
+  }
   if (!drained.has_value()) return drained;
+  if (!passed.has_value()) return passed;
   return closed;
 }
 

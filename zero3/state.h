@@ -9,12 +9,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/executor.h"
 #include "base/timeline.h"
 #include "pinned/pool.h"
+#include "tiering/device_loader.h"
+#include "tiering/device_reader.h"
 #include "tiering/residency.h"
 #include "tiering/staging_ring.h"
 #include "tiering/tier_store.h"
@@ -29,8 +32,9 @@ struct ModelStateOptions {
   std::uint64_t run_id = 0;
   tiering::Verify verify = tiering::Verify::Full;
   bool pin_memory = true;
-  double wait_seconds = 60.0;    // deadline of every wait for the disk
-  Timeline* timeline = nullptr;  // receives the disk's spans; may be null
+  double wait_seconds = 60.0;         // deadline of every wait for the disk
+  Timeline* timeline = nullptr;       // receives the disk's spans; may be null
+  tiering::Device* device = nullptr;  // outlives the state; null: the CPU
 };
 
 class ModelState {
@@ -48,7 +52,7 @@ class ModelState {
   const Placement& placement() const noexcept { return placement_; }
   const Layout& layout() const noexcept { return placement_.layout; }
   tiering::TierStore& store() noexcept { return *store_; }
-  pinned::Pool& device_pool() noexcept { return *device_; }
+  pinned::Pool& device_pool() noexcept { return *device_pool_; }
   pinned::Pool& host_pool() noexcept { return *host_; }
   Executor& executor() noexcept { return executor_; }
   tiering::ShardId param(std::uint32_t unit) const noexcept { return param_[unit]; }
@@ -56,7 +60,16 @@ class ModelState {
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
-  /// The units as they are gathered, for a Residency over store() and device_pool().
+  tiering::Device& device() noexcept { return device_; }
+  /// Whether the host cannot reach the device's memory; then there are a loader and a reader.
+  bool separate_device() const noexcept { return !device_.host_accessible(); }
+  tiering::DeviceLoader* loader() noexcept { return loader_.get(); }
+  tiering::DeviceReader& reader() noexcept { return *reader_; }
+  /// Device memory for gradient kernels; empty where no gradient lives there.
+  std::span<std::byte> grad_scratch() const noexcept {
+    return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
+  }
+  /// The units as they are gathered, for a Residency over store(), device_pool() and loader().
   std::vector<tiering::ResidentUnit> resident_units() const;
   /// The next item of the staging ring, with its transfers of last time finished. Only where the
   /// placement has a ring. Errors: those of the transfers.
@@ -68,17 +81,25 @@ class ModelState {
   tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
 
  private:
-  explicit ModelState(Executor& executor) noexcept : executor_(executor) {}
+  ModelState(Executor& executor, tiering::Device& device) noexcept
+      : executor_(executor), device_(device) {}
   std::vector<tiering::ShardOptions> list_shards(std::uint32_t optimizer_path);
   Result<void> create_pools(const ModelStateOptions& options);
+  Result<void> register_host();
+  Result<void> create_staging();
   Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
 
   Placement placement_;
   Executor& executor_;
-  std::unique_ptr<pinned::Pool> device_;
+  tiering::Device& device_;
+  std::unique_ptr<pinned::Pool> device_pool_;
   std::unique_ptr<pinned::Pool> host_;
+  bool host_registered_ = false;  // with the device
   std::unique_ptr<tiering::TierStore> store_;
   std::unique_ptr<tiering::StagingRing> ring_;
+  std::unique_ptr<tiering::DeviceLoader> loader_;
+  std::unique_ptr<tiering::DeviceReader> reader_;
+  BufferLease grad_scratch_;
   std::uint64_t turn_ = 0;
   bool stalled_ = false;  // close() ran into its deadline
   tiering::DiskSpeed disk_speed_;

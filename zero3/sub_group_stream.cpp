@@ -26,6 +26,11 @@ bool SubGroupStream::on_nvme(ShardId id) const noexcept {
   return state_.store().shard(id).home == Tier::Nvme;
 }
 
+/// In the memory of a separate device.
+bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
+  return state_.separate_device() && state_.store().shard(id).home == Tier::Device;
+}
+
 SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   const Placement& plan = state_.placement();
   SubGroup group;
@@ -34,7 +39,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   group.first = task.index * plan.sub_group;
   group.count = plan.sub_group_numel(task.unit, task.index);
   const auto place = [&](ShardId id, std::uint64_t home_offset, std::uint64_t item_offset) {
-    if (on_nvme(id)) return item->data() + item_offset;
+    if (on_nvme(id) || out_of_reach(id)) return item->data() + item_offset;
     return state_.store().memory(id) + home_offset;
   };
   group.param =
@@ -53,25 +58,26 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   return group;
 }
 
-void SubGroupStream::issue_reads(const Task& task, StagingItem& item,
-                                 const SubGroupStreamOptions& options) noexcept {
+Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item,
+                                         const SubGroupStreamOptions& options) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t first = task.index * plan.sub_group;
   const std::uint64_t count = plan.sub_group_numel(task.unit, task.index);
   const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
-                        std::uint64_t item_offset) {
-    if (on_nvme(id)) {
-      item.read(id, {offset, bytes}, item_offset, aio::Priority::OptimizerRead);
-    }
+                        std::uint64_t item_offset) -> Result<void> {
+    if (on_nvme(id)) item.read(id, {offset, bytes}, item_offset, aio::Priority::OptimizerRead);
+    if (!out_of_reach(id)) return {};
+    return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
   if (options.read_state) {
-    read(state_.optimizer(task.unit, task.index), 0, count * 4 * plan.states, 0);
-    if (plan.states == 2) read(state_.param(task.unit), first * 4, count * 4, param_offset());
+    ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0, count * 4 * plan.states, 0));
+    if (plan.states == 2) {
+      ARTESIAN_TRY_VOID(read(state_.param(task.unit), first * 4, count * 4, param_offset()));
+    }
   }
-  if (options.read_grad) {
-    const std::uint64_t size = dtype_size(plan.grad_dtype);
-    read(state_.grad(task.unit), first * size, count * size, grad_offset());
-  }
+  if (!options.read_grad) return {};
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  return read(state_.grad(task.unit), first * size, count * size, grad_offset());
 }
 
 Result<void> SubGroupStream::verify(const SubGroup& group,
@@ -110,7 +116,7 @@ Result<void> SubGroupStream::verify(const SubGroup& group,
   return state_.store().verify(worst.shard, worst.block, static_cast<const std::byte*>(worst.data));
 }
 
-void SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
+Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
   const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
   const ShardId param = state_.param(group.unit);
@@ -130,6 +136,13 @@ void SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
   if (block_count != record_blocks) {
     item.write(param, {group.first * param_size, group.count * param_size}, param_offset());
   }
+  if (out_of_reach(record)) {
+    ARTESIAN_TRY_VOID(
+        item.copy_to_device(state_.store().memory(record), 0, group.count * 4 * plan.states));
+  }
+  if (!out_of_reach(param)) return {};
+  return item.copy_to_device(state_.store().memory(param) + group.first * param_size,
+                             param_offset(), group.count * param_size);
 }
 
 Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item,
@@ -143,14 +156,17 @@ Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item,
     ARTESIAN_TRY_VOID(verify(group, options));
   }
   ARTESIAN_TRY_VOID(body(group));
-  if (item != nullptr && options.write_state) write(group, *item);
-  return {};
+  if (item != nullptr && state_.separate_device()) ARTESIAN_TRY_VOID(item->hold());
+  if (item == nullptr || !options.write_state) return {};
+  return write(group, *item);
 }
 
 Result<void> SubGroupStream::run_tasks(const std::vector<Task>& tasks,
                                        const SubGroupStreamOptions& options,
                                        const Body& body) noexcept {
   tiering::StagingRing& ring = state_.ring();
+  // Copies follow whatever has used the device's state, and it is used again after them.
+  if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
   std::vector<StagingItem*> items(tasks.size(), nullptr);
   std::size_t issued = 0;
   for (std::size_t current = 0; current < tasks.size(); ++current) {
@@ -160,7 +176,7 @@ Result<void> SubGroupStream::run_tasks(const std::vector<Task>& tasks,
       ARTESIAN_TRY(item, state_.next_item());
       wait_ns_ += system_clock().now_ns() - before;
       items[issued] = item;
-      issue_reads(tasks[issued], *item, options);
+      ARTESIAN_TRY_VOID(issue_reads(tasks[issued], *item, options));
       ++issued;
     }
     ARTESIAN_TRY_VOID(run_one(tasks[current], items[current], options, body));

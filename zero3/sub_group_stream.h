@@ -1,6 +1,7 @@
 // Streams optimizer state through the staging ring, sub-group by sub-group: read, work, write, with
 // the reads of coming sub-groups and the writes of past ones in flight beside the work. State whose
-// home is memory is worked on in place. Initialisation (write), the optimizer step (read, write),
+// home is memory is worked on in place; what lies in a separate device's memory comes and goes
+// through the ring, too. Initialisation (write), the optimizer step (read, write),
 // export and digest (read) are the same loop.
 #pragma once
 
@@ -33,6 +34,7 @@ struct SubGroupStreamOptions {
 
 class SubGroupStream {
  public:
+  /// May enqueue copies of the sub-group's memory in the queue ToDevice.
   using Body = std::function<Result<void>(const SubGroup&)>;
 
   explicit SubGroupStream(ModelState& state) noexcept : state_(state) {}
@@ -56,11 +58,12 @@ class SubGroupStream {
   Result<void> run_one(const Task& task, tiering::StagingItem* item,
                        const SubGroupStreamOptions& options, const Body& body) noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
-  void issue_reads(const Task& task, tiering::StagingItem& item,
-                   const SubGroupStreamOptions& options) noexcept;
+  Result<void> issue_reads(const Task& task, tiering::StagingItem& item,
+                           const SubGroupStreamOptions& options) noexcept;
   Result<void> verify(const SubGroup& group, const SubGroupStreamOptions& options) noexcept;
-  void write(const SubGroup& group, tiering::StagingItem& item) noexcept;
+  Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
   bool on_nvme(tiering::ShardId id) const noexcept;
+  bool out_of_reach(tiering::ShardId id) const noexcept;
   std::uint64_t param_offset() const noexcept;
   std::uint64_t grad_offset() const noexcept;
 

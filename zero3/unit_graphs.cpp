@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <map>
+#include <utility>
 
 #include "base/clock.h"
 #include "zero3/from_torch.h"
@@ -43,13 +43,16 @@ Result<void> check_loss(const at::Tensor& loss) {
 
 }  // namespace
 
-UnitGraphs::UnitGraphs(Module& module, const Layout& layout, ParameterTensors& tensors,
-                       Prefetcher& prefetcher, Gradients& gradients, Timeline* timeline)
+UnitGraphs::UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors,
+                       Prefetcher& prefetcher, Gradients& gradients, c10::Device device,
+                       Timeline* timeline)
     : module_(module),
-      layout_(layout),
+      state_(state),
+      layout_(state.layout()),
       tensors_(tensors),
       prefetcher_(prefetcher),
       gradients_(gradients),
+      device_(device),
       timeline_(timeline),
       graphs_(module.stages().size()) {}
 
@@ -103,7 +106,9 @@ Result<Result<double>> UnitGraphs::forward(const Batch& batch) {
     const bool looks_up = module_.stages().front().lookup.has_value();
     input_ = looks_up ? batch.input.to(at::kLong, /*non_blocking=*/false, /*copy=*/true)
                       : batch.input.detach().clone();
-    targets_ = batch.targets.defined() ? batch.targets.detach().clone() : at::Tensor();
+    ids_ = looks_up ? input_.flatten() : at::Tensor();
+    input_ = input_.to(device_);
+    targets_ = batch.targets.defined() ? batch.targets.detach().clone().to(device_) : at::Tensor();
     const std::int64_t count = looks_up || input_.dim() == 0 ? input_.numel() : input_.size(0);
     tokens_ = static_cast<std::uint64_t>(count);
     return {};
@@ -127,8 +132,14 @@ Result<Result<double>> UnitGraphs::forward(const Batch& batch) {
 Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
   auto checked = from_torch([&] { return check_input(batch); });
   if (!checked.has_value()) return Result<at::Tensor>(std::move(checked).error());
+  auto input = from_torch([&]() -> Result<at::Tensor> { return batch.input.to(device_); });
+  if (!input.has_value()) return input;
+  auto targets = from_torch([&]() -> Result<at::Tensor> {
+    return batch.targets.defined() ? batch.targets.to(device_) : at::Tensor();
+  });
+  if (!targets.has_value()) return targets;
   const std::size_t position = prefetcher_.position();
-  ARTESIAN_TRY(output, run_stages(batch, Keep::Nothing));
+  ARTESIAN_TRY(output, run_stages({*input, *targets}, Keep::Nothing));
   if (!output.has_value()) prefetcher_.rewind(position);
   return output;
 }
@@ -138,7 +149,10 @@ Result<Result<at::Tensor>> UnitGraphs::run_stages(const Batch& batch, Keep keep)
   for (std::size_t stage = 0; stage < graphs_.size(); ++stage) {
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
     const std::uint64_t begin = system_clock().now_ns();
-    auto output = from_torch([&] { return run_stage(stage, activation, batch, keep); });
+    auto output = from_torch([&] {
+      const tiering::ComputeScope computing(state_.device());
+      return run_stage(stage, activation, batch, keep);
+    });
     forward_ns_ += system_clock().now_ns() - begin;
     span(keep == Keep::Graphs ? " forward" : " evaluate", stage, begin);
     ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
@@ -173,23 +187,28 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
 /// Lets go of the graphs and the batch of the last forward.
 void UnitGraphs::forget() {
   for (StageGraph& graph : graphs_) graph = {};
-  input_ = targets_ = at::Tensor();
+  input_ = targets_ = ids_ = at::Tensor();
+  late_.reset();
   pending_ = false;
 }
 
 Result<void> UnitGraphs::backward(double loss_multiplier) {
   ARTESIAN_CHECK(pending_);
-  return from_torch([&]() -> Result<void> {
-    const at::Tensor& loss = graphs_.back().output;
-    at::Tensor gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
-    for (std::size_t stage = graphs_.size(); stage-- > 0;) {
-      // Below a stage whose input needs no gradient, no parameter gets one.
-      if (!gradient.defined() || !graphs_[stage].output.requires_grad()) break;
-      ARTESIAN_TRY_VOID(backward_stage(stage, gradient));
-    }
-    forget();
-    return {};
-  });
+  auto done = from_torch([&] { return backward_stages(loss_multiplier); });
+  if (done.has_value()) forget();
+  return done;
+}
+
+Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
+  const at::Tensor& loss = graphs_.back().output;
+  at::Tensor gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
+  for (std::size_t stage = graphs_.size(); stage-- > 0;) {
+    // Below a stage whose input needs no gradient, no parameter gets one.
+    if (!gradient.defined() || !graphs_[stage].output.requires_grad()) break;
+    ARTESIAN_TRY_VOID(backward_stage(stage, gradient));
+  }
+  if (late_.has_value()) ARTESIAN_TRY_VOID(accumulate(*late_));
+  return {};
 }
 
 /// In: the gradient of the stage's output; out: that of its input, undefined if it needs none.
@@ -198,6 +217,30 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage, at::Tensor& gradient)
   ARTESIAN_TRY_VOID(enter(units));
   const std::uint64_t begin = system_clock().now_ns();
   const auto parameters = graph_parameters(stage);
+  const auto gradients = differentiate(stage, parameters, gradient);
+  ARTESIAN_TRY(made, collect(parameters, gradients));
+  if (module_.stages()[stage].lookup.has_value() && gradient.defined()) {
+    const std::int64_t width = gradient.size(-1);
+    row_gradients_.push_back({ids_, gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
+  }
+  backward_ns_ += system_clock().now_ns() - begin;
+  span(" backward", stage, begin);
+  const std::uint64_t rounding = system_clock().now_ns();
+  if (state_.separate_device()) {  // while the device computes this stage, those of the one before
+    std::optional<StageGradients> before = std::exchange(late_, std::move(made));
+    if (before.has_value()) ARTESIAN_TRY_VOID(accumulate(*before));
+  } else {
+    ARTESIAN_TRY_VOID(accumulate(made));
+  }
+  span(" gradients", stage, rounding);
+  return leave(units);
+}
+
+/// The gradients of a stage's parameters, and in place of its output's that of its input.
+std::vector<at::Tensor> UnitGraphs::differentiate(std::size_t stage,
+                                                  const std::vector<std::uint32_t>& parameters,
+                                                  at::Tensor& gradient) {
+  const tiering::ComputeScope computing(state_.device());
   std::vector<at::Tensor> inputs = tensors_of(parameters);
   const bool needs_input = graphs_[stage].input.requires_grad();
   if (needs_input) inputs.push_back(graphs_[stage].input);
@@ -207,35 +250,55 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage, at::Tensor& gradient)
   graphs_[stage] = {};
   gradient = needs_input ? gradients.back() : at::Tensor();
   gradients.resize(parameters.size());
-  if (module_.stages()[stage].lookup.has_value() && gradient.defined()) {
-    const std::int64_t width = gradient.size(-1);
-    row_gradients_.push_back(
-        {input_.flatten(), gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
-  }
-  backward_ns_ += system_clock().now_ns() - begin;
-  span(" backward", stage, begin);
-  const std::uint64_t rounding = system_clock().now_ns();
-  ARTESIAN_TRY_VOID(accumulate(parameters, gradients));
-  span(" gradients", stage, rounding);
-  return leave(units);
+  return gradients;
 }
 
-Result<void> UnitGraphs::accumulate(const std::vector<std::uint32_t>& parameters,
-                                    const std::vector<at::Tensor>& gradients) {
-  std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
-  std::vector<at::Tensor> keep;
+/// A fence after all that the device was given to compute so far.
+Result<tiering::DeviceFence> UnitGraphs::written() {
+  if (!state_.separate_device()) return tiering::DeviceFence{};
+  return state_.device().record(tiering::Queue::Compute);
+}
+
+Result<UnitGraphs::StageGradients> UnitGraphs::collect(const std::vector<std::uint32_t>& parameters,
+                                                       const std::vector<at::Tensor>& gradients) {
+  StageGradients made;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     if (!gradients[index].defined()) continue;  // not used by this forward: zero
-    keep.push_back(gradients[index].to(at::kFloat).contiguous());
     const ParameterPlace& place = layout_.places[parameters[index]];
-    by_unit[place.unit].push_back({parameters[index], keep.back().const_data_ptr<float>()});
+    const auto dtype = scalar_type(gradients_.added_dtype(place.unit));
+    made.keep.push_back(gradients[index].to(dtype).contiguous());
+    made.by_unit[place.unit].push_back({parameters[index], made.keep.back().const_data_ptr()});
     bytes_to_host_ += place.numel * gradients_.element_size();
   }
-  for (const auto& [unit, list] : by_unit) ARTESIAN_TRY_VOID(gradients_.add(unit, list));
+  ARTESIAN_TRY(complete, written());
+  made.written = complete;
+  return made;
+}
+
+Result<void> UnitGraphs::accumulate(const StageGradients& made) {
+  for (const auto& [unit, list] : made.by_unit) {
+    ARTESIAN_TRY_VOID(gradients_.add(unit, list, made.written));
+  }
+  return {};
+}
+
+/// The rows' gradients of all micro-batches, from a separate device.
+Result<void> UnitGraphs::bring_rows_to_host() {
+  if (!state_.separate_device()) return {};
+  ARTESIAN_TRY(complete, written());
+  for (RowGradients& batch : row_gradients_) {
+    const at::Tensor target = at::empty(batch.gradient.sizes(), at::kFloat);
+    const auto* source = static_cast<const std::byte*>(batch.gradient.const_data_ptr());
+    ARTESIAN_TRY_VOID(state_.reader().read_into(
+        static_cast<std::byte*>(target.mutable_data_ptr()),
+        {source, static_cast<std::uint64_t>(batch.gradient.nbytes())}, complete));
+    batch.gradient = target;
+  }
   return {};
 }
 
 Result<void> UnitGraphs::finish_gradients() {
+  ARTESIAN_TRY_VOID(bring_rows_to_host());
   std::vector<std::int64_t> rows;
   std::vector<const float*> row_gradients;
   std::uint64_t width = 0;

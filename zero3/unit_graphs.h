@@ -5,11 +5,17 @@
 // Two kinds of failure: the tiers' (Io, Corrupt, ...) end the run; what LibTorch or the module
 // makes of a batch concerns that batch alone, if nothing of it has been accumulated. So forward and
 // evaluate return a Result within a Result: the inner one is the batch's.
+//
+// On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
+// come to the host after the backward of the next one was enqueued, so that both go on at once;
+// they live until then.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,14 +24,15 @@
 #include "zero3/module.h"
 #include "zero3/parameter_tensors.h"
 #include "zero3/prefetcher.h"
+#include "zero3/state.h"
 
 namespace artesian::zero3 {
 
 class UnitGraphs {
  public:
-  /// All must outlive it.
-  UnitGraphs(Module& module, const Layout& layout, ParameterTensors& tensors,
-             Prefetcher& prefetcher, Gradients& gradients, Timeline* timeline);
+  /// Tensors are on `device`. All must outlive it.
+  UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors, Prefetcher& prefetcher,
+             Gradients& gradients, c10::Device device, Timeline* timeline);
 
   /// Runs all stages and keeps their graphs and a copy of the batch. Returns the loss.
   /// Errors: those of gathering; inner: Invalid and Exhausted, after which nothing is kept.
@@ -44,8 +51,10 @@ class UnitGraphs {
   std::uint64_t tokens() const noexcept { return tokens_; }
   double forward_seconds() const noexcept { return static_cast<double>(forward_ns_) * 1e-9; }
   double backward_seconds() const noexcept { return static_cast<double>(backward_ns_) * 1e-9; }
-  /// Bytes of gradients rounded into the accumulators so far.
-  std::uint64_t bytes_to_host() const noexcept { return bytes_to_host_; }
+  /// Bytes of gradients rounded into the accumulators, or copied from the device, so far.
+  std::uint64_t bytes_to_host() const noexcept {
+    return state_.separate_device() ? state_.device().bytes_to_host() : bytes_to_host_;
+  }
 
  private:
   enum class Keep : std::uint8_t { Graphs, Nothing };
@@ -54,8 +63,13 @@ class UnitGraphs {
     at::Tensor output;
   };
   struct RowGradients {   // of one micro-batch
-    at::Tensor rows;      // [ids] int64
+    at::Tensor rows;      // [ids] int64, on the CPU
     at::Tensor gradient;  // [ids, width] fp32
+  };
+  struct StageGradients {  // made, and not accumulated yet
+    std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
+    std::vector<at::Tensor> keep;
+    tiering::DeviceFence written;
   };
   Result<void> enter(const Trace::Access& units);
   Result<void> leave(const Trace::Access& units);
@@ -63,24 +77,35 @@ class UnitGraphs {
   Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, const Batch& batch,
                                Keep keep);
   void forget();
+  Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage, at::Tensor& gradient);
-  Result<void> accumulate(const std::vector<std::uint32_t>& parameters,
-                          const std::vector<at::Tensor>& gradients);
+  std::vector<at::Tensor> differentiate(std::size_t stage,
+                                        const std::vector<std::uint32_t>& parameters,
+                                        at::Tensor& gradient);
+  Result<StageGradients> collect(const std::vector<std::uint32_t>& parameters,
+                                 const std::vector<at::Tensor>& gradients);
+  Result<void> accumulate(const StageGradients& made);
+  Result<tiering::DeviceFence> written();
+  Result<void> bring_rows_to_host();
   std::vector<std::uint32_t> graph_parameters(std::size_t stage) const;
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;
   Trace::Access backward_units(std::size_t stage) const;
   void span(const char* direction, std::size_t stage, std::uint64_t begin_ns);
 
   Module& module_;
+  ModelState& state_;
   const Layout& layout_;
   ParameterTensors& tensors_;
   Prefetcher& prefetcher_;
   Gradients& gradients_;
+  const c10::Device device_;
   Timeline* timeline_;
   std::vector<StageGraph> graphs_;
   bool pending_ = false;  // graphs_ are of a forward that has no backward yet
   at::Tensor input_;      // of that forward
   at::Tensor targets_;
+  at::Tensor ids_;  // of stage 0's look-up, on the CPU
+  std::optional<StageGradients> late_;
   std::uint64_t tokens_ = 0;
   std::vector<RowGradients> row_gradients_;
   std::uint64_t forward_ns_ = 0;

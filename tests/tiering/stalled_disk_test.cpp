@@ -103,7 +103,7 @@ TEST_F(StalledDisk, AFetchMayBeGivenUpAndDroppedLater) {
   EXPECT_EQ(harness_.device->statistics().bytes_in_use, 0u);
   ASSERT_TRUE(residency.start(0, aio::Priority::Demand).has_value());  // it works as before
   EXPECT_TRUE(residency.acquire(0).has_value());
-  residency.unpin(0);
+  EXPECT_TRUE(residency.unpin(0).has_value());
   EXPECT_TRUE(residency.clear().has_value());
   EXPECT_TRUE(store_->close().has_value());
 }

@@ -93,10 +93,12 @@ class Equality : public testing::Test {
     std::string digest;
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
-  Outcome train(const Choice& run, const Config& config);
+  Outcome train(const Choice& run, const Config& config) { return train(run, config, {}); }
+  Outcome train(const Choice& run, const Config& config, const EngineOptions& options);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
 
   const Scale scale;
+  bool separate_device = false;                   // budgets are for one
   std::vector<std::unique_ptr<Module>> modules_;  // with a tied head, with one of its own
   std::filesystem::path directory_;
 };
@@ -144,6 +146,7 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
                            .stages = &module.stages(),
                            .config = &config,
                            .compute_dtype = *config.artesian.compute_dtype,
+                           .separate_device = separate_device,
                            .device_bytes = tried.device,
                            .host_bytes = tried.host})
         .has_value();
@@ -162,10 +165,11 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
   config.artesian.host_memory = budgets.host;
 }
 
-inline Equality::Outcome Equality::train(const Choice& run, const Config& config) {
+inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
+                                         const EngineOptions& options) {
   Outcome outcome;
   Module& module = module_of(run);
-  auto engine = Engine::create(module, config, {});
+  auto engine = Engine::create(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
   RandomWeights weights(module.parameters(), 1);

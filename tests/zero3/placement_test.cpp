@@ -18,12 +18,14 @@ struct Case {
   Config config;
   std::uint64_t device = std::uint64_t{1} << 40;
   std::uint64_t host = std::uint64_t{1} << 40;
+  bool separate = false;
 
   Result<Placement> place() const {
     return make_placement({.parameters = &model.parameters,
                            .stages = &model.stages,
                            .config = &config,
                            .compute_dtype = DType::Float32,
+                           .separate_device = separate,
                            .device_bytes = device,
                            .host_bytes = host});
   }
@@ -48,7 +50,11 @@ std::uint64_t bytes_in(const Placement& plan, Tier tier) {
     if (plan.units[index].grad == tier) bytes += image * dtype_size(plan.grad_dtype);
     if (plan.units[index].optimizer == tier) bytes += image * 4 * plan.states;
   }
-  if (tier == Tier::Host) bytes += plan.ring_count * plan.ring_item_bytes;
+  if (tier == Tier::Host) {
+    bytes += plan.ring_count * plan.ring_item_bytes;
+    bytes += plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
+  }
+  if (tier == Tier::Device) bytes += plan.expansion_bytes + plan.grad_scratch_bytes;
   return bytes;
 }
 
@@ -72,11 +78,12 @@ std::uint64_t smallest(Case given, std::uint64_t Case::*budget) {
   return high;
 }
 
-class PlacementOf : public testing::TestWithParam<std::tuple<DType, Offload, Offload>> {};
+class PlacementOf : public testing::TestWithParam<std::tuple<DType, Offload, Offload, bool>> {};
 
 TEST_P(PlacementOf, FitsDownToItsMinimumAndSaysWhatIsMissing) {
-  const auto [dtype, param, optimizer] = GetParam();
-  const Case roomy = make_case(dtype, param, optimizer);
+  const auto [dtype, param, optimizer, separate] = GetParam();
+  Case roomy = make_case(dtype, param, optimizer);
+  roomy.separate = separate;
   for (const auto budget : {&Case::device, &Case::host}) {
     const std::uint64_t minimum = smallest(roomy, budget);
     Case tight = roomy;
@@ -99,9 +106,10 @@ TEST_P(PlacementOf, FitsDownToItsMinimumAndSaysWhatIsMissing) {
 }
 
 TEST_P(PlacementOf, StaysWithinRandomBudgets) {
-  const auto [dtype, param, optimizer] = GetParam();
+  const auto [dtype, param, optimizer, separate] = GetParam();
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Case given = make_case(dtype, param, optimizer);
+    given.separate = separate;
     given.device = random_word(seed, 1, 0) % (4u << 20);
     given.host = random_word(seed, 1, 1) % (4u << 20);
     given.config.zero.sub_group_size = random_word(seed, 1, 2) % 100000;
@@ -117,7 +125,34 @@ INSTANTIATE_TEST_SUITE_P(
     Placement, PlacementOf,
     testing::Combine(testing::Values(DType::Float32, DType::Float16),
                      testing::Values(Offload::None, Offload::Cpu, Offload::Nvme),
-                     testing::Values(Offload::None, Offload::Cpu, Offload::Nvme)));
+                     testing::Values(Offload::None, Offload::Cpu, Offload::Nvme), testing::Bool()));
+
+TEST(Placement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
+  Case given = make_case(DType::Float16, Offload::Nvme, Offload::None);
+  given.separate = true;
+  given.config.zero.offload_param.max_in_cpu = 9000;
+  const auto plan = given.place().value();
+  EXPECT_EQ(plan.param_staging_count, given.config.zero.offload_param.buffer_count);
+  EXPECT_EQ(plan.grad_staging_count, 4u);
+  EXPECT_EQ(plan.staging_bytes % (plan.sub_group * 2), 0u);
+  EXPECT_LE(plan.staging_bytes, std::uint64_t{4} << 20);
+  EXPECT_GT(plan.ring_item_bytes, 0u);
+  bool kept = false;
+  for (std::size_t index = 0; index < plan.units.size(); ++index) {
+    const UnitPlacement& unit = plan.units[index];
+    kept = kept || unit.param == Tier::Host;
+    EXPECT_FALSE(unit.aliased);  // 16 bit, computed in fp32
+    EXPECT_EQ(unit.updated_on_device, plan.layout.units[index].persistent);
+    EXPECT_EQ(unit.grad == Tier::Device, unit.updated_on_device);
+  }
+  EXPECT_TRUE(kept);
+  Case fp32 = make_case(DType::Float32, Offload::Cpu, Offload::Cpu);
+  for (const UnitPlacement& unit : fp32.place().value().units) EXPECT_TRUE(unit.aliased);
+  fp32.separate = true;
+  for (const UnitPlacement& unit : fp32.place().value().units) {
+    EXPECT_EQ(unit.aliased, unit.param == Tier::Device);
+  }
+}
 
 TEST(Placement, GradientsSpillOnlyWhenHostMemoryLacks) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);

@@ -1,0 +1,404 @@
+// SeparateDevice: a device with memory of its own and without a GPU. What is enqueued runs later,
+// in any order that queues and fences allow (late as possible, early as possible, or by chance),
+// with the CPU versions of the kernels. Mistakes that a GPU would punish by chance, it shows for
+// certain:
+//
+//   a missing fence         every operation has a vector clock; two that touch the same bytes, one
+//                           of them writing, without an order between them, fail the test
+//   a target read too soon  it holds 0xff until its copy has run (a NaN in every dtype)
+//   a source changed or     copies that run late copy what is there then
+//   reused too soon
+//   device memory touched   it is inaccessible but while operations run and while the model
+//   computes by the host             (begin_compute to end_compute): SIGSEGV
+//
+// Computing itself is LibTorch's on the CPU, and so is done when it returns; what it reads is
+// inferred from the fences that the queue Compute waits for.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/units.h"
+#include "tiering/host_device.h"
+
+namespace artesian::test_support {
+
+using tiering::DeviceFence;
+using tiering::Queue;
+
+class SeparateDevice final : public tiering::Device {
+ public:
+  enum class Order : std::uint8_t { Late, Early, Random };
+  explicit SeparateDevice(Order order = Order::Late, std::uint64_t seed = 1)
+      : order_(order), random_(seed) {}
+  ~SeparateDevice() override { EXPECT_EQ(arena_, nullptr) << "the arena was not given back"; }
+
+  // Faults.
+  std::uint64_t bytes_max = ~std::uint64_t{0};            // more than this much is Exhausted
+  std::uint64_t calls_until_failure = ~std::uint64_t{0};  // then every call is an Io error
+  bool hangs = false;                                     // nothing passes: Timeout
+  std::uint64_t races = 0;                                // operations that lacked an order
+  bool expect_races = false;                              // the test counts them
+
+  std::string name() const override { return "separate:0"; }
+  bool host_accessible() const noexcept override { return false; }
+  Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
+  Result<void> register_host(std::span<std::byte> range) override {
+    ++registered_;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.data()) % 4096, 0u);
+    return {};
+  }
+  void unregister_host(std::span<std::byte>) noexcept override { --registered_; }
+  int registered() const noexcept { return registered_; }
+
+  Result<void> copy_to_device(std::byte* target, const std::byte* source,
+                              std::uint64_t bytes) override {
+    EXPECT_TRUE(in_arena(target, bytes)) << "a copy to the device goes elsewhere";
+    EXPECT_FALSE(in_arena(source, 1)) << "a copy to the device comes from it";
+    bytes_to_device_ += bytes;
+    return copy(Queue::ToDevice, target, source, bytes);
+  }
+  Result<void> copy_to_host(std::byte* target, const std::byte* source,
+                            std::uint64_t bytes) override {
+    EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
+    if (!in_arena(source, bytes)) expect_computed();
+    bytes_to_host_ += bytes;
+    return copy(Queue::ToHost, target, source, bytes);
+  }
+  Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override {
+    return enqueue(queue, {{target, bytes, true}},
+                   [=](auto& host) { return host.zero(queue, target, bytes); });
+  }
+  Result<void> expand(Queue queue, const std::byte* source, DType dtype, float* target,
+                      std::uint64_t count) override {
+    return enqueue(queue, {{target, count * 4, true}, {source, count * dtype_size(dtype), false}},
+                   [=](auto& host) { return host.expand(queue, source, dtype, target, count); });
+  }
+  Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype, const float* grad,
+                                   DType grad_dtype, std::uint64_t count,
+                                   kernels::Accumulate how) override {
+    return enqueue(queue, {{acc, count * dtype_size(acc_dtype), true}, {grad, count * 4, false}},
+                   [=](auto& host) {
+                     return host.accumulate_gradient(queue, acc, acc_dtype, grad, grad_dtype, count,
+                                                     how);
+                   });
+  }
+  Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
+                           double* partial_sums) override {
+    const std::uint64_t blocks = (count + kernels::norm_block - 1) / kernels::norm_block;
+    return enqueue(
+        queue, {{partial_sums, blocks * 8, true}, {data, count * dtype_size(dtype), false}},
+        [=](auto& host) { return host.sum_squares(queue, data, dtype, count, partial_sums); });
+  }
+  Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays, std::uint64_t count,
+                         const kernels::AdamStep& step) override {
+    std::vector<Range> ranges{{arrays.param, count * 4, true},
+                              {arrays.exp_avg, count * 4, true},
+                              {arrays.exp_avg_sq, count * 4, true},
+                              {arrays.grad, count * dtype_size(arrays.grad_dtype), false}};
+    if (arrays.param_out != nullptr) {
+      ranges.push_back({arrays.param_out, count * dtype_size(arrays.param_out_dtype), true});
+    }
+    return enqueue(queue, std::move(ranges),
+                   [=](auto& host) { return host.adam_step(queue, arrays, count, step); });
+  }
+
+  Result<DeviceFence> record(Queue queue) override;
+  Result<void> wait(Queue queue, DeviceFence fence) override;
+  bool ready(DeviceFence fence) noexcept override;
+  Result<void> finish(DeviceFence fence) noexcept override;
+
+  void begin_compute() noexcept override { open(); }
+  void end_compute() noexcept override {
+    close();
+    computed_ = {computed_[1], lane(Queue::Compute).enqueued + 1};
+  }
+
+ private:
+  struct Range {
+    Range(const void* at, std::uint64_t bytes, bool is_written)
+        : begin(static_cast<const std::byte*>(at)), end(begin + bytes), written(is_written) {}
+    bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
+    bool covers(const Range& other) const { return begin <= other.begin && other.end <= end; }
+    const std::byte* begin;
+    const std::byte* end;
+    bool written;
+  };
+  using Clock = std::array<std::uint64_t, tiering::queue_count>;  // what each queue has passed
+  using Work = std::function<Result<void>(tiering::HostDevice&)>;
+  struct Operation {
+    std::uint64_t sequence = 0;
+    DeviceFence after;  // a wait, where there is no work
+    Work work;
+    std::vector<Range> ranges;
+  };
+  struct Access {
+    Range range;
+    Queue queue;
+    std::uint64_t sequence;
+  };
+  struct Lane {  // one queue
+    std::deque<Operation> pending;
+    std::uint64_t enqueued = 0;
+    std::uint64_t done = 0;
+    Clock clock{};
+    std::map<std::uint64_t, Clock> recorded;  // what a fence of this queue is after
+    std::vector<Range> written;               // since the last fence
+    std::map<std::uint64_t, std::vector<Range>> written_before;  // by fence
+  };
+
+  Lane& lane(Queue queue) { return lanes_[static_cast<std::size_t>(queue)]; }
+  bool in_arena(const void* at, std::uint64_t bytes) const {
+    const auto* byte = static_cast<const std::byte*>(at);
+    return arena_ != nullptr && byte >= arena_ && byte + bytes <= arena_ + arena_bytes_;
+  }
+  Result<void> call() {
+    if (calls_until_failure == 0) return make_error(ErrorCode::Io, "the device has failed");
+    if (calls_until_failure != ~std::uint64_t{0}) --calls_until_failure;
+    return {};
+  }
+  void open() noexcept {
+    if (opened_++ == 0 && arena_ != nullptr) {
+      EXPECT_EQ(::mprotect(arena_, arena_bytes_, PROT_READ | PROT_WRITE), 0);
+    }
+  }
+  void close() noexcept {
+    if (--opened_ == 0 && arena_ != nullptr) {
+      EXPECT_EQ(::mprotect(arena_, arena_bytes_, PROT_NONE), 0);
+    }
+  }
+  /// A tensor of the model is read while at most one stage was computed since its own.
+  void expect_computed() {
+    merge(lane(Queue::ToHost).clock, host_);
+    if (lane(Queue::ToHost).clock[static_cast<std::size_t>(Queue::Compute)] >= computed_[0]) return;
+    ++races;
+    EXPECT_TRUE(expect_races) << "a copy to the host does not wait for what computes its source";
+  }
+  Result<void> copy(Queue queue, std::byte* target, const std::byte* source, std::uint64_t bytes);
+  Result<void> enqueue(Queue queue, std::vector<Range> ranges, Work work);
+  void check_order(Queue queue, std::uint64_t sequence, const std::vector<Range>& ranges);
+  void merge(Clock& into, const Clock& from) {
+    for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
+  }
+  Clock clock_of(DeviceFence fence);
+  void run_next(Queue queue);
+  void run_until(DeviceFence fence);
+  void run_some();
+
+  const Order order_;
+  std::mt19937_64 random_;
+  std::byte* arena_ = nullptr;
+  std::uint64_t arena_bytes_ = 0;
+  int opened_ = 0;
+  std::array<std::uint64_t, 2> computed_{};  // fences that are after the last two computations
+  int registered_ = 0;
+  std::array<Lane, tiering::queue_count> lanes_;
+  Clock host_{};  // what the host has waited for
+  std::vector<Access> accesses_;
+  tiering::HostDevice kernels_;
+};
+
+inline Result<std::unique_ptr<pinned::Pool>> SeparateDevice::create_arena(std::uint64_t bytes) {
+  ARTESIAN_TRY_VOID(call());
+  const std::uint64_t size = round_up(bytes, 4096);
+  if (size > bytes_max) {
+    return make_error(ErrorCode::Exhausted, "artesian.device_memory: " + format_size(size) +
+                                                " asked, " + format_size(bytes_max) + " free on " +
+                                                name() + "; lower it");
+  }
+  void* mapped = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (arena_ != nullptr || mapped == MAP_FAILED) {
+    return make_error(ErrorCode::Exhausted, "a second arena, or no memory for it");
+  }
+  arena_ = static_cast<std::byte*>(mapped);
+  arena_bytes_ = size;
+  open();
+  std::memset(arena_, 0xff, size);
+  close();
+  return pinned::Pool::over({arena_, static_cast<std::size_t>(size)}, "device memory", [this] {
+    ::munmap(arena_, arena_bytes_);
+    arena_ = nullptr;
+    accesses_.clear();
+  });
+}
+
+inline Result<void> SeparateDevice::copy(Queue queue, std::byte* target, const std::byte* source,
+                                         std::uint64_t bytes) {
+  const Range range(target, bytes, true);
+  bool awaited = false;  // something pending still uses the target, in good order
+  for (const Lane& other : lanes_) {
+    for (const Operation& operation : other.pending) {
+      for (const Range& used : operation.ranges) awaited = awaited || used.overlaps(range);
+    }
+  }
+  ARTESIAN_TRY_VOID(enqueue(queue, {range, {source, bytes, false}}, [=](auto&) {
+    std::memcpy(target, source, bytes);
+    return Result<void>();
+  }));
+  if (awaited || lane(queue).pending.empty()) return {};
+  open();
+  std::memset(target, 0xff, bytes);
+  close();
+  return {};
+}
+
+inline Result<void> SeparateDevice::enqueue(Queue queue, std::vector<Range> ranges, Work work) {
+  ARTESIAN_TRY_VOID(call());
+  Lane& own = lane(queue);
+  merge(own.clock, host_);
+  // In Compute an operation is part of what comes before the next fence.
+  const std::uint64_t sequence = own.enqueued + 1;
+  if (queue != Queue::Compute) own.enqueued = sequence;
+  check_order(queue, sequence, ranges);
+  for (const Range& range : ranges) {
+    // What a kernel of the queue itself reads on is between two operations, not for the model.
+    if (!range.written)
+      std::erase_if(own.written, [&](const auto& w) { return w.overlaps(range); });
+  }
+  for (const Range& range : ranges) {
+    if (range.written) own.written.push_back(range);
+  }
+  if (queue == Queue::Compute) {
+    open();
+    auto outcome = work(kernels_);
+    close();
+    return outcome;
+  }
+  own.pending.push_back({sequence, {}, std::move(work), std::move(ranges)});
+  run_some();
+  return {};
+}
+
+inline void SeparateDevice::check_order(Queue queue, std::uint64_t sequence,
+                                        const std::vector<Range>& ranges) {
+  const Clock& known = lane(queue).clock;
+  for (const Range& range : ranges) {
+    for (const Access& access : accesses_) {
+      if (access.queue == queue || !access.range.overlaps(range)) continue;
+      if (!access.range.written && !range.written) continue;
+      if (known[static_cast<std::size_t>(access.queue)] >= access.sequence) continue;
+      ++races;
+      EXPECT_TRUE(expect_races) << "queue " << static_cast<int>(queue)
+                                << (range.written ? " writes" : " reads") << " what queue "
+                                << static_cast<int>(access.queue)
+                                << (access.range.written ? " writes" : " reads")
+                                << ", and no fence orders them";
+    }
+  }
+  for (const Range& range : ranges) {
+    std::erase_if(accesses_, [&](const Access& access) {
+      const bool replaced = access.queue == queue && access.range.written == range.written;
+      return range.covers(access.range) && (range.written || replaced);
+    });
+  }
+  for (const Range& range : ranges) accesses_.push_back({range, queue, sequence});
+}
+
+inline SeparateDevice::Clock SeparateDevice::clock_of(DeviceFence fence) {
+  Clock clock{};
+  const auto& recorded = lane(fence.queue).recorded;
+  const auto found = recorded.find(fence.sequence);
+  if (found != recorded.end()) clock = found->second;
+  auto& own = clock[static_cast<std::size_t>(fence.queue)];
+  own = std::max(own, fence.sequence);
+  return clock;
+}
+
+inline Result<DeviceFence> SeparateDevice::record(Queue queue) {
+  ARTESIAN_TRY_VOID(call());
+  Lane& own = lane(queue);
+  merge(own.clock, host_);
+  if (queue == Queue::Compute) ++own.enqueued;  // passed once somebody waits for it
+  own.recorded[own.enqueued] = own.clock;
+  auto& written = own.written_before[own.enqueued];
+  written.insert(written.end(), own.written.begin(), own.written.end());
+  own.written.clear();
+  while (own.recorded.size() > 4096) own.recorded.erase(own.recorded.begin());
+  while (own.written_before.size() > 4096) own.written_before.erase(own.written_before.begin());
+  run_some();
+  return DeviceFence{queue, own.enqueued};
+}
+
+inline Result<void> SeparateDevice::wait(Queue queue, DeviceFence fence) {
+  ARTESIAN_TRY_VOID(call());
+  if (fence.sequence == 0 || fence.queue == queue) return {};
+  EXPECT_LE(fence.sequence, lane(fence.queue).enqueued) << "a fence of the future";
+  Lane& own = lane(queue);
+  merge(own.clock, clock_of(fence));
+  if (queue != Queue::Compute) {
+    own.pending.push_back({++own.enqueued, fence, {}, {}});
+    run_some();
+    return {};
+  }
+  if (hangs) return {};
+  run_until(fence);
+  if (joining_) return {};  // an order for all, not a stage about to read
+  const auto written = lane(fence.queue).written_before.find(fence.sequence);
+  if (written == lane(fence.queue).written_before.end()) return {};
+  for (Range range : written->second) {  // what the model is about to read
+    range.written = false;
+    if (in_arena(range.begin, 1)) check_order(Queue::Compute, own.enqueued + 1, {range});
+  }
+  return {};
+}
+
+inline bool SeparateDevice::ready(DeviceFence fence) noexcept {
+  if (fence.sequence == 0 || calls_until_failure == 0) return true;
+  if (hangs || lane(fence.queue).done < fence.sequence) return false;
+  merge(host_, clock_of(fence));
+  return true;
+}
+
+inline Result<void> SeparateDevice::finish(DeviceFence fence) noexcept {
+  ARTESIAN_TRY_VOID(call());
+  if (fence.sequence == 0) return {};
+  if (hangs) return make_error(ErrorCode::Timeout, name() + ": no answer from the device");
+  run_until(fence);
+  merge(host_, clock_of(fence));
+  return {};
+}
+
+inline void SeparateDevice::run_next(Queue queue) {
+  Lane& own = lane(queue);
+  const Operation operation = std::move(own.pending.front());
+  own.pending.pop_front();
+  if (operation.work) {
+    open();
+    EXPECT_TRUE(operation.work(kernels_).has_value());
+    close();
+  } else {
+    run_until(operation.after);
+  }
+  own.done = operation.sequence;
+}
+
+inline void SeparateDevice::run_until(DeviceFence fence) {
+  if (fence.queue == Queue::Compute) {
+    std::uint64_t& done = lane(fence.queue).done;
+    done = std::max(done, fence.sequence);
+    return;
+  }
+  while (lane(fence.queue).done < fence.sequence) run_next(fence.queue);
+}
+
+inline void SeparateDevice::run_some() {
+  if (order_ == Order::Late || hangs) return;
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+    std::size_t count = lane(queue).pending.size();
+    if (order_ == Order::Random) count = std::min<std::size_t>(count, random_() % 3);
+    while (count-- != 0 && !lane(queue).pending.empty()) run_next(queue);
+  }
+}
+
+}  // namespace artesian::test_support

@@ -1,0 +1,131 @@
+// Device: a device backend. The device tier is one arena of its memory; bytes move between it and
+// host memory by copies that the device does by itself, in the order of three queues:
+//
+//   Compute   what the model computes (on CUDA: LibTorch's current stream), and kernels on state
+//   ToDevice  copies from host memory, and kernels on what they bring
+//   ToHost    copies to host memory
+//
+// Within a queue, order is as enqueued; between queues there is none, but what fences make:
+// `record` marks a place in a queue, `wait` holds another queue back until the first has passed it,
+// `finish` holds the caller back. Calls that enqueue do not wait. Memory that an enqueued copy or
+// kernel reads or writes belongs to it until its queue has passed: who reuses it sooner, or reads a
+// target sooner, gets wrong bytes on a real device. tests/support/separate_device.h is a device
+// without a GPU that makes every such mistake show.
+//
+// A device whose memory is host-accessible (HostDevice) is used in place: callers alias and write
+// its memory directly, and need no copies.
+//
+// Thread: one, the compute thread. Errors of an enqueued operation may come back from any later
+// call: Io, as the device has failed then.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/result.h"
+#include "kernels/adam.h"
+#include "kernels/gradient.h"
+#include "pinned/pool.h"
+
+namespace artesian::tiering {
+
+enum class Queue : std::uint8_t { Compute, ToDevice, ToHost };
+constexpr std::size_t queue_count = 3;
+
+/// A place in a queue: what was enqueued before it. The default one has always passed.
+struct DeviceFence {
+  Queue queue = Queue::Compute;
+  std::uint64_t sequence = 0;
+};
+
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  /// "cpu", "cuda:0".
+  virtual std::string name() const = 0;
+  /// Whether this process may read and write the arena as any memory.
+  virtual bool host_accessible() const noexcept = 0;
+
+  /// The device tier's memory, `bytes` rounded up to 4096, as a pool; the device must outlive it.
+  /// Errors: Exhausted, naming artesian.device_memory, the bytes asked and the bytes free.
+  virtual Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) = 0;
+  /// Page-locks host memory for the device, so that copies of it run by themselves; unregister
+  /// before it is unmapped. Errors: Io, Exhausted; copies work without, slower.
+  virtual Result<void> register_host(std::span<std::byte> range) = 0;
+  virtual void unregister_host(std::span<std::byte> range) noexcept = 0;
+
+  /// Copies, in the queue of that name. Errors: Io.
+  virtual Result<void> copy_to_device(std::byte* target, const std::byte* source,
+                                      std::uint64_t bytes) = 0;
+  virtual Result<void> copy_to_host(std::byte* target, const std::byte* source,
+                                    std::uint64_t bytes) = 0;
+
+  /// Kernels on device memory, with the bits of their namesakes in kernels/. Errors: Io.
+  virtual Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) = 0;
+  virtual Result<void> expand(Queue queue, const std::byte* source, DType source_dtype,
+                              float* target, std::uint64_t count) = 0;
+  virtual Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
+                                           const float* grad, DType grad_dtype, std::uint64_t count,
+                                           kernels::Accumulate how) = 0;
+  /// partial_sums[b]: of elements [b * norm_block, (b + 1) * norm_block).
+  virtual Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype,
+                                   std::uint64_t count, double* partial_sums) = 0;
+  virtual Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays,
+                                 std::uint64_t count, const kernels::AdamStep& step) = 0;
+
+  /// The present end of a queue.
+  virtual Result<DeviceFence> record(Queue queue) = 0;
+  /// What is enqueued in `queue` from here on comes after the fence.
+  virtual Result<void> wait(Queue queue, DeviceFence fence) = 0;
+  /// Whether the fence has passed; also true once the device has failed: finish says so.
+  virtual bool ready(DeviceFence fence) noexcept = 0;
+  /// Waits for the fence. Errors: Timeout, after wait_seconds; Io.
+  virtual Result<void> finish(DeviceFence fence) noexcept = 0;
+
+  /// Around what computes in the queue Compute without being enqueued here (LibTorch): only between
+  /// the two may the model's tensors be touched.
+  virtual void begin_compute() noexcept {}
+  virtual void end_compute() noexcept {}
+
+  /// All that is enqueued in any queue from here on comes after all that was enqueued before.
+  Result<void> join_queues();
+  /// Waits until all queues have passed what was enqueued.
+  Result<void> finish_all() noexcept;
+
+  /// Deadline of every wait of the host.
+  void set_wait_seconds(double seconds) noexcept { wait_seconds_ = seconds; }
+  double wait_seconds() const noexcept { return wait_seconds_; }
+  /// Bytes given to the two copies since creation.
+  std::uint64_t bytes_to_device() const noexcept { return bytes_to_device_; }
+  std::uint64_t bytes_to_host() const noexcept { return bytes_to_host_; }
+
+ protected:
+  std::uint64_t bytes_to_device_ = 0;
+  std::uint64_t bytes_to_host_ = 0;
+  bool joining_ = false;  // within join_queues
+
+ private:
+  double wait_seconds_ = 60.0;
+};
+
+/// begin_compute to end_compute.
+class ComputeScope {
+ public:
+  explicit ComputeScope(Device& device) noexcept : device_(device) { device_.begin_compute(); }
+  ~ComputeScope() { device_.end_compute(); }
+  ComputeScope(const ComputeScope&) = delete;
+  ComputeScope& operator=(const ComputeScope&) = delete;
+
+ private:
+  Device& device_;
+};
+
+}  // namespace artesian::tiering

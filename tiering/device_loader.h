@@ -1,0 +1,101 @@
+// DeviceLoader: brings parameters from their homes into slots of a device whose memory the host
+// cannot reach. A shard comes from
+//
+//   nvme     piece by piece: read into a pinned staging buffer, verified there, copied
+//   host     copied straight out of its home
+//   device   expanded from its home (with equal dtypes the home is the slot: nobody loads it)
+//
+// and is expanded on the device where it is stored in 16 bit and computed in fp32: then each piece
+// goes through one buffer in device memory, which the order of the queue ToDevice protects. The
+// host staging buffers are few and small (never as large as a unit), so reads proceed only as
+// `advance` is called; `finish` advances one load without regard to others, so that what is fetched
+// ahead never holds up a demand for longer than a piece takes.
+//
+// Thread: the compute thread only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/executor.h"
+#include "tiering/device.h"
+#include "tiering/tier_store.h"
+
+namespace artesian::tiering {
+
+/// One shard on its way into a slot. The caller's, in one place from start until finish or cancel.
+struct DeviceLoad {
+  ShardId shard{};
+  DType stored = DType::Float32;
+  DType computed = DType::Float32;
+  std::uint64_t image = 0;      // elements
+  std::byte* target = nullptr;  // [image] of the computed dtype, device memory
+  aio::Priority priority = aio::Priority::Demand;
+
+  // The loader's:
+  std::uint64_t bytes_asked = 0;   // reads of them have been submitted
+  std::uint64_t bytes_loaded = 0;  // copies of them have been enqueued
+  std::optional<Error> failed;
+  DeviceFence loaded;  // of the last copy
+};
+
+class DeviceLoader {
+ public:
+  struct Options {
+    std::uint64_t staging_bytes = 0;    // of one host buffer; a multiple of every shard's blocks
+    std::uint32_t staging_count = 0;    // 0: nothing is loaded from nvme
+    std::uint64_t expansion_bytes = 0;  // of the device buffer; 0: nothing is expanded
+  };
+  /// Takes its buffers from the two pools. All must outlive it. Errors: Exhausted.
+  static Result<std::unique_ptr<DeviceLoader>> create(const Options& options, Device& device,
+                                                      TierStore& store, Executor& executor,
+                                                      pinned::Pool& device_pool,
+                                                      pinned::Pool& host_pool);
+  ~DeviceLoader();  // checks that no read is in flight
+
+  /// Enqueues what needs no disk, and as many reads as there are free buffers. The target's earlier
+  /// use must be ordered before the queue ToDevice. Errors: Io (the device).
+  Result<void> start(DeviceLoad& load) noexcept;
+  /// Returns once every copy is enqueued; `load.loaded` is then the fence to wait for.
+  /// Errors: Io, Corrupt, Timeout; the load is to be cancelled then.
+  Result<void> finish(DeviceLoad& load) noexcept;
+  /// Forgets a load, after waiting for its reads in flight. Errors: Timeout, after which it may be
+  /// asked again.
+  Result<void> cancel(DeviceLoad& load) noexcept;
+  /// Passes on what the disk has brought, and reads more into what has become free; waits for
+  /// nothing. Errors of a load show when it is finished. Errors: Io (the device).
+  Result<void> advance() noexcept;
+
+  /// Copies elements [first, first + count) of the stored dtype from host memory to the same
+  /// elements of a slot; the source belongs to the copy until the queue ToDevice has passed.
+  Result<void> copy(const std::byte* source, DType stored, std::byte* target, DType computed,
+                    std::uint64_t count) noexcept;
+  Device& device() noexcept { return device_; }
+
+ private:
+  class Buffer;
+  DeviceLoader(const Options& options, Device& device, TierStore& store, Executor& executor);
+  std::uint64_t bytes_of(const DeviceLoad& load) const noexcept;
+  bool complete(const DeviceLoad& load) const noexcept;
+  Buffer* free_buffer() noexcept;
+  Buffer* oldest(const DeviceLoad* of, bool reading) noexcept;
+  void read_more(DeviceLoad& load) noexcept;
+  Result<void> pass_on(Buffer& buffer) noexcept;
+  Result<void> verify(const DeviceLoad& load, const Buffer& buffer) noexcept;
+  Result<void> load_from_device(DeviceLoad& load) noexcept;
+  void forget(DeviceLoad& load) noexcept;
+
+  const Options options_;
+  Device& device_;
+  TierStore& store_;
+  Executor& executor_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  BufferLease expansion_;
+  std::deque<DeviceLoad*> reading_;  // loads from nvme, in the order of their start
+  std::uint64_t turn_ = 0;
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,71 @@
+#include "tiering/device_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace artesian::tiering {
+
+Result<std::unique_ptr<DeviceReader>> DeviceReader::create(Device& device, pinned::Pool& host_pool,
+                                                           std::uint64_t bytes,
+                                                           std::uint32_t count) {
+  ARTESIAN_CHECK(count > 0 && bytes > 0 && bytes % 4096 == 0, count, bytes);
+  std::unique_ptr<DeviceReader> reader(new DeviceReader(device));
+  for (std::uint32_t index = 0; index < count; ++index) {
+    ARTESIAN_TRY(memory, host_pool.lease(bytes, pinned::Placement::High));
+    reader->buffers_.push_back(std::move(memory));
+  }
+  return reader;
+}
+
+Result<void> DeviceReader::read(std::span<const Part> parts, DeviceFence written,
+                                const Sink& sink) noexcept {
+  std::vector<Piece> pieces;
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    for (std::uint64_t offset = 0; offset < parts[part].bytes; offset += buffers_[0].size()) {
+      const std::uint64_t left = parts[part].bytes - offset;
+      pieces.push_back({part, offset, std::min(left, buffers_[0].size())});
+    }
+  }
+  ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, written));
+  auto outcome = read_pieces(parts, pieces, sink);
+  if (outcome.has_value()) return {};
+  ARTESIAN_TRY(end, device_.record(Queue::ToHost));  // what is on its way still reads the parts
+  ARTESIAN_TRY_VOID(device_.finish(end));
+  return outcome;
+}
+
+Result<void> DeviceReader::read_pieces(std::span<const Part> parts,
+                                       const std::vector<Piece>& pieces,
+                                       const Sink& sink) noexcept {
+  std::vector<DeviceFence> arrived(buffers_.size());
+  std::size_t issued = 0;
+  for (std::size_t current = 0; current < pieces.size(); ++current) {
+    for (; issued < pieces.size() && issued < current + buffers_.size(); ++issued) {
+      const Piece& piece = pieces[issued];
+      const std::size_t slot = issued % buffers_.size();
+      ARTESIAN_TRY_VOID(device_.copy_to_host(buffers_[slot].data(),
+                                             parts[piece.part].source + piece.offset, piece.bytes));
+      ARTESIAN_TRY(end, device_.record(Queue::ToHost));
+      arrived[slot] = end;
+    }
+    const Piece& piece = pieces[current];
+    const std::size_t slot = current % buffers_.size();
+    ARTESIAN_TRY_VOID(device_.finish(arrived[slot]));
+    const auto bytes = static_cast<std::size_t>(piece.bytes);
+    ARTESIAN_TRY_VOID(sink(piece.part, piece.offset, {buffers_[slot].data(), bytes}));
+  }
+  return {};
+}
+
+Result<void> DeviceReader::read_into(std::byte* target, Part part, DeviceFence written) noexcept {
+  return read({&part, 1}, written,
+              [&](std::size_t, std::uint64_t offset, std::span<const std::byte> piece) {
+                std::memcpy(target + offset, piece.data(), piece.size());
+                return Result<void>();
+              });
+}
+
+}  // namespace artesian::tiering

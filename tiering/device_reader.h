@@ -1,0 +1,52 @@
+// DeviceReader: hands device memory to the host piece by piece, through a few pinned buffers: while
+// one piece is worked on, the next ones are on their way. Reserved at start, never as large as what
+// is read.
+//
+// Thread: the compute thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tiering/device.h"
+
+namespace artesian::tiering {
+
+class DeviceReader {
+ public:
+  struct Part {
+    const std::byte* source = nullptr;  // device memory
+    std::uint64_t bytes = 0;
+  };
+  /// Called with pieces of the parts, in order; `offset` within the part. The span is valid during
+  /// the call.
+  using Sink = std::function<Result<void>(std::size_t part, std::uint64_t offset,
+                                          std::span<const std::byte> piece)>;
+
+  /// Takes `count` buffers of `bytes` (a multiple of 4096) from the pool. Errors: Exhausted.
+  static Result<std::unique_ptr<DeviceReader>> create(Device& device, pinned::Pool& host_pool,
+                                                      std::uint64_t bytes, std::uint32_t count);
+  /// Reads the parts, which are complete once `written` has passed; when it returns, also with an
+  /// error of the sink, they are no longer read. Errors: Io, Timeout (the device), the sink's.
+  Result<void> read(std::span<const Part> parts, DeviceFence written, const Sink& sink) noexcept;
+  /// The same into host memory.
+  Result<void> read_into(std::byte* target, Part part, DeviceFence written) noexcept;
+
+ private:
+  struct Piece {
+    std::size_t part;
+    std::uint64_t offset;
+    std::uint64_t bytes;
+  };
+  explicit DeviceReader(Device& device) : device_(device) {}
+  Result<void> read_pieces(std::span<const Part> parts, const std::vector<Piece>& pieces,
+                           const Sink& sink) noexcept;
+
+  Device& device_;
+  std::vector<BufferLease> buffers_;
+};
+
+}  // namespace artesian::tiering
