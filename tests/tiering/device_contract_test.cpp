@@ -104,8 +104,8 @@ TEST_F(SeparateDeviceTest, FailsAndHangsAsTold) {
   EXPECT_EQ(device.finish(fence).error().code, ErrorCode::Timeout);
   device.hangs = false;
   device.calls_until_failure = 1;
-  EXPECT_TRUE(device.zero(Queue::Compute, memory, 16).has_value());
-  EXPECT_EQ(device.zero(Queue::Compute, memory, 16).error().code, ErrorCode::Io);
+  EXPECT_TRUE(device.zero(Queue::Compute, memory + 8192, 16).has_value());
+  EXPECT_EQ(device.zero(Queue::Compute, memory + 8192, 16).error().code, ErrorCode::Io);
   EXPECT_EQ(device.finish(fence).error().code, ErrorCode::Io);
 }
 
