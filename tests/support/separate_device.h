@@ -335,6 +335,7 @@ inline Result<void> SeparateDevice::wait(Queue queue, DeviceFence fence) {
   if (fence.sequence == 0 || fence.queue == queue) return {};
   EXPECT_LE(fence.sequence, lane(fence.queue).enqueued) << "a fence of the future";
   Lane& own = lane(queue);
+  merge(own.clock, host_);
   merge(own.clock, clock_of(fence));
   if (queue != Queue::Compute) {
     own.pending.push_back({++own.enqueued, fence, {}, {}});
