@@ -144,7 +144,8 @@ Result<void> Comparer::make_files() {
                                      .granule = options_.engine.block_size,
                                      .buffer_bytes = slot_count(options_.engine, options_.size) *
                                                      options_.engine.block_size,
-                                     .direct = options_.direct},
+                                     .direct = options_.direct,
+                                     .marks = Marks::Sampled},
                                     stop_));
   ground_ = std::move(made);
   ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write)));
@@ -179,6 +180,7 @@ FioJob Comparer::job_of(Access access) const {
           .engine = fio_engine_,
           .direct = ground_->direct(),
           .huge_pages = huge_pages_.has_value(),
+          .fixed_buffers = ground_->pool().statistics().locked,
           .seconds = options_.seconds};
 }
 

@@ -126,6 +126,7 @@ Result<void> Ground::fill(const Transfers& transfers) {
 }
 
 Result<bool> Ground::all_right(const Transfers& transfers) {
+  ARTESIAN_CHECK(options_.marks == Marks::EverySector);
   Transfers reading = transfers;
   reading.access = Access::Read;
   reading.seconds = 0;

@@ -30,12 +30,17 @@ const char* access_name(Access access) noexcept;
 /// The engines of this build.
 const std::vector<aio::EngineKind>& engine_kinds();
 
+/// How densely what is written is marked. Each mark touches a line of memory that transfers never
+/// do: marks in every sector cost the CPU more than the transfer itself.
+enum class Marks : std::uint8_t { EverySector, Sampled };
+
 struct GroundOptions {
   std::vector<std::string> directories;  // must exist
   std::uint64_t size = 0;                // bytes of all files together, multiple of 4096
   std::uint64_t granule = 0;             // bytes; every block size is a multiple of it
   std::uint64_t buffer_bytes = 0;        // of the pool; more than any measurement has in flight
   Direct direct = Direct::IfAligned;
+  Marks marks = Marks::EverySector;
 };
 
 struct Transfers {
@@ -73,7 +78,7 @@ class Ground {
   Result<void> fill(const Transfers& transfers);
   /// Errors: Io, NoSpace, Cancelled, and what make_engine refuses.
   Result<Measurement> measure(const Transfers& transfers);
-  /// Reads all of the files and compares every byte.
+  /// Reads all of the files and compares every byte. Only with marks in every sector.
   Result<bool> all_right(const Transfers& transfers);
 
   bool direct() const noexcept;

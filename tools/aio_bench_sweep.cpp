@@ -124,7 +124,9 @@ void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noe
   if (mixed) priority = aio::Priority::OptimizerRead;
   if (operation == aio::Operation::Write) {
     if (mixed) priority = aio::Priority::WriteBack;
-    Pattern::stamp({buffer.data(), slot.length}, offset, slot.pass);
+    const bool dense = ground_.options_.marks == Marks::EverySector;
+    Pattern::stamp({buffer.data(), slot.length}, offset, slot.pass,
+                   dense ? Pattern::sector : Pattern::sample);
     const std::uint64_t granule = ground_.options_.granule;
     for (std::uint64_t at = offset; at < offset + slot.length; at += granule) {
       file.pass_of_granule[at / granule] = slot.pass;
@@ -200,8 +202,10 @@ bool Sweep::is_right(const Slot& slot, std::span<const std::byte> moved,
 bool Sweep::right() const {
   if (wrong_) return false;
   if (transfers_.access != Access::Read) return true;
+  const bool dense = ground_.options_.marks == Marks::EverySector;
+  const Check check = dense ? Check::Whole : Check::Sampled;
   return std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-    return slot.length == 0 || is_right(slot, {slot.kept.data(), slot.length}, Check::Whole);
+    return slot.length == 0 || is_right(slot, {slot.kept.data(), slot.length}, check);
   });
 }
 

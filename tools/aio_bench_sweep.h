@@ -31,8 +31,8 @@ class Sweep {
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
   /// Passes over the files that it has begun.
   std::uint32_t laps() const noexcept { return static_cast<std::uint32_t>(next_ / blocks_ + 1); }
-  /// Whether what was read was right, as far as it was looked at; then every byte that the buffers
-  /// hold after a read sweep.
+  /// Whether what was read was right, as far as it was looked at; then all that the buffers hold
+  /// after a read sweep.
   bool right() const;
 
  private:

@@ -15,6 +15,7 @@ namespace artesian::bench {
 class Pattern {
  public:
   static constexpr std::uint64_t sector = 4096;
+  static constexpr std::uint64_t sample = 16 * sector;
 
   explicit Pattern(std::uint64_t block_size) : body_(block_size) {
     for (std::uint64_t at = 0; at < block_size; at += sizeof(std::uint64_t)) {
@@ -26,8 +27,10 @@ class Pattern {
   void fill(std::span<std::byte> block) const noexcept {
     std::memcpy(block.data(), body_.data(), block.size());
   }
-  static void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint64_t pass) noexcept {
-    for (std::uint64_t at = 0; at < block.size(); at += sector) {
+  /// Every `step` bytes: `whole` needs every sector's, `sampled` is content with every sample's.
+  static void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint64_t pass,
+                    std::uint64_t step = sector) noexcept {
+    for (std::uint64_t at = 0; at < block.size(); at += step) {
       store(block.data() + at, stamp_of(offset + at, pass));
     }
   }
@@ -35,8 +38,7 @@ class Pattern {
   /// Whether some stamps are right: cheap enough for a timed run.
   static bool sampled(std::span<const std::byte> block, std::uint64_t offset,
                       std::uint64_t pass) noexcept {
-    constexpr std::uint64_t step = 16 * sector;
-    for (std::uint64_t at = 0; at < block.size(); at += step) {
+    for (std::uint64_t at = 0; at < block.size(); at += sample) {
       if (load(block.data() + at) != stamp_of(offset + at, pass)) return false;
     }
     return true;

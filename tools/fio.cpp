@@ -89,6 +89,16 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1, 200);
 }
 
+/// What fio says of its failure; else the last line, which after an error is JSON's.
+std::string complaint(const std::string& text) {
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    if (text.compare(begin, 5, "fio: ") == 0) return text.substr(begin + 5, end - begin - 5);
+    begin = end + 1;
+  }
+  return last_line(text);
+}
+
 bool succeeded(const Output& output) {
   return WIFEXITED(output.status) && WEXITSTATUS(output.status) == 0;
 }
@@ -123,7 +133,8 @@ std::vector<std::string> fio_arguments(const FioJob& job) {
     words.insert(words.end(), {"--rwmixread=50", "--unified_rw_reporting=1"});
   }
   if (std::string_view(job.engine) == "io_uring") {
-    words.insert(words.end(), {"--fixedbufs=1", "--registerfiles=1"});
+    words.insert(words.end(), {"--registerfiles=1"});
+    if (job.fixed_buffers) words.insert(words.end(), {"--fixedbufs=1"});
   }
   if (job.seconds != 0) {
     words.insert(words.end(), {"--time_based=1", "--runtime=" + std::to_string(job.seconds)});
@@ -160,7 +171,7 @@ Result<FioResult> parse_fio(std::string_view output, Access access) {
 Result<FioResult> run_fio(const FioJob& job, const std::atomic<int>& stop) {
   ARTESIAN_TRY(output, run_program(fio_arguments(job), job.descriptor, stop));
   if (!succeeded(output)) {
-    return make_error(ErrorCode::Io, "fio failed: " + last_line(output.text));
+    return make_error(ErrorCode::Io, "fio failed: " + complaint(output.text));
   }
   return parse_fio(output.text, job.access);
 }

@@ -21,6 +21,7 @@ struct FioJob {
   const char* engine = "io_uring";
   bool direct = true;
   bool huge_pages = false;    // --mem=mmaphuge; else plain memory
+  bool fixed_buffers = true;  // registered with io_uring, which the memlock limit may refuse
   std::uint64_t seconds = 0;  // 0: one pass over the file
 };
 

@@ -169,6 +169,7 @@ def test_without_fio_it_says_what_to_install(folder, tmp_path, monkeypatch):
     [
         ("exit 3", 2, "fio --version failed"),
         ("[ $1 = --version ] || { echo no such engine; exit 1; }", 1, "fio failed: no such engine"),
+        ("[ $1 = --version ] || { echo fio: no memory; echo '}'; exit 1; }", 1, ": no memory"),
         ("[ $1 = --version ] || kill -9 $$", 1, "fio failed"),
         ("echo nonsense", 2, "fio's output cannot be read: no JSON in it"),
         ("echo '{\"jobs\": []}'", 2, "fio's output cannot be read"),

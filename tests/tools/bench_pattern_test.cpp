@@ -25,6 +25,19 @@ TEST(BenchPattern, AcceptsWhatWasWritten) {
   EXPECT_TRUE(pattern.whole(tail, 3 * block_size, 2));
 }
 
+TEST(BenchPattern, SamplesWhatIsStampedNowAndThen) {
+  const Pattern pattern(2 * Pattern::sample);
+  std::vector<std::byte> block(2 * Pattern::sample);
+  pattern.fill(block);
+  Pattern::stamp(block, Pattern::sample, 5, Pattern::sample);
+  EXPECT_TRUE(Pattern::sampled(block, Pattern::sample, 5));
+  EXPECT_FALSE(Pattern::sampled(block, Pattern::sample, 4));
+  EXPECT_FALSE(Pattern::sampled(block, 0, 5));
+  EXPECT_FALSE(pattern.whole(block, Pattern::sample, 5));
+  block[Pattern::sample] ^= std::byte{1};
+  EXPECT_FALSE(Pattern::sampled(block, Pattern::sample, 5));
+}
+
 TEST(BenchPattern, SeesMisplacedAndStaleBlocks) {
   const Pattern pattern(block_size);
   const auto block = written(pattern, 3 * block_size, 2);
