@@ -1,5 +1,5 @@
-"""Proves how bench/tune_check.py judges, by an aio_bench of our own making: whose grid has its best at
-blocks of 1 MiB, whose tune chooses what it is told, and whose rates are known."""
+"""Proves how bench/tune_check.py judges, by an aio_bench of our own making: whose grid has its best
+at blocks of 1 MiB, whose tune chooses what it is told, and whose rates are known."""
 
 import json
 import pathlib

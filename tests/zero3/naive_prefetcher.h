@@ -230,7 +230,7 @@ inline Result<void> NaivePrefetcher::look_ahead() {
 
 inline Result<void> NaivePrefetcher::leave(const Trace::Access& units) {
   for (const auto unit : units) {
-    EXPECT_TRUE(residency_.unpin(unit).has_value());
+    ARTESIAN_TRY_VOID(residency_.unpin(unit));
     const bool keep = !course_->recording && live_ <= limits_.max_live_parameters &&
                       reuse_distance(unit) <= limits_.max_reuse_distance;
     if (!keep) ARTESIAN_TRY_VOID(drop(unit));

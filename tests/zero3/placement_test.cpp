@@ -147,9 +147,13 @@ TEST(Placement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
   }
   EXPECT_TRUE(kept);
   Case fp32 = make_case(DType::Float32, Offload::Cpu, Offload::Cpu);
-  for (const UnitPlacement& unit : fp32.place().value().units) EXPECT_TRUE(unit.aliased);
+  const auto on_host = fp32.place();
+  ASSERT_TRUE(on_host.has_value());
+  for (const UnitPlacement& unit : on_host->units) EXPECT_TRUE(unit.aliased);
   fp32.separate = true;
-  for (const UnitPlacement& unit : fp32.place().value().units) {
+  const auto separate = fp32.place();
+  ASSERT_TRUE(separate.has_value());
+  for (const UnitPlacement& unit : separate->units) {
     EXPECT_EQ(unit.aliased, unit.param == Tier::Device);
   }
 }
