@@ -188,9 +188,16 @@ def test_artesian_reads_what_was_applied(folder, tmp_path):
     after = json.loads(config.read_text())
     assert after == before | {"aio": got["aio"]}
 
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        '{"model_type": "gpt2", "vocab_size": 300, "n_positions": 64, "n_embd": 8, "n_layer": 1,'
+        ' "n_head": 1, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}'
+    )
+
     def train():
-        # A model that is not there: the config is read, and must not be what is at fault.
-        command = [PROGRAM.parent / "artesian", "train", "--model", tmp_path / "none", "--data",
+        # Data that is not there: the config is read, and must not be what is at fault.
+        command = [PROGRAM.parent / "artesian", "train", "--model", model, "--data",
                    tmp_path / "none", "--config", config, "--steps", "1"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 2
