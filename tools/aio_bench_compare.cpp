@@ -204,7 +204,7 @@ Result<void> Comparer::measure_fio(Comparison& comparison) {
 Result<void> Comparer::run() {
   ARTESIAN_TRY(version, fio_version(stop_));
   version_ = version;
-  if (options_.kind != nullptr && std::string_view(engine_kind_name(*options_.kind)) == "libaio") {
+  if (options_.kind != nullptr && *options_.kind == aio::EngineKind::Libaio) {
     fio_engine_ = "libaio";
   }
   ARTESIAN_TRY_VOID(choose_memory());

@@ -48,7 +48,7 @@ std::string either(const std::vector<std::string>& words) {
 
 std::vector<std::string> engine_names() {
   std::vector<std::string> names;
-  for (const aio::EngineKind kind : engine_kinds()) names.emplace_back(engine_kind_name(kind));
+  for (const aio::EngineKind kind : engine_kinds) names.emplace_back(engine_kind_name(kind));
   return names;
 }
 
@@ -144,14 +144,10 @@ std::string FlagReader::word(const std::string& flag, const std::vector<std::str
 const aio::EngineKind* FlagReader::engine(const std::string& flag) {
   const std::string typed = text(flag, "auto");
   if (typed == "auto") return nullptr;
-  for (const aio::EngineKind& kind : engine_kinds()) {
+  for (const aio::EngineKind& kind : engine_kinds) {
     if (typed == engine_kind_name(kind)) return &kind;
   }
-  if (typed == "libaio") {
-    faults_.add("not supported yet: libaio", flag, typed, engine_words(), "use auto");
-  } else {
-    faults_.add("wrong value", flag, quoted(typed), engine_words(), "use auto");
-  }
+  faults_.add("wrong value", flag, quoted(typed), engine_words(), "use auto");
   return nullptr;
 }
 

@@ -35,15 +35,6 @@ Result<std::unique_ptr<File>> open_file(const std::string& directory, Direct dir
   return file;
 }
 
-template <typename Kind>
-std::vector<Kind> kinds_of_build() {
-  if constexpr (requires { Kind::Libaio; }) {
-    return {Kind::IoUring, Kind::Libaio, Kind::Threads};
-  } else {
-    return {Kind::IoUring, Kind::Threads};
-  }
-}
-
 }  // namespace
 
 const char* access_name(Access access) noexcept {
@@ -53,11 +44,6 @@ const char* access_name(Access access) noexcept {
     case Access::Mixed: break;
   }
   return "mixed";
-}
-
-const std::vector<aio::EngineKind>& engine_kinds() {
-  static const std::vector<aio::EngineKind> kinds = kinds_of_build<aio::EngineKind>();
-  return kinds;
 }
 
 std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept {

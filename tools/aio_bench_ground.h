@@ -27,8 +27,9 @@ inline constexpr Access accesses[] = {Access::Read, Access::Write, Access::Mixed
 /// "read", "write" or "mixed".
 const char* access_name(Access access) noexcept;
 
-/// The engines of this build.
-const std::vector<aio::EngineKind>& engine_kinds();
+/// In the order in which `auto` tries them.
+inline constexpr aio::EngineKind engine_kinds[] = {
+    aio::EngineKind::IoUring, aio::EngineKind::Libaio, aio::EngineKind::Threads};
 
 /// How densely what is written is marked. Each mark touches a line of memory that transfers never
 /// do: marks in every sector cost the CPU more than the transfer itself.

@@ -151,7 +151,7 @@ SearchSpace Tuner::space() const {
 }
 
 void Tuner::find_engines() {
-  for (const aio::EngineKind kind : engine_kinds()) {
+  for (const aio::EngineKind kind : engine_kinds) {
     auto made = aio::make_engine(kind, {});
     if (made) {
       engines_.push_back(kind);
@@ -358,7 +358,7 @@ Result<TuneReport> Tuner::run() {
 /// What the user has to know besides the figures.
 void print_notes(const TuneReport& report) {
   const aio::EngineKind engine = report.found.winner.settings.engine;
-  if (engine != engine_kinds().front()) {
+  if (engine != engine_kinds[0]) {
     log(LogLevel::Info,
         std::string("measured with the engine ") + engine_kind_name(engine) +
             ": write \"artesian\": {\"engine\": \"" + engine_kind_name(engine) +
