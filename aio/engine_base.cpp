@@ -511,7 +511,8 @@ EngineStatistics EngineBase::statistics() const noexcept {
   return copy;
 }
 
-/// One clause for each of the first blocks in the kernel, and how many requests are not there.
+/// One clause for each of the first blocks in the kernel, and how many requests are not there. How
+/// much of a block is done its progress thread alone knows.
 std::string EngineBase::describe_in_flight(const Lock& lock) const {
   ARTESIAN_CHECK(owns(lock));
   constexpr std::uint64_t clauses_max = 8;
@@ -521,9 +522,8 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
   for (const Block* block = in_kernel_; block != nullptr; block = block->next) {
     if (block->completion == nullptr || ++count > clauses_max) continue;
     text += (count == 1 ? "" : "; ") + std::string(reads(block->request()) ? "read" : "write") +
-            " of " + block->request().file->path() + " at offset " +
-            std::to_string(block->offset + block->done) + ", length " +
-            std::to_string(block->rest()) + ", for " +
+            " of " + block->request().file->path() + " at offset " + std::to_string(block->offset) +
+            ", length " + std::to_string(block->length) + ", for " +
             std::to_string((now_ns - block->taken_ns) / 1'000'000) + " ms";
   }
   text = count == 0 ? "nothing is in the kernel" : "in the kernel: " + text;
