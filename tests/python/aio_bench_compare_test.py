@@ -12,9 +12,9 @@ import subprocess
 
 import limits
 import pytest
+from aio_bench_place import folder  # noqa: F401
+from build_folder import AIO_BENCH as PROGRAM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "aio_bench"
 FIELDS = ["against", "block_size", "queue_depth", "direct", "size", "memory", "memory_note",
           "repeats", "verified", "results"]  # fmt: skip
 SMALL = ["--size", "8MiB", "--queue-depth", "4", "--memory", "plain"]
@@ -31,15 +31,6 @@ echo "fio: a warning"
 echo "{\\"jobs\\": [{\\"usr_cpu\\": 15.0, \\"sys_cpu\\": 10.0, \\"job_runtime\\": 4,
   \\"read\\": $moved, \\"write\\": $moved, \\"mixed\\": $moved}]}"
 """
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder that must be empty in the end."""
-    path = tmp_path / "nvme"
-    path.mkdir()
-    yield path
-    assert list(path.iterdir()) == []
 
 
 @pytest.fixture

@@ -3,16 +3,15 @@ with exit code 2, and that nothing is left behind, whatever ends the program."""
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import tempfile
 
 import limits
 import pytest
+from aio_bench_place import folder, stop_while_measuring  # noqa: F401
+from build_folder import AIO_BENCH as PROGRAM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "aio_bench"
 FIELDS = [
     "op", "engine", "block_size", "queue_depth", "threads", "single_submit", "overlap_events",
     "direct", "bytes", "seconds", "gb_per_s", "iops", "submit_calls", "lat_us", "cpu_seconds",
@@ -20,15 +19,6 @@ FIELDS = [
 ]  # fmt: skip
 MIXED_FIELDS = ["read_gb_per_s", "write_gb_per_s", "read_share"]
 MIB = 1 << 20
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder that must be empty in the end."""
-    path = tmp_path / "nvme"
-    path.mkdir()
-    yield path
-    assert list(path.iterdir()) == []
 
 
 def run(*arguments, **options):
@@ -263,23 +253,8 @@ def test_no_command_and_help():
         assert "--help" in result.stdout
 
 
-def open_files(pid):
-    for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            yield os.readlink(descriptor)
-        except FileNotFoundError:  # closed in between
-            pass
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_leave_nothing_behind(folder, number):
     command = [PROGRAM, "run", "--path", folder, "--size", "8MiB", "--seconds", "600"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # Its file, open and without a name, shows that it has come past its own start.
-    while not any("artesian-aio-bench" in link for link in open_files(process.pid)):
-        assert process.poll() is None
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
-    expected = -number if number == signal.SIGKILL else 128 + number
-    assert process.returncode == expected, errors
+    output, _ = stop_while_measuring(command, number)
     assert output == ""

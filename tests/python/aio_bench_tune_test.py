@@ -3,7 +3,6 @@ agrees; each way in which it can fail, named before it starts; that nothing is l
 
 import json
 import os
-import pathlib
 import pty
 import re
 import signal
@@ -13,23 +12,15 @@ import xml.etree.ElementTree
 
 import limits
 import pytest
+from aio_bench_place import folder, stop_while_measuring  # noqa: F401
+from build_folder import AIO_BENCH as PROGRAM
+from build_folder import ARTESIAN, ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "aio_bench"
 KEYS = ["block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"]
 FIELDS = ["aio", "engine", "read", "write", "mixed", "head_to_head", "paths", "points", "size",
           "direct", "verified", "seconds", "warnings"]  # fmt: skip
 SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder that must be empty in the end."""
-    path = tmp_path / "nvme"
-    path.mkdir()
-    yield path
-    assert list(path.iterdir()) == []
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +170,7 @@ def test_apply_changes_the_aio_section_alone_and_keeps_a_backup(folder, tmp_path
     assert any("what it was is in" in line and "ds.json.bak" in line for line in lines)
 
 
-@pytest.mark.skipif(not (PROGRAM.parent / "artesian").exists(), reason="not built")
+@pytest.mark.skipif(not ARTESIAN.exists(), reason="not built")
 def test_artesian_reads_what_was_applied(folder, tmp_path):
     config = tmp_path / "ds.json"
     config.write_text((ROOT / "examples" / "demo.json").read_text())
@@ -197,7 +188,7 @@ def test_artesian_reads_what_was_applied(folder, tmp_path):
 
     def train():
         # Data that is not there: the config is read, and must not be what is at fault.
-        command = [PROGRAM.parent / "artesian", "train", "--model", model, "--data",
+        command = [ARTESIAN, "train", "--model", model, "--data",
                    tmp_path / "none", "--config", config, "--steps", "1"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 2
@@ -364,27 +355,12 @@ def test_without_io_uring_the_others_are_tuned(folder):
 # Stopped
 
 
-def open_files(pid):
-    for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            yield os.readlink(descriptor)
-        except FileNotFoundError:  # closed in between
-            pass
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_leave_nothing_behind(folder, tmp_path, cache, number):
     config = tmp_path / "ds.json"
     config.write_text(CONFIG)
     command = [PROGRAM, "tune", "--path", folder, "--size", "16MiB", "--apply", config]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # Its file, open and without a name, shows that it has come past its own start.
-    while not any("artesian-aio-bench" in link for link in open_files(process.pid)):
-        assert process.poll() is None
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
-    expected = -number if number == signal.SIGKILL else 128 + number
-    assert process.returncode == expected, errors
+    output, errors = stop_while_measuring(command, number)
     assert output == "" and "error" not in errors
     assert config.read_text() == CONFIG
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ds.json", "nvme"]

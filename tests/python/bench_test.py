@@ -4,7 +4,6 @@ that reserved huge pages are given back, whatever happens."""
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -12,9 +11,8 @@ import sys
 import time
 
 import pytest
+from build_folder import PROGRAMS, ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAMS = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build")) / "bin"
 sys.path.insert(0, str(ROOT / "bench"))
 
 import disk  # noqa: E402

@@ -2,26 +2,23 @@
 safetensors) does, over 1,000 mutated files; and that transformers loads what our writer writes, bit
 for bit.
 
-Drives build/tests/checkpoint_tool; another build folder is given by ARTESIAN_BUILD_DIR."""
+Drives build/tests/checkpoint_tool."""
 
 import json
 import os
-import pathlib
 import random
 import struct
 import subprocess
 
 import pytest
+from build_folder import BUILD, ROOT
 
 numpy = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save, save_file  # noqa: E402
 
-ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
-TOOL = os.path.join(
-    os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build")), "tests", "checkpoint_tool"
-)
-pytestmark = pytest.mark.skipif(not os.path.exists(TOOL), reason=f"{TOOL} is not built")
+TOOL = BUILD / "tests" / "checkpoint_tool"
+pytestmark = pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL} is not built")
 
 CONFIG = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 23, "n_positions": 9,
@@ -131,7 +128,7 @@ def test_mutated_files_are_judged_as_the_reference_does(tmp_path):
 
 
 def test_the_fuzzers_kept_corpus_is_judged_as_the_reference_does():
-    files = sorted((pathlib.Path(ROOT) / "tests/models/corpus/safetensors").iterdir())
+    files = sorted((ROOT / "tests/models/corpus/safetensors").iterdir())
     verdicts = our_verdicts(files)
     assert len(verdicts) == len(files) > 20
     accepted = 0

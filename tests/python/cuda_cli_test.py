@@ -3,14 +3,12 @@ says what to do; with one, runs whose numbers do not depend on where state lives
 library and the program hold machine code for sm_80 and sm_90."""
 
 import json
-import pathlib
 import struct
 import subprocess
 
 import pytest
+from build_folder import ARTESIAN, BUILD
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-ARTESIAN = ROOT / "build" / "bin" / "artesian"
 FAT_BINARY = struct.pack("<I", 0xBA55ED50)
 MODEL = {
     "model_type": "gpt2",
@@ -124,7 +122,7 @@ def gpu_code(path):
 
 
 def test_library_and_program_have_code_for_the_gpus():
-    archive = ROOT / "build" / "kernels" / "libartesian_kernels_cuda.a"
+    archive = BUILD / "kernels" / "libartesian_kernels_cuda.a"
     if not archive.exists():
         pytest.skip("this build has no CUDA: no toolkit was found")
     for path in [archive, ARTESIAN]:

@@ -4,15 +4,13 @@ changes the exit code. tests/tools/doctor_*_test.cpp show it other machines."""
 
 import json
 import os
-import pathlib
 import subprocess
 
 import pytest
+from build_folder import ARTESIAN
 from limits import AS_NOBODY, descriptors, give, lockable, needs_root
 from limits import refuse_direct, refuse_io_uring
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-ARTESIAN = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build")) / "bin/artesian"
 MACHINE = {"kernel", "io_uring", "memory", "memlock", "huge_pages", "descriptors", "processor"}
 MACHINE |= {"numa", "cuda_driver", "nccl", "versions"}
 pytestmark = pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")

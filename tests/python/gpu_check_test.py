@@ -9,9 +9,8 @@ import subprocess
 import sys
 
 import pytest
+from build_folder import ARTESIAN, ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build"))
 sys.path.insert(0, str(ROOT / "tools/gpu_check"))
 
 import build as build_part  # noqa: E402
@@ -155,9 +154,9 @@ def test_a_hang_ends_with_its_part(check):
     assert started and not any(runs(pid) for pid in started)
 
 
-@pytest.mark.skipif(not (BUILD / "bin/artesian").exists(), reason="artesian is not built")
+@pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")
 def test_bench_trains_with_the_real_program(check):
-    (check.work / "bin/artesian").symlink_to(BUILD / "bin/artesian")
+    (check.work / "bin/artesian").symlink_to(ARTESIAN)
     done = check.run("bench", *TRY, "--rounds", 1)
     assert done.returncode == 0, done.stderr
     found = check.results()["parts"]["bench"]

@@ -5,17 +5,15 @@ is said in one line with exit code 2. At a tiny scale: the flags give the shape.
 import importlib.util
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 import types
 
 import pytest
+from build_folder import ARTESIAN as PROGRAM
+from build_folder import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build"))
-PROGRAM = BUILD / "bin" / "artesian"
 SCRIPT = ROOT / "examples" / "llama_3b" / "run.py"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
 pytest.importorskip("tokenizers")

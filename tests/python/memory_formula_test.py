@@ -7,17 +7,16 @@ in some shape, so that leaving one out fails."""
 import dataclasses
 import json
 import os
+import pathlib
 import random
 import struct
 import subprocess
 import time
 
 import pytest
+from build_folder import ARTESIAN as PROGRAM
 
-ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
-BUILD = os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build"))
-PROGRAM = os.path.join(BUILD, "bin", "artesian")
-pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason=f"{PROGRAM} is not built")
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
 
 MIB = 1 << 20
 TIER_MARGIN = 16 * MIB
@@ -307,15 +306,18 @@ def write_inputs(folder, shape):
 
 
 def swap_sizes(folder):
-    """Bytes allocated in each directory of the run, as long as they are there."""
+    """Bytes allocated in each directory of the run, which removes them at its end: os.walk passes
+    over a directory that is gone, pathlib's glob does not."""
     sizes = {}
-    for path in folder.glob("swap*/**/*"):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            continue
-        key = path.relative_to(folder).parts[0]
-        sizes[key] = max(sizes.get(key, 0), min(status.st_size, status.st_blocks * 512))
+    for place, _, names in os.walk(folder):
+        key = pathlib.Path(place).relative_to(folder).parts[:1]
+        for name in names if key and key[0].startswith("swap") else []:
+            try:
+                status = os.stat(os.path.join(place, name))
+            except FileNotFoundError:
+                continue
+            allocated = min(status.st_size, status.st_blocks * 512)
+            sizes[key[0]] = max(sizes.get(key[0], 0), allocated)
     return sizes
 
 

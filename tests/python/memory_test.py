@@ -3,18 +3,15 @@ in fp16 with 768 MiB for each tier, and the process never holds more than 2.2 Gi
 that is reported. Takes half a minute and 5 GB of disk."""
 
 import json
-import os
 import random
 import shutil
 import struct
 import subprocess
 
 import pytest
+from build_folder import ARTESIAN as PROGRAM
 
-ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
-BUILD = os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build"))
-PROGRAM = os.path.join(BUILD, "bin", "artesian")
-pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason=f"{PROGRAM} is not built")
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
 
 MIB = 1 << 20
 BUDGET = 768 * MIB

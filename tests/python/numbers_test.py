@@ -4,13 +4,14 @@ same Hugging Face directory and reads the same tokens (reference_training.py). A
 of a run does not depend on where its state lives or on what is printed.
 
 Tolerances are relative and stated where they are used; the share that a run needs of each is
-printed (pytest -s). Drives build/bin/artesian; another build folder: ARTESIAN_BUILD_DIR."""
+printed (pytest -s)."""
 
 import json
 import os
 import subprocess
 
 import pytest
+from build_folder import ARTESIAN as PROGRAM
 
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -21,10 +22,7 @@ import reference_training as reference  # noqa: E402
 
 torch.set_num_threads(1)
 
-ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
-BUILD = os.environ.get("ARTESIAN_BUILD_DIR", os.path.join(ROOT, "build"))
-PROGRAM = os.path.join(BUILD, "bin", "artesian")
-pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason=f"{PROGRAM} is not built")
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
 
 LENGTH = 32
 VOCABULARY = 512

@@ -17,9 +17,9 @@ import subprocess
 
 import limits
 import pytest
+from build_folder import ARTESIAN as PROGRAM
+from build_folder import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "artesian"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -2,13 +2,11 @@
 its settings, unless the user has set OMP_WAIT_POLICY."""
 
 import os
-import pathlib
 import subprocess
 
 import pytest
+from build_folder import ARTESIAN as PROGRAM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(os.environ.get("ARTESIAN_BIN", ROOT / "build" / "bin")) / "artesian"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
 
 
