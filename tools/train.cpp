@@ -238,6 +238,7 @@ Result<void> TrainRun::build() {
   budgets_ = budgets;
   config_.artesian.device_memory = budgets_.device;
   config_.artesian.host_memory = budgets_.host;
+  config_.artesian.activation_memory = budgets_.activations;
   progress_ = std::make_unique<Progress>(
       Progress::Options{.quiet = options_.quiet,
                         .steps_total = steps_,
@@ -262,17 +263,19 @@ Result<void> TrainRun::build() {
 
 Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
   const std::uint64_t samples = config_.micro_batch_size;
-  zero3::TokenBatch batch(samples, length_);
+  std::vector<zero3::TokenBatch> tokens;
+  std::vector<zero3::Batch> batches;
   for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
+    zero3::TokenBatch& batch = tokens.emplace_back(samples, length_);
     for (std::uint64_t sample = 0; sample < samples; ++sample) {
       const std::uint64_t number = step * config_.train_batch_size + micro * samples + sample;
       ARTESIAN_TRY_VOID(data_->sample(number, batch.ids().subspan(sample * length_, length_),
                                       batch.targets().subspan(sample * length_, length_)));
     }
-    ARTESIAN_TRY(loss, engine_->forward(batch.batch()));
-    static_cast<void>(loss);  // the step's result holds the mean
-    ARTESIAN_TRY_VOID(engine_->backward());
+    batches.push_back(batch.batch());  // stays where it is when `tokens` moves
   }
+  ARTESIAN_TRY(losses, engine_->forward_backward(batches));
+  static_cast<void>(losses);  // the step's result holds the mean
   return engine_->step();
 }
 

@@ -79,6 +79,10 @@ MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept {
   return most;
 }
 
+std::uint64_t activations_now() noexcept {
+  return bytes_now.load();
+}
+
 void track_activations() {
   static CountingAllocator allocator;
   c10::SetCPUAllocator(&allocator, /*priority=*/100);

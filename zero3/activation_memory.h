@@ -19,4 +19,7 @@ struct MemoryBesideTiers {
 /// Thread: one at a time.
 MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept;
 
+/// What LibTorch has on the CPU now; 0 without track_activations().
+std::uint64_t activations_now() noexcept;
+
 }  // namespace artesian::zero3

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "tiering/host_device.h"
+#include "zero3/activation_memory.h"
 
 #ifdef ARTESIAN_HAVE_CUDA
 #include <ATen/Context.h>
@@ -100,6 +101,13 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
   });
 }
 
+std::uint64_t tensor_bytes_now(const ComputeDevice& device) {
+  if (!device.torch.is_cuda()) return activations_now();
+  const auto statistics = at::accelerator::getDeviceStats(device.torch.index());
+  constexpr std::size_t all = 0;  // StatType::AGGREGATE
+  return static_cast<std::uint64_t>(statistics.allocated_bytes[all].current);
+}
+
 std::uint64_t tensor_bytes_peak(const ComputeDevice& device) {
   if (!device.torch.is_cuda()) return 0;
   const auto statistics = at::accelerator::getDeviceStats(device.torch.index());
@@ -132,6 +140,10 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
   ARTESIAN_TRY(index, device_index(name));
   if (index.has_value()) return built_without();
   return ComputeDevice{.owned = {}, .backend = &tiering::host_device()};
+}
+
+std::uint64_t tensor_bytes_now(const ComputeDevice&) {
+  return activations_now();
 }
 
 std::uint64_t tensor_bytes_peak(const ComputeDevice&) {

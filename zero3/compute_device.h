@@ -40,6 +40,9 @@ Result<ComputeDevice> open_compute_device(const std::string& name);
 /// Free bytes of a GPU's memory. Errors: as check_device; Io.
 Result<std::uint64_t> free_device_memory(int index);
 
+/// Bytes that LibTorch has on the device now; on the CPU 0 without track_activations() (engine.h).
+std::uint64_t tensor_bytes_now(const ComputeDevice& device);
+
 /// The most bytes that LibTorch has held in the GPU's memory at once; 0 for the CPU.
 std::uint64_t tensor_bytes_peak(const ComputeDevice& device);
 

@@ -97,6 +97,7 @@ enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
 struct ArtesianConfig {
   std::optional<std::uint64_t> device_memory;  // bytes; absent: chosen from the machine
   std::optional<std::uint64_t> host_memory;
+  std::optional<std::uint64_t> activation_memory;
   VerifyMode verify = VerifyMode::Full;
   std::optional<DType> compute_dtype;  // absent: auto
   EngineChoice engine = EngineChoice::Auto;
@@ -118,6 +119,7 @@ struct Config {
   bool check_grad_overflow = true;          // bf16 section; always true for fp16 and fp32
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
+  bool activation_checkpointing = false;  // keep stages' inputs alone, run them again in backward
   ZeroConfig zero;
   AioConfig aio;
   ArtesianConfig artesian;

@@ -13,8 +13,6 @@ constexpr std::string_view other_engine = "it is about DeepSpeed's own machinery
 constexpr std::string_view one_rank = "nothing is exchanged between ranks at world size 1";
 constexpr std::string_view no_modules = "the models are C++; there is nothing to compile";
 constexpr std::string_view own_writer = "files are written by Artesian's own writer";
-constexpr std::string_view only_call =
-    "only models that call deepspeed.checkpointing.checkpoint read it";
 
 constexpr ConfigKey keys[] = {
     {.path = "sparse_gradients",
@@ -122,40 +120,34 @@ constexpr ConfigKey keys[] = {
 
     {.path = "activation_checkpointing",
      .type = Section,
-     .text = "as read by deepspeed.checkpointing.checkpoint"},
+     .text = "stages keep their inputs alone, where they computed them, and run once more in "
+             "backward, when one of partition_activations, contiguous_memory_optimization, "
+             "cpu_checkpointing and number_checkpoints is set"},
     {.path = "activation_checkpointing.partition_activations",
      .fallback = "false",
-     .effect = NoEffect,
-     .detail = only_call,
-     .text = "over the model-parallel ranks"},
+     .text = "true: checkpointing is on"},
     {.path = "activation_checkpointing.contiguous_memory_optimization",
      .fallback = "false",
-     .effect = NoEffect,
-     .detail = only_call,
-     .text = "into one buffer"},
+     .text = "true: checkpointing is on"},
     {.path = "activation_checkpointing.cpu_checkpointing",
      .fallback = "false",
-     .effect = NoEffect,
-     .detail = only_call,
-     .text = "activations to host memory"},
+     .text = "true: checkpointing is on"},
     {.path = "activation_checkpointing.synchronize_checkpoint_boundary",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = only_call,
+     .detail = "nothing waits there",
      .text = "synchronise the device"},
     {.path = "activation_checkpointing.profile",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = only_call,
+     .detail = "--trace shows it",
      .text = "time it"},
     {.path = "activation_checkpointing.number_checkpoints",
      .type = Integer,
      .fallback = "null",
-     .effect = NoEffect,
-     .detail = only_call,
      .low = 1,
      .nullable = true,
-     .text = "of one pass"},
+     .text = "a number: checkpointing is on, with one at each stage"},
 
     {.path = "checkpoint", .type = Section, .text = "how checkpoints are written and read"},
     {.path = "checkpoint.tag_validation",

@@ -40,6 +40,7 @@ class Resolver {
       config_.steps_per_print = settings_.integer("steps_per_print");
     }
     config_.wall_clock_breakdown = settings_.boolean("wall_clock_breakdown");
+    activation_checkpointing();
   }
 
   void precision() {
@@ -212,6 +213,22 @@ class Resolver {
     }
   }
 
+  /// Whoever asks DeepSpeed for a way to store checkpoints has a model that makes them.
+  void activation_checkpointing() {
+    const std::string section = "activation_checkpointing.";
+    bool on = settings_.given(section + "number_checkpoints");
+    for (const char* key :
+         {"partition_activations", "contiguous_memory_optimization", "cpu_checkpointing"}) {
+      on = on || settings_.boolean(section + key);
+    }
+    config_.activation_checkpointing = on;
+    if (on) {
+      note(
+          "activation_checkpointing: stages keep their inputs alone, where they computed them, "
+          "and run once more in backward");
+    }
+  }
+
   void aio() {
     config_.aio.block_size = settings_.integer("aio.block_size");
     config_.aio.queue_depth = static_cast<std::uint32_t>(settings_.integer("aio.queue_depth"));
@@ -228,6 +245,9 @@ class Resolver {
     }
     if (settings_.given("artesian.host_memory")) {
       ours.host_memory = settings_.integer("artesian.host_memory");
+    }
+    if (settings_.given("artesian.activation_memory")) {
+      ours.activation_memory = settings_.integer("artesian.activation_memory");
     }
     const std::string verify = settings_.text("artesian.verify");
     ours.verify = verify == "sample" ? VerifyMode::Sample

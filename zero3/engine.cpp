@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -103,12 +104,16 @@ Result<DType> choose_compute_dtype(const Config& config, bool native_16_bit) {
 
 Result<Budgets> choose_budgets(const Config& config, const std::string& device) {
   const std::uint64_t available = available_memory();
-  Budgets budgets{config.artesian.device_memory.value_or(available / 4),
-                  config.artesian.host_memory.value_or(available / 2)};
+  const ArtesianConfig& given = config.artesian;
+  Budgets budgets{.device = given.device_memory.value_or(available / 4),
+                  .host = given.host_memory.value_or(available / 2),
+                  .activations = given.activation_memory.value_or(available / 8)};
   ARTESIAN_TRY(index, device_index(device));
-  if (!index.has_value() || config.artesian.device_memory.has_value()) return budgets;
+  const bool all_given = given.device_memory.has_value() && given.activation_memory.has_value();
+  if (!index.has_value() || all_given) return budgets;
   ARTESIAN_TRY(free, free_device_memory(*index));
-  budgets.device = free / 10 * 9;
+  budgets.device = given.device_memory.value_or(free / 10 * 9);
+  budgets.activations = given.activation_memory.value_or(free / 20);
   return budgets;
 }
 
@@ -146,7 +151,9 @@ class Engine::Impl {
   std::uint64_t micro_batches = 0;  // forward and backward done since the last step
   std::uint64_t tokens = 0;         // of those
   double loss_sum = 0.0;
-  double loss_pending = 0.0;  // of the forward that waits for its backward
+  std::vector<double> losses_pending;    // of the forward that waits for its backward
+  std::uint64_t activation_budget = 0;   // bytes, as is what follows
+  std::uint64_t activations_of_one = 0;  // the most that a micro-batch has kept; 0: not known
   std::uint64_t step_begin_ns = 0;
   double predicted_next = std::numeric_limits<double>::quiet_NaN();  // seconds of the next step
   StepResult totals;  // counters at the end of the last step
@@ -157,11 +164,13 @@ class Engine::Impl {
   template <typename T>
   Result<T> remember(Result<T> result);
   Result<void> check_ready(const char* call) const;
-  Result<void> check_forward() const;
+  Result<void> check_forward(const char* call, std::size_t count) const;
   Result<void> check_backward() const;
   Result<void> check_step() const;
-  Result<Result<double>> forward(const Batch& batch);
+  Result<Result<std::vector<double>>> forward(std::span<const Batch> batches);
   Result<void> backward();
+  Result<Result<std::vector<double>>> forward_backward(std::span<const Batch> batches);
+  std::size_t group_size(std::size_t count) const;
   Result<Result<at::Tensor>> evaluate(const Batch& batch);
   Result<StepResult> finish_step();
   Result<void> update(const StepResult& result, double multiplier);
@@ -217,8 +226,12 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
                                                 compute.torch));
   tensors = std::move(leaves);
-  graphs = std::make_unique<UnitGraphs>(module, *state, *tensors, *prefetcher, *gradients,
-                                        compute.torch, options.timeline);
+  graphs = std::make_unique<UnitGraphs>(
+      module, *state, *tensors, *prefetcher, *gradients,
+      UnitGraphsOptions{.device = compute.torch,
+                        .timeline = options.timeline,
+                        .activation_checkpointing = config.activation_checkpointing});
+  activation_budget = budgets.activations;
   return {};
 }
 
@@ -242,19 +255,24 @@ Result<void> Engine::Impl::check_ready(const char* call) const {
   return out_of_order(call, "the engine has no weights yet; call initialize() first");
 }
 
-Result<void> Engine::Impl::check_forward() const {
-  ARTESIAN_TRY_VOID(check_ready("forward"));
+Result<void> Engine::Impl::check_forward(const char* call, std::size_t count) const {
+  ARTESIAN_TRY_VOID(check_ready(call));
   if (graphs->backward_pending()) {
-    return out_of_order("forward",
+    return out_of_order(call,
                         "the forward() before it has had no backward(); call backward() first, or "
                         "evaluate() for a loss without gradients");
   }
   if (micro_batches == config.accumulation_steps) {
-    return out_of_order("forward", "all " + std::to_string(micro_batches) +
-                                       " micro-batches of this step are done "
-                                       "(gradient_accumulation_steps); call step() first");
+    return out_of_order(call, "all " + std::to_string(micro_batches) +
+                                  " micro-batches of this step are done "
+                                  "(gradient_accumulation_steps); call step() first");
   }
-  return {};
+  const std::uint64_t left = config.accumulation_steps - micro_batches;
+  if (count >= 1 && count <= left) return {};
+  return make_error(ErrorCode::Invalid,
+                    std::string(call) + "(): got " + std::to_string(count) +
+                        " batches, allowed 1 to " + std::to_string(left) +
+                        ", the micro-batches left of this step (gradient_accumulation_steps)");
 }
 
 Result<void> Engine::Impl::check_backward() const {
@@ -291,21 +309,47 @@ void Engine::Impl::begin_step() {
   prefetcher->begin_step();
 }
 
-Result<Result<double>> Engine::Impl::forward(const Batch& batch) {
+Result<Result<std::vector<double>>> Engine::Impl::forward(std::span<const Batch> batches) {
   if (micro_batches == 0) begin_step();
-  ARTESIAN_TRY(loss, graphs->forward(batch));
-  if (loss.has_value()) loss_pending = *loss;
-  return loss;
+  const std::uint64_t before = tensor_bytes_now(compute);
+  ARTESIAN_TRY(losses, graphs->forward(batches));
+  if (!losses.has_value()) return losses;
+  losses_pending = *losses;
+  const std::uint64_t after = tensor_bytes_now(compute);
+  const std::uint64_t kept = after > before ? after - before : 0;
+  activations_of_one = std::max(activations_of_one, kept / batches.size());
+  return losses;
 }
 
 Result<void> Engine::Impl::backward() {
   const double multiplier = scaler.scale() / static_cast<double>(config.accumulation_steps);
   ARTESIAN_TRY_VOID(graphs->backward(multiplier));
-  ++micro_batches;
-  loss_sum += loss_pending;
-  guard.see_loss(loss_pending);
+  for (const double loss : losses_pending) {
+    ++micro_batches;
+    loss_sum += loss;
+    guard.see_loss(loss);
+  }
   tokens += graphs->tokens();
   return {};
+}
+
+/// How many of the next `count` micro-batches run at once.
+std::size_t Engine::Impl::group_size(std::size_t count) const {
+  if (activations_of_one == 0 || !graphs->keeps_order()) return 1;
+  const std::uint64_t room = activation_budget / activations_of_one;
+  return std::clamp<std::uint64_t>(room, 1, count);
+}
+
+Result<Result<std::vector<double>>> Engine::Impl::forward_backward(std::span<const Batch> batches) {
+  std::vector<double> losses;
+  while (losses.size() < batches.size()) {
+    const auto rest = batches.subspan(losses.size());
+    ARTESIAN_TRY(made, forward(rest.first(group_size(rest.size()))));
+    if (!made.has_value()) return made;
+    ARTESIAN_TRY_VOID(backward());
+    losses.insert(losses.end(), made->begin(), made->end());
+  }
+  return Result<std::vector<double>>(std::move(losses));
 }
 
 /// What it moves and how long it takes are not of the step that it falls into.
@@ -469,14 +513,25 @@ Result<void> Engine::initialize(WeightSource& weights, const Progress& progress)
 }
 
 Result<double> Engine::forward(const Batch& batch) {
-  ARTESIAN_TRY_VOID(impl_->check_forward());
-  ARTESIAN_TRY(loss, impl_->remember(impl_->forward(batch)));
-  return loss;
+  ARTESIAN_TRY_VOID(impl_->check_forward("forward", 1));
+  ARTESIAN_TRY(losses, impl_->remember(impl_->forward({&batch, 1})));
+  ARTESIAN_TRY(values, std::move(losses));
+  return values.front();
 }
 
 Result<void> Engine::backward() {
   ARTESIAN_TRY_VOID(impl_->check_backward());
   return impl_->remember(impl_->backward());
+}
+
+Result<std::vector<double>> Engine::forward_backward(std::span<const Batch> batches) {
+  ARTESIAN_TRY_VOID(impl_->check_forward("forward_backward", batches.size()));
+  ARTESIAN_TRY(losses, impl_->remember(impl_->forward_backward(batches)));
+  return losses;
+}
+
+std::uint64_t Engine::micro_batches() const noexcept {
+  return impl_->micro_batches;
 }
 
 Result<StepResult> Engine::step() {

@@ -2,15 +2,16 @@
 // lives in tiers. The loop is the caller's, as in PyTorch:
 //
 //   create, initialize                                 once
-//     forward, backward                                for each micro-batch
+//     forward, backward                                for each micro-batch,
+//     or forward_backward                              for several, which moves fewer bytes
 //     step                                             after accumulation_steps of them
 //     evaluate                                         at any time: changes no bit of the training
 //   close
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
-// the placement, budgets, prefetch limits, I/O engine and buffers. A call out of order and a batch
-// that the module cannot take are errors that leave the engine as it was; any other error poisons
-// it: every later call returns that first one. Used from one thread.
+// the placement, budgets, prefetch limits, I/O engine, buffers and grouping of micro-batches. A
+// call out of order and a batch that the module cannot take are errors that leave the engine as it
+// was; any other error poisons it: every later call returns that first one. Used from one thread.
 #pragma once
 
 #include <array>
@@ -89,6 +90,14 @@ class Engine {
   /// Backward of the forward before it: its gradients, divided by accumulation_steps, are added.
   /// Errors: as forward.
   Result<void> backward();
+  /// Forward and backward of micro-batches, layer by layer: each stage's parameters are gathered
+  /// for a group of them at once. A group holds as many as artesian.activation_memory has room for,
+  /// going by the most that one has taken so far: so the first runs alone, and so does each where
+  /// that is not known (track_activations()). Returns their losses. Errors: as forward; after one
+  /// batch's fault, groups before its own stay accumulated: micro_batches() tells.
+  Result<std::vector<double>> forward_backward(std::span<const Batch> batches);
+  /// Accumulated since the last step.
+  std::uint64_t micro_batches() const noexcept;
   /// The optimizer step over the gradients of the micro-batches since the last one; exactly
   /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
   /// result with `end` set (step_guard.h). Errors: Invalid (out of order); Io, Corrupt.
@@ -128,6 +137,7 @@ Result<DType> choose_compute_dtype(const Config& config, bool native_16_bit = fa
 struct Budgets {
   std::uint64_t device = 0;
   std::uint64_t host = 0;
+  std::uint64_t activations = 0;  // kept by several micro-batches at once; one may take more
 };
 /// Errors: those of opening the device, where it is asked for its memory.
 Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu");

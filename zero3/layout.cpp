@@ -67,7 +67,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
       }
       const bool stays = persistent[parameter];
       const std::uint64_t numel = parameters[parameter].numel();
-      if (uses[parameter] > 1) {
+      if (uses[parameter] > 1 || stage.lookup == parameter) {
         const auto unit = add_unit(layout, parameters[parameter].name, stays);
         stage_units.push_back(unit);
         append(layout, unit, parameter, numel);

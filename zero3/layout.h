@@ -45,8 +45,9 @@ struct PersistenceLimits {
   std::uint64_t model_numel_max = 0;  // stage3_model_persistence_threshold, cut to the budget
 };
 
-/// The layout of a model. Parameters of several stages (tied weights) are units of their own; the
-/// persistent ones of a stage form a second unit beside its streamed one.
+/// The layout of a model. Parameters of several stages (tied weights) are units of their own, and
+/// so is the looked-up one, which backward does not gather; the persistent ones of a stage form a
+/// second unit beside its streamed one.
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence);
 

@@ -25,6 +25,14 @@ Result<void> check_input(const Batch& batch) {
   return {};
 }
 
+/// Which of several micro-batches an error is about.
+Error of_batch(std::size_t index, std::size_t count, Error error) {
+  if (count > 1) {
+    error.message = "batch " + std::to_string(index) + ", counted from 0: " + error.message;
+  }
+  return error;
+}
+
 /// What the last stage returns to forward.
 Result<void> check_loss(const at::Tensor& loss) {
   if (loss.numel() != 1 || !loss.is_floating_point()) {
@@ -44,22 +52,31 @@ Result<void> check_loss(const at::Tensor& loss) {
 }  // namespace
 
 UnitGraphs::UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors,
-                       Prefetcher& prefetcher, Gradients& gradients, c10::Device device,
-                       Timeline* timeline)
+                       Prefetcher& prefetcher, Gradients& gradients,
+                       const UnitGraphsOptions& options)
     : module_(module),
       state_(state),
       layout_(state.layout()),
       tensors_(tensors),
       prefetcher_(prefetcher),
       gradients_(gradients),
-      device_(device),
-      timeline_(timeline),
-      graphs_(module.stages().size()) {}
+      options_(options) {}
 
 void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
-  if (timeline_ == nullptr) return;
-  timeline_->add(Lane::Compute, module_.stages()[stage].name + direction, begin_ns,
-                 system_clock().now_ns());
+  if (options_.timeline == nullptr) return;
+  options_.timeline->add(Lane::Compute, module_.stages()[stage].name + direction, begin_ns,
+                         system_clock().now_ns());
+}
+
+bool UnitGraphs::keeps_order() const {
+  std::vector<bool> in_graph(module_.parameters().size(), false);
+  for (std::size_t stage = 0; stage < module_.stages().size(); ++stage) {
+    for (const auto parameter : graph_parameters(stage)) {
+      if (in_graph[parameter]) return false;
+      in_graph[parameter] = true;
+    }
+  }
+  return true;
 }
 
 Result<void> UnitGraphs::enter(const Trace::Access& units) {
@@ -98,157 +115,216 @@ Trace::Access UnitGraphs::backward_units(std::size_t stage) const {
   return units;
 }
 
-Result<Result<double>> UnitGraphs::forward(const Batch& batch) {
-  ARTESIAN_CHECK(!pending_);
-  // A copy: the caller may reuse its memory, and backward needs what forward saw.
-  auto copied = from_torch([&]() -> Result<void> {
-    ARTESIAN_TRY_VOID(check_input(batch));
-    const bool looks_up = module_.stages().front().lookup.has_value();
-    input_ = looks_up ? batch.input.to(at::kLong, /*non_blocking=*/false, /*copy=*/true)
-                      : batch.input.detach().clone();
-    ids_ = looks_up ? input_.flatten() : at::Tensor();
-    input_ = input_.to(device_);
-    targets_ = batch.targets.defined() ? batch.targets.detach().clone().to(device_) : at::Tensor();
-    const std::int64_t count = looks_up || input_.dim() == 0 ? input_.numel() : input_.size(0);
-    tokens_ = static_cast<std::uint64_t>(count);
-    return {};
-  });
-  if (!copied.has_value()) return Result<double>(std::move(copied).error());
+/// A copy: the caller may reuse its memory, and backward needs what forward saw.
+Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
+  ARTESIAN_TRY_VOID(check_input(batch));
+  const bool looks_up = module_.stages().front().lookup.has_value();
+  MicroBatch micro;
+  micro.input = looks_up ? batch.input.to(at::kLong, /*non_blocking=*/false, /*copy=*/true)
+                         : batch.input.detach().clone();
+  if (looks_up) micro.ids = micro.input.flatten();
+  micro.input = micro.input.to(options_.device);
+  if (batch.targets.defined()) {
+    micro.targets = batch.targets.detach().clone().to(options_.device);
+  }
+  micro.graphs.resize(module_.stages().size());
+  return micro;
+}
+
+Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> batches) {
+  ARTESIAN_CHECK(group_.empty() && !batches.empty(), batches.size());
+  tokens_ = 0;
+  for (std::size_t index = 0; index < batches.size(); ++index) {
+    auto copied = from_torch([&] { return copy_of(batches[index]); });
+    if (!copied.has_value()) {
+      forget();
+      return Result<std::vector<double>>(
+          of_batch(index, batches.size(), std::move(copied).error()));
+    }
+    const at::Tensor& input = copied->input;
+    const bool by_element = copied->ids.defined() || input.dim() == 0;
+    tokens_ += static_cast<std::uint64_t>(by_element ? input.numel() : input.size(0));
+    group_.push_back(std::move(copied).value());
+  }
   const std::size_t position = prefetcher_.position();
-  ARTESIAN_TRY(output, run_stages({input_, targets_}, Keep::Graphs));
-  auto loss = from_torch([&]() -> Result<double> {
-    ARTESIAN_TRY(value, std::move(output));
-    ARTESIAN_TRY_VOID(check_loss(value));
-    return value.item<double>();
+  const Keep keep = options_.activation_checkpointing ? Keep::Inputs : Keep::Graphs;
+  ARTESIAN_TRY(outputs, run_stages(group_, keep));
+  auto losses = from_torch([&]() -> Result<std::vector<double>> {
+    ARTESIAN_TRY(tensors, std::move(outputs));
+    std::vector<double> values;
+    for (const at::Tensor& loss : tensors) {
+      auto checked = check_loss(loss);
+      if (!checked.has_value()) {
+        return of_batch(values.size(), tensors.size(), std::move(checked).error());
+      }
+      values.push_back(loss.item<double>());
+    }
+    return values;
   });
-  pending_ = loss.has_value();
-  if (!pending_) {  // the batch's fault: as if it had not been tried
+  if (!losses.has_value()) {  // a batch's fault: as if none had been tried
     forget();
     prefetcher_.rewind(position);
   }
-  return loss;
+  return losses;
 }
 
 Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
   auto checked = from_torch([&] { return check_input(batch); });
   if (!checked.has_value()) return Result<at::Tensor>(std::move(checked).error());
-  auto input = from_torch([&]() -> Result<at::Tensor> { return batch.input.to(device_); });
-  if (!input.has_value()) return input;
-  auto targets = from_torch([&]() -> Result<at::Tensor> {
-    return batch.targets.defined() ? batch.targets.to(device_) : at::Tensor();
+  std::vector<MicroBatch> group(1);
+  auto moved = from_torch([&]() -> Result<void> {
+    group.front().input = batch.input.to(options_.device);
+    if (batch.targets.defined()) group.front().targets = batch.targets.to(options_.device);
+    return {};
   });
-  if (!targets.has_value()) return targets;
+  if (!moved.has_value()) return Result<at::Tensor>(std::move(moved).error());
   const std::size_t position = prefetcher_.position();
-  ARTESIAN_TRY(output, run_stages({*input, *targets}, Keep::Nothing));
-  if (!output.has_value()) prefetcher_.rewind(position);
-  return output;
+  ARTESIAN_TRY(outputs, run_stages(group, Keep::Nothing));
+  if (outputs.has_value()) return Result<at::Tensor>(std::move(outputs->front()));
+  prefetcher_.rewind(position);
+  return Result<at::Tensor>(std::move(outputs).error());
 }
 
-Result<Result<at::Tensor>> UnitGraphs::run_stages(const Batch& batch, Keep keep) {
-  at::Tensor activation = batch.input.detach();
-  for (std::size_t stage = 0; stage < graphs_.size(); ++stage) {
+/// What the last stage returned for each.
+Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<MicroBatch>& group,
+                                                               Keep keep) {
+  std::vector<at::Tensor> activations;
+  for (const MicroBatch& micro : group) activations.push_back(micro.input.detach());
+  for (std::size_t stage = 0; stage < module_.stages().size(); ++stage) {
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
-    const std::uint64_t begin = system_clock().now_ns();
-    auto output = from_torch([&] {
-      const tiering::ComputeScope computing(state_.device());
-      return run_stage(stage, activation, batch, keep);
-    });
-    forward_ns_ += system_clock().now_ns() - begin;
-    span(keep == Keep::Graphs ? " forward" : " evaluate", stage, begin);
-    ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
-    if (!output.has_value()) {
-      Error error = std::move(output).error();
-      error.message = "stage " + module_.stages()[stage].name + ": " + error.message;
-      return Result<at::Tensor>(std::move(error));
+    std::optional<Error> refused;
+    for (std::size_t index = 0; index < group.size() && !refused.has_value(); ++index) {
+      const std::uint64_t begin = system_clock().now_ns();
+      auto output = from_torch([&] {
+        const tiering::ComputeScope computing(state_.device());
+        return run_stage(stage, activations[index], group[index], keep);
+      });
+      forward_ns_ += system_clock().now_ns() - begin;
+      span(keep == Keep::Nothing ? " evaluate" : " forward", stage, begin);
+      if (output.has_value()) {
+        activations[index] = std::move(output).value();
+      } else {
+        refused = of_batch(index, group.size(), std::move(output).error());
+      }
     }
-    activation = std::move(output).value();
+    ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
+    if (refused.has_value()) {
+      refused->message = "stage " + module_.stages()[stage].name + ": " + refused->message;
+      return Result<std::vector<at::Tensor>>(*std::move(refused));
+    }
   }
-  return Result<at::Tensor>(std::move(activation));
+  return Result<std::vector<at::Tensor>>(std::move(activations));
 }
 
 Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& before,
-                                         const Batch& batch, Keep keep) {
-  const at::AutoGradMode mode(keep == Keep::Graphs);
+                                         MicroBatch& micro, Keep keep) {
+  const at::AutoGradMode mode(keep != Keep::Nothing);
   const auto& lookup = module_.stages()[stage].lookup;
   at::Tensor input = before.detach();
   if (lookup.has_value()) {
     const at::NoGradGuard no_grad;
-    input = at::embedding(tensors_.at(*lookup), batch.input);
+    input = at::embedding(tensors_.at(*lookup), micro.input);
   }
-  if (keep == Keep::Graphs && (lookup.has_value() || before.requires_grad())) {
-    input.requires_grad_(true);
-  }
-  at::Tensor output = module_.forward(stage, input, tensors_of(graph_parameters(stage)), batch);
-  if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
-  if (keep == Keep::Graphs) graphs_[stage] = {input, output};
+  if (keep == Keep::Nothing) return call_module(stage, input, micro);
+  if (lookup.has_value() || before.requires_grad()) input.requires_grad_(true);
+  ARTESIAN_TRY(output, call_module(stage, input, micro));
+  // With a graph all the same, and let go of: without one a kernel might be another.
+  if (keep == Keep::Inputs) output = output.detach().requires_grad_(output.requires_grad());
+  micro.graphs[stage] = {input, output};
   return output;
 }
 
-/// Lets go of the graphs and the batch of the last forward.
+Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& input,
+                                           const MicroBatch& micro) {
+  at::Tensor output = module_.forward(stage, input, tensors_of(graph_parameters(stage)),
+                                      {micro.input, micro.targets});
+  if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
+  return output;
+}
+
+/// Lets go of the graphs and the batches of the last forward.
 void UnitGraphs::forget() {
-  for (StageGraph& graph : graphs_) graph = {};
-  input_ = targets_ = ids_ = at::Tensor();
+  group_.clear();
   late_.reset();
-  pending_ = false;
 }
 
 Result<void> UnitGraphs::backward(double loss_multiplier) {
-  ARTESIAN_CHECK(pending_);
+  ARTESIAN_CHECK(backward_pending());
   auto done = from_torch([&] { return backward_stages(loss_multiplier); });
   if (done.has_value()) forget();
   return done;
 }
 
 Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
-  const at::Tensor& loss = graphs_.back().output;
-  at::Tensor gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
-  for (std::size_t stage = graphs_.size(); stage-- > 0;) {
-    // Below a stage whose input needs no gradient, no parameter gets one.
-    if (!gradient.defined() || !graphs_[stage].output.requires_grad()) break;
-    ARTESIAN_TRY_VOID(backward_stage(stage, gradient));
+  for (MicroBatch& micro : group_) {
+    const at::Tensor& loss = micro.graphs.back().output;
+    micro.gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
+  }
+  for (std::size_t stage = module_.stages().size(); stage-- > 0;) {
+    bool some = false;
+    for (MicroBatch& micro : group_) {
+      // Below a stage whose input needs no gradient, no parameter gets one.
+      if (!micro.graphs[stage].output.requires_grad()) micro.gradient = at::Tensor();
+      some = some || micro.gradient.defined();
+    }
+    if (!some) break;
+    ARTESIAN_TRY_VOID(backward_stage(stage));
   }
   if (late_.has_value()) ARTESIAN_TRY_VOID(accumulate(*late_));
   return {};
 }
 
-/// In: the gradient of the stage's output; out: that of its input, undefined if it needs none.
-Result<void> UnitGraphs::backward_stage(std::size_t stage, at::Tensor& gradient) {
+Result<void> UnitGraphs::backward_stage(std::size_t stage) {
   const Trace::Access units = backward_units(stage);
   ARTESIAN_TRY_VOID(enter(units));
+  for (MicroBatch& micro : group_) {
+    if (micro.gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, micro));
+  }
+  return leave(units);
+}
+
+Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, MicroBatch& micro) {
   const std::uint64_t begin = system_clock().now_ns();
   const auto parameters = graph_parameters(stage);
-  const auto gradients = differentiate(stage, parameters, gradient);
+  ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
   ARTESIAN_TRY(made, collect(parameters, gradients));
-  if (module_.stages()[stage].lookup.has_value() && gradient.defined()) {
-    const std::int64_t width = gradient.size(-1);
-    row_gradients_.push_back({ids_, gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
+  if (module_.stages()[stage].lookup.has_value() && micro.gradient.defined()) {
+    const std::int64_t width = micro.gradient.size(-1);
+    row_gradients_.push_back(
+        {micro.ids, micro.gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
   }
   backward_ns_ += system_clock().now_ns() - begin;
   span(" backward", stage, begin);
   const std::uint64_t rounding = system_clock().now_ns();
-  if (state_.separate_device()) {  // while the device computes this stage, those of the one before
+  if (state_.separate_device()) {  // while the device computes this one, those of the one before
     std::optional<StageGradients> before = std::exchange(late_, std::move(made));
     if (before.has_value()) ARTESIAN_TRY_VOID(accumulate(*before));
   } else {
     ARTESIAN_TRY_VOID(accumulate(made));
   }
   span(" gradients", stage, rounding);
-  return leave(units);
+  return {};
 }
 
-/// The gradients of a stage's parameters, and in place of its output's that of its input.
-std::vector<at::Tensor> UnitGraphs::differentiate(std::size_t stage,
-                                                  const std::vector<std::uint32_t>& parameters,
-                                                  at::Tensor& gradient) {
+/// The gradients of a stage's parameters, and in place of its output's that of its input. A graph
+/// that was not kept is made once more.
+Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
+    std::size_t stage, const std::vector<std::uint32_t>& parameters, MicroBatch& micro) {
   const tiering::ComputeScope computing(state_.device());
   std::vector<at::Tensor> inputs = tensors_of(parameters);
-  const bool needs_input = graphs_[stage].input.requires_grad();
-  if (needs_input) inputs.push_back(graphs_[stage].input);
-  auto gradients = torch::autograd::grad({graphs_[stage].output}, inputs, {gradient},
+  StageGraph& graph = micro.graphs[stage];
+  if (options_.activation_checkpointing) {
+    const at::AutoGradMode mode(true);
+    ARTESIAN_TRY(output, call_module(stage, graph.input, micro));
+    graph.output = output;
+  }
+  const bool needs_input = graph.input.requires_grad();
+  if (needs_input) inputs.push_back(graph.input);
+  auto gradients = torch::autograd::grad({graph.output}, inputs, {micro.gradient},
                                          /*retain_graph=*/c10::nullopt, /*create_graph=*/false,
                                          /*allow_unused=*/true);
-  graphs_[stage] = {};
-  gradient = needs_input ? gradients.back() : at::Tensor();
+  graph = {};
+  micro.gradient = needs_input ? gradients.back() : at::Tensor();
   gradients.resize(parameters.size());
   return gradients;
 }

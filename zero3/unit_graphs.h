@@ -6,6 +6,11 @@
 // makes of a batch concerns that batch alone, if nothing of it has been accumulated. So forward and
 // evaluate return a Result within a Result: the inner one is the batch's.
 //
+// Several micro-batches run layer by layer: each stage for all of them while its parameters are
+// gathered, in forward and in backward, gradients added in micro-batch order. The bits are those of
+// one micro-batch after the other, unless a parameter is in the graphs of two stages
+// (keeps_order()).
+//
 // On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
 // come to the host after the backward of the next one was enqueued, so that both go on at once;
 // they live until then.
@@ -28,16 +33,24 @@
 
 namespace artesian::zero3 {
 
+struct UnitGraphsOptions {
+  c10::Device device = c10::kCPU;  // of all tensors
+  Timeline* timeline = nullptr;    // may be null
+  /// Of a forward only the stages' inputs are kept; backward runs each stage once more.
+  bool activation_checkpointing = false;
+};
+
 class UnitGraphs {
  public:
-  /// Tensors are on `device`. All must outlive it.
+  /// All must outlive it.
   UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors, Prefetcher& prefetcher,
-             Gradients& gradients, c10::Device device, Timeline* timeline);
+             Gradients& gradients, const UnitGraphsOptions& options);
 
-  /// Runs all stages and keeps their graphs and a copy of the batch. Returns the loss.
-  /// Errors: those of gathering; inner: Invalid and Exhausted, after which nothing is kept.
-  Result<Result<double>> forward(const Batch& batch);
-  /// Backward over the kept graphs: weight gradients of loss * loss_multiplier join the
+  /// Runs all stages, each on every micro-batch, and keeps what backward needs, with copies of the
+  /// batches. Returns their losses. Errors: those of gathering; inner: Invalid and Exhausted, one
+  /// batch's fault, after which nothing of any is kept.
+  Result<Result<std::vector<double>>> forward(std::span<const Batch> batches);
+  /// Backward of the forward before it: weight gradients of each loss * loss_multiplier join the
   /// accumulators. Errors: those of gathering and accumulating; Invalid from LibTorch.
   Result<void> backward(double loss_multiplier);
   /// Runs all stages without gradients, on the prefetcher's evaluation course; returns what the
@@ -46,7 +59,9 @@ class UnitGraphs {
   /// After the last micro-batch: adds the looked-up rows' gradients, once, in canonical order.
   Result<void> finish_gradients();
 
-  bool backward_pending() const noexcept { return pending_; }
+  bool backward_pending() const noexcept { return !group_.empty(); }
+  /// Whether several micro-batches at once give the bits of one after the other.
+  bool keeps_order() const;
   /// Of the last forward: token ids where stage 0 looks them up, else samples (the first extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
   double forward_seconds() const noexcept { return static_cast<double>(forward_ns_) * 1e-9; }
@@ -57,10 +72,17 @@ class UnitGraphs {
   }
 
  private:
-  enum class Keep : std::uint8_t { Graphs, Nothing };
+  enum class Keep : std::uint8_t { Graphs, Inputs, Nothing };
   struct StageGraph {
     at::Tensor input;
-    at::Tensor output;
+    at::Tensor output;  // with Keep::Inputs detached: it tells what its graph would
+  };
+  struct MicroBatch {
+    at::Tensor input;
+    at::Tensor targets;
+    at::Tensor ids;  // of stage 0's look-up, on the CPU
+    std::vector<StageGraph> graphs;
+    at::Tensor gradient;  // in backward: of the output of the stage that comes next
   };
   struct RowGradients {   // of one micro-batch
     at::Tensor rows;      // [ids] int64, on the CPU
@@ -73,15 +95,19 @@ class UnitGraphs {
   };
   Result<void> enter(const Trace::Access& units);
   Result<void> leave(const Trace::Access& units);
-  Result<Result<at::Tensor>> run_stages(const Batch& batch, Keep keep);
-  Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, const Batch& batch,
+  Result<MicroBatch> copy_of(const Batch& batch) const;
+  Result<Result<std::vector<at::Tensor>>> run_stages(std::vector<MicroBatch>& group, Keep keep);
+  Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, MicroBatch& micro,
                                Keep keep);
+  Result<at::Tensor> call_module(std::size_t stage, const at::Tensor& input,
+                                 const MicroBatch& micro);
   void forget();
   Result<void> backward_stages(double loss_multiplier);
-  Result<void> backward_stage(std::size_t stage, at::Tensor& gradient);
-  std::vector<at::Tensor> differentiate(std::size_t stage,
-                                        const std::vector<std::uint32_t>& parameters,
-                                        at::Tensor& gradient);
+  Result<void> backward_stage(std::size_t stage);
+  Result<void> backward_micro_batch(std::size_t stage, MicroBatch& micro);
+  Result<std::vector<at::Tensor>> differentiate(std::size_t stage,
+                                                const std::vector<std::uint32_t>& parameters,
+                                                MicroBatch& micro);
   Result<StageGradients> collect(const std::vector<std::uint32_t>& parameters,
                                  const std::vector<at::Tensor>& gradients);
   Result<void> accumulate(const StageGradients& made);
@@ -98,13 +124,8 @@ class UnitGraphs {
   ParameterTensors& tensors_;
   Prefetcher& prefetcher_;
   Gradients& gradients_;
-  const c10::Device device_;
-  Timeline* timeline_;
-  std::vector<StageGraph> graphs_;
-  bool pending_ = false;  // graphs_ are of a forward that has no backward yet
-  at::Tensor input_;      // of that forward
-  at::Tensor targets_;
-  at::Tensor ids_;  // of stage 0's look-up, on the CPU
+  const UnitGraphsOptions options_;
+  std::vector<MicroBatch> group_;  // of a forward that has no backward yet
   std::optional<StageGradients> late_;
   std::uint64_t tokens_ = 0;
   std::vector<RowGradients> row_gradients_;

@@ -166,10 +166,18 @@ TEST(ConfigFiles, ActivationCheckpointing) {
   const Config config = read("zero3-cpu-activation-checkpointing.json");
   EXPECT_EQ(config.loss_scale.min_loss_scale, 1.0);
   EXPECT_FALSE(config.loss_scale.consecutive_hysteresis);
-  EXPECT_TRUE(
-      notes(config,
-            "activation_checkpointing.cpu_checkpointing: accepted, has no effect here (only "
-            "models that call deepspeed.checkpointing.checkpoint read it)"));
+  EXPECT_TRUE(config.activation_checkpointing);
+  EXPECT_TRUE(notes(config,
+                    "activation_checkpointing: stages keep their inputs alone, where they computed "
+                    "them, and run once more in backward"));
+}
+
+TEST(ConfigFiles, CheckpointingIsOffWhereNothingAsksForIt) {
+  for (const char* members :
+       {"", R"("number_checkpoints": null)", R"("cpu_checkpointing": false, "profile": true)"}) {
+    const std::string text = R"({"activation_checkpointing": {)" + std::string(members) + "}}";
+    EXPECT_FALSE(parse(text).activation_checkpointing) << text;
+  }
 }
 
 TEST(ConfigBatch, IsCompletedAsInDeepSpeed) {

@@ -38,9 +38,10 @@ enum Factor : std::size_t {
   Dtype,
   Accumulation,
   Head,
+  Schedule,  // of micro-batches: each by itself; in groups of one, of all; those checkpointed
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2};
+constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -73,6 +74,7 @@ class Equality : public testing::Test {
  protected:
   Equality() : Equality(Scale{}) {}
   explicit Equality(const Scale& given) : scale(given) {
+    track_activations();  // else groups of micro-batches would be of one
     for (const bool tied : {true, false}) {
       modules_.push_back(models::make_module(small_gpt2(scale, tied)));
     }
@@ -132,6 +134,8 @@ inline Config Equality::config_of(const Choice& run) const {
   config.zero.sub_group_size = pick(SubGroup, {2'048, scale.some / 2, 1'000'000'000});
   config.aio.block_size = pick(BlockSize, {4'096, 65'536, 1'048'576});
   config.artesian.engine = run[IoEngine] == 0 ? EngineChoice::IoUring : EngineChoice::Threads;
+  config.artesian.activation_memory = run[Schedule] < 2 ? 1 : everything;
+  config.activation_checkpointing = run[Schedule] == 3;
   set_budgets(config, run);
   return config;
 }
@@ -165,6 +169,26 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
   config.artesian.host_memory = budgets.host;
 }
 
+/// Forward and backward of each, one by one or handed over together.
+inline bool run_micro_batches(Engine& engine, const std::vector<TokenBatch>& micro_batches,
+                              bool one_by_one) {
+  if (one_by_one) {
+    for (const TokenBatch& batch : micro_batches) {
+      const auto loss = engine.forward(batch.batch());
+      EXPECT_TRUE(loss.has_value()) << loss.error().to_string();
+      const auto backward = engine.backward();
+      EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
+      if (!backward.has_value()) return false;
+    }
+    return true;
+  }
+  std::vector<Batch> batches;
+  for (const TokenBatch& batch : micro_batches) batches.push_back(batch.batch());
+  const auto losses = engine.forward_backward(batches);
+  EXPECT_TRUE(losses.has_value()) << losses.error().to_string();
+  return losses.has_value();
+}
+
 inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
                                          const EngineOptions& options) {
   Outcome outcome;
@@ -175,21 +199,18 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
   RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);
   EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
-  TokenBatch batch(scale.samples, scale.length);
   std::uint64_t draw = 0;
   for (std::size_t step = 0; step < scale.steps; ++step) {
+    std::vector<TokenBatch> micro_batches;
     for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
+      TokenBatch& batch = micro_batches.emplace_back(scale.samples, scale.length);
       for (const auto tokens : {batch.ids(), batch.targets()}) {
         for (auto& token : tokens) {
           token = static_cast<std::int64_t>(random_word(2, 0, draw++) % scale.vocab);
         }
       }
-      const auto loss = (*engine)->forward(batch.batch());
-      EXPECT_TRUE(loss.has_value()) << loss.error().to_string();
-      const auto backward = (*engine)->backward();
-      EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
-      if (!backward.has_value()) return outcome;
     }
+    if (!run_micro_batches(**engine, micro_batches, run[Schedule] == 0)) return outcome;
     auto result = (*engine)->step();
     EXPECT_TRUE(result.has_value()) << result.error().to_string();
     if (!result.has_value()) return outcome;

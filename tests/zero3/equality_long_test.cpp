@@ -1,8 +1,8 @@
 // Proves equality over time and over all combinations. 100 steps in fp32 on NVMe, with the least
 // budget that fits, more, and everything, by each engine, with look-ahead and retention or without:
 // each step's loss is bit-equal to that of stage 0 with everything in memory. And the complete
-// product of the extremes of all placements and limits, each run with a dtype, an accumulation and
-// a head by chance: 4,608 runs with ARTESIAN_SOAK=1, else a sample of them.
+// product of the extremes of all placements and limits, each run with a dtype, an accumulation,
+// a head and a schedule by chance: 4,608 runs with ARTESIAN_SOAK=1, else a sample of them.
 #include <ATen/Parallel.h>
 
 #include <cstdio>
@@ -80,7 +80,7 @@ TEST_F(EveryExtreme, OfEveryFactorWithEveryOther) {
       run[factor] = 2 * take(2);
     }
     run[IoEngine] = take(2);
-    for (const Factor factor : {Dtype, Accumulation, Head}) {
+    for (const Factor factor : {Dtype, Accumulation, Head, Schedule}) {
       const auto drawn = random_word(61, factor, index);
       run[factor] = static_cast<int>(drawn % static_cast<std::uint64_t>(levels[factor]));
     }

@@ -1,8 +1,9 @@
 // Proves the first promise: placement, budgets, block size, prefetch limits, persistence, sub-group
-// size, buffer count and I/O engine never change a bit. A pairwise-covering set of runs (every pair
-// of values of every two factors occurs) trains a small GPT-2 for 16 steps; losses, loss scales,
-// gradient norms and the final digest must equal those of the run of the same dtype and
-// accumulation with everything in memory. equality_long_test.cpp goes on for longer.
+// size, buffer count, I/O engine and grouping of micro-batches never change a bit. A
+// pairwise-covering set of runs (every pair of values of every two factors occurs) trains a small
+// GPT-2 for 16 steps; losses, loss scales, gradient norms and the final digest must equal those of
+// the run of the same dtype and accumulation with everything in memory. equality_long_test.cpp goes
+// on for longer.
 #include "tests/zero3/equality.h"
 
 #include <map>

@@ -48,6 +48,20 @@ TEST(Layout, AnUntiedHeadIsAUnitOfItsStage) {
   EXPECT_EQ(layout.stages.back().size(), 1u);
 }
 
+TEST(Layout, TheLookedUpParameterIsAUnitOfItsOwn) {
+  const std::vector<ParameterSpec> parameters{{.name = "before", .shape = {8}},
+                                              {.name = "table", .shape = {100, 8}},
+                                              {.name = "after", .shape = {8, 8}}};
+  const std::vector<StageSpec> stages{{.name = "all", .parameters = {0, 1, 2}, .lookup = 1}};
+  for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1000}}) {  // persistent or not
+    const Layout layout = make_layout(parameters, stages, {limit, 100 * limit});
+    EXPECT_EQ(layout.stages.front(), (std::vector<std::uint32_t>{0, 1}));
+    EXPECT_EQ(layout.units[0].parameters, (std::vector<std::uint32_t>{0, 2}));
+    EXPECT_EQ(layout.units[1].parameters, (std::vector<std::uint32_t>{1}));
+    EXPECT_EQ(layout.units[1].persistent, limit != 0);
+  }
+}
+
 TEST(Layout, ParametersUpToTheThresholdPersist) {
   const SmallModel model = make_small_model(100, 8, 2);
   const Layout layout = make_layout(model.parameters, model.stages, {32, ~std::uint64_t{0}});

@@ -1,15 +1,18 @@
 // Proves what a trainer with a model and a loop of its own may rely on: any module and any tensors
 // work; losses are those of plain LibTorch training; a call out of order and a batch that does not
 // fit are errors that change nothing; an evaluation, wherever it comes, changes no bit and costs
-// the training none of its look-ahead.
+// the training none of its look-ahead; micro-batches handed over together have the bits of one
+// after the other, and gather parameters once a group.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #include "tests/support/temporary_directory.h"
 #include "zero3/engine.h"
@@ -356,6 +359,171 @@ TEST_F(Trainer, ABatchThatDoesNotFitChangesNothing) {
 
 ParameterSpec vector_of(const std::string& name) {
   return {.name = name, .shape = {width}};
+}
+
+/// Six steps of eight micro-batches: handed over together, or each by itself.
+Outcome train_eight(Engine& trained, bool together) {
+  Outcome outcome;
+  for (std::int64_t step = 0; step < 6; ++step) {
+    std::vector<Sample> samples;
+    std::vector<Batch> batches;
+    for (std::int64_t micro = 0; micro < 8; ++micro) samples.push_back(sample(step * 8 + micro));
+    for (const Sample& each : samples) batches.push_back({each.input, each.targets});
+    std::vector<double> losses;
+    if (together) {
+      auto made = trained.forward_backward(batches);
+      EXPECT_EQ(error_of(made), "");
+      losses = std::move(made).value();
+    } else {
+      for (const Batch& batch : batches) {
+        losses.push_back(trained.forward(batch).value());
+        EXPECT_EQ(error_of(trained.backward()), "");
+      }
+    }
+    for (const double loss : losses) outcome.losses.push_back(std::bit_cast<std::uint64_t>(loss));
+    EXPECT_EQ(trained.micro_batches(), 8u);
+    const auto result = trained.step();
+    EXPECT_EQ(error_of(result), "");
+    EXPECT_EQ(result->tokens, 8 * 16u);
+    outcome.norms.push_back(std::bit_cast<std::uint64_t>(result->grad_norm));
+    outcome.demands.push_back(result->fetch_demand);
+    outcome.reads.push_back(result->bytes_nvme_read);
+  }
+  outcome.digest = trained.digest().value();
+  EXPECT_EQ(error_of(trained.close()), "");
+  return outcome;
+}
+
+/// Eight micro-batches a step; every access to a unit fetches it.
+Config eight_micro_batches(Config config) {
+  track_activations();  // else a group is one
+  config.accumulation_steps = 8;
+  config.zero.max_live_parameters = 0;
+  config.zero.max_reuse_distance = 0;
+  return config;
+}
+
+TEST_F(Trainer, MicroBatchesTogetherHaveTheSameBitsAndGatherOnceAGroup) {
+  Perceptron module;
+  Config settings = eight_micro_batches(config());
+  const Outcome expected = train_eight(*engine(module, settings), /*together=*/false);
+  std::set<std::uint64_t> groups;
+  for (std::uint64_t memory = 1; memory < std::uint64_t{1} << 20; memory += memory / 4 + 1) {
+    settings.artesian.activation_memory = memory;
+    const Outcome outcome = train_eight(*engine(module, settings), /*together=*/true);
+    expect_same_bits(outcome, expected);
+    ASSERT_EQ(outcome.demands.back() * 8 % expected.demands.back(), 0u);
+    groups.insert(outcome.demands.back() * 8 / expected.demands.back());
+    for (const std::size_t step : {1, 2, 3, 4, 5}) {  // in the first, one went ahead alone
+      EXPECT_EQ(outcome.demands[step], outcome.demands.back());
+      EXPECT_EQ(outcome.reads[step], outcome.reads.back());
+    }
+  }
+  EXPECT_EQ(groups, (std::set<std::uint64_t>{1, 2, 3, 4, 8}));  // of 8, 4, 3, 2 and 1 at once
+}
+
+TEST_F(Trainer, OneBadBatchOfSeveralLeavesTheOthersOfItsGroupOut) {
+  Perceptron module;
+  Config settings = eight_micro_batches(config());
+  const Outcome expected = train_eight(*engine(module, settings), /*together=*/false);
+  const auto trained = engine(module, settings);
+  const Sample good = sample(0);
+  const Sample second = sample(1);
+  const at::Tensor narrow = good.input.narrow(1, 0, inputs - 1);
+  const at::Tensor none;
+  const auto error =
+      error_of(trained->forward_backward(std::vector<Batch>(9, {good.input, good.targets})));
+  EXPECT_EQ(error,
+            "forward_backward(): got 9 batches, allowed 1 to 8, the micro-batches left of this "
+            "step (gradient_accumulation_steps)");
+  EXPECT_NE(error_of(trained->forward_backward({})).find("got 0 batches"), std::string::npos);
+  // The first goes alone, and stays; of the group after it none does.
+  const auto refused = trained->forward_backward(std::vector<Batch>{
+      {good.input, good.targets}, {second.input, second.targets}, {narrow, good.targets}});
+  EXPECT_NE(error_of(refused).find("stage layer.0: batch 1, counted from 0: "), std::string::npos)
+      << error_of(refused);
+  EXPECT_EQ(trained->micro_batches(), 1u);
+  EXPECT_NE(error_of(trained->forward_backward(std::vector<Batch>{{none, none}}))
+                .find("batch.input: got an undefined tensor"),
+            std::string::npos);
+  std::vector<Sample> rest;
+  for (std::int64_t micro = 1; micro < 8; ++micro) rest.push_back(sample(micro));
+  std::vector<Batch> batches;
+  for (const Sample& each : rest) batches.push_back({each.input, each.targets});
+  ASSERT_EQ(error_of(trained->forward_backward(batches)), "");
+  const auto result = trained->step();
+  ASSERT_EQ(error_of(result), "");
+  EXPECT_EQ(std::bit_cast<std::uint64_t>(result->grad_norm), expected.norms.front());
+}
+
+TEST_F(Trainer, AWeightInTheGraphsOfTwoStagesKeepsMicroBatchesApart) {
+  // Its gradients are added as they come: bottom and top of one micro-batch, then of the next.
+  Stages module({{.name = "shared", .shape = {inputs}}, {.name = "below", .shape = {inputs}}},
+                {{.name = "bottom", .parameters = {0, 1}, .lookup = {}},
+                 {.name = "top", .parameters = {0}, .lookup = {}}},
+                {[](const at::Tensor& input, const auto& p) { return input * p[0] + p[1]; },
+                 [](const at::Tensor& input, const auto& p) { return (input * p[0]).mean(); }});
+  Config settings = eight_micro_batches(config());
+  settings.param_dtype = settings.grad_accum_dtype = DType::BFloat16;  // sums round
+  const Outcome expected = train_eight(*engine(module, settings), /*together=*/false);
+  settings.artesian.activation_memory = std::uint64_t{1} << 30;
+  const Outcome outcome = train_eight(*engine(module, settings), /*together=*/true);
+  expect_same_bits(outcome, expected);
+  EXPECT_EQ(outcome.demands, expected.demands);
+}
+
+TEST_F(Trainer, CheckpointedStagesRunTwiceAndChangeNoBit) {
+  std::array<int, 2> calls{};
+  const auto counted = [&calls](std::size_t stage, Stages::Forward forward) -> Stages::Forward {
+    return [&calls, stage, forward](const at::Tensor& input, const auto& p) {
+      ++calls[stage];
+      return forward(input, p);
+    };
+  };
+  Stages module({{.name = "weight", .shape = {width, inputs}}, vector_of("scale")},
+                {{.name = "bottom", .parameters = {0}, .lookup = {}},
+                 {.name = "top", .parameters = {1}, .lookup = {}}},
+                {counted(0, [](const at::Tensor& input,
+                               const auto& p) { return at::tanh(at::linear(input, p[0])); }),
+                 counted(1, [](const at::Tensor& input, const auto& p) {
+                   return at::tanh(input * p[0]).square().mean();
+                 })});
+  Config settings = eight_micro_batches(config());
+  const Outcome expected = train_eight(*engine(module, settings), /*together=*/false);
+  EXPECT_EQ(calls, (std::array<int, 2>{48, 48}));
+  settings.activation_checkpointing = true;
+  for (const bool together : {false, true}) {
+    const auto before = calls;
+    expect_same_bits(train_eight(*engine(module, settings), together), expected);
+    EXPECT_EQ(calls[0] - before[0], 96);
+    EXPECT_EQ(calls[1] - before[1], 96);
+  }
+}
+
+TEST_F(Trainer, ALookUpMayStandBesideALayerWhoseBackwardNeedsItsWeight) {
+  const std::vector<ParameterSpec> parameters{{.name = "table", .shape = {10, width}},
+                                              {.name = "weight", .shape = {width, width}}};
+  const std::vector<StageSpec> stages{{.name = "all", .parameters = {0, 1}, .lookup = 0}};
+  Stages module(parameters, stages, {[](const at::Tensor& input, const auto& p) {
+                  return (at::linear(input, p[0]) - 1).square().mean();
+                }});
+  for (const std::uint64_t threshold : {0, 10'000}) {  // streamed, persistent
+    Config settings = config();
+    settings.zero.param_persistence_threshold = threshold;
+    settings.optimizer.lr = 0.01;
+    const auto trained = engine(module, settings);
+    const at::Tensor ids = at::arange(8, at::kLong).reshape({2, 4});
+    const at::Tensor none;
+    double first = 0.0;
+    double last = 0.0;
+    for (int step = 0; step < 50; ++step) {
+      ASSERT_EQ(error_of(trained->forward_backward(std::vector<Batch>(2, {ids, none}))), "");
+      const auto result = trained->step();
+      ASSERT_EQ(error_of(result), "");
+      (step == 0 ? first : last) = result->loss;
+    }
+    EXPECT_LT(last, first / 2);
+  }
 }
 
 TEST_F(Trainer, AParameterThatAForwardLeavesOutStaysAsItWas) {
