@@ -1,5 +1,7 @@
 #include "zero3/compute_device.h"
 
+#include <ATen/cpu/Utils.h>
+
 #include <charconv>
 
 #include "tiering/host_device.h"
@@ -33,6 +35,16 @@ Result<std::optional<int>> device_index(const std::string& name) {
   return make_error(ErrorCode::Invalid,
                     "device: got \"" + name + "\", allowed cpu, cuda or cuda:i; write one of them");
 }
+
+namespace {
+
+/// Of processors those with AMX: bf16 takes a quarter of fp32's time there, and with AVX-512 alone,
+/// its bf16 instructions included, no less than fp32's.
+ComputeDevice cpu() {
+  return {.native_bf16 = at::cpu::init_amx(), .owned = {}, .backend = &tiering::host_device()};
+}
+
+}  // namespace
 
 #ifdef ARTESIAN_HAVE_CUDA
 namespace {
@@ -75,7 +87,7 @@ Result<std::uint64_t> free_device_memory(int index) {
 
 Result<ComputeDevice> open_compute_device(const std::string& name) {
   ARTESIAN_TRY(index, device_index(name));
-  if (!index.has_value()) return ComputeDevice{.owned = {}, .backend = &tiering::host_device()};
+  if (!index.has_value()) return cpu();
   ARTESIAN_TRY_VOID(tiering::CudaDevice::check(*index));
   // cuBLAS reads it when it is first used; without, products of matrices may differ between runs.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);  // NOLINT(concurrency-mt-unsafe)
@@ -94,7 +106,8 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
     ARTESIAN_TRY(backend, tiering::CudaDevice::open(
                               *index, static_cast<cudaStream_t>(stream.native_handle())));
     ComputeDevice opened{.torch = c10::Device(c10::kCUDA, device),
-                         .native_16_bit = true,
+                         .native_fp16 = true,
+                         .native_bf16 = true,
                          .owned = std::move(backend)};
     opened.backend = opened.owned.get();
     return opened;
@@ -139,7 +152,7 @@ Result<std::uint64_t> free_device_memory(int) {
 Result<ComputeDevice> open_compute_device(const std::string& name) {
   ARTESIAN_TRY(index, device_index(name));
   if (index.has_value()) return built_without();
-  return ComputeDevice{.owned = {}, .backend = &tiering::host_device()};
+  return cpu();
 }
 
 std::uint64_t tensor_bytes_now(const ComputeDevice&) {

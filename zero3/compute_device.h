@@ -20,7 +20,9 @@ namespace artesian::zero3 {
 
 struct ComputeDevice {
   c10::Device torch = c10::kCPU;
-  bool native_16_bit = false;              // computes in the parameters' dtype by default
+  // Multiplies matrices in these at least as fast as in fp32: then it does so by default.
+  bool native_fp16 = false;
+  bool native_bf16 = false;
   std::unique_ptr<tiering::Device> owned;  // null where `backend` is someone else's
   tiering::Device* backend = nullptr;      // never null once opened
 };

@@ -90,8 +90,8 @@ void for_each_counter(const Visit& visit) {
 
 }  // namespace
 
-Result<DType> choose_compute_dtype(const Config& config, bool native_16_bit) {
-  const DType automatic = native_16_bit ? config.param_dtype : DType::Float32;
+Result<DType> choose_compute_dtype(const Config& config, bool native) {
+  const DType automatic = native ? config.param_dtype : DType::Float32;
   const DType chosen = config.artesian.compute_dtype.value_or(automatic);
   if (chosen != DType::Float32 && chosen != config.param_dtype) {
     return make_error(ErrorCode::Invalid, std::string("artesian.compute_dtype: got ") +
@@ -184,7 +184,14 @@ class Engine::Impl {
 Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_module(module.parameters(), module.stages()));
   ARTESIAN_TRY_VOID(open_device());
-  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native_16_bit));
+  const bool native = (config.param_dtype == DType::Float16 && compute.native_fp16) ||
+                      (config.param_dtype == DType::BFloat16 && compute.native_bf16);
+  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, native));
+  if (compute_dtype != config.param_dtype || compute_dtype != DType::Float32) {
+    log(LogLevel::Info, std::string("artesian.compute_dtype: ") + dtype_name(compute_dtype) +
+                            (config.artesian.compute_dtype.has_value() ? "" : ", chosen here") +
+                            "; parameters are " + dtype_name(config.param_dtype));
+  }
   ARTESIAN_TRY(budgets, choose_budgets(config, options.device));
   ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
                                           .stages = &module.stages(),

@@ -112,6 +112,7 @@ class Shape:
                 "host_memory": f"{self.host}MiB",
                 "activation_memory": f"{self.activation}MiB",
                 "engine": self.engine,
+                "compute_dtype": "fp32",
             },
         }
 

@@ -90,7 +90,7 @@ def make_config(tmp_path, offload="nvme", accumulation=1, optimizer=None, **chan
             "offload_param": dict(place),
             "offload_optimizer": dict(place),
         },
-        "artesian": {"device_memory": "16MiB", "host_memory": "32MiB"},
+        "artesian": {"device_memory": "16MiB", "host_memory": "32MiB", "compute_dtype": "fp32"},
     } | changes
 
 
@@ -336,7 +336,7 @@ def test_digest_does_not_depend_on_placement_or_output(inputs, tmp_path):
     fp16 = {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 3, "hysteresis": 1}
     on_disk = make_config(tmp_path, "nvme", accumulation=2, fp16=fp16)
     resident = make_config(tmp_path, "none", accumulation=2, fp16=fp16)
-    resident["artesian"] = {"device_memory": "64MiB"}
+    resident["artesian"] = {"device_memory": "64MiB", "compute_dtype": "fp32"}
     runs = {
         "nvme": (on_disk, []),
         "nvme again": (on_disk, []),
@@ -358,3 +358,23 @@ def test_digest_does_not_depend_on_placement_or_output(inputs, tmp_path):
     assert len(outcomes["nvme"][0]) == 32
     done, lines = artesian(inputs, tmp_path, resident, steps=7)
     assert done.returncode == 0 and lines[-1]["digest"] != outcomes["nvme"][0]
+
+
+def test_auto_computes_in_what_the_log_says(inputs, tmp_path):
+    digests, logs = {}, {}
+    for dtype in ["auto", "bf16", "fp32"]:
+        config = make_config(tmp_path, "nvme", bf16={"enabled": True})
+        config["artesian"]["compute_dtype"] = dtype
+        done, lines = artesian(inputs, tmp_path, config, steps=3)
+        assert done.returncode == 0, done.stderr
+        digests[dtype], logs[dtype] = lines[-1]["digest"], done.stderr
+    assert digests["bf16"] != digests["fp32"]
+    (chosen,) = [
+        dtype
+        for dtype in ["bf16", "fp32"]
+        if f"artesian.compute_dtype: {dtype}, chosen here; parameters are bf16" in logs["auto"]
+    ]
+    assert digests["auto"] == digests[chosen]
+    with open("/proc/cpuinfo") as lines:
+        if not any("amx_bf16" in line for line in lines):  # with it, the kernel may still refuse
+            assert chosen == "fp32"
