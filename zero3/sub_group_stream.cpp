@@ -38,23 +38,21 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   group.index = task.index;
   group.first = task.index * plan.sub_group;
   group.count = plan.sub_group_numel(task.unit, task.index);
-  const auto place = [&](ShardId id, std::uint64_t home_offset, std::uint64_t item_offset) {
-    if (on_nvme(id) || out_of_reach(id)) return item->data() + item_offset;
-    return state_.store().memory(id) + home_offset;
+  const auto place = [&](ShardId id, std::uint64_t home_offset,
+                         std::uint64_t item_offset) -> std::byte* {
+    const bool elsewhere = item != nullptr && out_of_reach(id);
+    if (!on_nvme(id) && !elsewhere) return state_.store().memory(id) + home_offset;
+    return item != nullptr ? item->data() + item_offset : nullptr;
   };
   group.param =
       place(state_.param(task.unit), group.first * dtype_size(plan.param_dtype), param_offset());
   group.grad =
       place(state_.grad(task.unit), group.first * dtype_size(plan.grad_dtype), grad_offset());
   auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
-  if (plan.states == 3) {
-    group.master = record;
-    record += group.count;
-  } else {
-    group.master = reinterpret_cast<float*>(group.param);
-  }
-  group.exp_avg = record;
-  group.exp_avg_sq = record + group.count;
+  group.master = plan.states == 3 ? record : reinterpret_cast<float*>(group.param);
+  if (record == nullptr) return group;
+  group.exp_avg = record + (plan.states == 3 ? group.count : 0);
+  group.exp_avg_sq = group.exp_avg + group.count;
   return group;
 }
 

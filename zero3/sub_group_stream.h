@@ -13,7 +13,8 @@
 
 namespace artesian::zero3 {
 
-/// One sub-group in memory: elements [first, first + count) of the unit's image.
+/// One sub-group in memory: elements [first, first + count) of the unit's image. What the caller
+/// has not asked for may be null.
 struct SubGroup {
   std::uint32_t unit = 0;
   std::uint64_t index = 0;
@@ -22,7 +23,7 @@ struct SubGroup {
   float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves
   float* exp_avg = nullptr;     // [count]
   float* exp_avg_sq = nullptr;  // [count]
-  std::byte* grad = nullptr;    // [count] of grad_dtype; null unless asked for
+  std::byte* grad = nullptr;    // [count] of grad_dtype
   std::byte* param = nullptr;   // [count] of param_dtype, where the fresh parameter goes
 };
 
@@ -45,6 +46,10 @@ class SubGroupStream {
   /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
   Result<void> run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                          const SubGroupStreamOptions& options, const Body& body) noexcept;
+  /// A sub-group in its homes: memory, of the device where that is separate, or null.
+  SubGroup at_home(std::uint32_t unit, std::uint64_t index) noexcept {
+    return locate({unit, index}, nullptr);
+  }
   /// Seconds spent waiting for the disk so far.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
