@@ -1,8 +1,9 @@
 // Streams optimizer state through the staging ring, sub-group by sub-group: read, work, write, with
 // the reads of coming sub-groups and the writes of past ones in flight beside the work. State whose
 // home is memory is worked on in place; what lies in a separate device's memory comes and goes
-// through the ring, too. Initialisation (write), the optimizer step (read, write),
-// export and digest (read) are the same loop.
+// through the ring, too. A sub-group that needs nothing else takes no item of the ring, and the
+// disk is busy with the next ones that do. Initialisation (write), the optimizer step (read,
+// write), export and digest (read) are the same loop.
 #pragma once
 
 #include <cstdint>
@@ -62,6 +63,7 @@ class SubGroupStream {
                          const Body& body) noexcept;
   Result<void> run_one(const Task& task, tiering::StagingItem* item,
                        const SubGroupStreamOptions& options, const Body& body) noexcept;
+  bool needs_item(const Task& task, const SubGroupStreamOptions& options) const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item,
                            const SubGroupStreamOptions& options) noexcept;
