@@ -92,21 +92,27 @@ Result<void> Optimizer::initialize(
   return state_.ring().finish();
 }
 
-Result<void> Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants) noexcept {
+/// A sub-group's arrays from element `begin` on.
+kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
+                                         std::uint64_t begin) const noexcept {
   const Placement& plan = state_.placement();
-  const std::uint64_t grad_size = dtype_size(plan.grad_dtype);
-  const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  kernels::AdamArrays arrays;
+  arrays.param = group.master + begin;
+  arrays.exp_avg = group.exp_avg + begin;
+  arrays.exp_avg_sq = group.exp_avg_sq + begin;
+  arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
+  arrays.grad_dtype = plan.grad_dtype;
+  arrays.param_out =
+      plan.states == 3 ? group.param + begin * dtype_size(plan.param_dtype) : nullptr;
+  arrays.param_out_dtype = plan.param_dtype;
+  return arrays;
+}
+
+Result<void> Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants) noexcept {
+  const std::uint64_t param_size = dtype_size(state_.placement().param_dtype);
   const bool separate = state_.separate_device();
   state_.executor().parallel_for(group.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
-    kernels::AdamArrays arrays;
-    arrays.param = group.master + begin;
-    arrays.exp_avg = group.exp_avg + begin;
-    arrays.exp_avg_sq = group.exp_avg_sq + begin;
-    arrays.grad = group.grad + begin * grad_size;
-    arrays.grad_dtype = plan.grad_dtype;
-    arrays.param_out = plan.states == 3 ? group.param + begin * param_size : nullptr;
-    arrays.param_out_dtype = plan.param_dtype;
-    kernels::adam_step(arrays, end - begin, constants);
+    kernels::adam_step(arrays_of(group, begin), end - begin, constants);
     if (separate) return;
     residency_.refresh(group.unit, group.first + begin, end - begin,
                        group.param + begin * param_size);
@@ -119,25 +125,12 @@ Result<void> Optimizer::update(const SubGroup& group, const kernels::AdamStep& c
 /// Enqueued behind the model's own computing, whose parameters these are.
 Result<void> Optimizer::update_on_device(std::uint32_t unit,
                                          const kernels::AdamStep& constants) noexcept {
-  const Placement& plan = state_.placement();
-  tiering::TierStore& store = state_.store();
-  for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
-    const std::uint64_t first = index * plan.sub_group;
-    const std::uint64_t count = plan.sub_group_numel(unit, index);
-    std::byte* param = store.memory(state_.param(unit)) + first * dtype_size(plan.param_dtype);
-    auto* record = reinterpret_cast<float*>(store.memory(state_.optimizer(unit, index)));
-    kernels::AdamArrays arrays;
-    arrays.param = plan.states == 3 ? record : reinterpret_cast<float*>(param);
-    if (plan.states == 3) record += count;
-    arrays.exp_avg = record;
-    arrays.exp_avg_sq = record + count;
-    arrays.grad = store.memory(state_.grad(unit)) + first * dtype_size(plan.grad_dtype);
-    arrays.grad_dtype = plan.grad_dtype;
-    arrays.param_out = plan.states == 3 ? param : nullptr;
-    arrays.param_out_dtype = plan.param_dtype;
-    ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays, count, constants));
-    ARTESIAN_TRY_VOID(
-        residency_.refresh_by_copy(tiering::Queue::Compute, unit, first, count, param));
+  for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
+    const SubGroup group = stream_.at_home(unit, index);
+    ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, 0),
+                                                group.count, constants));
+    ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.first,
+                                                 group.count, group.param));
   }
   return {};
 }

@@ -43,6 +43,7 @@ class Optimizer {
   Result<void> fill(const SubGroup& group, WeightSource& weights) noexcept;
   Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
                           std::uint64_t end) noexcept;
+  kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   Result<void> update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
   Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
 

@@ -1,9 +1,11 @@
 #include "zero3/placement.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "base/units.h"
+#include "zero3/residents.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -41,6 +43,12 @@ class Planner {
     size_nvme();
     return std::move(plan_);
   }
+
+  /// Bytes that residents save a step.
+  std::uint64_t saved() const noexcept { return saved_; }
+  /// The largest host budget with a smaller ring, if what that leaves for residents might save
+  /// more.
+  std::optional<std::uint64_t> budget_of_a_smaller_ring() const noexcept { return smaller_ring_; }
 
  private:
   std::uint64_t param_bytes(const Unit& unit) const {
@@ -217,23 +225,37 @@ class Planner {
     return param_block_bytes(sub_group) * (params_on_nvme() ? 2 : 1);
   }
 
-  /// Staging takes its least and at most a quarter of `room`, which is what ring and least leave:
-  /// more buffers first, as they overlap, then larger ones.
+  /// The most blocks of one staging buffer, and the most buffers for parameters from NVMe.
+  std::uint64_t staging_blocks_max() const {
+    const std::uint64_t wanted = config_.zero.offload_param.buffer_size;
+    const std::uint64_t bytes = std::min(staging_bytes_max, wanted * dtype_size(plan_.param_dtype));
+    return std::max<std::uint64_t>(1, bytes / param_block_bytes(plan_.sub_group));
+  }
+  std::uint64_t param_staging_max() const {
+    if (!params_on_nvme()) return 0;
+    return std::clamp<std::uint64_t>(config_.zero.offload_param.buffer_count, 1, 64);
+  }
+
+  /// What staging may take of `room`, which is what the ring and its least leave. Residents get the
+  /// rest, so that they never get less where there is more: staging itself grows by whole buffers.
+  std::uint64_t staging_share(std::uint64_t room) const {
+    if (!request_.separate_device) return 0;
+    const std::uint64_t most = param_block_bytes(plan_.sub_group) * staging_blocks_max() *
+                               (param_staging_max() + grad_staging_count_max);
+    return std::min(room / 4, most - staging_min(plan_.sub_group));
+  }
+
+  /// Staging takes its least and its share of `room`: more buffers first, as they overlap, then
+  /// larger ones.
   void size_staging(std::uint64_t room) {
     if (!request_.separate_device) return;
-    const OffloadConfig& offload = config_.zero.offload_param;
     const std::uint64_t block = param_block_bytes(plan_.sub_group);
     const std::uint64_t blocks = (staging_min(plan_.sub_group) + room / 4) / block;
     std::uint64_t down = 0;
-    if (params_on_nvme()) {
-      const auto wanted = std::clamp<std::uint64_t>(offload.buffer_count, 1, 64);
-      down = std::clamp<std::uint64_t>(blocks / 2, 1, wanted);
-    }
+    if (params_on_nvme()) down = std::clamp<std::uint64_t>(blocks / 2, 1, param_staging_max());
     const auto up = std::clamp<std::uint64_t>(blocks - down, 1, grad_staging_count_max);
-    const std::uint64_t wanted_bytes =
-        std::min(staging_bytes_max, offload.buffer_size * dtype_size(plan_.param_dtype));
-    const std::uint64_t largest = std::max<std::uint64_t>(1, wanted_bytes / block);
-    plan_.staging_bytes = block * std::clamp<std::uint64_t>(blocks / (down + up), 1, largest);
+    plan_.staging_bytes =
+        block * std::clamp<std::uint64_t>(blocks / (down + up), 1, staging_blocks_max());
     plan_.param_staging_count = static_cast<std::uint32_t>(down);
     plan_.grad_staging_count = static_cast<std::uint32_t>(up);
   }
@@ -242,14 +264,17 @@ class Planner {
     return plan_.staging_bytes * (plan_.param_staging_count + plan_.grad_staging_count);
   }
 
+  std::uint64_t largest_sub_group() const {
+    const std::uint64_t wanted = std::min(config_.zero.sub_group_size, sub_group_max);
+    return std::max(image_alignment, round_down(wanted, image_alignment));
+  }
+
   /// Largest sub-group whose ring takes at most a quarter of `room`, or the smallest that fits at
   /// all.
   bool size_ring(std::uint64_t room) {
-    const std::uint64_t wanted = config_.zero.sub_group_size;
     const auto count_max = static_cast<std::uint32_t>(
         std::clamp<std::uint64_t>(config_.zero.offload_optimizer.buffer_count, 1, 64));
-    std::uint64_t sub_group =
-        std::max(image_alignment, round_down(std::min(wanted, sub_group_max), image_alignment));
+    std::uint64_t sub_group = largest_sub_group();
     for (;; sub_group = std::max(image_alignment, round_down(sub_group / 2, image_alignment))) {
       plan_.sub_group = sub_group;
       plan_.ring_item_bytes = item_bytes(sub_group);
@@ -264,70 +289,152 @@ class Planner {
     }
   }
 
-  Result<void> place_host() {
-    std::uint64_t fixed = 0;
+  /// What must be in host memory, apart from the ring.
+  std::uint64_t host_homes() const {
+    std::uint64_t bytes = 0;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       const Unit& unit = plan_.layout.units[index];
-      if (plan_.units[index].param == Tier::Host) fixed += param_bytes(unit);
-      if (plan_.units[index].optimizer == Tier::Host) fixed += optimizer_bytes(unit);
+      const UnitPlacement& place = plan_.units[index];
+      if (place.param == Tier::Host) bytes += param_bytes(unit);
+      if (place.optimizer == Tier::Host) bytes += optimizer_bytes(unit);
+      if (place.grad != Tier::Device && !any_nvme()) bytes += grad_bytes(unit);
     }
-    std::uint64_t gradients = 0;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
-      if (plan_.units[index].grad != Tier::Device) {
-        gradients += grad_bytes(plan_.layout.units[index]);
-      }
-    }
-    const std::uint64_t budget = request_.host_bytes;
-    const std::uint64_t must = fixed + (any_nvme() ? 0 : gradients);
-    if (must > budget || !size_ring(budget - must)) return host_error(must);
-    size_staging(budget - must - ring_bytes() - staging_min(plan_.sub_group));
-    std::uint64_t room = budget - must - ring_bytes() - staging_bytes();
-    plan_.host_pool_bytes = must + ring_bytes() + staging_bytes();
-    if (any_nvme()) room = place_gradients(room, gradients);
-    keep_params_in_host(room);
+    return bytes;
+  }
+
+  Result<void> place_host() {
+    const std::uint64_t must = host_homes();
+    if (must > request_.host_bytes) return host_error(must);
+    const std::uint64_t room = request_.host_bytes - must;
+    plan_.host_pool_bytes = must;
+    if (any_nvme() && !request_.separate_device && keep_everything(room)) return {};
+    if (!size_ring(room)) return host_error(must);
+    const std::uint64_t rest = room - ring_bytes() - staging_min(plan_.sub_group);
+    size_staging(rest);
+    plan_.host_pool_bytes += ring_bytes() + staging_bytes();
+    if (!any_nvme()) return {};
+    const std::uint64_t spare = rest - staging_share(rest);
+    keep(choose_residents(candidates(), {spare, config_.zero.offload_param.max_in_cpu}));
+    look_for_a_smaller_ring(must, room, spare);
     return {};
   }
 
   std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }
 
-  std::uint64_t place_gradients(std::uint64_t room, std::uint64_t wanted) {
-    std::uint64_t spilled = 0;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
-      if (plan_.units[index].grad == Tier::Device) continue;
-      const std::uint64_t bytes = grad_bytes(plan_.layout.units[index]);
-      if (bytes <= room) {
-        room -= bytes;
-        plan_.host_pool_bytes += bytes;
-      } else {
-        plan_.units[index].grad = Tier::Nvme;
-        spilled += bytes;
+  /// Everything that could be on NVMe, in the order in which the optimizer comes to it.
+  std::vector<Candidate> candidates() const {
+    const std::uint64_t slots = plan_.device_pool_bytes - device_need().fixed;
+    const std::uint64_t live_max = config_.zero.max_live_parameters;
+    const auto fetches =
+        fetches_of_a_pass(plan_.layout, *request_.stages,
+                          {.slots = slots / dtype_size(plan_.compute_dtype),
+                           .live_max = live_max - std::min(live_max, persistent_numel()),
+                           .reuse_distance_max = config_.zero.max_reuse_distance});
+    const std::uint64_t passes = config_.accumulation_steps;  // one for each micro-batch
+    std::vector<Candidate> all;
+    std::vector<Candidate> state;
+    for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
+      const Unit& unit = plan_.layout.units[index];
+      const UnitPlacement& place = plan_.units[index];
+      if (place.grad != Tier::Device) {  // written by each pass; read by all but the first, for the
+                                         // norm, and by the optimizer
+        all.push_back({.kind = ResidentKind::Gradient,
+                       .unit = index,
+                       .bytes = grad_bytes(unit),
+                       .moves = 2 * passes + 1});
       }
+      if (place.param == Tier::Nvme) {  // the optimizer writes it, and in fp32 reads it, too
+        all.push_back({.kind = ResidentKind::Parameter,
+                       .unit = index,
+                       .bytes = param_bytes(unit),
+                       .moves = passes * fetches[index] + (plan_.states == 2 ? 2 : 1),
+                       .elements = unit.numel});
+      }
+      if (place.optimizer != Tier::Nvme) continue;
+      for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
+        state.push_back({.kind = ResidentKind::OptimizerState,
+                         .unit = index,
+                         .sub_group = group,
+                         .bytes = plan_.sub_group_numel(index, group) * 4 * plan_.states,
+                         .moves = 2});
+      }
+    }
+    for (const auto place : spread_order(state.size())) all.push_back(state[place]);
+    return all;
+  }
+
+  /// Without a ring, where nothing remains on NVMe. Returns whether that is so.
+  bool keep_everything(std::uint64_t room) {
+    plan_.sub_group = largest_sub_group();
+    const auto all = candidates();
+    const auto residents = choose_residents(all, {room, config_.zero.offload_param.max_in_cpu});
+    if (residents.size() != all.size()) return false;
+    keep(residents);
+    return true;
+  }
+
+  /// Gives the residents homes in host memory, and what else the candidates are, on NVMe.
+  void keep(const std::vector<Candidate>& residents) {
+    for (UnitPlacement& place : plan_.units) {
+      if (place.grad != Tier::Device) place.grad = Tier::Nvme;
+    }
+    std::uint64_t state = 0;
+    std::uint64_t elements = 0;
+    for (const Candidate& resident : residents) {
+      UnitPlacement& place = plan_.units[resident.unit];
+      plan_.host_pool_bytes += resident.bytes;
+      saved_ += resident.bytes * resident.moves;
+      elements += resident.elements;
+      switch (resident.kind) {
+        case ResidentKind::Gradient: place.grad = Tier::Host; break;
+        case ResidentKind::Parameter: place.param = Tier::Host; break;
+        case ResidentKind::OptimizerState:
+          place.optimizer_in_host.resize(
+              static_cast<std::size_t>(plan_.sub_group_count(resident.unit)));
+          place.optimizer_in_host[static_cast<std::size_t>(resident.sub_group)] = true;
+          state += resident.bytes;
+          break;
+      }
+    }
+    note_residents(state, elements);
+    set_aliases();
+  }
+
+  void note_residents(std::uint64_t state, std::uint64_t elements) {
+    std::uint64_t spilled = 0;
+    std::uint64_t gradients = 0;
+    std::uint64_t all_state = 0;
+    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+      const std::uint64_t bytes = grad_bytes(plan_.layout.units[index]);
+      if (plan_.units[index].grad != Tier::Device) gradients += bytes;
+      if (plan_.units[index].grad == Tier::Nvme) spilled += bytes;
+      all_state += optimizer_bytes(plan_.layout.units[index]);
     }
     if (spilled != 0) {
       plan_.notes.push_back("artesian.host_memory: " + format_size(spilled) + " of " +
-                            format_size(wanted) + " of gradients spill to NVMe");
+                            format_size(gradients) + " of gradients spill to NVMe");
     }
-    return room;
-  }
-
-  /// offload_param.max_in_cpu: 16-bit shards whose home would be NVMe stay in spare host memory.
-  void keep_params_in_host(std::uint64_t room) {
-    std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
-      const Unit& unit = plan_.layout.units[index];
-      if (plan_.units[index].param != Tier::Nvme) continue;
-      if (unit.numel > elements || param_bytes(unit) > room) continue;
-      plan_.units[index].param = Tier::Host;
-      elements -= unit.numel;
-      room -= param_bytes(unit);
-      plan_.host_pool_bytes += param_bytes(unit);
-    }
-    const std::uint64_t kept = config_.zero.offload_param.max_in_cpu - elements;
-    if (kept != 0) {
-      plan_.notes.push_back("offload_param.max_in_cpu: " + std::to_string(kept) +
+    if (elements != 0) {
+      plan_.notes.push_back("offload_param.max_in_cpu: " + std::to_string(elements) +
                             " elements of parameters stay in host memory; 0 puts all on NVMe");
     }
-    set_aliases();
+    if (state != 0) {
+      const std::string share = state == all_state
+                                    ? "all " + format_size(state)
+                                    : format_size(state) + " of " + format_size(all_state);
+      plan_.notes.push_back("artesian.host_memory: " + share +
+                            " of optimizer state stay in host memory; a smaller budget puts more "
+                            "on NVMe");
+    }
+  }
+
+  /// `spare` is what the ring leaves of `room` for residents. A ring one size smaller leaves less
+  /// than the least room for this one: that may be more than `spare`, or fit better.
+  void look_for_a_smaller_ring(std::uint64_t must, std::uint64_t room, std::uint64_t spare) {
+    const std::uint64_t total = ring_bytes() + staging_min(plan_.sub_group);
+    const std::uint64_t least = total <= room / 4 ? 4 * total : total;
+    const std::uint64_t record = plan_.sub_group * 4 * plan_.states;
+    if (spare < least + record) smaller_ring_ = must + least - 1;
   }
 
   Error host_error(std::uint64_t must) const {
@@ -345,13 +452,14 @@ class Planner {
 
   void size_nvme() {
     const bool param_path = config_.zero.offload_param.device == Offload::Nvme;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+    for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       const Unit& unit = plan_.layout.units[index];
       std::uint64_t& params = param_path ? plan_.nvme_param_bytes : plan_.nvme_optimizer_bytes;
       if (plan_.units[index].param == Tier::Nvme) params += param_bytes(unit);
       if (plan_.units[index].grad == Tier::Nvme) params += grad_bytes(unit);
-      if (plan_.units[index].optimizer == Tier::Nvme) {
-        plan_.nvme_optimizer_bytes += optimizer_bytes(unit);
+      for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
+        if (plan_.optimizer_home(index, group) != Tier::Nvme) continue;
+        plan_.nvme_optimizer_bytes += plan_.sub_group_numel(index, group) * 4 * plan_.states;
       }
     }
   }
@@ -359,6 +467,8 @@ class Planner {
   const PlacementRequest& request_;
   const Config& config_;
   Placement plan_;
+  std::uint64_t saved_ = 0;
+  std::optional<std::uint64_t> smaller_ring_;
 };
 
 }  // namespace
@@ -371,8 +481,31 @@ std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index
   return std::min(sub_group, layout.units[unit].image - index * sub_group);
 }
 
+tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const auto& in_host = units[unit].optimizer_in_host;
+  return index < in_host.size() && in_host[static_cast<std::size_t>(index)] ? Tier::Host
+                                                                            : units[unit].optimizer;
+}
+
+/// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
+/// they would save less than below the leap, what was right there stays.
 Result<Placement> make_placement(const PlacementRequest& request) {
-  return Planner(request).run();
+  Planner planner(request);
+  ARTESIAN_TRY(best, planner.run());
+  std::uint64_t saved = planner.saved();
+  PlacementRequest less = request;
+  for (auto budget = planner.budget_of_a_smaller_ring(); budget.has_value();) {
+    less.host_bytes = *budget;
+    Planner below(less);
+    auto plan = below.run();
+    if (!plan.has_value()) break;  // a ring cannot be smaller
+    if (below.saved() > saved) {
+      saved = below.saved();
+      best = std::move(plan).value();
+    }
+    budget = below.budget_of_a_smaller_ring();
+  }
+  return best;
 }
 
 }  // namespace artesian::zero3

@@ -25,11 +25,12 @@ struct PlacementRequest {
   std::uint64_t host_bytes = 0;
 };
 
-/// Where one unit's state lives. Homes of the optimizer state are by unit, not by sub-group.
+/// Where one unit's state lives. Of optimizer state on NVMe, any sub-groups may be in host memory.
 struct UnitPlacement {
   tiering::Tier param = tiering::Tier::Nvme;
   tiering::Tier grad = tiering::Tier::Host;
   tiering::Tier optimizer = tiering::Tier::Nvme;
+  std::vector<bool> optimizer_in_host;  // by sub-group; empty: none. See optimizer_home
   bool aliased = false;  // compute reads the param home itself: same dtype, home in memory
   /// Of a separate device: parameters, gradients and optimizer state are all there, and so is the
   /// update.
@@ -65,6 +66,8 @@ struct Placement {
   /// Number of sub-groups of a unit, and the elements of one of them.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Where the optimizer state of a sub-group lives.
+  tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };
 
 /// Errors: Exhausted, one line per budget that is too small.

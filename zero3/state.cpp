@@ -56,7 +56,7 @@ std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) 
     for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
       const std::uint64_t block = plan.sub_group_numel(unit, index) * 4;
       records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
-                             .home = place.optimizer,
+                             .home = plan.optimizer_home(unit, index),
                              .bytes = block * plan.states,
                              .block_bytes = block,
                              .path = optimizer_path}));

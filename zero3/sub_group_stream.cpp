@@ -31,6 +31,15 @@ bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
   return state_.separate_device() && state_.store().shard(id).home == Tier::Device;
 }
 
+bool SubGroupStream::needs_item(const Task& task,
+                                const SubGroupStreamOptions& options) const noexcept {
+  const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
+  const bool reads_param = options.read_state && state_.placement().states == 2;
+  return passes(state_.optimizer(task.unit, task.index)) ||
+         ((options.write_state || reads_param) && passes(state_.param(task.unit))) ||
+         (options.read_grad && passes(state_.grad(task.unit)));
+}
+
 SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   const Placement& plan = state_.placement();
   SubGroup group;
@@ -38,23 +47,21 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   group.index = task.index;
   group.first = task.index * plan.sub_group;
   group.count = plan.sub_group_numel(task.unit, task.index);
-  const auto place = [&](ShardId id, std::uint64_t home_offset, std::uint64_t item_offset) {
-    if (on_nvme(id) || out_of_reach(id)) return item->data() + item_offset;
-    return state_.store().memory(id) + home_offset;
+  const auto place = [&](ShardId id, std::uint64_t home_offset,
+                         std::uint64_t item_offset) -> std::byte* {
+    const bool elsewhere = item != nullptr && out_of_reach(id);
+    if (!on_nvme(id) && !elsewhere) return state_.store().memory(id) + home_offset;
+    return item != nullptr ? item->data() + item_offset : nullptr;
   };
   group.param =
       place(state_.param(task.unit), group.first * dtype_size(plan.param_dtype), param_offset());
   group.grad =
       place(state_.grad(task.unit), group.first * dtype_size(plan.grad_dtype), grad_offset());
   auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
-  if (plan.states == 3) {
-    group.master = record;
-    record += group.count;
-  } else {
-    group.master = reinterpret_cast<float*>(group.param);
-  }
-  group.exp_avg = record;
-  group.exp_avg_sq = record + group.count;
+  group.master = plan.states == 3 ? record : reinterpret_cast<float*>(group.param);
+  if (record == nullptr) return group;
+  group.exp_avg = record + (plan.states == 3 ? group.count : 0);
+  group.exp_avg_sq = group.exp_avg + group.count;
   return group;
 }
 
@@ -168,18 +175,23 @@ Result<void> SubGroupStream::run_tasks(const std::vector<Task>& tasks,
   // Copies follow whatever has used the device's state, and it is used again after them.
   if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
   std::vector<StagingItem*> items(tasks.size(), nullptr);
-  std::size_t issued = 0;
+  std::size_t issued = 0;          // tasks that have an item, or need none
+  std::uint32_t items_in_use = 0;  // of tasks that are not done
   for (std::size_t current = 0; current < tasks.size(); ++current) {
-    while (ring.count() != 0 && issued < tasks.size() && issued < current + ring.count()) {
+    for (; issued < tasks.size(); ++issued) {
+      if (!needs_item(tasks[issued], options)) continue;
+      if (items_in_use == ring.count()) break;
       if (issued > current && !state_.peek_item().idle()) break;  // look ahead without waiting
       const std::uint64_t before = system_clock().now_ns();
       ARTESIAN_TRY(item, state_.next_item());
       wait_ns_ += system_clock().now_ns() - before;
       items[issued] = item;
+      ++items_in_use;
       ARTESIAN_TRY_VOID(issue_reads(tasks[issued], *item, options));
-      ++issued;
     }
+    ARTESIAN_CHECK(issued > current, issued, current);
     ARTESIAN_TRY_VOID(run_one(tasks[current], items[current], options, body));
+    if (items[current] != nullptr) --items_in_use;
   }
   return {};
 }

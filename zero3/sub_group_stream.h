@@ -1,8 +1,9 @@
 // Streams optimizer state through the staging ring, sub-group by sub-group: read, work, write, with
 // the reads of coming sub-groups and the writes of past ones in flight beside the work. State whose
 // home is memory is worked on in place; what lies in a separate device's memory comes and goes
-// through the ring, too. Initialisation (write), the optimizer step (read, write),
-// export and digest (read) are the same loop.
+// through the ring, too. A sub-group that needs nothing else takes no item of the ring, and the
+// disk is busy with the next ones that do. Initialisation (write), the optimizer step (read,
+// write), export and digest (read) are the same loop.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace artesian::zero3 {
 
-/// One sub-group in memory: elements [first, first + count) of the unit's image.
+/// One sub-group in memory: elements [first, first + count) of the unit's image. What the caller
+/// has not asked for may be null.
 struct SubGroup {
   std::uint32_t unit = 0;
   std::uint64_t index = 0;
@@ -22,7 +24,7 @@ struct SubGroup {
   float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves
   float* exp_avg = nullptr;     // [count]
   float* exp_avg_sq = nullptr;  // [count]
-  std::byte* grad = nullptr;    // [count] of grad_dtype; null unless asked for
+  std::byte* grad = nullptr;    // [count] of grad_dtype
   std::byte* param = nullptr;   // [count] of param_dtype, where the fresh parameter goes
 };
 
@@ -45,6 +47,10 @@ class SubGroupStream {
   /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
   Result<void> run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                          const SubGroupStreamOptions& options, const Body& body) noexcept;
+  /// A sub-group in its homes: memory, of the device where that is separate, or null.
+  SubGroup at_home(std::uint32_t unit, std::uint64_t index) noexcept {
+    return locate({unit, index}, nullptr);
+  }
   /// Seconds spent waiting for the disk so far.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
@@ -57,6 +63,7 @@ class SubGroupStream {
                          const Body& body) noexcept;
   Result<void> run_one(const Task& task, tiering::StagingItem* item,
                        const SubGroupStreamOptions& options, const Body& body) noexcept;
+  bool needs_item(const Task& task, const SubGroupStreamOptions& options) const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item,
                            const SubGroupStreamOptions& options) noexcept;

@@ -65,7 +65,7 @@ class Place:
             "zero_optimization": {
                 "stage": 3, "offload_param": dict(offload), "offload_optimizer": dict(offload),
             },
-            "artesian": {"device_memory": "16MiB", "host_memory": "16MiB"},
+            "artesian": {"device_memory": "16MiB", "host_memory": "256KiB"},
         }  # fmt: skip
         if change is not None:
             change(config)

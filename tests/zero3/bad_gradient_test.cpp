@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/zero3/budgets.h"
 #include "zero3/engine.h"
 #include "zero3/token_batch.h"
 
@@ -137,6 +138,9 @@ class BadGradient : public testing::TestWithParam<std::tuple<DType, Offload>> {
     config.zero.param_persistence_threshold = 0;
     config.zero.sub_group_size = 2'048;
     config.artesian.device_memory = config.artesian.host_memory = std::uint64_t{32} << 20;
+    if (home == Offload::Nvme) {
+      config.artesian.host_memory = host_budget_for_gradients(module_, config);
+    }
     auto engine = Engine::create(module_, config, {});
     EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
     Halves weights;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <filesystem>
@@ -41,7 +42,7 @@ enum Factor : std::size_t {
   Schedule,  // of micro-batches: each by itself; in groups of one, of all; those checkpointed
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4};
+constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -93,6 +94,7 @@ class Equality : public testing::Test {
   struct Outcome {
     std::vector<StepResult> steps;
     std::string digest;
+    bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
   Outcome train(const Choice& run, const Config& config) { return train(run, config, {}); }
@@ -140,7 +142,8 @@ inline Config Equality::config_of(const Choice& run) const {
   return config;
 }
 
-/// Level 0: the least that fits; 1: half as much again; 2: everything.
+/// Level 0: the least that fits; 1: half as much again; 2: everything; 3: half as much again, and
+/// host memory for a part of the optimizer state.
 inline void Equality::set_budgets(Config& config, const Choice& run) const {
   const int level = run[Budget];
   const Module& module = module_of(run);
@@ -163,7 +166,10 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
       tried.*member = low + (high - low) / 2;
       (fits(tried) ? high : low) = tried.*member;
     }
-    budgets.*member = level == 0 ? high : level == 1 ? high + high / 2 : everything;
+    budgets.*member = level == 0 ? high : level == 2 ? everything : high + high / 2;
+  }
+  if (level == 3) {
+    for (const auto& parameter : module.parameters()) budgets.host += parameter.numel() * 7;
   }
   config.artesian.device_memory = budgets.device;
   config.artesian.host_memory = budgets.host;
@@ -189,6 +195,17 @@ inline bool run_micro_batches(Engine& engine, const std::vector<TokenBatch>& mic
   return losses.has_value();
 }
 
+inline bool splits_a_unit(const Placement& plan) {
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    std::array<bool, 3> homes{};
+    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+      homes[static_cast<std::size_t>(plan.optimizer_home(unit, group))] = true;
+    }
+    if (std::count(homes.begin(), homes.end(), true) > 1) return true;
+  }
+  return false;
+}
+
 inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
                                          const EngineOptions& options) {
   Outcome outcome;
@@ -196,6 +213,7 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
   auto engine = Engine::create(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
+  outcome.split = splits_a_unit((*engine)->placement());
   RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);
   EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();

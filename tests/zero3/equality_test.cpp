@@ -68,13 +68,16 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
         train({0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation], run[Head]});
   }
   ASSERT_LE(runs.size() + references.size(), 60u);
+  int splits = 0;
   for (const Choice& run : runs) {
     SCOPED_TRACE(describe(run));
     const Outcome& reference = references[{run[Dtype], run[Accumulation], run[Head]}];
     const Outcome outcome = train(run);
     expect_same(outcome, reference);
     if (HasFatalFailure()) return;
+    splits += outcome.split ? 1 : 0;
   }
+  EXPECT_GE(splits, 3);
 }
 
 TEST_F(Equality, Fp16OverflowsAndGrowsAndLearnsMeanwhile) {

@@ -23,6 +23,7 @@ struct TierOptions {
   std::uint64_t device_bytes = std::uint64_t{64} << 20;  // budget
   std::uint64_t host_bytes = std::uint64_t{64} << 20;
   Offload home = Offload::Nvme;  // of parameters and optimizer state
+  bool spare_memory_holds_state = false;
 };
 
 /// Where everything lives: by default on NVMe, in `directory`, but for the gradients.
@@ -42,7 +43,10 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
                                         .device_bytes = options.device_bytes,
                                         .host_bytes = options.host_bytes})
                             .value();
-  for (UnitPlacement& unit : placement.units) unit.grad = options.grad;
+  for (UnitPlacement& unit : placement.units) {
+    unit.grad = options.grad;
+    if (!options.spare_memory_holds_state) unit.optimizer_in_host.clear();
+  }
   return placement;
 }
 

@@ -4,6 +4,7 @@
 // the training none of its look-ahead; micro-batches handed over together have the bits of one
 // after the other, and gather parameters once a group.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -15,6 +16,7 @@
 #include <set>
 
 #include "tests/support/temporary_directory.h"
+#include "tests/zero3/budgets.h"
 #include "zero3/engine.h"
 #include "zero3/tensor_weights.h"
 
@@ -92,6 +94,8 @@ Sample sample(std::int64_t number) {
 
 class Trainer : public testing::Test {
  protected:
+  Trainer() { at::set_num_threads(1); }  // tiny work: a team would only wait for itself
+
   Config config() const {
     Config config;
     config.micro_batch_size = 16;
@@ -103,10 +107,13 @@ class Trainer : public testing::Test {
     config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_path = directory_.path()};
     config.zero.param_persistence_threshold = 0;
     config.artesian.device_memory = std::uint64_t{1} << 20;
-    config.artesian.host_memory = std::uint64_t{16} << 20;
     return config;
   }
-  std::unique_ptr<Engine> engine(Module& module, const Config& config) {
+  /// All but the gradients on NVMe, unless the config says how much host memory there is.
+  std::unique_ptr<Engine> engine(Module& module, Config config) {
+    if (!config.artesian.host_memory.has_value()) {
+      config.artesian.host_memory = host_budget_for_gradients(module, config);
+    }
     auto made = Engine::create(module, config, {});
     EXPECT_TRUE(made.has_value()) << made.error().to_string();
     RandomWeights weights(module.parameters(), 1);

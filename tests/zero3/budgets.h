@@ -1,0 +1,41 @@
+// Budgets for tests that mean a tier: the host memory at which something first holds of the
+// placement. More would take state off NVMe.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "zero3/placement.h"
+
+namespace artesian::zero3 {
+
+/// The least host budget at which `holds(placement)`, which must hold of all larger ones, too.
+template <typename Holds>
+std::uint64_t least_host_budget(PlacementRequest request, const Holds& holds) {
+  std::uint64_t low = 0;
+  std::uint64_t high = std::uint64_t{1} << 40;
+  while (high - low > 1) {
+    request.host_bytes = low + (high - low) / 2;
+    const auto placement = make_placement(request);
+    (placement.has_value() && holds(*placement) ? high : low) = request.host_bytes;
+  }
+  return high;
+}
+
+/// Room for all gradients, and for next to nothing else: parameters and optimizer state stay on
+/// NVMe, if that is their home.
+inline std::uint64_t host_budget_for_gradients(const Module& module, const Config& config) {
+  return least_host_budget({.parameters = &module.parameters(),
+                            .stages = &module.stages(),
+                            .config = &config,
+                            .compute_dtype = DType::Float32,
+                            .device_bytes = std::uint64_t{1} << 40},
+                           [](const Placement& placement) {
+                             return std::none_of(
+                                 placement.units.begin(), placement.units.end(),
+                                 [](const auto& unit) { return unit.grad == tiering::Tier::Nvme; });
+                           });
+}
+
+}  // namespace artesian::zero3
