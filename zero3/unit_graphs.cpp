@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "zero3/from_torch.h"
+#include "zero3/step_trace.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -88,14 +89,6 @@ std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>&
   tensors.reserve(parameters.size());
   for (const auto parameter : parameters) tensors.push_back(tensors_.at(parameter));
   return tensors;
-}
-
-/// Backward needs no values of the looked-up parameter: its rows' gradients are all there is.
-Trace::Access UnitGraphs::backward_units(std::size_t stage) const {
-  const StageSpec& spec = module_.stages()[stage];
-  Trace::Access units = layout_.stages[stage];
-  if (spec.lookup.has_value()) std::erase(units, layout_.places[*spec.lookup].unit);
-  return units;
 }
 
 Result<Result<double>> UnitGraphs::forward(const Batch& batch) {
@@ -213,7 +206,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
 
 /// In: the gradient of the stage's output; out: that of its input, undefined if it needs none.
 Result<void> UnitGraphs::backward_stage(std::size_t stage, at::Tensor& gradient) {
-  const Trace::Access units = backward_units(stage);
+  const Trace::Access units = backward_units(layout_, module_.stages(), stage);
   ARTESIAN_TRY_VOID(enter(units));
   const std::uint64_t begin = system_clock().now_ns();
   const auto parameters = graph_parameters(stage);
