@@ -32,6 +32,10 @@ class Planner {
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
     plan_.states = config_.param_dtype == DType::Float32 ? 2 : 3;
+    const int stage = config_.zero.stage;
+    plan_.sharding = {.param = stage >= 3 ? request.ranks : 1,
+                      .grad = stage >= 2 ? request.ranks : 1,
+                      .optimizer = stage >= 1 ? request.ranks : 1};
   }
 
   Result<Placement> run() {
@@ -44,15 +48,17 @@ class Planner {
 
  private:
   std::uint64_t param_bytes(const Unit& unit) const {
-    return unit.image * dtype_size(plan_.param_dtype);
+    return Sharding::share(unit.image, plan_.sharding.param) * dtype_size(plan_.param_dtype);
   }
   std::uint64_t grad_bytes(const Unit& unit) const {
-    return unit.image * dtype_size(plan_.grad_dtype);
+    return Sharding::share(unit.image, plan_.sharding.grad) * dtype_size(plan_.grad_dtype);
   }
   std::uint64_t slot_bytes(const Unit& unit) const {
     return unit.image * dtype_size(plan_.compute_dtype);
   }
-  std::uint64_t optimizer_bytes(const Unit& unit) const { return unit.image * 4 * plan_.states; }
+  std::uint64_t optimizer_bytes(const Unit& unit) const {
+    return Sharding::share(unit.image, plan_.sharding.optimizer) * 4 * plan_.states;
+  }
 
   /// Lays the model out with at most `persistent_max` persistent elements and assigns the homes
   /// that the config asks for.
@@ -79,7 +85,8 @@ class Planner {
     for (UnitPlacement& place : plan_.units) {
       const bool in_reach =
           request_.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
-      place.aliased = plan_.param_dtype == plan_.compute_dtype && in_reach;
+      const bool whole = plan_.sharding.param == 1;
+      place.aliased = plan_.param_dtype == plan_.compute_dtype && in_reach && whole;
     }
   }
 
@@ -362,6 +369,10 @@ class Planner {
 };
 
 }  // namespace
+
+std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
+  return ranks == 1 ? image : round_up((image + ranks - 1) / ranks, image_alignment);
+}
 
 std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
   return (layout.units[unit].image + sub_group - 1) / sub_group;

@@ -23,6 +23,7 @@ struct PlacementRequest {
   bool separate_device = false;    // the host cannot reach the device's memory (tiering/device.h)
   std::uint64_t device_bytes = 0;  // budgets
   std::uint64_t host_bytes = 0;
+  std::uint64_t ranks = 1;  // which share the state as config.zero.stage says; budgets are of one
 };
 
 /// Where one unit's state lives. Homes of the optimizer state are by unit, not by sub-group.
@@ -36,9 +37,20 @@ struct UnitPlacement {
   bool updated_on_device = false;
 };
 
+/// Among how many ranks each kind of state is cut (ZeRO): 1 where each rank has all of it.
+struct Sharding {
+  std::uint64_t param = 1;      // stage 3
+  std::uint64_t grad = 1;       // stage 2 and above
+  std::uint64_t optimizer = 1;  // stage 1 and above
+
+  /// Elements of one rank's share of an image.
+  static std::uint64_t share(std::uint64_t image, std::uint64_t ranks) noexcept;
+};
+
 struct Placement {
   Layout layout;
   std::vector<UnitPlacement> units;
+  Sharding sharding;
   DType param_dtype = DType::Float32;    // of the param shards
   DType grad_dtype = DType::Float32;     // of the accumulators
   DType compute_dtype = DType::Float32;  // of the gathered parameters

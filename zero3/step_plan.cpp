@@ -17,6 +17,7 @@ Moved& Moved::operator+=(const Moved& other) noexcept {
   nvme_write += other.nvme_write;
   to_device += other.to_device;
   to_host += other.to_host;
+  bus += other.bus;
   return *this;
 }
 
@@ -36,27 +37,44 @@ Moved MovedByKind::total() const noexcept {
 
 namespace {
 
+std::uint64_t param_share(const Placement& plan, std::uint32_t unit) {
+  return Sharding::share(plan.layout.units[unit].image, plan.sharding.param) *
+         dtype_size(plan.param_dtype);
+}
+
+std::uint64_t grad_share(const Placement& plan, std::uint32_t unit) {
+  return Sharding::share(plan.layout.units[unit].image, plan.sharding.grad) *
+         dtype_size(plan.grad_dtype);
+}
+
+std::uint64_t optimizer_share(const Placement& plan, std::uint32_t unit) {
+  return Sharding::share(plan.layout.units[unit].image, plan.sharding.optimizer) * 4 * plan.states;
+}
+
 /// What the optimizer's pass over one unit moves. `live`: its slot holds parameters, which follow.
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
   const UnitPlacement& place = plan.units[unit];
-  const std::uint64_t image = plan.layout.units[unit].image;
-  const std::uint64_t param = image * dtype_size(plan.param_dtype);
-  const std::uint64_t state = image * 4 * plan.states;
+  const std::uint64_t updated =  // parameters that this rank makes anew
+      optimizer_share(plan, unit) / 4 / plan.states * dtype_size(plan.param_dtype);
   MovedByKind moved;
+  const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
+  const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
+  if (held) moved.param.bus = whole - std::min(updated, whole);
   if (place.updated_on_device) return moved;
+  const std::uint64_t state = optimizer_share(plan, unit);
   if (place.optimizer == Tier::Nvme) moved.optimizer.nvme_read = moved.optimizer.nvme_write = state;
-  if (place.grad == Tier::Nvme) moved.grad.nvme_read = image * dtype_size(plan.grad_dtype);
+  if (place.grad == Tier::Nvme) moved.grad.nvme_read = grad_share(plan, unit);
   if (place.param == Tier::Nvme) {
-    moved.param.nvme_write = param;
-    if (plan.states == 2) moved.param.nvme_read = param;  // the parameter is the master
+    moved.param.nvme_write = updated;
+    if (plan.states == 2) moved.param.nvme_read = updated;  // the parameter is the master
   }
   if (!separate) return moved;
   if (place.optimizer == Tier::Device) moved.optimizer.to_host = moved.optimizer.to_device = state;
   if (place.param == Tier::Device) {
-    moved.param.to_device = param;
-    if (plan.states == 2) moved.param.to_host = param;
+    moved.param.to_device = updated;
+    if (plan.states == 2) moved.param.to_host = updated;
   }
-  if (live && !place.aliased) moved.param.to_device += param;
+  if (live && !place.aliased) moved.param.to_device += updated;
   return moved;
 }
 
@@ -100,17 +118,15 @@ class DryRun {
     std::uint64_t bytes = placement_.expansion_bytes + placement_.grad_scratch_bytes;
     for (std::size_t index = 0; index < layout_.units.size(); ++index) {
       const UnitPlacement& place = placement_.units[index];
-      const std::uint64_t image = layout_.units[index].image;
-      if (place.param == Tier::Device) bytes += image * dtype_size(placement_.param_dtype);
-      if (place.grad == Tier::Device) bytes += image * dtype_size(placement_.grad_dtype);
-      if (place.optimizer == Tier::Device) bytes += image * 4 * placement_.states;
+      const auto unit = static_cast<std::uint32_t>(index);
+      if (place.param == Tier::Device) bytes += param_share(placement_, unit);
+      if (place.grad == Tier::Device) bytes += grad_share(placement_, unit);
+      if (place.optimizer == Tier::Device) bytes += optimizer_share(placement_, unit);
     }
     return bytes;
   }
 
-  std::uint64_t stored_bytes(std::uint32_t unit) const {
-    return layout_.units[unit].image * dtype_size(placement_.param_dtype);
-  }
+  std::uint64_t stored_bytes(std::uint32_t unit) const { return param_share(placement_, unit); }
   std::uint64_t grad_bytes(std::uint64_t elements) const {
     return elements * dtype_size(placement_.grad_dtype);
   }
@@ -131,6 +147,9 @@ class DryRun {
       if (place.param == Tier::Nvme) event.moved.param.nvme_read = stored_bytes(move.unit);
       const bool copies = request_.separate_device && place.param != Tier::Device;
       if (copies) event.moved.param.to_device = stored_bytes(move.unit);
+      const std::uint64_t whole =
+          layout_.units[move.unit].image * dtype_size(placement_.param_dtype);
+      event.moved.param.bus = whole - std::min(whole, stored_bytes(move.unit));
     } else if (move.to == SlotState::Live) {
       StepEvent& event = add(Kind::Await, move.unit);
       const bool cast_or_copied = !place.aliased && (place.param != Tier::Nvme || casts);
@@ -155,7 +174,7 @@ class DryRun {
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
-      if (spilled(unit)) event.moved.grad.nvme_write = grad_bytes(layout_.units[unit].image);
+      if (spilled(unit)) event.moved.grad.nvme_write = grad_share(placement_, unit);
     }
     ARTESIAN_TRY_VOID(prefetcher_.end_step());
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
@@ -171,7 +190,13 @@ class DryRun {
 
   void add_norm(std::uint32_t unit) {
     StepEvent& event = add(Kind::Norm, unit);
-    if (spilled(unit)) event.moved.grad.nvme_read = grad_bytes(layout_.units[unit].image);
+    if (spilled(unit)) event.moved.grad.nvme_read = grad_share(placement_, unit);
+    if (placement_.sharding.grad == 1) {  // reduced once, at the end
+      const std::uint64_t bytes = grad_share(placement_, unit);
+      const std::uint64_t others = request_.ranks - 1;
+      const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
+      event.moved.grad.bus = bytes / request_.ranks * others * passes;
+    }
     if (placement_.units[unit].grad != Tier::Device) return;
     for (const auto parameter : layout_.units[unit].parameters) {  // a partial sum of each block
       const std::uint64_t numel = layout_.places[parameter].numel;
@@ -215,9 +240,12 @@ class DryRun {
       } else if (placement_.units[unit].grad != Tier::Device) {
         event.moved.grad.to_host = event.numel * dtype_size(placement_.param_dtype);
       }
+      const std::uint64_t ranks = placement_.sharding.grad;
+      event.moved.grad.to_host /= ranks;
+      event.moved.grad.bus = event.numel * dtype_size(placement_.param_dtype) / ranks * (ranks - 1);
       if (spilled(unit)) {
-        const std::uint64_t bytes = started_[unit] ? touched_bytes(unit, parameters)
-                                                   : grad_bytes(layout_.units[unit].image);
+        const std::uint64_t bytes =
+            started_[unit] ? touched_bytes(unit, parameters) / ranks : grad_share(placement_, unit);
         event.moved.grad.nvme_write = bytes;
         if (started_[unit]) event.moved.grad.nvme_read = bytes;
       }
@@ -241,7 +269,7 @@ class DryRun {
       const std::uint64_t bytes = touched_bytes(place.unit, {*lookup});
       event.moved.grad.nvme_read = event.moved.grad.nvme_write = bytes;
       if (!started_[place.unit]) {
-        event.moved.grad.nvme_write += grad_bytes(layout_.units[place.unit].image);
+        event.moved.grad.nvme_write += grad_share(placement_, place.unit);
       }
     }
     started_[place.unit] = true;

@@ -21,6 +21,7 @@ struct Moved {  // bytes
   std::uint64_t nvme_write = 0;
   std::uint64_t to_device = 0;  // host to device; on a CPU what is cast or copied, aliased is 0
   std::uint64_t to_host = 0;
+  std::uint64_t bus = 0;  // what one rank receives from the others
 
   Moved& operator+=(const Moved& other) noexcept;
   bool operator==(const Moved&) const = default;
@@ -64,6 +65,7 @@ struct StepPlanRequest {
   std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
   std::uint64_t lookup_width = 0;  // elements of such a row
   bool separate_device = false;
+  std::uint64_t ranks = 1;
 };
 
 struct StepPlan {
