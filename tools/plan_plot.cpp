@@ -15,32 +15,35 @@ using Kind = zero3::StepEvent::Kind;
 
 constexpr double width = 960, left = 130, right = 24, bar_height = 30, lane_height = 26;
 constexpr double plot_width = width - left - right;
-constexpr double memory_top = 84, memory_step = 62;
+constexpr double memory_top = 112, memory_step = 62;
 constexpr double time_top = memory_top + 3 * memory_step + 60;
 
 constexpr const char* memory_names[] = {"parameters", "gradients", "optimizer state",
                                         "gathered parameters", "buffers"};
-constexpr const char* work_names[] = {"forward, backward", "parameters come", "gradients, norm",
-                                      "optimizer"};
+// What concerns parameters, gradients and optimizer state has one colour in both halves.
+constexpr const char* work_names[] = {"parameters come", "gradients, norm", "optimizer", "",
+                                      "forward, backward"};
 
 int look_of(Kind kind) {
   switch (kind) {
-    case Kind::Compute: return 0;
     case Kind::Fetch:
-    case Kind::Await: return 1;
-    case Kind::Update: return 3;
-    default: return 2;
+    case Kind::Await: return 0;
+    case Kind::Update: return 2;
+    case Kind::Compute: return 4;
+    default: return 1;
   }
 }
 
-std::string legend(const char* const* names, int count, double y) {
+std::string legend(const char* const* names, double y) {
   std::string svg;
-  for (int index = 0; index < count; ++index) {
-    const double x = left + index * 165.0;
+  double x = left + 40;
+  for (int index = 0; index < 5; ++index) {
+    if (names[index][0] == 0) continue;
     svg +=
         print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\"/>", index, x,
               y - 10) +
         print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 18, y, names[index]);
+    x += 150;
   }
   return svg;
 }
@@ -68,33 +71,53 @@ std::string tier_svg(const char* name, const TierBytes& tier, double y) {
          format_size(tier.used()) + of + "</text>\n";
 }
 
-/// Spans closer than a pixel are one: a picture of thousands stays small.
-std::vector<zero3::StepSpan> visible(std::vector<zero3::StepSpan> spans, double seconds) {
+struct Bar {
+  zero3::StepSpan span;
+  double busy = 0.0;  // seconds of it
+};
+
+/// Spans closer than a pixel are one bar, paler the more is empty: a picture of thousands stays
+/// small.
+std::vector<Bar> bars_of(std::vector<zero3::StepSpan> spans, double seconds) {
   const double pixel = seconds / plot_width;
   std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
     return a.resource != b.resource ? a.resource < b.resource : a.begin < b.begin;
   });
-  std::vector<zero3::StepSpan> shown;
+  std::vector<Bar> bars;
   for (zero3::StepSpan span : spans) {
     span.begin = std::max(span.begin, 0.0);
     span.end = std::min(span.end, seconds);
     if (span.end <= span.begin) continue;
-    const bool joins = !shown.empty() && shown.back().resource == span.resource &&
-                       look_of(shown.back().kind) == look_of(span.kind) &&
-                       span.begin - shown.back().end < pixel;
+    const double busy = span.end - span.begin;
+    const bool joins = !bars.empty() && bars.back().span.resource == span.resource &&
+                       look_of(bars.back().span.kind) == look_of(span.kind) &&
+                       span.begin - bars.back().span.end < pixel;
     if (joins) {
-      shown.back().end = std::max(shown.back().end, span.end);
+      bars.back().span.end = std::max(bars.back().span.end, span.end);
+      bars.back().busy += busy;
     } else {
-      shown.push_back(span);
+      bars.push_back({span, busy});
     }
   }
-  return shown;
+  return bars;
+}
+
+std::string bar_svg(const Bar& bar, double seconds, double y) {
+  const zero3::StepSpan& span = bar.span;
+  const double x = left + span.begin / seconds * plot_width;
+  const double length = span.end - span.begin;
+  return print("<rect class=\"k%d\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\"",
+               look_of(span.kind), x, y, std::max(length / seconds * plot_width, 0.3),
+               lane_height - 5) +
+         print(" fill-opacity=\"%.2f\">", std::clamp(bar.busy / length, 0.15, 1.0)) + "<title>" +
+         work_names[look_of(span.kind)] +
+         print(": %.4g s to %.4g s</title></rect>\n", span.begin, span.end);
 }
 
 std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
   std::string svg;
   double y = time_top;
-  const auto shown = visible(time.spans, time.seconds);
+  const auto bars = bars_of(time.spans, time.seconds);
   for (std::size_t index = 0; index < tiering::resource_count; ++index) {
     const auto resource = static_cast<Resource>(index);
     if (time.busy[index] <= 0) continue;
@@ -102,14 +125,8 @@ std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
                  resource_name(resource)) +
            print("<path class=\"grid\" d=\"M%.0f %.0fh%.0f\"/>\n", left, y + lane_height - 2,
                  plot_width);
-    for (const zero3::StepSpan& span : shown) {
-      if (span.resource != resource) continue;
-      const double x = left + span.begin / time.seconds * plot_width;
-      const double length = (span.end - span.begin) / time.seconds * plot_width;
-      svg += print("<rect class=\"k%d\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\">",
-                   look_of(span.kind), x, y, std::max(length, 0.3), lane_height - 5) +
-             "<title>" + work_names[look_of(span.kind)] +
-             print(": %.4g s to %.4g s</title></rect>\n", span.begin, span.end);
+    for (const Bar& bar : bars) {
+      if (bar.span.resource == resource) svg += bar_svg(bar, time.seconds, y);
     }
     y += lane_height;
   }
@@ -127,24 +144,26 @@ std::string plan_svg(const PlanReport& report) {
   const PlanFigures& figures = report.figures;
   double bottom = 0;
   const std::string timeline = timeline_svg(figures.time, &bottom);
-  const std::string title =
-      report.plan->model->model_type +
-      print(", %.4g parameters: %.4g s a step, %.4g tokens/s, bottleneck ",
-            static_cast<double>(figures.elements), figures.time.seconds, figures.tokens_per_s) +
-      figures.bottleneck;
+  const std::string title = report.plan->model->model_type +
+                            print(", %.4g parameters: %.4g s a step",
+                                  static_cast<double>(figures.elements), figures.time.seconds);
+  const std::string line = print("%.4g tokens/s, compute idle %.0f%%, bottleneck ",
+                                 figures.tokens_per_s, figures.idle_share * 100) +
+                           figures.bottleneck;
   std::string svg =
       print("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n",
             width, bottom) +
       "<title>artesian plan: " + escaped(title) + "</title>\n" + svg_style +
       print("<rect class=\"ground\" width=\"%.0f\" height=\"%.0f\"/>\n", width, bottom) +
       "<text class=\"title\" x=\"16\" y=\"32\">" + escaped(title) + "</text>\n" +
-      "<text class=\"head\" x=\"16\" y=\"60\">Memory of a rank</text>\n" +
-      legend(memory_names, 5, 60);
+      "<text x=\"16\" y=\"56\">" + escaped(line) + "</text>\n" +
+      print("<text class=\"head\" x=\"16\" y=\"%.0f\">Memory of a rank</text>\n", memory_top - 22) +
+      legend(memory_names, memory_top - 22);
   svg += tier_svg("device", figures.device, memory_top);
   svg += tier_svg("host", figures.host, memory_top + memory_step);
   svg += tier_svg("nvme", figures.nvme, memory_top + 2 * memory_step);
   svg += print("<text class=\"head\" x=\"16\" y=\"%.0f\">One step</text>\n", time_top - 16) +
-         legend(work_names, 4, time_top - 16);
+         legend(work_names, time_top - 16);
   return svg + timeline + "</svg>\n";
 }
 

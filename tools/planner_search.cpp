@@ -85,11 +85,11 @@ class Changes {
 
   void try_batch() {
     const std::uint64_t micro = plan_.config.micro_batch_size;
-    change("train_micro_batch_size_per_gpu", std::to_string(micro), std::to_string(2 * micro),
-           [](PlanCase& plan) { plan.config.micro_batch_size *= 2; });
+    change("train_micro_batch_size_per_gpu (and train_batch_size)", std::to_string(micro),
+           std::to_string(2 * micro), [](PlanCase& plan) { plan.config.micro_batch_size *= 2; });
     const std::uint64_t steps = plan_.config.accumulation_steps;
-    change("gradient_accumulation_steps", std::to_string(steps), std::to_string(4 * steps),
-           [](PlanCase& plan) { plan.config.accumulation_steps *= 4; });
+    change("gradient_accumulation_steps (and train_batch_size)", std::to_string(steps),
+           std::to_string(4 * steps), [](PlanCase& plan) { plan.config.accumulation_steps *= 4; });
     if (steps > 1 && steps % 2 == 0) {  // the same batch in larger pieces
       change("train_micro_batch_size_per_gpu, with half of gradient_accumulation_steps",
              std::to_string(micro), std::to_string(2 * micro), [](PlanCase& plan) {

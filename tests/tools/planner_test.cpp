@@ -138,7 +138,8 @@ TEST_F(Planner, ChangesAreCasesOfTheirOwn) {
             figures_of(changed).tokens_per_s);
   changed = now;
   changed.config.micro_batch_size = 4;
-  EXPECT_EQ(found("train_micro_batch_size_per_gpu", "4"), figures_of(changed).tokens_per_s);
+  EXPECT_EQ(found("train_micro_batch_size_per_gpu (and train_batch_size)", "4"),
+            figures_of(changed).tokens_per_s);
 }
 
 TEST_F(Planner, OffersNothingToAStepThatOnlyComputes) {
