@@ -17,15 +17,18 @@ double block_elements(const LlamaConfig& llama) {
 
 }  // namespace
 
-double flops_per_token(const ModelConfig& config, std::uint64_t length) {
+ForwardFlops forward_flops_per_token(const ModelConfig& config, std::uint64_t length) {
   const bool is_llama = config.model_type == "llama";
-  const auto layers = static_cast<double>(is_llama ? config.llama.layers : config.gpt2.layers);
   const auto attention =
       static_cast<double>(is_llama ? config.llama.heads * config.llama.head : config.gpt2.hidden);
   const double block = is_llama ? block_elements(config.llama) : block_elements(config.gpt2);
-  const double weights =
-      layers * block + static_cast<double>(config.hidden) * static_cast<double>(config.vocab_size);
-  return 6 * weights + 12 * layers * attention * static_cast<double>(length);
+  return {.block = 2 * block + 4 * attention * static_cast<double>(length),
+          .head = 2 * static_cast<double>(config.hidden) * static_cast<double>(config.vocab_size)};
+}
+
+double flops_per_token(const ModelConfig& config, std::uint64_t length) {
+  const ForwardFlops forward = forward_flops_per_token(config, length);
+  return 3 * (static_cast<double>(layer_count(config)) * forward.block + forward.head);
 }
 
 }  // namespace artesian::models

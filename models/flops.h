@@ -15,4 +15,11 @@ namespace artesian::models {
 /// recompute.
 double flops_per_token(const ModelConfig& config, std::uint64_t length);
 
+/// The forward part of it, a third, for one block and for the head.
+struct ForwardFlops {
+  double block = 0.0;
+  double head = 0.0;
+};
+ForwardFlops forward_flops_per_token(const ModelConfig& config, std::uint64_t length);
+
 }  // namespace artesian::models

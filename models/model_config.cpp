@@ -88,6 +88,16 @@ std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config) {
   return gpt2_parameters(config.gpt2);
 }
 
+std::vector<zero3::StageSpec> model_stages(const ModelConfig& config) {
+  if (config.model_type == "llama") return llama_stages(config.llama);
+  ARTESIAN_CHECK(config.model_type == "gpt2");
+  return gpt2_stages(config.gpt2);
+}
+
+std::int64_t layer_count(const ModelConfig& config) {
+  return config.model_type == "llama" ? config.llama.layers : config.gpt2.layers;
+}
+
 std::string_view parameter_name(const ModelConfig& config, std::string_view saved_name) {
   const std::string_view prefix = body_prefix(config);
   if (saved_name.starts_with(prefix)) saved_name.remove_prefix(prefix.size());

@@ -35,6 +35,12 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
 /// In model order, which is the order of Module::parameters().
 std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config);
 
+/// Stages of the model: "embed", its blocks, "head".
+std::vector<zero3::StageSpec> model_stages(const ModelConfig& config);
+
+/// Number of blocks.
+std::int64_t layer_count(const ModelConfig& config);
+
 /// A checkpoint's name without the prefix of the class that saved it: "transformer.wte.weight" ->
 /// "wte.weight", "model.norm.weight" -> "norm.weight".
 std::string_view parameter_name(const ModelConfig& config, std::string_view saved_name);

@@ -26,21 +26,9 @@
 #include "base/executor.h"
 #include "tiering/device_loader.h"
 #include "tiering/tier_store.h"
+#include "tiering/unit_slots.h"
 
 namespace artesian::tiering {
-
-enum class SlotState : std::uint8_t { Absent, Fetching, Live };
-
-constexpr bool may_go(SlotState from, SlotState to) noexcept {
-  switch (from) {
-    case SlotState::Absent: return to == SlotState::Fetching;
-    case SlotState::Fetching: return to == SlotState::Live || to == SlotState::Absent;
-    case SlotState::Live: return to == SlotState::Absent;
-  }
-  return false;
-}
-static_assert(!may_go(SlotState::Absent, SlotState::Live));    // must pass through Fetching
-static_assert(!may_go(SlotState::Live, SlotState::Fetching));  // fetched once, not again
 
 struct ResidentUnit {
   ShardId shard{};
@@ -50,32 +38,23 @@ struct ResidentUnit {
   bool persistent = false;          // its slot comes from the far end, away from those that move
 };
 
-class Residency {
+class Residency final : public UnitSlots {
  public:
   /// `loader`: for a device with memory of its own, else null. All must outlive it.
   Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
             Executor& executor, DeviceLoader* loader = nullptr);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
-  ~Residency();  // checks that `clear` succeeded
+  ~Residency() override;  // checks that `clear` succeeded
 
-  SlotState state(std::uint32_t unit) const noexcept;
-  bool pinned(std::uint32_t unit) const noexcept;
-  /// Takes a slot for an Absent unit and starts its transfers. Errors: Exhausted when no free run
-  /// of device memory is long enough (evict and try again); nothing has changed then.
-  Result<void> start(std::uint32_t unit, aio::Priority priority) noexcept;
-  /// Waits for the transfers of a Fetching unit, verifies and expands it, and pins it. A Live unit
-  /// is only pinned. Errors: Io, Corrupt, Timeout.
-  Result<void> acquire(std::uint32_t unit) noexcept;
-  /// Errors: Io (the device).
-  Result<void> unpin(std::uint32_t unit) noexcept;
-  /// Gives the slot of an unpinned unit back, waiting for transfers in flight. Errors: Timeout.
-  Result<void> drop(std::uint32_t unit) noexcept;
-  /// Drops everything. Errors: Timeout; see Note [A disk that does not answer].
-  Result<void> clear() noexcept;
-
-  /// First byte of a Live unit's slot: [image] elements of the compute dtype.
-  std::byte* data(std::uint32_t unit) noexcept;
+  SlotState state(std::uint32_t unit) const noexcept override;
+  bool pinned(std::uint32_t unit) const noexcept override;
+  Result<void> start(std::uint32_t unit, aio::Priority priority) noexcept override;
+  Result<void> acquire(std::uint32_t unit) noexcept override;
+  Result<void> unpin(std::uint32_t unit) noexcept override;
+  Result<void> drop(std::uint32_t unit) noexcept override;
+  Result<void> clear() noexcept override;
+  std::byte* data(std::uint32_t unit) noexcept override;
   /// After elements [first, first + count) of the home changed to `fresh` (of the stored dtype):
   /// brings a Live slot up to date. Any thread, for disjoint ranges; does nothing for other states.
   void refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,

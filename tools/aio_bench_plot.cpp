@@ -2,66 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 
 #include "base/units.h"
+#include "tools/svg.h"
 
 namespace artesian::bench {
 namespace {
+
+constexpr auto print = tools::svg_print;
+constexpr auto escaped = tools::svg_escaped;
 
 constexpr double width = 960;
 constexpr double panel_width = 460;
 constexpr double panel_height = 300;
 constexpr double head_height = 92;
 constexpr double left = 56, right = 14, top = 46, bottom = 46;  // of a panel, around its axes
-
-// Plain rules, and the dark ones over them: viewers that know no media queries show the light look.
-constexpr const char* style = R"(<style>
-svg { font: 13px system-ui, sans-serif; }
-.ground { fill: #ffffff; } text { fill: #1a1a1a; }
-.title { font-size: 20px; font-weight: 600; } .head { font-weight: 600; }
-.grid { stroke: #d5d5d5; stroke-width: 1; }
-.line { fill: none; stroke-width: 2.2; }
-.a { stroke: #0072b2; } .b { stroke: #d55e00; stroke-dasharray: 7 4; }
-.c { stroke: #00835f; stroke-dasharray: 2 3; }
-.mark { stroke-dasharray: none; stroke-width: 2; fill: #ffffff; }
-.chosen { fill: none; stroke: #1a1a1a; stroke-width: 2; }
-.cell { fill: #0072b2; } .end { text-anchor: end; } .middle { text-anchor: middle; }
-.small { font-size: 11px; }
-@media (prefers-color-scheme: dark) {
-  .ground, .mark { fill: #14171a; } text { fill: #ececec; } .grid { stroke: #3b4046; }
-  .a { stroke: #56b4e9; } .b { stroke: #f0a830; } .c { stroke: #3fd0a4; }
-  .chosen { stroke: #ececec; } .cell { fill: #2f8fd0; }
-}
-</style>
-)";
-
-[[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
-
-/// As XML may hold it.
-std::string escaped(const std::string& text) {
-  using Json = nlohmann::json;
-  const std::string quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-  std::string result;
-  for (const char c : Json::parse(quoted).get<std::string>()) {
-    switch (c) {
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '&': result += "&amp;"; break;
-      case '"': result += "&quot;"; break;
-      default: result += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
-    }
-  }
-  return result;
-}
 
 struct Mark {
   std::size_t at = 0;  // index of its x label
@@ -379,7 +334,7 @@ std::string plot_svg(const TuneReport& report) {
   std::string svg =
       print("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n",
             width, height) +
-      "<title>aio_bench tune: " + escaped(headline(report)) + "</title>\n" + style +
+      "<title>aio_bench tune: " + escaped(headline(report)) + "</title>\n" + tools::svg_style +
       print("<rect class=\"ground\" width=\"%.0f\" height=\"%.0f\"/>\n", width, height) +
       "<text class=\"title\" x=\"16\" y=\"34\">What this disk gives, and the settings to "
       "use</text>\n<text x=\"16\" y=\"60\">" +

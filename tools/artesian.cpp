@@ -3,6 +3,7 @@
 
 #include "tools/command_line.h"
 #include "tools/doctor.h"
+#include "tools/plan.h"
 #include "tools/process_setup.h"
 #include "tools/report_error.h"
 #include "tools/train.h"
@@ -24,6 +25,11 @@ int run_train(const CLI::App& command) {
   return artesian::tools::train(*options);
 }
 
+int run_plan(const CLI::App& command) {
+  const auto options = artesian::tools::read_plan_flags(command);
+  return options.has_value() ? artesian::tools::run_plan(*options) : fail(options.error().message);
+}
+
 int run_doctor(const CLI::App& command) {
   const auto exit_code = artesian::tools::run_doctor(command);
   if (exit_code.has_value()) return *exit_code;
@@ -43,15 +49,18 @@ int main(int argc, char** argv) {
   artesian::tools::add_train_flags(*train);
   CLI::App* doctor = app.add_subcommand("doctor", "What of this machine slows or stops training");
   artesian::tools::add_doctor_flags(*doctor);
-  for (const char* later : {"plan", "report", "generate", "config", "export", "inspect", "run"}) {
+  CLI::App* plan = app.add_subcommand("plan", "What a training job would be, before it runs");
+  artesian::tools::add_plan_flags(*plan);
+  for (const char* later : {"report", "generate", "config", "export", "inspect", "run"}) {
     app.add_subcommand(later, "not supported yet")->group("")->prefix_command();
   }
   const auto exit_code = artesian::tools::parse_command_line(app, program, argc, argv);
   if (exit_code.has_value()) return *exit_code;
   if (*train) return run_train(*train);
   if (*doctor) return run_doctor(*doctor);
+  if (*plan) return run_plan(*plan);
   for (const CLI::App* chosen : app.get_subcommands()) {
     return fail("not supported yet: " + chosen->get_name());
   }
-  return fail("missing command: got nothing, allowed train or doctor; see artesian --help");
+  return fail("missing command: got nothing, allowed train, plan or doctor; see artesian --help");
 }

@@ -1,114 +1,19 @@
 #include "tools/train_flags.h"
 
-#include <charconv>
-#include <cmath>
-
+#include "tools/flag_reader.h"
 #include "zero3/compute_device.h"
-#include "zero3/config_faults.h"
 
 namespace artesian::tools {
 namespace {
 
-// Far above any run, and low enough that products of two stay within 64 bits.
-constexpr std::uint64_t count_max = 1'000'000'000;
-
-/// The whole text as a number of type T, or nothing.
-template <typename T>
-std::optional<T> parse_number(const std::string& text) {
-  T value{};
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-class Reader {
- public:
-  explicit Reader(const CLI::App& app) : app_(app) {}
-
-  bool given(const char* flag) const { return app_.get_option(flag)->count() != 0; }
-  bool has_faults() const { return !faults_.empty(); }
-  Error error() const { return faults_.to_error(); }
-  void unsupported(const std::string& what) { faults_.unsupported(what); }
-  void refuse(const std::string& flag, const std::string& got, const std::string& rest) {
-    faults_.invalid(flag + ": got " + got + ", allowed " + rest);
-  }
-  void refuse_text(const char* flag, const std::string& rest) {
-    refuse(flag, '"' + text(flag) + '"', rest);
-  }
-
-  std::string text(const char* flag) const {
-    return given(flag) ? app_.get_option(flag)->results().front() : std::string();
-  }
-
-  void expect_single_values() {
-    for (const CLI::Option* option : app_.get_options()) {
-      if (option->get_items_expected_max() == 0 || option->count() < 2) continue;
-      refuse(option->get_name(), std::to_string(option->count()) + " values",
-             "one; drop the others");
-    }
-  }
-
-  std::string path(const char* flag) {
-    std::string value = text(flag);
-    if (given(flag) && value.empty()) refuse_text(flag, "a path; write one, or drop the flag");
-    return value;
-  }
-
-  std::string required_path(const char* flag, const std::string& fix) {
-    if (!given(flag)) refuse(flag, "nothing", "a path; " + fix);
-    return path(flag);
-  }
-
-  std::optional<std::uint64_t> count(const char* flag) {
-    if (!given(flag)) return std::nullopt;
-    const auto value = parse_number<std::uint64_t>(text(flag));
-    if (value.has_value() && *value >= 1 && *value <= count_max) return value;
-    const bool large = value.has_value() && *value > count_max;
-    refuse_text(flag, large
-                          ? "a whole number of at most " + std::to_string(count_max) + "; lower it"
-                          : std::string("a whole number of at least 1; write one such as 10"));
-    return std::nullopt;
-  }
-
-  std::uint64_t seed(const char* flag) {
-    if (!given(flag)) return 0;
-    const auto value = parse_number<std::uint64_t>(text(flag));
-    if (!value.has_value()) {
-      refuse_text(flag, "a whole number from 0 to 18446744073709551615; write one such as 1");
-    }
-    return value.value_or(0);
-  }
-
-  std::optional<double> rate(const char* flag) {
-    if (!given(flag)) return std::nullopt;
-    const auto value = parse_number<double>(text(flag));
-    if (value.has_value() && std::isfinite(*value) && *value >= 0) return value;
-    refuse_text(flag, "a number of at least 0; write one such as 1e-4");
-    return std::nullopt;
-  }
-
-  /// Whether the second of two words was given; the first is the default.
-  bool second_word(const char* flag, const std::string& first, const std::string& second) {
-    const std::string value = text(flag);
-    if (given(flag) && value != first && value != second) {
-      refuse_text(flag, first + " or " + second + "; write one of them");
-    }
-    return value == second;
-  }
-
- private:
-  const CLI::App& app_;
-  zero3::Faults faults_;
-};
-
-void check_later_flags(Reader& reader) {
+void check_later_flags(FlagReader& reader) {
   for (const char* later : {"--resume", "--checkpoint-every"}) {
     if (reader.given(later)) reader.unsupported(later);
   }
 }
 
 /// Whether the GPU is there shows later; the word, now.
-std::string read_device(Reader& reader) {
+std::string read_device(FlagReader& reader) {
   if (!reader.given("--device")) return "cpu";
   std::string device = reader.text("--device");
   if (!zero3::device_index(device).has_value()) {
@@ -153,7 +58,7 @@ void add_train_flags(CLI::App& train) {
 }
 
 Result<TrainOptions> read_train_flags(const CLI::App& train) {
-  Reader reader(train);
+  FlagReader reader(train);
   TrainOptions options;
   check_later_flags(reader);
   reader.expect_single_values();

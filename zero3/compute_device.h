@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "base/dtype.h"
 #include "base/result.h"
 #include "tiering/device.h"
 
@@ -23,6 +24,9 @@ struct ComputeDevice {
   // Multiplies matrices in these at least as fast as in fp32: then it does so by default.
   bool native_fp16 = false;
   bool native_bf16 = false;
+  bool native(DType dtype) const noexcept {
+    return dtype == DType::Float16 ? native_fp16 : dtype == DType::BFloat16 && native_bf16;
+  }
   std::unique_ptr<tiering::Device> owned;  // null where `backend` is someone else's
   tiering::Device* backend = nullptr;      // never null once opened
 };

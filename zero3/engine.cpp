@@ -178,15 +178,21 @@ class Engine::Impl {
   StepResult counters() const;
   void take_difference(StepResult& result);
   void take_peaks(StepResult& result) const;
+  double disk_seconds(std::uint64_t read, std::uint64_t written) const;
   void predict(StepResult& result);
+
+  struct {  // the last step's update, which has the disk to itself
+    double seconds = 0.0;
+    double waited = 0.0;
+    std::uint64_t bytes_read = 0;
+    std::uint64_t bytes_written = 0;
+  } update_phase;
 };
 
 Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_module(module.parameters(), module.stages()));
   ARTESIAN_TRY_VOID(open_device());
-  const bool native = (config.param_dtype == DType::Float16 && compute.native_fp16) ||
-                      (config.param_dtype == DType::BFloat16 && compute.native_bf16);
-  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, native));
+  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native(config.param_dtype)));
   if (compute_dtype != config.param_dtype || compute_dtype != DType::Float32) {
     log(LogLevel::Info, std::string("artesian.compute_dtype: ") + dtype_name(compute_dtype) +
                             (config.artesian.compute_dtype.has_value() ? "" : ", chosen here") +
@@ -383,8 +389,16 @@ Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
   constants.weight_decay = static_cast<float>(adam.weight_decay);
   constants.grad_multiplier = static_cast<float>(multiplier);
   ++updates;
+  const std::uint64_t begin = system_clock().now_ns();
+  const double waited = optimizer->wait_seconds();
+  const auto before = state->store().statistics();
   ARTESIAN_TRY_VOID(
       optimizer->step(kernels::make_adam_step(constants, updates, adam.bias_correction)));
+  const auto after = state->store().statistics();
+  update_phase = {.seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9,
+                  .waited = optimizer->wait_seconds() - waited,
+                  .bytes_read = after.bytes_read - before.bytes_read,
+                  .bytes_written = after.bytes_written - before.bytes_written};
   tensors->bump_versions();
   return {};
 }
@@ -468,21 +482,27 @@ void Engine::Impl::take_peaks(StepResult& result) const {
   result.peak_process_rss = process_memory().bytes_peak;
 }
 
-/// The longer of what the last step computed and what its bytes take at the disk's probed speed;
-/// reads and writes share the disk. The first step has nothing to go by.
+/// At the disk's probed speed; reads and writes share it.
+double Engine::Impl::disk_seconds(std::uint64_t read, std::uint64_t written) const {
+  double seconds = 0.0;
+  if (read != 0) seconds += static_cast<double>(read) / state->disk_speed().read_bytes_per_s;
+  if (written != 0) seconds += static_cast<double>(written) / state->disk_speed().write_bytes_per_s;
+  return seconds;
+}
+
+/// Forward and backward, then the update: of each the longer of what it computed in the last step
+/// and what its bytes take on the disk. The first step has nothing to go by.
 void Engine::Impl::predict(StepResult& result) {
   result.predicted_step_s = predicted_next;
-  const double waited = result.wait_param_s + result.wait_grad_s + result.wait_optimizer_s;
-  double disk_seconds = 0.0;
-  if (result.bytes_nvme_read != 0) {
-    disk_seconds +=
-        static_cast<double>(result.bytes_nvme_read) / state->disk_speed().read_bytes_per_s;
-  }
-  if (result.bytes_nvme_write != 0) {
-    disk_seconds +=
-        static_cast<double>(result.bytes_nvme_write) / state->disk_speed().write_bytes_per_s;
-  }
-  predicted_next = std::max(result.step_s - waited, disk_seconds);
+  if (result.overflow) return;  // the next one will update again
+  const auto& update = update_phase;
+  const double waited =
+      result.wait_param_s + result.wait_grad_s + result.wait_optimizer_s - update.waited;
+  const double model = std::max(result.step_s - update.seconds - waited,
+                                disk_seconds(result.bytes_nvme_read - update.bytes_read,
+                                             result.bytes_nvme_write - update.bytes_written));
+  predicted_next = model + std::max(update.seconds - update.waited,
+                                    disk_seconds(update.bytes_read, update.bytes_written));
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

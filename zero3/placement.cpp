@@ -34,6 +34,10 @@ class Planner {
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
     plan_.states = config_.param_dtype == DType::Float32 ? 2 : 3;
+    const int stage = config_.zero.stage;
+    plan_.sharding = {.param = stage >= 3 ? request.ranks : 1,
+                      .grad = stage >= 2 ? request.ranks : 1,
+                      .optimizer = stage >= 1 ? request.ranks : 1};
   }
 
   Result<Placement> run() {
@@ -52,15 +56,17 @@ class Planner {
 
  private:
   std::uint64_t param_bytes(const Unit& unit) const {
-    return unit.image * dtype_size(plan_.param_dtype);
+    return Sharding::share(unit.image, plan_.sharding.param) * dtype_size(plan_.param_dtype);
   }
   std::uint64_t grad_bytes(const Unit& unit) const {
-    return unit.image * dtype_size(plan_.grad_dtype);
+    return Sharding::share(unit.image, plan_.sharding.grad) * dtype_size(plan_.grad_dtype);
   }
   std::uint64_t slot_bytes(const Unit& unit) const {
     return unit.image * dtype_size(plan_.compute_dtype);
   }
-  std::uint64_t optimizer_bytes(const Unit& unit) const { return unit.image * 4 * plan_.states; }
+  std::uint64_t optimizer_bytes(const Unit& unit) const {
+    return Sharding::share(unit.image, plan_.sharding.optimizer) * 4 * plan_.states;
+  }
 
   /// Lays the model out with at most `persistent_max` persistent elements and assigns the homes
   /// that the config asks for.
@@ -87,7 +93,8 @@ class Planner {
     for (UnitPlacement& place : plan_.units) {
       const bool in_reach =
           request_.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
-      place.aliased = plan_.param_dtype == plan_.compute_dtype && in_reach;
+      const bool whole = plan_.sharding.param == 1;
+      place.aliased = plan_.param_dtype == plan_.compute_dtype && in_reach && whole;
     }
   }
 
@@ -117,14 +124,23 @@ class Planner {
     std::string largest_stage;
   };
 
-  DeviceNeed device_need() const {
-    DeviceNeed need;
-    need.fixed = plan_.expansion_bytes + plan_.grad_scratch_bytes;
+  /// What has its home or buffer there.
+  std::uint64_t device_homes() const {
+    std::uint64_t bytes = plan_.expansion_bytes + plan_.grad_scratch_bytes;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       const Unit& unit = plan_.layout.units[index];
-      if (plan_.units[index].param == Tier::Device) need.fixed += param_bytes(unit);
-      if (plan_.units[index].optimizer == Tier::Device) need.fixed += optimizer_bytes(unit);
-      if (plan_.units[index].grad == Tier::Device) need.fixed += grad_bytes(unit);
+      if (plan_.units[index].param == Tier::Device) bytes += param_bytes(unit);
+      if (plan_.units[index].optimizer == Tier::Device) bytes += optimizer_bytes(unit);
+      if (plan_.units[index].grad == Tier::Device) bytes += grad_bytes(unit);
+    }
+    return bytes;
+  }
+
+  DeviceNeed device_need() const {
+    DeviceNeed need;
+    need.fixed = device_homes();
+    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+      const Unit& unit = plan_.layout.units[index];
       if (plan_.units[index].aliased) continue;
       (unit.persistent ? need.fixed : need.all) += slot_bytes(unit);
     }
@@ -323,13 +339,11 @@ class Planner {
 
   /// Everything that could be on NVMe, in the order in which the optimizer comes to it.
   std::vector<Candidate> candidates() const {
-    const std::uint64_t slots = plan_.device_pool_bytes - device_need().fixed;
-    const std::uint64_t live_max = config_.zero.max_live_parameters;
     const auto fetches =
-        fetches_of_a_pass(plan_.layout, *request_.stages,
-                          {.slots = slots / dtype_size(plan_.compute_dtype),
-                           .live_max = live_max - std::min(live_max, persistent_numel()),
-                           .reuse_distance_max = config_.zero.max_reuse_distance});
+        fetches_of_a_pass(plan_, *request_.stages, device_homes(),
+                          {.prefetch_bucket_size = config_.zero.prefetch_bucket_size,
+                           .max_live_parameters = config_.zero.max_live_parameters,
+                           .max_reuse_distance = config_.zero.max_reuse_distance});
     const std::uint64_t passes = config_.accumulation_steps;  // one for each micro-batch
     std::vector<Candidate> all;
     std::vector<Candidate> state;
@@ -473,12 +487,18 @@ class Planner {
 
 }  // namespace
 
+std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
+  return ranks == 1 ? image : round_up((image + ranks - 1) / ranks, image_alignment);
+}
+
 std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
-  return (layout.units[unit].image + sub_group - 1) / sub_group;
+  return (Sharding::share(layout.units[unit].image, sharding.optimizer) + sub_group - 1) /
+         sub_group;
 }
 
 std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
-  return std::min(sub_group, layout.units[unit].image - index * sub_group);
+  const std::uint64_t share = Sharding::share(layout.units[unit].image, sharding.optimizer);
+  return std::min(sub_group, share - index * sub_group);
 }
 
 tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {

@@ -23,6 +23,7 @@ struct PlacementRequest {
   bool separate_device = false;    // the host cannot reach the device's memory (tiering/device.h)
   std::uint64_t device_bytes = 0;  // budgets
   std::uint64_t host_bytes = 0;
+  std::uint64_t ranks = 1;  // which share the state as config.zero.stage says; budgets are of one
 };
 
 /// Where one unit's state lives. Of optimizer state on NVMe, any sub-groups may be in host memory.
@@ -37,9 +38,20 @@ struct UnitPlacement {
   bool updated_on_device = false;
 };
 
+/// Among how many ranks each kind of state is cut (ZeRO): 1 where each rank has all of it.
+struct Sharding {
+  std::uint64_t param = 1;      // stage 3
+  std::uint64_t grad = 1;       // stage 2 and above
+  std::uint64_t optimizer = 1;  // stage 1 and above
+
+  /// Elements of one rank's share of an image.
+  static std::uint64_t share(std::uint64_t image, std::uint64_t ranks) noexcept;
+};
+
 struct Placement {
   Layout layout;
   std::vector<UnitPlacement> units;
+  Sharding sharding;
   DType param_dtype = DType::Float32;    // of the param shards
   DType grad_dtype = DType::Float32;     // of the accumulators
   DType compute_dtype = DType::Float32;  // of the gathered parameters
@@ -63,7 +75,7 @@ struct Placement {
   std::uint64_t nvme_optimizer_bytes = 0;
   std::vector<std::string> notes;  // what was cut to the budget
 
-  /// Number of sub-groups of a unit, and the elements of one of them.
+  /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
   /// Where the optimizer state of a sub-group lives.

@@ -18,7 +18,7 @@ std::vector<std::uint64_t> elements_of(const Layout& layout) {
 
 }  // namespace
 
-Prefetcher::Prefetcher(const Layout& layout, tiering::Residency& residency,
+Prefetcher::Prefetcher(const Layout& layout, tiering::UnitSlots& residency,
                        const PrefetchLimits& limits)
     : layout_(layout),
       residency_(residency),

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "tiering/residency.h"
+#include "tiering/unit_slots.h"
 #include "zero3/layout.h"
 #include "zero3/next_uses.h"
 #include "zero3/trace.h"
@@ -36,7 +36,7 @@ struct FetchStatistics {
 
 class Prefetcher {
  public:
-  Prefetcher(const Layout& layout, tiering::Residency& residency, const PrefetchLimits& limits);
+  Prefetcher(const Layout& layout, tiering::UnitSlots& residency, const PrefetchLimits& limits);
 
   /// Gathers the persistent units, once. Errors: Io, Corrupt, Exhausted.
   Result<void> gather_persistent() noexcept;
@@ -96,7 +96,7 @@ class Prefetcher {
   bool streamed(std::uint32_t unit) const noexcept { return !layout_.units[unit].persistent; }
 
   const Layout& layout_;
-  tiering::Residency& residency_;
+  tiering::UnitSlots& residency_;
   const PrefetchLimits limits_;
   const std::vector<std::uint64_t> numel_;  // by unit
   std::array<Course, 2> courses_;           // of steps, of evaluations

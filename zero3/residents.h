@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "zero3/layout.h"
-#include "zero3/module.h"
+#include "zero3/placement.h"
+#include "zero3/prefetcher.h"
 
 namespace artesian::zero3 {
 
@@ -39,17 +39,11 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
 /// them: what comes first, some of it in memory, is then never far from what comes from the disk.
 std::vector<std::uint64_t> spread_order(std::uint64_t count);
 
-struct FetchLimits {
-  std::uint64_t slots = 0;               // elements for which there is memory
-  std::uint64_t live_max = 0;            // beyond which nothing is kept: stage3_max_live_parameters
-  std::uint64_t reuse_distance_max = 0;  // beyond which not either: stage3_max_reuse_distance
-};
-
-/// By unit, how often a forward and backward of all stages fetches it, as the Prefetcher does once
-/// it knows the step: each access, but for those that find it still gathered from the one before.
-/// Look-ahead, which may push out a unit or two at the limits, is left out. Persistent units: 0.
-std::vector<std::uint64_t> fetches_of_a_pass(const Layout& layout,
+/// By unit, how often a step with one micro-batch fetches it, as the Prefetcher decides once it
+/// knows the step. Of the placement, the device's pool, of which `homes` bytes are not slots, and
+/// the aliases are looked at. Persistent units: 0.
+std::vector<std::uint64_t> fetches_of_a_pass(const Placement& placement,
                                              const std::vector<StageSpec>& stages,
-                                             FetchLimits limits);
+                                             std::uint64_t homes, const PrefetchLimits& limits);
 
 }  // namespace artesian::zero3

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "zero3/from_torch.h"
+#include "zero3/step_trace.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -105,14 +106,6 @@ std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>&
   tensors.reserve(parameters.size());
   for (const auto parameter : parameters) tensors.push_back(tensors_.at(parameter));
   return tensors;
-}
-
-/// Backward needs no values of the looked-up parameter: its rows' gradients are all there is.
-Trace::Access UnitGraphs::backward_units(std::size_t stage) const {
-  const StageSpec& spec = module_.stages()[stage];
-  Trace::Access units = layout_.stages[stage];
-  if (spec.lookup.has_value()) std::erase(units, layout_.places[*spec.lookup].unit);
-  return units;
 }
 
 /// A copy: the caller may reuse its memory, and backward needs what forward saw.
@@ -275,7 +268,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
 }
 
 Result<void> UnitGraphs::backward_stage(std::size_t stage) {
-  const Trace::Access units = backward_units(stage);
+  const Trace::Access units = backward_units(layout_, module_.stages(), stage);
   ARTESIAN_TRY_VOID(enter(units));
   for (MicroBatch& micro : group_) {
     if (micro.gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, micro));

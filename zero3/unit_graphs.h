@@ -115,7 +115,6 @@ class UnitGraphs {
   Result<void> bring_rows_to_host();
   std::vector<std::uint32_t> graph_parameters(std::size_t stage) const;
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;
-  Trace::Access backward_units(std::size_t stage) const;
   void span(const char* direction, std::size_t stage, std::uint64_t begin_ns);
 
   Module& module_;

@@ -12,7 +12,7 @@ namespace artesian::zero3 {
 
 class NaivePrefetcher {
  public:
-  NaivePrefetcher(const Layout& layout, tiering::Residency& residency, const PrefetchLimits& limits)
+  NaivePrefetcher(const Layout& layout, tiering::UnitSlots& residency, const PrefetchLimits& limits)
       : layout_(layout), residency_(residency), limits_(limits) {
     for (const Unit& unit : layout.units) numel_.push_back(unit.numel);
     found_.assign(layout.units.size(), Found::Demand);
@@ -72,7 +72,7 @@ class NaivePrefetcher {
   }
 
   const Layout& layout_;
-  tiering::Residency& residency_;
+  tiering::UnitSlots& residency_;
   const PrefetchLimits limits_;
   std::vector<std::uint64_t> numel_;
   std::array<Course, 2> courses_;

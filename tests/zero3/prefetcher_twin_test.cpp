@@ -1,12 +1,14 @@
 // Proves that the prefetcher decides as its naive twin does, which scans all units and walks the
 // trace (naive_prefetcher.h): the same states, pins and addresses after every call and the same
-// counts, for random models, rooms, limits, orders and departures. And that it bears thousands of
-// units, with which scans at each access would take hours.
+// counts, for random models, rooms, limits, orders and departures. That it decides alike over slots
+// that hold nothing (tiering/dry_slots.h), which is how a step is planned. And that it bears
+// thousands of units, with which scans at each access would take hours.
 #include <algorithm>
 
 #include "base/random.h"
 #include "tests/zero3/naive_prefetcher.h"
 #include "tests/zero3/tiers.h"
+#include "tiering/dry_slots.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -48,36 +50,59 @@ struct Run {
   P prefetcher;
 };
 
-/// The product and its naive twin over tiers of their own, driven together.
+/// The units' slots without memory.
+tiering::DrySlots dry_slots(const Tiers& tiers) {
+  std::vector<tiering::DryUnit> units;
+  for (const Unit& unit : tiers.layout().units) units.push_back({.slot_bytes = unit.image * 4});
+  const std::uint64_t pool = tiers.state->placement().device_pool_bytes;
+  return tiering::DrySlots(std::move(units), pool, 0, [](const tiering::DryMove&) {});
+}
+
+/// The product, its naive twin, and the product over dry slots, driven together.
 class Twins {
  public:
   Twins(const SmallModel& model, const TierOptions& options, const PrefetchLimits& limits)
-      : product_(model, options, limits), naive_(model, options, limits) {}
+      : product_(model, options, limits),
+        naive_(model, options, limits),
+        slots_(dry_slots(product_.tiers)),
+        dry_(product_.tiers.layout(), slots_, limits) {}
 
   const Layout& layout() const { return product_.tiers.layout(); }
   bool same() {
+    for (std::uint32_t unit = 0; unit < layout().units.size(); ++unit) {
+      const tiering::Residency& residency = *product_.tiers.residency;
+      if (slots_.state(unit) != residency.state(unit)) return false;
+      if (slots_.pinned(unit) != residency.pinned(unit)) return false;
+    }
+    return product_.units() == naive_.units() && same_counts(naive_.prefetcher.statistics()) &&
+           same_counts(dry_.statistics());
+  }
+  bool same_counts(const FetchStatistics& expected) const {
     const FetchStatistics& got = product_.prefetcher.statistics();
-    const FetchStatistics& expected = naive_.prefetcher.statistics();
-    return product_.units() == naive_.units() && got.demand == expected.demand &&
-           got.prefetched == expected.prefetched && got.reused == expected.reused &&
-           got.live_parameters_max == expected.live_parameters_max;
+    return got.demand == expected.demand && got.prefetched == expected.prefetched &&
+           got.reused == expected.reused && got.live_parameters_max == expected.live_parameters_max;
+  }
+  /// Whether the call ends alike on all three, and leaves them alike.
+  template <typename Call>
+  bool alike(const Call& call) {
+    const bool done = call(product_.prefetcher);
+    const bool naive_done = call(naive_.prefetcher);
+    return call(dry_) == done && naive_done == done && same();
   }
   /// Whether the first `length` accesses of a step went alike, and its end, unless it is broken
   /// off.
   bool step(const Accesses& accesses, std::size_t length, bool broken_off) {
     product_.prefetcher.begin_step();
     naive_.prefetcher.begin_step();
+    dry_.begin_step();
     if (!run(accesses, length)) return false;
-    if (broken_off) return true;
-    const bool ended = product_.prefetcher.end_step().has_value();
-    return ended && naive_.prefetcher.end_step().has_value() && same();
+    return broken_off || alike([](auto& each) { return each.end_step().has_value(); });
   }
   bool run(const Accesses& accesses, std::size_t length) {
     for (std::size_t index = 0; index < length; ++index) {
-      const bool entered = product_.prefetcher.enter(accesses[index]).has_value();
-      if (entered != naive_.prefetcher.enter(accesses[index]).has_value() || !same()) return false;
-      const bool left = product_.prefetcher.leave(accesses[index]).has_value();
-      if (!left || !naive_.prefetcher.leave(accesses[index]).has_value() || !same()) return false;
+      const Trace::Access& access = accesses[index];
+      if (!alike([&](auto& each) { return each.enter(access).has_value(); })) return false;
+      if (!alike([&](auto& each) { return each.leave(access).has_value(); })) return false;
       const std::uint64_t chance = random_word(33, draw_, draw_) % 16;
       ++draw_;
       if (chance == 0 && !evaluating_ && !evaluate(accesses, index)) return false;
@@ -90,24 +115,26 @@ class Twins {
     evaluating_ = true;
     product_.prefetcher.begin_evaluation();
     naive_.prefetcher.begin_evaluation();
+    dry_.begin_evaluation();
     const bool ran = run(accesses, length);
     evaluating_ = false;
-    const bool ended = product_.prefetcher.end_evaluation().has_value();
-    return ran && ended && naive_.prefetcher.end_evaluation().has_value() && same();
+    return alike([](auto& each) { return each.end_evaluation().has_value(); }) && ran;
   }
   void rewind() {
     const std::size_t position = product_.prefetcher.position() / 2;
     product_.prefetcher.rewind(position);
     naive_.prefetcher.rewind(position);
+    dry_.rewind(position);
   }
   bool look_ahead_to_next_step() {
-    return product_.prefetcher.look_ahead_to_next_step().has_value() &&
-           naive_.prefetcher.look_ahead_to_next_step().has_value() && same();
+    return alike([](auto& each) { return each.look_ahead_to_next_step().has_value(); });
   }
 
  private:
   Run<Prefetcher> product_;
   Run<NaivePrefetcher> naive_;
+  tiering::DrySlots slots_;
+  Prefetcher dry_;
   std::uint64_t draw_ = 0;
   bool evaluating_ = false;
 };

@@ -155,7 +155,7 @@ std::uint64_t fetched(Tiers& tiers, const PrefetchLimits& limits) {
   return statistics.demand + statistics.prefetched;
 }
 
-TEST(Residents, FetchesAreThoseOfThePrefetcherButForAUnitOrTwo) {
+TEST(Residents, FetchesAreThoseOfAPrefetcherThatMovesBytes) {
   for (const bool tied : {true, false}) {
     Tiers tiers(make_small_model(200, 32, 5, tied), {});
     SubGroupStream stream(*tiers.state);
@@ -168,17 +168,14 @@ TEST(Residents, FetchesAreThoseOfThePrefetcherButForAUnitOrTwo) {
     for (const std::uint64_t live : {0u, 10'000u, 20'000u, 30'000u, 45'000u, 1'000'000u}) {
       for (const std::uint64_t distance : {0u, 20'000u, 60'000u, 1'000'000u}) {
         SCOPED_TRACE("live " + std::to_string(live) + ", distance " + std::to_string(distance));
+        const PrefetchLimits limits{50'000'000, live, distance};
         const auto fetches =
-            fetches_of_a_pass(tiers.layout(), tiers.model.stages, {no_limit, live, distance});
+            fetches_of_a_pass(tiers.state->placement(), tiers.model.stages, 0, limits);
         std::uint64_t expected = 0;
         for (std::size_t unit = 0; unit < fetches.size(); ++unit) {
           expected += fetches[unit] * tiers.layout().units[unit].numel;
         }
-        const std::uint64_t got = fetched(tiers, {50'000'000, live, distance});
-        const bool all_or_nothing = live < 8'352 || live > 100'000;  // elements of a block
-        const std::uint64_t margin = all_or_nothing ? 0 : 2 * 8'352;
-        EXPECT_LE(got, expected + margin);
-        EXPECT_GE(got + margin, expected);
+        EXPECT_EQ(fetched(tiers, limits), expected);
       }
     }
   }

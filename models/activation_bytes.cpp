@@ -1,0 +1,27 @@
+#include "models/activation_bytes.h"
+
+namespace artesian::models {
+
+std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options) {
+  const auto hidden = static_cast<std::uint64_t>(config.hidden);
+  const auto layers = static_cast<std::uint64_t>(layer_count(config));
+  const std::uint64_t tokens = options.tokens;
+  const std::uint64_t size = options.element_size;
+  std::uint64_t block = 0;  // elements of one token in one block
+  if (config.model_type == "llama") {
+    const auto attention = static_cast<std::uint64_t>(config.llama.heads * config.llama.head);
+    block = 4 * hidden + 4 * attention + 4 * static_cast<std::uint64_t>(config.llama.inner);
+  } else {
+    block = 8 * hidden + 2 * static_cast<std::uint64_t>(config.gpt2.inner);
+  }
+  const bool all = options.kept == Kept::All;
+  const std::uint64_t kept = size * tokens * layers * (all ? block : hidden);
+  const std::uint64_t again = all ? 0 : size * tokens * block;  // one block at a time
+  const std::uint64_t logits = 4 * tokens * static_cast<std::uint64_t>(config.vocab_size);
+  const std::uint64_t narrow = size == 4 ? 0 : logits / 4 * size;  // the second, for a moment
+  const std::uint64_t ends = size * tokens * hidden * 4;
+  const std::uint64_t rows = 4 * tokens * hidden * options.micro_batches;
+  return options.at_once * (kept + logits + ends) + again + narrow + rows;
+}
+
+}  // namespace artesian::models

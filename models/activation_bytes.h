@@ -1,0 +1,27 @@
+// How much memory a step's activations take, by the formulas of docs/memory.md: an estimate, as
+// activations belong to LibTorch and no budget holds them.
+#pragma once
+
+#include <cstdint>
+
+#include "models/model_config.h"
+
+namespace artesian::models {
+
+/// What forward keeps for backward: everything, or the input of each block, from which the block is
+/// computed again.
+enum class Kept : std::uint8_t { All, BlockInputs };
+
+struct ActivationOptions {
+  std::uint64_t tokens = 0;  // of a micro-batch
+  std::uint64_t element_size = 4;
+  std::uint64_t micro_batches = 1;  // of a step: each leaves the gradients of its looked-up rows
+  std::uint64_t at_once = 1;        // of them
+  Kept kept = Kept::All;
+};
+
+/// Bytes of what the blocks keep for backward, the logits, and what lies at the ends. Gradients of
+/// parameters are not in it.
+std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options);
+
+}  // namespace artesian::models

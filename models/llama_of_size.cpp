@@ -1,0 +1,54 @@
+#include "models/llama_of_size.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/check.h"
+#include "base/units.h"
+
+namespace artesian::models {
+namespace {
+
+constexpr std::int64_t vocabulary = 32000;
+
+struct Shape {
+  explicit Shape(std::int64_t width)
+      : hidden(width), inner(round_up(static_cast<std::uint64_t>(width) * 8 / 3, 256)) {}
+
+  double ends() const {  // the embedding, the head and its norm
+    return static_cast<double>(hidden) * (2.0 * static_cast<double>(vocabulary) + 1.0);
+  }
+  double layer() const {
+    const auto width = static_cast<double>(hidden);
+    return 4 * width * width + 3 * width * static_cast<double>(inner) + 2 * width;
+  }
+
+  std::int64_t hidden;
+  std::uint64_t inner;
+};
+
+}  // namespace
+
+ModelConfig llama_of_size(double parameters) {
+  ARTESIAN_CHECK(parameters >= llama_size_min && parameters <= llama_size_max, parameters);
+  constexpr double head = 128;
+  // A layer has 4 h^2 of attention and 8 h^2 of the rest: 12 h^3 / 128 in all layers.
+  const double wanted = std::cbrt(parameters * head / 12);
+  Shape shape(std::max<std::int64_t>(1, std::llround(wanted / head)) * 128);
+  while (shape.hidden > 128 && shape.ends() + shape.layer() > parameters) {
+    shape = Shape(shape.hidden - 128);
+  }
+  const auto layers =
+      std::max<std::int64_t>(1, std::llround((parameters - shape.ends()) / shape.layer()));
+  const std::string text = R"({"model_type": "llama", "max_position_embeddings": 4096)"
+                           ", \"vocab_size\": " +
+                           std::to_string(vocabulary) +
+                           ", \"hidden_size\": " + std::to_string(shape.hidden) +
+                           ", \"intermediate_size\": " + std::to_string(shape.inner) +
+                           ", \"num_hidden_layers\": " + std::to_string(layers) +
+                           ", \"num_attention_heads\": " + std::to_string(shape.hidden / 128) + "}";
+  return parse_model_config(text, "--params").value();
+}
+
+}  // namespace artesian::models

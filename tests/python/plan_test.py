@@ -1,0 +1,335 @@
+"""Proves that `artesian plan` answers without running anything: its figures are those of formulas
+computed here anew, from config.json and ds.json alone; what a run then moves is what was said; what
+does not fit is refused with the bytes missing; and several GPUs, 405 billion parameters among them,
+are planned as quickly. No test asserts a time that was measured."""
+
+import json
+import subprocess
+import xml.etree.ElementTree
+
+import pytest
+from build_folder import ARTESIAN
+
+pytestmark = pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 192,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 128, "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA_405B = LLAMA | {
+    "vocab_size": 128256, "hidden_size": 16384, "intermediate_size": 53248,
+    "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+# Nothing is measured: given rates make the same plan on every machine.
+RATES = ["--tflops", "0.5", "--memory-bandwidth", "10", "--nvme-read", "2", "--nvme-write", "1"]
+MIB = 1 << 20
+
+
+def parameters(model):
+    """Elements of (embedding, a block, final norm, head)."""
+    hidden, inner, vocabulary = (
+        model[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    key = hidden // model["num_attention_heads"] * model["num_key_value_heads"]
+    block = 2 * hidden * hidden + 2 * hidden * key + 3 * hidden * inner + 2 * hidden
+    return vocabulary * hidden, block, hidden, vocabulary * hidden
+
+
+def total(model):
+    embedding, block, norm, head = parameters(model)
+    return embedding + model["num_hidden_layers"] * block + norm + head
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Writes model and config into tmp_path; returns what plans them."""
+
+    def plan(*flags, model=None, config=None, code=0, rates=RATES):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA | (model or {})))
+        (tmp_path / "ds.json").write_text(json.dumps(ds_config(tmp_path) | (config or {})))
+        command = [ARTESIAN, "plan", "--config", tmp_path / "ds.json", *rates, *flags]
+        if "--params" not in flags:
+            command += ["--model", folder]
+        done = subprocess.run(
+            command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr + done.stdout
+        return done
+
+    return plan
+
+
+@pytest.fixture
+def figures(job):
+    def plan(*flags, **settings):
+        done = job("--json", "-", *flags, **settings)
+        return json.loads(done.stdout)
+
+    return plan
+
+
+def ds_config(tmp_path, offload="nvme", **artesian):
+    offload = {"device": offload, "nvme_path": str(tmp_path / "nvme")}
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": offload | {"max_in_cpu": 0},
+            "offload_optimizer": offload,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+        },
+        "artesian": {"device_memory": "64MiB", "host_memory": "64MiB"} | artesian,
+    }
+
+
+def image(numel):
+    """A unit ends at a multiple of 2048 elements; here each parameter starts at one of 32."""
+    return (numel + 2047) // 2048 * 2048
+
+
+def images(model):
+    embedding, block, norm, head = parameters(model)
+    return image(embedding), model["num_hidden_layers"] * image(block), image(norm + head)
+
+
+def test_bytes_are_the_closed_form(figures):
+    for micro_batches in [1, 2, 4]:
+        plan = figures(config={"gradient_accumulation_steps": micro_batches})
+        embedding, blocks, head = images(LLAMA)
+        elements = embedding + blocks + head
+        # Forward and backward read everything, but for the table that backward does not need.
+        fetched = 2 * (2 * (blocks + head) + embedding) * micro_batches
+        moved = plan["bytes_per_step"]
+        assert moved["nvme_read"]["param"] == fetched
+        assert moved["nvme_read"]["optimizer"] == 12 * elements
+        assert moved["nvme_write"] == {
+            "param": 2 * elements, "grad": 0, "optimizer": 12 * elements, "total": 14 * elements,
+        }  # fmt: skip
+        assert moved["nvme_read"]["total"] == fetched + 12 * elements
+        assert plan["ssd_tb_written_per_1000_steps"] == pytest.approx(14 * elements * 1e-9)
+
+
+def test_memory_is_that_of_the_formulas(figures):
+    plan = figures()
+    elements = sum(images(LLAMA))
+    memory = plan["memory"]
+    assert plan["model"]["parameters"] == total(LLAMA)
+    assert memory["nvme"]["param"] == 2 * elements
+    assert memory["nvme"]["optimizer"] == 12 * elements
+    assert memory["host"]["grad"] == 2 * elements
+    assert memory["device"]["budget"] == memory["host"]["budget"] == 64 * MIB
+    for tier in ["device", "host", "nvme"]:
+        parts = ["param", "grad", "optimizer", "gathered", "buffers"]
+        assert memory[tier]["used"] == sum(memory[tier][part] for part in parts)
+    for tier in ["device", "host"]:
+        assert 0 < memory[tier]["used"] <= memory[tier]["budget"]
+    tokens = 2 * 128
+    width, inner, layers = 64, 192, 3
+    assert memory["activations"] == 4 * tokens * (
+        (8 * width + 4 * inner) * layers + 512 + 4 * width + width
+    )
+
+
+def test_time_follows_from_the_given_rates(figures):
+    plan = figures()
+    step, moved = plan["step"], plan["bytes_per_step"]
+    tokens = 2 * 128
+    _, block, norm, head = parameters(LLAMA)
+    weights = 3 * (block - 2 * 64) + head  # matrices alone
+    flops = tokens * (6 * weights + 12 * 3 * 64 * 128)
+    assert step["tokens"] == tokens
+    assert step["model_seconds"] == pytest.approx(flops / 0.5e12, rel=1e-6)
+    assert step["tokens_per_s"] == pytest.approx(tokens / step["seconds"])
+    assert step["tflops"] == pytest.approx(flops / step["seconds"] * 1e-12, rel=1e-6)
+    read, written = moved["nvme_read"]["total"] / 2e9, moved["nvme_write"]["total"] / 1e9
+    assert step["busy_s"]["nvme_read"] == pytest.approx(read)
+    assert step["busy_s"]["nvme_write"] == pytest.approx(written)
+    # No faster than the disk, which reads and writes share, nor than all one after the other.
+    busy = sum(step["busy_s"].values())
+    assert read + written <= step["seconds"] <= busy
+    assert 0 <= step["compute_idle_share"] < 1
+    assert step["bottleneck"] == "NVMe"
+    slow = figures(rates=["--tflops", "0.001", *RATES[2:]])["step"]
+    assert slow["bottleneck"] == "compute" and slow["compute_idle_share"] < 0.5
+
+
+def test_a_run_moves_what_was_planned(job, figures, tmp_path):
+    config = {"gradient_accumulation_steps": 2}
+    plan = figures("--seq-len", "32", config=config)
+    (tmp_path / "tokens.bin").write_bytes(
+        b"".join((7 * i % 512).to_bytes(2, "little") for i in range(4000))
+    )
+    done = subprocess.run(
+        [ARTESIAN, "train", "--model", "model", "--config", "ds.json", "--data", "tokens.bin",
+         "--seq-len", "32", "--steps", "4", "--quiet", "--log-jsonl", "log.jsonl"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    for step in steps[2:]:
+        for key in ["nvme_read", "nvme_write", "h2d", "d2h"]:
+            assert step["bytes"][key] == plan["bytes_per_step"][key]["total"], key
+        device = plan["memory"]["device"]
+        assert step["peak"]["device"] == device["used"]
+
+
+def test_changes_are_plans_of_their_own(figures, tmp_path):
+    plan = figures()
+    assert 1 <= len(plan["changes"]) <= 3
+    gains = [change["gain"] for change in plan["changes"]]
+    assert gains == sorted(gains, reverse=True) and gains[-1] >= 0.01
+    for change in plan["changes"]:
+        assert change["tokens_per_s"] == pytest.approx(
+            plan["step"]["tokens_per_s"] * (1 + change["gain"])
+        )
+    zero = ds_config(tmp_path)["zero_optimization"]
+    cpu = {"zero_optimization": zero | {"offload_optimizer": {"device": "cpu"}}}
+    changed = figures(config=cpu)
+    key = "zero_optimization.offload_optimizer.device"
+    best = next(c for c in plan["changes"] if c["key"] == key and c["to"] == "cpu")
+    assert changed["step"]["seconds"] == pytest.approx(best["step_seconds"])
+
+
+def test_candidates_come_fastest_first_and_keep_the_batch(figures):
+    plan = figures(config={"gradient_accumulation_steps": 4})
+    rates = [candidate["tokens_per_s"] for candidate in plan["candidates"]]
+    assert rates == sorted(rates, reverse=True) and len(rates) > 1
+    for candidate in plan["candidates"]:
+        micro = candidate["train_micro_batch_size_per_gpu"]
+        assert micro * candidate["gradient_accumulation_steps"] == 8
+    assert plan["candidates"][0]["offload_optimizer"] != "nvme"
+
+
+def test_people_read_a_table_and_programs_one_object(job):
+    text = job().stdout
+    for word in ["memory of a rank", "bytes of a step", "predicted step", "tokens/s", "bottleneck",
+                 "written to SSD", "what would help most", "what fits, fastest first"]:  # fmt: skip
+        assert word in text, word
+    assert "given" in text and "measured" not in text
+    done = job("--json", "-")
+    assert done.stderr == ""
+    assert set(json.loads(done.stdout)) == {
+        "model", "target", "memory", "bytes_per_step", "step", "ssd_tb_written_per_1000_steps",
+        "changes", "candidates", "advice", "notes", "rates",
+    }  # fmt: skip
+
+
+def test_rates_say_where_they_come_from(figures):
+    rates = {rate["name"]: rate for rate in figures()["rates"]}
+    assert rates["nvme_read"] == {
+        "name": "nvme_read", "value": 2.0, "unit": "GB/s", "source": "given",
+    }  # fmt: skip
+    measured = {rate["name"]: rate for rate in figures(rates=[])["rates"]}
+    assert measured["compute"]["source"].startswith("measured: one block and the head")
+    assert measured["compute"]["value"] > 0 and measured["cpu_kernels"]["value"] > 0
+    assert measured["nvme_read"]["source"].startswith(("assumed", "measured"))
+
+
+def test_what_does_not_fit_is_refused_with_the_bytes_missing(job):
+    small = {"artesian": {"device_memory": "16KiB", "host_memory": "64MiB"}}
+    done = job(config=small, code=2)
+    assert done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if ": error: " in line]
+    assert len(errors) == 1
+    assert errors[0].startswith("artesian: error: artesian.device_memory: got 16.0 KiB, allowed")
+    assert " bytes missing for " in errors[0]
+    assert job("--device-memory", "64MiB", config=small).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--measure"], "not supported yet: --measure"),
+        (["--params", "7e9", "--model", "x"], "--model: got both --model and --params, allowed "),
+        (["--params", "12"], '--params: got "12", allowed a number above '),
+        (["--params", "1e9x"], '--params: got "1e9x", allowed a number above '),
+        (["--gpus", "0"], '--gpus: got "0", allowed a whole number of at least 1; '),
+        (["--nodes", "2"], '--nodes: got "2" without --gpus, allowed it with --gpus N alone; '),
+        (["--gpus", "1000000", "--nodes", "1000"], "--gpus: got 1000000000 ranks with --nodes, "),
+        (["--device-memory", "much"], '--device-memory: got "much", allowed a size '),
+        (["--nvme-read", "-1"], '--nvme-read: got "-1", allowed a number above 0'),
+        (["--tflops", "nan"], '--tflops: got "nan", allowed a number above 0'),
+        (["--json", "file"], '--json: got "file", allowed -; '),
+        (["--plot", "picture.png"], '--plot: got "picture.png", allowed a name that ends in .svg'),
+        (["--seq-len", "129"], "--seq-len: got 129, allowed 1 to 128, the model's positions"),
+        (["--bogus"], "--bogus: got an unknown flag, allowed are those of artesian plan --help"),
+    ],
+)
+def test_wrong_flags_are_one_line(job, flags, expected):
+    done = job(*flags, rates=[] if flags[0] in RATES else RATES, code=2)
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"artesian: error: {expected}"), done.stderr
+
+
+def test_files_that_are_missing_are_named(tmp_path):
+    done = subprocess.run([ARTESIAN, "plan"], capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2 and len(lines) == 2
+    assert lines[0].startswith("artesian: error: --model: got nothing, allowed ")
+    assert lines[1].startswith("artesian: error: --config: got nothing, allowed a path; ")
+    command = [ARTESIAN, "plan", "--model", tmp_path, "--config", tmp_path / "ds.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("artesian: error: --model: ")
+
+
+def test_a_picture_is_well_formed(job, tmp_path):
+    job("--plot", "plan.svg")
+    root = xml.etree.ElementTree.parse(tmp_path / "plan.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    words = {text.text for text in root.iter(f"{space}text")}
+    assert {"device", "host", "nvme", "compute", "NVMe read", "NVMe write"} <= words
+    titles = [title.text for title in root.iter(f"{space}title")]
+    assert any(title.startswith("optimizer state: ") for title in titles)
+    assert any(title.startswith("forward, backward: ") for title in titles)
+
+
+def test_a_picture_that_cannot_be_written_is_an_error(job):
+    done = job("--plot", "no/such/folder.svg", code=1)
+    assert done.stderr.startswith("artesian: error: --plot: no/such/folder.svg: cannot write: ")
+
+
+def test_a_size_becomes_a_llama(figures):
+    flags = ["--params", "7e9", "--gpus", "1", "--seq-len", "2048"]
+    plan = figures(*flags, "--host-memory", "200GB", rates=RATES[:4], config={"artesian": {}})
+    assert plan["model"]["parameters"] == pytest.approx(7e9, rel=0.02)
+    assert plan["model"]["type"] == "llama" and "vocabulary 32000" in plan["model"]["chosen"]
+
+
+def test_405_billion_parameters_on_512_gpus(figures, tmp_path):
+    flags = ["--gpus", "8", "--nodes", "64", "--seq-len", "8192", "--tflops", "400"]
+    config = {"train_micro_batch_size_per_gpu": 1, "artesian": {}}
+    plan = figures(*flags, model=LLAMA_405B, config=config, rates=RATES[2:])
+    assert plan["target"] == {"device": "gpu", "gpus": 8, "nodes": 64, "ranks": 512}
+    elements = total(LLAMA_405B)
+    assert plan["model"]["parameters"] == elements
+    state = plan["memory"]["nvme"]
+    assert state["optimizer"] == pytest.approx(12 * elements / 512, rel=0.001)
+    assert state["param"] == pytest.approx(2 * elements / 512, rel=0.001)
+    # Each rank receives all parameters but its share, twice: nothing is kept between.
+    embedding, _, head = images(LLAMA_405B)
+    bus = plan["bytes_per_step"]["bus"]["param"]
+    assert bus == pytest.approx(2 * (2 * elements - embedding) * 511 / 512, rel=0.001)
+    assert plan["step"]["tokens"] == 512 * 8192
+    assert any("gradient checkpointing" in note for note in plan["notes"])
+
+
+def test_more_ranks_need_less_memory_of_each(figures):
+    used = []
+    for gpus in ["1", "4"]:
+        plan = figures("--gpus", gpus, "--device-memory", "4GB", "--host-memory", "1GB")
+        used.append(plan["memory"]["nvme"]["optimizer"])
+    assert used[1] == pytest.approx(used[0] / 4, rel=0.15)  # and padding
+
+
+def test_shapes_that_no_matrix_unit_likes_are_named(figures):
+    advice = figures(model={"vocab_size": 500})["advice"]
+    assert "vocabulary: 500 is no multiple of 16, which matrix units want; 512 is" in advice

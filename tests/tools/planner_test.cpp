@@ -1,0 +1,303 @@
+// Proves what the planner adds to placement, bytes and time, which have tests of their own: memory
+// by kind adds up to what the placement takes; a step of many micro-batches is carried on exactly;
+// the changes it offers and the strategies it finds are cases that evaluate to what it says; what
+// cannot fit is an error; and its picture and its object hold together.
+#include "tools/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "models/llama_of_size.h"
+#include "tools/plan_report.h"
+
+namespace artesian::tools {
+namespace {
+
+using tiering::Disk;
+using zero3::Offload;
+
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+
+class Planner : public testing::Test {
+ protected:
+  explicit Planner(double size = 3e7)
+      : model(models::llama_of_size(size)),
+        parameters(models::model_parameters(model)),
+        stages(models::model_stages(model)) {}
+
+  PlanCase plan(Offload param, Offload optimizer) const {
+    PlanCase made;
+    made.model = &model;
+    made.parameters = &parameters;
+    made.stages = &stages;
+    made.config.micro_batch_size = 2;
+    made.config.accumulation_steps = 4;
+    made.config.param_dtype = made.config.grad_accum_dtype = DType::BFloat16;
+    made.config.zero.stage = 3;
+    made.config.zero.offload_param.device = param;
+    made.config.zero.offload_param.max_in_cpu = 0;
+    made.config.zero.offload_optimizer.device = optimizer;
+    made.length = 64;
+    made.device_bytes = made.host_bytes = 2 * gib;
+    made.rates = {.disk_read = 2e9,
+                  .disk_write = 1e9,
+                  .disk = Disk::Shared,
+                  .memory = 1e10,
+                  .checksum = 1e10,
+                  .device_memory = 1e12,
+                  .to_device = 2e10,
+                  .to_host = 2e10,
+                  .bus = 1e11};
+    made.compute = {1e-6, 2e-6, 2e-6, 4e-6};
+    return made;
+  }
+  PlanCase on_nvme() const {
+    PlanCase made = plan(Offload::Nvme, Offload::Nvme);
+    made.device_bytes = 128 * mib;
+    made.host_bytes = 150 * mib;  // gradients, and a part of the optimizer state
+    made.config.zero.max_live_parameters = 0;
+    return made;
+  }
+
+  static PlanFigures figures_of(const PlanCase& plan) {
+    auto figures = evaluate(plan);
+    EXPECT_TRUE(figures.has_value()) << figures.error().to_string();
+    return figures.has_value() ? std::move(figures).value() : PlanFigures{};
+  }
+
+  const models::ModelConfig model;
+  const std::vector<zero3::ParameterSpec> parameters;
+  const std::vector<zero3::StageSpec> stages;
+};
+
+TEST_F(Planner, AStepOfManyMicroBatchesIsCarriedOn) {
+  PlanCase few = on_nvme();
+  few.config.accumulation_steps = 8;
+  PlanCase more = few;
+  more.config.accumulation_steps = 12;
+  PlanCase many = few;
+  many.config.accumulation_steps = 1000;
+  const PlanFigures a = figures_of(few);
+  const PlanFigures b = figures_of(more);
+  const PlanFigures c = figures_of(many);
+  const auto each = [](std::uint64_t one, std::uint64_t other) { return (other - one) / 4; };
+  const auto carried = [&](auto of) { return of(b) + 988 * each(of(a), of(b)); };
+  const auto read = [](const PlanFigures& of) { return of.moved.total().nvme_read; };
+  const auto to_device = [](const PlanFigures& of) { return of.moved.total().to_device; };
+  EXPECT_GT(each(read(a), read(b)), 0u);
+  EXPECT_EQ(read(c), carried(read));
+  EXPECT_EQ(to_device(c), carried(to_device));
+  EXPECT_EQ(c.moved.total().nvme_write, a.moved.total().nvme_write);
+  const double further = (b.time.seconds - a.time.seconds) / 4;
+  EXPECT_NEAR(c.time.seconds, b.time.seconds + 988 * further, c.time.seconds * 1e-3);
+  EXPECT_EQ(c.tokens, 1000u * 2 * 64);
+}
+
+TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
+  for (const Offload param : {Offload::None, Offload::Cpu, Offload::Nvme}) {
+    for (const bool gpu : {false, true}) {
+      PlanCase tried = plan(param, Offload::Cpu);
+      tried.gpu = tried.native_bf16 = gpu;
+      const PlanFigures figures = figures_of(tried);
+      const auto placement =
+          zero3::make_placement({.parameters = &parameters,
+                                 .stages = &stages,
+                                 .config = &tried.config,
+                                 .compute_dtype = gpu ? DType::BFloat16 : DType::Float32,
+                                 .separate_device = gpu,
+                                 .device_bytes = tried.device_bytes,
+                                 .host_bytes = tried.host_bytes});
+      ASSERT_TRUE(placement.has_value());
+      EXPECT_EQ(figures.device.used(),
+                placement->device_pool_bytes + placement->device_gradient_bytes);
+      EXPECT_EQ(figures.host.used(), placement->host_pool_bytes);
+      EXPECT_EQ(figures.nvme.used(), placement->nvme_param_bytes + placement->nvme_optimizer_bytes);
+      EXPECT_EQ(figures.elements * 12 / mib, (figures.host.optimizer - 1) / mib);
+    }
+  }
+}
+
+TEST_F(Planner, ChangesAreCasesOfTheirOwn) {
+  const PlanCase now = on_nvme();
+  const PlanFigures figures = figures_of(now);
+  const auto changes = find_changes(now, figures);
+  ASSERT_GE(changes.size(), 3u);
+  for (std::size_t index = 0; index + 1 < changes.size(); ++index) {
+    EXPECT_GE(changes[index].gain, changes[index + 1].gain);
+  }
+  const auto found = [&](const std::string& key, const std::string& to) {
+    for (const Change& change : changes) {
+      if (change.key == key && change.to == to) return change.tokens_per_s;
+    }
+    return 0.0;
+  };
+  PlanCase changed = now;
+  changed.host_bytes *= 2;
+  EXPECT_EQ(found("artesian.host_memory", format_size(changed.host_bytes)),
+            figures_of(changed).tokens_per_s);
+  changed = now;
+  changed.config.micro_batch_size = 4;
+  EXPECT_EQ(found("train_micro_batch_size_per_gpu (and train_batch_size)", "4"),
+            figures_of(changed).tokens_per_s);
+  changed = now;
+  changed.config.artesian.activation_memory = 4 * figures.activations;
+  EXPECT_EQ(found("artesian.activation_memory", format_size(4 * figures.activations)),
+            figures_of(changed).tokens_per_s);
+}
+
+TEST_F(Planner, MicroBatchesAtOnceReadParametersOnceAndTakeMoreMemory) {
+  PlanCase tried = on_nvme();
+  const PlanFigures one = figures_of(tried);
+  tried.config.artesian.activation_memory = 2 * one.activations;
+  const PlanFigures two = figures_of(tried);  // twice two of four
+  tried.config.artesian.activation_memory = gib;
+  const PlanFigures all = figures_of(tried);
+  const auto read = [](const PlanFigures& of) { return of.moved.param.nvme_read; };
+  EXPECT_EQ(read(one), 2 * read(two));
+  EXPECT_EQ(read(one), 4 * read(all));
+  EXPECT_GT(two.activations, one.activations * 19 / 10);
+  EXPECT_GT(all.activations, one.activations * 37 / 10);
+  EXPECT_LT(all.time.seconds, one.time.seconds);
+  EXPECT_DOUBLE_EQ(all.time.model_seconds, one.time.model_seconds);
+}
+
+TEST_F(Planner, OffersNothingToAStepThatOnlyComputes) {
+  PlanCase now = plan(Offload::Cpu, Offload::Cpu);
+  now.compute = {1, 2, 1, 2};
+  EXPECT_TRUE(find_changes(now, figures_of(now)).empty());
+}
+
+TEST_F(Planner, FindsTheFastestThatFits) {
+  const PlanCase roomy = plan(Offload::Nvme, Offload::Nvme);
+  const auto all = search(roomy);
+  ASSERT_EQ(all.size(), 9u);  // every strategy
+  for (std::size_t index = 0; index < all.size(); ++index) {
+    const zero3::Config& config = all[index].config;
+    EXPECT_EQ(config.micro_batch_size * config.accumulation_steps, 8u);
+    if (index != 0) {
+      EXPECT_GE(all[index - 1].figures.tokens_per_s, all[index].figures.tokens_per_s);
+    }
+    PlanCase again = roomy;
+    again.config = config;
+    EXPECT_EQ(figures_of(again).time.seconds, all[index].figures.time.seconds);
+  }
+  EXPECT_NE(all.front().config.zero.offload_optimizer.device, Offload::Nvme);
+
+  PlanCase small = roomy;  // state neither fits on the device nor on the host
+  small.device_bytes = 128 * mib;
+  small.host_bytes = 32 * mib;
+  const auto few = search(small);
+  ASSERT_EQ(few.size(), 1u);
+  EXPECT_EQ(few.front().config.zero.offload_param.device, Offload::Nvme);
+  EXPECT_EQ(few.front().config.zero.offload_optimizer.device, Offload::Nvme);
+}
+
+TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {
+  PlanCase tried = plan(Offload::None, Offload::None);
+  tried.gpu = true;
+  tried.ranks = 8;
+  const auto all = search(tried);
+  const auto of = [&](const std::string& name) {
+    for (const Candidate& candidate : all) {
+      if (candidate.name == name) return candidate.figures.time.seconds;
+    }
+    ADD_FAILURE() << name;
+    return 0.0;
+  };
+  EXPECT_LE(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));
+  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3") * 1.001);
+  EXPECT_LE(of("ZeRO-3"), of("ZeRO-3, optimizer on cpu"));
+  EXPECT_LE(of("ZeRO-3, optimizer and parameters on cpu"), of("ZeRO-Infinity, optimizer on nvme"));
+}
+
+TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {
+  PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
+  tried.gpu = tried.whole_device = true;
+  const PlanFigures figures = figures_of(tried);
+  EXPECT_EQ(figures.device.budget, tried.device_bytes - figures.activations - gib);
+  tried.device_bytes = figures.activations + gib - 1;
+  const auto refused = evaluate(tried);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
+  EXPECT_NE(refused.error().message.find(": 1 bytes missing; lower it"), std::string::npos)
+      << refused.error().message;
+  tried.kept = models::Kept::BlockInputs;  // makes room, and costs another forward
+  tried.device_bytes = 2 * gib;
+  const PlanFigures again = figures_of(tried);
+  EXPECT_LT(again.activations, figures.activations);
+  EXPECT_GT(again.time.model_seconds, figures.time.model_seconds);
+}
+
+TEST_F(Planner, ActivationsMustFitBesideTheBudgets) {
+  PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
+  tried.activations_max = figures_of(tried).activations;
+  EXPECT_TRUE(evaluate(tried).has_value());
+  --*tried.activations_max;
+  const auto refused = evaluate(tried);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
+}
+
+TEST_F(Planner, AdvisesInKeysOfDeepSpeed) {
+  const PlanCase roomy = plan(Offload::Cpu, Offload::Cpu);
+  const auto advice = advise(roomy);
+  ASSERT_EQ(advice.size(), 1u);
+  const std::int64_t threshold = 6 * model.hidden * model.hidden;
+  EXPECT_TRUE(advice.front().starts_with("zero_optimization.stage3_param_persistence_threshold: " +
+                                         std::to_string(threshold)))
+      << advice.front();
+  PlanCase tight = on_nvme();
+  tight.length = 63;  // 126 tokens
+  const auto shapes = advise(tight);
+  ASSERT_EQ(shapes.size(), 1u);
+  EXPECT_TRUE(shapes.front().starts_with("tokens of a micro-batch: 126 is no multiple of 16"))
+      << shapes.front();
+}
+
+TEST_F(Planner, TextObjectAndPictureHoldTheSameFigures) {
+  const PlanCase now = on_nvme();
+  PlanReport report;
+  report.plan = &now;
+  report.figures = figures_of(now);
+  report.candidates = search(now);
+  report.notes = {"<a> & \"b\""};
+  report.rates = {{"nvme_read", 2.0, "GB/s", "given"}};
+  const auto object = nlohmann::json::parse(plan_json(report));
+  EXPECT_EQ(object["step"]["seconds"], report.figures.time.seconds);
+  EXPECT_EQ(object["bytes_per_step"]["nvme_read"]["total"], report.figures.moved.total().nvme_read);
+  EXPECT_EQ(object["notes"][0], report.notes[0]);
+  EXPECT_EQ(object["memory"]["nvme"]["budget"], nullptr);
+  EXPECT_EQ(object["candidates"].size(), report.candidates.size());
+  EXPECT_NE(plan_text(report).find("nvme_read"), std::string::npos);
+  const std::string svg = plan_svg(report);
+  EXPECT_TRUE(svg.starts_with("<svg ")) << svg.substr(0, 80);
+  EXPECT_TRUE(svg.ends_with("</svg>\n"));
+  EXPECT_LT(svg.size(), 200'000u);  // however many events there are
+}
+
+class LargePlanner : public Planner {
+ protected:
+  LargePlanner() : Planner(4e11) {}
+};
+
+TEST_F(LargePlanner, NothingIsLinearInElements) {
+  PlanCase tried = plan(Offload::Nvme, Offload::Nvme);
+  tried.device_bytes = 100 * gib;
+  tried.host_bytes = 4 * gib;                 // on one rank gradients spill, too
+  const PlanFigures one = figures_of(tried);  // of one rank: millions of sub-groups
+  EXPECT_GT(one.nvme.optimizer, 4'000 * gib);
+  EXPECT_LT(one.time.spans.size(), 100'000u);
+  tried.ranks = 512;
+  tried.gpu = true;
+  const PlanFigures many = figures_of(tried);
+  const auto state = [](const PlanFigures& of) {
+    return static_cast<double>(of.host.optimizer + of.nvme.optimizer);
+  };
+  EXPECT_NEAR(state(many), state(one) / 512, state(one) / 512 * 0.01);
+}
+
+}  // namespace
+}  // namespace artesian::tools

@@ -1,0 +1,163 @@
+// Proves that what is predicted is what runs: small models train at many placements, budgets,
+// limits, dtypes and numbers of micro-batches, and from the third step on the engine's counts of
+// bytes are those of plan_step, to the byte; on a device with memory of its own also those of the
+// link. The batches look rows up evenly, so that every sub-group of a table is touched.
+#include <ATen/Parallel.h>
+
+#include "base/random.h"
+#include "tests/support/separate_device.h"
+#include "tests/zero3/equality.h"
+#include "zero3/step_plan.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::SeparateDevice;
+
+constexpr Scale scale_of_plans{
+    .vocab = 200, .hidden = 32, .samples = 2, .length = 16, .steps = 5, .some = 6'000};
+
+class StepPlanTest : public Equality {
+ protected:
+  StepPlanTest() : Equality(scale_of_plans) { at::set_num_threads(1); }
+
+  Result<StepPlan> plan(const Engine& engine, const Module& module, bool separate) {
+    const ZeroConfig& zero = engine.config().zero;
+    return plan_step(
+        {.placement = &engine.placement(),
+         .stages = &module.stages(),
+         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance},
+         .micro_batches = engine.config().accumulation_steps,
+         .at_once = at_once(engine.config()),
+         .tokens = scale.samples * scale.length,
+         .lookup_width = scale.hidden,
+         .separate_device = separate});
+  }
+
+  /// The room is for none or for all.
+  static std::uint64_t at_once(const Config& config) {
+    return *config.artesian.activation_memory == 1 ? 1 : config.accumulation_steps;
+  }
+
+  /// Evenly over the vocabulary; no row twice in a step.
+  void fill(TokenBatch& batch, std::uint64_t micro_batch) const {
+    std::uint64_t token = 0;
+    const std::uint64_t tokens = scale.samples * scale.length;
+    for (auto& id : batch.ids()) {
+      id = static_cast<std::int64_t>(token++ * scale.vocab / tokens + micro_batch);
+    }
+    for (auto& id : batch.targets()) id = static_cast<std::int64_t>(token++ % scale.vocab);
+  }
+
+  Result<StepResult> one_step(Engine& engine) const {
+    std::vector<TokenBatch> tokens;
+    std::vector<Batch> batches;
+    for (std::uint64_t micro = 0; micro < engine.config().accumulation_steps; ++micro) {
+      fill(tokens.emplace_back(scale.samples, scale.length), micro);
+      batches.push_back(tokens.back().batch());
+    }
+    ARTESIAN_TRY(losses, engine.forward_backward(batches));
+    static_cast<void>(losses);
+    return engine.step();
+  }
+
+  /// Returns the plan, which agreed with the run.
+  MovedByKind expect_as_planned(const Choice& run, const Config& config, SeparateDevice* device) {
+    SCOPED_TRACE(describe(run));
+    Module& module = module_of(run);
+    auto engine = Engine::create(module, config, {.backend = device});
+    EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
+    if (!engine.has_value()) return {};
+    RandomWeights weights(module.parameters(), 1);
+    EXPECT_TRUE((*engine)->initialize(weights).has_value());
+    const auto planned = plan(**engine, module, device != nullptr);
+    EXPECT_TRUE(planned.has_value()) << planned.error().to_string();
+    if (!planned.has_value()) return {};
+    const Moved expected = planned->moved.total();
+    for (std::size_t step = 1; step <= scale.steps; ++step) {
+      const auto result = one_step(**engine);
+      EXPECT_TRUE(result.has_value()) << result.error().to_string();
+      if (!result.has_value() || result->overflow) break;
+      if (step < 3) continue;
+      EXPECT_EQ(result->bytes_nvme_read, expected.nvme_read) << "step " << step;
+      EXPECT_EQ(result->bytes_nvme_write, expected.nvme_write) << "step " << step;
+      EXPECT_EQ(result->bytes_d2h, expected.to_host) << "step " << step;
+      EXPECT_EQ(result->fetch_demand, planned->fetched.demand) << "step " << step;
+      EXPECT_EQ(result->fetch_prefetched, planned->fetched.prefetched) << "step " << step;
+      EXPECT_EQ(result->fetch_reused, planned->fetched.reused) << "step " << step;
+      EXPECT_EQ(result->bytes_h2d, expected.to_device) << "step " << step;
+      ++compared;
+    }
+    EXPECT_TRUE((*engine)->close().has_value());
+    return planned->moved;
+  }
+
+  /// No loss scale to search for: every step updates.
+  static Config steady(Config config) {
+    config.loss_scale.loss_scale = 8.0;
+    return config;
+  }
+
+  Choice random_choice(std::uint64_t seed) const {
+    Choice run{};
+    for (std::size_t factor = 0; factor < factor_count; ++factor) {
+      const auto count = static_cast<std::uint64_t>(levels[factor]);
+      run[factor] = static_cast<int>(random_word(71, seed, factor) % count);
+    }
+    return run;
+  }
+
+  int compared = 0;
+};
+
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngine) {
+  MovedByKind all;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    const Choice run = random_choice(seed);
+    all += expect_as_planned(run, steady(config_of(run)), nullptr);
+  }
+  EXPECT_EQ(compared, 60 * 3);
+  for (const Moved* kind : {&all.param, &all.grad, &all.optimizer}) {  // none was left out
+    EXPECT_GT(kind->nvme_read, 0u);
+    EXPECT_GT(kind->nvme_write, 0u);
+  }
+}
+
+TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
+  // All on NVMe but the gradients, an untied model, nothing kept: 12 + 4G read, for G groups of
+  // micro-batches, and 14 written per element of an image, but for the look-up table's, which
+  // backward does not need.
+  for (const int accumulation : {0, 1, 2}) {
+    for (const int schedule : {1, 2, 3}) {
+      const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, accumulation, 1, schedule};
+      Config config = steady(config_of(run));
+      const Module& module = module_of(run);
+      const Layout layout = make_layout(module.parameters(), module.stages(), {});
+      std::uint64_t elements = 0;
+      for (const Unit& unit : layout.units) elements += unit.image;
+      *config.artesian.host_memory += 2 * elements;  // beside the least, room for gradients alone
+      const MovedByKind moved = expect_as_planned(run, config, nullptr);
+      const std::uint64_t table = layout.units[layout.stages.front().front()].image;
+      const std::uint64_t groups = schedule == 1 ? config.accumulation_steps : 1;
+      EXPECT_EQ(moved.total().nvme_write, 14 * elements);
+      EXPECT_EQ(moved.total().nvme_read, 12 * elements + 2 * groups * (2 * elements - table));
+    }
+  }
+}
+
+TEST_F(StepPlanTest, BytesOfTheLinkAreThoseOfASeparateDevice) {
+  MovedByKind all;
+  for (std::uint64_t seed = 100; seed < 140; ++seed) {
+    Choice run = random_choice(seed);
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    separate_device = true;
+    const Config config = steady(config_of(run));
+    separate_device = false;
+    all += expect_as_planned(run, config, &device);
+  }
+  EXPECT_GT(all.optimizer.to_host, 0u);
+  EXPECT_GT(all.param.to_device, 0u);
+}
+
+}  // namespace
+}  // namespace artesian::zero3

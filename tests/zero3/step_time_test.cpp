@@ -1,0 +1,219 @@
+// Proves the simulated step: it takes no less than its computing, than its bytes at the disk's
+// bandwidth, and than the CPU's kernels; a faster resource never makes it longer; without a disk
+// to wait for it takes what it computes; and several ranks share what their stage of ZeRO shares.
+#include "zero3/step_time.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.h"
+#include "tests/zero3/small_model.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using tiering::Disk;
+using tiering::Resource;
+
+constexpr std::uint64_t plenty = std::uint64_t{1} << 40;
+
+struct Case {
+  SmallModel model;
+  Config config;
+  Placement placement;
+  StepPlan plan;
+  bool separate = false;
+};
+
+std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound) {
+  return random_word(51, seed, draw) % bound;
+}
+
+Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t ranks = 1,
+               std::uint64_t host_bytes = plenty) {
+  Case made{.model = make_small_model(512, 64, 3, below(seed, 0, 2) == 0),
+            .config = std::move(config),
+            .placement = {},
+            .plan = {},
+            .separate = separate};
+  made.placement =
+      make_placement({.parameters = &made.model.parameters,
+                      .stages = &made.model.stages,
+                      .config = &made.config,
+                      .compute_dtype = separate ? made.config.param_dtype : DType::Float32,
+                      .separate_device = separate,
+                      .device_bytes = plenty,
+                      .host_bytes = host_bytes,
+                      .ranks = ranks})
+          .value();
+  const ZeroConfig& zero = made.config.zero;
+  made.plan = plan_step({.placement = &made.placement,
+                         .stages = &made.model.stages,
+                         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
+                                    zero.max_reuse_distance},
+                         .micro_batches = made.config.accumulation_steps,
+                         .tokens = 32,
+                         .lookup_width = 64,
+                         .separate_device = separate,
+                         .ranks = ranks})
+                  .value();
+  return made;
+}
+
+Config config_of(Offload param, Offload optimizer, DType dtype = DType::Float16) {
+  Config config;
+  config.accumulation_steps = 1;
+  config.param_dtype = config.grad_accum_dtype = dtype;
+  config.zero.stage = 3;
+  config.zero.offload_param.device = param;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.offload_optimizer.device = optimizer;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.sub_group_size = 16384;
+  return config;
+}
+
+Config random_config(std::uint64_t seed) {
+  constexpr Offload homes[] = {Offload::None, Offload::Cpu, Offload::Nvme};
+  Config config = config_of(homes[below(seed, 1, 3)], homes[below(seed, 2, 3)],
+                            below(seed, 3, 2) == 0 ? DType::Float16 : DType::Float32);
+  config.accumulation_steps = 1 + below(seed, 4, 3);
+  config.zero.max_live_parameters = below(seed, 5, 2) == 0 ? 0 : plenty;
+  config.zero.prefetch_bucket_size = below(seed, 6, 2) == 0 ? 0 : plenty;
+  return config;
+}
+
+Case random_case(std::uint64_t seed) {
+  return make_case(seed, random_config(seed), below(seed, 7, 2) == 0, 1 + 3 * below(seed, 8, 2));
+}
+
+StepTimeRequest request_of(const Case& of, double disk = 1e8) {
+  StepTimeRequest request{.placement = &of.placement,
+                          .plan = &of.plan,
+                          .separate_device = of.separate,
+                          .rates = {.disk_read = disk,
+                                    .disk_write = disk / 2,
+                                    .memory = 1e9,
+                                    .checksum = 4e9,
+                                    .device_memory = 1e10,
+                                    .to_device = 1e9,
+                                    .to_host = 1e9,
+                                    .bus = 1e9},
+                          .stages = {}};
+  request.stages.forward.assign(of.model.stages.size(), 1e-3);
+  request.stages.backward.assign(of.model.stages.size(), 2e-3);
+  return request;
+}
+
+double disk_seconds(const StepTimeRequest& request) {
+  const Moved moved = request.plan->moved.total();
+  const double read = static_cast<double>(moved.nvme_read) / request.rates.disk_read;
+  const double written = static_cast<double>(moved.nvme_write) / request.rates.disk_write;
+  return request.rates.disk == Disk::Shared ? read + written : std::max(read, written);
+}
+
+TEST(StepTime, IsNeverBelowItsBytesNorItsComputing) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Case of = random_case(seed);
+    for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
+      StepTimeRequest request = request_of(of);
+      request.rates.disk = disk;
+      const StepTime time = simulate_step(request);
+      const double stages = static_cast<double>(of.model.stages.size());
+      const double computing = 3e-3 * stages * static_cast<double>(of.config.accumulation_steps);
+      EXPECT_NEAR(time.model_seconds, computing, 1e-9);
+      EXPECT_GE(time.seconds, time.model_seconds * (1 - 1e-9));
+      EXPECT_GE(time.seconds, disk_seconds(request) * (1 - 1e-9));
+      for (const double busy : time.busy) EXPECT_GE(time.seconds, busy * (1 - 1e-9));
+    }
+  }
+}
+
+TEST(StepTime, AFasterResourceNeverMakesItLonger) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    const Case of = random_case(seed);
+    const double before = simulate_step(request_of(of)).seconds;
+    for (const auto rate :
+         {&Rates::disk_read, &Rates::disk_write, &Rates::memory, &Rates::checksum,
+          &Rates::device_memory, &Rates::to_device, &Rates::to_host, &Rates::bus}) {
+      StepTimeRequest request = request_of(of);
+      request.rates.*rate *= 3.0;
+      EXPECT_LE(simulate_step(request).seconds, before * (1 + 1e-9)) << "seed " << seed;
+    }
+  }
+}
+
+TEST(StepTime, WithAnInfiniteDiskItIsWhatIsComputed) {
+  for (const Offload param : {Offload::Cpu, Offload::Nvme}) {
+    const Case of = make_case(1, config_of(param, Offload::Nvme), false);
+    const StepTime time = simulate_step(request_of(of, 1e30));
+    const double computed = time.busy[static_cast<std::size_t>(Resource::Compute)];
+    EXPECT_NEAR(time.seconds, computed, computed * 1e-6);
+    EXPECT_GT(computed, time.model_seconds);  // the optimizer's work, too
+  }
+}
+
+TEST(StepTime, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
+  // A slow disk, a ring of four items: the disk never rests while the optimizer streams.
+  const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false);
+  const StepTimeRequest request = request_of(of, 1e6);
+  const StepTime time = simulate_step(request);
+  const double beside = time.seconds - disk_seconds(request);
+  EXPECT_GE(beside, time.model_seconds * (1 - 1e-9));
+  EXPECT_LE(beside, time.busy[static_cast<std::size_t>(Resource::Compute)] * (1 + 1e-9));
+}
+
+TEST(StepTime, GradientsThatSpillCostTheirBytes) {
+  const Config config = config_of(Offload::Nvme, Offload::Nvme);
+  const Case all = make_case(1, config, false);
+  const Case spilled = make_case(1, config, false, 1, 256 << 10);
+  EXPECT_EQ(all.plan.moved.grad.nvme_write, 0u);
+  EXPECT_GT(spilled.plan.moved.grad.nvme_write, 0u);
+  EXPECT_GT(spilled.plan.moved.grad.nvme_read, spilled.plan.moved.grad.nvme_write);
+  EXPECT_GT(simulate_step(request_of(spilled)).seconds, simulate_step(request_of(all)).seconds);
+}
+
+TEST(StepTime, RanksShareStateAndPayOnTheBus) {
+  const Config config = config_of(Offload::Nvme, Offload::Nvme);
+  const Case alone = make_case(1, config, true);
+  const Case shared = make_case(1, config, true, 4);
+  EXPECT_EQ(alone.plan.moved.total().bus, 0u);
+  std::uint64_t elements = 0;
+  for (const Unit& unit : shared.placement.layout.units) elements += unit.image;
+  // Everything fits: what the three others have updated comes once a step.
+  EXPECT_NEAR(static_cast<double>(shared.plan.moved.param.bus),
+              static_cast<double>(2 * elements / 4 * 3), 0.1 * static_cast<double>(elements));
+  const std::uint64_t padding = shared.placement.units.size() * image_alignment * 12;
+  const auto expect_quarter = [&](std::uint64_t part, std::uint64_t whole) {
+    EXPECT_GE(part, whole / 4);
+    EXPECT_LE(part, whole / 4 + padding);
+  };
+  expect_quarter(shared.placement.nvme_optimizer_bytes, alone.placement.nvme_optimizer_bytes);
+  expect_quarter(shared.plan.moved.optimizer.nvme_write, alone.plan.moved.optimizer.nvme_write);
+}
+
+TEST(StepTime, StagesOfZeroShareWhatTheyShare) {
+  std::uint64_t before = ~std::uint64_t{0};
+  for (const int stage : {0, 1, 2, 3}) {
+    Config config = config_of(Offload::None, Offload::None);
+    config.zero.stage = stage;
+    const Case of = make_case(1, config, true, 8);
+    std::uint64_t homes = 0;
+    for (std::uint32_t unit = 0; unit < of.placement.units.size(); ++unit) {
+      const std::uint64_t image = of.placement.layout.units[unit].image;
+      const Sharding& sharding = of.placement.sharding;
+      homes += Sharding::share(image, sharding.param) * 2 +
+               Sharding::share(image, sharding.grad) * 2 +
+               Sharding::share(image, sharding.optimizer) * 12;
+    }
+    EXPECT_LT(homes, before) << "stage " << stage;
+    EXPECT_GE(of.placement.device_pool_bytes, homes);
+    EXPECT_GT(of.plan.moved.total().bus, 0u) << "stage " << stage;
+    before = homes;
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3

@@ -1,0 +1,57 @@
+// DrySlots: slots that hold nothing. Offsets come from the allocator of the pools, every move is
+// reported, and no byte is touched: what a policy decides over them is what it would decide over
+// a Residency with a pool of this size, in microseconds and for models of any size.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "pinned/free_list.h"
+#include "tiering/unit_slots.h"
+
+namespace artesian::tiering {
+
+struct DryUnit {
+  std::uint64_t slot_bytes = 0;  // 0: aliased, nothing moves
+  bool persistent = false;       // its slot comes from the far end
+};
+
+struct DryMove {
+  SlotState to = SlotState::Absent;
+  std::uint32_t unit = 0;
+  aio::Priority priority = aio::Priority::Demand;  // of Fetching
+};
+
+class DrySlots final : public UnitSlots {
+ public:
+  /// `pool_bytes`: of the device pool; `fixed_bytes`: what has its place there for the whole run.
+  /// Every change of a unit's state is given to `moved`.
+  DrySlots(std::vector<DryUnit> units, std::uint64_t pool_bytes, std::uint64_t fixed_bytes,
+           std::function<void(const DryMove&)> moved);
+
+  SlotState state(std::uint32_t unit) const noexcept override { return slots_[unit].state; }
+  bool pinned(std::uint32_t unit) const noexcept override { return slots_[unit].pins != 0; }
+  Result<void> start(std::uint32_t unit, aio::Priority priority) noexcept override;
+  Result<void> acquire(std::uint32_t unit) noexcept override;
+  Result<void> unpin(std::uint32_t unit) noexcept override;
+  Result<void> drop(std::uint32_t unit) noexcept override;
+  Result<void> clear() noexcept override;
+  /// Null: there is no memory.
+  std::byte* data(std::uint32_t) noexcept override { return nullptr; }
+
+ private:
+  struct Slot {
+    SlotState state = SlotState::Absent;
+    std::uint32_t pins = 0;
+    std::uint64_t offset = 0;
+  };
+  void go(std::uint32_t unit, SlotState to, aio::Priority priority) noexcept;
+
+  const std::vector<DryUnit> units_;
+  std::vector<Slot> slots_;
+  pinned::FreeList free_;
+  const std::function<void(const DryMove&)> moved_;
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,64 @@
+// Schedule: a discrete-event simulation of work on resources that each do one thing at a time, in
+// the order in which it was given: a disk's queue, a link, a team of threads. A task starts when
+// all that it waits for is done and its resource is free. As the order is fixed, a shorter task
+// never makes anything later: a faster resource is never a slower schedule. Pure: no clock, no I/O.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+namespace artesian::tiering {
+
+enum class Resource : std::uint8_t {
+  Compute,    // where the model computes
+  Host,       // the CPU beside a separate device
+  DiskRead,   // one queue with DiskWrite, unless the disk is duplex
+  DiskWrite,  //
+  ToDevice,   // the link, each way
+  ToHost,
+  Bus,  // to the other ranks
+};
+constexpr std::size_t resource_count = 7;
+
+/// "compute", "host", "NVMe read", ...
+const char* resource_name(Resource resource) noexcept;
+
+enum class Disk : std::uint8_t { Shared, Duplex };
+
+class Schedule {
+ public:
+  using Task = std::uint32_t;
+  static constexpr Task none = ~Task{0};  // done before anything
+
+  explicit Schedule(Disk disk) noexcept : disk_(disk) {}
+
+  /// Appends a task of `seconds` to the resource's queue, to start after those (`none` is allowed).
+  Task add(Resource resource, double seconds, std::initializer_list<Task> after);
+  /// A task of no time and no resource: done when all of those are.
+  Task join(std::initializer_list<Task> after);
+
+  double start(Task task) const noexcept { return task == none ? 0.0 : tasks_[task].start; }
+  double finish(Task task) const noexcept { return task == none ? 0.0 : tasks_[task].finish; }
+  /// Seconds that the resource has worked in all.
+  double busy(Resource resource) const noexcept { return busy_[index(resource)]; }
+  std::size_t size() const noexcept { return tasks_.size(); }
+
+ private:
+  struct Times {
+    double start = 0.0;
+    double finish = 0.0;
+  };
+  static std::size_t index(Resource resource) noexcept {
+    return static_cast<std::size_t>(resource);
+  }
+  double latest(std::initializer_list<Task> after) const noexcept;
+
+  const Disk disk_;
+  std::vector<Times> tasks_;
+  std::array<double, resource_count> free_at_{};
+  std::array<double, resource_count> busy_{};
+};
+
+}  // namespace artesian::tiering

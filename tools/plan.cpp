@@ -1,0 +1,217 @@
+#include "tools/plan.h"
+
+#include <cstdio>
+
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/units.h"
+#include "models/llama_of_size.h"
+#include "tools/plan_rates.h"
+#include "tools/plan_report.h"
+#include "tools/planner.h"
+#include "tools/report_error.h"
+#include "zero3/compute_device.h"
+#include "zero3/engine.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr const char* program = "artesian";
+constexpr std::uint64_t assumed_gpu_memory = 80'000'000'000;
+constexpr std::uint64_t assumed_host_memory = 128'000'000'000;  // of one rank of a node
+
+Error naming(const std::string& flag, Error error) {
+  error.message = flag + ": " + error.message;
+  return error;
+}
+
+class PlanRun {
+ public:
+  explicit PlanRun(const PlanOptions& options) : options_(options) {}
+
+  int run() {
+    auto done = prepare();
+    if (done.has_value()) done = plan();
+    if (!done.has_value()) return report_error(program, done.error(), 2);
+    done = write();
+    return done.has_value() ? 0 : report_error(program, done.error(), 1);
+  }
+
+ private:
+  Result<void> prepare() {
+    ARTESIAN_TRY_VOID(read_model());
+    ARTESIAN_TRY_VOID(read_config());
+    ARTESIAN_TRY_VOID(choose_memory());
+    ARTESIAN_TRY(rates, choose_rates(options_, plan_));
+    report_.rates = std::move(rates);
+    return {};
+  }
+
+  Result<void> read_model() {
+    if (options_.parameters.has_value()) {
+      model_ = models::llama_of_size(*options_.parameters);
+      report_.shape =
+          "a Llama shape: heads of 128, a block for each 128 of the hidden size, intermediate size "
+          "8/3 of it, vocabulary 32000 untied; blocks as the size asks for";
+    } else {
+      auto config = models::read_model_config(options_.model);
+      if (!config.has_value()) return naming("--model", std::move(config).error());
+      model_ = std::move(config).value();
+    }
+    parameters_ = models::model_parameters(model_);
+    stages_ = models::model_stages(model_);
+    const auto positions = static_cast<std::uint64_t>(model_.positions_max);
+    for (const std::string& each : model_.notes) note(each);
+    plan_.length = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
+    if (plan_.length <= positions) return {};
+    return make_error(ErrorCode::Invalid, "--seq-len: got " + std::to_string(plan_.length) +
+                                              ", allowed 1 to " + std::to_string(positions) +
+                                              ", the model's positions");
+  }
+
+  Result<void> read_config() {
+    plan_.gpu = options_.gpus.has_value();
+    plan_.native_fp16 = plan_.native_bf16 = true;
+    if (!plan_.gpu) {
+      ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
+      plan_.native_fp16 = cpu.native_fp16;
+      plan_.native_bf16 = cpu.native_bf16;
+    }
+    report_.gpus = options_.gpus.value_or(0);
+    report_.nodes = options_.nodes;
+    plan_.ranks = options_.gpus.value_or(1) * options_.nodes;
+    if (plan_.ranks > 1'000'000) {
+      return make_error(ErrorCode::Invalid, "--gpus: got " + std::to_string(plan_.ranks) +
+                                                " ranks with --nodes, allowed 1000000 in all; "
+                                                "lower one of them");
+    }
+    auto config = zero3::read_config(options_.config,
+                                     {.micro_batch_size = options_.micro_batch,
+                                      .accumulation_steps = options_.accumulation,
+                                      .lr = {},
+                                      .steps = {},
+                                      .hidden_size = static_cast<std::uint64_t>(model_.hidden),
+                                      .world_size = plan_.ranks});
+    if (!config.has_value()) {
+      const bool file = config.error().code == ErrorCode::Io;
+      return file ? naming("--config", std::move(config).error()) : std::move(config).error();
+    }
+    plan_.config = std::move(config).value();
+    if (plan_.config.activation_checkpointing) plan_.kept = models::Kept::BlockInputs;
+    plan_.model = &model_;
+    plan_.parameters = &parameters_;
+    plan_.stages = &stages_;
+    return check_tokens();
+  }
+
+  /// What follows multiplies these: far above any batch, and low enough for 64 bits.
+  Result<void> check_tokens() const {
+    const double tokens =
+        static_cast<double>(plan_.config.train_batch_size) * static_cast<double>(plan_.length);
+    if (tokens <= 1e12) return {};
+    return make_error(ErrorCode::Invalid, "train_batch_size: got " +
+                                              std::to_string(plan_.config.train_batch_size) +
+                                              ", allowed 10^12 tokens of a step; lower it");
+  }
+
+  Result<void> choose_memory() {
+    zero3::ArtesianConfig& ours = plan_.config.artesian;
+    const auto device = options_.device_memory;
+    const auto host = options_.host_memory.has_value() ? options_.host_memory : ours.host_memory;
+    if (!plan_.gpu) {
+      ARTESIAN_TRY(budgets, zero3::choose_budgets(plan_.config));
+      plan_.device_bytes = device.value_or(budgets.device);
+      plan_.host_bytes = host.value_or(budgets.host);
+      ours.activation_memory = budgets.activations;
+      return {};
+    }
+    plan_.whole_device = device.has_value() || !ours.device_memory.has_value();
+    plan_.device_bytes = device.value_or(ours.device_memory.value_or(assumed_gpu_memory));
+    plan_.host_bytes = host.value_or(assumed_host_memory);
+    ours.activation_memory = ours.activation_memory.value_or(plan_.device_bytes / 20);
+    if (!device.has_value() && !ours.device_memory.has_value()) {
+      note("--device-memory: assumed " + format_size(assumed_gpu_memory) + " of a GPU");
+    }
+    if (!host.has_value()) {
+      note("--host-memory: assumed " + format_size(assumed_host_memory) + " of a rank");
+    }
+    return {};
+  }
+
+  void note(std::string text) { report_.notes.push_back(std::move(text)); }
+
+  Result<void> plan() {
+    report_.plan = &plan_;
+    auto figures = evaluate(plan_);
+    const bool all_kept = plan_.kept == models::Kept::All;
+    if (!figures.has_value() && plan_.gpu && all_kept)
+      figures = evaluate_recomputing(std::move(figures));
+    limit_activations();
+    report_.candidates = search(plan_);
+    if (!figures.has_value()) {
+      log(LogLevel::Info, report_.candidates.empty()
+                              ? "no stage and no offload of this model fits in these budgets"
+                              : "what fits, and is fastest: " + report_.candidates.front().name);
+      return std::move(figures).error();
+    }
+    report_.figures = std::move(figures).value();
+    for (const std::string& each : report_.figures.notes) note(each);
+    report_.changes = find_changes(plan_, report_.figures);
+    report_.advice = advise(plan_);
+    return {};
+  }
+
+  /// Many a model fits only so.
+  Result<PlanFigures> evaluate_recomputing(Result<PlanFigures> refused) {
+    plan_.kept = models::Kept::BlockInputs;
+    auto figures = evaluate(plan_);
+    if (!figures.has_value()) {
+      plan_.kept = models::Kept::All;
+      return refused;
+    }
+    note(
+        "activations: fit only if each block is computed again in backward (gradient "
+        "checkpointing), which is planned here; set "
+        "activation_checkpointing.partition_activations: true");
+    return figures;
+  }
+
+  /// On a CPU activations are in the memory that the budgets leave.
+  void limit_activations() {
+    if (plan_.gpu) return;
+    const std::uint64_t available = available_memory();
+    const std::uint64_t budgets = plan_.device_bytes + plan_.host_bytes;
+    plan_.activations_max = available > budgets ? available - budgets : 0;
+  }
+
+  Result<void> write() {
+    if (!options_.plot.empty()) {
+      std::FILE* file = std::fopen(options_.plot.c_str(), "w");
+      if (file == nullptr) return cannot_write("--plot", options_.plot);
+      const bool written = std::fputs(plan_svg(report_).c_str(), file) >= 0;
+      if (std::fclose(file) != 0 || !written) return cannot_write("--plot", options_.plot);
+    }
+    const std::string text = options_.json ? plan_json(report_) : plan_text(report_);
+    if (std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return {};
+    return cannot_write("plan", "stdout");
+  }
+
+  static Error cannot_write(const char* what, const std::string& target) {
+    return make_error(ErrorCode::Io, std::string(what) + ": " + target + ": cannot write", errno);
+  }
+
+  const PlanOptions& options_;
+  models::ModelConfig model_;
+  std::vector<zero3::ParameterSpec> parameters_;
+  std::vector<zero3::StageSpec> stages_;
+  PlanCase plan_;
+  PlanReport report_;
+};
+
+}  // namespace
+
+int run_plan(const PlanOptions& options) {
+  return PlanRun(options).run();
+}
+
+}  // namespace artesian::tools

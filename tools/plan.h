@@ -1,0 +1,37 @@
+// `artesian plan`: what a training job would be, before it runs.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+
+namespace artesian::tools {
+
+struct PlanOptions {
+  std::string model;                 // a folder, or empty:
+  std::optional<double> parameters;  // --params
+  std::string config;
+  std::optional<std::uint64_t> gpus;  // of a node; absent: the CPU of this machine
+  std::uint64_t nodes = 1;
+  std::optional<std::uint64_t> length, micro_batch, accumulation;
+  std::optional<std::uint64_t> device_memory, host_memory;
+  // Bytes per second; TFLOP/s.
+  std::optional<double> nvme_read, nvme_write, memory, link, bus, tflops;
+  std::string plot;
+  bool json = false;
+};
+
+void add_plan_flags(CLI::App& plan);
+
+/// Errors: Invalid or Unsupported, one line per fault, at most 5.
+Result<PlanOptions> read_plan_flags(const CLI::App& plan);
+
+/// Prints the plan and returns the exit code: 0; 2 for what is wrong or does not fit; 1 where the
+/// output cannot be written. Errors go to stderr.
+int run_plan(const PlanOptions& options);
+
+}  // namespace artesian::tools

@@ -1,0 +1,170 @@
+#include <algorithm>
+
+#include "base/units.h"
+#include "tools/plan_report.h"
+#include "tools/svg.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr auto print = svg_print;
+constexpr auto escaped = svg_escaped;
+
+using tiering::Resource;
+using Kind = zero3::StepEvent::Kind;
+
+constexpr double width = 960, left = 130, right = 24, bar_height = 30, lane_height = 26;
+constexpr double plot_width = width - left - right;
+constexpr double memory_top = 112, memory_step = 62;
+constexpr double time_top = memory_top + 3 * memory_step + 60;
+
+constexpr const char* memory_names[] = {"parameters", "gradients", "optimizer state",
+                                        "gathered parameters", "buffers"};
+// What concerns parameters, gradients and optimizer state has one colour in both halves.
+constexpr const char* work_names[] = {"parameters come", "gradients, norm", "optimizer", "",
+                                      "forward, backward"};
+
+int look_of(Kind kind) {
+  switch (kind) {
+    case Kind::Fetch:
+    case Kind::Await: return 0;
+    case Kind::Update: return 2;
+    case Kind::Compute: return 4;
+    default: return 1;
+  }
+}
+
+std::string legend(const char* const* names, double y) {
+  std::string svg;
+  double x = left + 40;
+  for (int index = 0; index < 5; ++index) {
+    if (names[index][0] == 0) continue;
+    svg +=
+        print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\"/>", index, x,
+              y - 10) +
+        print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 18, y, names[index]);
+    x += 150;
+  }
+  return svg;
+}
+
+/// One tier, to its own scale: its budget, or what it holds.
+std::string tier_svg(const char* name, const TierBytes& tier, double y) {
+  const std::uint64_t parts[] = {tier.param, tier.grad, tier.optimizer, tier.gathered,
+                                 tier.buffers};
+  const auto scale = static_cast<double>(std::max({tier.budget, tier.used(), std::uint64_t{1}}));
+  std::string svg =
+      print("<text class=\"end\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", left - 10, y + 20, name);
+  double x = left;
+  for (int index = 0; index < 5; ++index) {
+    const double length = static_cast<double>(parts[index]) / scale * plot_width;
+    if (parts[index] == 0) continue;
+    svg += print("<rect class=\"k%d bar\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\">",
+                 index, x, y, length, bar_height) +
+           "<title>" + memory_names[index] + ": " + format_size(parts[index]) + "</title></rect>\n";
+    x += length;
+  }
+  svg += print("<rect class=\"chosen\" x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"/>\n",
+               left, y, plot_width, bar_height);
+  const std::string of = tier.budget == 0 ? "" : " of " + format_size(tier.budget);
+  return svg + print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">", left, y + bar_height + 14) +
+         format_size(tier.used()) + of + "</text>\n";
+}
+
+struct Bar {
+  zero3::StepSpan span;
+  double busy = 0.0;  // seconds of it
+};
+
+/// Spans closer than a pixel are one bar, paler the more is empty: a picture of thousands stays
+/// small.
+std::vector<Bar> bars_of(std::vector<zero3::StepSpan> spans, double seconds) {
+  const double pixel = seconds / plot_width;
+  std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+    return a.resource != b.resource ? a.resource < b.resource : a.begin < b.begin;
+  });
+  std::vector<Bar> bars;
+  for (zero3::StepSpan span : spans) {
+    span.begin = std::max(span.begin, 0.0);
+    span.end = std::min(span.end, seconds);
+    if (span.end <= span.begin) continue;
+    const double busy = span.end - span.begin;
+    const bool joins = !bars.empty() && bars.back().span.resource == span.resource &&
+                       look_of(bars.back().span.kind) == look_of(span.kind) &&
+                       span.begin - bars.back().span.end < pixel;
+    if (joins) {
+      bars.back().span.end = std::max(bars.back().span.end, span.end);
+      bars.back().busy += busy;
+    } else {
+      bars.push_back({span, busy});
+    }
+  }
+  return bars;
+}
+
+std::string bar_svg(const Bar& bar, double seconds, double y) {
+  const zero3::StepSpan& span = bar.span;
+  const double x = left + span.begin / seconds * plot_width;
+  const double length = span.end - span.begin;
+  return print("<rect class=\"k%d\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\"",
+               look_of(span.kind), x, y, std::max(length / seconds * plot_width, 0.3),
+               lane_height - 5) +
+         print(" fill-opacity=\"%.2f\">", std::clamp(bar.busy / length, 0.15, 1.0)) + "<title>" +
+         work_names[look_of(span.kind)] +
+         print(": %.4g s to %.4g s</title></rect>\n", span.begin, span.end);
+}
+
+std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
+  std::string svg;
+  double y = time_top;
+  const auto bars = bars_of(time.spans, time.seconds);
+  for (std::size_t index = 0; index < tiering::resource_count; ++index) {
+    const auto resource = static_cast<Resource>(index);
+    if (time.busy[index] <= 0) continue;
+    svg += print("<text class=\"end small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", left - 10, y + 15,
+                 resource_name(resource)) +
+           print("<path class=\"grid\" d=\"M%.0f %.0fh%.0f\"/>\n", left, y + lane_height - 2,
+                 plot_width);
+    for (const Bar& bar : bars) {
+      if (bar.span.resource == resource) svg += bar_svg(bar, time.seconds, y);
+    }
+    y += lane_height;
+  }
+  for (int part = 0; part <= 4; ++part) {
+    svg += print("<text class=\"middle small\" x=\"%.0f\" y=\"%.0f\">%.3g s</text>\n",
+                 left + plot_width * part / 4, y + 16, time.seconds * part / 4);
+  }
+  *bottom = y + 30;
+  return svg;
+}
+
+}  // namespace
+
+std::string plan_svg(const PlanReport& report) {
+  const PlanFigures& figures = report.figures;
+  double bottom = 0;
+  const std::string timeline = timeline_svg(figures.time, &bottom);
+  const std::string title = report.plan->model->model_type +
+                            print(", %.4g parameters: %.4g s a step",
+                                  static_cast<double>(figures.elements), figures.time.seconds);
+  const std::string line = print("%.4g tokens/s, compute idle %.0f%%, bottleneck ",
+                                 figures.tokens_per_s, figures.idle_share * 100) +
+                           figures.bottleneck;
+  std::string svg =
+      print("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n",
+            width, bottom) +
+      "<title>artesian plan: " + escaped(title) + "</title>\n" + svg_style +
+      print("<rect class=\"ground\" width=\"%.0f\" height=\"%.0f\"/>\n", width, bottom) +
+      "<text class=\"title\" x=\"16\" y=\"32\">" + escaped(title) + "</text>\n" +
+      "<text x=\"16\" y=\"56\">" + escaped(line) + "</text>\n" +
+      print("<text class=\"head\" x=\"16\" y=\"%.0f\">Memory of a rank</text>\n", memory_top - 22) +
+      legend(memory_names, memory_top - 22);
+  svg += tier_svg("device", figures.device, memory_top);
+  svg += tier_svg("host", figures.host, memory_top + memory_step);
+  svg += tier_svg("nvme", figures.nvme, memory_top + 2 * memory_step);
+  svg += print("<text class=\"head\" x=\"16\" y=\"%.0f\">One step</text>\n", time_top - 16) +
+         legend(work_names, time_top - 16);
+  return svg + timeline + "</svg>\n";
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,170 @@
+#include "tools/plan_probe.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/machine.h"
+#include "kernels/adam.h"
+#include "kernels/checksum.h"
+#include "models/activation_bytes.h"
+#include "models/flops.h"
+#include "models/registry.h"
+#include "zero3/from_torch.h"
+#include "zero3/parameter_tensors.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr double flops_max = 4e11;  // of one run of a stage: seconds on a small machine
+constexpr int runs = 2;             // after one to warm up
+
+double seconds_since(std::uint64_t begin_ns) {
+  return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+}
+
+struct StageTime {
+  double forward = 1e30;
+  double backward = 1e30;
+};
+
+class StageProbe {
+ public:
+  StageProbe(const models::ModelConfig& config, DType dtype, std::uint64_t length)
+      : module_(models::make_module(config)),
+        hidden_(config.hidden),
+        length_(static_cast<std::int64_t>(length)),
+        options_(at::TensorOptions().dtype(zero3::scalar_type(dtype))) {}
+
+  StageTime run(std::size_t stage, std::uint64_t samples) {
+    const auto count = static_cast<std::int64_t>(samples);
+    std::vector<at::Tensor> inputs;
+    for (const auto parameter : module_->stages()[stage].parameters) {
+      const auto& shape = module_->parameters()[parameter].shape;
+      inputs.push_back(at::full(shape, 0.01, options_).requires_grad_(true));
+    }
+    const at::Tensor ids = at::zeros({count, length_}, at::kLong);
+    const at::Tensor input = at::rand({count, length_, hidden_}, options_).requires_grad_(true);
+    StageTime best;
+    for (int round = 0; round <= runs; ++round) {
+      const std::uint64_t begin = system_clock().now_ns();
+      const at::Tensor output = module_->forward(stage, input, inputs, {ids, ids});
+      const double forward = seconds_since(begin);
+      const std::uint64_t turn = system_clock().now_ns();
+      std::vector<at::Tensor> wanted = inputs;
+      wanted.push_back(input);
+      const auto gradients =
+          torch::autograd::grad({output}, wanted, {at::ones_like(output)}, c10::nullopt, false,
+                                /*allow_unused=*/true);
+      if (round == 0) continue;
+      best.forward = std::min(best.forward, forward);
+      best.backward = std::min(best.backward, seconds_since(turn));
+    }
+    return best;
+  }
+
+  std::size_t stages() const { return module_->stages().size(); }
+
+ private:
+  std::unique_ptr<zero3::Module> module_;
+  const std::int64_t hidden_;
+  const std::int64_t length_;
+  const at::TensorOptions options_;
+};
+
+/// Floating-point operations per second of a product of the model's width.
+double probe_product(const models::ModelConfig& config, DType dtype) {
+  const auto width = std::min<std::int64_t>(config.hidden, 2048);
+  const auto options = at::TensorOptions().dtype(zero3::scalar_type(dtype));
+  const at::Tensor one = at::rand({256, width}, options);
+  const at::Tensor other = at::rand({width, width}, options);
+  double best = 1e30;
+  for (int round = 0; round <= 3; ++round) {
+    const std::uint64_t begin = system_clock().now_ns();
+    const at::Tensor product = at::matmul(one, other);
+    if (round != 0) best = std::min(best, seconds_since(begin));
+  }
+  return 2.0 * 256 * static_cast<double>(width * width) / std::max(best, 1e-9);
+}
+
+/// Whether weights, gradients and activations of the largest stage are small beside what is free.
+bool fits(const models::ModelConfig& config, DType dtype, std::uint64_t tokens) {
+  const auto forward = models::forward_flops_per_token(config, 0);
+  const double weights = std::max(forward.block, forward.head) / 2;
+  const double needed =
+      3 * weights * static_cast<double>(dtype_size(dtype)) +
+      2 * static_cast<double>(models::activation_bytes(config, {.tokens = tokens})) /
+          static_cast<double>(models::layer_count(config));
+  return needed < static_cast<double>(available_memory()) / 2;
+}
+
+}  // namespace
+
+Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype,
+                                    std::uint64_t samples, std::uint64_t length) {
+  return zero3::from_torch([&]() -> Result<ProbedCompute> {
+    const auto flops = models::forward_flops_per_token(config, length);
+    const double of_sample = 3 * std::max(flops.block, flops.head) * static_cast<double>(length);
+    ProbedCompute probed;
+    probed.by_product = of_sample > 10 * flops_max || !fits(config, dtype, length);
+    if (probed.by_product) {
+      const double rate = probe_product(config, dtype);
+      probed.seconds = {flops.block / rate, 2 * flops.block / rate, flops.head / rate,
+                        2 * flops.head / rate};
+      probed.tflops = rate * 1e-12;
+      return probed;
+    }
+    const auto affordable = static_cast<std::uint64_t>(std::max(1.0, flops_max / of_sample));
+    const std::uint64_t tried = std::min(samples, affordable);
+    const double tokens = static_cast<double>(tried * length);
+    StageProbe probe(config, dtype, length);
+    const StageTime block = probe.run(1, tried);
+    const StageTime head = probe.run(probe.stages() - 1, tried);
+    probed.seconds = {block.forward / tokens, block.backward / tokens, head.forward / tokens,
+                      head.backward / tokens};
+    const auto layers = static_cast<double>(models::layer_count(config));
+    const double seconds = layers * (probed.seconds.block_forward + probed.seconds.block_backward) +
+                           probed.seconds.head_forward + probed.seconds.head_backward;
+    probed.tflops = models::flops_per_token(config, length) / seconds * 1e-12;
+    return probed;
+  });
+}
+
+ProbedMemory probe_memory() {
+  constexpr std::int64_t elements = 4 << 20;
+  constexpr std::int64_t grain = 1 << 16;
+  std::vector<float> state(static_cast<std::size_t>(elements) * 3, 0.5f);
+  std::vector<std::uint16_t> halves(static_cast<std::size_t>(elements) * 2, 0x3800);
+  kernels::AdamStep constants = kernels::make_adam_step({}, 1, true);
+  ProbedMemory probed;
+  double adam = 1e30;
+  double checksum = 1e30;
+  for (int round = 0; round < 4; ++round) {
+    std::uint64_t begin = system_clock().now_ns();
+    at::parallel_for(0, elements, grain, [&](std::int64_t from, std::int64_t to) {
+      kernels::AdamArrays arrays;
+      arrays.param = state.data() + from;
+      arrays.exp_avg = state.data() + elements + from;
+      arrays.exp_avg_sq = state.data() + 2 * elements + from;
+      arrays.grad = halves.data() + from;
+      arrays.grad_dtype = DType::Float16;
+      arrays.param_out = halves.data() + elements + from;
+      kernels::adam_step(arrays, static_cast<std::uint64_t>(to - from), constants);
+    });
+    adam = std::min(adam, seconds_since(begin));
+    begin = system_clock().now_ns();
+    std::atomic<std::uint64_t> sum{0};
+    at::parallel_for(0, elements * 3, grain, [&](std::int64_t from, std::int64_t to) {
+      sum += kernels::checksum64(state.data() + from, static_cast<std::uint64_t>(to - from) * 4, 1);
+    });
+    checksum = std::min(checksum, seconds_since(begin));
+  }
+  probed.kernels = static_cast<double>(elements) * 28 / adam;
+  probed.checksum = static_cast<double>(elements) * 12 / checksum;
+  return probed;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,23 @@
+// Where a plan's rates come from: what was given, what was measured on this machine, and what is
+// assumed. Each says which.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/plan.h"
+#include "tools/planner.h"
+
+namespace artesian::tools {
+
+struct RateSource {
+  std::string name;  // "nvme_read"
+  double value = 0.0;
+  std::string unit;    // "GB/s" or "TFLOP/s"
+  std::string source;  // "given", "measured ...", "assumed ..."
+};
+
+/// Fills the rates and the compute seconds of `plan`. Errors: those of measuring.
+Result<std::vector<RateSource>> choose_rates(const PlanOptions& options, PlanCase& plan);
+
+}  // namespace artesian::tools

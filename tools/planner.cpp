@@ -1,0 +1,245 @@
+#include "tools/planner.h"
+
+#include <algorithm>
+
+#include "base/units.h"
+#include "models/flops.h"
+
+namespace artesian::tools {
+
+using tiering::Resource;
+using tiering::Tier;
+using zero3::Offload;
+using zero3::Sharding;
+
+namespace {
+
+constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;  // context and workspaces
+constexpr std::uint64_t groups_max = 16;  // of micro-batches: beyond, all are alike
+
+std::uint64_t tokens_of(const PlanCase& plan) {
+  return plan.config.micro_batch_size * plan.length;
+}
+
+models::ActivationOptions activations_of(const PlanCase& plan) {
+  return {.tokens = tokens_of(plan),
+          .element_size = dtype_size(compute_dtype(plan)),
+          .micro_batches = 1,
+          .at_once = 1,
+          .kept = plan.kept};
+}
+
+/// As the engine does it, which goes by what one was measured to take.
+std::uint64_t at_once(const PlanCase& plan) {
+  const std::uint64_t room = plan.config.artesian.activation_memory.value_or(0);
+  const std::uint64_t one = models::activation_bytes(*plan.model, activations_of(plan));
+  return std::clamp<std::uint64_t>(room / one, 1, plan.config.accumulation_steps);
+}
+
+void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
+  const auto tier = [&](Tier home) -> TierBytes& {
+    return home == Tier::Device ? figures.device : home == Tier::Host ? figures.host : figures.nvme;
+  };
+  const Sharding& sharding = placement.sharding;
+  for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+    const std::uint64_t image = placement.layout.units[unit].image;
+    const zero3::UnitPlacement& place = placement.units[unit];
+    tier(place.param).param +=
+        Sharding::share(image, sharding.param) * dtype_size(placement.param_dtype);
+    tier(place.grad).grad +=
+        Sharding::share(image, sharding.grad) * dtype_size(placement.grad_dtype);
+    for (std::uint64_t group = 0; group < placement.sub_group_count(unit); ++group) {
+      tier(placement.optimizer_home(unit, group)).optimizer +=
+          placement.sub_group_numel(unit, group) * 4 * placement.states;
+    }
+  }
+}
+
+void take_memory(const zero3::Placement& placement, PlanFigures& figures) {
+  add_homes(placement, figures);
+  TierBytes& device = figures.device;
+  const std::uint64_t buffers = placement.expansion_bytes + placement.grad_scratch_bytes;
+  device.gathered = placement.device_pool_bytes - device.used() - buffers;
+  device.buffers = buffers + placement.device_gradient_bytes;
+  figures.host.buffers = placement.host_pool_bytes - figures.host.used();
+}
+
+zero3::StageSeconds stage_seconds(const PlanCase& plan) {
+  const auto tokens = static_cast<double>(tokens_of(plan));
+  const std::size_t stages = plan.stages->size();
+  zero3::StageSeconds seconds;
+  seconds.forward.assign(stages, plan.compute.block_forward * tokens);
+  const double again = plan.kept == models::Kept::All ? 0.0 : plan.compute.block_forward;
+  seconds.backward.assign(stages, (plan.compute.block_backward + again) * tokens);
+  seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up
+  seconds.forward.back() = plan.compute.head_forward * tokens;
+  seconds.backward.back() = plan.compute.head_backward * tokens;
+  return seconds;
+}
+
+struct Simulated {
+  zero3::MovedByKind moved;
+  zero3::StepTime time;
+};
+
+Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
+                           std::uint64_t micro_batches) {
+  const zero3::ZeroConfig& zero = plan.config.zero;
+  ARTESIAN_TRY(step,
+               zero3::plan_step({.placement = &placement,
+                                 .stages = plan.stages,
+                                 .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
+                                            zero.max_reuse_distance},
+                                 .micro_batches = micro_batches,
+                                 .at_once = at_once(plan),
+                                 .tokens = tokens_of(plan),
+                                 .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
+                                 .separate_device = plan.gpu,
+                                 .ranks = plan.ranks}));
+  Simulated done;
+  done.moved = step.moved;
+  done.time = zero3::simulate_step({.placement = &placement,
+                                    .plan = &step,
+                                    .separate_device = plan.gpu,
+                                    .rates = plan.rates,
+                                    .stages = stage_seconds(plan)});
+  return done;
+}
+
+/// b + (b - a) * further / per, for each figure.
+struct Further {
+  std::uint64_t count = 0;
+  std::uint64_t per = 1;
+};
+
+std::uint64_t extend(std::uint64_t a, std::uint64_t b, Further further) {
+  return b + (b - a) / further.per * further.count;
+}
+
+double extend(double a, double b, Further further) {
+  return b + (b - a) / static_cast<double>(further.per) * static_cast<double>(further.count);
+}
+
+void extend(zero3::Moved& b, const zero3::Moved& a, Further further) {
+  for (const auto member : {&zero3::Moved::nvme_read, &zero3::Moved::nvme_write,
+                            &zero3::Moved::to_device, &zero3::Moved::to_host, &zero3::Moved::bus}) {
+    b.*member = extend(a.*member, b.*member, further);
+  }
+}
+
+/// A step of many micro-batches: after the first groups each adds the same.
+Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement) {
+  const std::uint64_t passes = plan.config.accumulation_steps;
+  const std::uint64_t group = at_once(plan);
+  if (passes <= groups_max * group) return simulate(plan, placement, passes);
+  ARTESIAN_TRY(one_less, simulate(plan, placement, (groups_max - 1) * group));
+  ARTESIAN_TRY(done, simulate(plan, placement, groups_max * group));
+  const Further further{.count = passes - groups_max * group, .per = group};
+  extend(done.moved.param, one_less.moved.param, further);
+  extend(done.moved.grad, one_less.moved.grad, further);
+  extend(done.moved.optimizer, one_less.moved.optimizer, further);
+  done.time.seconds = extend(one_less.time.seconds, done.time.seconds, further);
+  done.time.model_seconds = extend(one_less.time.model_seconds, done.time.model_seconds, further);
+  for (std::size_t index = 0; index < done.time.busy.size(); ++index) {
+    done.time.busy[index] = extend(one_less.time.busy[index], done.time.busy[index], further);
+  }
+  return done;
+}
+
+double busy(const zero3::StepTime& time, Resource resource) {
+  return time.busy[static_cast<std::size_t>(resource)];
+}
+
+/// What is busy longest. A disk that is not duplex is one thing.
+std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
+  std::string name;
+  double longest = -1.0;
+  const auto see = [&](const std::string& resource, double seconds) {
+    if (seconds <= longest) return;
+    longest = seconds;
+    name = resource;
+  };
+  for (const Resource resource :
+       {Resource::Compute, Resource::Host, Resource::ToDevice, Resource::ToHost, Resource::Bus}) {
+    see(resource_name(resource), busy(time, resource));
+  }
+  const double read = busy(time, Resource::DiskRead);
+  const double written = busy(time, Resource::DiskWrite);
+  if (plan.rates.disk == tiering::Disk::Duplex) {
+    see(resource_name(Resource::DiskRead), read);
+    see(resource_name(Resource::DiskWrite), written);
+  } else {
+    see("NVMe", read + written);
+  }
+  return name;
+}
+
+void take_time(const PlanCase& plan, PlanFigures& figures) {
+  const zero3::StepTime& time = figures.time;
+  figures.tokens = tokens_of(plan) * plan.config.accumulation_steps * plan.ranks;
+  figures.tokens_per_s = static_cast<double>(figures.tokens) / time.seconds;
+  figures.tflops = models::flops_per_token(*plan.model, plan.length) * figures.tokens_per_s /
+                   static_cast<double>(plan.ranks) * 1e-12;
+  figures.idle_share = std::max(0.0, 1.0 - busy(time, Resource::Compute) / time.seconds);
+  figures.bottleneck = bottleneck_of(plan, time);
+  figures.nvme_terabytes_written = static_cast<double>(figures.moved.total().nvme_write) *
+                                   static_cast<double>(plan.ranks) * 1000 * 1e-12;
+}
+
+Error device_error(std::uint64_t device, std::uint64_t activations) {
+  return make_error(
+      ErrorCode::Exhausted,
+      "train_micro_batch_size_per_gpu: got activations of " + format_size(activations) + " and " +
+          format_size(cuda_bytes) + " of CUDA, allowed " + format_size(device) +
+          ", the device's memory: " + std::to_string(activations + cuda_bytes - device) +
+          " bytes missing; lower it or --seq-len");
+}
+
+}  // namespace
+
+DType compute_dtype(const PlanCase& plan) {
+  const DType dtype = plan.config.param_dtype;
+  const bool native = dtype == DType::Float16    ? plan.native_fp16
+                      : dtype == DType::BFloat16 ? plan.native_bf16
+                                                 : true;
+  return plan.config.artesian.compute_dtype.value_or(native ? dtype : DType::Float32);
+}
+
+Result<PlanFigures> evaluate(const PlanCase& plan) {
+  PlanFigures figures;
+  for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
+  models::ActivationOptions kept = activations_of(plan);
+  kept.micro_batches = plan.config.accumulation_steps;
+  kept.at_once = at_once(plan);
+  figures.activations = models::activation_bytes(*plan.model, kept);
+  std::uint64_t device = plan.device_bytes;
+  if (plan.whole_device) {
+    if (figures.activations + cuda_bytes >= device)
+      return device_error(device, figures.activations);
+    device -= figures.activations + cuda_bytes;
+  }
+  if (plan.activations_max.has_value() && figures.activations > *plan.activations_max) {
+    return make_error(ErrorCode::Exhausted, "train_micro_batch_size_per_gpu: got activations of " +
+                                                format_size(figures.activations) + ", allowed " +
+                                                format_size(*plan.activations_max) + "; lower it");
+  }
+  ARTESIAN_TRY(placement, zero3::make_placement({.parameters = plan.parameters,
+                                                 .stages = plan.stages,
+                                                 .config = &plan.config,
+                                                 .compute_dtype = compute_dtype(plan),
+                                                 .separate_device = plan.gpu,
+                                                 .device_bytes = device,
+                                                 .host_bytes = plan.host_bytes,
+                                                 .ranks = plan.ranks}));
+  figures.device.budget = device;
+  figures.host.budget = plan.host_bytes;
+  figures.notes = placement.notes;
+  take_memory(placement, figures);
+  ARTESIAN_TRY(done, simulate(plan, placement));
+  figures.moved = done.moved;
+  figures.time = std::move(done.time);
+  take_time(plan, figures);
+  return figures;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,103 @@
+// The planner: what a training job would be, without running it. Pure and without LibTorch: model,
+// configuration, memory and rates in; memory, bytes, seconds, and what to change out. What it says
+// of memory is the engine's own Placement, of bytes its own Prefetcher (zero3/step_plan.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/activation_bytes.h"
+#include "models/model_config.h"
+#include "zero3/config.h"
+#include "zero3/step_time.h"
+
+namespace artesian::tools {
+
+/// Seconds of one token in a block and in the head, forward and backward.
+struct TokenSeconds {
+  double block_forward = 0.0, block_backward = 0.0;
+  double head_forward = 0.0, head_backward = 0.0;
+};
+
+struct PlanCase {
+  const models::ModelConfig* model = nullptr;
+  const std::vector<zero3::ParameterSpec>* parameters = nullptr;
+  const std::vector<zero3::StageSpec>* stages = nullptr;
+  zero3::Config config;  // micro_batch_size and accumulation_steps are of one rank
+  std::uint64_t length = 0;
+  std::uint64_t ranks = 1;
+  bool gpu = false;                               // else the CPU of one rank
+  bool native_fp16 = false, native_bf16 = false;  // of the device (zero3/compute_device.h)
+  std::uint64_t device_bytes = 0;
+  /// Whether device_bytes are all of a GPU: activations come out of them, and what CUDA takes.
+  bool whole_device = false;
+  std::uint64_t host_bytes = 0;
+  /// Beside the budgets; more is refused. (What several micro-batches at once may take is
+  /// config.artesian.activation_memory; absent: none run at once.) Absent: nobody knows, or nobody
+  /// asks.
+  std::optional<std::uint64_t> activations_max;
+  models::Kept kept = models::Kept::All;
+  zero3::Rates rates;
+  TokenSeconds compute;
+};
+
+/// Bytes in one tier, by kind.
+struct TierBytes {
+  std::uint64_t budget = 0;     // 0: none
+  std::uint64_t param = 0;      // homes
+  std::uint64_t grad = 0;       // accumulators
+  std::uint64_t optimizer = 0;  // homes
+  std::uint64_t gathered = 0;   // slots
+  std::uint64_t buffers = 0;    // staging, and the gradients of a stage
+  std::uint64_t used() const noexcept { return param + grad + optimizer + gathered + buffers; }
+};
+
+struct PlanFigures {
+  std::uint64_t elements = 0;  // parameters of the model
+  TierBytes device, host, nvme;
+  std::uint64_t activations = 0;  // an estimate
+  zero3::MovedByKind moved;
+  zero3::StepTime time;
+  std::uint64_t tokens = 0;  // of a step, all ranks
+  double tokens_per_s = 0.0;
+  double tflops = 0.0;      // of one rank
+  double idle_share = 0.0;  // of the device in which the model computes
+  std::string bottleneck;
+  double nvme_terabytes_written = 0.0;  // 1,000 steps, all ranks
+  std::vector<std::string> notes;
+};
+
+/// In what the model computes.
+DType compute_dtype(const PlanCase& plan);
+
+/// Errors: Exhausted, with the bytes missing and the key to change.
+Result<PlanFigures> evaluate(const PlanCase& plan);
+
+struct Change {
+  std::string key;  // of the config, or what to buy
+  std::string from, to;
+  double tokens_per_s = 0.0;
+  double gain = 0.0;  // of tokens/s: 0.25 is a quarter more
+  double step_seconds = 0.0;
+};
+
+/// What single changes would bring, best first: each is the case planned anew. Those that do not
+/// fit or bring less than 1% are left out.
+std::vector<Change> find_changes(const PlanCase& plan, const PlanFigures& now);
+
+struct Candidate {
+  std::string name;  // "ZeRO-2, optimizer on cpu"
+  zero3::Config config;
+  PlanFigures figures;
+};
+
+/// For each strategy that fits, in DeepSpeed's order of speed from DDP to ZeRO-Infinity, its
+/// fastest micro-batch at the same train_batch_size. Fastest first.
+std::vector<Candidate> search(const PlanCase& plan);
+
+/// In DeepSpeed's keys, one line each.
+std::vector<std::string> advise(const PlanCase& plan);
+
+}  // namespace artesian::tools

@@ -1,0 +1,250 @@
+// The part of the planner that asks "what if": single changes, whole strategies, advice. Each
+// answer is a case planned anew.
+#include <algorithm>
+#include <array>
+#include <functional>
+
+#include "base/units.h"
+#include "models/model_config.h"
+#include "tools/planner.h"
+
+namespace artesian::tools {
+
+using zero3::Offload;
+
+namespace {
+
+constexpr double gain_min = 0.01;
+constexpr std::uint64_t unlimited = std::uint64_t{1} << 50;
+
+const char* offload_name(Offload offload) noexcept {
+  return offload == Offload::None ? "none" : offload == Offload::Cpu ? "cpu" : "nvme";
+}
+
+class Changes {
+ public:
+  Changes(const PlanCase& plan, const PlanFigures& now) : plan_(plan), now_(now) {}
+
+  std::vector<Change> find() {
+    try_memory();
+    try_disk();
+    try_batch();
+    try_offload();
+    try_limits();
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Change& a, const Change& b) { return a.gain > b.gain; });
+    return std::move(found_);
+  }
+
+ private:
+  void change(const std::string& key, const std::string& from, const std::string& to,
+              const std::function<void(PlanCase&)>& apply) {
+    PlanCase changed = plan_;
+    apply(changed);
+    const auto figures = evaluate(changed);
+    if (!figures.has_value()) return;
+    const double gain = figures->tokens_per_s / now_.tokens_per_s - 1.0;
+    if (gain < gain_min) return;
+    found_.push_back({.key = key,
+                      .from = from,
+                      .to = to,
+                      .tokens_per_s = figures->tokens_per_s,
+                      .gain = gain,
+                      .step_seconds = figures->time.seconds});
+  }
+
+  void try_memory() {
+    change("artesian.host_memory", format_size(plan_.host_bytes), format_size(plan_.host_bytes * 2),
+           [](PlanCase& plan) { plan.host_bytes *= 2; });
+    change(plan_.whole_device ? "a device with more memory" : "artesian.device_memory",
+           format_size(plan_.device_bytes), format_size(plan_.device_bytes * 2),
+           [](PlanCase& plan) { plan.device_bytes *= 2; });
+    const zero3::OffloadConfig& param = plan_.config.zero.offload_param;
+    if (param.device == Offload::Nvme && param.max_in_cpu < now_.elements) {
+      change("zero_optimization.offload_param.max_in_cpu", std::to_string(param.max_in_cpu),
+             std::to_string(now_.elements),
+             [&](PlanCase& plan) { plan.config.zero.offload_param.max_in_cpu = now_.elements; });
+    }
+  }
+
+  void try_disk() {
+    const auto rate = [](double bytes) {
+      char text[32];
+      std::snprintf(text, sizeof text, "%.2f GB/s", bytes * 1e-9);
+      return std::string(text);
+    };
+    const auto both = [&](double factor) {
+      return rate(plan_.rates.disk_read * factor) + " read, " +
+             rate(plan_.rates.disk_write * factor) + " write";
+    };
+    change("a disk of twice the speed (nvme_path)", both(1), both(2), [](PlanCase& plan) {
+      plan.rates.disk_read *= 2;
+      plan.rates.disk_write *= 2;
+    });
+  }
+
+  void try_batch() {
+    const std::uint64_t micro = plan_.config.micro_batch_size;
+    change("train_micro_batch_size_per_gpu (and train_batch_size)", std::to_string(micro),
+           std::to_string(2 * micro), [](PlanCase& plan) { plan.config.micro_batch_size *= 2; });
+    const std::uint64_t steps = plan_.config.accumulation_steps;
+    const std::uint64_t room = plan_.config.artesian.activation_memory.value_or(0);
+    if (steps > 1) {
+      change("artesian.activation_memory", format_size(room), format_size(now_.activations * steps),
+             [&](PlanCase& plan) {
+               plan.config.artesian.activation_memory = now_.activations * steps;
+             });
+    }
+    change("gradient_accumulation_steps (and train_batch_size)", std::to_string(steps),
+           std::to_string(4 * steps), [](PlanCase& plan) { plan.config.accumulation_steps *= 4; });
+    if (steps > 1 && steps % 2 == 0) {  // the same batch in larger pieces
+      change("train_micro_batch_size_per_gpu, with half of gradient_accumulation_steps",
+             std::to_string(micro), std::to_string(2 * micro), [](PlanCase& plan) {
+               plan.config.micro_batch_size *= 2;
+               plan.config.accumulation_steps /= 2;
+             });
+    }
+  }
+
+  void try_offload() {
+    for (const Offload to : {Offload::None, Offload::Cpu}) {
+      for (const auto& [name, member] :
+           {std::pair{"zero_optimization.offload_param.device", &zero3::ZeroConfig::offload_param},
+            std::pair{"zero_optimization.offload_optimizer.device",
+                      &zero3::ZeroConfig::offload_optimizer}}) {
+        const Offload from = (plan_.config.zero.*member).device;
+        if (from == to || from == Offload::None) continue;
+        change(name, offload_name(from), offload_name(to),
+               [&](PlanCase& plan) { (plan.config.zero.*member).device = to; });
+      }
+    }
+  }
+
+  void try_limits() {
+    const auto limit = [&](const char* key, std::uint64_t zero3::ZeroConfig::*member) {
+      const std::uint64_t from = plan_.config.zero.*member;
+      if (from >= now_.elements) return;
+      change(std::string("zero_optimization.") + key, std::to_string(from),
+             std::to_string(now_.elements),
+             [&](PlanCase& plan) { plan.config.zero.*member = unlimited; });
+    };
+    limit("stage3_max_live_parameters", &zero3::ZeroConfig::max_live_parameters);
+    limit("stage3_max_reuse_distance", &zero3::ZeroConfig::max_reuse_distance);
+    limit("stage3_prefetch_bucket_size", &zero3::ZeroConfig::prefetch_bucket_size);
+    if (plan_.config.param_dtype == DType::Float32) {
+      change("bf16.enabled", "false", "true", [](PlanCase& plan) {
+        plan.config.param_dtype = plan.config.grad_accum_dtype = DType::BFloat16;
+      });
+    }
+  }
+
+  const PlanCase& plan_;
+  const PlanFigures& now_;
+  std::vector<Change> found_;
+};
+
+struct Strategy {
+  const char* name;
+  int stage;
+  Offload param, optimizer;
+};
+
+// In the order in which they are fast, says DeepSpeed's guide.
+constexpr std::array<Strategy, 9> strategies{{
+    {"DDP (stage 0)", 0, Offload::None, Offload::None},
+    {"ZeRO-1", 1, Offload::None, Offload::None},
+    {"ZeRO-2", 2, Offload::None, Offload::None},
+    {"ZeRO-2, optimizer on cpu", 2, Offload::None, Offload::Cpu},
+    {"ZeRO-3", 3, Offload::None, Offload::None},
+    {"ZeRO-3, optimizer on cpu", 3, Offload::None, Offload::Cpu},
+    {"ZeRO-3, optimizer and parameters on cpu", 3, Offload::Cpu, Offload::Cpu},
+    {"ZeRO-Infinity, optimizer on nvme", 3, Offload::Cpu, Offload::Nvme},
+    {"ZeRO-Infinity, optimizer and parameters on nvme", 3, Offload::Nvme, Offload::Nvme},
+}};
+
+/// Micro-batches that cut the same batch: powers of two, and the one of the config.
+std::vector<std::uint64_t> micro_batches(const PlanCase& plan) {
+  const std::uint64_t own = plan.config.micro_batch_size;
+  const std::uint64_t batch = own * plan.config.accumulation_steps;
+  std::vector<std::uint64_t> sizes;
+  for (std::uint64_t size = 1; size <= 256 && size <= batch; size *= 2) {
+    if (batch % size == 0 && size != own) sizes.push_back(size);
+  }
+  sizes.push_back(own);
+  return sizes;
+}
+
+/// Whether it fits without giving up persistence, which a placement does first.
+bool keeps_all(const PlanCase& plan) {
+  const auto figures = evaluate(plan);
+  if (!figures.has_value()) return false;
+  return std::none_of(figures->notes.begin(), figures->notes.end(), [](const std::string& note) {
+    return note.starts_with("stage3_param_persistence_threshold");
+  });
+}
+
+}  // namespace
+
+std::vector<Change> find_changes(const PlanCase& plan, const PlanFigures& now) {
+  return Changes(plan, now).find();
+}
+
+std::vector<Candidate> search(const PlanCase& plan) {
+  std::vector<Candidate> found;
+  const std::uint64_t batch = plan.config.micro_batch_size * plan.config.accumulation_steps;
+  for (const Strategy& strategy : strategies) {
+    std::optional<Candidate> best;
+    for (const std::uint64_t size : micro_batches(plan)) {
+      PlanCase tried = plan;
+      tried.config.zero.stage = strategy.stage;
+      tried.config.zero.offload_param.device = strategy.param;
+      tried.config.zero.offload_optimizer.device = strategy.optimizer;
+      tried.config.micro_batch_size = size;
+      tried.config.accumulation_steps = batch / size;
+      auto figures = evaluate(tried);
+      if (!figures.has_value()) continue;
+      if (best.has_value() && best->figures.tokens_per_s >= figures->tokens_per_s) continue;
+      best = Candidate{strategy.name, tried.config, std::move(figures).value()};
+    }
+    if (best.has_value()) found.push_back(*std::move(best));
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+    return a.figures.tokens_per_s > b.figures.tokens_per_s;
+  });
+  return found;
+}
+
+std::vector<std::string> advise(const PlanCase& plan) {
+  std::vector<std::string> advice;
+  const auto hidden = static_cast<std::uint64_t>(plan.model->hidden);
+  const std::uint64_t threshold = 6 * hidden * hidden;
+  const zero3::ZeroConfig& zero = plan.config.zero;
+  if (zero.stage == 3) {
+    PlanCase kept = plan;
+    kept.config.zero.param_persistence_threshold = threshold;
+    kept.config.zero.offload_param.device = Offload::None;
+    const bool is_so =
+        zero.param_persistence_threshold >= threshold && zero.offload_param.device == Offload::None;
+    if (!is_so && keeps_all(kept)) {
+      advice.push_back(
+          "zero_optimization.stage3_param_persistence_threshold: " + std::to_string(threshold) +
+          " (6 x hidden^2) with offload_param.device none keeps the blocks on the "
+          "device, at the speed of stage 2; it fits");
+    }
+  }
+  const auto check = [&](const char* what, std::int64_t value) {
+    if (value % 16 == 0) return;
+    advice.push_back(std::string(what) + ": " + std::to_string(value) +
+                     " is no multiple of 16, which matrix units want; " +
+                     std::to_string(round_up(static_cast<std::uint64_t>(value), 16)) + " is");
+  };
+  check("hidden size", plan.model->hidden);
+  check("vocabulary", plan.model->vocab_size);
+  const bool is_llama = plan.model->model_type == "llama";
+  check("intermediate size", is_llama ? plan.model->llama.inner : plan.model->gpt2.inner);
+  check("tokens of a micro-batch",
+        static_cast<std::int64_t>(plan.config.micro_batch_size * plan.length));
+  return advice;
+}
+
+}  // namespace artesian::tools

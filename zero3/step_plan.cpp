@@ -1,0 +1,306 @@
+#include "zero3/step_plan.h"
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/gradient.h"
+#include "tiering/dry_slots.h"
+
+namespace artesian::zero3 {
+
+using tiering::SlotState;
+using tiering::Tier;
+using Kind = StepEvent::Kind;
+
+Moved& Moved::operator+=(const Moved& other) noexcept {
+  nvme_read += other.nvme_read;
+  nvme_write += other.nvme_write;
+  to_device += other.to_device;
+  to_host += other.to_host;
+  bus += other.bus;
+  return *this;
+}
+
+MovedByKind& MovedByKind::operator+=(const MovedByKind& other) noexcept {
+  param += other.param;
+  grad += other.grad;
+  optimizer += other.optimizer;
+  return *this;
+}
+
+Moved MovedByKind::total() const noexcept {
+  Moved sum = param;
+  sum += grad;
+  sum += optimizer;
+  return sum;
+}
+
+namespace {
+
+std::uint64_t param_share(const Placement& plan, std::uint32_t unit) {
+  return Sharding::share(plan.layout.units[unit].image, plan.sharding.param) *
+         dtype_size(plan.param_dtype);
+}
+
+std::uint64_t grad_share(const Placement& plan, std::uint32_t unit) {
+  return Sharding::share(plan.layout.units[unit].image, plan.sharding.grad) *
+         dtype_size(plan.grad_dtype);
+}
+
+std::uint64_t optimizer_share(const Placement& plan, std::uint32_t unit) {
+  return Sharding::share(plan.layout.units[unit].image, plan.sharding.optimizer) * 4 * plan.states;
+}
+
+/// Optimizer state of a unit whose home is NVMe.
+std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
+  std::uint64_t elements = 0;
+  for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+    const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
+    elements += there ? plan.sub_group_numel(unit, group) : 0;
+  }
+  return elements * 4 * plan.states;
+}
+
+/// What the optimizer's pass over one unit moves. `live`: its slot holds parameters, which follow.
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
+  const UnitPlacement& place = plan.units[unit];
+  const std::uint64_t updated =  // parameters that this rank makes anew
+      optimizer_share(plan, unit) / 4 / plan.states * dtype_size(plan.param_dtype);
+  MovedByKind moved;
+  const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
+  const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
+  if (held) moved.param.bus = whole - std::min(updated, whole);
+  if (place.updated_on_device) return moved;
+  const std::uint64_t state = optimizer_share(plan, unit);
+  moved.optimizer.nvme_read = moved.optimizer.nvme_write = optimizer_on_nvme(plan, unit);
+  if (place.grad == Tier::Nvme) moved.grad.nvme_read = grad_share(plan, unit);
+  if (place.param == Tier::Nvme) {
+    moved.param.nvme_write = updated;
+    if (plan.states == 2) moved.param.nvme_read = updated;  // the parameter is the master
+  }
+  if (!separate) return moved;
+  if (place.optimizer == Tier::Device) moved.optimizer.to_host = moved.optimizer.to_device = state;
+  if (place.param == Tier::Device) {
+    moved.param.to_device = updated;
+    if (plan.states == 2) moved.param.to_host = updated;
+  }
+  if (live && !place.aliased) moved.param.to_device += updated;
+  return moved;
+}
+
+/// Runs steps over dry slots and keeps the events of the last one.
+class DryRun {
+ public:
+  explicit DryRun(const StepPlanRequest& request)
+      : request_(request),
+        placement_(*request.placement),
+        layout_(placement_.layout),
+        accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.at_once)),
+        slots_(dry_units(), placement_.device_pool_bytes, fixed_bytes(),
+               [this](const tiering::DryMove& move) { see(move); }),
+        prefetcher_(layout_, slots_, request.limits) {}
+
+  Result<StepPlan> run() {
+    ARTESIAN_TRY_VOID(prefetcher_.gather_persistent());
+    for (int step = 0; step < 3; ++step) {  // recorded, first with look-ahead, steady
+      plan_.events.clear();
+      prefetcher_.reset_statistics();
+      ARTESIAN_TRY_VOID(one_step());
+    }
+    for (const StepEvent& event : plan_.events) plan_.moved += event.moved;
+    plan_.fetched = prefetcher_.statistics();
+    return std::move(plan_);
+  }
+
+ private:
+  std::vector<tiering::DryUnit> dry_units() const {
+    std::vector<tiering::DryUnit> units;
+    for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
+      const std::uint64_t bytes = layout_.units[unit].image * dtype_size(placement_.compute_dtype);
+      units.push_back({.slot_bytes = placement_.units[unit].aliased ? 0 : bytes,
+                       .persistent = layout_.units[unit].persistent});
+    }
+    return units;
+  }
+
+  /// Homes and buffers, which take the far end of the pool before any slot.
+  std::uint64_t fixed_bytes() const {
+    std::uint64_t bytes = placement_.expansion_bytes + placement_.grad_scratch_bytes;
+    for (std::size_t index = 0; index < layout_.units.size(); ++index) {
+      const UnitPlacement& place = placement_.units[index];
+      const auto unit = static_cast<std::uint32_t>(index);
+      if (place.param == Tier::Device) bytes += param_share(placement_, unit);
+      if (place.grad == Tier::Device) bytes += grad_share(placement_, unit);
+      if (place.optimizer == Tier::Device) bytes += optimizer_share(placement_, unit);
+    }
+    return bytes;
+  }
+
+  std::uint64_t stored_bytes(std::uint32_t unit) const { return param_share(placement_, unit); }
+  std::uint64_t grad_bytes(std::uint64_t elements) const {
+    return elements * dtype_size(placement_.grad_dtype);
+  }
+
+  StepEvent& add(Kind kind, std::uint32_t unit) {
+    StepEvent& event = plan_.events.emplace_back();
+    event.kind = kind;
+    event.unit = unit;
+    return event;
+  }
+
+  void see(const tiering::DryMove& move) {
+    const UnitPlacement& place = placement_.units[move.unit];
+    const bool casts = placement_.param_dtype != placement_.compute_dtype;
+    if (move.to == SlotState::Fetching) {
+      StepEvent& event = add(Kind::Fetch, move.unit);
+      event.ahead = move.priority != aio::Priority::Demand;
+      if (place.param == Tier::Nvme) event.moved.param.nvme_read = stored_bytes(move.unit);
+      const bool copies = request_.separate_device && place.param != Tier::Device;
+      if (copies) event.moved.param.to_device = stored_bytes(move.unit);
+      const std::uint64_t whole =
+          layout_.units[move.unit].image * dtype_size(placement_.param_dtype);
+      event.moved.param.bus = whole - std::min(whole, stored_bytes(move.unit));
+    } else if (move.to == SlotState::Live) {
+      StepEvent& event = add(Kind::Await, move.unit);
+      const bool cast_or_copied = !place.aliased && (place.param != Tier::Nvme || casts);
+      if (!request_.separate_device && cast_or_copied) {
+        event.moved.param.to_device = stored_bytes(move.unit);
+      }
+    }
+  }
+
+  Result<void> one_step() {
+    started_.assign(layout_.units.size(), false);
+    prefetcher_.begin_step();
+    for (const StageAccess& access : accesses_) {
+      ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
+      for (std::uint64_t micro_batch = 0; micro_batch < access.micro_batches; ++micro_batch) {
+        StepEvent& event = add(Kind::Compute, 0);
+        event.stage = access.stage;
+        event.direction = access.direction;
+        if (access.direction == Direction::Backward) add_gradients(access.stage);
+      }
+      ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
+    }
+    add_rows();
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      if (started_[unit]) continue;
+      StepEvent& event = add(Kind::Zero, unit);
+      if (spilled(unit)) event.moved.grad.nvme_write = grad_share(placement_, unit);
+    }
+    ARTESIAN_TRY_VOID(prefetcher_.end_step());
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      add_norm(unit);
+    }
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      const bool live = slots_.state(unit) == SlotState::Live;
+      add(Kind::Update, unit).moved =
+          update_moves(placement_, unit, request_.separate_device, live);
+    }
+    return prefetcher_.look_ahead_to_next_step();
+  }
+
+  void add_norm(std::uint32_t unit) {
+    StepEvent& event = add(Kind::Norm, unit);
+    if (spilled(unit)) event.moved.grad.nvme_read = grad_share(placement_, unit);
+    if (placement_.sharding.grad == 1) {  // reduced once, at the end
+      const std::uint64_t bytes = grad_share(placement_, unit);
+      const std::uint64_t others = request_.ranks - 1;
+      const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
+      event.moved.grad.bus = bytes / request_.ranks * others * passes;
+    }
+    if (placement_.units[unit].grad != Tier::Device) return;
+    for (const auto parameter : layout_.units[unit].parameters) {  // a partial sum of each block
+      const std::uint64_t numel = layout_.places[parameter].numel;
+      event.moved.grad.to_host += (numel + kernels::norm_block - 1) / kernels::norm_block * 8;
+    }
+  }
+
+  bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
+
+  /// The bytes of the sub-groups that hold elements of these parameters.
+  std::uint64_t touched_bytes(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) {
+    std::uint64_t elements = 0;
+    std::uint64_t counted = 0;                 // sub-groups below are counted
+    for (const auto parameter : parameters) {  // ascending, as they lie in the image
+      const ParameterPlace& place = layout_.places[parameter];
+      const std::uint64_t size = placement_.sub_group;
+      const std::uint64_t begin = std::max(place.first / size, counted);
+      const std::uint64_t end = (place.first + place.numel + size - 1) / size;
+      if (begin >= end) continue;
+      elements += std::min(end * size, layout_.units[unit].image) - begin * size;
+      counted = end;
+    }
+    return grad_bytes(elements);
+  }
+
+  /// As UnitGraphs and Gradients do it: by unit, what a first addition leaves becomes zero.
+  void add_gradients(std::size_t stage) {
+    std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
+    const StageSpec& spec = (*request_.stages)[stage];
+    for (const auto parameter : spec.parameters) {
+      if (spec.lookup != parameter) by_unit[layout_.places[parameter].unit].push_back(parameter);
+    }
+    for (auto& [unit, parameters] : by_unit) {
+      std::sort(parameters.begin(), parameters.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return layout_.places[a].first < layout_.places[b].first;
+      });
+      StepEvent& event = add(Kind::Gradients, unit);
+      for (const auto parameter : parameters) event.numel += layout_.places[parameter].numel;
+      if (!request_.separate_device) {
+        event.moved.grad.to_host = grad_bytes(event.numel);
+      } else if (placement_.units[unit].grad != Tier::Device) {
+        event.moved.grad.to_host = event.numel * dtype_size(placement_.param_dtype);
+      }
+      const std::uint64_t ranks = placement_.sharding.grad;
+      event.moved.grad.to_host /= ranks;
+      event.moved.grad.bus = event.numel * dtype_size(placement_.param_dtype) / ranks * (ranks - 1);
+      if (spilled(unit)) {
+        const std::uint64_t bytes =
+            started_[unit] ? touched_bytes(unit, parameters) / ranks : grad_share(placement_, unit);
+        event.moved.grad.nvme_write = bytes;
+        if (started_[unit]) event.moved.grad.nvme_read = bytes;
+      }
+      started_[unit] = true;
+    }
+  }
+
+  void add_rows() {
+    const auto& lookup = request_.stages->front().lookup;
+    if (!lookup.has_value()) return;
+    const ParameterPlace& place = layout_.places[*lookup];
+    StepEvent& event = add(Kind::Rows, place.unit);
+    event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
+    if (request_.separate_device) {
+      event.moved.grad.to_host = event.numel * 4;
+      if (placement_.units[place.unit].grad == Tier::Device) {
+        event.moved.grad.to_device = event.numel * 4;
+      }
+    }
+    if (spilled(place.unit)) {
+      const std::uint64_t bytes = touched_bytes(place.unit, {*lookup});
+      event.moved.grad.nvme_read = event.moved.grad.nvme_write = bytes;
+      if (!started_[place.unit]) {
+        event.moved.grad.nvme_write += grad_share(placement_, place.unit);
+      }
+    }
+    started_[place.unit] = true;
+  }
+
+  const StepPlanRequest& request_;
+  const Placement& placement_;
+  const Layout& layout_;
+  const std::vector<StageAccess> accesses_;
+  std::vector<bool> started_;  // by unit: has a gradient this step
+  StepPlan plan_;
+  tiering::DrySlots slots_;
+  Prefetcher prefetcher_;
+};
+
+}  // namespace
+
+Result<StepPlan> plan_step(const StepPlanRequest& request) {
+  return DryRun(request).run();
+}
+
+}  // namespace artesian::zero3

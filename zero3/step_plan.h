@@ -1,0 +1,81 @@
+// StepPlan: what one steady training step does, event by event, with the bytes that each moves: the
+// answer to "how many bytes per step" before anything runs. Nothing here decides: homes come from
+// the Placement, and what is fetched, kept and given up from the Prefetcher itself, run over slots
+// that hold nothing (tiering/dry_slots.h). Bytes are exact, 4 KiB rounding included, with one
+// exception: of a spilled table that is looked up every sub-group counts as touched, and only as
+// many rows as there are tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/result.h"
+#include "zero3/placement.h"
+#include "zero3/prefetcher.h"
+#include "zero3/step_trace.h"
+
+namespace artesian::zero3 {
+
+struct Moved {  // bytes
+  std::uint64_t nvme_read = 0;
+  std::uint64_t nvme_write = 0;
+  std::uint64_t to_device = 0;  // host to device; on a CPU what is cast or copied, aliased is 0
+  std::uint64_t to_host = 0;
+  std::uint64_t bus = 0;  // what one rank receives from the others
+
+  Moved& operator+=(const Moved& other) noexcept;
+  bool operator==(const Moved&) const = default;
+};
+
+struct MovedByKind {
+  Moved param;
+  Moved grad;
+  Moved optimizer;
+
+  MovedByKind& operator+=(const MovedByKind& other) noexcept;
+  Moved total() const noexcept;
+  bool operator==(const MovedByKind&) const = default;
+};
+
+struct StepEvent {
+  enum class Kind : std::uint8_t {
+    Fetch,      // the transfers of `unit` start
+    Await,      // they are waited for, and what came is made ready
+    Compute,    // `stage`, in `direction`
+    Gradients,  // `numel` elements of `unit` join its accumulator
+    Rows,       // those of looked-up rows, after the last micro-batch
+    Zero,       // `unit` got no gradient: one of zeros
+    Norm,       // of `unit`'s accumulated gradient
+    Update,     // the optimizer, all sub-groups of `unit`
+  };
+  Kind kind = Kind::Compute;
+  std::uint32_t unit = 0;
+  std::size_t stage = 0;
+  Direction direction = Direction::Forward;
+  bool ahead = false;       // a Fetch that was not waited for
+  std::uint64_t numel = 0;  // of gradients
+  MovedByKind moved = {};
+};
+
+struct StepPlanRequest {
+  const Placement* placement = nullptr;
+  const std::vector<StageSpec>* stages = nullptr;
+  PrefetchLimits limits;
+  std::uint64_t micro_batches = 1;
+  std::uint64_t at_once = 1;       // of them, which share each gathering
+  std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
+  std::uint64_t lookup_width = 0;  // elements of such a row
+  bool separate_device = false;
+  std::uint64_t ranks = 1;
+};
+
+struct StepPlan {
+  std::vector<StepEvent> events;  // in the order of the engine's thread
+  MovedByKind moved;              // of all events
+  FetchStatistics fetched;        // elements
+};
+
+/// The third step; those after it are alike. Errors: Exhausted, which a Placement rules out.
+Result<StepPlan> plan_step(const StepPlanRequest& request);
+
+}  // namespace artesian::zero3

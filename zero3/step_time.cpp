@@ -1,0 +1,279 @@
+#include "zero3/step_time.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace artesian::zero3 {
+
+using tiering::Resource;
+using tiering::Schedule;
+using tiering::Tier;
+using Kind = StepEvent::Kind;
+using Task = Schedule::Task;
+
+namespace {
+
+constexpr std::uint64_t sub_groups_max = 4096;  // of one step: beyond, several count as one
+constexpr int steps = 4;
+
+class Simulation {
+ public:
+  explicit Simulation(const StepTimeRequest& request)
+      : request_(request),
+        plan_(*request.placement),
+        rates_(request.rates),
+        separate_(request.separate_device),
+        schedule_(request.rates.disk),
+        fetched_(plan_.layout.units.size(), Schedule::none) {
+    std::uint64_t count = 0;
+    for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) count += groups_of(unit);
+    grain_ = count / sub_groups_max + 1;
+  }
+
+  StepTime run() {
+    for (int step = 0; step < steps; ++step) {
+      begin_ = schedule_.finish(barrier_);
+      time_.spans.clear();
+      time_.model_seconds = 0.0;
+      time_.busy = {};
+      one_step();
+      time_.seconds = end_of_step_ - begin_;
+    }
+    for (StepSpan& span : time_.spans) {
+      span.begin -= begin_;
+      span.end -= begin_;
+    }
+    // A resource cannot do a step's work in less, whatever the steps before have left it.
+    const double disk = busy(Resource::DiskRead) + busy(Resource::DiskWrite);
+    if (rates_.disk == tiering::Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
+    for (const double seconds : time_.busy) time_.seconds = std::max(time_.seconds, seconds);
+    return std::move(time_);
+  }
+
+ private:
+  double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
+
+  std::uint64_t groups_of(std::uint32_t unit) const {
+    const std::uint64_t image = plan_.layout.units[unit].image;
+    const std::uint64_t share = Sharding::share(image, plan_.sharding.optimizer);
+    return (share + plan_.sub_group - 1) / plan_.sub_group;
+  }
+
+  static double seconds_for(std::uint64_t bytes, double rate) {
+    if (bytes == 0) return 0.0;
+    ARTESIAN_CHECK(rate > 0.0, bytes);
+    return static_cast<double>(bytes) / rate;
+  }
+  double memory_seconds(std::uint64_t bytes) const { return seconds_for(bytes, rates_.memory); }
+  double checksum_seconds(std::uint64_t bytes) const {
+    return rates_.checksum > 0.0 ? seconds_for(bytes, rates_.checksum) : 0.0;
+  }
+
+  /// Nothing is queued for nothing: then it is done when what it waits for is.
+  Task add(Kind kind, Resource resource, double seconds, std::initializer_list<Task> after) {
+    if (seconds == 0.0) return schedule_.join(after);
+    const Task task = schedule_.add(resource, seconds, after);
+    time_.busy[static_cast<std::size_t>(resource)] += seconds;
+    const double begin = schedule_.start(task);
+    auto& spans = time_.spans;
+    const bool joins = !spans.empty() && spans.back().resource == resource &&
+                       spans.back().kind == kind && spans.back().end == begin;
+    if (joins) {
+      spans.back().end = schedule_.finish(task);
+    } else {
+      spans.push_back({resource, kind, begin, schedule_.finish(task)});
+    }
+    return task;
+  }
+
+  Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
+
+  void one_step() {
+    bool updated = false;
+    for (const StepEvent& event : request_.plan->events) {
+      if (event.kind == Kind::Update && !updated) {
+        updated = true;
+        barrier_ = schedule_.join({barrier_, computed_, worked_});
+      }
+      if (event.kind == Kind::Fetch && updated) finish_update();
+      see(event);
+    }
+    finish_update();
+    end_of_step_ = schedule_.finish(barrier_);
+  }
+
+  void finish_update() {
+    run_ring();
+    barrier_ = schedule_.join({barrier_, computed_, worked_, written_, gathered_});
+    computed_ = worked_ = barrier_;
+  }
+
+  void see(const StepEvent& event) {
+    switch (event.kind) {
+      case Kind::Fetch: return fetch(event);
+      case Kind::Await: return await(event);
+      case Kind::Compute: return compute(event);
+      case Kind::Gradients:
+      case Kind::Rows:
+      case Kind::Zero:
+      case Kind::Norm: return gradients(event);
+      case Kind::Update: return update(event);
+    }
+  }
+
+  void fetch(const StepEvent& event) {
+    const Moved& moved = event.moved.param;
+    Task task = add(event.kind, Resource::DiskRead, seconds_for(moved.nvme_read, rates_.disk_read),
+                    {computed_, barrier_});
+    if (separate_) {
+      task = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, rates_.to_device),
+                 {task});
+    }
+    fetched_[event.unit] =
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {task});
+  }
+
+  /// On a CPU the team verifies and expands what has come.
+  void await(const StepEvent& event) {
+    const UnitPlacement& place = plan_.units[event.unit];
+    const std::uint64_t image = plan_.layout.units[event.unit].image;
+    double seconds = 0.0;
+    if (!separate_) {
+      if (event.moved.param.to_device != 0) {
+        seconds +=
+            memory_seconds(event.moved.param.to_device + image * dtype_size(plan_.compute_dtype));
+      }
+      if (place.param == Tier::Nvme) {
+        seconds += checksum_seconds(image * dtype_size(plan_.param_dtype));
+      }
+    }
+    computed_ = add(event.kind, Resource::Compute, seconds, {computed_, fetched_[event.unit]});
+  }
+
+  void compute(const StepEvent& event) {
+    const auto& by_stage =
+        event.direction == Direction::Forward ? request_.stages.forward : request_.stages.backward;
+    const double seconds = by_stage[event.stage];
+    time_.model_seconds += seconds;
+    computed_ = add(event.kind, Resource::Compute, seconds, {computed_, barrier_});
+  }
+
+  /// To the host where it is apart, then the kernels, then the disk where they spill.
+  void gradients(const StepEvent& event) {
+    const Moved& moved = event.moved.grad;
+    const std::uint64_t size = dtype_size(plan_.grad_dtype);
+    const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
+    const std::uint64_t image = plan_.layout.units[event.unit].image;
+    std::uint64_t bytes = event.numel * (4 + 2 * size) / plan_.sharding.grad;
+    if (event.kind == Kind::Norm) bytes = Sharding::share(image, plan_.sharding.grad) * size;
+    Task task = add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
+    if (on_device) {
+      computed_ = add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory),
+                      {computed_, task});
+      return;
+    }
+    if (separate_) {
+      task = add(event.kind, Resource::ToHost, seconds_for(moved.to_host, rates_.to_host), {task});
+    }
+    task = add(event.kind, Resource::DiskRead, seconds_for(moved.nvme_read, rates_.disk_read),
+               {task, worked_});
+    const double work =
+        memory_seconds(bytes) + checksum_seconds(moved.nvme_read + moved.nvme_write);
+    task = add(event.kind, worker(), work, {task, worked_});
+    worked_ = add(event.kind, Resource::DiskWrite, seconds_for(moved.nvme_write, rates_.disk_write),
+                  {task});
+    if (!separate_) computed_ = worked_;
+  }
+
+  std::uint64_t update_bytes(std::uint64_t elements) const {
+    const std::uint64_t param = plan_.states == 3 ? dtype_size(plan_.param_dtype) : 8;
+    return elements * (8 * plan_.states + dtype_size(plan_.grad_dtype) + param);
+  }
+
+  void update(const StepEvent& event) {
+    const std::uint64_t image = plan_.layout.units[event.unit].image;
+    const std::uint64_t elements = Sharding::share(image, plan_.sharding.optimizer);
+    if (plan_.units[event.unit].updated_on_device) {
+      computed_ = add(event.kind, Resource::Compute,
+                      seconds_for(update_bytes(elements), rates_.device_memory), {computed_});
+    } else {
+      const std::uint64_t count = (groups_of(event.unit) + grain_ - 1) / grain_;
+      items_.insert(items_.end(), count, {event.moved.total(), elements, count});
+    }
+    gathered_ = add(event.kind, Resource::Bus, seconds_for(event.moved.param.bus, rates_.bus),
+                    {gathered_, computed_});
+  }
+
+  struct Item {   // of the staging ring
+    Moved moved;  // of the whole unit, as are the
+    std::uint64_t elements = 0;
+    std::uint64_t count = 1;  // items that share them
+    Task read = Schedule::none;
+    Task written = Schedule::none;
+    double part(double seconds) const { return seconds / static_cast<double>(count); }
+  };
+
+  /// As SubGroupStream does it: reads run ahead as far as there are items, and a read waits until
+  /// the write of the item that it takes over is done.
+  void run_ring() {
+    const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
+    std::size_t issued = 0;
+    for (std::size_t current = 0; current < items_.size(); ++current) {
+      for (; issued < items_.size() && issued < current + depth; ++issued) {
+        read_item(items_[issued], issued < depth ? Schedule::none : items_[issued - depth].written);
+      }
+      work_on_item(items_[current]);
+    }
+    items_.clear();
+  }
+
+  void read_item(Item& item, Task free) {
+    item.read =
+        add(Kind::Update, Resource::DiskRead,
+            item.part(seconds_for(item.moved.nvme_read, rates_.disk_read)), {barrier_, free});
+    if (!separate_) return;
+    item.read = add(Kind::Update, Resource::ToHost,
+                    item.part(seconds_for(item.moved.to_host, rates_.to_host)), {item.read});
+  }
+
+  void work_on_item(Item& item) {
+    const double work = memory_seconds(update_bytes(item.elements)) +
+                        checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
+    worked_ = add(Kind::Update, worker(), item.part(work), {item.read, barrier_, worked_});
+    if (!separate_) computed_ = worked_;
+    item.written = add(Kind::Update, Resource::DiskWrite,
+                       item.part(seconds_for(item.moved.nvme_write, rates_.disk_write)), {worked_});
+    if (separate_) {
+      item.written =
+          add(Kind::Update, Resource::ToDevice,
+              item.part(seconds_for(item.moved.to_device, rates_.to_device)), {item.written});
+    }
+    written_ = schedule_.join({written_, item.written});
+  }
+
+  const StepTimeRequest& request_;
+  const Placement& plan_;
+  const Rates& rates_;
+  const bool separate_;
+  Schedule schedule_;
+  std::vector<Task> fetched_;  // by unit
+  std::vector<Item> items_;    // of this step's update
+  std::uint64_t grain_ = 1;    // sub-groups that count as one
+  Task computed_ = Schedule::none;
+  Task worked_ = Schedule::none;    // by the host's CPU
+  Task written_ = Schedule::none;   // the optimizer's writes
+  Task gathered_ = Schedule::none;  // fresh parameters of the other ranks
+  Task barrier_ = Schedule::none;   // the end of the last step, or the begin of the update
+  double begin_ = 0.0;
+  double end_of_step_ = 0.0;
+  StepTime time_;
+};
+
+}  // namespace
+
+StepTime simulate_step(const StepTimeRequest& request) {
+  return Simulation(request).run();
+}
+
+}  // namespace artesian::zero3
