@@ -1,9 +1,10 @@
 // StepPlan: what one steady training step does, event by event, with the bytes that each moves: the
 // answer to "how many bytes per step" before anything runs. Nothing here decides: homes come from
 // the Placement, and what is fetched, kept and given up from the Prefetcher itself, run over slots
-// that hold nothing (tiering/dry_slots.h). Bytes are exact, 4 KiB rounding included, with one
-// exception: of a spilled table that is looked up every sub-group counts as touched, and only as
-// many rows as there are tokens.
+// that hold nothing (tiering/dry_slots.h). Bytes are exact, 4 KiB rounding included, but for what
+// depends on data and time: of a spilled table that is looked up every sub-group counts as touched,
+// and of its rows one for each token; what a separate device fetches ahead of the next step
+// counts in this one. With several ranks the bytes are those of one.
 #pragma once
 
 #include <cstdint>

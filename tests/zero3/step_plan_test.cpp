@@ -74,22 +74,36 @@ class StepPlanTest : public Equality {
     EXPECT_TRUE(planned.has_value()) << planned.error().to_string();
     if (!planned.has_value()) return {};
     const Moved expected = planned->moved.total();
+    const double at_the_end = device != nullptr ? ahead_at_the_end(*planned) : 0.0;
     for (std::size_t step = 1; step <= scale.steps; ++step) {
       const auto result = one_step(**engine);
       EXPECT_TRUE(result.has_value()) << result.error().to_string();
       if (!result.has_value() || result->overflow) break;
       if (step < 3) continue;
-      EXPECT_EQ(result->bytes_nvme_read, expected.nvme_read) << "step " << step;
+      const auto read = static_cast<double>(result->bytes_nvme_read);
+      EXPECT_NEAR(read, static_cast<double>(expected.nvme_read), at_the_end) << "step " << step;
       EXPECT_EQ(result->bytes_nvme_write, expected.nvme_write) << "step " << step;
       EXPECT_EQ(result->bytes_d2h, expected.to_host) << "step " << step;
       EXPECT_EQ(result->fetch_demand, planned->fetched.demand) << "step " << step;
       EXPECT_EQ(result->fetch_prefetched, planned->fetched.prefetched) << "step " << step;
       EXPECT_EQ(result->fetch_reused, planned->fetched.reused) << "step " << step;
-      EXPECT_EQ(result->bytes_h2d, expected.to_device) << "step " << step;
+      const auto got = static_cast<double>(result->bytes_h2d);
+      EXPECT_NEAR(got, static_cast<double>(expected.to_device), at_the_end) << "step " << step;
       ++compared;
     }
     EXPECT_TRUE((*engine)->close().has_value());
     return planned->moved;
+  }
+
+  /// What a separate device's next step begins with is read and copied as staging buffers come
+  /// free: in this step, or in the next.
+  static double ahead_at_the_end(const StepPlan& plan) {
+    double bytes = 0.0;
+    for (auto event = plan.events.rbegin(); event->kind == StepEvent::Kind::Fetch; ++event) {
+      if (event->moved.param.nvme_read == 0) continue;
+      bytes += static_cast<double>(event->moved.param.to_device);
+    }
+    return bytes;
   }
 
   /// No loss scale to search for: every step updates.
