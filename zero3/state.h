@@ -74,8 +74,6 @@ class ModelState {
   /// The next item of the staging ring, with its transfers of last time finished. Only where the
   /// placement has a ring. Errors: those of the transfers.
   Result<tiering::StagingItem*> next_item() noexcept;
-  /// The item that next_item would return, as it is.
-  tiering::StagingItem& peek_item() noexcept { return ring_->at(turn_); }
   tiering::StagingRing& ring() noexcept { return *ring_; }
   /// What the disk below the swap files did at start; zero without nvme shards.
   tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }

@@ -31,13 +31,39 @@ bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
   return state_.separate_device() && state_.store().shard(id).home == Tier::Device;
 }
 
-bool SubGroupStream::needs_item(const Task& task,
-                                const SubGroupStreamOptions& options) const noexcept {
+SubGroupStream::Item SubGroupStream::item_for(const Task& task,
+                                              const SubGroupStreamOptions& options) const noexcept {
   const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
-  const bool reads_param = options.read_state && state_.placement().states == 2;
-  return passes(state_.optimizer(task.unit, task.index)) ||
-         ((options.write_state || reads_param) && passes(state_.param(task.unit))) ||
-         (options.read_grad && passes(state_.grad(task.unit)));
+  const bool record = passes(state_.optimizer(task.unit, task.index));
+  const bool param = passes(state_.param(task.unit));
+  const bool reads_state =
+      options.read_state && (record || (param && state_.placement().states == 2));
+  const bool reads_grad = options.read_grad && passes(state_.grad(task.unit));
+  if (reads_state || reads_grad) return Item::ToRead;
+  return options.write_state && (record || param) ? Item::ToWrite : Item::Never;
+}
+
+/// A free item with its transfers of last time finished: one that is idle, or else the one that was
+/// given back first.
+Result<StagingItem*> SubGroupStream::take_item() noexcept {
+  ARTESIAN_CHECK(!free_items_.empty());
+  const auto idle = std::find_if(free_items_.begin(), free_items_.end(),
+                                 [](const StagingItem* item) { return item->idle(); });
+  const auto chosen = idle != free_items_.end() ? idle : free_items_.begin();
+  StagingItem* item = *chosen;
+  free_items_.erase(chosen);
+  const std::uint64_t before = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(item->finish());
+  wait_ns_ += system_clock().now_ns() - before;
+  return item;
+}
+
+/// Without waiting, and with an item left for tasks before it that only write: these take theirs
+/// when they come, so that they hold none from reading ahead.
+bool SubGroupStream::may_look_ahead(std::uint32_t writers_waiting) const noexcept {
+  return free_items_.size() > (writers_waiting != 0 ? 1u : 0u) &&
+         std::any_of(free_items_.begin(), free_items_.end(),
+                     [](const StagingItem* item) { return item->idle(); });
 }
 
 SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
@@ -174,24 +200,28 @@ Result<void> SubGroupStream::run_tasks(const std::vector<Task>& tasks,
   tiering::StagingRing& ring = state_.ring();
   // Copies follow whatever has used the device's state, and it is used again after them.
   if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
+  free_items_.clear();
+  for (std::uint32_t turn = 0; turn < ring.count(); ++turn) free_items_.push_back(&ring.at(turn));
   std::vector<StagingItem*> items(tasks.size(), nullptr);
-  std::size_t issued = 0;          // tasks that have an item, or need none
-  std::uint32_t items_in_use = 0;  // of tasks that are not done
+  std::size_t issued = 0;             // tasks of which all reads have been started
+  std::uint32_t writers_waiting = 0;  // of these, those that will take an item to write
   for (std::size_t current = 0; current < tasks.size(); ++current) {
     for (; issued < tasks.size(); ++issued) {
-      if (!needs_item(tasks[issued], options)) continue;
-      if (items_in_use == ring.count()) break;
-      if (issued > current && !state_.peek_item().idle()) break;  // look ahead without waiting
-      const std::uint64_t before = system_clock().now_ns();
-      ARTESIAN_TRY(item, state_.next_item());
-      wait_ns_ += system_clock().now_ns() - before;
+      const Item need = item_for(tasks[issued], options);
+      writers_waiting += need == Item::ToWrite ? 1 : 0;
+      if (need != Item::ToRead) continue;
+      if (issued > current && !may_look_ahead(writers_waiting)) break;
+      ARTESIAN_TRY(item, take_item());
       items[issued] = item;
-      ++items_in_use;
       ARTESIAN_TRY_VOID(issue_reads(tasks[issued], *item, options));
     }
-    ARTESIAN_CHECK(issued > current, issued, current);
+    if (item_for(tasks[current], options) == Item::ToWrite) {
+      ARTESIAN_TRY(item, take_item());
+      items[current] = item;
+      --writers_waiting;
+    }
     ARTESIAN_TRY_VOID(run_one(tasks[current], items[current], options, body));
-    if (items[current] != nullptr) --items_in_use;
+    if (items[current] != nullptr) free_items_.push_back(items[current]);
   }
   return {};
 }

@@ -63,7 +63,10 @@ class SubGroupStream {
                          const Body& body) noexcept;
   Result<void> run_one(const Task& task, tiering::StagingItem* item,
                        const SubGroupStreamOptions& options, const Body& body) noexcept;
-  bool needs_item(const Task& task, const SubGroupStreamOptions& options) const noexcept;
+  enum class Item : std::uint8_t { Never, ToWrite, ToRead };  // to read, and maybe to write
+  Item item_for(const Task& task, const SubGroupStreamOptions& options) const noexcept;
+  Result<tiering::StagingItem*> take_item() noexcept;
+  bool may_look_ahead(std::uint32_t writers_waiting) const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item,
                            const SubGroupStreamOptions& options) noexcept;
@@ -75,6 +78,7 @@ class SubGroupStream {
   std::uint64_t grad_offset() const noexcept;
 
   ModelState& state_;
+  std::vector<tiering::StagingItem*> free_items_;  // not of a task; the first was given back first
   std::uint64_t wait_ns_ = 0;
 };
 

@@ -51,6 +51,8 @@ def read_arguments(words):
     ]:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{meaning} ({value})")
     parser.add_argument("--program", type=pathlib.Path, default=REPOSITORY / "build/bin/artesian")
+    parser.add_argument("--config", type=pathlib.Path, default=HERE / "ds_config.json",
+                        help="budgets and training (ds_config.json beside this file)")  # fmt: skip
     return parser.parse_args(words)
 
 
@@ -142,7 +144,7 @@ def main(words):
         say(f"error: {error.filename or folder}: {error.strerror or error}")
         return 2
     command = [options.program, "train", "--model", model, "--init"]
-    command += ["--data", folder / "tokens.bin", "--config", HERE / "ds_config.json"]
+    command += ["--data", folder / "tokens.bin", "--config", options.config]
     command += ["--steps", options.steps, "--seq-len", options.seq_len, "--seed", options.seed]
     command += ["--log-jsonl", log]
     return subprocess.run([str(word) for word in command]).returncode

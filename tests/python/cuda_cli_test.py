@@ -37,7 +37,9 @@ def configuration(folder, device):
             "offload_param": offload,
             "offload_optimizer": offload,
         },
-        "artesian": {"device_memory": "64MiB", "host_memory": "64MiB"},
+        "artesian": {
+            "device_memory": "64MiB", "host_memory": "768KiB" if device == "nvme" else "64MiB",
+        },
     }
 
 

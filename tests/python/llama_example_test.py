@@ -49,7 +49,10 @@ def start(folder, *flags):
 
 
 def test_a_tiny_shape_trains_on_nvme(script, folder):
-    done = start(folder)
+    config = json.loads((SCRIPT.parent / "ds_config.json").read_text())
+    config["artesian"]["host_memory"] = "256KiB"  # in the usual 3 GiB all would stay
+    (folder / "small.json").write_text(json.dumps(config))
+    done = start(folder, "--config", "small.json")
     assert done.returncode == 0, done.stderr
     steps = [json.loads(line) for line in (folder / "llama-out/steps.jsonl").read_text().split("\n")
              if line]  # fmt: skip
@@ -58,9 +61,10 @@ def test_a_tiny_shape_trains_on_nvme(script, folder):
     assert (config["hidden_size"], config["intermediate_size"]) == (32, 48)
     options = script.read_arguments(TINY)
     parameters = script.count_parameters(options)
-    # The optimizer's 12 bytes a parameter; at this scale all parameters stay on the device.
-    assert steps[-1]["bytes"]["nvme_read"] >= 12 * parameters
-    assert steps[-1]["bytes"]["nvme_write"] >= 12 * parameters
+    # The optimizer's 12 bytes a parameter, but for some that host memory keeps; at this scale all
+    # parameters stay on the device.
+    assert steps[-1]["bytes"]["nvme_read"] >= 11 * parameters
+    assert steps[-1]["bytes"]["nvme_write"] >= 11 * parameters
     assert not (folder / "llama-nvme").exists()
     made = (folder / "llama-data/model/tokenizer.json").stat().st_mtime_ns
     assert start(folder).returncode == 0

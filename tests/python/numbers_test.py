@@ -73,7 +73,8 @@ def inputs(tmp_path_factory):
 
 
 def make_config(tmp_path, offload="nvme", accumulation=1, optimizer=None, **changes):
-    """A config whose parameters all move, unless `offload` is "none"."""
+    """A config whose parameters all move, unless `offload` is "none"; of nvme, host memory has room
+    for a part of the state."""
     place = {"device": offload}
     if offload == "nvme":
         (tmp_path / "nvme").mkdir(exist_ok=True)
@@ -90,7 +91,11 @@ def make_config(tmp_path, offload="nvme", accumulation=1, optimizer=None, **chan
             "offload_param": dict(place),
             "offload_optimizer": dict(place),
         },
-        "artesian": {"device_memory": "16MiB", "host_memory": "32MiB", "compute_dtype": "fp32"},
+        "artesian": {
+            "device_memory": "16MiB",
+            "host_memory": "1MiB" if offload == "nvme" else "32MiB",
+            "compute_dtype": "fp32",
+        },
     } | changes
 
 
@@ -117,6 +122,8 @@ def train_both(inputs, tmp_path, config, *flags, model="tied", steps=STEPS):
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in ours] == list(range(1, len(ours) + 1))
     assert len(ours) == (steps or len(ours))
+    on_nvme = config["zero_optimization"]["offload_optimizer"]["device"] == "nvme"
+    assert any(line["bytes"]["nvme_write"] for line in ours) == on_nvme
     folder, tokens = inputs
     return ours, reference.train(folder / model, config, tokens, LENGTH, len(ours))
 

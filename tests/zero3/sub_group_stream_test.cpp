@@ -1,0 +1,165 @@
+// Proves that a sub-group's state comes back as it was left, whatever part of it is in host memory
+// and whatever passes through the ring, however many items that has; that sub-groups which only
+// write hold no item from reading ahead; and that those wholly in memory need no ring.
+#include "zero3/sub_group_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/random.h"
+#include "tests/zero3/tiers.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using tiering::Tier;
+
+/// Tiers of a placement that the test has made.
+class PlacedTiers {
+  test_support::TemporaryDirectory directory_;  // first, so that they outlive what uses them
+  SerialExecutor executor_;
+  std::unique_ptr<aio::Engine> engine_;
+
+ public:
+  template <typename Change>
+  PlacedTiers(DType dtype, const Change& change) {
+    model = make_small_model(200, 32, 2);
+    engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
+    Placement placement = place(model, {.dtype = dtype}, directory_.path());
+    for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+      auto& in_host = placement.units[unit].optimizer_in_host;
+      in_host.assign(static_cast<std::size_t>(placement.sub_group_count(unit)), false);
+    }
+    change(placement);
+    placement.host_pool_bytes = 8 << 20;
+    state = ModelState::create(state_options(std::move(placement), directory_.path()), *engine_,
+                               system_files(), executor_)
+                .value();
+    for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) units.push_back(unit);
+  }
+  ~PlacedTiers() { EXPECT_TRUE(state->close().has_value()); }
+
+  SmallModel model;
+  std::unique_ptr<ModelState> state;
+  std::vector<std::uint32_t> units;  // all
+};
+
+float value_of(const SubGroup& group, std::uint64_t array, std::uint64_t round) {
+  return static_cast<float>(group.unit * 1000 + group.index * 10 + array) +
+         static_cast<float>(round) * 0.5f;
+}
+
+void write_values(const SubGroup& group, std::uint64_t round) {
+  std::uint64_t array = 0;
+  for (float* values : {group.master, group.exp_avg, group.exp_avg_sq}) {
+    std::fill_n(values, group.count, value_of(group, array++, round));
+  }
+}
+
+void expect_values(const SubGroup& group, std::uint64_t round) {
+  std::uint64_t array = 0;
+  for (const float* values : {group.master, group.exp_avg, group.exp_avg_sq}) {
+    const float expected = value_of(group, array++, round);
+    EXPECT_TRUE(std::all_of(values, values + group.count, [&](float v) { return v == expected; }))
+        << group.unit << " " << group.index << " round " << round;
+  }
+}
+
+TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    std::uint64_t draw = 0;
+    const auto coin = [&] { return random_word(seed, 4, draw++) % 2 == 0; };
+    const DType dtype = coin() ? DType::Float32 : DType::Float16;
+    PlacedTiers tiers(dtype, [&](Placement& placement) {
+      placement.ring_count = static_cast<std::uint32_t>(1 + random_word(seed, 4, draw++) % 5);
+      for (UnitPlacement& unit : placement.units) {
+        if (coin()) unit.param = Tier::Host;
+        for (std::size_t group = 0; group < unit.optimizer_in_host.size(); ++group) {
+          unit.optimizer_in_host[group] = coin();
+        }
+      }
+    });
+    SubGroupStream stream(*tiers.state);
+    const SubGroupStreamOptions first{.write_state = true};
+    const SubGroupStreamOptions update{.read_state = true, .write_state = true};
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      const auto body = [&](const SubGroup& group) -> Result<void> {
+        if (round != 0) expect_values(group, round - 1);
+        write_values(group, round);
+        if (dtype == DType::Float16) std::memset(group.param, 1, group.count * 2);
+        return {};
+      };
+      ASSERT_TRUE(stream.run(tiers.units, round == 0 ? first : update, body).has_value());
+      ASSERT_TRUE(tiers.state->ring().finish().has_value());
+    }
+    const auto check = [&](const SubGroup& group) -> Result<void> {
+      expect_values(group, 2);
+      return {};
+    };
+    ASSERT_TRUE(stream.run(tiers.units, {.read_state = true}, check).has_value());
+    ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  }
+}
+
+TEST(SubGroupStream, SubGroupsThatOnlyWriteHoldNoItemFromReadingAhead) {
+  PlacedTiers tiers(DType::Float16, [](Placement& placement) {
+    placement.ring_count = 3;
+    placement.units[0].optimizer_in_host[0] = placement.units[0].optimizer_in_host[1] = true;
+  });
+  SubGroupStream stream(*tiers.state);
+  const auto zero = [](const SubGroup& group) -> Result<void> {
+    write_values(group, 0);
+    std::memset(group.param, 0, group.count * 2);
+    return {};
+  };
+  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, zero).has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  const Placement& plan = tiers.state->placement();
+  ASSERT_GE(plan.sub_group_count(0), 4u);
+  const std::uint64_t before = tiers.state->store().statistics().bytes_read;
+  std::vector<std::uint64_t> records_read;  // started, at each sub-group
+  const auto body = [&](const SubGroup&) -> Result<void> {
+    const std::uint64_t bytes = tiers.state->store().statistics().bytes_read - before;
+    records_read.push_back(bytes / (plan.sub_group * 4 * plan.states));
+    return {};
+  };
+  const SubGroupStreamOptions update{.read_state = true, .write_state = true};
+  ASSERT_TRUE(stream.run(tiers.units, update, body).has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  EXPECT_EQ(records_read[0], 2u);  // all items but the one that the first two write from
+  EXPECT_GE(records_read[1], 2u);
+  EXPECT_GE(records_read[2], 2u);
+}
+
+TEST(SubGroupStream, StateThatIsAllInMemoryNeedsNoRing) {
+  PlacedTiers tiers(DType::Float16, [](Placement& placement) {
+    placement.ring_count = 0;
+    placement.ring_item_bytes = 0;
+    for (UnitPlacement& unit : placement.units) {
+      unit.param = Tier::Host;
+      unit.optimizer_in_host.assign(unit.optimizer_in_host.size(), true);
+    }
+  });
+  SubGroupStream stream(*tiers.state);
+  const SubGroupStreamOptions everything{
+      .read_state = true, .read_grad = true, .write_state = true};
+  std::uint64_t count = 0;
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    const SubGroup home = stream.at_home(group.unit, group.index);
+    EXPECT_EQ(group.master, home.master);
+    EXPECT_EQ(group.exp_avg_sq, home.exp_avg_sq);
+    EXPECT_EQ(group.param, home.param);
+    EXPECT_EQ(group.grad, home.grad);
+    EXPECT_NE(home.master, nullptr);
+    ++count;
+    return {};
+  };
+  ASSERT_TRUE(stream.run(tiers.units, everything, body).has_value());
+  EXPECT_GT(count, 5u);
+  EXPECT_EQ(tiers.state->store().statistics().bytes_read, 0u);
+}
+
+}  // namespace
+}  // namespace artesian::zero3
