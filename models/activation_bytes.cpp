@@ -14,14 +14,15 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   } else {
     block = 8 * hidden + 2 * static_cast<std::uint64_t>(config.gpt2.inner);
   }
-  const bool all = options.kept == Kept::All;
-  const std::uint64_t kept = size * tokens * layers * (all ? block : hidden);
-  const std::uint64_t again = all ? 0 : size * tokens * block;  // one block at a time
   const std::uint64_t logits = 4 * tokens * static_cast<std::uint64_t>(config.vocab_size);
   const std::uint64_t narrow = size == 4 ? 0 : logits / 4 * size;  // the second, for a moment
   const std::uint64_t ends = size * tokens * hidden * 4;
   const std::uint64_t rows = 4 * tokens * hidden * options.micro_batches;
-  return options.at_once * (kept + logits + ends) + again + narrow + rows;
+  if (options.kept == Kept::All) {
+    return options.at_once * (size * tokens * block * layers + logits + ends) + narrow + rows;
+  }
+  const std::uint64_t inputs = options.at_once * (size * tokens * hidden * layers + ends);
+  return inputs + size * tokens * block + logits + narrow + rows;  // of a block, while its turn is
 }
 
 }  // namespace artesian::models

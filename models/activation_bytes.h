@@ -16,7 +16,7 @@ struct ActivationOptions {
   std::uint64_t tokens = 0;  // of a micro-batch
   std::uint64_t element_size = 4;
   std::uint64_t micro_batches = 1;  // of a step: each leaves the gradients of its looked-up rows
-  std::uint64_t at_once = 1;        // of them
+  std::uint64_t at_once = 1;        // of those: they run layer by layer
   Kept kept = Kept::All;
 };
 

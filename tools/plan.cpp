@@ -71,12 +71,6 @@ class PlanRun {
 
   Result<void> read_config() {
     plan_.gpu = options_.gpus.has_value();
-    plan_.native_fp16 = plan_.native_bf16 = true;
-    if (!plan_.gpu) {
-      ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
-      plan_.native_fp16 = cpu.native_fp16;
-      plan_.native_bf16 = cpu.native_bf16;
-    }
     report_.gpus = options_.gpus.value_or(0);
     report_.nodes = options_.nodes;
     plan_.ranks = options_.gpus.value_or(1) * options_.nodes;
@@ -97,7 +91,6 @@ class PlanRun {
       return file ? naming("--config", std::move(config).error()) : std::move(config).error();
     }
     plan_.config = std::move(config).value();
-    if (plan_.config.activation_checkpointing) plan_.kept = models::Kept::BlockInputs;
     plan_.model = &model_;
     plan_.parameters = &parameters_;
     plan_.stages = &stages_;
@@ -115,20 +108,26 @@ class PlanRun {
   }
 
   Result<void> choose_memory() {
-    zero3::ArtesianConfig& ours = plan_.config.artesian;
+    const zero3::ArtesianConfig& ours = plan_.config.artesian;
     const auto device = options_.device_memory;
     const auto host = options_.host_memory.has_value() ? options_.host_memory : ours.host_memory;
     if (!plan_.gpu) {
       ARTESIAN_TRY(budgets, zero3::choose_budgets(plan_.config));
+      ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
+      ARTESIAN_TRY(dtype,
+                   zero3::choose_compute_dtype(plan_.config, cpu.native(plan_.config.param_dtype)));
+      plan_.compute_dtype = dtype;
+      plan_.activation_bytes = budgets.activations;
       plan_.device_bytes = device.value_or(budgets.device);
       plan_.host_bytes = host.value_or(budgets.host);
-      ours.activation_memory = budgets.activations;
       return {};
     }
     plan_.whole_device = device.has_value() || !ours.device_memory.has_value();
     plan_.device_bytes = device.value_or(ours.device_memory.value_or(assumed_gpu_memory));
     plan_.host_bytes = host.value_or(assumed_host_memory);
-    ours.activation_memory = ours.activation_memory.value_or(plan_.device_bytes / 20);
+    plan_.activation_bytes = ours.activation_memory.value_or(plan_.device_bytes / 20);
+    ARTESIAN_TRY(dtype, zero3::choose_compute_dtype(plan_.config, true));
+    plan_.compute_dtype = dtype;
     if (!device.has_value() && !ours.device_memory.has_value()) {
       note("--device-memory: assumed " + format_size(assumed_gpu_memory) + " of a GPU");
     }
@@ -143,9 +142,7 @@ class PlanRun {
   Result<void> plan() {
     report_.plan = &plan_;
     auto figures = evaluate(plan_);
-    const bool all_kept = plan_.kept == models::Kept::All;
-    if (!figures.has_value() && plan_.gpu && all_kept)
-      figures = evaluate_recomputing(std::move(figures));
+    if (!figures.has_value() && plan_.gpu) figures = evaluate_recomputing(std::move(figures));
     limit_activations();
     report_.candidates = search(plan_);
     if (!figures.has_value()) {
@@ -161,18 +158,16 @@ class PlanRun {
     return {};
   }
 
-  /// Many a model fits only so.
+  /// Many a model fits only so; it is said.
   Result<PlanFigures> evaluate_recomputing(Result<PlanFigures> refused) {
-    plan_.kept = models::Kept::BlockInputs;
-    auto figures = evaluate(plan_);
-    if (!figures.has_value()) {
-      plan_.kept = models::Kept::All;
-      return refused;
-    }
+    PlanCase again = plan_;
+    again.config.activation_checkpointing = true;
+    auto figures = evaluate(again);
+    if (!figures.has_value()) return refused;
+    plan_ = std::move(again);
     note(
-        "activations: fit only if each block is computed again in backward (gradient "
-        "checkpointing), which is planned here; set "
-        "activation_checkpointing.partition_activations: true");
+        "activation_checkpointing: planned with it, as nothing else fits; set "
+        "\"activation_checkpointing\": {\"partition_activations\": true}");
     return figures;
   }
 

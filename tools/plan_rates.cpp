@@ -133,7 +133,7 @@ class Chooser {
 
   Result<void> choose_compute() {
     if (options_.tflops.has_value() || plan_.gpu) {
-      const bool narrow = compute_dtype(plan_) != DType::Float32;
+      const bool narrow = plan_.config.param_dtype != DType::Float32;
       const double assumed = narrow ? assumed_gpu_tflops : assumed_gpu_tflops / 8;
       const double tflops = options_.tflops.value_or(assumed);
       take_tflops(tflops);
@@ -142,7 +142,7 @@ class Chooser {
       return {};
     }
     log(LogLevel::Info, "measuring one block and the head on this CPU; --tflops X spares that");
-    ARTESIAN_TRY(probed, probe_compute(*plan_.model, compute_dtype(plan_),
+    ARTESIAN_TRY(probed, probe_compute(*plan_.model, plan_.compute_dtype,
                                        plan_.config.micro_batch_size, plan_.length));
     plan_.compute = probed.seconds;
     sources_.push_back({"compute", probed.tflops, "TFLOP/s",

@@ -158,6 +158,7 @@ std::string changes_text(const PlanReport& report) {
     text += print("  %10.4g tokens/s  %9.4g s  ", candidate.figures.tokens_per_s,
                   candidate.figures.time.seconds) +
             candidate.name +
+            (candidate.config.activation_checkpointing ? ", activation_checkpointing" : "") +
             print(", micro-batch %llu x %llu\n",
                   static_cast<unsigned long long>(candidate.config.micro_batch_size),
                   static_cast<unsigned long long>(candidate.config.accumulation_steps));
@@ -213,6 +214,7 @@ Json candidate_json(const Candidate& candidate) {
               {"offload_optimizer", offload_name(config.zero.offload_optimizer.device)},
               {"train_micro_batch_size_per_gpu", config.micro_batch_size},
               {"gradient_accumulation_steps", config.accumulation_steps},
+              {"activation_checkpointing", config.activation_checkpointing},
               {"step_seconds", candidate.figures.time.seconds},
               {"tokens_per_s", candidate.figures.tokens_per_s}};
 }

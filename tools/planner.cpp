@@ -15,25 +15,33 @@ using zero3::Sharding;
 namespace {
 
 constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;  // context and workspaces
-constexpr std::uint64_t groups_max = 16;  // of micro-batches: beyond, all are alike
+constexpr std::uint64_t groups_max = 16;  // of micro-batches in a step: beyond, all are alike
 
 std::uint64_t tokens_of(const PlanCase& plan) {
   return plan.config.micro_batch_size * plan.length;
 }
 
-models::ActivationOptions activations_of(const PlanCase& plan) {
-  return {.tokens = tokens_of(plan),
-          .element_size = dtype_size(compute_dtype(plan)),
-          .micro_batches = 1,
-          .at_once = 1,
-          .kept = plan.kept};
+/// 16-bit parameters are computed with as the case says, others in fp32.
+DType compute_dtype(const PlanCase& plan) {
+  return plan.config.param_dtype == DType::Float32 ? DType::Float32 : plan.compute_dtype;
 }
 
-/// As the engine does it, which goes by what one was measured to take.
-std::uint64_t at_once(const PlanCase& plan) {
-  const std::uint64_t room = plan.config.artesian.activation_memory.value_or(0);
-  const std::uint64_t one = models::activation_bytes(*plan.model, activations_of(plan));
-  return std::clamp<std::uint64_t>(room / one, 1, plan.config.accumulation_steps);
+std::uint64_t activations_of(const PlanCase& plan, std::uint64_t at_once) {
+  const bool again = plan.config.activation_checkpointing;
+  return models::activation_bytes(*plan.model,
+                                  {.tokens = tokens_of(plan),
+                                   .element_size = dtype_size(compute_dtype(plan)),
+                                   .micro_batches = plan.config.accumulation_steps,
+                                   .at_once = at_once,
+                                   .kept = again ? models::Kept::BlockInputs : models::Kept::All});
+}
+
+/// How many micro-batches run layer by layer, as the engine decides it; it measures what one keeps.
+std::uint64_t group_of(const PlanCase& plan) {
+  if (!zero3::keeps_order(*plan.stages)) return 1;
+  const std::uint64_t of_one = std::max<std::uint64_t>(activations_of(plan, 1), 1);
+  return std::clamp<std::uint64_t>(plan.activation_bytes / of_one, 1,
+                                   plan.config.accumulation_steps);
 }
 
 void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
@@ -69,11 +77,13 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   const std::size_t stages = plan.stages->size();
   zero3::StageSeconds seconds;
   seconds.forward.assign(stages, plan.compute.block_forward * tokens);
-  const double again = plan.kept == models::Kept::All ? 0.0 : plan.compute.block_forward;
+  const bool twice = plan.config.activation_checkpointing;
+  const double again = twice ? plan.compute.block_forward : 0.0;
   seconds.backward.assign(stages, (plan.compute.block_backward + again) * tokens);
   seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up
   seconds.forward.back() = plan.compute.head_forward * tokens;
-  seconds.backward.back() = plan.compute.head_backward * tokens;
+  seconds.backward.back() =
+      (plan.compute.head_backward + (twice ? plan.compute.head_forward : 0.0)) * tokens;
   return seconds;
 }
 
@@ -91,7 +101,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
                                             zero.max_reuse_distance},
                                  .micro_batches = micro_batches,
-                                 .at_once = at_once(plan),
+                                 .group = group_of(plan),
                                  .tokens = tokens_of(plan),
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .separate_device = plan.gpu,
@@ -106,35 +116,29 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   return done;
 }
 
-/// b + (b - a) * further / per, for each figure.
-struct Further {
-  std::uint64_t count = 0;
-  std::uint64_t per = 1;
-};
-
-std::uint64_t extend(std::uint64_t a, std::uint64_t b, Further further) {
-  return b + (b - a) / further.per * further.count;
+/// b + (b - a) * further, for each figure.
+template <typename T>
+T extend(T a, T b, std::uint64_t further) {
+  return b + (b - a) * static_cast<T>(further);
 }
 
-double extend(double a, double b, Further further) {
-  return b + (b - a) / static_cast<double>(further.per) * static_cast<double>(further.count);
-}
-
-void extend(zero3::Moved& b, const zero3::Moved& a, Further further) {
+void extend(zero3::Moved& b, const zero3::Moved& a, std::uint64_t further) {
   for (const auto member : {&zero3::Moved::nvme_read, &zero3::Moved::nvme_write,
                             &zero3::Moved::to_device, &zero3::Moved::to_host, &zero3::Moved::bus}) {
     b.*member = extend(a.*member, b.*member, further);
   }
 }
 
-/// A step of many micro-batches: after the first groups each adds the same.
+/// A step of many groups of micro-batches: after the first ones each adds the same.
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement) {
-  const std::uint64_t passes = plan.config.accumulation_steps;
-  const std::uint64_t group = at_once(plan);
-  if (passes <= groups_max * group) return simulate(plan, placement, passes);
-  ARTESIAN_TRY(one_less, simulate(plan, placement, (groups_max - 1) * group));
-  ARTESIAN_TRY(done, simulate(plan, placement, groups_max * group));
-  const Further further{.count = passes - groups_max * group, .per = group};
+  const std::uint64_t micro_batches = plan.config.accumulation_steps;
+  const std::uint64_t group = group_of(plan);
+  const std::uint64_t groups = micro_batches / group;
+  if (groups <= groups_max) return simulate(plan, placement, micro_batches);
+  const std::uint64_t rest = micro_batches % group;
+  ARTESIAN_TRY(one_less, simulate(plan, placement, (groups_max - 1) * group + rest));
+  ARTESIAN_TRY(done, simulate(plan, placement, groups_max * group + rest));
+  const std::uint64_t further = groups - groups_max;
   extend(done.moved.param, one_less.moved.param, further);
   extend(done.moved.grad, one_less.moved.grad, further);
   extend(done.moved.optimizer, one_less.moved.optimizer, further);
@@ -197,21 +201,10 @@ Error device_error(std::uint64_t device, std::uint64_t activations) {
 
 }  // namespace
 
-DType compute_dtype(const PlanCase& plan) {
-  const DType dtype = plan.config.param_dtype;
-  const bool native = dtype == DType::Float16    ? plan.native_fp16
-                      : dtype == DType::BFloat16 ? plan.native_bf16
-                                                 : true;
-  return plan.config.artesian.compute_dtype.value_or(native ? dtype : DType::Float32);
-}
-
 Result<PlanFigures> evaluate(const PlanCase& plan) {
   PlanFigures figures;
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
-  models::ActivationOptions kept = activations_of(plan);
-  kept.micro_batches = plan.config.accumulation_steps;
-  kept.at_once = at_once(plan);
-  figures.activations = models::activation_bytes(*plan.model, kept);
+  figures.activations = activations_of(plan, group_of(plan));
   std::uint64_t device = plan.device_bytes;
   if (plan.whole_device) {
     if (figures.activations + cuda_bytes >= device)

@@ -28,17 +28,16 @@ struct PlanCase {
   zero3::Config config;  // micro_batch_size and accumulation_steps are of one rank
   std::uint64_t length = 0;
   std::uint64_t ranks = 1;
-  bool gpu = false;                               // else the CPU of one rank
-  bool native_fp16 = false, native_bf16 = false;  // of the device (zero3/compute_device.h)
+  bool gpu = false;  // else the CPU of one rank
   std::uint64_t device_bytes = 0;
   /// Whether device_bytes are all of a GPU: activations come out of them, and what CUDA takes.
   bool whole_device = false;
   std::uint64_t host_bytes = 0;
-  /// Beside the budgets; more is refused. (What several micro-batches at once may take is
-  /// config.artesian.activation_memory; absent: none run at once.) Absent: nobody knows, or nobody
-  /// asks.
+  /// Beside the budgets; more is refused. Absent: nobody knows, or nobody asks.
   std::optional<std::uint64_t> activations_max;
-  models::Kept kept = models::Kept::All;
+  /// What the activations of several micro-batches may take at once, to run layer by layer.
+  std::uint64_t activation_bytes = 0;
+  DType compute_dtype = DType::Float32;
   zero3::Rates rates;
   TokenSeconds compute;
 };
@@ -68,9 +67,6 @@ struct PlanFigures {
   double nvme_terabytes_written = 0.0;  // 1,000 steps, all ranks
   std::vector<std::string> notes;
 };
-
-/// In what the model computes.
-DType compute_dtype(const PlanCase& plan);
 
 /// Errors: Exhausted, with the bytes missing and the key to change.
 Result<PlanFigures> evaluate(const PlanCase& plan);

@@ -88,12 +88,10 @@ class Changes {
     change("train_micro_batch_size_per_gpu (and train_batch_size)", std::to_string(micro),
            std::to_string(2 * micro), [](PlanCase& plan) { plan.config.micro_batch_size *= 2; });
     const std::uint64_t steps = plan_.config.accumulation_steps;
-    const std::uint64_t room = plan_.config.artesian.activation_memory.value_or(0);
+    const std::uint64_t together = now_.activations * steps;
     if (steps > 1) {
-      change("artesian.activation_memory", format_size(room), format_size(now_.activations * steps),
-             [&](PlanCase& plan) {
-               plan.config.artesian.activation_memory = now_.activations * steps;
-             });
+      change("artesian.activation_memory", format_size(plan_.activation_bytes),
+             format_size(together), [&](PlanCase& plan) { plan.activation_bytes = together; });
     }
     change("gradient_accumulation_steps (and train_batch_size)", std::to_string(steps),
            std::to_string(4 * steps), [](PlanCase& plan) { plan.config.accumulation_steps *= 4; });
@@ -131,6 +129,11 @@ class Changes {
     limit("stage3_max_live_parameters", &zero3::ZeroConfig::max_live_parameters);
     limit("stage3_max_reuse_distance", &zero3::ZeroConfig::max_reuse_distance);
     limit("stage3_prefetch_bucket_size", &zero3::ZeroConfig::prefetch_bucket_size);
+    if (plan_.config.accumulation_steps > 1) {
+      change("artesian.activation_memory", format_size(plan_.activation_bytes),
+             format_size(plan_.activation_bytes * 2),
+             [](PlanCase& plan) { plan.activation_bytes *= 2; });
+    }
     if (plan_.config.param_dtype == DType::Float32) {
       change("bf16.enabled", "false", "true", [](PlanCase& plan) {
         plan.config.param_dtype = plan.config.grad_accum_dtype = DType::BFloat16;
@@ -202,6 +205,10 @@ std::vector<Candidate> search(const PlanCase& plan) {
       tried.config.micro_batch_size = size;
       tried.config.accumulation_steps = batch / size;
       auto figures = evaluate(tried);
+      if (!figures.has_value() && !tried.config.activation_checkpointing) {
+        tried.config.activation_checkpointing = true;
+        figures = evaluate(tried);
+      }
       if (!figures.has_value()) continue;
       if (best.has_value() && best->figures.tokens_per_s >= figures->tokens_per_s) continue;
       best = Candidate{strategy.name, tried.config, std::move(figures).value()};

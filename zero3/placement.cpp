@@ -344,7 +344,7 @@ class Planner {
                           {.prefetch_bucket_size = config_.zero.prefetch_bucket_size,
                            .max_live_parameters = config_.zero.max_live_parameters,
                            .max_reuse_distance = config_.zero.max_reuse_distance});
-    const std::uint64_t passes = config_.accumulation_steps;  // one for each micro-batch
+    const std::uint64_t micro_batches = config_.accumulation_steps;
     std::vector<Candidate> all;
     std::vector<Candidate> state;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
@@ -355,13 +355,14 @@ class Planner {
         all.push_back({.kind = ResidentKind::Gradient,
                        .unit = index,
                        .bytes = grad_bytes(unit),
-                       .moves = 2 * passes + 1});
+                       .moves = 2 * micro_batches + 1});
       }
-      if (place.param == Tier::Nvme) {  // the optimizer writes it, and in fp32 reads it, too
+      // The optimizer writes it, and in fp32 reads it, too. Micro-batches are taken to run at once.
+      if (place.param == Tier::Nvme) {
         all.push_back({.kind = ResidentKind::Parameter,
                        .unit = index,
                        .bytes = param_bytes(unit),
-                       .moves = passes * fetches[index] + (plan_.states == 2 ? 2 : 1),
+                       .moves = fetches[index] + (plan_.states == 2 ? 2 : 1),
                        .elements = unit.numel});
       }
       if (place.optimizer != Tier::Nvme) continue;

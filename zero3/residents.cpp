@@ -49,7 +49,7 @@ std::vector<std::uint64_t> fetches_of_a_pass(const Placement& placement,
                             if (move.to == tiering::SlotState::Fetching) ++fetches[move.unit];
                           });
   Prefetcher prefetcher(layout, slots, limits);
-  const auto accesses = step_trace(layout, stages, /*micro_batches=*/1, /*at_once=*/1);
+  const auto accesses = step_trace(layout, stages, /*micro_batches=*/1, /*group=*/1);
   const auto run = [&]() -> Result<void> {
     ARTESIAN_TRY_VOID(prefetcher.gather_persistent());
     for (int step = 0; step < 3; ++step) {  // recorded, first with look-ahead, steady

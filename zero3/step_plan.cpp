@@ -51,12 +51,13 @@ std::uint64_t optimizer_share(const Placement& plan, std::uint32_t unit) {
   return Sharding::share(plan.layout.units[unit].image, plan.sharding.optimizer) * 4 * plan.states;
 }
 
-/// Optimizer state of a unit whose home is NVMe.
+/// Of optimizer state on NVMe some sub-groups may be in host memory.
 std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
+  if (plan.units[unit].optimizer != Tier::Nvme) return 0;
   std::uint64_t elements = 0;
   for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
     const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
-    elements += there ? plan.sub_group_numel(unit, group) : 0;
+    if (there) elements += plan.sub_group_numel(unit, group);
   }
   return elements * 4 * plan.states;
 }
@@ -95,7 +96,7 @@ class DryRun {
       : request_(request),
         placement_(*request.placement),
         layout_(placement_.layout),
-        accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.at_once)),
+        accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.group)),
         slots_(dry_units(), placement_.device_pool_bytes, fixed_bytes(),
                [this](const tiering::DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits) {}
@@ -174,12 +175,11 @@ class DryRun {
     prefetcher_.begin_step();
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
-      for (std::uint64_t micro_batch = 0; micro_batch < access.micro_batches; ++micro_batch) {
-        StepEvent& event = add(Kind::Compute, 0);
-        event.stage = access.stage;
-        event.direction = access.direction;
-        if (access.direction == Direction::Backward) add_gradients(access.stage);
-      }
+      StepEvent& event = add(Kind::Compute, 0);
+      event.stage = access.stage;
+      event.direction = access.direction;
+      event.micro_batches = access.micro_batches;
+      if (access.direction == Direction::Backward) add_gradients(access);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
     }
     add_rows();
@@ -235,9 +235,9 @@ class DryRun {
   }
 
   /// As UnitGraphs and Gradients do it: by unit, what a first addition leaves becomes zero.
-  void add_gradients(std::size_t stage) {
+  void add_gradients(const StageAccess& access) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
-    const StageSpec& spec = (*request_.stages)[stage];
+    const StageSpec& spec = (*request_.stages)[access.stage];
     for (const auto parameter : spec.parameters) {
       if (spec.lookup != parameter) by_unit[layout_.places[parameter].unit].push_back(parameter);
     }
@@ -246,23 +246,28 @@ class DryRun {
         return layout_.places[a].first < layout_.places[b].first;
       });
       StepEvent& event = add(Kind::Gradients, unit);
+      event.micro_batches = access.micro_batches;
       for (const auto parameter : parameters) event.numel += layout_.places[parameter].numel;
-      if (!request_.separate_device) {
-        event.moved.grad.to_host = grad_bytes(event.numel);
-      } else if (placement_.units[unit].grad != Tier::Device) {
-        event.moved.grad.to_host = event.numel * dtype_size(placement_.param_dtype);
-      }
-      const std::uint64_t ranks = placement_.sharding.grad;
-      event.moved.grad.to_host /= ranks;
-      event.moved.grad.bus = event.numel * dtype_size(placement_.param_dtype) / ranks * (ranks - 1);
-      if (spilled(unit)) {
-        const std::uint64_t bytes =
-            started_[unit] ? touched_bytes(unit, parameters) / ranks : grad_share(placement_, unit);
-        event.moved.grad.nvme_write = bytes;
-        if (started_[unit]) event.moved.grad.nvme_read = bytes;
-      }
+      event.moved.grad = gradient_moves(event, parameters);
       started_[unit] = true;
     }
+  }
+
+  Moved gradient_moves(const StepEvent& event, const std::vector<std::uint32_t>& parameters) {
+    const std::uint64_t ranks = placement_.sharding.grad;
+    const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
+    Moved moved;
+    if (!request_.separate_device) {
+      moved.to_host = grad_bytes(event.numel) / ranks * event.micro_batches;
+    } else if (placement_.units[event.unit].grad != Tier::Device) {
+      moved.to_host = rounded / ranks * event.micro_batches;
+    }
+    moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
+    if (!spilled(event.unit)) return moved;
+    const std::uint64_t first = started_[event.unit] ? 0 : 1;
+    moved.nvme_read = touched_bytes(event.unit, parameters) / ranks * (event.micro_batches - first);
+    moved.nvme_write = moved.nvme_read + first * grad_share(placement_, event.unit);
+    return moved;
   }
 
   void add_rows() {

@@ -53,8 +53,9 @@ struct StepEvent {
   std::uint32_t unit = 0;
   std::size_t stage = 0;
   Direction direction = Direction::Forward;
-  bool ahead = false;       // a Fetch that was not waited for
-  std::uint64_t numel = 0;  // of gradients
+  bool ahead = false;               // a Fetch that was not waited for
+  std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
+  std::uint64_t numel = 0;          // of gradients, of one micro-batch
   MovedByKind moved = {};
 };
 
@@ -63,7 +64,7 @@ struct StepPlanRequest {
   const std::vector<StageSpec>* stages = nullptr;
   PrefetchLimits limits;
   std::uint64_t micro_batches = 1;
-  std::uint64_t at_once = 1;       // of them, which share each gathering
+  std::uint64_t group = 1;         // that many at most run layer by layer
   std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
   std::uint64_t lookup_width = 0;  // elements of such a row
   bool separate_device = false;

@@ -154,7 +154,7 @@ class Simulation {
   void compute(const StepEvent& event) {
     const auto& by_stage =
         event.direction == Direction::Forward ? request_.stages.forward : request_.stages.backward;
-    const double seconds = by_stage[event.stage];
+    const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
     time_.model_seconds += seconds;
     computed_ = add(event.kind, Resource::Compute, seconds, {computed_, barrier_});
   }
@@ -165,7 +165,7 @@ class Simulation {
     const std::uint64_t size = dtype_size(plan_.grad_dtype);
     const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
     const std::uint64_t image = plan_.layout.units[event.unit].image;
-    std::uint64_t bytes = event.numel * (4 + 2 * size) / plan_.sharding.grad;
+    std::uint64_t bytes = event.numel * event.micro_batches * (4 + 2 * size) / plan_.sharding.grad;
     if (event.kind == Kind::Norm) bytes = Sharding::share(image, plan_.sharding.grad) * size;
     Task task = add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
     if (on_device) {

@@ -1,6 +1,7 @@
 #include "zero3/step_trace.h"
 
 #include <algorithm>
+#include <set>
 
 namespace artesian::zero3 {
 
@@ -12,17 +13,28 @@ Trace::Access backward_units(const Layout& layout, const std::vector<StageSpec>&
   return units;
 }
 
+bool keeps_order(const std::vector<StageSpec>& stages) {
+  std::set<std::uint32_t> in_graph;
+  for (const StageSpec& stage : stages) {
+    for (const auto parameter : stage.parameters) {
+      if (stage.lookup != parameter && !in_graph.insert(parameter).second) return false;
+    }
+  }
+  return true;
+}
+
 std::vector<StageAccess> step_trace(const Layout& layout, const std::vector<StageSpec>& stages,
-                                    std::uint64_t micro_batches, std::uint64_t at_once) {
+                                    std::uint64_t micro_batches, std::uint64_t group) {
+  ARTESIAN_CHECK(group > 0);
   std::vector<StageAccess> accesses;
-  for (std::uint64_t done = 0; done < micro_batches; done += at_once) {
-    const std::uint64_t group = std::min(at_once, micro_batches - done);
+  for (std::uint64_t done = 0; done < micro_batches; done += group) {
+    const std::uint64_t count = std::min(group, micro_batches - done);
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-      accesses.push_back({stage, Direction::Forward, group, layout.stages[stage]});
+      accesses.push_back({stage, Direction::Forward, count, layout.stages[stage]});
     }
     for (std::size_t stage = stages.size(); stage-- > 0;) {
       accesses.push_back(
-          {stage, Direction::Backward, group, backward_units(layout, stages, stage)});
+          {stage, Direction::Backward, count, backward_units(layout, stages, stage)});
     }
   }
   return accesses;

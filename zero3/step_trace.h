@@ -20,13 +20,17 @@ enum class Direction : std::uint8_t { Forward, Backward };
 struct StageAccess {
   std::size_t stage = 0;
   Direction direction = Direction::Forward;
-  std::uint64_t micro_batches = 1;  // that the stage computes on meanwhile
+  std::uint64_t micro_batches = 1;  // that run while its units are gathered
   Trace::Access units;
 };
 
-/// The accesses of one step: for each group of `at_once` micro-batches, of which the last may be
-/// smaller, forward over all stages and backward in reverse.
+/// Whether no parameter is in the graphs of two stages: then micro-batches may run layer by layer,
+/// and gradients are still added in the order in which one after the other would add them.
+bool keeps_order(const std::vector<StageSpec>& stages);
+
+/// The accesses of one step: for each group of at most `group` micro-batches, forward over all
+/// stages and backward in reverse.
 std::vector<StageAccess> step_trace(const Layout& layout, const std::vector<StageSpec>& stages,
-                                    std::uint64_t micro_batches, std::uint64_t at_once);
+                                    std::uint64_t micro_batches, std::uint64_t group);
 
 }  // namespace artesian::zero3

@@ -70,14 +70,7 @@ void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t be
 }
 
 bool UnitGraphs::keeps_order() const {
-  std::vector<bool> in_graph(module_.parameters().size(), false);
-  for (std::size_t stage = 0; stage < module_.stages().size(); ++stage) {
-    for (const auto parameter : graph_parameters(stage)) {
-      if (in_graph[parameter]) return false;
-      in_graph[parameter] = true;
-    }
-  }
-  return true;
+  return zero3::keeps_order(module_.stages());
 }
 
 Result<void> UnitGraphs::enter(const Trace::Access& units) {

@@ -72,6 +72,8 @@ TEST(ActivationBytes, GrowWithTokensAndElements) {
   EXPECT_EQ(one, 4 * 256 * ((8 * hidden + 4 * inner) * layers + 32000 + 4 * hidden + hidden));
   EXPECT_EQ(one - bytes(256, 4, 1, Kept::BlockInputs),
             4 * 256 * ((8 * hidden + 4 * inner) * (layers - 1) - hidden * layers));
+  const std::uint64_t together = activation_bytes(config, {.tokens = 256, .at_once = 3});
+  EXPECT_EQ(together - one, 2 * (one - 4 * 256 * hidden));  // all but the rows
 }
 
 }  // namespace

@@ -86,7 +86,11 @@ def ds_config(tmp_path, offload="nvme", **artesian):
             "stage3_param_persistence_threshold": 0,
             "stage3_max_live_parameters": 0,
         },
-        "artesian": {"device_memory": "64MiB", "host_memory": "64MiB"} | artesian,
+        # One micro-batch after the other, unless a test says otherwise; fp32 on every processor.
+        "artesian": {
+            "device_memory": "64MiB", "host_memory": "1MiB", "activation_memory": 1,
+            "compute_dtype": "fp32",
+        } | artesian,
     }
 
 
@@ -109,12 +113,15 @@ def test_bytes_are_the_closed_form(figures):
         fetched = 2 * (2 * (blocks + head) + embedding) * micro_batches
         moved = plan["bytes_per_step"]
         assert moved["nvme_read"]["param"] == fetched
-        assert moved["nvme_read"]["optimizer"] == 12 * elements
+        state = plan["memory"]["nvme"]["optimizer"]  # the rest of it is in spare host memory
+        assert 0 < state < 12 * elements
+        assert moved["nvme_read"]["optimizer"] == state
         assert moved["nvme_write"] == {
-            "param": 2 * elements, "grad": 0, "optimizer": 12 * elements, "total": 14 * elements,
+            "param": 2 * elements, "grad": 0, "optimizer": state, "total": 2 * elements + state,
         }  # fmt: skip
-        assert moved["nvme_read"]["total"] == fetched + 12 * elements
-        assert plan["ssd_tb_written_per_1000_steps"] == pytest.approx(14 * elements * 1e-9)
+        assert moved["nvme_read"]["total"] == fetched + state
+        written = moved["nvme_write"]["total"]
+        assert plan["ssd_tb_written_per_1000_steps"] == pytest.approx(written * 1e-9)
 
 
 def test_memory_is_that_of_the_formulas(figures):
@@ -123,9 +130,9 @@ def test_memory_is_that_of_the_formulas(figures):
     memory = plan["memory"]
     assert plan["model"]["parameters"] == total(LLAMA)
     assert memory["nvme"]["param"] == 2 * elements
-    assert memory["nvme"]["optimizer"] == 12 * elements
+    assert memory["nvme"]["optimizer"] + memory["host"]["optimizer"] == 12 * elements
     assert memory["host"]["grad"] == 2 * elements
-    assert memory["device"]["budget"] == memory["host"]["budget"] == 64 * MIB
+    assert (memory["device"]["budget"], memory["host"]["budget"]) == (64 * MIB, MIB)
     for tier in ["device", "host", "nvme"]:
         parts = ["param", "grad", "optimizer", "gathered", "buffers"]
         assert memory[tier]["used"] == sum(memory[tier][part] for part in parts)
@@ -181,7 +188,7 @@ def test_a_run_moves_what_was_planned(job, figures, tmp_path):
         assert step["peak"]["device"] == device["used"]
 
 
-def test_changes_are_plans_of_their_own(figures, tmp_path):
+def test_changes_are_plans_of_their_own(figures):
     plan = figures()
     assert 1 <= len(plan["changes"]) <= 3
     gains = [change["gain"] for change in plan["changes"]]
@@ -190,12 +197,10 @@ def test_changes_are_plans_of_their_own(figures, tmp_path):
         assert change["tokens_per_s"] == pytest.approx(
             plan["step"]["tokens_per_s"] * (1 + change["gain"])
         )
-    zero = ds_config(tmp_path)["zero_optimization"]
-    cpu = {"zero_optimization": zero | {"offload_optimizer": {"device": "cpu"}}}
-    changed = figures(config=cpu)
-    key = "zero_optimization.offload_optimizer.device"
-    best = next(c for c in plan["changes"] if c["key"] == key and c["to"] == "cpu")
-    assert changed["step"]["seconds"] == pytest.approx(best["step_seconds"])
+    larger = "train_micro_batch_size_per_gpu (and train_batch_size)"
+    change = next(change for change in plan["changes"] if change["key"] == larger)
+    changed = figures(config={"train_micro_batch_size_per_gpu": int(change["to"])})
+    assert changed["step"]["seconds"] == pytest.approx(change["step_seconds"])
 
 
 def test_candidates_come_fastest_first_and_keep_the_batch(figures):
@@ -311,15 +316,15 @@ def test_405_billion_parameters_on_512_gpus(figures, tmp_path):
     assert plan["target"] == {"device": "gpu", "gpus": 8, "nodes": 64, "ranks": 512}
     elements = total(LLAMA_405B)
     assert plan["model"]["parameters"] == elements
-    state = plan["memory"]["nvme"]
-    assert state["optimizer"] == pytest.approx(12 * elements / 512, rel=0.001)
+    state, host = plan["memory"]["nvme"], plan["memory"]["host"]
+    assert state["optimizer"] + host["optimizer"] == pytest.approx(12 * elements / 512, rel=0.001)
     assert state["param"] == pytest.approx(2 * elements / 512, rel=0.001)
     # Each rank receives all parameters but its share, twice: nothing is kept between.
     embedding, _, head = images(LLAMA_405B)
     bus = plan["bytes_per_step"]["bus"]["param"]
     assert bus == pytest.approx(2 * (2 * elements - embedding) * 511 / 512, rel=0.001)
     assert plan["step"]["tokens"] == 512 * 8192
-    assert any("gradient checkpointing" in note for note in plan["notes"])
+    assert any(note.startswith("activation_checkpointing: ") for note in plan["notes"])
 
 
 def test_more_ranks_need_less_memory_of_each(figures):

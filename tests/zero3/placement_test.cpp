@@ -98,17 +98,18 @@ std::vector<std::uint64_t> uses(const Case& given, const Placement& plan) {
 
 /// Bytes that a step moves to and from NVMe where no parameter stays gathered.
 std::uint64_t nvme_traffic(const Case& given, const Placement& plan) {
-  const std::uint64_t passes = given.config.accumulation_steps;
+  const std::uint64_t micro_batches = given.config.accumulation_steps;  // which run at once
   const auto fetches = uses(given, plan);
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
     const UnitPlacement& place = plan.units[index];
     const std::uint64_t image = plan.layout.units[index].image;
     if (place.param == Tier::Nvme) {
-      bytes += image * dtype_size(plan.param_dtype) *
-               (passes * fetches[index] + (plan.states == 2 ? 2 : 1));
+      bytes += image * dtype_size(plan.param_dtype) * (fetches[index] + (plan.states == 2 ? 2 : 1));
     }
-    if (place.grad == Tier::Nvme) bytes += image * dtype_size(plan.grad_dtype) * (2 * passes + 1);
+    if (place.grad == Tier::Nvme) {
+      bytes += image * dtype_size(plan.grad_dtype) * (2 * micro_batches + 1);
+    }
     for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
       if (plan.optimizer_home(index, group) != Tier::Nvme) continue;
       bytes += plan.sub_group_numel(index, group) * 4 * plan.states * 2;
