@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
-constexpr std::uint64_t bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
+constexpr int bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
 
 bool one_of(const std::string& word, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(), [&](const char* each) { return word == each; });
@@ -266,7 +266,7 @@ Finding examine_free_space(std::uint64_t bytes) {
   Finding finding{.name = "free_space", .value = format_size(bytes)};
   std::ostringstream billions;
   billions.precision(3);
-  billions << static_cast<double>(bytes / bytes_per_parameter) / 1e9;
+  billions << static_cast<double>(bytes) / bytes_per_parameter / 1e9;
   finding.meaning = "holds " + std::to_string(bytes_per_parameter) + " bytes for each of " +
                     billions.str() + " billion parameters";
   if (bytes >= free_least) return finding;
