@@ -95,7 +95,7 @@ void AioContext::prepare(Block& block, std::uint64_t length) noexcept {
   ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
   iocb& control = next_control();
   std::byte* const memory = block.memory + block.done;
-  const auto offset = static_cast<long long>(block.offset + block.done);
+  const auto offset = static_cast<off_t>(block.offset + block.done);
   if (block.request().operation == Operation::Read) {
     io_prep_pread(&control, block.descriptor, memory, length, offset);
   } else {

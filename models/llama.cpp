@@ -67,7 +67,7 @@ at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& 
   const at::Tensor inner = rms_norm(attended, p.next(), config_.norm_epsilon);
   const at::Tensor gate = activate(config_.activation, p.linear(inner, config_.mlp_bias));
   const at::Tensor up = p.linear(inner, config_.mlp_bias);
-  const at::Tensor output = attended + p.linear(gate * up, config_.mlp_bias);
+  at::Tensor output = attended + p.linear(gate * up, config_.mlp_bias);
   p.check_all_used();
   return output;
 }

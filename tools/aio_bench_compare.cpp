@@ -1,14 +1,12 @@
 #include "tools/aio_bench_compare.h"
 
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -149,13 +147,7 @@ Result<void> Comparer::make_files() {
                                     stop_));
   ground_ = std::move(made);
   ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write)));
-  std::random_device device;
-  const std::string path = options_.directory + "/artesian-aio-bench-fio-" +
-                           std::to_string(getpid()) + "-" + std::to_string(device());
-  ARTESIAN_TRY(file,
-               system_files().open(path, {.create = Create::Exclusive, .direct = Direct::Never}));
-  ARTESIAN_TRY_VOID(system_files().remove(path));
-  ARTESIAN_TRY_VOID(file->allocate(options_.size));
+  ARTESIAN_TRY(file, open_unnamed_file(options_.directory, Direct::Never, options_.size));
   fio_file_ = std::move(file);
   FioJob filling = job_of(Access::Write);
   filling.seconds = 0;

@@ -33,7 +33,7 @@ bool writable(const std::string& directory) {
   return faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
 }
 
-std::string quoted(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   return '"' + text + '"';
 }
 
@@ -84,7 +84,7 @@ std::uint64_t FlagReader::size(const std::string& flag, const std::string& absen
   const std::string typed = text(flag, absent);
   auto size = parse_size(typed);
   if (size && *size != 0 && *size <= (std::uint64_t{1} << 50)) return *size;
-  faults_.add("wrong value", flag, quoted(typed),
+  faults_.add("wrong value", flag, in_quotes(typed),
               "a size above 0 such as 4096, 512MiB (powers of 1024) or 1GB (of 1000)",
               "try " + absent);
   return 4096;
@@ -103,7 +103,7 @@ std::uint64_t FlagReader::file_size(const std::string& flag, const std::string& 
 std::uint64_t FlagReader::block_size(const std::string& flag, const std::string& absent) {
   const std::uint64_t block = size(flag, absent);
   if (block % 4096 == 0 && block <= aio::block_size_max) return block;
-  faults_.add("wrong value", flag, quoted(text(flag)), "a multiple of 4096 up to 1GiB",
+  faults_.add("wrong value", flag, in_quotes(text(flag)), "a multiple of 4096 up to 1GiB",
               "try " + absent);
   return 4096;
 }
@@ -115,7 +115,7 @@ std::uint32_t FlagReader::count(const std::string& flag, std::uint32_t absent, s
   const auto [end, failure] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
   const bool whole = failure == std::errc{} && end == typed.data() + typed.size();
   if (whole && value >= 1 && value <= max) return value;
-  faults_.add("wrong value", flag, quoted(typed), "1 to " + std::to_string(max),
+  faults_.add("wrong value", flag, in_quotes(typed), "1 to " + std::to_string(max),
               "choose a number in this range");
   return absent;
 }
@@ -130,14 +130,14 @@ double FlagReader::number(const std::string& flag, double absent, double low, do
   if (whole && value > low && value <= high) return value;
   char range[80];
   std::snprintf(range, sizeof range, "a number above %g, at most %g", low, high);
-  faults_.add("wrong value", flag, quoted(typed), range, fix);
+  faults_.add("wrong value", flag, in_quotes(typed), range, fix);
   return absent;
 }
 
 std::string FlagReader::word(const std::string& flag, const std::vector<std::string>& words) {
-  const std::string typed = text(flag, words.front());
+  std::string typed = text(flag, words.front());
   if (std::find(words.begin(), words.end(), typed) != words.end()) return typed;
-  faults_.add("wrong value", flag, quoted(typed), either(words), "use " + words.front());
+  faults_.add("wrong value", flag, in_quotes(typed), either(words), "use " + words.front());
   return words.front();
 }
 
@@ -147,17 +147,17 @@ const aio::EngineKind* FlagReader::engine(const std::string& flag) {
   for (const aio::EngineKind& kind : engine_kinds) {
     if (typed == engine_kind_name(kind)) return &kind;
   }
-  faults_.add("wrong value", flag, quoted(typed), engine_words(), "use auto");
+  faults_.add("wrong value", flag, in_quotes(typed), engine_words(), "use auto");
   return nullptr;
 }
 
 void FlagReader::check_directory(const std::string& flag, const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
-    faults_.add("no such directory", flag, quoted(path), "an existing directory",
+    faults_.add("no such directory", flag, in_quotes(path), "an existing directory",
                 "create it, or name another");
   } else if (!writable(path)) {
-    faults_.add("cannot write there", flag, quoted(path), "a writable directory",
+    faults_.add("cannot write there", flag, in_quotes(path), "a writable directory",
                 "change its permissions, or name another");
   }
 }
@@ -188,7 +188,7 @@ std::string FlagReader::directory(const std::string& flag) {
 }
 
 std::string FlagReader::output(const std::string& flag, Dash dash) {
-  const std::string target = text(flag);
+  std::string target = text(flag);
   if (!given(flag) || (target == "-" && dash == Dash::Yes)) return target;
   const auto parent = std::filesystem::path(target).parent_path();
   const std::string directory = parent.empty() ? "." : parent.string();
@@ -197,7 +197,7 @@ std::string FlagReader::output(const std::string& flag, Dash dash) {
       !target.empty() && target != "-" && !std::filesystem::is_directory(target) &&
       (there ? faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) == 0 : writable(directory));
   if (may) return target;
-  faults_.add("cannot write there", flag, quoted(target),
+  faults_.add("cannot write there", flag, in_quotes(target),
               std::string(dash == Dash::Yes ? "- or " : "") + "a file in a writable directory",
               "name another file");
   return target;

@@ -23,9 +23,19 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// A file that no directory names any more.
-Result<std::unique_ptr<File>> open_file(const std::string& directory, Direct direct,
-                                        std::uint64_t size) {
+/// All of the files once, in full batches, whatever the measurements are to be like.
+Transfers one_pass(Access access, Transfers transfers) {
+  transfers.access = access;
+  transfers.seconds = 0;
+  transfers.engine.single_submit = false;
+  transfers.engine.overlap_events = true;
+  return transfers;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
+                                                std::uint64_t size) {
   std::random_device device;
   const std::string path = directory + "/artesian-aio-bench-" + std::to_string(getpid()) + "-" +
                            std::to_string(device());
@@ -34,8 +44,6 @@ Result<std::unique_ptr<File>> open_file(const std::string& directory, Direct dir
   ARTESIAN_TRY_VOID(file->allocate(size));
   return file;
 }
-
-}  // namespace
 
 const char* access_name(Access access) noexcept {
   switch (access) {
@@ -60,7 +68,7 @@ Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
   std::unique_ptr<Ground> ground(new Ground(options, stop));
   const std::uint64_t size = round_up(options.size / options.directories.size(), 4096);
   for (const std::string& directory : options.directories) {
-    ARTESIAN_TRY(file, open_file(directory, options.direct, size));
+    ARTESIAN_TRY(file, open_unnamed_file(directory, options.direct, size));
     const std::uint64_t granules = round_up(size, options.granule) / options.granule;
     ground->files_.push_back({.file = std::move(file),
                               .size = size,
@@ -93,11 +101,7 @@ Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transf
 }
 
 Result<void> Ground::fill(const Transfers& transfers) {
-  Transfers filling = transfers;
-  filling.access = Access::Write;
-  filling.seconds = 0;
-  filling.engine.single_submit = false;
-  filling.engine.overlap_events = true;
+  const Transfers filling = one_pass(Access::Write, transfers);
   ARTESIAN_TRY(engine, make_engine(filling));
   Sweep sweep(*this, *engine, filling, Sweep::Check::Nothing);
   ARTESIAN_TRY_VOID(sweep.prepare());
@@ -113,11 +117,7 @@ Result<void> Ground::fill(const Transfers& transfers) {
 
 Result<bool> Ground::all_right(const Transfers& transfers) {
   ARTESIAN_CHECK(options_.marks == Marks::EverySector);
-  Transfers reading = transfers;
-  reading.access = Access::Read;
-  reading.seconds = 0;
-  reading.engine.single_submit = false;
-  reading.engine.overlap_events = true;
+  const Transfers reading = one_pass(Access::Read, transfers);
   ARTESIAN_TRY(engine, make_engine(reading));
   Sweep sweep(*this, *engine, reading, Sweep::Check::Whole);
   ARTESIAN_TRY_VOID(sweep.prepare());

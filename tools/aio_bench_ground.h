@@ -105,6 +105,10 @@ class Ground {
   std::uint32_t pass_next_ = 0;
 };
 
+/// A new file of `size` bytes, reserved, that no directory names any more. Errors: Io, NoSpace.
+Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
+                                                std::uint64_t size);
+
 /// Blocks that these transfers have in flight at most, over files of so many bytes.
 std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept;
 

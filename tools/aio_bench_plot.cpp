@@ -76,7 +76,8 @@ std::string chart_svg(const Chart& chart, double x0, double y0) {
   const double plot_height = panel_height - top - bottom;
   const double highest = std::max(largest(chart), 1e-9);
   const double step = step_for(highest);
-  const double limit = std::ceil(highest / step) * step;
+  const auto lines = static_cast<int>(std::ceil(highest / step));
+  const double limit = lines * step;
   const double spacing =
       plot_width / static_cast<double>(std::max<std::size_t>(chart.x_labels.size(), 1));
   const auto x_of = [&](std::size_t index) {
@@ -85,7 +86,8 @@ std::string chart_svg(const Chart& chart, double x0, double y0) {
   const auto y_of = [&](double value) { return top + plot_height * (1 - value / limit); };
   std::string svg = print("<g transform=\"translate(%.0f %.0f)\">\n", x0, y0);
   svg += "<text class=\"head\" x=\"8\" y=\"16\">" + escaped(chart.title) + "</text>\n";
-  for (double value = 0; value <= limit + step / 2; value += step) {
+  for (int line = 0; line <= lines; ++line) {
+    const double value = line * step;
     svg += print("<path class=\"grid\" d=\"M%.1f %.1fh%.1f\"/>", left, y_of(value), plot_width) +
            print("<text class=\"end small\" x=\"%.1f\" y=\"%.1f\">%g</text>\n", left - 6,
                  y_of(value) + 4, value);
@@ -230,8 +232,9 @@ std::vector<const Point*> best_by_block_and_depth(const TuneReport& report) {
 
 template <typename Value>
 std::vector<Value> sorted_values(const std::vector<const Point*>& points, Value Settings::*member) {
-  std::vector<Value> values;
-  for (const Point* point : points) values.push_back(point->settings.*member);
+  std::vector<Value> values(points.size());
+  std::transform(points.begin(), points.end(), values.begin(),
+                 [&](const Point* point) { return point->settings.*member; });
   std::sort(values.begin(), values.end());
   values.erase(std::unique(values.begin(), values.end()), values.end());
   return values;

@@ -24,8 +24,9 @@ struct Spread {
 
 template <typename Member>
 Spread spread_of(const std::vector<Sample>& samples, Member member) {
-  std::vector<double> values;
-  for (const Sample& sample : samples) values.push_back(sample.*member);
+  std::vector<double> values(samples.size());
+  std::transform(samples.begin(), samples.end(), values.begin(),
+                 [&](const Sample& sample) { return sample.*member; });
   if (values.empty()) return {};
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   return {.low = *low, .middle = median(values), .high = *high};

@@ -1,17 +1,11 @@
 #include "tools/doctor_disk.h"
 
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "base/file_system.h"
@@ -24,30 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
-constexpr std::uint64_t bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
-
-bool one_of(const std::string& word, std::initializer_list<const char*> words) {
-  return std::any_of(words.begin(), words.end(), [&](const char* each) { return word == each; });
-}
-
-/// Blanks in mountinfo are written \040.
-std::string unescaped(const std::string& text) {
-  std::string plain;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
-      plain += static_cast<char>(std::strtol(text.substr(i + 1, 3).c_str(), nullptr, 8));
-      i += 3;
-    } else {
-      plain += text[i];
-    }
-  }
-  return plain;
-}
-
-bool is_inside(const std::string& path, const std::string& folder) {
-  if (folder == "/" || path == folder) return true;
-  return path.starts_with(folder) && path[folder.size()] == '/';
-}
+constexpr int bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
 
 fs::path canonical_of(const fs::path& path) {
   std::error_code failed;
@@ -174,31 +145,6 @@ Finding examine_direct(const Probe& probe) {
 
 }  // namespace
 
-Mount mount_of(const std::string& path, const std::string& root) {
-  std::ifstream file(root + "/proc/self/mountinfo");
-  Mount best;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string id, parent, device, inside, point, word;
-    words >> id >> parent >> device >> inside >> point;
-    while (words >> word && word != "-") {
-    }
-    Mount mount{.point = unescaped(point)};
-    words >> mount.type >> mount.source;
-    const bool closer = mount.point.size() >= best.point.size();  // a later one lies above
-    if (!words || !closer || !is_inside(path, mount.point)) continue;
-    std::sscanf(device.c_str(), "%u:%u", &mount.major, &mount.minor);
-    best = mount;
-  }
-  struct stat source {};
-  const bool named = best.major == 0 && best.source.starts_with("/dev/");  // btrfs, for one
-  if (named && stat(best.source.c_str(), &source) == 0 && S_ISBLK(source.st_mode)) {
-    best.major = major(source.st_rdev);
-    best.minor = minor(source.st_rdev);
-  }
-  return best;
-}
-
 std::vector<Disk> disks_below(std::uint32_t major, std::uint32_t minor, const std::string& root) {
   std::vector<Disk> disks;
   const std::string number = std::to_string(major) + ":" + std::to_string(minor);
@@ -209,25 +155,28 @@ std::vector<Disk> disks_below(std::uint32_t major, std::uint32_t minor, const st
 Finding examine_file_system(const Mount& mount) {
   Finding finding{.name = "file_system", .value = mount.type + " at " + mount.point};
   if (mount.type.empty()) finding.value = "not known";
-  const bool network = one_of(mount.type, {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre",
-                                           "glusterfs", "beegfs", "afs", "9p", "gpfs"}) ||
-                       mount.type.starts_with("fuse");
   finding.level = Level::Warn;
   finding.fix = "a folder on a local file system, such as ext4 or xfs on an NVMe disk";
-  if (one_of(mount.type, {"tmpfs", "ramfs", "hugetlbfs"})) {
-    finding.meaning = "this is memory, not a disk: what is offloaded there is not offloaded";
-  } else if (network) {
-    finding.meaning = "a network or user-space file system: slower than a local disk by far";
-  } else if (mount.type == "overlay") {
-    finding.meaning = "a container's own layer: slow, and often small";
-    finding.fix += ", mounted into the container as a volume";
-  } else if (one_of(mount.type, {"btrfs", "zfs", "bcachefs"})) {
-    finding.meaning = "copy-on-write: each rewrite of state allocates anew";
-    finding.fix = "chattr +C on the empty folder (btrfs), or a folder on ext4 or xfs";
-  } else {
-    finding.level = Level::Ok;
-    finding.meaning = "a local file system";
-    finding.fix.clear();
+  switch (file_system_kind(mount.type)) {
+    case FileSystemKind::Memory:
+      finding.meaning = "this is memory, not a disk: what is offloaded there is not offloaded";
+      break;
+    case FileSystemKind::Network:
+    case FileSystemKind::Program:
+      finding.meaning = "a network or user-space file system: slower than a local disk by far";
+      break;
+    case FileSystemKind::Container:
+      finding.meaning = "a container's own layer: slow, and often small";
+      finding.fix += ", mounted into the container as a volume";
+      break;
+    case FileSystemKind::CopyOnWrite:
+      finding.meaning = "copy-on-write: each rewrite of state allocates anew";
+      finding.fix = "chattr +C on the empty folder (btrfs), or a folder on ext4 or xfs";
+      break;
+    case FileSystemKind::Local:
+      finding.level = Level::Ok;
+      finding.meaning = "a local file system";
+      finding.fix.clear();
   }
   return finding;
 }
@@ -266,7 +215,7 @@ Finding examine_free_space(std::uint64_t bytes) {
   Finding finding{.name = "free_space", .value = format_size(bytes)};
   std::ostringstream billions;
   billions.precision(3);
-  billions << static_cast<double>(bytes / bytes_per_parameter) / 1e9;
+  billions << static_cast<double>(bytes) / bytes_per_parameter / 1e9;
   finding.meaning = "holds " + std::to_string(bytes_per_parameter) + " bytes for each of " +
                     billions.str() + " billion parameters";
   if (bytes >= free_least) return finding;
@@ -305,8 +254,7 @@ Findings examine_path(const std::string& path) {
   const Mount mount = mount_of(place.folder);
   add(examine_file_system(mount));
   add(examine_direct(found));
-  const bool in_memory = one_of(mount.type, {"tmpfs", "ramfs", "hugetlbfs"});
-  if (!in_memory) {
+  if (file_system_kind(mount.type) != FileSystemKind::Memory) {
     std::size_t nodes = 0;
     for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
     add(examine_disks(disks_below(mount.major, mount.minor), nodes));

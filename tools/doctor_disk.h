@@ -9,18 +9,9 @@
 #include <vector>
 
 #include "tools/doctor_report.h"
+#include "tools/mount.h"
 
 namespace artesian::tools {
-
-struct Mount {
-  std::string point;
-  std::string type = {};    // "ext4"
-  std::string source = {};  // "/dev/nvme0n1p2", "server:/export"
-  std::uint32_t major = 0;  // of the block device; 0 where the file system has none of its own
-  std::uint32_t minor = 0;
-};
-/// The mount that holds the path, which must be absolute and without links.
-Mount mount_of(const std::string& path, const std::string& root = "");
 
 /// A disk at the bottom: below partitions, dm (LVM, LUKS) and md (RAID).
 struct Disk {

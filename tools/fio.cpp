@@ -64,6 +64,7 @@ Result<Output> run_program(const std::vector<std::string>& words, int descriptor
     posix_spawn_file_actions_adddup2(&actions, descriptor, descriptor_in_child);
   }
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   pid_t child = 0;

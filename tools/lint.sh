@@ -22,12 +22,13 @@ format_check() {
   clang-format-14 --dry-run -Werror "${files[@]}" && echo "${#files[@]} files are formatted"
 }
 
-# Sources only: each header is checked where it is included. clang does not know one of g++'s flags.
+# Sources only: each header is checked where it is included. One file a run: clang-tidy 14 takes the
+# va_list of a second one for uninitialised. clang does not know one of g++'s flags.
 clang_tidy_check() {
   local files
   mapfile -t files < <(git ls-files '*.cpp' | grep -vE '^(tests|examples)/')
   printf '%s\0' "${files[@]}" |
-    xargs -0 -n 2 -P "$(nproc)" clang-tidy-14 -p build --quiet --warnings-as-errors='*' \
+    xargs -0 -n 1 -P "$(nproc)" clang-tidy-14 -p build --quiet --warnings-as-errors='*' \
       --extra-arg=-Wno-unknown-warning-option 2>/dev/null &&
     echo "${#files[@]} sources, nothing found"
 }

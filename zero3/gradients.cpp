@@ -101,6 +101,7 @@ Result<void> Gradients::accumulate(std::byte* base, std::uint64_t base_first,
     return {};
   }
   std::vector<tiering::DeviceReader::Part> parts;
+  parts.reserve(pieces.size());
   for (const Piece& piece : pieces) parts.push_back({piece.data, piece.count * source_size});
   const auto sink = [&](std::size_t index, std::uint64_t offset,
                         std::span<const std::byte> bytes) -> Result<void> {

@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "aio/io_uring.h"
@@ -39,9 +42,12 @@ class EngineFixture : public testing::TestWithParam<Tested> {
   std::unique_ptr<Engine> make(const EngineOptions& options, FaultSeam* faults = nullptr) {
     if (faults == nullptr) faults = stall();
     if (GetParam() == Tested::Simulated) return simulated(options, faults);
-    auto engine = is_ring()     ? make_io_uring(options, faults)
-                  : has_lanes() ? make_libaio(options, faults)
-                                : make_threads(options, faults);
+    auto engine = make_real(options, faults);
+    // All AIO requests of the machine are in use: for the moment that another process tests that.
+    for (int tries = 0; tries < 600 && !engine && engine.error().system_error == EAGAIN; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      engine = make_real(options, faults);
+    }
     if (!engine) {
       ADD_FAILURE() << engine.error().to_string();
       std::abort();
@@ -125,6 +131,11 @@ class EngineFixture : public testing::TestWithParam<Tested> {
   CountedBuffers buffers_;
 
  private:
+  Result<std::unique_ptr<Engine>> make_real(const EngineOptions& options, FaultSeam* faults) const {
+    return is_ring()     ? make_io_uring(options, faults)
+           : has_lanes() ? make_libaio(options, faults)
+                         : make_threads(options, faults);
+  }
   /// What makes a StalledFile stall in this engine. Never destroyed: an abandoned engine may still
   /// use it.
   FaultSeam* stall() const {

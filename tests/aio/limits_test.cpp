@@ -8,20 +8,12 @@
 #include "pinned/pool.h"
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/process.h"
+#include "tests/support/sanitizers.h"
 
 namespace artesian::aio {
 namespace {
 
 using test_support::run_in_child;
-
-// The sanitizers' mlock does nothing and says that it did, and they need descriptors themselves.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool mlock_is_real = false;
-constexpr bool may_run_out_of_descriptors = false;
-#else
-constexpr bool mlock_is_real = true;
-constexpr bool may_run_out_of_descriptors = true;
-#endif
 
 class Limits : public EngineFixture {
  protected:
@@ -62,7 +54,7 @@ ARTESIAN_REAL_ENGINES(Limits);
 
 TEST_P(Limits, LittleLockableMemoryGivesTheSameBytesWithOneWarning) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
-  if (!mlock_is_real) GTEST_SKIP() << "this build's mlock does nothing";
+  if (test_support::sanitized) GTEST_SKIP() << "this build's mlock does nothing";
   constexpr std::uint64_t large = 16 << 20;
   constexpr std::uint64_t small = 1 << 20;
   for (const rlim_t limit : {rlim_t{0}, rlim_t{64 << 10}, rlim_t{8 << 20}}) {
@@ -128,6 +120,8 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
     run(**usual, read);
     if (!read.result() || !filled_right(read.take_buffer(), 0, 4096)) return 2;
     usual->reset();
+    // UBSan looks at memory through a pipe, and takes what it has no descriptors for as damaged.
+    if (has_lanes() && test_support::sanitized) return 0;
     auto large = make_engine(kind(), {.threads = 64});
     if (!has_lanes()) return large ? 0 : 3;
     if (large) return 4;
@@ -148,7 +142,7 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
 TEST_P(Limits, WithoutADescriptorAMisalignedTransferIsAnErrorThatNamesItsFile) {
   const auto file = filled("file", 8192, Direct::IfAligned);
   if (!file->direct()) GTEST_SKIP() << "no direct I/O here";
-  if (!may_run_out_of_descriptors) GTEST_SKIP() << "this build needs descriptors itself";
+  if (test_support::sanitized) GTEST_SKIP() << "this build needs descriptors itself";
   auto engine = make({});
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

@@ -10,6 +10,7 @@
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/memory_files.h"
 #include "tests/support/process.h"
+#include "tests/support/sanitizers.h"
 
 namespace artesian::aio {
 namespace {
@@ -162,7 +163,7 @@ class Life {
 TEST(SimulatedEngine, EverySeedEndsWithEveryByteRightOrAnErrorThatIsNamed) {
   set_log_sink([](LogLevel, std::string_view) {});  // of reads that went well when tried again
   const std::uint64_t first = test_support::test_seed(1000);
-  const std::uint64_t seeds = soaking() ? 1'000'000 : 10'000;
+  const std::uint64_t seeds = soaking() ? 1'000'000 : test_support::sanitized ? 1'000 : 10'000;
   std::uint64_t faults = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t failed = 0;
@@ -271,7 +272,8 @@ TEST(SimulatedEngine, ATransferThatNeverEndsIsATimeoutThatListsWhatIsInFlight) {
   engine.submit(list);
   auto waited = engine.wait(behind, Deadline::after_seconds(3600));
   ASSERT_FALSE(waited);
-  EXPECT_GE(engine.virtual_ns(), 3599 * std::uint64_t{1'000'000'000});
+  // A deadline is one of the real clock at first: what passed there before the wait is missing.
+  EXPECT_GE(engine.virtual_ns(), 3000 * std::uint64_t{1'000'000'000});
   auto drained = engine.drain(Deadline::after_seconds(1));
   ASSERT_FALSE(drained);
   for (const Error& error : {waited.error(), drained.error()}) {
@@ -284,7 +286,7 @@ TEST(SimulatedEngine, ATransferThatNeverEndsIsATimeoutThatListsWhatIsInFlight) {
   EXPECT_EQ(waited.error().file, "/disk/file");
   EXPECT_EQ(waited.error().offset, 8192u);
   stalled.release();
-  EXPECT_TRUE(engine.drain(Deadline::after_seconds(1)));
+  EXPECT_TRUE(engine.drain(Deadline::after_seconds(60)));
 }
 
 }  // namespace

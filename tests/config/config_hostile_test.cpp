@@ -1,29 +1,27 @@
-// Proves that no text harms the reader: hostile and damaged configs end in an error, within a
-// second.
+// Proves that no text harms the reader: hostile and damaged configs end in an error, and soon.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <random>
 
+#include "tests/support/sanitizers.h"
 #include "zero3/config.h"
 
 namespace artesian::zero3 {
 namespace {
 
-#ifdef NDEBUG
-constexpr double seconds_max = 1.0;
-#else
-constexpr double seconds_max = 30.0;  // the sanitizers' builds
-#endif
+// Of the CPU, whose clock does not care how busy it is with others: some milliseconds. What would
+// take for ever, or grows with the square of the text, is what this catches.
+constexpr double seconds_max = test_support::sanitized ? 30.0 : 1.0;
 
-/// Ends with an error, in less than a second, through the whole reader.
+/// Ends with an error, soon, through the whole reader.
 void expect_refused(const std::string& text, const std::string& part) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   const Result<Config> config = parse_config(text, "t", {});
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   ASSERT_FALSE(config.has_value()) << text.substr(0, 80);
   EXPECT_NE(config.error().message.find(part), std::string::npos) << config.error().message;
-  EXPECT_LT(seconds.count(), seconds_max) << text.substr(0, 80);
+  EXPECT_LT(seconds, seconds_max) << text.substr(0, 80);
   EXPECT_LT(config.error().message.size(), 2000u);
 }
 

@@ -8,6 +8,7 @@
 
 #include "kernels/cast.h"
 #include "tests/kernels/values.h"
+#include "tests/support/gpu_main.h"
 
 namespace artesian::kernels {
 namespace {
@@ -168,11 +169,5 @@ TEST(CudaGradient, SumsOfSquaresEqualTheNaiveVersionBlockByBlock) {
 }  // namespace artesian::kernels
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
-  return RUN_ALL_TESTS();
+  return artesian::test_support::run_gpu_tests(argc, argv);
 }

@@ -11,10 +11,12 @@
 
 #include "models/checkpoint_weights.h"
 #include "models/checkpoint_writer.h"
-#include "tests/models/temporary_folder.h"
+#include "tests/support/temporary_directory.h"
 
 namespace artesian::models {
 namespace {
+
+using test_support::TemporaryDirectory;
 
 const char* const tiny_config =
     R"({"model_type": "gpt2", "vocab_size": 11, "n_positions": 6, "n_embd": 4, "n_layer": 2,
@@ -70,7 +72,7 @@ struct Workplace {
     return writer.commit();
   }
 
-  TemporaryFolder folder;
+  TemporaryDirectory folder;
   ModelConfig config;
   std::vector<zero3::ParameterSpec> parameters;
 };
@@ -183,7 +185,7 @@ TEST(CheckpointWriter, AWriteThatFailsIsReportedAndLeavesNothing) {
 }
 
 TEST(CheckpointWriter, TargetsThatCannotWorkAreRefusedBeforeTraining) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   folder.write("file", "");
   const auto code = [](const Result<void>& result) { return result.error().code; };
   EXPECT_TRUE(check_checkpoint_target(folder.path() + "/new", 1000).has_value());

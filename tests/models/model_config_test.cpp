@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/models/temporary_folder.h"
+#include "tests/support/temporary_directory.h"
 
 namespace artesian::models {
 namespace {
+
+using test_support::TemporaryDirectory;
 
 Result<ModelConfig> parse(const std::string& keys) {
   return parse_model_config("{\"model_type\": \"gpt2\"" + (keys.empty() ? "" : ", " + keys) + "}",
@@ -183,7 +185,7 @@ TEST(ModelConfig, FilesThatAreNoConfigAreRefused) {
   EXPECT_NE(error(R"({"model_type": "bert"})")
                 .find("allowed \"gpt2\" or \"llama\"; not supported yet: model_type \"bert\""),
             std::string::npos);
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   EXPECT_EQ(read_model_config(folder.path()).error().code, ErrorCode::Io);
   EXPECT_NE(read_model_config(folder.path()).error().to_string().find("/config.json"),
             std::string::npos);

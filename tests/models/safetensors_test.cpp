@@ -13,10 +13,12 @@
 
 #include "base/dtype.h"
 #include "tests/models/naive_safetensors.h"
-#include "tests/models/temporary_folder.h"
+#include "tests/support/temporary_directory.h"
 
 namespace artesian::models {
 namespace {
+
+using test_support::TemporaryDirectory;
 
 std::string with_length(std::uint64_t length, const std::string& rest) {
   std::string file(8, '\0');
@@ -131,7 +133,7 @@ std::vector<HostileCase> hostile_files() {
 }
 
 TEST(SafetensorsHostile, EachFaultHasItsMessageAndNamesTheFile) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   for (const HostileCase& hostile : hostile_files()) {
     SCOPED_TRACE(hostile.name);
     const std::string path = folder.write(hostile.name, hostile.file);
@@ -146,7 +148,7 @@ TEST(SafetensorsHostile, EachFaultHasItsMessageAndNamesTheFile) {
 }
 
 TEST(Safetensors, AcceptsWhatTheFormatAllows) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   const std::vector<std::string> files{
       file_of("{}", 0),
       file_of("{" + good + "}      ", 8),
@@ -166,7 +168,7 @@ TEST(Safetensors, AcceptsWhatTheFormatAllows) {
 }
 
 TEST(Safetensors, MissingFileAndFolderAreErrors) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   EXPECT_EQ(SafetensorsFile::open(folder.path() + "/none").error().code, ErrorCode::Io);
   EXPECT_EQ(SafetensorsFile::open(folder.path()).error().code, ErrorCode::Invalid);
 }
@@ -230,7 +232,7 @@ TEST(SafetensorsFuzz, AThousandMutatedHeadersAreJudgedAsTheNaiveReaderDoes) {
 }
 
 TEST(Safetensors, EveryTypeIsConvertedExactlyInAnySlice) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   std::mt19937_64 source(3);
   const std::size_t count = 70'001;  // more than one piece of 64 KiB in every type
   std::vector<float> values(count);
@@ -270,7 +272,7 @@ TEST(Safetensors, EveryTypeIsConvertedExactlyInAnySlice) {
 }
 
 TEST(Safetensors, AFileCutAfterOpeningIsAnErrorThatNamesFileAndTensor) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = folder.write("cut", file_of("{" + good + "}", 8));
   const auto opened = SafetensorsFile::open(path);
   ASSERT_TRUE(opened.has_value());

@@ -10,10 +10,12 @@
 #include <cstdlib>
 #include <set>
 
-#include "tests/models/temporary_folder.h"
+#include "tests/support/temporary_directory.h"
 
 namespace artesian::models {
 namespace {
+
+using test_support::TemporaryDirectory;
 
 template <typename Id>
 std::string bytes_of(const std::vector<Id>& ids) {
@@ -32,7 +34,7 @@ Windows sample_of(TokenData& data, std::uint64_t number, std::int64_t length) {
   return windows;
 }
 
-TokenDataOptions options_for(const std::string& path, const TemporaryFolder& folder) {
+TokenDataOptions options_for(const std::string& path, const TemporaryDirectory& folder) {
   return {.path = path,
           .model_directory = folder.path() + "/model",
           .vocab_size = 300,
@@ -47,7 +49,7 @@ std::string error_of(const TokenDataOptions& options) {
 }
 
 TEST(TokenData, WindowsDoNotOverlapAndTargetsAreOneFurther) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   const std::vector<std::uint16_t> ids{10, 11, 12, 13, 14, 15, 16, 17, 18};
   auto options = options_for(folder.write("ids.bin", bytes_of(ids)), folder);
   auto data = TokenData::open(options);
@@ -64,7 +66,7 @@ TEST(TokenData, WindowsDoNotOverlapAndTargetsAreOneFurther) {
 }
 
 TEST(TokenData, WideVocabulariesHaveWideIds) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   auto options =
       options_for(folder.write("wide.bin", bytes_of<std::uint32_t>({70000, 1, 2, 3})), folder);
   options.vocab_size = 70001;
@@ -79,7 +81,7 @@ TEST(TokenData, WideVocabulariesHaveWideIds) {
 }
 
 TEST(TokenData, TextIsBytesAcrossTheFilesOfAFolderInOrder) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   folder.write("text/b/2", "ef");
   folder.write("text/a.txt", "abc");
   folder.write("text/b/1", "");
@@ -101,7 +103,7 @@ TEST(TokenData, TextIsBytesAcrossTheFilesOfAFolderInOrder) {
 }
 
 TEST(TokenData, ShuffledPassesArePermutationsThatTheSeedDecides) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   std::vector<std::uint16_t> ids(101);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i);
   auto options = options_for(folder.write("ids.bin", bytes_of(ids)), folder);
@@ -152,7 +154,7 @@ TEST(Permutation, IsNearUniform) {
 }
 
 TEST(TokenData, FaultsAreOneLineThatNamesThePath) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   const auto expect = [&](TokenDataOptions options, const std::string& message) {
     const std::string text = error_of(options);
     EXPECT_NE(text.find(message), std::string::npos) << text;
@@ -182,7 +184,7 @@ TEST(TokenData, FaultsAreOneLineThatNamesThePath) {
 }
 
 TEST(TokenData, AFileCutWhileInUseIsAnErrorNotACrash) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = folder.write("ids.bin", bytes_of(std::vector<std::uint16_t>(100, 7)));
   auto data = TokenData::open(options_for(path, folder));
   ASSERT_TRUE(data.has_value());
@@ -216,7 +218,7 @@ class Tokenize : public testing::Test {
     return std::filesystem::is_empty(folder_.path() + "/temporary");
   }
 
-  TemporaryFolder folder_;
+  TemporaryDirectory folder_;
 };
 
 TEST_F(Tokenize, TheScriptsTokensAreReadAndNoFileIsLeft) {

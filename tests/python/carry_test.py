@@ -69,7 +69,10 @@ def test_cmake_finds_everything_in_it_alone(prefix, tmp_path):
 
 def test_is_made_anew_in_its_own_place(prefix):
     (prefix / "include/stale.h").write_text("")
-    assert carry(prefix).returncode == 0
+    done = carry(prefix)
+    if "apt-get download failed" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
     assert not (prefix / "include/stale.h").exists()
     assert [p.name for p in prefix.parent.iterdir()] == [prefix.name]
 

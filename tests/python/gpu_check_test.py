@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 from build_folder import ARTESIAN, ROOT
@@ -146,12 +147,19 @@ def runs(pid):
 def test_a_hang_ends_with_its_part(check):
     pids = check.folder / "pids"
     check.fake_program(f"sleep 1000 & echo $! >>{pids}; wait")
-    done = check.run("bench", *TRY, "--part-seconds", 4, PYTHONPATH=check.broken_torch())
-    assert done.returncode == 1
-    rows = check.results()["parts"]["bench"]["rows"]
+    broken = check.broken_torch()
+    for seconds in [4, 60]:  # on a busy machine Python alone may take longer than the first
+        done = check.run("bench", *TRY, "--part-seconds", seconds, PYTHONPATH=broken)
+        assert done.returncode == 1
+        rows = check.results()["parts"]["bench"]["rows"]
+        if pids.exists() and all("stopped after" in row["error"] for row in rows[1:]):
+            break
     assert all("stopped after" in row["error"] for row in rows[1:])
     started = pids.read_text().split()
-    assert started and not any(runs(pid) for pid in started)
+    assert started
+    deadline = time.monotonic() + 60  # its files are closed a moment before a process has ended
+    while any(runs(pid) for pid in started):
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")

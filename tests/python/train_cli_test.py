@@ -1,6 +1,6 @@
 """Proves what a user of `artesian train` sees: flags, configs, models, data and paths that are
-wrong are refused with one line each and exit code 2; signals end a run after its step; JSONL, trace
-and saved model hold what they promise; and nothing is left in nvme_path, whatever ends the run.
+wrong are refused with one line each and exit code 2; JSONL, trace and saved model hold what they
+promise; and nothing is left in nvme_path, whatever ends the run.
 
 Models are tiny and compute with one thread, so that a run takes well under a second."""
 
@@ -8,7 +8,6 @@ import ctypes
 import json
 import math
 import os
-import pathlib
 import resource
 import signal
 import socket
@@ -497,73 +496,6 @@ def test_wrong_data_of_other_kinds(place):
     assert "--data: not a regular file: /dev/zero" in place.refused(data="/dev/zero")
     small = make_model(place.folder / "small", vocab_size=200)
     assert "got vocab_size 200, allowed 256 or more" in place.refused(model=small)
-
-
-# Signals
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_finishes_the_step_and_saves(place, number):
-    process = place.start(micro_batch=1, accumulation=150, save=place.folder / "out")
-    while "initialising the tiers: 100%" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert "error" not in errors
-    steps = place.steps()
-    if steps:  # else the signal came before the first step began
-        assert [step["step"] for step in steps] == [1]
-        assert len(steps[0]["digest"]) == 32
-        assert "Training, 1 steps" in output
-    assert (place.folder / "out" / "model.safetensors").exists() == bool(steps)
-
-
-def test_a_stop_between_steps_ends_the_log_with_a_digest(place):
-    for _ in range(3):
-        process = place.start_and_wait_for_a_step(seq_len=4)
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60) == ("", "")
-        assert process.returncode == 143
-        steps = place.steps()
-        assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
-        assert ["digest" in step for step in steps] == [False] * (len(steps) - 1) + [True]
-        assert os.listdir(place.nvme) == []
-
-
-def test_a_stop_during_initialisation(place):
-    def change(config):
-        config["artesian"] = {"device_memory": "64MiB", "host_memory": "64MiB"}
-
-    model = make_model(place.folder / "wide", n_embd=256, vocab_size=20000)
-    config = place.write_config(change)
-    process = place.start("--quiet", model=model, config=config, save=place.folder / "out")
-    while not any(name.endswith(".swap") for name in os.listdir(place.nvme)):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=120) == ("", "")
-    assert process.returncode == 130
-    assert place.log.read_text() == ""
-    assert not (place.folder / "out").exists()
-
-
-def catches(process, number):
-    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_at_once(place, second):
-    process = place.start(micro_batch=1, accumulation=1000000)  # a step of an hour
-    while "initialising the tiers: 100%" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    while catches(process, second):
-        assert process.poll() is None
-    process.send_signal(second)
-    process.communicate(timeout=60)
-    assert process.returncode == -second
-    place.trained()  # clears what that left
 
 
 # What a run writes

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <fstream>
+#include <ostream>
 #include <string>
 
 namespace artesian::test_support {
@@ -18,18 +19,24 @@ struct Baseline {
   static Baseline now() {
     return {.descriptors = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
   }
-  /// As now(), once it equals `before` or 10 s have passed: a joined thread and a closed ring are
-  /// listed for a moment longer, and there is nothing to wait on.
+  /// As now(), once it is no more than `before` or 60 s have passed: a joined thread and a closed
+  /// ring are listed for a moment longer, and there is nothing to wait on. For the same reason
+  /// `before` may have counted what was about to go, and is a bound, not what must be met.
   static Baseline settled(const Baseline& before) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     Baseline held = now();
-    while (held != before && std::chrono::steady_clock::now() < end) {
+    while (!(held <= before) && std::chrono::steady_clock::now() < end) {
       sched_yield();
       held = now();
     }
     return held;
   }
-  bool operator==(const Baseline&) const = default;
+  bool operator<=(const Baseline& other) const {
+    return descriptors <= other.descriptors && threads <= other.threads;
+  }
+  friend std::ostream& operator<<(std::ostream& stream, const Baseline& held) {
+    return stream << held.descriptors << " descriptors, " << held.threads << " threads";
+  }
 
  private:
   static std::size_t entries(const char* path) {

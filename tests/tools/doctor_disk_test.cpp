@@ -1,5 +1,5 @@
 // Proves that doctor sees the disk below a folder: through partitions, dm and md, on invented /sys
-// and /proc trees of the kernel's form; and what it says of each file system and disk.
+// trees of the kernel's form; and what it says of each file system and disk.
 #include "tools/doctor_disk.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A machine's /sys and /proc below a folder.
+/// A machine's /sys below a folder.
 class Machine {
  public:
   const std::string& root() const { return folder_.path(); }
@@ -142,22 +142,6 @@ TEST(Disks, WithSeveralNodesTheNearestIsNamed) {
   const Disk disk{.name = "nvme0n1", .nvme = true, .numa_node = 1};
   EXPECT_NE(examine_disks({disk}, 2).meaning.find("--cpunodebind=1"), std::string::npos);
   EXPECT_EQ(examine_disks({disk}, 1).meaning.find("--cpunodebind"), std::string::npos);
-}
-
-TEST(Mounts, TheDeepestAndLatestHoldsThePath) {
-  Machine machine;
-  machine.write("/proc/self/mountinfo",
-                "21 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw\n"
-                "30 21 0:40 / /data rw - nfs4 server:/export rw\n"
-                "31 21 259:5 / /data rw,noatime shared:9 master:2 - xfs /dev/nvme1n1 rw\n"
-                "32 21 0:41 / /with\\040blank rw - tmpfs tmpfs rw\n"
-                "33 21 0:42 / /datasets rw - overlay overlay rw");
-  EXPECT_EQ(mount_of("/elsewhere/x", machine.root()).type, "ext4");
-  EXPECT_EQ(mount_of("/elsewhere/x", machine.root()).minor, 2u);
-  EXPECT_EQ(mount_of("/data/swap", machine.root()).type, "xfs");
-  EXPECT_EQ(mount_of("/data/swap", machine.root()).source, "/dev/nvme1n1");
-  EXPECT_EQ(mount_of("/datasets", machine.root()).type, "overlay");
-  EXPECT_EQ(mount_of("/with blank/a", machine.root()).type, "tmpfs");
 }
 
 TEST(FileSystems, WhatIsNoLocalDiskIsWarnedOf) {

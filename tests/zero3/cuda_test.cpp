@@ -3,11 +3,11 @@
 // the CPU's; a budget beyond the GPU's memory is refused by name; what the engine holds on the
 // device is within its budget. Skips (exit 77) where there is no device.
 #include <ATen/ATen.h>
-#include <cuda_runtime_api.h>
 
 #include <cmath>
 #include <map>
 
+#include "tests/support/gpu_main.h"
 #include "tests/zero3/equality.h"
 #include "zero3/compute_device.h"
 #include "zero3/tensor_weights.h"
@@ -150,17 +150,9 @@ TEST_F(OnAGpu, ABudgetBeyondItsMemoryIsRefusedByName) {
 }  // namespace artesian::zero3
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
-  // Before any other use of LibTorch, which would keep the answer that there is no CUDA.
-  const auto opened = artesian::zero3::open_compute_device("cuda:0");
-  if (!opened.has_value()) {
-    std::printf("%s\n", opened.error().to_string().c_str());
-    return 1;
-  }
-  return RUN_ALL_TESTS();
+  return artesian::test_support::run_gpu_tests(argc, argv, [] {
+    // Before any other use of LibTorch, which would keep the answer that there is no CUDA.
+    const auto opened = artesian::zero3::open_compute_device("cuda:0");
+    return opened.has_value() ? std::string() : opened.error().to_string();
+  });
 }

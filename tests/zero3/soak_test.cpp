@@ -86,7 +86,7 @@ TEST_P(Soak, StaysAsItWas) {
     EXPECT_LE(after.rss_kib, before.rss_kib + growth_kib_max);
     // An arena may come with a thread; what leaks one mapping in each step shows.
     EXPECT_LE(after.maps, before.maps + (steps - early) / 2);
-    EXPECT_EQ(Baseline::settled(before.process), before.process);
+    EXPECT_LE(Baseline::settled(before.process), before.process);
     EXPECT_EQ(after.device, before.device);
     EXPECT_EQ(after.host, before.host);
     EXPECT_EQ(after.files, before.files);

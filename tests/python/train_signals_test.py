@@ -1,0 +1,83 @@
+"""Proves what a signal does to `artesian train`: the run ends after its step, with what was asked
+for saved and nothing left in nvme_path; a second one ends it at once.
+
+A test cannot choose the instant of a signal. Each waits for what the run shows of itself, and takes
+every outcome that the kernel's scheduling may bring about for right, or tries again."""
+
+import os
+import pathlib
+import signal
+
+import pytest
+from train_cli_test import make_model, place, pytestmark  # noqa: F401
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_finishes_the_step_and_saves(place, number):
+    process = place.start(micro_batch=1, accumulation=150, save=place.folder / "out")
+    while "initialising the tiers: 100%" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert "error" not in errors
+    steps = place.steps()
+    if steps:  # else the signal came before the first step began
+        assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+        assert len(steps[-1]["digest"]) == 32
+        assert f"Training, {len(steps)} steps" in output
+    assert (place.folder / "out" / "model.safetensors").exists() == bool(steps)
+
+
+def test_a_stop_between_steps_ends_the_log_with_a_digest(place):
+    for _ in range(3):
+        process = place.start_and_wait_for_a_step(seq_len=4)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 143
+        steps = place.steps()
+        assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+        assert ["digest" in step for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert os.listdir(place.nvme) == []
+
+
+def test_a_stop_during_initialisation(place):
+    def change(config):
+        config["artesian"] = {"device_memory": "64MiB", "host_memory": "64MiB"}
+
+    model = make_model(place.folder / "wide", n_embd=256, vocab_size=20000)
+    config = place.write_config(change)
+    for attempt in range(10):
+        out = place.folder / f"out{attempt}"
+        process = place.start("--quiet", model=model, config=config, save=out)
+        while not any(name.endswith(".swap") for name in os.listdir(place.nvme)):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=120) == ("", "")
+        assert process.returncode == 130
+        if place.log.read_text() == "":  # else we were so slow that a step had begun
+            break
+    assert place.log.read_text() == ""
+    assert not out.exists()
+
+
+def catches(process, number):
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(place, second):
+    for _ in range(10):
+        process = place.start(micro_batch=1, accumulation=1000000)  # a step of an hour
+        while "initialising the tiers: 100%" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None and catches(process, second):
+            pass
+        process.send_signal(second)
+        process.communicate(timeout=60)
+        if process.returncode != 130:  # else the first one came before the step had begun
+            break
+    assert process.returncode == -second
+    place.trained()  # clears what that left

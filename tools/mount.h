@@ -1,0 +1,32 @@
+// Which file system holds a path, and what kind of one it is: of those that are no local disk, and
+// of those that write elsewhere what is rewritten, figures and advice differ. `root` is put before
+// /proc, so that tests can show other machines.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace artesian::tools {
+
+struct Mount {
+  std::string point;
+  std::string type = {};    // "ext4"
+  std::string source = {};  // "/dev/nvme0n1p2", "server:/export"
+  std::uint32_t major = 0;  // of the block device; 0 where the file system has none of its own
+  std::uint32_t minor = 0;
+};
+/// The mount that holds the path, which must be absolute and without links.
+Mount mount_of(const std::string& path, const std::string& root = "");
+
+enum class FileSystemKind : std::uint8_t {
+  Local,        // and what is not known
+  CopyOnWrite,  // local, but each rewrite allocates anew
+  Network,
+  Program,  // FUSE: local or not, a program stands before it
+  Container,
+  Memory
+};
+/// By the kernel's name of the type, as mountinfo has it.
+FileSystemKind file_system_kind(const std::string& type) noexcept;
+
+}  // namespace artesian::tools
