@@ -11,7 +11,7 @@ import sys
 MODELS = {  # layers, hidden, heads, vocabulary; budget of each of our tiers
     "124m": (12, 768, 12, 50257, "512MiB"),
     "355m": (24, 1024, 16, 50257, "768MiB"),
-    "tiny": (2, 64, 2, 512, "64MiB"),
+    "tiny": (2, 64, 2, 512, "1MiB"),
 }
 LENGTH = 128
 CLIPPING = 1.0
@@ -33,12 +33,12 @@ class Contestant:
 
 
 CONTESTANTS = {
-    "artesian_fp32": Contestant("Artesian fp32, all on NVMe", "artesian", "fp32"),
+    "artesian_fp32": Contestant("Artesian fp32, offloaded to NVMe", "artesian", "fp32"),
     "torch_fp32": Contestant("PyTorch fp32, all in RAM", "torch", "fp32"),
     "deepspeed_fp32": Contestant(
         "DeepSpeed fp32, optimizer on NVMe, parameters in RAM", "deepspeed", "fp32", "ram"
     ),
-    "artesian_bf16": Contestant("Artesian bf16, all on NVMe", "artesian", "bf16"),
+    "artesian_bf16": Contestant("Artesian bf16, offloaded to NVMe", "artesian", "bf16"),
     "torch_bf16": Contestant("PyTorch bf16, fp32 master, all in RAM", "torch", "bf16"),
     "deepspeed_lim": Contestant(
         "DeepSpeed bf16, all on NVMe, least memory", "deepspeed", "bf16", "lim"

@@ -102,10 +102,13 @@ void Prefetcher::rewind(std::size_t position) noexcept {
   follow_all();
 }
 
-/// The trace is known from here on, unless the accesses ended before it did: that is a departure.
-void Prefetcher::close_recording() noexcept {
-  if (course_->position == 0) return;  // nothing ran, nothing was learned
-  course_->recording = !course_->recording && course_->position != course_->trace.size();
+/// The trace is known from here on: as far as the accesses have come. Returns whether that is new.
+bool Prefetcher::close_recording() noexcept {
+  if (course_->position == 0) return false;  // nothing ran, nothing was learned
+  const bool learned = course_->recording || course_->position != course_->trace.size();
+  course_->trace.truncate(course_->position);
+  course_->recording = false;
+  return learned;
 }
 
 Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
@@ -258,9 +261,7 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
 }
 
 Result<void> Prefetcher::end_step() noexcept {
-  const bool recorded = course_->recording;
-  close_recording();
-  if (course_->recording != recorded) follow_all();
+  if (close_recording()) follow_all();
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (residency_.state(unit) == SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
   }

@@ -4,7 +4,8 @@
 //   prefetch_bucket_size: elements fetched ahead and not yet used (one unit may overshoot);
 //   max_live_parameters: gathered elements beyond which nothing is fetched ahead or kept;
 //   max_reuse_distance: elements touched until a unit's next use beyond which it is not kept.
-// A step that departs from the trace costs demand fetches and is recorded anew. Evaluation has a
+// A step that departs from the trace costs demand fetches and is recorded anew from there; one that
+// ends early cuts the trace. Evaluation has a
 // trace of its own: it may come at any place of a step and leaves the step's future as it was.
 #pragma once
 
@@ -88,7 +89,7 @@ class Prefetcher {
   Result<void> look_ahead() noexcept;
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;
-  void close_recording() noexcept;
+  bool close_recording() noexcept;
   void to_begin() noexcept;
   void follow(std::uint32_t unit) noexcept;
   void follow_all() noexcept;

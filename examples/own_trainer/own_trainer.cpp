@@ -49,11 +49,13 @@ class SpiralClassifier final : public zero3::Module {
   at::Tensor forward(std::size_t stage, const at::Tensor& input,
                      const std::vector<at::Tensor>& parameters,
                      const zero3::Batch& batch) override {
-    const at::Tensor linear = at::linear(input, parameters[0], parameters[1]);
+    // Parameters come in artesian.compute_dtype, perhaps 16 bit; the batch as it was made.
+    const at::Tensor in = input.to(parameters[0].scalar_type());
+    const at::Tensor linear = at::linear(in, parameters[0], parameters[1]);
     if (stage == 0) return at::relu(linear);
-    if (stage + 1 < stages_.size()) return input + at::relu(linear);
+    if (stage + 1 < stages_.size()) return in + at::relu(linear);
     if (!at::GradMode::is_enabled()) return linear.argmax(1);  // evaluate(): the classes
-    return at::cross_entropy_loss(linear, batch.targets);
+    return at::cross_entropy_loss(linear.to(at::kFloat), batch.targets);
   }
 
  private:

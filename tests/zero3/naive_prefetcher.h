@@ -64,7 +64,8 @@ class NaivePrefetcher {
   Result<void> drop(std::uint32_t unit);
   void close_recording() {
     if (course_->position == 0) return;
-    course_->recording = !course_->recording && course_->position != course_->trace.size();
+    course_->trace.resize(course_->position);
+    course_->recording = false;
   }
   void count_live() {
     course_->statistics.live_parameters_max =

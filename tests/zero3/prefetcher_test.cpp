@@ -244,6 +244,22 @@ TEST(Prefetcher, ADepartureIsRecordedAnew) {
 }
 
 /// A seed is a model, a room from the least that fits, limits, and orders of accesses.
+TEST(Prefetcher, AStepThatEndsEarlyCutsTheTrace) {
+  Steps steps(small(), {}, {unlimited, unlimited, 0});  // nothing is kept
+  const Accesses shorter = steps.there_and_back();
+  Accesses longer = shorter;
+  longer.insert(longer.end(), shorter.begin(), shorter.end());
+  steps.run(longer);
+  steps.run(shorter);
+  EXPECT_TRUE(steps.prefetcher.look_ahead_to_next_step().has_value());
+  EXPECT_EQ(steps.run(shorter).demand, 0u);
+  EXPECT_TRUE(steps.prefetcher.look_ahead_to_next_step().has_value());
+  const FetchStatistics departed = steps.run(longer);  // its second half was forgotten
+  EXPECT_GE(departed.demand, steps.numel(shorter) / 2);
+  EXPECT_TRUE(steps.prefetcher.look_ahead_to_next_step().has_value());
+  EXPECT_EQ(steps.run(longer).demand, 0u);
+}
+
 TEST(Prefetcher, AnyOrderInAnyRoomGetsItsParameters) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
