@@ -9,7 +9,6 @@ namespace artesian::tools {
 
 using tiering::Resource;
 using tiering::Tier;
-using zero3::Offload;
 using zero3::Sharding;
 
 namespace {

@@ -113,7 +113,7 @@ class Changes {
         const Offload from = (plan_.config.zero.*member).device;
         if (from == to || from == Offload::None) continue;
         change(name, offload_name(from), offload_name(to),
-               [&](PlanCase& plan) { (plan.config.zero.*member).device = to; });
+               [to, offload = member](PlanCase& plan) { (plan.config.zero.*offload).device = to; });
       }
     }
   }

@@ -188,7 +188,7 @@ class Simulation {
 
   std::uint64_t update_bytes(std::uint64_t elements) const {
     const std::uint64_t param = plan_.states == 3 ? dtype_size(plan_.param_dtype) : 8;
-    return elements * (8 * plan_.states + dtype_size(plan_.grad_dtype) + param);
+    return elements * (std::uint64_t{8} * plan_.states + dtype_size(plan_.grad_dtype) + param);
   }
 
   void update(const StepEvent& event) {

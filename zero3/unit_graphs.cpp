@@ -175,6 +175,7 @@ Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
 Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<MicroBatch>& group,
                                                                Keep keep) {
   std::vector<at::Tensor> activations;
+  activations.reserve(group.size());
   for (const MicroBatch& micro : group) activations.push_back(micro.input.detach());
   for (std::size_t stage = 0; stage < module_.stages().size(); ++stage) {
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
