@@ -4,12 +4,13 @@
 #include <cmath>
 
 #include "base/units.h"
+#include "tools/print.h"
 #include "tools/svg.h"
 
 namespace artesian::bench {
 namespace {
 
-constexpr auto print = tools::svg_print;
+using tools::print;
 constexpr auto escaped = tools::svg_escaped;
 
 constexpr double width = 960;

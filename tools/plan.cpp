@@ -20,11 +20,6 @@ constexpr const char* program = "artesian";
 constexpr std::uint64_t assumed_gpu_memory = 80'000'000'000;
 constexpr std::uint64_t assumed_host_memory = 128'000'000'000;  // of one rank of a node
 
-Error naming(const std::string& flag, Error error) {
-  error.message = flag + ": " + error.message;
-  return error;
-}
-
 class PlanRun {
  public:
   explicit PlanRun(const PlanOptions& options) : options_(options) {}
@@ -54,9 +49,8 @@ class PlanRun {
           "a Llama shape: heads of 128, a block for each 128 of the hidden size, intermediate size "
           "8/3 of it, vocabulary 32000 untied; blocks as the size asks for";
     } else {
-      auto config = models::read_model_config(options_.model);
-      if (!config.has_value()) return naming("--model", std::move(config).error());
-      model_ = std::move(config).value();
+      ARTESIAN_TRY(config, naming("--model", models::read_model_config(options_.model)));
+      model_ = std::move(config);
     }
     parameters_ = models::model_parameters(model_);
     stages_ = models::model_stages(model_);

@@ -1,3 +1,4 @@
+#include "models/llama_of_size.h"
 #include "tools/flag_reader.h"
 #include "tools/plan.h"
 
@@ -19,7 +20,8 @@ void read_model(FlagReader& reader, PlanOptions& options) {
     return;
   }
   options.model = reader.path("--model");
-  options.parameters = reader.number("--params", 1e7 - 1, 1e13, "70e9");
+  options.parameters =
+      reader.number("--params", models::llama_size_min - 1, models::llama_size_max, "70e9");
 }
 
 /// What only several or separate devices have.

@@ -2,12 +2,12 @@
 
 #include "base/units.h"
 #include "tools/plan_report.h"
+#include "tools/print.h"
 #include "tools/svg.h"
 
 namespace artesian::tools {
 namespace {
 
-constexpr auto print = svg_print;
 constexpr auto escaped = svg_escaped;
 
 using tiering::Resource;
@@ -18,9 +18,8 @@ constexpr double plot_width = width - left - right;
 constexpr double memory_top = 112, memory_step = 62;
 constexpr double time_top = memory_top + 3 * memory_step + 60;
 
-constexpr const char* memory_names[] = {"parameters", "gradients", "optimizer state",
-                                        "gathered parameters", "buffers"};
-// What concerns parameters, gradients and optimizer state has one colour in both halves.
+// The kinds of memory_rows have the first looks; what concerns parameters, gradients and optimizer
+// state has one colour in both halves.
 constexpr const char* work_names[] = {"parameters come", "gradients, norm", "optimizer", "",
                                       "forward, backward"};
 
@@ -34,35 +33,46 @@ int look_of(Kind kind) {
   }
 }
 
-std::string legend(const char* const* names, double y) {
+template <typename Names>
+std::string legend(const Names& names, double y) {
   std::string svg;
   double x = left + 40;
-  for (int index = 0; index < 5; ++index) {
-    if (names[index][0] == 0) continue;
-    svg +=
-        print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\"/>", index, x,
-              y - 10) +
-        print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 18, y, names[index]);
-    x += 150;
+  int look = 0;
+  for (const char* name : names) {
+    if (name[0] != 0) {
+      svg += print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\"/>", look,
+                   x, y - 10) +
+             print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 18, y, name);
+      x += 150;
+    }
+    ++look;
   }
   return svg;
 }
 
+std::vector<const char*> memory_names() {
+  std::vector<const char*> names;
+  for (const MemoryRow& row : memory_rows) names.push_back(row.name);
+  return names;
+}
+
 /// One tier, to its own scale: its budget, or what it holds.
 std::string tier_svg(const char* name, const TierBytes& tier, double y) {
-  const std::uint64_t parts[] = {tier.param, tier.grad, tier.optimizer, tier.gathered,
-                                 tier.buffers};
   const auto scale = static_cast<double>(std::max({tier.budget, tier.used(), std::uint64_t{1}}));
   std::string svg =
       print("<text class=\"end\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", left - 10, y + 20, name);
   double x = left;
-  for (int index = 0; index < 5; ++index) {
-    const double length = static_cast<double>(parts[index]) / scale * plot_width;
-    if (parts[index] == 0) continue;
-    svg += print("<rect class=\"k%d bar\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\">",
-                 index, x, y, length, bar_height) +
-           "<title>" + memory_names[index] + ": " + format_size(parts[index]) + "</title></rect>\n";
+  int look = 0;
+  for (const MemoryRow& row : memory_rows) {
+    const std::uint64_t part = tier.*row.member;
+    const double length = static_cast<double>(part) / scale * plot_width;
+    if (part != 0) {
+      svg += print("<rect class=\"k%d bar\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\">",
+                   look, x, y, length, bar_height) +
+             "<title>" + row.name + ": " + format_size(part) + "</title></rect>\n";
+    }
     x += length;
+    ++look;
   }
   svg += print("<rect class=\"chosen\" x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"/>\n",
                left, y, plot_width, bar_height);
@@ -158,10 +168,12 @@ std::string plan_svg(const PlanReport& report) {
       "<text class=\"title\" x=\"16\" y=\"32\">" + escaped(title) + "</text>\n" +
       "<text x=\"16\" y=\"56\">" + escaped(line) + "</text>\n" +
       print("<text class=\"head\" x=\"16\" y=\"%.0f\">Memory of a rank</text>\n", memory_top - 22) +
-      legend(memory_names, memory_top - 22);
-  svg += tier_svg("device", figures.device, memory_top);
-  svg += tier_svg("host", figures.host, memory_top + memory_step);
-  svg += tier_svg("nvme", figures.nvme, memory_top + 2 * memory_step);
+      legend(memory_names(), memory_top - 22);
+  double y = memory_top;
+  for (const TierColumn& tier : tiers) {
+    svg += tier_svg(tier.name, figures.*tier.member, y);
+    y += memory_step;
+  }
   svg += print("<text class=\"head\" x=\"16\" y=\"%.0f\">One step</text>\n", time_top - 16) +
          legend(work_names, time_top - 16);
   return svg + timeline + "</svg>\n";

@@ -112,8 +112,7 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
     probed.by_product = of_sample > 10 * flops_max || !fits(config, dtype, length);
     if (probed.by_product) {
       const double rate = probe_product(config, dtype);
-      probed.seconds = {flops.block / rate, 2 * flops.block / rate, flops.head / rate,
-                        2 * flops.head / rate};
+      probed.seconds = token_seconds(flops, rate);
       probed.tflops = rate * 1e-12;
       return probed;
     }

@@ -126,9 +126,7 @@ class Chooser {
 
   void take_tflops(double tflops) {
     const auto flops = models::forward_flops_per_token(*plan_.model, plan_.length);
-    const double rate = tflops * 1e12;
-    plan_.compute = {flops.block / rate, 2 * flops.block / rate, flops.head / rate,
-                     2 * flops.head / rate};
+    plan_.compute = token_seconds(flops, tflops * 1e12);
   }
 
   Result<void> choose_compute() {

@@ -1,10 +1,9 @@
 #include "tools/plan_report.h"
 
-#include <cstdarg>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "tools/print.h"
 
 namespace artesian::tools {
 
@@ -15,15 +14,6 @@ namespace {
 
 constexpr std::size_t changes_max = 3;
 
-[[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
-
 std::string row(const char* name, const std::vector<std::string>& cells) {
   std::string line = print("  %-22s", name);
   for (const std::string& cell : cells) line += print(" %13s", cell.c_str());
@@ -33,24 +23,6 @@ std::string row(const char* name, const std::vector<std::string>& cells) {
 std::string bytes_or_dash(std::uint64_t bytes) {
   return bytes == 0 ? "-" : format_size(bytes);
 }
-
-struct MemoryRow {
-  const char* name;
-  const char* field;
-  std::uint64_t TierBytes::*member;
-};
-constexpr MemoryRow memory_rows[] = {{"parameters", "param", &TierBytes::param},
-                                     {"gradients", "grad", &TierBytes::grad},
-                                     {"optimizer state", "optimizer", &TierBytes::optimizer},
-                                     {"gathered parameters", "gathered", &TierBytes::gathered},
-                                     {"buffers", "buffers", &TierBytes::buffers}};
-
-struct TierColumn {
-  const char* name;
-  TierBytes PlanFigures::*member;
-};
-constexpr TierColumn tiers[] = {
-    {"device", &PlanFigures::device}, {"host", &PlanFigures::host}, {"nvme", &PlanFigures::nvme}};
 
 struct LinkColumn {
   const char* name;
@@ -200,10 +172,6 @@ Json step_json(const PlanFigures& figures) {
               {"tokens", figures.tokens},         {"tokens_per_s", figures.tokens_per_s},
               {"tflops", figures.tflops},         {"compute_idle_share", figures.idle_share},
               {"bottleneck", figures.bottleneck}, {"busy_s", std::move(busy)}};
-}
-
-const char* offload_name(zero3::Offload offload) {
-  return offload == zero3::Offload::None ? "none" : offload == zero3::Offload::Cpu ? "cpu" : "nvme";
 }
 
 Json candidate_json(const Candidate& candidate) {

@@ -23,6 +23,26 @@ struct PlanReport {
   std::vector<std::string> notes;
 };
 
+/// What a tier holds, by kind, and the tiers, in the order in which they are shown.
+struct MemoryRow {
+  const char* name;
+  const char* field;
+  std::uint64_t TierBytes::*member;
+};
+inline constexpr MemoryRow memory_rows[] = {
+    {"parameters", "param", &TierBytes::param},
+    {"gradients", "grad", &TierBytes::grad},
+    {"optimizer state", "optimizer", &TierBytes::optimizer},
+    {"gathered parameters", "gathered", &TierBytes::gathered},
+    {"buffers", "buffers", &TierBytes::buffers}};
+
+struct TierColumn {
+  const char* name;
+  TierBytes PlanFigures::*member;
+};
+inline constexpr TierColumn tiers[] = {
+    {"device", &PlanFigures::device}, {"host", &PlanFigures::host}, {"nvme", &PlanFigures::nvme}};
+
 std::string plan_text(const PlanReport& report);
 std::string plan_json(const PlanReport& report);
 /// Memory by tier and one step's timeline.

@@ -3,13 +3,11 @@
 #include <algorithm>
 
 #include "base/units.h"
-#include "models/flops.h"
 
 namespace artesian::tools {
 
 using tiering::Resource;
 using tiering::Tier;
-using zero3::Sharding;
 
 namespace {
 
@@ -47,14 +45,10 @@ void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
   const auto tier = [&](Tier home) -> TierBytes& {
     return home == Tier::Device ? figures.device : home == Tier::Host ? figures.host : figures.nvme;
   };
-  const Sharding& sharding = placement.sharding;
   for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
-    const std::uint64_t image = placement.layout.units[unit].image;
     const zero3::UnitPlacement& place = placement.units[unit];
-    tier(place.param).param +=
-        Sharding::share(image, sharding.param) * dtype_size(placement.param_dtype);
-    tier(place.grad).grad +=
-        Sharding::share(image, sharding.grad) * dtype_size(placement.grad_dtype);
+    tier(place.param).param += placement.param_bytes(unit);
+    tier(place.grad).grad += placement.grad_bytes(unit);
     for (std::uint64_t group = 0; group < placement.sub_group_count(unit); ++group) {
       tier(placement.optimizer_home(unit, group)).optimizer +=
           placement.sub_group_numel(unit, group) * 4 * placement.states;
@@ -93,12 +87,10 @@ struct Simulated {
 
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
                            std::uint64_t micro_batches) {
-  const zero3::ZeroConfig& zero = plan.config.zero;
   ARTESIAN_TRY(step,
                zero3::plan_step({.placement = &placement,
                                  .stages = plan.stages,
-                                 .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
-                                            zero.max_reuse_distance},
+                                 .limits = zero3::PrefetchLimits::of(plan.config.zero),
                                  .micro_batches = micro_batches,
                                  .group = group_of(plan),
                                  .tokens = tokens_of(plan),
@@ -199,6 +191,15 @@ Error device_error(std::uint64_t device, std::uint64_t activations) {
 }
 
 }  // namespace
+
+TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s) {
+  return {forward.block / flops_per_s, 2 * forward.block / flops_per_s, forward.head / flops_per_s,
+          2 * forward.head / flops_per_s};
+}
+
+const char* offload_name(zero3::Offload offload) noexcept {
+  return offload == zero3::Offload::None ? "none" : offload == zero3::Offload::Cpu ? "cpu" : "nvme";
+}
 
 Result<PlanFigures> evaluate(const PlanCase& plan) {
   PlanFigures figures;

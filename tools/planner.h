@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/activation_bytes.h"
+#include "models/flops.h"
 #include "models/model_config.h"
 #include "zero3/config.h"
 #include "zero3/step_time.h"
@@ -20,6 +21,12 @@ struct TokenSeconds {
   double block_forward = 0.0, block_backward = 0.0;
   double head_forward = 0.0, head_backward = 0.0;
 };
+
+/// At so many floating-point operations per second; backward is twice forward.
+TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s);
+
+/// As configs spell it.
+const char* offload_name(zero3::Offload offload) noexcept;
 
 struct PlanCase {
   const models::ModelConfig* model = nullptr;

@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "models/model_config.h"
 #include "tools/planner.h"
+#include "tools/print.h"
 
 namespace artesian::tools {
 
@@ -16,10 +17,6 @@ namespace {
 
 constexpr double gain_min = 0.01;
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 50;
-
-const char* offload_name(Offload offload) noexcept {
-  return offload == Offload::None ? "none" : offload == Offload::Cpu ? "cpu" : "nvme";
-}
 
 class Changes {
  public:
@@ -68,14 +65,9 @@ class Changes {
   }
 
   void try_disk() {
-    const auto rate = [](double bytes) {
-      char text[32];
-      std::snprintf(text, sizeof text, "%.2f GB/s", bytes * 1e-9);
-      return std::string(text);
-    };
     const auto both = [&](double factor) {
-      return rate(plan_.rates.disk_read * factor) + " read, " +
-             rate(plan_.rates.disk_write * factor) + " write";
+      return print("%.2f GB/s read, %.2f GB/s write", plan_.rates.disk_read * factor * 1e-9,
+                   plan_.rates.disk_write * factor * 1e-9);
     };
     change("a disk of twice the speed (nvme_path)", both(1), both(2), [](PlanCase& plan) {
       plan.rates.disk_read *= 2;

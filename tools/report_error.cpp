@@ -20,4 +20,17 @@ int report_error(const char* program, const Error& error, int exit_code) {
   return report_error(program, error.to_string(), exit_code);
 }
 
+Error naming(const std::string& flag, Error error) {
+  std::string named;
+  for (std::size_t begin = 0; begin <= error.message.size();) {
+    const std::size_t end = std::min(error.message.find('\n', begin), error.message.size());
+    const std::string line = error.message.substr(begin, end - begin);
+    const bool begins_so = ("--" + line).starts_with(flag + ": ");
+    named += (begin == 0 ? "" : "\n") + (begins_so ? "--" : flag + ": ") + line;
+    begin = end + 1;
+  }
+  error.message = std::move(named);
+  return error;
+}
+
 }  // namespace artesian::tools

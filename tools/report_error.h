@@ -11,4 +11,13 @@ namespace artesian::tools {
 int report_error(const char* program, const Error& error, int exit_code);
 int report_error(const char* program, const std::string& message, int exit_code);
 
+/// The same error with each line naming the flag that it is about.
+Error naming(const std::string& flag, Error error);
+
+template <typename T>
+Result<T> naming(const std::string& flag, Result<T> result) {
+  if (result.has_value()) return result;
+  return naming(flag, std::move(result).error());
+}
+
 }  // namespace artesian::tools

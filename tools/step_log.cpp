@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/units.h"
+#include "tools/print.h"
 
 namespace artesian::tools {
 namespace {
@@ -20,20 +21,14 @@ Error io_error(const std::string& path) {
       .code = code, .system_error = errno, .message = "--log-jsonl: cannot write", .file = path};
 }
 
-std::string text(const char* format, auto... values) {
-  char buffer[256];
-  std::snprintf(buffer, sizeof buffer, format, values...);
-  return buffer;
-}
-
 double rate(double amount, double seconds) {
   return seconds > 0 ? amount / seconds : 0.0;
 }
 
 std::string duration(double seconds) {
   const auto whole = std::lround(seconds);
-  if (whole >= 3600) return text("%ldh%02ldm", whole / 3600, whole / 60 % 60);
-  return text("%ldm%02lds", whole / 60, whole % 60);
+  if (whole >= 3600) return tools::print("%ldh%02ldm", whole / 3600, whole / 60 % 60);
+  return tools::print("%ldm%02lds", whole / 60, whole % 60);
 }
 
 }  // namespace
@@ -109,28 +104,29 @@ void Progress::initializing(std::uint64_t done, std::uint64_t total) {
   const int percent = static_cast<int>(done * 100 / total);
   if (options_.quiet || percent == percent_) return;
   percent_ = percent;
-  if (terminal_ || percent == 100) draw(text("initialising the tiers: %d%%", percent));
+  if (terminal_ || percent == 100) draw(tools::print("initialising the tiers: %d%%", percent));
   if (percent == 100) finish();
 }
 
 std::string Progress::describe(const zero3::StepResult& r) const {
-  std::string line =
-      text("step %llu/%llu  loss %.4f  %.0f tokens/s", static_cast<unsigned long long>(r.step),
-           static_cast<unsigned long long>(options_.steps_total), r.loss,
-           rate(static_cast<double>(r.tokens), r.step_s));
-  if (r.loss_scale != 1.0) line += text("  scale %g", r.loss_scale);
+  std::string line = tools::print("step %llu/%llu  loss %.4f  %.0f tokens/s",
+                                  static_cast<unsigned long long>(r.step),
+                                  static_cast<unsigned long long>(options_.steps_total), r.loss,
+                                  rate(static_cast<double>(r.tokens), r.step_s));
+  if (r.loss_scale != 1.0) line += tools::print("  scale %g", r.loss_scale);
   if (r.overflow) {
     line += r.overflow_parameter.empty() ? "  skipped: the loss is not finite"
                                          : "  skipped: overflow in " + r.overflow_parameter;
   }
-  line +=
-      text("  nvme %.2f+%.2f GB/s", rate(static_cast<double>(r.bytes_nvme_read), r.step_s) * 1e-9,
-           rate(static_cast<double>(r.bytes_nvme_write), r.step_s) * 1e-9);
+  line += tools::print("  nvme %.2f+%.2f GB/s",
+                       rate(static_cast<double>(r.bytes_nvme_read), r.step_s) * 1e-9,
+                       rate(static_cast<double>(r.bytes_nvme_write), r.step_s) * 1e-9);
   const auto share = [](std::uint64_t used, std::uint64_t budget) {
     return budget == 0 ? 0.0 : 100.0 * static_cast<double>(used) / static_cast<double>(budget);
   };
-  line += text("  device %.0f%%  host %.0f%%", share(r.peak_device, options_.budgets.device),
-               share(r.peak_host, options_.budgets.host));
+  line +=
+      tools::print("  device %.0f%%  host %.0f%%", share(r.peak_device, options_.budgets.device),
+                   share(r.peak_host, options_.budgets.host));
   const auto left = static_cast<double>(options_.steps_total - r.step) * step_seconds_;
   return line + "  left " + duration(left);
 }
@@ -178,16 +174,17 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
   const auto size = [](std::uint64_t bytes) { return format_size(bytes); };
   const auto steps = static_cast<double>(steps_);
   std::fprintf(out, "\nTraining, %llu steps\n", static_cast<unsigned long long>(steps_));
-  row("loss, first -> last", text("%.4f -> %.4f", first_.loss, last_.loss) +
-                                 (skipped_ != 0 ? text(" (%llu steps skipped: overflow)",
-                                                       static_cast<unsigned long long>(skipped_))
-                                                : std::string()));
-  row("tokens/s", text("%.0f", rate(static_cast<double>(tokens_), seconds_)));
-  row("step time",
-      text("%.3f s measured", seconds_ / steps) +
-          (last_.predicted_step_s == last_.predicted_step_s
-               ? text("; last step %.3f s, predicted %.3f s", last_.step_s, last_.predicted_step_s)
-               : std::string()));
+  row("loss, first -> last",
+      tools::print("%.4f -> %.4f", first_.loss, last_.loss) +
+          (skipped_ != 0 ? tools::print(" (%llu steps skipped: overflow)",
+                                        static_cast<unsigned long long>(skipped_))
+                         : std::string()));
+  row("tokens/s", tools::print("%.0f", rate(static_cast<double>(tokens_), seconds_)));
+  row("step time", tools::print("%.3f s measured", seconds_ / steps) +
+                       (last_.predicted_step_s == last_.predicted_step_s
+                            ? tools::print("; last step %.3f s, predicted %.3f s", last_.step_s,
+                                           last_.predicted_step_s)
+                            : std::string()));
   row("nvme, bytes per step",
       size(last_.bytes_nvme_read) + " read, " + size(last_.bytes_nvme_write) + " written");
   row("host <-> device",

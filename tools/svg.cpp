@@ -1,7 +1,5 @@
 #include "tools/svg.h"
 
-#include <cstdarg>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace artesian::tools {
@@ -27,15 +25,6 @@ svg { font: 13px system-ui, sans-serif; }
 }
 </style>
 )";
-
-std::string svg_print(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
 
 std::string svg_escaped(const std::string& text) {
   using Json = nlohmann::json;

@@ -25,26 +25,6 @@ namespace {
 
 constexpr const char* program = "artesian";
 
-/// The same error with each line naming the flag that it is about.
-Error naming(const std::string& flag, Error error) {
-  std::string named;
-  for (std::size_t begin = 0; begin <= error.message.size();) {
-    const std::size_t end = std::min(error.message.find('\n', begin), error.message.size());
-    const std::string line = error.message.substr(begin, end - begin);
-    const bool begins_so = ("--" + line).starts_with(flag + ": ");
-    named += (begin == 0 ? "" : "\n") + (begins_so ? "--" : flag + ": ") + line;
-    begin = end + 1;
-  }
-  error.message = std::move(named);
-  return error;
-}
-
-template <typename T>
-Result<T> naming(const std::string& flag, Result<T> result) {
-  if (result.has_value()) return result;
-  return naming(flag, std::move(result).error());
-}
-
 /// The same error with the config key of the directory that it is about.
 Error naming_directory(const zero3::Config& config, Error error) {
   const zero3::ZeroConfig& zero = config.zero;

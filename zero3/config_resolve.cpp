@@ -240,14 +240,11 @@ class Resolver {
 
   void artesian() {
     ArtesianConfig& ours = config_.artesian;
-    if (settings_.given("artesian.device_memory")) {
-      ours.device_memory = settings_.integer("artesian.device_memory");
-    }
-    if (settings_.given("artesian.host_memory")) {
-      ours.host_memory = settings_.integer("artesian.host_memory");
-    }
-    if (settings_.given("artesian.activation_memory")) {
-      ours.activation_memory = settings_.integer("artesian.activation_memory");
+    for (const auto& [key, member] :
+         {std::pair{"artesian.device_memory", &ArtesianConfig::device_memory},
+          std::pair{"artesian.host_memory", &ArtesianConfig::host_memory},
+          std::pair{"artesian.activation_memory", &ArtesianConfig::activation_memory}}) {
+      if (settings_.given(key)) ours.*member = settings_.integer(key);
     }
     const std::string verify = settings_.text("artesian.verify");
     ours.verify = verify == "sample" ? VerifyMode::Sample

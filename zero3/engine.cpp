@@ -19,6 +19,7 @@
 #include "zero3/lr_schedule.h"
 #include "zero3/optimizer.h"
 #include "zero3/step_guard.h"
+#include "zero3/step_trace.h"
 #include "zero3/unit_graphs.h"
 
 namespace artesian::zero3 {
@@ -152,6 +153,7 @@ class Engine::Impl {
   std::uint64_t tokens = 0;         // of those
   double loss_sum = 0.0;
   std::vector<double> losses_pending;    // of the forward that waits for its backward
+  bool layer_by_layer = false;           // may micro-batches run so, for the same bits
   std::uint64_t activation_budget = 0;   // bytes, as is what follows
   std::uint64_t activations_of_one = 0;  // the most that a micro-batch has kept; 0: not known
   std::uint64_t step_begin_ns = 0;
@@ -231,9 +233,7 @@ Result<void> Engine::Impl::build() {
   state = std::move(made);
   residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
                                                    state->device_pool(), executor, state->loader());
-  prefetcher = std::make_unique<Prefetcher>(
-      state->layout(), *residency,
-      PrefetchLimits{zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance});
+  prefetcher = std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(zero));
   gradients = std::make_unique<Gradients>(*state);
   optimizer = std::make_unique<Optimizer>(*state, *residency);
   ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
@@ -244,6 +244,7 @@ Result<void> Engine::Impl::build() {
       UnitGraphsOptions{.device = compute.torch,
                         .timeline = options.timeline,
                         .activation_checkpointing = config.activation_checkpointing});
+  layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
 }
@@ -348,7 +349,7 @@ Result<void> Engine::Impl::backward() {
 
 /// How many of the next `count` micro-batches run at once.
 std::size_t Engine::Impl::group_size(std::size_t count) const {
-  if (activations_of_one == 0 || !graphs->keeps_order()) return 1;
+  if (activations_of_one == 0 || !layer_by_layer) return 1;
   const std::uint64_t room = activation_budget / activations_of_one;
   return std::clamp<std::uint64_t>(room, 1, count);
 }
@@ -390,15 +391,14 @@ Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
   constants.grad_multiplier = static_cast<float>(multiplier);
   ++updates;
   const std::uint64_t begin = system_clock().now_ns();
-  const double waited = optimizer->wait_seconds();
-  const auto before = state->store().statistics();
+  const StepResult before = counters();
   ARTESIAN_TRY_VOID(
       optimizer->step(kernels::make_adam_step(constants, updates, adam.bias_correction)));
-  const auto after = state->store().statistics();
+  const StepResult after = counters();
   update_phase = {.seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9,
-                  .waited = optimizer->wait_seconds() - waited,
-                  .bytes_read = after.bytes_read - before.bytes_read,
-                  .bytes_written = after.bytes_written - before.bytes_written};
+                  .waited = after.wait_optimizer_s - before.wait_optimizer_s,
+                  .bytes_read = after.bytes_nvme_read - before.bytes_nvme_read,
+                  .bytes_written = after.bytes_nvme_write - before.bytes_nvme_write};
   tensors->bump_versions();
   return {};
 }

@@ -60,6 +60,12 @@ void check_lookup(const std::vector<ParameterSpec>& parameters,
 
 }  // namespace
 
+std::vector<std::uint32_t> graph_parameters(const StageSpec& stage) {
+  std::vector<std::uint32_t> parameters = stage.parameters;
+  if (stage.lookup.has_value()) std::erase(parameters, *stage.lookup);
+  return parameters;
+}
+
 Result<void> check_module(const std::vector<ParameterSpec>& parameters,
                           const std::vector<StageSpec>& stages) {
   Faults faults;

@@ -42,6 +42,9 @@ struct StageSpec {
   std::optional<std::uint32_t> lookup;
 };
 
+/// The stage's parameters that take part in its graph: all but the looked-up one.
+std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
+
 /// One micro-batch: two CPU tensors of any shape and dtype. The engine gives `targets` through to
 /// the stages and never looks at them; they may be undefined.
 struct Batch {

@@ -55,17 +55,8 @@ class Planner {
   std::optional<std::uint64_t> budget_of_a_smaller_ring() const noexcept { return smaller_ring_; }
 
  private:
-  std::uint64_t param_bytes(const Unit& unit) const {
-    return Sharding::share(unit.image, plan_.sharding.param) * dtype_size(plan_.param_dtype);
-  }
-  std::uint64_t grad_bytes(const Unit& unit) const {
-    return Sharding::share(unit.image, plan_.sharding.grad) * dtype_size(plan_.grad_dtype);
-  }
   std::uint64_t slot_bytes(const Unit& unit) const {
     return unit.image * dtype_size(plan_.compute_dtype);
-  }
-  std::uint64_t optimizer_bytes(const Unit& unit) const {
-    return Sharding::share(unit.image, plan_.sharding.optimizer) * 4 * plan_.states;
   }
 
   /// Lays the model out with at most `persistent_max` persistent elements and assigns the homes
@@ -102,8 +93,8 @@ class Planner {
     std::uint64_t largest = 0;
     for (const StageSpec& stage : *request_.stages) {
       std::uint64_t numel = 0;
-      for (const auto parameter : stage.parameters) {
-        if (stage.lookup != parameter) numel += (*request_.parameters)[parameter].numel();
+      for (const auto parameter : graph_parameters(stage)) {
+        numel += (*request_.parameters)[parameter].numel();
       }
       largest = std::max(largest, numel * dtype_size(plan_.compute_dtype));
     }
@@ -124,21 +115,9 @@ class Planner {
     std::string largest_stage;
   };
 
-  /// What has its home or buffer there.
-  std::uint64_t device_homes() const {
-    std::uint64_t bytes = plan_.expansion_bytes + plan_.grad_scratch_bytes;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
-      const Unit& unit = plan_.layout.units[index];
-      if (plan_.units[index].param == Tier::Device) bytes += param_bytes(unit);
-      if (plan_.units[index].optimizer == Tier::Device) bytes += optimizer_bytes(unit);
-      if (plan_.units[index].grad == Tier::Device) bytes += grad_bytes(unit);
-    }
-    return bytes;
-  }
-
   DeviceNeed device_need() const {
     DeviceNeed need;
-    need.fixed = device_homes();
+    need.fixed = plan_.device_homes();
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       const Unit& unit = plan_.layout.units[index];
       if (plan_.units[index].aliased) continue;
@@ -308,12 +287,11 @@ class Planner {
   /// What must be in host memory, apart from the ring.
   std::uint64_t host_homes() const {
     std::uint64_t bytes = 0;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
-      const Unit& unit = plan_.layout.units[index];
-      const UnitPlacement& place = plan_.units[index];
-      if (place.param == Tier::Host) bytes += param_bytes(unit);
-      if (place.optimizer == Tier::Host) bytes += optimizer_bytes(unit);
-      if (place.grad != Tier::Device && !any_nvme()) bytes += grad_bytes(unit);
+    for (std::uint32_t unit = 0; unit < plan_.units.size(); ++unit) {
+      const UnitPlacement& place = plan_.units[unit];
+      if (place.param == Tier::Host) bytes += plan_.param_bytes(unit);
+      if (place.optimizer == Tier::Host) bytes += plan_.optimizer_bytes(unit);
+      if (place.grad != Tier::Device && !any_nvme()) bytes += plan_.grad_bytes(unit);
     }
     return bytes;
   }
@@ -338,32 +316,29 @@ class Planner {
   std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }
 
   /// Everything that could be on NVMe, in the order in which the optimizer comes to it.
-  std::vector<Candidate> candidates() const {
-    const auto fetches =
-        fetches_of_a_pass(plan_, *request_.stages, device_homes(),
-                          {.prefetch_bucket_size = config_.zero.prefetch_bucket_size,
-                           .max_live_parameters = config_.zero.max_live_parameters,
-                           .max_reuse_distance = config_.zero.max_reuse_distance});
+  std::vector<Candidate> candidates() {
+    if (fetches_.empty()) {  // they do not depend on the ring
+      fetches_ = fetches_of_a_pass(plan_, *request_.stages, PrefetchLimits::of(config_.zero));
+    }
     const std::uint64_t micro_batches = config_.accumulation_steps;
     std::vector<Candidate> all;
     std::vector<Candidate> state;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
-      const Unit& unit = plan_.layout.units[index];
       const UnitPlacement& place = plan_.units[index];
       if (place.grad != Tier::Device) {  // written by each pass; read by all but the first, for the
                                          // norm, and by the optimizer
         all.push_back({.kind = ResidentKind::Gradient,
                        .unit = index,
-                       .bytes = grad_bytes(unit),
+                       .bytes = plan_.grad_bytes(index),
                        .moves = 2 * micro_batches + 1});
       }
       // The optimizer writes it, and in fp32 reads it, too. Micro-batches are taken to run at once.
       if (place.param == Tier::Nvme) {
         all.push_back({.kind = ResidentKind::Parameter,
                        .unit = index,
-                       .bytes = param_bytes(unit),
-                       .moves = fetches[index] + (plan_.states == 2 ? 2 : 1),
-                       .elements = unit.numel});
+                       .bytes = plan_.param_bytes(index),
+                       .moves = fetches_[index] + (plan_.states == 2 ? 2 : 1),
+                       .elements = plan_.layout.units[index].numel});
       }
       if (place.optimizer != Tier::Nvme) continue;
       for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
@@ -382,9 +357,13 @@ class Planner {
   bool keep_everything(std::uint64_t room) {
     plan_.sub_group = largest_sub_group();
     const auto all = candidates();
-    const auto residents = choose_residents(all, {room, config_.zero.offload_param.max_in_cpu});
-    if (residents.size() != all.size()) return false;
-    keep(residents);
+    std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
+    for (const Candidate& each : all) {
+      if (each.bytes > room || each.elements > elements) return false;
+      room -= each.bytes;
+      elements -= each.elements;
+    }
+    keep(all);
     return true;
   }
 
@@ -419,11 +398,11 @@ class Planner {
     std::uint64_t spilled = 0;
     std::uint64_t gradients = 0;
     std::uint64_t all_state = 0;
-    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
-      const std::uint64_t bytes = grad_bytes(plan_.layout.units[index]);
-      if (plan_.units[index].grad != Tier::Device) gradients += bytes;
-      if (plan_.units[index].grad == Tier::Nvme) spilled += bytes;
-      all_state += optimizer_bytes(plan_.layout.units[index]);
+    for (std::uint32_t unit = 0; unit < plan_.units.size(); ++unit) {
+      const std::uint64_t bytes = plan_.grad_bytes(unit);
+      if (plan_.units[unit].grad != Tier::Device) gradients += bytes;
+      if (plan_.units[unit].grad == Tier::Nvme) spilled += bytes;
+      all_state += plan_.optimizer_bytes(unit);
     }
     if (spilled != 0) {
       plan_.notes.push_back("artesian.host_memory: " + format_size(spilled) + " of " +
@@ -468,10 +447,9 @@ class Planner {
   void size_nvme() {
     const bool param_path = config_.zero.offload_param.device == Offload::Nvme;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
-      const Unit& unit = plan_.layout.units[index];
       std::uint64_t& params = param_path ? plan_.nvme_param_bytes : plan_.nvme_optimizer_bytes;
-      if (plan_.units[index].param == Tier::Nvme) params += param_bytes(unit);
-      if (plan_.units[index].grad == Tier::Nvme) params += grad_bytes(unit);
+      if (plan_.units[index].param == Tier::Nvme) params += plan_.param_bytes(index);
+      if (plan_.units[index].grad == Tier::Nvme) params += plan_.grad_bytes(index);
       for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
         if (plan_.optimizer_home(index, group) != Tier::Nvme) continue;
         plan_.nvme_optimizer_bytes += plan_.sub_group_numel(index, group) * 4 * plan_.states;
@@ -482,6 +460,7 @@ class Planner {
   const PlacementRequest& request_;
   const Config& config_;
   Placement plan_;
+  std::vector<std::uint64_t> fetches_;  // by unit, of a step with one micro-batch
   std::uint64_t saved_ = 0;
   std::optional<std::uint64_t> smaller_ring_;
 };
@@ -490,6 +469,28 @@ class Planner {
 
 std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
   return ranks == 1 ? image : round_up((image + ranks - 1) / ranks, image_alignment);
+}
+
+std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.param) * dtype_size(param_dtype);
+}
+
+std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.grad) * dtype_size(grad_dtype);
+}
+
+std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.optimizer) * 4 * states;
+}
+
+std::uint64_t Placement::device_homes() const noexcept {
+  std::uint64_t bytes = expansion_bytes + grad_scratch_bytes;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (units[unit].param == Tier::Device) bytes += param_bytes(unit);
+    if (units[unit].optimizer == Tier::Device) bytes += optimizer_bytes(unit);
+    if (units[unit].grad == Tier::Device) bytes += grad_bytes(unit);
+  }
+  return bytes;
 }
 
 std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {

@@ -78,6 +78,12 @@ struct Placement {
   /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Bytes of this rank's share of a unit, wherever it lives.
+  std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
+  std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
+  std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
+  /// What has its home or buffer on the device: of the pool all but slots.
+  std::uint64_t device_homes() const noexcept;
   /// Where the optimizer state of a sub-group lives.
   tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };

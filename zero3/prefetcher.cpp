@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "zero3/config.h"
 
 namespace artesian::zero3 {
 
@@ -17,6 +18,10 @@ std::vector<std::uint64_t> elements_of(const Layout& layout) {
 }
 
 }  // namespace
+
+PrefetchLimits PrefetchLimits::of(const ZeroConfig& zero) noexcept {
+  return {zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance};
+}
 
 Prefetcher::Prefetcher(const Layout& layout, tiering::UnitSlots& residency,
                        const PrefetchLimits& limits)

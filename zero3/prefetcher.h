@@ -5,8 +5,8 @@
 //   max_live_parameters: gathered elements beyond which nothing is fetched ahead or kept;
 //   max_reuse_distance: elements touched until a unit's next use beyond which it is not kept.
 // A step that departs from the trace costs demand fetches and is recorded anew from there; one that
-// ends early cuts the trace. Evaluation has a
-// trace of its own: it may come at any place of a step and leaves the step's future as it was.
+// ends early cuts the trace. Evaluation has a trace of its own: it may come at any place of a step
+// and leaves the step's future as it was.
 #pragma once
 
 #include <array>
@@ -21,10 +21,14 @@
 
 namespace artesian::zero3 {
 
+struct ZeroConfig;
+
 struct PrefetchLimits {
   std::uint64_t prefetch_bucket_size = 0;  // elements, as all of these
   std::uint64_t max_live_parameters = 0;
   std::uint64_t max_reuse_distance = 0;
+
+  static PrefetchLimits of(const ZeroConfig& zero) noexcept;
 };
 
 /// Elements of parameters by how an access found them. Persistent units are not counted.

@@ -39,11 +39,9 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
 /// them: what comes first, some of it in memory, is then never far from what comes from the disk.
 std::vector<std::uint64_t> spread_order(std::uint64_t count);
 
-/// By unit, how often a step with one micro-batch fetches it, as the Prefetcher decides once it
-/// knows the step. Of the placement, the device's pool, of which `homes` bytes are not slots, and
-/// the aliases are looked at. Persistent units: 0.
+/// By unit, how often a step with one micro-batch fetches it, by plan_step. Persistent units: 0.
 std::vector<std::uint64_t> fetches_of_a_pass(const Placement& placement,
                                              const std::vector<StageSpec>& stages,
-                                             std::uint64_t homes, const PrefetchLimits& limits);
+                                             const PrefetchLimits& limits);
 
 }  // namespace artesian::zero3

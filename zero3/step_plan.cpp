@@ -37,20 +37,6 @@ Moved MovedByKind::total() const noexcept {
 
 namespace {
 
-std::uint64_t param_share(const Placement& plan, std::uint32_t unit) {
-  return Sharding::share(plan.layout.units[unit].image, plan.sharding.param) *
-         dtype_size(plan.param_dtype);
-}
-
-std::uint64_t grad_share(const Placement& plan, std::uint32_t unit) {
-  return Sharding::share(plan.layout.units[unit].image, plan.sharding.grad) *
-         dtype_size(plan.grad_dtype);
-}
-
-std::uint64_t optimizer_share(const Placement& plan, std::uint32_t unit) {
-  return Sharding::share(plan.layout.units[unit].image, plan.sharding.optimizer) * 4 * plan.states;
-}
-
 /// Of optimizer state on NVMe some sub-groups may be in host memory.
 std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
   if (plan.units[unit].optimizer != Tier::Nvme) return 0;
@@ -66,15 +52,15 @@ std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
   const UnitPlacement& place = plan.units[unit];
   const std::uint64_t updated =  // parameters that this rank makes anew
-      optimizer_share(plan, unit) / 4 / plan.states * dtype_size(plan.param_dtype);
+      plan.optimizer_bytes(unit) / 4 / plan.states * dtype_size(plan.param_dtype);
   MovedByKind moved;
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
   const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
   if (held) moved.param.bus = whole - std::min(updated, whole);
   if (place.updated_on_device) return moved;
-  const std::uint64_t state = optimizer_share(plan, unit);
+  const std::uint64_t state = plan.optimizer_bytes(unit);
   moved.optimizer.nvme_read = moved.optimizer.nvme_write = optimizer_on_nvme(plan, unit);
-  if (place.grad == Tier::Nvme) moved.grad.nvme_read = grad_share(plan, unit);
+  if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
   if (place.param == Tier::Nvme) {
     moved.param.nvme_write = updated;
     if (plan.states == 2) moved.param.nvme_read = updated;  // the parameter is the master
@@ -97,7 +83,7 @@ class DryRun {
         placement_(*request.placement),
         layout_(placement_.layout),
         accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.group)),
-        slots_(dry_units(), placement_.device_pool_bytes, fixed_bytes(),
+        slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const tiering::DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits) {}
 
@@ -124,20 +110,6 @@ class DryRun {
     return units;
   }
 
-  /// Homes and buffers, which take the far end of the pool before any slot.
-  std::uint64_t fixed_bytes() const {
-    std::uint64_t bytes = placement_.expansion_bytes + placement_.grad_scratch_bytes;
-    for (std::size_t index = 0; index < layout_.units.size(); ++index) {
-      const UnitPlacement& place = placement_.units[index];
-      const auto unit = static_cast<std::uint32_t>(index);
-      if (place.param == Tier::Device) bytes += param_share(placement_, unit);
-      if (place.grad == Tier::Device) bytes += grad_share(placement_, unit);
-      if (place.optimizer == Tier::Device) bytes += optimizer_share(placement_, unit);
-    }
-    return bytes;
-  }
-
-  std::uint64_t stored_bytes(std::uint32_t unit) const { return param_share(placement_, unit); }
   std::uint64_t grad_bytes(std::uint64_t elements) const {
     return elements * dtype_size(placement_.grad_dtype);
   }
@@ -155,17 +127,18 @@ class DryRun {
     if (move.to == SlotState::Fetching) {
       StepEvent& event = add(Kind::Fetch, move.unit);
       event.ahead = move.priority != aio::Priority::Demand;
-      if (place.param == Tier::Nvme) event.moved.param.nvme_read = stored_bytes(move.unit);
+      if (place.param == Tier::Nvme)
+        event.moved.param.nvme_read = placement_.param_bytes(move.unit);
       const bool copies = request_.separate_device && place.param != Tier::Device;
-      if (copies) event.moved.param.to_device = stored_bytes(move.unit);
+      if (copies) event.moved.param.to_device = placement_.param_bytes(move.unit);
       const std::uint64_t whole =
           layout_.units[move.unit].image * dtype_size(placement_.param_dtype);
-      event.moved.param.bus = whole - std::min(whole, stored_bytes(move.unit));
+      event.moved.param.bus = whole - std::min(whole, placement_.param_bytes(move.unit));
     } else if (move.to == SlotState::Live) {
       StepEvent& event = add(Kind::Await, move.unit);
       const bool cast_or_copied = !place.aliased && (place.param != Tier::Nvme || casts);
       if (!request_.separate_device && cast_or_copied) {
-        event.moved.param.to_device = stored_bytes(move.unit);
+        event.moved.param.to_device = placement_.param_bytes(move.unit);
       }
     }
   }
@@ -186,7 +159,7 @@ class DryRun {
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
-      if (spilled(unit)) event.moved.grad.nvme_write = grad_share(placement_, unit);
+      if (spilled(unit)) event.moved.grad.nvme_write = placement_.grad_bytes(unit);
     }
     ARTESIAN_TRY_VOID(prefetcher_.end_step());
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
@@ -202,9 +175,9 @@ class DryRun {
 
   void add_norm(std::uint32_t unit) {
     StepEvent& event = add(Kind::Norm, unit);
-    if (spilled(unit)) event.moved.grad.nvme_read = grad_share(placement_, unit);
+    if (spilled(unit)) event.moved.grad.nvme_read = placement_.grad_bytes(unit);
     if (placement_.sharding.grad == 1) {  // reduced once, at the end
-      const std::uint64_t bytes = grad_share(placement_, unit);
+      const std::uint64_t bytes = placement_.grad_bytes(unit);
       const std::uint64_t others = request_.ranks - 1;
       const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
       event.moved.grad.bus = bytes / request_.ranks * others * passes;
@@ -237,9 +210,8 @@ class DryRun {
   /// As UnitGraphs and Gradients do it: by unit, what a first addition leaves becomes zero.
   void add_gradients(const StageAccess& access) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
-    const StageSpec& spec = (*request_.stages)[access.stage];
-    for (const auto parameter : spec.parameters) {
-      if (spec.lookup != parameter) by_unit[layout_.places[parameter].unit].push_back(parameter);
+    for (const auto parameter : graph_parameters((*request_.stages)[access.stage])) {
+      by_unit[layout_.places[parameter].unit].push_back(parameter);
     }
     for (auto& [unit, parameters] : by_unit) {
       std::sort(parameters.begin(), parameters.end(), [&](std::uint32_t a, std::uint32_t b) {
@@ -266,7 +238,7 @@ class DryRun {
     if (!spilled(event.unit)) return moved;
     const std::uint64_t first = started_[event.unit] ? 0 : 1;
     moved.nvme_read = touched_bytes(event.unit, parameters) / ranks * (event.micro_batches - first);
-    moved.nvme_write = moved.nvme_read + first * grad_share(placement_, event.unit);
+    moved.nvme_write = moved.nvme_read + first * placement_.grad_bytes(event.unit);
     return moved;
   }
 
@@ -286,7 +258,7 @@ class DryRun {
       const std::uint64_t bytes = touched_bytes(place.unit, {*lookup});
       event.moved.grad.nvme_read = event.moved.grad.nvme_write = bytes;
       if (!started_[place.unit]) {
-        event.moved.grad.nvme_write += grad_share(placement_, place.unit);
+        event.moved.grad.nvme_write += placement_.grad_bytes(place.unit);
       }
     }
     started_[place.unit] = true;

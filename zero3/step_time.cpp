@@ -27,7 +27,9 @@ class Simulation {
         schedule_(request.rates.disk),
         fetched_(plan_.layout.units.size(), Schedule::none) {
     std::uint64_t count = 0;
-    for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) count += groups_of(unit);
+    for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
+      count += plan_.sub_group_count(unit);
+    }
     grain_ = count / sub_groups_max + 1;
   }
 
@@ -53,12 +55,6 @@ class Simulation {
 
  private:
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
-
-  std::uint64_t groups_of(std::uint32_t unit) const {
-    const std::uint64_t image = plan_.layout.units[unit].image;
-    const std::uint64_t share = Sharding::share(image, plan_.sharding.optimizer);
-    return (share + plan_.sub_group - 1) / plan_.sub_group;
-  }
 
   static double seconds_for(std::uint64_t bytes, double rate) {
     if (bytes == 0) return 0.0;
@@ -164,9 +160,8 @@ class Simulation {
     const Moved& moved = event.moved.grad;
     const std::uint64_t size = dtype_size(plan_.grad_dtype);
     const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
-    const std::uint64_t image = plan_.layout.units[event.unit].image;
     std::uint64_t bytes = event.numel * event.micro_batches * (4 + 2 * size) / plan_.sharding.grad;
-    if (event.kind == Kind::Norm) bytes = Sharding::share(image, plan_.sharding.grad) * size;
+    if (event.kind == Kind::Norm) bytes = plan_.grad_bytes(event.unit);
     Task task = add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
     if (on_device) {
       computed_ = add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory),
@@ -198,7 +193,7 @@ class Simulation {
       computed_ = add(event.kind, Resource::Compute,
                       seconds_for(update_bytes(elements), rates_.device_memory), {computed_});
     } else {
-      const std::uint64_t count = (groups_of(event.unit) + grain_ - 1) / grain_;
+      const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
       items_.insert(items_.end(), count, {event.moved.total(), elements, count});
     }
     gathered_ = add(event.kind, Resource::Bus, seconds_for(event.moved.param.bus, rates_.bus),

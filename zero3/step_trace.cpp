@@ -16,8 +16,8 @@ Trace::Access backward_units(const Layout& layout, const std::vector<StageSpec>&
 bool keeps_order(const std::vector<StageSpec>& stages) {
   std::set<std::uint32_t> in_graph;
   for (const StageSpec& stage : stages) {
-    for (const auto parameter : stage.parameters) {
-      if (stage.lookup != parameter && !in_graph.insert(parameter).second) return false;
+    for (const auto parameter : graph_parameters(stage)) {
+      if (!in_graph.insert(parameter).second) return false;
     }
   }
   return true;

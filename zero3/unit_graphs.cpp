@@ -69,10 +69,6 @@ void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t be
                          system_clock().now_ns());
 }
 
-bool UnitGraphs::keeps_order() const {
-  return zero3::keeps_order(module_.stages());
-}
-
 Result<void> UnitGraphs::enter(const Trace::Access& units) {
   ARTESIAN_TRY_VOID(prefetcher_.enter(units));
   for (const auto unit : units) tensors_.bind(unit, prefetcher_.data(unit));
@@ -82,16 +78,6 @@ Result<void> UnitGraphs::enter(const Trace::Access& units) {
 Result<void> UnitGraphs::leave(const Trace::Access& units) {
   for (const auto unit : units) tensors_.unbind(unit);
   return prefetcher_.leave(units);
-}
-
-/// The stage's parameters that take part in its graph: all but the looked-up one.
-std::vector<std::uint32_t> UnitGraphs::graph_parameters(std::size_t stage) const {
-  std::vector<std::uint32_t> parameters;
-  const StageSpec& spec = module_.stages()[stage];
-  for (const auto parameter : spec.parameters) {
-    if (spec.lookup != parameter) parameters.push_back(parameter);
-  }
-  return parameters;
 }
 
 std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>& parameters) const {
@@ -223,8 +209,9 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
 
 Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& input,
                                            const MicroBatch& micro) {
-  at::Tensor output = module_.forward(stage, input, tensors_of(graph_parameters(stage)),
-                                      {micro.input, micro.targets});
+  at::Tensor output =
+      module_.forward(stage, input, tensors_of(graph_parameters(module_.stages()[stage])),
+                      {micro.input, micro.targets});
   if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
   return output;
 }
@@ -272,7 +259,7 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage) {
 
 Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, MicroBatch& micro) {
   const std::uint64_t begin = system_clock().now_ns();
-  const auto parameters = graph_parameters(stage);
+  const auto parameters = graph_parameters(module_.stages()[stage]);
   ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
   ARTESIAN_TRY(made, collect(parameters, gradients));
   if (module_.stages()[stage].lookup.has_value() && micro.gradient.defined()) {

@@ -9,7 +9,7 @@
 // Several micro-batches run layer by layer: each stage for all of them while its parameters are
 // gathered, in forward and in backward, gradients added in micro-batch order. The bits are those of
 // one micro-batch after the other, unless a parameter is in the graphs of two stages
-// (keeps_order()).
+// (keeps_order() in step_trace.h).
 //
 // On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
 // come to the host after the backward of the next one was enqueued, so that both go on at once;
@@ -60,8 +60,6 @@ class UnitGraphs {
   Result<void> finish_gradients();
 
   bool backward_pending() const noexcept { return !group_.empty(); }
-  /// Whether several micro-batches at once give the bits of one after the other.
-  bool keeps_order() const;
   /// Of the last forward: token ids where stage 0 looks them up, else samples (the first extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
   double forward_seconds() const noexcept { return static_cast<double>(forward_ns_) * 1e-9; }
@@ -113,7 +111,6 @@ class UnitGraphs {
   Result<void> accumulate(const StageGradients& made);
   Result<tiering::DeviceFence> written();
   Result<void> bring_rows_to_host();
-  std::vector<std::uint32_t> graph_parameters(std::size_t stage) const;
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;
   void span(const char* direction, std::size_t stage, std::uint64_t begin_ns);
 

@@ -170,7 +170,7 @@ TEST(Residents, FetchesAreThoseOfAPrefetcherThatMovesBytes) {
         SCOPED_TRACE("live " + std::to_string(live) + ", distance " + std::to_string(distance));
         const PrefetchLimits limits{50'000'000, live, distance};
         const auto fetches =
-            fetches_of_a_pass(tiers.state->placement(), tiers.model.stages, 0, limits);
+            fetches_of_a_pass(tiers.state->placement(), tiers.model.stages, limits);
         std::uint64_t expected = 0;
         for (std::size_t unit = 0; unit < fetches.size(); ++unit) {
           expected += fetches[unit] * tiers.layout().units[unit].numel;

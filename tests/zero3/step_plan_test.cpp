@@ -22,16 +22,14 @@ class StepPlanTest : public Equality {
   StepPlanTest() : Equality(scale_of_plans) { at::set_num_threads(1); }
 
   Result<StepPlan> plan(const Engine& engine, const Module& module, bool separate) const {
-    const ZeroConfig& zero = engine.config().zero;
-    return plan_step(
-        {.placement = &engine.placement(),
-         .stages = &module.stages(),
-         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance},
-         .micro_batches = engine.config().accumulation_steps,
-         .group = together ? engine.config().accumulation_steps : 1,
-         .tokens = scale.samples * scale.length,
-         .lookup_width = scale.hidden,
-         .separate_device = separate});
+    return plan_step({.placement = &engine.placement(),
+                      .stages = &module.stages(),
+                      .limits = PrefetchLimits::of(engine.config().zero),
+                      .micro_batches = engine.config().accumulation_steps,
+                      .group = together ? engine.config().accumulation_steps : 1,
+                      .tokens = scale.samples * scale.length,
+                      .lookup_width = scale.hidden,
+                      .separate_device = separate});
   }
 
   /// Evenly over the vocabulary; no row twice in a step.

@@ -243,6 +243,12 @@ struct Outcome {
   std::string digest;
 };
 
+void record_step(const StepResult& result, Outcome& outcome) {
+  outcome.norms.push_back(std::bit_cast<std::uint64_t>(result.grad_norm));
+  outcome.demands.push_back(result.fetch_demand);
+  outcome.reads.push_back(result.bytes_nvme_read);
+}
+
 using Interruption = std::function<void(Engine&, std::int64_t step, int place)>;
 enum Place : int { BeforeStep, BeforeForward, BeforeBackward, AfterBackward };
 
@@ -262,9 +268,7 @@ Outcome train(Engine& trained, const Interruption& interrupt) {
     }
     const auto result = trained.step();
     EXPECT_EQ(error_of(result), "");
-    outcome.norms.push_back(std::bit_cast<std::uint64_t>(result->grad_norm));
-    outcome.demands.push_back(result->fetch_demand);
-    outcome.reads.push_back(result->bytes_nvme_read);
+    record_step(*result, outcome);
   }
   outcome.digest = trained.digest().value();
   EXPECT_EQ(error_of(trained.close()), "");
@@ -392,9 +396,7 @@ Outcome train_eight(Engine& trained, bool together) {
     const auto result = trained.step();
     EXPECT_EQ(error_of(result), "");
     EXPECT_EQ(result->tokens, 8 * 16u);
-    outcome.norms.push_back(std::bit_cast<std::uint64_t>(result->grad_norm));
-    outcome.demands.push_back(result->fetch_demand);
-    outcome.reads.push_back(result->bytes_nvme_read);
+    record_step(*result, outcome);
   }
   outcome.digest = trained.digest().value();
   EXPECT_EQ(error_of(trained.close()), "");
