@@ -96,11 +96,12 @@ bool InFlightTable::any() const noexcept {
                      [](const auto& entry) { return entry->busy.load(std::memory_order_acquire); });
 }
 
-bool InFlightTable::writing(std::uint32_t shard) const noexcept {
-  return std::any_of(entries_.begin(), entries_.end(), [shard](const auto& entry) {
+aio::Completion* InFlightTable::write_of(std::uint32_t shard) const noexcept {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [shard](const auto& entry) {
     return entry->busy.load(std::memory_order_acquire) && entry->shard == shard &&
            entry->request.operation == aio::Operation::Write;
   });
+  return found != entries_.end() ? (*found)->completion : nullptr;
 }
 
 std::string InFlightTable::describe(std::uint64_t now_ns) const {

@@ -36,7 +36,9 @@ class InFlightTable {
   /// Makes the table agree with a completion that is ready.
   void settle(const aio::Completion& completion) noexcept;
   bool any() const noexcept;
-  bool writing(std::uint32_t shard) const noexcept;
+  bool writing(std::uint32_t shard) const noexcept { return write_of(shard) != nullptr; }
+  /// A write of the shard that is in flight, or null.
+  aio::Completion* write_of(std::uint32_t shard) const noexcept;
   /// One clause per transfer: operation, file, offset, length, age; at most `lines_max`.
   std::string describe(std::uint64_t now_ns) const;
   /// The engine will never finish: keeps the entries alive for ever, as the kernel may still
@@ -46,7 +48,7 @@ class InFlightTable {
  private:
   struct Entry {
     std::atomic<bool> busy{false};
-    const aio::Completion* completion = nullptr;
+    aio::Completion* completion = nullptr;
     std::uint32_t shard = 0;
     aio::Request request;
     std::uint64_t begin_ns = 0;

@@ -35,6 +35,8 @@ class Residency::Slot final : public BufferOwner {
   SlotState state = SlotState::Absent;
   std::uint32_t pins = 0;
   bool aliased = false;
+  bool refreshing = false;         // between begin_refresh and end_refresh
+  bool filled_by_refresh = false;  // its memory: nothing was read into it
   BufferLease memory;
   std::deque<aio::Completion> pieces;
   std::uint64_t pieces_issued = 0;
@@ -86,19 +88,23 @@ void Residency::go(Slot& slot, SlotState to) noexcept {
 Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state == SlotState::Absent && !slot.memory);
-  ARTESIAN_CHECK(!store_.writing(slot.unit.shard));
   if (!slot.aliased) {
     const auto end = slot.unit.persistent ? pinned::Placement::High : pinned::Placement::Low;
     ARTESIAN_TRY(memory, device_.lease(slot.computed_bytes(), end));
     slot.memory = std::move(memory);
   }
   go(slot, SlotState::Fetching);
-  return loader_ != nullptr ? start_by_copy(slot, priority) : read_pieces(slot, priority);
+  slot.filled_by_refresh = slot.refreshing;
+  if (!slot.refreshing) ARTESIAN_TRY_VOID(store_.finish_writes(slot.unit.shard));
+  if (loader_ != nullptr) return start_by_copy(slot, priority);
+  return slot.refreshing ? Result<void>() : read_pieces(slot, priority);
 }
 
 Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexcept {
   if (!slot.aliased) {
     ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
+    slot.load = {};
+    if (slot.filled_by_refresh) return loader_->advance();
     slot.load = {.shard = slot.unit.shard,
                  .stored = slot.unit.stored,
                  .computed = slot.unit.computed,
@@ -129,7 +135,8 @@ Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
 
 /// Computing comes after the copies into the slot.
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
-  if (slot.state == SlotState::Fetching) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
+  const bool loading = slot.state == SlotState::Fetching && !slot.filled_by_refresh;
+  if (loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
   ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
   return loader_->advance();
 }
@@ -165,9 +172,11 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
 Result<void> Residency::acquire(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state != SlotState::Absent);
-  if (loader_ != nullptr && !slot.aliased) ARTESIAN_TRY_VOID(wait_for_copies(slot));
+  const bool copied = loader_ != nullptr && !slot.aliased && !slot.refreshing;
+  if (copied) ARTESIAN_TRY_VOID(wait_for_copies(slot));
   if (slot.state == SlotState::Fetching) {
-    if (loader_ == nullptr && !slot.aliased) ARTESIAN_TRY_VOID(load(slot));
+    const bool reads = loader_ == nullptr && !slot.aliased && !slot.filled_by_refresh;
+    if (reads) ARTESIAN_TRY_VOID(load(slot));
     go(slot, SlotState::Live);
   }
   ++slot.pins;
@@ -274,10 +283,27 @@ std::byte* Residency::data(std::uint32_t unit) noexcept {
   return slot.aliased ? store_.memory(slot.unit.shard) : slot.memory.data();
 }
 
+void Residency::begin_refresh(std::uint32_t unit) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(!slot.refreshing && slot.state != SlotState::Fetching);  // it would miss changes
+  slot.refreshing = true;
+}
+
+/// Computing comes after the copies that refreshed the slot, or a home that is used as one.
+Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
+  Slot& slot = *slots_[unit];
+  ARTESIAN_CHECK(slot.refreshing);
+  slot.refreshing = false;
+  if (loader_ == nullptr) return {};
+  ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
+  slot.load.loaded = copied;
+  return loader_->device().wait(Queue::Compute, copied);
+}
+
 void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                         const std::byte* fresh) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.state != SlotState::Fetching);  // it would miss the change
+  ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
   if (slot.state == SlotState::Absent || slot.aliased) return;
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (slot.unit.stored == slot.unit.computed) {
@@ -290,7 +316,8 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
 Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
                                         std::uint64_t count, const std::byte* fresh) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(loader_ != nullptr && slot.state != SlotState::Fetching);
+  ARTESIAN_CHECK(loader_ != nullptr);
+  ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
   if (slot.state == SlotState::Absent || slot.aliased) return {};
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (queue == Queue::ToDevice) {

@@ -55,8 +55,14 @@ class Residency final : public UnitSlots {
   Result<void> drop(std::uint32_t unit) noexcept override;
   Result<void> clear() noexcept override;
   std::byte* data(std::uint32_t unit) noexcept override;
+  /// The home of a unit that is not Fetching is about to be written anew, all of it, with a refresh
+  /// for each part. Until end_refresh nothing is read from it: a slot that starts is filled by
+  /// these refreshes, and what a slot holds before is not to be used.
+  void begin_refresh(std::uint32_t unit) noexcept;
+  /// Errors: Io (the device).
+  Result<void> end_refresh(std::uint32_t unit) noexcept;
   /// After elements [first, first + count) of the home changed to `fresh` (of the stored dtype):
-  /// brings a Live slot up to date. Any thread, for disjoint ranges; does nothing for other states.
+  /// brings the slot up to date, if there is one. Any thread, for disjoint ranges.
   void refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                const std::byte* fresh) noexcept;
   /// The same for a device with memory of its own: enqueues in `queue`; `fresh` is host memory in

@@ -57,6 +57,7 @@ class TierStore::Impl {
   void transfer(aio::Completion& completion, ShardId id, ByteRange range, BufferLease buffer,
                 aio::Operation operation, aio::Priority priority) noexcept;
   void check_sealed(const Shard& shard, ByteRange range) const noexcept;
+  Result<void> await(aio::Completion& completion, ShardId id) noexcept;
   Error timeout(Error error) const;
   Error corrupt(const Shard& shard, std::uint64_t block, BlockChecksums::Finding finding);
 
@@ -262,23 +263,39 @@ void TierStore::write(aio::Completion& completion, ShardId id, ByteRange range, 
   impl_->transfer(completion, id, range, std::move(source), aio::Operation::Write, priority);
 }
 
-Result<void> TierStore::wait(aio::Completion& completion, ShardId id) noexcept {
-  const ShardOptions& options = impl_->at(id).options;
+/// Until it is ready, and says how it went.
+Result<void> TierStore::Impl::await(aio::Completion& completion, ShardId id) noexcept {
+  const ShardOptions& options = at(id).options;
   const bool reads = completion.request().operation == aio::Operation::Read;
   const char* const doing = reads ? "reading" : "writing";
-  auto waited = impl_->engine_.wait(completion, impl_->deadline());
+  auto waited = engine_.wait(completion, deadline());
   if (!waited.has_value()) {
-    impl_->stalled_ns_ = system_clock().now_ns();
-    return naming(options, doing, impl_->timeout(std::move(waited).error()));
+    stalled_ns_ = system_clock().now_ns();
+    return naming(options, doing, timeout(std::move(waited).error()));
   }
-  if (completion.finished_ns() > impl_->stalled_ns_) impl_->stalled_ns_ = 0;
-  impl_->in_flight_.settle(completion);
+  if (completion.finished_ns() > stalled_ns_) stalled_ns_ = 0;
+  in_flight_.settle(completion);
   auto moved = completion.result();
   if (!moved.has_value()) return naming(options, doing, std::move(moved).error());
   ARTESIAN_CHECK(*moved == completion.request().length, *moved, completion.request().length);
-  if (impl_->options_.timeline != nullptr) {
-    impl_->options_.timeline->add(reads ? Lane::NvmeRead : Lane::NvmeWrite, options.name,
-                                  completion.submitted_ns(), completion.finished_ns(), *moved);
+  return {};
+}
+
+Result<void> TierStore::wait(aio::Completion& completion, ShardId id) noexcept {
+  ARTESIAN_TRY_VOID(impl_->await(completion, id));
+  if (impl_->options_.timeline == nullptr) return {};
+  const aio::Request& request = completion.request();
+  const bool reads = request.operation == aio::Operation::Read;
+  impl_->options_.timeline->add(reads ? Lane::NvmeRead : Lane::NvmeWrite,
+                                impl_->at(id).options.name, completion.submitted_ns(),
+                                completion.finished_ns(), request.length);
+  return {};
+}
+
+Result<void> TierStore::finish_writes(ShardId id) noexcept {
+  const auto shard = static_cast<std::uint32_t>(id);
+  while (aio::Completion* write = impl_->in_flight_.write_of(shard)) {
+    ARTESIAN_TRY_VOID(impl_->await(*write, id));
   }
   return {};
 }

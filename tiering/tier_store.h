@@ -100,6 +100,9 @@ class TierStore {
   Result<void> wait(aio::Completion& completion, ShardId id) noexcept;
   /// Whether a write to this shard is still in flight.
   bool writing(ShardId id) const noexcept;
+  /// Sleeps until none is, and leaves the completions to their owners, who get the outcomes, too.
+  /// Errors: as wait.
+  Result<void> finish_writes(ShardId id) noexcept;
 
   /// Records the checksum and next generation of block `block` whose bytes are at `data`.
   void seal(ShardId id, std::uint64_t block, const std::byte* data) noexcept;

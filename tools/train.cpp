@@ -87,6 +87,7 @@ class TrainRun {
   Result<std::unique_ptr<zero3::WeightSource>> weights() const;
   Result<void> loop();
   Result<zero3::StepResult> one_step(std::uint64_t step);
+  Result<void> report_completed(const std::optional<std::string>& digest);
   Result<void> finish();
   Result<void> close() { return engine_ ? engine_->close() : Result<void>(); }
 
@@ -256,26 +257,40 @@ Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
   static_cast<void>(losses);  // the step's result holds the mean
+  ARTESIAN_TRY_VOID(report_completed({}));  // the step before, updated under this one's forward
   return engine_->step();
 }
 
-Result<void> TrainRun::loop() {
+/// A step is reported when its update is complete.
+Result<void> TrainRun::report_completed(const std::optional<std::string>& digest) {
+  const auto result = engine_->take_completed();
+  if (!result.has_value()) return {};
   const double flops = models::flops_per_token(model_config_, length_);
+  const double tflops = flops * static_cast<double>(result->tokens) /
+                        (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
+  ARTESIAN_TRY_VOID(step_log_->write(*result, tflops, digest));
+  summary_.add(*result);
+  progress_->step(*result);
+  return {};
+}
+
+Result<void> TrainRun::loop() {
   bool last = stop_requested() != 0;
   for (std::uint64_t step = 0; !last; ++step) {
-    ARTESIAN_TRY(result, one_step(step));
+    auto result = one_step(step);
+    if (!result.has_value()) {  // not the last step's fault, unless its update failed
+      static_cast<void>(engine_->finish_update().has_value());
+      ARTESIAN_TRY_VOID(report_completed({}));
+      return std::move(result).error();
+    }
     std::optional<std::string> digest;
     last = step + 1 == steps_ || stop_requested() != 0;  // asked once: the last line has the digest
-    if (last && !result.end.has_value()) {
+    if (last && !result->end.has_value()) {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
     }
-    const double tflops = flops * static_cast<double>(result.tokens) /
-                          (result.step_s > 0 ? result.step_s : 1.0) * 1e-12;
-    ARTESIAN_TRY_VOID(step_log_->write(result, tflops, digest));
-    summary_.add(result);
-    progress_->step(result);
-    if (result.end.has_value()) return *std::move(result.end);
+    ARTESIAN_TRY_VOID(report_completed(digest));
+    if (result->end.has_value()) return *std::move(result->end);
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
@@ -19,6 +20,7 @@
 #include "zero3/lr_schedule.h"
 #include "zero3/optimizer.h"
 #include "zero3/step_guard.h"
+#include "zero3/step_plan.h"
 #include "zero3/step_trace.h"
 #include "zero3/unit_graphs.h"
 
@@ -157,8 +159,17 @@ class Engine::Impl {
   std::uint64_t activation_budget = 0;   // bytes, as is what follows
   std::uint64_t activations_of_one = 0;  // the most that a micro-batch has kept; 0: not known
   std::uint64_t step_begin_ns = 0;
-  double predicted_next = std::numeric_limits<double>::quiet_NaN();  // seconds of the next step
-  StepResult totals;  // counters at the end of the last step
+  StepResult totals;                   // counters at the end of the last step
+  std::optional<StepResult> updating;  // the step whose update is under way, so far
+  std::optional<StepResult> completed;
+  struct {  // a part of the step that has the disk to itself
+    std::uint64_t begin_ns = 0;
+    StepResult counters;  // at its begin
+  } phase;
+  Moved update_bytes;             // by the plan
+  bool carried_update = false;    // has the step under way done the update of one before it?
+  double predicted_so_far = 0.0;  // seconds of the step after it, from its phases up to now
+  double predicted_next = std::numeric_limits<double>::quiet_NaN();
 
   Result<void> build();
   Result<void> open_device();
@@ -175,20 +186,19 @@ class Engine::Impl {
   std::size_t group_size(std::size_t count) const;
   Result<Result<at::Tensor>> evaluate(const Batch& batch);
   Result<StepResult> finish_step();
-  Result<void> update(const StepResult& result, double multiplier);
+  Result<void> begin_update(const StepResult& result, double multiplier);
+  template <typename Work>
+  Result<void> go_on_updating(const Work& work);
+  Result<void> update_before_use(const Trace::Access& units);
+  Result<void> finish_update();
+  Result<void> finish_update_outside_a_step();
   void begin_step();
   StepResult counters() const;
   void take_difference(StepResult& result);
   void take_peaks(StepResult& result) const;
   double disk_seconds(std::uint64_t read, std::uint64_t written) const;
-  void predict(StepResult& result);
-
-  struct {  // the last step's update, which has the disk to itself
-    double seconds = 0.0;
-    double waited = 0.0;
-    std::uint64_t bytes_read = 0;
-    std::uint64_t bytes_written = 0;
-  } update_phase;
+  void begin_phase();
+  void end_phase();
 };
 
 Result<void> Engine::Impl::build() {
@@ -241,9 +251,18 @@ Result<void> Engine::Impl::build() {
   tensors = std::move(leaves);
   graphs = std::make_unique<UnitGraphs>(
       module, *state, *tensors, *prefetcher, *gradients,
-      UnitGraphsOptions{.device = compute.torch,
-                        .timeline = options.timeline,
-                        .activation_checkpointing = config.activation_checkpointing});
+      UnitGraphsOptions{
+          .device = compute.torch,
+          .timeline = options.timeline,
+          .activation_checkpointing = config.activation_checkpointing,
+          .gathered = [this](const Trace::Access& units) { return update_before_use(units); }});
+  ARTESIAN_TRY(planned, plan_step({.placement = &state->placement(),
+                                   .stages = &module.stages(),
+                                   .limits = PrefetchLimits::of(zero),
+                                   .separate_device = state->separate_device()}));
+  for (const StepEvent& event : planned.events) {
+    if (event.kind == StepEvent::Kind::Update) update_bytes += event.moved.total();
+  }
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
@@ -321,6 +340,9 @@ void Engine::Impl::begin_step() {
   tokens = 0;
   gradients->begin_step();
   prefetcher->begin_step();
+  carried_update = optimizer->step_under_way();
+  predicted_so_far = 0.0;
+  begin_phase();
 }
 
 Result<Result<std::vector<double>>> Engine::Impl::forward(std::span<const Batch> batches) {
@@ -328,6 +350,7 @@ Result<Result<std::vector<double>>> Engine::Impl::forward(std::span<const Batch>
   const std::uint64_t before = tensor_bytes_now(compute);
   ARTESIAN_TRY(losses, graphs->forward(batches));
   if (!losses.has_value()) return losses;
+  ARTESIAN_TRY_VOID(finish_update());  // of units that no stage has; then new gradients may come
   losses_pending = *losses;
   const std::uint64_t after = tensor_bytes_now(compute);
   const std::uint64_t kept = after > before ? after - before : 0;
@@ -368,18 +391,24 @@ Result<Result<std::vector<double>>> Engine::Impl::forward_backward(std::span<con
 
 /// What it moves and how long it takes are not of the step that it falls into.
 Result<Result<at::Tensor>> Engine::Impl::evaluate(const Batch& batch) {
+  ARTESIAN_TRY_VOID(finish_update_outside_a_step());
   const StepResult before = counters();
   const std::uint64_t begin = system_clock().now_ns();
   prefetcher->begin_evaluation();
   ARTESIAN_TRY(output, graphs->evaluate(batch));
   ARTESIAN_TRY_VOID(prefetcher->end_evaluation());
   const StepResult after = counters();
-  for_each_counter([&](auto counter) { totals.*counter += after.*counter - before.*counter; });
-  step_begin_ns += system_clock().now_ns() - begin;
+  for_each_counter([&](auto counter) {
+    totals.*counter += after.*counter - before.*counter;
+    phase.counters.*counter += after.*counter - before.*counter;
+  });
+  const std::uint64_t taken = system_clock().now_ns() - begin;
+  step_begin_ns += taken;
+  phase.begin_ns += taken;
   return output;
 }
 
-Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
+Result<void> Engine::Impl::begin_update(const StepResult& result, double multiplier) {
   const OptimizerConfig& adam = config.optimizer;
   kernels::AdamStep constants;
   constants.mode = adam.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
@@ -390,16 +419,53 @@ Result<void> Engine::Impl::update(const StepResult& result, double multiplier) {
   constants.weight_decay = static_cast<float>(adam.weight_decay);
   constants.grad_multiplier = static_cast<float>(multiplier);
   ++updates;
-  const std::uint64_t begin = system_clock().now_ns();
-  const StepResult before = counters();
   ARTESIAN_TRY_VOID(
-      optimizer->step(kernels::make_adam_step(constants, updates, adam.bias_correction)));
-  const StepResult after = counters();
-  update_phase = {.seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9,
-                  .waited = after.wait_optimizer_s - before.wait_optimizer_s,
-                  .bytes_read = after.bytes_nvme_read - before.bytes_nvme_read,
-                  .bytes_written = after.bytes_nvme_write - before.bytes_nvme_write};
+      optimizer->begin_step(kernels::make_adam_step(constants, updates, adam.bias_correction)));
   tensors->bump_versions();
+  return {};
+}
+
+/// What it moves and how long it takes are of the step whose update it is, not of the one under
+/// way.
+template <typename Work>
+Result<void> Engine::Impl::go_on_updating(const Work& work) {
+  const StepResult before = counters();
+  const std::uint64_t begin = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(work());
+  const StepResult after = counters();
+  for_each_counter([&](auto counter) {
+    (*updating).*counter += after.*counter - before.*counter;
+    totals.*counter += after.*counter - before.*counter;
+  });
+  updating->optimizer_s += static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
+  return {};
+}
+
+Result<void> Engine::Impl::update_before_use(const Trace::Access& units) {
+  if (!optimizer->step_under_way() || units.empty()) return {};
+  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint32_t last = *std::max_element(units.begin(), units.end());
+  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->update_up_to(last); }));
+  if (options.timeline == nullptr) return {};
+  options.timeline->add(Lane::Optimizer, state->layout().units[last].name + " update", begin,
+                        system_clock().now_ns());
+  return {};
+}
+
+Result<void> Engine::Impl::finish_update() {
+  if (!updating.has_value()) return {};
+  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
+  completed = std::exchange(updating, std::nullopt);
+  end_phase();
+  return {};
+}
+
+/// Its time is its step's, too: no other's contains it.
+Result<void> Engine::Impl::finish_update_outside_a_step() {
+  if (!updating.has_value()) return {};
+  const double before = updating->optimizer_s;
+  ARTESIAN_TRY_VOID(finish_update());
+  completed->step_s += completed->optimizer_s - before;
   return {};
 }
 
@@ -424,16 +490,24 @@ Result<StepResult> Engine::Impl::finish_step() {
     // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
     const double excess = (result.grad_norm + 1e-6) / config.gradient_clipping;
     const double clip = config.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
-    ARTESIAN_TRY_VOID(update(result, 1.0 / (result.loss_scale * clip)));
+    ARTESIAN_TRY_VOID(begin_update(result, 1.0 / (result.loss_scale * clip)));
   }
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher->look_ahead_to_next_step());
   const std::uint64_t end = system_clock().now_ns();
-  if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "step", begin, end);
+  if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "norm", begin, end);
   micro_batches = 0;
   result.optimizer_s = static_cast<double>(end - begin) * 1e-9;
   result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
   take_difference(result);
-  predict(result);
+  result.predicted_step_s = predicted_next;
+  end_phase();
+  if (carried_update) {
+    predicted_next = predicted_so_far;
+  } else if (std::isnan(predicted_next)) {  // the first one: the next has the update, too
+    predicted_next =
+        predicted_so_far + disk_seconds(update_bytes.nvme_read, update_bytes.nvme_write);
+  }
+  (optimizer->step_under_way() ? updating : completed) = result;
   return result;
 }
 
@@ -490,19 +564,25 @@ double Engine::Impl::disk_seconds(std::uint64_t read, std::uint64_t written) con
   return seconds;
 }
 
-/// Forward and backward, then the update: of each the longer of what it computed in the last step
-/// and what its bytes take on the disk. The first step has nothing to go by.
-void Engine::Impl::predict(StepResult& result) {
-  result.predicted_step_s = predicted_next;
-  if (result.overflow) return;  // the next one will update again
-  const auto& update = update_phase;
-  const double waited =
-      result.wait_param_s + result.wait_grad_s + result.wait_optimizer_s - update.waited;
-  const double model = std::max(result.step_s - update.seconds - waited,
-                                disk_seconds(result.bytes_nvme_read - update.bytes_read,
-                                             result.bytes_nvme_write - update.bytes_written));
-  predicted_next = model + std::max(update.seconds - update.waited,
-                                    disk_seconds(update.bytes_read, update.bytes_written));
+void Engine::Impl::begin_phase() {
+  phase.begin_ns = system_clock().now_ns();
+  phase.counters = counters();
+}
+
+/// The next step's is expected to take the longer of what was computed in it and of what its bytes
+/// take on the disk.
+void Engine::Impl::end_phase() {
+  const StepResult now = counters();
+  const StepResult& before = phase.counters;
+  double computed = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
+  for (const auto wait :
+       {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s}) {
+    computed -= now.*wait - before.*wait;
+  }
+  predicted_so_far +=
+      std::max(computed, disk_seconds(now.bytes_nvme_read - before.bytes_nvme_read,
+                                      now.bytes_nvme_write - before.bytes_nvme_write));
+  begin_phase();
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -566,6 +646,15 @@ Result<StepResult> Engine::step() {
   return impl_->remember(impl_->finish_step());
 }
 
+std::optional<StepResult> Engine::take_completed() noexcept {
+  return std::exchange(impl_->completed, std::nullopt);
+}
+
+Result<void> Engine::finish_update() {
+  ARTESIAN_TRY_VOID(impl_->check_ready("finish_update"));
+  return impl_->remember(impl_->finish_update_outside_a_step());
+}
+
 Result<at::Tensor> Engine::evaluate(const Batch& batch) {
   ARTESIAN_TRY_VOID(impl_->check_ready("evaluate"));
   ARTESIAN_TRY(output, impl_->remember(impl_->evaluate(batch)));
@@ -574,12 +663,14 @@ Result<at::Tensor> Engine::evaluate(const Batch& batch) {
 
 Result<std::string> Engine::digest() {
   ARTESIAN_TRY_VOID(impl_->check_ready("digest"));
+  ARTESIAN_TRY_VOID(finish_update());
   return impl_->remember(impl_->optimizer->digest(impl_->module.parameters()));
 }
 
 Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
   ARTESIAN_TRY_VOID(impl_->check_ready("read_master"));
+  ARTESIAN_TRY_VOID(finish_update());
   return impl_->optimizer->read_master(parameter, sink);
 }
 

@@ -4,7 +4,8 @@
 //   create, initialize                                 once
 //     forward, backward                                for each micro-batch,
 //     or forward_backward                              for several, which moves fewer bytes
-//     step                                             after accumulation_steps of them
+//     step                                             after accumulation_steps of them; the
+//                                                      update itself runs under the next forward
 //     evaluate                                         at any time: changes no bit of the training
 //   close
 //
@@ -100,8 +101,14 @@ class Engine {
   std::uint64_t micro_batches() const noexcept;
   /// The optimizer step over the gradients of the micro-batches since the last one; exactly
   /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
-  /// result with `end` set (step_guard.h). Errors: Invalid (out of order); Io, Corrupt.
+  /// result with `end` set (step_guard.h). The update is deferred: it is fixed and begun here, and
+  /// each unit gets its share when the next forward, or anything else, comes to it. What that adds
+  /// to the step's figures is in take_completed(). Errors: Invalid (out of order); Io, Corrupt.
   Result<StepResult> step();
+  /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
+  Result<void> finish_update();
+  /// The last step whose update is complete, with all its figures; each step once.
+  std::optional<StepResult> take_completed() noexcept;
   /// Forward without gradients, also between micro-batches, and between a forward and its backward.
   /// Returns what the module's last stage returned: its loss, or what it gives in evaluations.
   /// Not counted in StepResult, except in the peaks. Errors: as forward.
@@ -115,7 +122,8 @@ class Engine {
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
   aio::EngineKind io_engine() const noexcept;
-  /// Drains and removes the swap files. Errors: Io, Timeout.
+  /// Drains and removes the swap files. An update that is not complete is dropped with the weights.
+  /// Errors: Io, Timeout.
   Result<void> close();
 
  private:

@@ -135,9 +135,9 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit,
   return {};
 }
 
-Result<void> Optimizer::step(const kernels::AdamStep& constants) noexcept {
-  const bool separate = state_.separate_device();
-  if (separate) {  // copies out of homes must end before these change
+Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept {
+  ARTESIAN_CHECK(!under_way_);
+  if (state_.separate_device()) {  // copies out of homes must end before these change
     ARTESIAN_TRY_VOID(state_.device().join_queues());
     ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
     ARTESIAN_TRY_VOID(state_.device().finish(copied));
@@ -146,11 +146,32 @@ Result<void> Optimizer::step(const kernels::AdamStep& constants) noexcept {
     if (!state_.placement().units[unit].updated_on_device) continue;
     ARTESIAN_TRY_VOID(update_on_device(unit, constants));
   }
+  for (const std::uint32_t unit : streamed_units_) residency_.begin_refresh(unit);
+  under_way_ = true;
+  updated_ = 0;
   const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
-  ARTESIAN_TRY_VOID(stream_.run(streamed_units_, options,
-                                [&](const SubGroup& group) { return update(group, constants); }));
+  return stream_.begin(streamed_units_, options, [this, constants](const SubGroup& group) {
+    return update(group, constants);
+  });
+}
+
+Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
+  if (!under_way_) return {};
+  for (; updated_ < streamed_units_.size() && streamed_units_[updated_] <= unit; ++updated_) {
+    const std::uint32_t next = streamed_units_[updated_];
+    ARTESIAN_TRY_VOID(stream_.advance_past(next));
+    ARTESIAN_TRY_VOID(residency_.end_refresh(next));
+  }
+  return {};
+}
+
+Result<void> Optimizer::finish_step() noexcept {
+  if (!under_way_) return {};
+  ARTESIAN_TRY_VOID(update_up_to(all_units_.back()));
+  under_way_ = false;
+  ARTESIAN_TRY_VOID(stream_.finish());
   ARTESIAN_TRY_VOID(state_.ring().finish());
-  return separate ? state_.device().join_queues() : Result<void>();  // computing sees the update
+  return state_.separate_device() ? state_.device().join_queues() : Result<void>();
 }
 
 Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {

@@ -1,6 +1,10 @@
 // The optimizer over tiered state: initial values, the Adam step, and reading state back (digest,
 // export). Sub-groups stream through the staging ring; the work runs on the compute team. Units of
 // a separate device that have all of their state there are updated by it, in place.
+//
+// A step is deferred: begin_step fixes what it does, and each unit is updated when somebody comes
+// to it, in the order in which the next forward does. Until then its gradient must stay, and its
+// parameters and state are last step's.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +30,16 @@ class Optimizer {
   Result<void> initialize(
       WeightSource& weights,
       const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
-  /// One update of every unit from its accumulated gradient; gathered parameters follow.
-  /// When it returns, nothing is in flight. Errors: Io, Corrupt, NoSpace, Timeout.
-  Result<void> step(const kernels::AdamStep& constants) noexcept;
+  /// Begins one update of every unit from its accumulated gradient: starts the first reads, and
+  /// updates what a separate device updates by itself. Gathered parameters follow, and those that
+  /// are gathered from here on. Errors: Io, Timeout.
+  Result<void> begin_step(const kernels::AdamStep& constants) noexcept;
+  /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
+  /// Timeout.
+  Result<void> update_up_to(std::uint32_t unit) noexcept;
+  /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
+  Result<void> finish_step() noexcept;
+  bool step_under_way() const noexcept { return under_way_; }
   /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
   /// placement. Errors: Io, Corrupt, Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
@@ -50,8 +61,10 @@ class Optimizer {
   ModelState& state_;
   tiering::Residency& residency_;
   SubGroupStream stream_;
-  std::vector<std::uint32_t> all_units_;
-  std::vector<std::uint32_t> streamed_units_;  // updated by the compute team
+  std::vector<std::uint32_t> all_units_;       // in order of first use
+  std::vector<std::uint32_t> streamed_units_;  // of these, updated by the compute team
+  std::size_t updated_ = 0;                    // of streamed_units_, in the step under way
+  bool under_way_ = false;
 };
 
 }  // namespace artesian::zero3

@@ -17,6 +17,7 @@ constexpr std::uint64_t staging_bytes_max = 4 << 20;    // of one copy to or fro
 constexpr std::uint64_t device_buffer_bytes = 1 << 20;  // for pieces to expand
 constexpr std::uint64_t gradient_scratch_bytes = 64 << 10;
 constexpr std::uint32_t grad_staging_count_max = 4;
+constexpr std::uint64_t ring_count_max = 256;
 
 Tier home_of(Offload device) noexcept {
   return device == Offload::None ? Tier::Device : device == Offload::Cpu ? Tier::Host : Tier::Nvme;
@@ -264,24 +265,44 @@ class Planner {
     return std::max(image_alignment, round_down(wanted, image_alignment));
   }
 
+  std::uint32_t ring_count_min() const {
+    return static_cast<std::uint32_t>(
+        std::clamp<std::uint64_t>(config_.zero.offload_optimizer.buffer_count, 1, 64));
+  }
+
   /// Largest sub-group whose ring takes at most a quarter of `room`, or the smallest that fits at
   /// all.
   bool size_ring(std::uint64_t room) {
-    const auto count_max = static_cast<std::uint32_t>(
-        std::clamp<std::uint64_t>(config_.zero.offload_optimizer.buffer_count, 1, 64));
     std::uint64_t sub_group = largest_sub_group();
     for (;; sub_group = std::max(image_alignment, round_down(sub_group / 2, image_alignment))) {
       plan_.sub_group = sub_group;
       plan_.ring_item_bytes = item_bytes(sub_group);
-      plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : count_max;
+      plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : ring_count_min();
       const auto total = [&] {
         return plan_.ring_count * plan_.ring_item_bytes + staging_min(sub_group);
       };
-      if (total() <= room / 4) return true;
+      if (total() <= room / 4) {
+        lengthen_ring(room);
+        return true;
+      }
       if (sub_group > image_alignment) continue;
       while (total() > room && plan_.ring_count > 1) --plan_.ring_count;
       return total() <= room;
     }
+  }
+
+  /// While a stage computes, the disk works on what the ring holds: the reads of coming sub-groups
+  /// and the writes of past ones. More than a stage's share cannot be of use; what the config's
+  /// buffers hold at most, and an eighth of `room`, bound it too.
+  void lengthen_ring(std::uint64_t room) {
+    if (plan_.ring_item_bytes == 0) return;
+    std::uint64_t elements = 0;
+    for (const Unit& unit : plan_.layout.units) elements += unit.image;
+    const std::uint64_t buffers = config_.zero.sub_group_size / plan_.sub_group * ring_count_min();
+    const std::uint64_t stage = elements / plan_.layout.stages.size() / plan_.sub_group + 1;
+    const std::uint64_t count =
+        std::min({buffers, stage, room / 8 / plan_.ring_item_bytes, ring_count_max});
+    plan_.ring_count = std::max(plan_.ring_count, static_cast<std::uint32_t>(count));
   }
 
   /// What must be in host memory, apart from the ring.
@@ -426,9 +447,14 @@ class Planner {
   /// than the least room for this one: that may be more than `spare`, or fit better.
   void look_for_a_smaller_ring(std::uint64_t must, std::uint64_t room, std::uint64_t spare) {
     const std::uint64_t total = ring_bytes() + staging_min(plan_.sub_group);
-    const std::uint64_t least = total <= room / 4 ? 4 * total : total;
     const std::uint64_t record = plan_.sub_group * 4 * plan_.states;
-    if (spare < least + record) smaller_ring_ = must + least - 1;
+    std::uint64_t least = total <= room / 4 ? 4 * total : total;
+    std::uint64_t below = least;                // bounds what it would leave
+    if (plan_.ring_count > ring_count_min()) {  // lengthened: just below, by one item less
+      least = 8 * ring_bytes();
+      below = least - ring_bytes() + plan_.ring_item_bytes;
+    }
+    if (spare < below + record) smaller_ring_ = must + least - 1;
   }
 
   Error host_error(std::uint64_t must) const {

@@ -39,7 +39,8 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
 /// them: what comes first, some of it in memory, is then never far from what comes from the disk.
 std::vector<std::uint64_t> spread_order(std::uint64_t count);
 
-/// By unit, how often a step with one micro-batch fetches it, by plan_step. Persistent units: 0.
+/// By unit, how often a step with one micro-batch fetches it, by plan_step: not in forward, where
+/// the update of the step before fills its slot. Persistent units: 0.
 std::vector<std::uint64_t> fetches_of_a_pass(const Placement& placement,
                                              const std::vector<StageSpec>& stages,
                                              const PrefetchLimits& limits);

@@ -88,6 +88,7 @@ class DryRun {
         prefetcher_(layout_, slots_, request.limits) {}
 
   Result<StepPlan> run() {
+    filled_ = pending_ = std::vector<bool>(layout_.units.size(), false);
     ARTESIAN_TRY_VOID(prefetcher_.gather_persistent());
     for (int step = 0; step < 3; ++step) {  // recorded, first with look-ahead, steady
       plan_.events.clear();
@@ -124,6 +125,8 @@ class DryRun {
   void see(const tiering::DryMove& move) {
     const UnitPlacement& place = placement_.units[move.unit];
     const bool casts = placement_.param_dtype != placement_.compute_dtype;
+    if (move.to == SlotState::Fetching) filled_[move.unit] = pending_[move.unit];
+    if (filled_[move.unit]) return;  // by the update: nothing is fetched
     if (move.to == SlotState::Fetching) {
       StepEvent& event = add(Kind::Fetch, move.unit);
       event.ahead = move.priority != aio::Priority::Demand;
@@ -148,6 +151,7 @@ class DryRun {
     prefetcher_.begin_step();
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
+      update_up_to(*std::max_element(access.units.begin(), access.units.end()));
       StepEvent& event = add(Kind::Compute, 0);
       event.stage = access.stage;
       event.direction = access.direction;
@@ -166,11 +170,23 @@ class DryRun {
       add_norm(unit);
     }
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-      const bool live = slots_.state(unit) == SlotState::Live;
-      add(Kind::Update, unit).moved =
-          update_moves(placement_, unit, request_.separate_device, live);
+      pending_[unit] = !placement_.units[unit].updated_on_device;
+      if (!pending_[unit]) add_update(unit);
     }
     return prefetcher_.look_ahead_to_next_step();
+  }
+
+  /// What the step before left, as far as that.
+  void update_up_to(std::uint32_t last) {
+    for (std::uint32_t unit = 0; unit <= last; ++unit) {
+      if (pending_[unit]) add_update(unit);
+      pending_[unit] = false;
+    }
+  }
+
+  void add_update(std::uint32_t unit) {
+    const bool live = slots_.state(unit) != SlotState::Absent;
+    add(Kind::Update, unit).moved = update_moves(placement_, unit, request_.separate_device, live);
   }
 
   void add_norm(std::uint32_t unit) {
@@ -269,6 +285,8 @@ class DryRun {
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
   std::vector<bool> started_;  // by unit: has a gradient this step
+  std::vector<bool> pending_;  // by unit: its update is still to come
+  std::vector<bool> filled_;   // by unit: its slot is filled by that
   StepPlan plan_;
   tiering::DrySlots slots_;
   Prefetcher prefetcher_;

@@ -1,7 +1,8 @@
 // StepPlan: what one steady training step does, event by event, with the bytes that each moves: the
 // answer to "how many bytes per step" before anything runs. Nothing here decides: homes come from
 // the Placement, and what is fetched, kept and given up from the Prefetcher itself, run over slots
-// that hold nothing (tiering/dry_slots.h). Bytes are exact, 4 KiB rounding included, but for what
+// that hold nothing (tiering/dry_slots.h). The update that a step leaves to the next one's forward
+// is the one that it finds there. Bytes are exact, 4 KiB rounding included, but for what
 // depends on data and time: of a spilled table that is looked up every sub-group counts as touched,
 // and of its rows one for each token; what a separate device fetches ahead of the next step
 // counts in this one. With several ranks the bytes are those of one.
@@ -47,7 +48,7 @@ struct StepEvent {
     Rows,       // those of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: one of zeros
     Norm,       // of `unit`'s accumulated gradient
-    Update,     // the optimizer, all sub-groups of `unit`
+    Update,     // the optimizer of the step before, all sub-groups of `unit`; its slot is filled
   };
   Kind kind = Kind::Compute;
   std::uint32_t unit = 0;

@@ -86,23 +86,10 @@ class Simulation {
   Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
 
   void one_step() {
-    bool updated = false;
-    for (const StepEvent& event : request_.plan->events) {
-      if (event.kind == Kind::Update && !updated) {
-        updated = true;
-        barrier_ = schedule_.join({barrier_, computed_, worked_});
-      }
-      if (event.kind == Kind::Fetch && updated) finish_update();
-      see(event);
-    }
-    finish_update();
+    queue_updates();
+    for (const StepEvent& event : request_.plan->events) see(event);
+    barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_, gathered_});
     end_of_step_ = schedule_.finish(barrier_);
-  }
-
-  void finish_update() {
-    run_ring();
-    barrier_ = schedule_.join({barrier_, computed_, worked_, written_, gathered_});
-    computed_ = worked_ = barrier_;
   }
 
   void see(const StepEvent& event) {
@@ -152,7 +139,14 @@ class Simulation {
         event.direction == Direction::Forward ? request_.stages.forward : request_.stages.backward;
     const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
     time_.model_seconds += seconds;
+    if (event.direction == Direction::Backward) finish_update();
     computed_ = add(event.kind, Resource::Compute, seconds, {computed_, barrier_});
+  }
+
+  /// The host waits for its writes before new gradients come.
+  void finish_update() {
+    (separate_ ? worked_ : computed_) = schedule_.join({computed_, worked_, written_});
+    written_ = Schedule::none;
   }
 
   /// To the host where it is apart, then the kernels, then the disk where they spill.
@@ -186,41 +180,63 @@ class Simulation {
     return elements * (std::uint64_t{8} * plan_.states + dtype_size(plan_.grad_dtype) + param);
   }
 
+  std::uint64_t elements(std::uint32_t unit) const {
+    return Sharding::share(plan_.layout.units[unit].image, plan_.sharding.optimizer);
+  }
+
+  /// The unit's slot, if it has one, has its parameters when they are copied or cast.
   void update(const StepEvent& event) {
-    const std::uint64_t image = plan_.layout.units[event.unit].image;
-    const std::uint64_t elements = Sharding::share(image, plan_.sharding.optimizer);
     if (plan_.units[event.unit].updated_on_device) {
-      computed_ = add(event.kind, Resource::Compute,
-                      seconds_for(update_bytes(elements), rates_.device_memory), {computed_});
+      computed_ =
+          add(event.kind, Resource::Compute,
+              seconds_for(update_bytes(elements(event.unit)), rates_.device_memory), {computed_});
     } else {
-      const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
-      items_.insert(items_.end(), count, {event.moved.total(), elements, count});
+      for (std::uint64_t part = items_[worked_on_].count; part != 0; --part) {
+        read_ahead();
+        work_on_item(items_[worked_on_++]);
+      }
     }
     gathered_ = add(event.kind, Resource::Bus, seconds_for(event.moved.param.bus, rates_.bus),
                     {gathered_, computed_});
+    computed_ = schedule_.join({computed_, gathered_});
   }
 
   struct Item {   // of the staging ring
     Moved moved;  // of the whole unit, as are the
     std::uint64_t elements = 0;
-    std::uint64_t count = 1;  // items that share them
+    std::uint64_t slot_bytes = 0;  // made anew beside it, by the CPU
+    std::uint64_t count = 1;       // items that share them
     Task read = Schedule::none;
     Task written = Schedule::none;
     double part(double seconds) const { return seconds / static_cast<double>(count); }
   };
 
-  /// As SubGroupStream does it: reads run ahead as far as there are items, and a read waits until
-  /// the write of the item that it takes over is done.
-  void run_ring() {
-    const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
-    std::size_t issued = 0;
-    for (std::size_t current = 0; current < items_.size(); ++current) {
-      for (; issued < items_.size() && issued < current + depth; ++issued) {
-        read_item(items_[issued], issued < depth ? Schedule::none : items_[issued - depth].written);
-      }
-      work_on_item(items_[current]);
-    }
+  /// All of the update that the step before has left: its first reads begin with this step.
+  void queue_updates() {
     items_.clear();
+    for (const StepEvent& event : request_.plan->events) {
+      if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
+      const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
+      const std::uint64_t updated = elements(event.unit);
+      const bool fills = !separate_ && !plan_.units[event.unit].aliased;
+      items_.insert(items_.end(), count,
+                    {.moved = event.moved.total(),
+                     .elements = updated,
+                     .slot_bytes = fills ? updated * dtype_size(plan_.compute_dtype) : 0,
+                     .count = count});
+    }
+    worked_on_ = issued_ = 0;
+    read_ahead();
+  }
+
+  /// As SubGroupStream does it: as far as there are items, and a read waits until the write of the
+  /// item that it takes over is done.
+  void read_ahead() {
+    const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
+    for (; issued_ < items_.size() && issued_ < worked_on_ + depth; ++issued_) {
+      read_item(items_[issued_],
+                issued_ < depth ? Schedule::none : items_[issued_ - depth].written);
+    }
   }
 
   void read_item(Item& item, Task free) {
@@ -233,16 +249,20 @@ class Simulation {
   }
 
   void work_on_item(Item& item) {
-    const double work = memory_seconds(update_bytes(item.elements)) +
+    const double work = memory_seconds(update_bytes(item.elements) + item.slot_bytes) +
                         checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
-    worked_ = add(Kind::Update, worker(), item.part(work), {item.read, barrier_, worked_});
-    if (!separate_) computed_ = worked_;
+    const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
+    worked_ = add(Kind::Update, worker(), item.part(work), {item.read, before});
     item.written = add(Kind::Update, Resource::DiskWrite,
                        item.part(seconds_for(item.moved.nvme_write, rates_.disk_write)), {worked_});
     if (separate_) {
-      item.written =
+      const Task copied =
           add(Kind::Update, Resource::ToDevice,
-              item.part(seconds_for(item.moved.to_device, rates_.to_device)), {item.written});
+              item.part(seconds_for(item.moved.to_device, rates_.to_device)), {worked_});
+      item.written = schedule_.join({item.written, copied});
+      computed_ = schedule_.join({computed_, copied});
+    } else {
+      computed_ = worked_;
     }
     written_ = schedule_.join({written_, item.written});
   }
@@ -253,13 +273,15 @@ class Simulation {
   const bool separate_;
   Schedule schedule_;
   std::vector<Task> fetched_;  // by unit
-  std::vector<Item> items_;    // of this step's update
+  std::vector<Item> items_;    // of the update that this step carries
+  std::size_t worked_on_ = 0;  // of these
+  std::size_t issued_ = 0;     // of these: their reads are queued
   std::uint64_t grain_ = 1;    // sub-groups that count as one
   Task computed_ = Schedule::none;
   Task worked_ = Schedule::none;    // by the host's CPU
   Task written_ = Schedule::none;   // the optimizer's writes
   Task gathered_ = Schedule::none;  // fresh parameters of the other ranks
-  Task barrier_ = Schedule::none;   // the end of the last step, or the begin of the update
+  Task barrier_ = Schedule::none;   // the end of the last step
   double begin_ = 0.0;
   double end_of_step_ = 0.0;
   StepTime time_;

@@ -31,16 +31,15 @@ bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
   return state_.separate_device() && state_.store().shard(id).home == Tier::Device;
 }
 
-SubGroupStream::Item SubGroupStream::item_for(const Task& task,
-                                              const SubGroupStreamOptions& options) const noexcept {
+SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
   const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
   const bool record = passes(state_.optimizer(task.unit, task.index));
   const bool param = passes(state_.param(task.unit));
   const bool reads_state =
-      options.read_state && (record || (param && state_.placement().states == 2));
-  const bool reads_grad = options.read_grad && passes(state_.grad(task.unit));
+      options_.read_state && (record || (param && state_.placement().states == 2));
+  const bool reads_grad = options_.read_grad && passes(state_.grad(task.unit));
   if (reads_state || reads_grad) return Item::ToRead;
-  return options.write_state && (record || param) ? Item::ToWrite : Item::Never;
+  return options_.write_state && (record || param) ? Item::ToWrite : Item::Never;
 }
 
 /// A free item with its transfers of last time finished: one that is idle, or else the one that was
@@ -60,8 +59,8 @@ Result<StagingItem*> SubGroupStream::take_item() noexcept {
 
 /// Without waiting, and with an item left for tasks before it that only write: these take theirs
 /// when they come, so that they hold none from reading ahead.
-bool SubGroupStream::may_look_ahead(std::uint32_t writers_waiting) const noexcept {
-  return free_items_.size() > (writers_waiting != 0 ? 1u : 0u) &&
+bool SubGroupStream::may_look_ahead() const noexcept {
+  return free_items_.size() > (writers_waiting_ != 0 ? 1u : 0u) &&
          std::any_of(free_items_.begin(), free_items_.end(),
                      [](const StagingItem* item) { return item->idle(); });
 }
@@ -91,8 +90,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   return group;
 }
 
-Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item,
-                                         const SubGroupStreamOptions& options) noexcept {
+Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t first = task.index * plan.sub_group;
   const std::uint64_t count = plan.sub_group_numel(task.unit, task.index);
@@ -102,19 +100,18 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item,
     if (!out_of_reach(id)) return {};
     return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
-  if (options.read_state) {
+  if (options_.read_state) {
     ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0, count * 4 * plan.states, 0));
     if (plan.states == 2) {
       ARTESIAN_TRY_VOID(read(state_.param(task.unit), first * 4, count * 4, param_offset()));
     }
   }
-  if (!options.read_grad) return {};
+  if (!options_.read_grad) return {};
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   return read(state_.grad(task.unit), first * size, count * size, grad_offset());
 }
 
-Result<void> SubGroupStream::verify(const SubGroup& group,
-                                    const SubGroupStreamOptions& options) noexcept {
+Result<void> SubGroupStream::verify(const SubGroup& group) noexcept {
   struct Block {
     ShardId shard;
     std::uint64_t block;
@@ -126,7 +123,7 @@ Result<void> SubGroupStream::verify(const SubGroup& group,
     if (on_nvme(shard)) blocks[count++] = {shard, block, data};
   };
   const ShardId record = state_.optimizer(group.unit, group.index);
-  if (options.read_state) {
+  if (options_.read_state) {
     std::uint64_t block = 0;
     if (state_.placement().states == 3) {
       add(record, block++, group.master);
@@ -136,7 +133,7 @@ Result<void> SubGroupStream::verify(const SubGroup& group,
     add(record, block++, group.exp_avg);
     add(record, block, group.exp_avg_sq);
   }
-  if (options.read_grad) add(state_.grad(group.unit), group.index, group.grad);
+  if (options_.read_grad) add(state_.grad(group.unit), group.index, group.grad);
   std::atomic<std::size_t> bad{count};
   state_.executor().parallel_for(count, 1, [&](std::uint64_t from, std::uint64_t to) {
     for (auto index = static_cast<std::size_t>(from); index < to; ++index) {
@@ -178,73 +175,113 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
                              param_offset(), group.count * param_size);
 }
 
-Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item,
-                                     const SubGroupStreamOptions& options,
-                                     const Body& body) noexcept {
+Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexcept {
   const SubGroup group = locate(task, item);
   if (item != nullptr) {
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(item->finish());
     wait_ns_ += system_clock().now_ns() - before;
-    ARTESIAN_TRY_VOID(verify(group, options));
+    ARTESIAN_TRY_VOID(verify(group));
   }
-  ARTESIAN_TRY_VOID(body(group));
+  ARTESIAN_TRY_VOID(body_(group));
   if (item != nullptr && state_.separate_device()) ARTESIAN_TRY_VOID(item->hold());
-  if (item == nullptr || !options.write_state) return {};
+  if (item == nullptr || !options_.write_state) return {};
   return write(group, *item);
 }
 
-Result<void> SubGroupStream::run_tasks(const std::vector<Task>& tasks,
-                                       const SubGroupStreamOptions& options,
-                                       const Body& body) noexcept {
-  tiering::StagingRing& ring = state_.ring();
+Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept {
+  options_ = options;
+  body_ = std::move(body);
+  items_.assign(tasks_.size(), nullptr);
+  current_ = issued_ = 0;
+  writers_waiting_ = 0;
+  unit_end_.assign(state_.layout().units.size(), 0);
+  for (std::size_t place = 0; place < tasks_.size(); ++place) {
+    unit_end_[tasks_[place].unit] = place + 1;
+  }
   // Copies follow whatever has used the device's state, and it is used again after them.
   if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
+  tiering::StagingRing& ring = state_.ring();
   free_items_.clear();
   for (std::uint32_t turn = 0; turn < ring.count(); ++turn) free_items_.push_back(&ring.at(turn));
-  std::vector<StagingItem*> items(tasks.size(), nullptr);
-  std::size_t issued = 0;             // tasks of which all reads have been started
-  std::uint32_t writers_waiting = 0;  // of these, those that will take an item to write
-  for (std::size_t current = 0; current < tasks.size(); ++current) {
-    for (; issued < tasks.size(); ++issued) {
-      const Item need = item_for(tasks[issued], options);
-      writers_waiting += need == Item::ToWrite ? 1 : 0;
-      if (need != Item::ToRead) continue;
-      if (issued > current && !may_look_ahead(writers_waiting)) break;
+  return read_ahead(/*wait=*/false);
+}
+
+/// Starts reads as long as none has to wait, or only the current task's.
+Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
+  for (; issued_ < tasks_.size(); ++issued_) {
+    const Item need = item_for(tasks_[issued_]);
+    if (need == Item::ToRead) {
+      const bool may_wait = wait && issued_ == current_;
+      if (!may_wait && !may_look_ahead()) return {};
       ARTESIAN_TRY(item, take_item());
-      items[issued] = item;
-      ARTESIAN_TRY_VOID(issue_reads(tasks[issued], *item, options));
+      items_[issued_] = item;
+      ARTESIAN_TRY_VOID(issue_reads(tasks_[issued_], *item));
+    } else if (need == Item::ToWrite) {
+      ++writers_waiting_;
     }
-    if (item_for(tasks[current], options) == Item::ToWrite) {
-      ARTESIAN_TRY(item, take_item());
-      items[current] = item;
-      --writers_waiting;
-    }
-    ARTESIAN_TRY_VOID(run_one(tasks[current], items[current], options, body));
-    if (items[current] != nullptr) free_items_.push_back(items[current]);
   }
   return {};
 }
 
-Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
-                                 const SubGroupStreamOptions& options, const Body& body) noexcept {
-  std::vector<Task> tasks;
+Result<void> SubGroupStream::run_next() noexcept {
+  ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
+  if (item_for(tasks_[current_]) == Item::ToWrite) {
+    ARTESIAN_TRY(item, take_item());
+    items_[current_] = item;
+    --writers_waiting_;
+  }
+  StagingItem* item = items_[current_];
+  ARTESIAN_TRY_VOID(run_one(tasks_[current_], item));
+  if (item != nullptr) free_items_.push_back(item);
+  ++current_;
+  return {};
+}
+
+Result<void> SubGroupStream::advance_to(std::size_t end) noexcept {
+  Result<void> outcome;
+  while (outcome.has_value() && current_ < end) outcome = run_next();
+  if (outcome.has_value()) outcome = read_ahead(/*wait=*/false);
+  if (!outcome.has_value()) current_ = tasks_.size();
+  return outcome;
+}
+
+Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
+                                   const SubGroupStreamOptions& options, Body body) noexcept {
+  ARTESIAN_CHECK(!under_way());
+  tasks_.clear();
   for (const auto unit : units) {
     const std::uint64_t count = state_.placement().sub_group_count(unit);
-    for (std::uint64_t index = 0; index < count; ++index) tasks.push_back({unit, index});
+    for (std::uint64_t index = 0; index < count; ++index) tasks_.push_back({unit, index});
   }
-  return run_tasks(tasks, options, body);
+  return begin_tasks(options, std::move(body));
+}
+
+Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
+  return advance_to(unit_end_[unit]);
+}
+
+Result<void> SubGroupStream::finish() noexcept {
+  return advance_to(tasks_.size());
+}
+
+Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
+                                 const SubGroupStreamOptions& options, const Body& body) noexcept {
+  ARTESIAN_TRY_VOID(begin(units, options, body));
+  return finish();
 }
 
 Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                                        const SubGroupStreamOptions& options,
                                        const Body& body) noexcept {
+  ARTESIAN_CHECK(!under_way());
   const std::uint64_t sub_group = state_.placement().sub_group;
-  std::vector<Task> tasks;
+  tasks_.clear();
   for (std::uint64_t index = first / sub_group; index * sub_group < first + count; ++index) {
-    tasks.push_back({unit, index});
+    tasks_.push_back({unit, index});
   }
-  return run_tasks(tasks, options, body);
+  ARTESIAN_TRY_VOID(begin_tasks(options, body));
+  return finish();
 }
 
 }  // namespace artesian::zero3

@@ -3,7 +3,8 @@
 // home is memory is worked on in place; what lies in a separate device's memory comes and goes
 // through the ring, too. A sub-group that needs nothing else takes no item of the ring, and the
 // disk is busy with the next ones that do. Initialisation (write), the optimizer step (read,
-// write), export and digest (read) are the same loop.
+// write), export and digest (read) are the same loop. It may pause between units: transfers go
+// on.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +41,17 @@ class SubGroupStream {
   using Body = std::function<Result<void>(const SubGroup&)>;
 
   explicit SubGroupStream(ModelState& state) noexcept : state_(state) {}
-  /// Runs `body` on every sub-group of `units`, in order. When it returns, writes may still be in
-  /// flight in the ring. Errors: Io, Corrupt, NoSpace, Timeout, and those of the body.
+  /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
+  /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
+  Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
+                     Body body) noexcept;
+  /// Goes on until the sub-groups of `unit`, and of those before it, are done, and starts as many
+  /// more reads as it can without waiting. Errors: Io, Corrupt, NoSpace, Timeout, and those of the
+  /// body.
+  Result<void> advance_past(std::uint32_t unit) noexcept;
+  /// The rest of the pass. Writes may still be in flight in the ring. Errors: as advance_past.
+  Result<void> finish() noexcept;
+  /// begin and finish.
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const Body& body) noexcept;
   /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
@@ -59,18 +69,19 @@ class SubGroupStream {
     std::uint32_t unit;
     std::uint64_t index;
   };
-  Result<void> run_tasks(const std::vector<Task>& tasks, const SubGroupStreamOptions& options,
-                         const Body& body) noexcept;
-  Result<void> run_one(const Task& task, tiering::StagingItem* item,
-                       const SubGroupStreamOptions& options, const Body& body) noexcept;
+  Result<void> begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept;
+  Result<void> advance_to(std::size_t end) noexcept;
+  Result<void> run_next() noexcept;
+  Result<void> read_ahead(bool wait) noexcept;
+  Result<void> run_one(const Task& task, tiering::StagingItem* item) noexcept;
+  bool under_way() const noexcept { return current_ < tasks_.size(); }
   enum class Item : std::uint8_t { Never, ToWrite, ToRead };  // to read, and maybe to write
-  Item item_for(const Task& task, const SubGroupStreamOptions& options) const noexcept;
+  Item item_for(const Task& task) const noexcept;
   Result<tiering::StagingItem*> take_item() noexcept;
-  bool may_look_ahead(std::uint32_t writers_waiting) const noexcept;
+  bool may_look_ahead() const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
-  Result<void> issue_reads(const Task& task, tiering::StagingItem& item,
-                           const SubGroupStreamOptions& options) noexcept;
-  Result<void> verify(const SubGroup& group, const SubGroupStreamOptions& options) noexcept;
+  Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
+  Result<void> verify(const SubGroup& group) noexcept;
   Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
   bool on_nvme(tiering::ShardId id) const noexcept;
   bool out_of_reach(tiering::ShardId id) const noexcept;
@@ -78,6 +89,15 @@ class SubGroupStream {
   std::uint64_t grad_offset() const noexcept;
 
   ModelState& state_;
+  // Of the pass under way:
+  SubGroupStreamOptions options_;
+  Body body_;
+  std::vector<Task> tasks_;
+  std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
+  std::vector<tiering::StagingItem*> items_;  // by task, or null
+  std::size_t current_ = 0;                   // the first task that is not done
+  std::size_t issued_ = 0;                    // tasks of which all reads have been started
+  std::uint32_t writers_waiting_ = 0;         // of these, those that will take an item to write
   std::vector<tiering::StagingItem*> free_items_;  // not of a task; the first was given back first
   std::uint64_t wait_ns_ = 0;
 };

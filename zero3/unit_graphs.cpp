@@ -71,6 +71,7 @@ void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t be
 
 Result<void> UnitGraphs::enter(const Trace::Access& units) {
   ARTESIAN_TRY_VOID(prefetcher_.enter(units));
+  if (options_.gathered) ARTESIAN_TRY_VOID(options_.gathered(units));
   for (const auto unit : units) tensors_.bind(unit, prefetcher_.data(unit));
   return {};
 }

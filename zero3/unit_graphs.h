@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -38,6 +39,8 @@ struct UnitGraphsOptions {
   Timeline* timeline = nullptr;    // may be null
   /// Of a forward only the stages' inputs are kept; backward runs each stage once more.
   bool activation_checkpointing = false;
+  /// Called when units were gathered, before anything computes with them. Its errors end the run.
+  std::function<Result<void>(const Trace::Access&)> gathered;
 };
 
 class UnitGraphs {

@@ -99,6 +99,11 @@ Result<void> train(const std::string& config_path, int steps) {
   double last_loss = 0.0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+  const auto count = [&](const std::optional<zero3::StepResult>& completed) {
+    if (!completed.has_value()) return;
+    bytes_read += completed->bytes_nvme_read;
+    bytes_written += completed->bytes_nvme_write;
+  };
   for (int step = 1; step <= steps; ++step) {
     for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
       const Points points = make_points(samples);
@@ -106,15 +111,16 @@ Result<void> train(const std::string& config_path, int steps) {
       if (step == 1 && micro == 0) first_loss = loss;
       ARTESIAN_TRY_VOID(engine->backward());
     }
+    count(engine->take_completed());  // the step before, whose update this forward has brought
     ARTESIAN_TRY(result, engine->step());
     last_loss = result.loss;
-    bytes_read += result.bytes_nvme_read;
-    bytes_written += result.bytes_nvme_write;
     if (step % 10 != 0 && step != steps) continue;
     ARTESIAN_TRY(share, accuracy(*engine, held_out));
     std::printf("step %3d  loss %.4f  accuracy %.3f  %.2f s a step\n", step, result.loss, share,
                 result.step_s);
   }
+  ARTESIAN_TRY_VOID(engine->finish_update());
+  count(engine->take_completed());
   std::printf("loss %.4f -> %.4f, NVMe read %.1f MB, written %.1f MB\n", first_loss, last_loss,
               static_cast<double>(bytes_read) * 1e-6, static_cast<double>(bytes_written) * 1e-6);
   return engine->close();  // nothing is left on the disk

@@ -260,14 +260,17 @@ class Formula:
         sub_group = min(shape.sub_group, 262144)
         while shape.buffers * sub_group * (self.s + self.g + self.p) > room / 4:
             sub_group //= 2
-        return shape.buffers * sub_group * (self.s + self.g + self.p)
+        item = sub_group * (self.s + self.g + self.p)
+        stage = self.all // len(self.stages) // sub_group + 1
+        longest = min(shape.sub_group // sub_group * shape.buffers, stage, room // 8 // item, 256)
+        return max(shape.buffers, longest) * item
 
     def worth(self):
         """How often a step moves a byte of each kind to or from NVMe, if it is there."""
         shape = self.shape
         gathered = self.c * (self.all - self.persistent)
         kept = shape.live >= self.all and self.device_homes() + gathered <= shape.device * MIB
-        fetches = 0 if kept else 2
+        fetches = 0 if kept else 1  # in backward; forward is given what the update makes
         update = 2 if self.p == 4 else 1
         return {
             "gradients": 2 * shape.accumulation + 1,

@@ -40,9 +40,10 @@ enum Factor : std::size_t {
   Accumulation,
   Head,
   Schedule,  // of micro-batches: each by itself; in groups of one, of all; those checkpointed
+  UpdateAt,  // when the update is complete: under the next forward; at once; at one or the other
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4};
+constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4, 3};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -217,6 +218,10 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
   RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);
   EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
+  const auto collect = [&] {  // a step with all its figures
+    const auto done = (*engine)->take_completed();
+    if (done.has_value()) outcome.steps[static_cast<std::size_t>(done->step) - 1] = *done;
+  };
   std::uint64_t draw = 0;
   for (std::size_t step = 0; step < scale.steps; ++step) {
     std::vector<TokenBatch> micro_batches;
@@ -229,15 +234,21 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
       }
     }
     if (!run_micro_batches(**engine, micro_batches, run[Schedule] == 0)) return outcome;
+    collect();
     auto result = (*engine)->step();
     EXPECT_TRUE(result.has_value()) << result.error().to_string();
     if (!result.has_value()) return outcome;
+    const bool at_once = run[UpdateAt] == 1 || (run[UpdateAt] == 2 && step % 3 != 0);
+    const auto updated = at_once ? (*engine)->finish_update() : Result<void>();
+    EXPECT_TRUE(updated.has_value()) << updated.error().to_string();
     EXPECT_LE(result->peak_device, *config.artesian.device_memory);
     EXPECT_LE(result->peak_host, *config.artesian.host_memory);
     outcome.steps.push_back(std::move(result).value());
+    collect();
   }
   auto digest = (*engine)->digest();
   EXPECT_TRUE(digest.has_value()) << digest.error().to_string();
+  collect();
   if (digest.has_value()) outcome.digest = *digest;
   const auto closed = (*engine)->close();
   EXPECT_TRUE(closed.has_value()) << closed.error().to_string();

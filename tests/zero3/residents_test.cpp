@@ -128,13 +128,20 @@ TEST(Residents, EveryBeginningOfTheOrderIsSpreadEvenly) {
   }
 }
 
-/// Elements that a third pass through the stages fetches, by a real Prefetcher.
-std::uint64_t fetched(Tiers& tiers, const PrefetchLimits& limits) {
+/// Bytes that the last of some passes through the stages reads, by a real Prefetcher. Its forward
+/// gathers each unit when it is refreshed, as under an update.
+std::uint64_t bytes_fetched(Tiers& tiers, const PrefetchLimits& limits) {
   Prefetcher prefetcher(tiers.layout(), *tiers.residency, limits);
   const auto& stages = tiers.layout().stages;
-  FetchStatistics statistics;
+  std::uint64_t read_before = 0;
+  std::vector<bool> refreshing(tiers.layout().units.size(), false);
+  const auto end_refresh = [&](std::uint32_t unit) {
+    if (!refreshing[unit]) return;
+    EXPECT_TRUE(tiers.residency->end_refresh(unit).has_value());
+    refreshing[unit] = false;
+  };
   for (int pass = 0; pass < 4; ++pass) {
-    prefetcher.reset_statistics();
+    read_before = tiers.state->store().statistics().bytes_read;
     prefetcher.begin_step();
     const auto visit = [&](std::size_t stage, bool backward) {
       Trace::Access units = stages[stage];
@@ -143,16 +150,21 @@ std::uint64_t fetched(Tiers& tiers, const PrefetchLimits& limits) {
         std::erase(units, tiers.layout().places[*lookup].unit);
       }
       EXPECT_TRUE(prefetcher.enter(units).has_value());
+      for (const auto unit : units) end_refresh(unit);
       EXPECT_TRUE(prefetcher.leave(units).has_value());
     };
     for (std::size_t stage = 0; stage < stages.size(); ++stage) visit(stage, false);
     for (std::size_t stage = stages.size(); stage-- > 0;) visit(stage, true);
     EXPECT_TRUE(prefetcher.end_step().has_value());
+    for (std::uint32_t unit = 0; unit < refreshing.size(); ++unit) {
+      tiers.residency->begin_refresh(unit);
+      refreshing[unit] = true;
+    }
     EXPECT_TRUE(prefetcher.look_ahead_to_next_step().has_value());
-    statistics = prefetcher.statistics();
   }
+  for (std::uint32_t unit = 0; unit < refreshing.size(); ++unit) end_refresh(unit);
   EXPECT_TRUE(prefetcher.clear().has_value());
-  return statistics.demand + statistics.prefetched;
+  return tiers.state->store().statistics().bytes_read - read_before;
 }
 
 TEST(Residents, FetchesAreThoseOfAPrefetcherThatMovesBytes) {
@@ -173,9 +185,9 @@ TEST(Residents, FetchesAreThoseOfAPrefetcherThatMovesBytes) {
             fetches_of_a_pass(tiers.state->placement(), tiers.model.stages, limits);
         std::uint64_t expected = 0;
         for (std::size_t unit = 0; unit < fetches.size(); ++unit) {
-          expected += fetches[unit] * tiers.layout().units[unit].numel;
+          expected += fetches[unit] * tiers.layout().units[unit].image * sizeof(float);
         }
-        EXPECT_EQ(fetched(tiers, limits), expected);
+        EXPECT_EQ(bytes_fetched(tiers, limits), expected);
       }
     }
   }

@@ -190,8 +190,10 @@ TEST_F(Trainer, AModelWithoutTokensLearnsAsInPlainTraining) {
       ASSERT_EQ(error_of(trained->backward()), "");
     }
     plain.update(sums, settings.optimizer.lr);
-    const auto result = trained->step();
-    ASSERT_EQ(error_of(result), "");
+    ASSERT_EQ(error_of(trained->step()), "");
+    ASSERT_EQ(error_of(trained->finish_update()), "");
+    const auto result = trained->take_completed();
+    ASSERT_TRUE(result.has_value());
     EXPECT_EQ(result->tokens, 32u);
     EXPECT_GT(result->bytes_nvme_read, 0u);
     EXPECT_GT(result->bytes_nvme_write, 0u);
@@ -312,7 +314,11 @@ TEST_F(Trainer, WhatAnEvaluationReadsIsNotOfTheStep) {
   Perceptron module;
   Config settings = config();
   settings.zero.max_live_parameters = 0;  // nothing is fetched ahead or kept
-  const Outcome expected = train(*engine(module, settings), [](auto&&...) {});
+  // An evaluation needs the update whole, so that forward reads what it would have been given.
+  const auto update = [](Engine& trained, std::int64_t, int) {
+    EXPECT_EQ(error_of(trained.finish_update()), "");
+  };
+  const Outcome expected = train(*engine(module, settings), update);
   const auto evaluate = [&](Engine& trained, std::int64_t, int) {
     const Sample data = sample(100);
     EXPECT_EQ(error_of(trained.evaluate({data.input, data.targets})), "");

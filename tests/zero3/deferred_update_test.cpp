@@ -1,0 +1,138 @@
+// Proves the promises of the deferred update: step() leaves it to the next forward; whatever else
+// comes to the weights completes it first; a step is complete, with all its figures, when its
+// update is; and an error in it ends the run with that error alone.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <fstream>
+
+#include "tests/zero3/equality.h"
+
+namespace artesian::zero3 {
+namespace {
+
+class DeferredUpdate : public Equality {
+ protected:
+  DeferredUpdate() : Equality(tiny), batch(scale.samples, scale.length) { at::set_num_threads(1); }
+
+  /// All on NVMe in fp32, a ring of one item; trained for some steps.
+  std::unique_ptr<Engine> trained(int steps) {
+    auto engine = Engine::create(module_of(run), config_of(run), {}).value();
+    RandomWeights weights(module_of(run).parameters(), 1);
+    EXPECT_TRUE(engine->initialize(weights).has_value());
+    for (int step = 0; step < steps; ++step) {
+      forward_and_backward(*engine);
+      EXPECT_TRUE(engine->step().has_value());
+    }
+    return engine;
+  }
+  void forward_and_backward(Engine& engine) {
+    EXPECT_TRUE(engine.forward(batch.batch()).has_value());
+    EXPECT_TRUE(engine.backward().has_value());
+  }
+  /// Writes over everything behind the superblocks, and waits until it is on the disk.
+  void damage_optimizer_state() {
+    for (const auto& file : std::filesystem::recursive_directory_iterator(directory_)) {
+      const bool of_optimizer = file.path().string().find("/optimizer/") != std::string::npos;
+      if (!file.is_regular_file() || !of_optimizer || file.file_size() <= 65536) continue;
+      std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekp(65536);
+      const std::string noise(file.file_size() - 65536, 'x');
+      stream.write(noise.data(), static_cast<std::streamsize>(noise.size()));
+      stream.flush();
+      EXPECT_TRUE(stream.good());
+      ::sync();
+      ++damaged;
+    }
+  }
+
+  const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  TokenBatch batch;
+  int damaged = 0;
+};
+
+TEST_F(DeferredUpdate, RunsUnderTheNextForwardAndCompletesItsStep) {
+  const auto engine = trained(1);
+  ASSERT_FALSE(engine->take_completed().has_value());
+  ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+  const auto first = engine->take_completed();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->step, 1u);
+  EXPECT_GT(first->bytes_nvme_write, 0u);
+  EXPECT_FALSE(engine->take_completed().has_value());  // each step once
+  ASSERT_TRUE(engine->backward().has_value());
+  const auto second = engine->step();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_LT(second->bytes_nvme_write, first->bytes_nvme_write);  // gradients that spill
+  ASSERT_TRUE(engine->finish_update().has_value());
+  EXPECT_EQ(engine->take_completed()->bytes_nvme_write, first->bytes_nvme_write);
+  EXPECT_TRUE(engine->close().has_value());
+}
+
+TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {
+  const std::vector<std::function<bool(Engine&)>> calls{
+      [&](Engine& engine) { return engine.evaluate(batch.batch()).has_value(); },
+      [](Engine& engine) { return engine.digest().has_value(); },
+      [](Engine& engine) { return engine.finish_update().has_value(); },
+      [](Engine& engine) {
+        return engine.read_master(0, [](std::span<const float>) -> Result<void> { return {}; })
+            .has_value();
+      }};
+  std::uint64_t written = 0;
+  for (const auto& call : calls) {
+    const auto engine = trained(2);
+    static_cast<void>(engine->take_completed());
+    EXPECT_TRUE(call(*engine));
+    const auto completed = engine->take_completed();
+    ASSERT_TRUE(completed.has_value());
+    EXPECT_EQ(completed->step, 2u);
+    if (written == 0) written = completed->bytes_nvme_write;
+    EXPECT_EQ(completed->bytes_nvme_write, written);
+    EXPECT_TRUE(engine->finish_update().has_value());  // nothing is left to do
+    EXPECT_FALSE(engine->take_completed().has_value());
+    EXPECT_TRUE(engine->close().has_value());
+  }
+  EXPECT_GT(written, 0u);
+}
+
+TEST_F(DeferredUpdate, AnErrorInItEndsTheRunWithThatError) {
+  const auto engine = trained(2);
+  static_cast<void>(engine->take_completed());
+  damage_optimizer_state();
+  ASSERT_EQ(damaged, 1);
+  const auto forward = engine->forward(batch.batch());
+  ASSERT_FALSE(forward.has_value());
+  EXPECT_EQ(forward.error().code, ErrorCode::Corrupt) << forward.error().to_string();
+  EXPECT_FALSE(engine->take_completed().has_value());
+  EXPECT_EQ(engine->step().error().to_string(), forward.error().to_string());
+  EXPECT_EQ(engine->finish_update().error().to_string(), forward.error().to_string());
+  EXPECT_EQ(engine->digest().error().to_string(), forward.error().to_string());
+  EXPECT_TRUE(engine->close().has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(DeferredUpdate, IsDroppedByClose) {
+  const auto engine = trained(2);
+  EXPECT_TRUE(engine->close().has_value());
+  EXPECT_FALSE(engine->finish_update().has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(DeferredUpdate, ASkippedStepHasNone) {
+  Choice half = run;
+  half[Dtype] = 2;  // fp16, whose first scale is too large
+  auto engine = Engine::create(module_of(half), config_of(half), {}).value();
+  RandomWeights weights(module_of(half).parameters(), 1);
+  ASSERT_TRUE(engine->initialize(weights).has_value());
+  forward_and_backward(*engine);
+  const auto result = engine->step();
+  ASSERT_TRUE(result.has_value());
+  ASSERT_TRUE(result->overflow);
+  const auto completed = engine->take_completed();
+  ASSERT_TRUE(completed.has_value());
+  EXPECT_EQ(completed->bytes_nvme_write, result->bytes_nvme_write);
+  EXPECT_TRUE(engine->close().has_value());
+}
+
+}  // namespace
+}  // namespace artesian::zero3
