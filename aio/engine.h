@@ -153,6 +153,9 @@ class Engine {
   virtual bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept = 0;
   virtual EngineStatistics statistics() const noexcept = 0;
   virtual EngineKind kind() const noexcept = 0;
+  /// The engine for transfers of the swap path with this number, whose completions it alone waits
+  /// for. One that keeps paths apart (aio/path_engines.h) has one for each.
+  virtual Engine& for_path(std::uint32_t) noexcept { return *this; }
 };
 
 /// Limits of EngineOptions; make_engine refuses what is outside.
