@@ -19,7 +19,7 @@ enum class Offload : std::uint8_t { None, Cpu, Nvme };
 
 struct OffloadConfig {
   Offload device = Offload::None;
-  std::string nvme_path;
+  std::vector<std::string> nvme_paths;  // bytes are divided over them
   bool pin_memory = true;
   std::uint64_t buffer_count = 4;            // param: default 5
   std::uint64_t buffer_size = 100'000'000;   // elements; param only

@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 
+#include "aio/path_engines.h"
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -52,7 +53,7 @@ tiering::Verify verify_of(VerifyMode mode) noexcept {
   return tiering::Verify::Full;
 }
 
-Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
+Result<std::unique_ptr<aio::Engine>> make_io_engine_of_path(const Config& config) {
   const aio::EngineOptions options{.block_size = config.aio.block_size,
                                    .queue_depth = config.aio.queue_depth,
                                    .threads = config.aio.intra_op_parallelism,
@@ -69,6 +70,11 @@ Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
                              "\", allowed auto or threads here: " + engine.error().message;
   }
   return engine;
+}
+
+Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config, std::size_t paths) {
+  return aio::make_path_engines(static_cast<std::uint32_t>(paths),
+                                [&config] { return make_io_engine_of_path(config); });
 }
 
 Error out_of_order(const char* call, const std::string& text) {
@@ -209,11 +215,11 @@ Result<void> Engine::Impl::build() {
                                           .device_bytes = budgets.device,
                                           .host_bytes = budgets.host}));
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
-  ARTESIAN_TRY(engine, make_io_engine(config));
+  ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
+  ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
   io = std::move(engine);
   ModelStateOptions state_options{.placement = std::move(placement),
-                                  .param_directory = {},
-                                  .optimizer_directory = {},
+                                  .paths = std::move(paths),
                                   .run_id = options.run_id != 0 ? options.run_id : random_run_id(),
                                   .verify = verify_of(config.artesian.verify),
                                   .pin_memory = config.zero.offload_param.pin_memory &&
@@ -222,12 +228,6 @@ Result<void> Engine::Impl::build() {
                                   .timeline = options.timeline,
                                   .device = compute.backend};
   const ZeroConfig& zero = config.zero;
-  if (zero.offload_param.device == Offload::Nvme) {
-    state_options.param_directory = zero.offload_param.nvme_path;
-  }
-  if (zero.offload_optimizer.device == Offload::Nvme) {
-    state_options.optimizer_directory = zero.offload_optimizer.nvme_path;
-  }
   FileSystem& files = options.files != nullptr ? *options.files : system_files();
   ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
   state = std::move(made);

@@ -27,6 +27,7 @@
 #include "base/result.h"
 #include "base/timeline.h"
 #include "tiering/device.h"
+#include "tiering/stripe.h"
 #include "zero3/config.h"
 #include "zero3/module.h"
 #include "zero3/placement.h"
@@ -43,6 +44,9 @@ struct EngineOptions {
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
+  /// The disks below the folders of the config's nvme_path, in the order in which it names them
+  /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
+  std::vector<tiering::PathDisk> path_disks{};
 };
 
 /// What one optimizer step did; the fields of the JSONL log (interfaces.md).

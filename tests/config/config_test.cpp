@@ -145,10 +145,24 @@ TEST(ConfigFiles, Zero3AutoWithoutArgumentsSaysWhatEachBecame) {
       "zero_optimization.stage3_prefetch_bucket_size = 50000000"));
 }
 
+TEST(ConfigNvmePath, IsOneFolderOrSeveral) {
+  const auto folders = [](const std::string& value) {
+    const std::string offload = R"({"device": "nvme", "nvme_path": )" + value + "}";
+    return parse(R"({"zero_optimization": {"stage": 3, "offload_param": )" + offload + "}}")
+        .zero.offload_param.nvme_paths;
+  };
+  using Folders = std::vector<std::string>;
+  EXPECT_EQ(folders(R"("/a b")"), (Folders{"/a b"}));
+  EXPECT_EQ(folders(R"("/a,/b")"), (Folders{"/a", "/b"}));
+  EXPECT_EQ(folders(R"(" /a , b c ")"), (Folders{"/a", "b c"}));
+  EXPECT_EQ(folders(R"(["/a", "b"])"), (Folders{"/a", "b"}));
+  EXPECT_EQ(folders(R"(["/a,b", " c"])"), (Folders{"/a,b", " c"}));  // in a list, names as they are
+}
+
 TEST(ConfigFiles, InfinityNvme) {
   const Config config = read("infinity-nvme-trailing-comma.json");
   EXPECT_EQ(config.zero.offload_param.device, Offload::Nvme);
-  EXPECT_EQ(config.zero.offload_param.nvme_path, "/local_nvme");
+  EXPECT_EQ(config.zero.offload_param.nvme_paths, std::vector<std::string>{"/local_nvme"});
   EXPECT_EQ(config.zero.offload_param.buffer_count, 5u);
   EXPECT_EQ(config.zero.offload_param.buffer_size, 100000000u);
   EXPECT_EQ(config.zero.offload_param.max_in_cpu, 1000000000u);

@@ -17,6 +17,7 @@
 #include "base/random.h"
 #include "models/registry.h"
 #include "zero3/engine.h"
+#include "zero3/swap_paths.h"
 #include "zero3/token_batch.h"
 
 namespace artesian::zero3 {
@@ -39,10 +40,11 @@ enum Factor : std::size_t {
   Dtype,
   Accumulation,
   Head,
-  Schedule,  // of micro-batches: each by itself; in groups of one, of all; those checkpointed
+  Schedule,     // of micro-batches: each by itself; in groups of one, of all; those checkpointed
+  SwapFolders,  // one; two alike; three of disks that differ, one of them shared by both sections
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4};
+constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4, 3};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -90,6 +92,7 @@ class Equality : public testing::Test {
   Module& module_of(const Choice& run) const {
     return *modules_[static_cast<std::size_t>(run[Head])];
   }
+  std::vector<std::string> folders(const std::string& name, const Choice& run) const;
   void set_budgets(Config& config, const Choice& run) const;
   struct Outcome {
     std::vector<StepResult> steps;
@@ -97,7 +100,12 @@ class Equality : public testing::Test {
     bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
-  Outcome train(const Choice& run, const Config& config) { return train(run, config, {}); }
+  Outcome train(const Choice& run, const Config& config) {
+    EngineOptions options;
+    if (run[SwapFolders] == 2) options.path_disks = unlike_disks(config);
+    return train(run, config, options);
+  }
+  static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
   Outcome train(const Choice& run, const Config& config, const EngineOptions& options);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
 
@@ -106,6 +114,24 @@ class Equality : public testing::Test {
   std::vector<std::unique_ptr<Module>> modules_;  // with a tied head, with one of its own
   std::filesystem::path directory_;
 };
+
+inline std::vector<std::string> Equality::folders(const std::string& name,
+                                                  const Choice& run) const {
+  std::vector<std::string> list{directory_ / name};
+  if (run[SwapFolders] > 0) list.push_back(directory_ / (name + "-second"));
+  if (run[SwapFolders] > 1) list.push_back(directory_ / "both");
+  return list;
+}
+
+/// As many disks as the configuration has folders in use, of speeds that differ.
+inline std::vector<tiering::PathDisk> Equality::unlike_disks(const Config& config) {
+  std::vector<tiering::PathDisk> disks;
+  for (std::uint64_t index = 0; index < swap_paths_of(config).value().directories.size(); ++index) {
+    const double speed = std::array{1e9, 4e9, 2e9}[index % 3];
+    disks.push_back({.speed = {speed, speed / 2}, .device = index});
+  }
+  return disks;
+}
 
 inline Config Equality::config_of(const Choice& run) const {
   constexpr std::array<Offload, 3> offloads{Offload::None, Offload::Cpu, Offload::Nvme};
@@ -124,10 +150,10 @@ inline Config Equality::config_of(const Choice& run) const {
   config.optimizer.weight_decay = 0.01;
   config.zero.stage = 3;
   config.zero.offload_param = {.device = offloads[static_cast<std::size_t>(run[ParamHome])],
-                               .nvme_path = directory_ / "param",
+                               .nvme_paths = folders("param", run),
                                .max_in_cpu = 0};
   config.zero.offload_optimizer = {.device = offloads[static_cast<std::size_t>(run[OptimizerHome])],
-                                   .nvme_path = directory_ / "optimizer",
+                                   .nvme_paths = folders("optimizer", run),
                                    .buffer_count = pick(BufferCount, {1, 2, 5})};
   config.zero.prefetch_bucket_size = pick(Bucket, {0, scale.some, 50'000'000});
   config.zero.max_live_parameters = pick(Live, {0, 4 * scale.some, 1'000'000'000});
