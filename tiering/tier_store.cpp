@@ -504,12 +504,17 @@ Result<DiskSpeed> TierStore::probe_disk(std::uint32_t volume, pinned::Pool& stag
   return striped_speed(impl_->disks_of(used), used.weights);
 }
 
-std::vector<double> TierStore::shares(std::uint32_t volume) const {
+std::vector<PathShare> TierStore::shares(std::uint32_t volume) const {
   ARTESIAN_CHECK(volume < impl_->volumes_.size(), volume, impl_->volumes_.size());
-  std::vector<double> shares = impl_->volumes_[volume].weights;
+  const auto& [paths, weights] = impl_->volumes_[volume];
   double whole = 0;
-  for (const double weight : shares) whole += weight;
-  for (double& share : shares) share /= whole;
+  for (const double weight : weights) whole += weight;
+  std::vector<PathShare> shares;
+  for (std::size_t index = 0; index < paths.size(); ++index) {
+    shares.push_back({.path = paths[index],
+                      .share = weights[index] / whole,
+                      .speed = impl_->disks_[paths[index]].speed});
+  }
   return shares;
 }
 

@@ -72,6 +72,13 @@ struct ByteRange {
   std::uint64_t length = 0;  // multiple of 4096, > 0
 };
 
+/// A directory's part of a volume.
+struct PathShare {
+  std::uint32_t path = 0;
+  double share = 0;  // of the volume's bytes: all sum up to 1
+  DiskSpeed speed;   // 0 until known
+};
+
 struct PathBytes {
   std::uint64_t read = 0;
   std::uint64_t written = 0;
@@ -129,8 +136,8 @@ class TierStore {
   /// the first write. `staging` lends up to 16 MiB for a moment. {0, 0} where no shard uses a path.
   /// Errors: Exhausted, Io, NoSpace, Timeout.
   Result<DiskSpeed> probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept;
-  /// How much of `volumes[volume]` each directory of it carries: they sum up to 1.
-  std::vector<double> shares(std::uint32_t volume) const;
+  /// How much of `volumes[volume]` each directory of it carries.
+  std::vector<PathShare> shares(std::uint32_t volume) const;
 
  private:
   class Impl;

@@ -294,7 +294,8 @@ Result<void> TrainRun::finish() {
   if (options_.quiet) return {};
   summary_.print(stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
-                                          : Summary::DeviceMemory::OfAGpu);
+                                          : Summary::DeviceMemory::OfAGpu,
+                 engine_->path_use());
   if (std::fflush(stdout) == 0) return {};
   return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
 }

@@ -592,6 +592,9 @@ const Config& Engine::config() const noexcept {
 aio::EngineKind Engine::io_engine() const noexcept {
   return impl_->io->kind();
 }
+std::vector<SwapPathUse> Engine::path_use() const {
+  return impl_->state->path_use();
+}
 
 Result<void> Engine::close() {
   Impl& impl = *impl_;

@@ -31,6 +31,7 @@
 #include "zero3/config.h"
 #include "zero3/module.h"
 #include "zero3/placement.h"
+#include "zero3/swap_paths.h"
 #include "zero3/weights.h"
 
 namespace artesian::zero3 {
@@ -119,6 +120,8 @@ class Engine {
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
   aio::EngineKind io_engine() const noexcept;
+  /// What each folder of nvme_path has carried since the start.
+  std::vector<SwapPathUse> path_use() const;
   /// Drains and removes the swap files. Errors: Io, Timeout.
   Result<void> close();
 

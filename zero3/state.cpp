@@ -1,6 +1,7 @@
 #include "zero3/state.h"
 
 #include <array>
+#include <cstdio>
 
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -128,6 +129,9 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *device_pool_,
                                                *host_, engine, files));
   store_ = std::move(store);
+  directories_ = paths.directories;
+  volumes_ = paths.volumes;
+  log_shares();
   if (!paths.directories.empty()) {  // while the ring's room in the pool is still free
     ARTESIAN_TRY(speed, store_->probe_disk(0, *host_));
     disk_speed_ = speed;
@@ -144,6 +148,35 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
     static_cast<void>(engine.register_memory(ranges));
   }
   return {};
+}
+
+void ModelState::log_shares() const {
+  for (std::uint32_t volume = 0; volume < volumes_.size(); ++volume) {
+    if (volumes_[volume].size() == 1) continue;
+    std::string line;
+    for (const tiering::PathShare& path : store_->shares(volume)) {
+      char text[96];
+      const int length = std::snprintf(text, sizeof text, " %.0f%%", 100 * path.share);
+      if (path.speed.read_bytes_per_s > 0) {
+        std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length),
+                      " (%.2f GB/s read, %.2f written)", path.speed.read_bytes_per_s * 1e-9,
+                      path.speed.write_bytes_per_s * 1e-9);
+      }
+      line += (line.empty() ? "" : ", ") + directories_[path.path] + text;
+    }
+    log(LogLevel::Info, "nvme_path: bytes are divided by the speed of the disks: " + line);
+  }
+}
+
+std::vector<SwapPathUse> ModelState::path_use() const {
+  std::vector<SwapPathUse> use;
+  const auto statistics = store_->statistics();
+  for (std::size_t path = 0; path < directories_.size(); ++path) {
+    use.push_back({.directory = directories_[path],
+                   .bytes_read = statistics.paths[path].read,
+                   .bytes_written = statistics.paths[path].written});
+  }
+  return use;
 }
 
 ModelState::~ModelState() {

@@ -78,12 +78,15 @@ class ModelState {
   /// What the disks below the parameters' swap files do together, or those below the optimizer's
   /// where it has them alone; zero without nvme shards.
   tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
+  /// Of each folder of swap files, in the order of the options.
+  std::vector<SwapPathUse> path_use() const;
 
  private:
   ModelState(Executor& executor, tiering::Device& device) noexcept
       : executor_(executor), device_(device) {}
   std::vector<tiering::ShardOptions> list_shards(const SwapPaths& paths);
   Result<void> create_pools(const ModelStateOptions& options);
+  void log_shares() const;
   Result<void> register_host();
   Result<void> create_staging();
   Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
@@ -102,6 +105,8 @@ class ModelState {
   std::uint64_t turn_ = 0;
   bool stalled_ = false;  // close() ran into its deadline
   tiering::DiskSpeed disk_speed_;
+  std::vector<std::string> directories_;
+  std::vector<std::vector<std::uint32_t>> volumes_;
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;

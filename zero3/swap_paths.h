@@ -22,6 +22,13 @@ struct SwapPaths {
   std::uint64_t stripe_bytes = 1 << 20;
 };
 
+/// What one folder of swap files has carried.
+struct SwapPathUse {
+  std::string directory;
+  std::uint64_t bytes_read = 0;  // since the start
+  std::uint64_t bytes_written = 0;
+};
+
 /// The folders need not exist yet. Errors: Invalid (one list names a folder in two ways).
 Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
                                      const std::vector<std::string>& optimizer);

@@ -180,7 +180,8 @@ TEST_P(StripedStore, CountsBytesOfEachPathByItsShare) {
   Paths paths(2, {}, GetParam());
   if (!paths.engine) GTEST_SKIP() << "the kernel refuses this engine";
   auto store = paths.open(paths.options(), {shard_of(512 << 10, sector)}).value();
-  EXPECT_EQ(store->shares(0), (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ(store->shares(0)[0].share, 0.5);
+  EXPECT_EQ(store->shares(0)[1].share, 0.5);
   ASSERT_TRUE(write(paths, *store, first, {0, 512 << 10}).has_value());
   ASSERT_TRUE(read(paths, *store, first, {0, 64 << 10}).has_value());
   const TierStoreStatistics statistics = store->statistics();
@@ -201,8 +202,10 @@ TEST(StripedStoreFaults, DisksGetBytesByTheirSpeed) {
   TierStoreOptions options = paths.options();
   options.disks = {{.speed = {1e9, 1e9}, .device = 1}, {.speed = {3e9, 3e9}, .device = 2}};
   auto store = paths.open(options, {shard_of(4 << 20, 64 << 10)}).value();
-  const std::vector<double> shares = store->shares(0);
-  EXPECT_NEAR(shares[0], 0.25, 0.01);
+  const auto shares = store->shares(0);
+  EXPECT_NEAR(shares[0].share, 0.25, 0.01);
+  EXPECT_DOUBLE_EQ(shares[0].share + shares[1].share, 1.0);
+  EXPECT_EQ(shares[1].speed.write_bytes_per_s, 3e9);
   EXPECT_NEAR(store->probe_disk(0, *paths.pool).value().read_bytes_per_s, 4e9, 0.1e9);
   ASSERT_TRUE(write(paths, *store, first, {0, 4 << 20}).has_value());
   EXPECT_NEAR(static_cast<double>(store->statistics().paths[0].written), 1 << 20, 128 << 10);
@@ -216,7 +219,10 @@ TEST(StripedStoreFaults, MeasuresDisksThatNobodyKnows) {
   ASSERT_TRUE(speed.has_value()) << speed.error().to_string();
   EXPECT_GT(speed->read_bytes_per_s, 0);
   EXPECT_GT(speed->write_bytes_per_s, 0);
-  EXPECT_EQ(store->shares(0), (std::vector<double>{0.5, 0.5}));  // they share the disk
+  for (const PathShare& path : store->shares(0)) {
+    EXPECT_EQ(path.share, 0.5);  // they share the disk
+    EXPECT_GT(path.speed.write_bytes_per_s, 0);
+  }
   EXPECT_EQ(store->statistics().bytes_written, 0u);
   EXPECT_EQ(paths.pool->statistics().bytes_in_use, 0u);
   EXPECT_TRUE(store->close().has_value());
