@@ -238,8 +238,8 @@ std::vector<PathDisk> TierStore::Impl::disks_of(const Volume& volume) const {
   return disks;
 }
 
-/// Where a disk's speed cannot be found, as it is full or there is too little to place on it, the
-/// weights stay equal: a lack of space shows when all of it is asked for.
+/// Where a disk's speed cannot be found, as it is full, no memory is free or there is too little to
+/// place on it, the weights stay equal: a lack of space shows when all of it is asked for.
 Result<void> TierStore::Impl::weigh_paths(pinned::Pool& staging) noexcept {
   const std::vector<std::uint64_t> bytes = bytes_to_probe();
   const auto count =
@@ -250,7 +250,9 @@ Result<void> TierStore::Impl::weigh_paths(pinned::Pool& staging) noexcept {
     if (!grown.has_value() && grown.error().code == ErrorCode::NoSpace) continue;
     ARTESIAN_TRY_VOID(std::move(grown));
     const double seconds = probe_seconds / static_cast<double>(count);
-    ARTESIAN_TRY_VOID(probe(path, round_down(bytes[path], sector_size), seconds, staging));
+    auto probed = probe(path, round_down(bytes[path], sector_size), seconds, staging);
+    if (!probed.has_value() && probed.error().code == ErrorCode::Exhausted) continue;
+    ARTESIAN_TRY_VOID(std::move(probed));
   }
   for (Volume& volume : volumes_) volume.weights = stripe_weights(disks_of(volume));
   return {};

@@ -164,7 +164,8 @@ void ModelState::log_shares() const {
       }
       line += (line.empty() ? "" : ", ") + directories_[path.path] + text;
     }
-    log(LogLevel::Info, "nvme_path: bytes are divided by the speed of the disks: " + line);
+    log(LogLevel::Info,
+        "nvme_path: each folder's share of the bytes, by the speed of its disk: " + line);
   }
 }
 

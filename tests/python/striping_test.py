@@ -66,12 +66,12 @@ def test_each_folder_holds_its_part_and_the_end_table_tells_it(place):  # noqa: 
     assert min(sizes) > 0 and abs(sizes[0] - sizes[1]) <= 64 << 10, sizes
     result = place.run(config=over(place, one, two))
     assert result.returncode == 0, result.stderr
-    assert re.search(f"nvme_path: bytes are divided .*: {one} 50%.*, {two} 50%", result.stderr)
+    assert re.search(f"nvme_path: each folder.s share of .*: {one} 50%.*, {two} 50%", result.stderr)
     for folder in [one, two]:
         assert re.search(rf"[1-9][\d.]* \w+ read, [1-9][\d.]* \w+ written through {folder}\n",
                          result.stdout), result.stdout  # fmt: skip
     single = place.run(config=over(place, one))
-    assert "written through" not in single.stdout and "divided" not in single.stderr
+    assert "written through" not in single.stdout and "share of" not in single.stderr
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,8 @@ def test_plan_knows_that_folders_of_one_disk_share_its_speed(place):  # noqa: F8
     assert assumed["nvme_read"]["value"] == rates(one)["nvme_read"]["value"]
     assert "2 paths together" in assumed["nvme_read"]["source"]
     identity = os.statvfs(one).f_fsid
+    if identity == 0:
+        pytest.skip("this file system has no name of its own")
     (cache / "artesian").mkdir(parents=True)
     (cache / "artesian" / f"disk-{identity:016x}.json").write_text(json.dumps(profile_of(5, 4)))
     measured = rates(one, two)

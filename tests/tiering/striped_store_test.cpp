@@ -24,11 +24,11 @@ namespace {
 constexpr std::uint64_t sector = 4096;
 constexpr ShardId first{0};
 
-/// No answer before release().
+/// No answer about files of the second path before release().
 class HeldAnswers final : public aio::FaultSeam {
  public:
-  std::int64_t answer(const aio::Block&, std::int64_t result) noexcept override {
-    released_.wait();
+  std::int64_t answer(const aio::Block& block, std::int64_t result) noexcept override {
+    if (block.request().file->path().find("/path1/") != std::string::npos) released_.wait();
     return result;
   }
   void release() { released_.count_down(); }
@@ -197,7 +197,7 @@ TEST_P(StripedStore, CountsBytesOfEachPathByItsShare) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(StripedStoreFaults, DisksGetBytesByTheirSpeed) {
+TEST(SwapOverPaths, DisksGetBytesByTheirSpeed) {
   Paths paths(2);
   TierStoreOptions options = paths.options();
   options.disks = {{.speed = {1e9, 1e9}, .device = 1}, {.speed = {3e9, 3e9}, .device = 2}};
@@ -212,7 +212,7 @@ TEST(StripedStoreFaults, DisksGetBytesByTheirSpeed) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(StripedStoreFaults, MeasuresDisksThatNobodyKnows) {
+TEST(SwapOverPaths, MeasuresDisksThatNobodyKnows) {
   Paths paths(2);
   auto store = paths.open(paths.options(), {shard_of(34 << 20, 1 << 20)}).value();
   const auto speed = store->probe_disk(0, *paths.pool);
@@ -228,7 +228,7 @@ TEST(StripedStoreFaults, MeasuresDisksThatNobodyKnows) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(StripedStoreFaults, AFlippedByteNamesItsFileAndPlace) {
+TEST(SwapOverPaths, AFlippedByteNamesItsFileAndPlace) {
   Paths paths(2);
   auto store = paths.open(paths.options(), {shard_of(256 << 10, sector)}).value();
   ASSERT_TRUE(write(paths, *store, first, {0, 256 << 10}).has_value());
@@ -247,7 +247,7 @@ TEST(StripedStoreFaults, AFlippedByteNamesItsFileAndPlace) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(StripedStoreFaults, AnErrorOnOnePathNamesThatPathsFile) {
+TEST(SwapOverPaths, AnErrorOnOnePathNamesThatPathsFile) {
   for (const auto operation : {aio::Operation::Read, aio::Operation::Write}) {
     BadSector faults;
     faults.operation = operation;
@@ -271,9 +271,9 @@ TEST(StripedStoreFaults, AnErrorOnOnePathNamesThatPathsFile) {
   }
 }
 
-TEST(StripedStoreFaults, ASlowPathHoldsUpNoOther) {
+TEST(SwapOverPaths, ASlowPathHoldsUpNoOther) {
   HeldAnswers held;
-  Paths paths(2, {nullptr, &held});
+  Paths paths(2, {&held, &held});
   TierStoreOptions options = paths.options();
   options.volumes.push_back({0});
   auto store =
@@ -295,7 +295,7 @@ TEST(StripedStoreFaults, ASlowPathHoldsUpNoOther) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(StripedStoreFaults, ADiskThatHangsIsNamedAndTheTransferMayBeAwaitedAgain) {
+TEST(SwapOverPaths, ADiskThatHangsIsNamedAndTheTransferMayBeAwaitedAgain) {
   HeldAnswers held;
   Paths paths(2, {nullptr, &held});
   TierStoreOptions options = paths.options();
@@ -317,7 +317,29 @@ TEST(StripedStoreFaults, ADiskThatHangsIsNamedAndTheTransferMayBeAwaitedAgain) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(StripedStoreFaults, APathInUseIsNamedAndTheOthersAreFreeAgain) {
+TEST(SwapOverPaths, AnErrorWhileMeasuringNamesThePathAndNothingStays) {
+  BadSector faults;
+  faults.operation = aio::Operation::Write;
+  faults.offset = superblock_region_size;
+  faults.system_error = EIO;
+  Paths paths(2, {nullptr, &faults});
+  const auto refused = paths.open(paths.options(), {shard_of(40 << 20, 1 << 20)});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Io);
+  EXPECT_EQ(refused.error().file, paths.swap_path(1));
+  EXPECT_EQ(paths.pool->statistics().bytes_in_use, 0u);
+}
+
+TEST(SwapOverPaths, WithoutMemoryToMeasureWithAllPathsAreEqual) {
+  Paths paths(2);
+  const BufferLease all = paths.pool->lease(64 << 20).value();
+  auto store = paths.open(paths.options(), {shard_of(40 << 20, 1 << 20)}).value();
+  EXPECT_EQ(store->shares(0)[0].share, 0.5);
+  EXPECT_EQ(store->shares(0)[0].speed.read_bytes_per_s, 0);
+  EXPECT_TRUE(store->close().has_value());
+}
+
+TEST(SwapOverPaths, APathInUseIsNamedAndTheOthersAreFreeAgain) {
   Paths paths(3);
   TierStoreOptions others = paths.options();
   others.directories = {paths.directories[2]};
@@ -336,7 +358,7 @@ TEST(StripedStoreFaults, APathInUseIsNamedAndTheOthersAreFreeAgain) {
   EXPECT_TRUE((*store)->close().has_value());
 }
 
-TEST(StripedStoreFaults, StaleFilesAreReclaimedOnEveryPath) {
+TEST(SwapOverPaths, StaleFilesAreReclaimedOnEveryPath) {
   Paths paths(2);
   std::vector<std::string> stale;
   for (const std::string& directory : paths.directories) {
@@ -352,7 +374,7 @@ TEST(StripedStoreFaults, StaleFilesAreReclaimedOnEveryPath) {
   }
 }
 
-TEST(StripedStoreFaults, TooFewDescriptorsNameThePath) {
+TEST(SwapOverPaths, TooFewDescriptorsNameThePath) {
   Paths paths(24);
   const std::size_t before = system_files().list("/proc/self/fd").value().size();
   rlimit usual{};
@@ -408,7 +430,7 @@ class TwoDisks final : public FileSystem {
   test_support::MemoryFiles other_;
 };
 
-TEST(StripedStoreFaults, APathWithTooLittleSpaceIsNamedWithTheBytes) {
+TEST(SwapOverPaths, APathWithTooLittleSpaceIsNamedWithTheBytes) {
   const auto pool = pinned::Pool::create({.bytes = 32 << 20, .lock = pinned::Lock::Never}).value();
   test_support::MemoryEngine engine({.block_size = 64 << 10, .queue_depth = 2});
   const TierStoreOptions options{
@@ -430,6 +452,22 @@ TEST(StripedStoreFaults, APathWithTooLittleSpaceIsNamedWithTheBytes) {
     EXPECT_EQ(files.free_bytes("/disk/a").value(), std::uint64_t{200} << 20);
     EXPECT_EQ(files.free_bytes("/disk/b").value(), room);
   }
+}
+
+TEST(SwapOverPaths, ADiskThatHangsWhileItIsMeasuredIsATimeout) {
+  const auto pool = pinned::Pool::create({.bytes = 32 << 20, .lock = pinned::Lock::Never}).value();
+  test_support::MemoryEngine engine({.block_size = 64 << 10, .queue_depth = 2});
+  engine.hold();
+  TwoDisks files(200 << 20, 200 << 20);
+  const TierStoreOptions options{.directories = {"/disk/a", "/disk/b"},
+                                 .volumes = {{0, 1}},
+                                 .run_id = 7,
+                                 .wait_seconds = 0.05};
+  const auto refused =
+      TierStore::open(options, {shard_of(80 << 20, 1 << 20)}, *pool, *pool, engine, files);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Timeout);
+  EXPECT_EQ(pool->statistics().bytes_in_use, 0u);  // what had not reached the kernel came back
 }
 
 }  // namespace
