@@ -158,7 +158,7 @@ class EngineBase : public Engine {
   List& queue_of(const Completion& completion) noexcept;
   void account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept;
   void fail(Completion& completion, Error error) noexcept;
-  void end(const Lock& lock, Completion& completion) noexcept;
+  void end(const Lock& lock, Completion& completion, std::uint64_t now_ns) noexcept;
   void run_callbacks(List ended) noexcept;
   bool holds(const Lock& lock, const Waiter& waiter) const noexcept;
   void wake_waiters(const Lock& lock) noexcept;

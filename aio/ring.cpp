@@ -60,6 +60,8 @@ int Ring::open(std::uint32_t depth) noexcept {
   opened_ = true;
   constexpr unsigned needed = IORING_FEAT_NODROP | IORING_FEAT_FAST_POLL;
   if ((features & needed) != needed) return EOPNOTSUPP;
+  // Spares a look-up of the ring's own descriptor in each call; kernels before 5.18 have no such.
+  (void)io_uring_register_ring_fd(&ring_);
   event_ = eventfd(0, EFD_CLOEXEC);
   if (event_ < 0) return errno;
   answers_.reserve(ring_.cq.ring_entries);

@@ -131,7 +131,7 @@ Result<Measurement> Ground::measure(const Transfers& transfers) {
   ARTESIAN_TRY(engine, make_engine(transfers));
   Measurement result;
   result.kind = engine->kind();
-  Sweep sweep(*this, *engine, transfers, Sweep::Check::Sampled);
+  Sweep sweep(*this, *engine, transfers, Sweep::Check::Spot);
   ARTESIAN_TRY_VOID(sweep.prepare());
   const double cpu_before = cpu_seconds();
   const std::uint64_t begin_ns = system_clock().now_ns();
