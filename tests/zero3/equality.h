@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -42,7 +45,7 @@ enum Factor : std::size_t {
   Schedule,  // of micro-batches: each by itself; in groups of one, of all; those checkpointed
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4};
+constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 3, 5, 3, 2, 4};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -135,7 +138,9 @@ inline Config Equality::config_of(const Choice& run) const {
   config.zero.param_persistence_threshold = pick(Persistence, {0, scale.some, 10 * scale.some});
   config.zero.sub_group_size = pick(SubGroup, {2'048, scale.some / 2, 1'000'000'000});
   config.aio.block_size = pick(BlockSize, {4'096, 65'536, 1'048'576});
-  config.artesian.engine = run[IoEngine] == 0 ? EngineChoice::IoUring : EngineChoice::Threads;
+  constexpr std::array<EngineChoice, 3> engines{EngineChoice::IoUring, EngineChoice::Threads,
+                                                EngineChoice::Libaio};
+  config.artesian.engine = engines[static_cast<std::size_t>(run[IoEngine])];
   config.artesian.activation_memory = run[Schedule] < 2 ? 1 : everything;
   config.activation_checkpointing = run[Schedule] == 3;
   set_budgets(config, run);
@@ -206,11 +211,22 @@ inline bool splits_a_unit(const Placement& plan) {
   return false;
 }
 
+/// Where another test has all AIO requests of the machine in use for a moment: once they are free.
+inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Config& config,
+                                                        const EngineOptions& options) {
+  auto engine = Engine::create(module, config, options);
+  for (int tries = 0; tries < 600 && !engine && engine.error().system_error == EAGAIN; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    engine = Engine::create(module, config, options);
+  }
+  return engine;
+}
+
 inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
                                          const EngineOptions& options) {
   Outcome outcome;
   Module& module = module_of(run);
-  auto engine = Engine::create(module, config, options);
+  auto engine = create_patiently(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
   outcome.split = splits_a_unit((*engine)->placement());
