@@ -101,7 +101,7 @@ Json to_json(const TuneReport& report) {
 }
 
 std::string to_text(const TuneReport& report) {
-  std::string text = print_aio_section(report.found.winner.settings);
+  std::string text = print_settings(report.found.winner.settings, report.automatic);
   for (const Access access : accesses) {
     const auto& samples = report.found.winner.of(access);
     const Spread rate = spread_of(samples, &Sample::gb_per_s);

@@ -57,7 +57,8 @@ void check_apply(const std::string& path, Faults& faults) {
     faults.add("cannot be read", "--apply", '"' + path + '"', "a config", "name another file");
     return;
   }
-  auto edited = with_aio_section(text.str(), path, {});
+  // With an engine to write, so that what forbids that is known too.
+  auto edited = with_settings(text.str(), path, {}, aio::EngineKind::Threads);
   if (edited) return;
   const std::string& message = edited.error().message;
   faults.add("cannot be edited", "--apply", message.substr(0, message.find('\n')),
@@ -175,6 +176,7 @@ Result<void> Tuner::prepare() {
   }
   find_engines();
   if (engines_.empty()) return make_error(ErrorCode::Unsupported, "no engine works here");
+  report_.automatic = engines_.front();
   const std::uint64_t available = available_memory();
   in_flight_max_ = std::min(in_flight_max, options_.size / 2);
   if (available != 0) in_flight_max_ = std::min(in_flight_max_, available / 8);
@@ -357,13 +359,6 @@ Result<TuneReport> Tuner::run() {
 
 /// What the user has to know besides the figures.
 void print_notes(const TuneReport& report) {
-  const aio::EngineKind engine = report.found.winner.settings.engine;
-  if (engine != engine_kinds[0]) {
-    log(LogLevel::Info,
-        std::string("measured with the engine ") + engine_kind_name(engine) +
-            ": write \"artesian\": {\"engine\": \"" + engine_kind_name(engine) +
-            "\"} into the config as well, or it runs with another where there is one");
-  }
   for (const PathReport& path : report.paths) {
     if (path.profile_file.empty()) continue;
     log(LogLevel::Info, "machine profile: " + path.profile_file);
@@ -377,7 +372,8 @@ int hand_over(const TuneOptions& options, const TuneReport& report) {
   if (options.json != "-" && !write_output("-", to_text(report))) return 1;
   if (!options.json.empty() && !write_output(options.json, json)) return 1;
   const Settings& winner = report.found.winner.settings;
-  if (!options.config_out.empty() && !write_output(options.config_out, print_aio_section(winner))) {
+  if (!options.config_out.empty() &&
+      !write_output(options.config_out, print_settings(winner, report.automatic))) {
     return 1;
   }
   if (!options.plot.empty()) {
@@ -385,10 +381,10 @@ int hand_over(const TuneOptions& options, const TuneReport& report) {
     if (!write_output(options.plot, page ? plot_html(report) : plot_svg(report))) return 1;
   }
   if (!options.apply.empty()) {
-    auto backup = apply_aio_section(options.apply, winner);
+    auto backup = apply_settings(options.apply, winner, report.automatic);
     if (!backup) return tools::report_error(program, backup.error(), 1);
-    log(LogLevel::Info,
-        "changed the aio section of " + options.apply + "; what it was is in " + *backup);
+    log(LogLevel::Info, "changed the I/O settings of " + options.apply + " to those of " +
+                            engine_kind_name(winner.engine) + "; what it was is in " + *backup);
   }
   print_notes(report);
   return 0;
@@ -404,9 +400,9 @@ void add_tune_flags(CLI::App& command) {
   add_switch(command, "--exhaustive",
              "Measure every setting instead of searching; takes several budgets");
   add_value(command, "--json", "FILE", "Write everything as JSON to a file, or - for stdout");
-  add_value(command, "--config-out", "FILE", "Write the aio section, as a config has it");
+  add_value(command, "--config-out", "FILE", "Write the settings, as a config has them");
   add_value(command, "--apply", "FILE",
-            "Put the aio section into this config; what it was is kept in FILE.bak");
+            "Put the settings into this config; what it was is kept in FILE.bak");
   add_value(command, "--plot", "FILE", "Write a picture of the figures, FILE.svg or FILE.html");
 }
 
