@@ -307,6 +307,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   completion.bytes_done_ += block.done;
   ++statistics_.blocks;
   statistics_.blocks_registered += block.registered ? 1 : 0;
+  statistics_.blocks_of_registered_files += block.file_registered ? 1 : 0;
   statistics_.blocks_direct += block.alignment > 1 ? 1 : 0;
   statistics_.blocks_misaligned += completion.misaligned_ ? 1 : 0;
   statistics_.continued += block.continued;
