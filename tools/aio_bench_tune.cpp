@@ -32,6 +32,7 @@ struct TuneOptions {
   std::uint64_t size = 0;
   double budget_seconds = 60;
   bool exhaustive = false;
+  aio::Polling polling = aio::Polling::None;
   std::string json, config_out, apply, plot;
 };
 
@@ -78,6 +79,7 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
   options.budget_seconds =
       flags.number("--budget-seconds", 60, 0.1, 1e5, "try 60; less is noisier");
   options.exhaustive = flags.given("--exhaustive");
+  options.polling = flags.polling("--polling");
   options.json = flags.output("--json", FlagReader::Dash::Yes);
   options.config_out = flags.output("--config-out", FlagReader::Dash::No);
   options.plot = flags.output("--plot", FlagReader::Dash::No);
@@ -121,7 +123,8 @@ class Tuner {
   std::vector<aio::EngineKind> engines_;
   double bytes_written_ = 0;
   bool all_direct_ = true;
-  std::optional<Error> refusal_;  // the last, of an engine with these settings
+  aio::Polling polling_ = aio::Polling::None;  // that was in effect, with io_uring
+  std::optional<Error> refusal_;               // the last, of an engine with these settings
 };
 
 void Tuner::warn(const std::string& text) {
@@ -241,7 +244,8 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
                                  .queue_depth = settings.queue_depth,
                                  .threads = settings.threads,
                                  .single_submit = settings.single_submit,
-                                 .overlap_events = settings.overlap_events},
+                                 .overlap_events = settings.overlap_events,
+                                 .polling = settings.polling},
                       .kind = &settings.engine,
                       .seconds = seconds,
                       .file_first = file_first,
@@ -249,6 +253,7 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
   ARTESIAN_TRY(got, measure_patiently(transfers));
   report_.verified = report_.verified && got.right;
   all_direct_ = all_direct_ && got.direct;
+  if (got.kind == aio::EngineKind::IoUring && got.bytes() != 0) polling_ = got.polling;
   bytes_written_ += static_cast<double>(got.bytes_written);
   return Sample{.gb_per_s = got.gb_per_s(),
                 .latency_us_p50 = static_cast<double>(got.statistics.latency_us_p50),
@@ -268,7 +273,7 @@ Result<void> Tuner::search_all() {
   const double gone = seconds_since(start_ns_);
   const double left = options_.budget_seconds - gone - profile_seconds();
   SearchOptions options{.space = space(),
-                        .start = {.engine = engines_.front()},
+                        .start = {.engine = engines_.front(), .polling = options_.polling},
                         .budget_seconds = std::max(left, options_.budget_seconds / 4),
                         .exhaustive = options_.exhaustive};
   const std::uint64_t blocks_max = options.space.block_sizes.back();
@@ -286,6 +291,8 @@ Result<void> Tuner::search_all() {
   };
   ARTESIAN_TRY(found, search(options, measure));
   report_.found = std::move(found);
+  Settings& winner = report_.found.winner.settings;
+  winner.polling = winner.engine == aio::EngineKind::IoUring ? polling_ : aio::Polling::None;
   if (refusal_) {
     if (report_.found.winner.gb_per_s(Access::Read) <= 0) return *refusal_;
     warn("some settings were left out: " + refusal_->to_string());
@@ -399,6 +406,8 @@ void add_tune_flags(CLI::App& command) {
   add_value(command, "--budget-seconds", "S", "How long it takes, about (default: 60)");
   add_switch(command, "--exhaustive",
              "Measure every setting instead of searching; takes several budgets");
+  add_value(command, "--polling", "WORD",
+            "Of io_uring, in all measurements: " + polling_words() + " (default: off)");
   add_value(command, "--json", "FILE", "Write everything as JSON to a file, or - for stdout");
   add_value(command, "--config-out", "FILE", "Write the settings, as a config has them");
   add_value(command, "--apply", "FILE",

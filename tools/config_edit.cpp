@@ -46,8 +46,22 @@ Section aio_section(const Settings& settings) {
       true};
 }
 
-Section engine_section(const std::string& word) {
-  return {"artesian", {{"engine", '"' + word + '"'}}};
+/// A key of ours, and the word that it is to have.
+struct Word {
+  const char* key;
+  std::string value;
+};
+
+Section our_section(const std::vector<Word>& words) {
+  Section section{"artesian", {}};
+  for (const Word& word : words) section.settings.push_back({word.key, '"' + word.value + '"'});
+  return section;
+}
+
+/// What artesian.polling must say.
+std::string polling_word(const Settings& settings) {
+  const bool polls = settings.engine == aio::EngineKind::IoUring;
+  return polling_name(polls ? settings.polling : aio::Polling::None);
 }
 
 struct Member {
@@ -330,38 +344,42 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   return edited;
 }
 
-/// What artesian.engine must say for these settings to be used; empty where it says so already, or
-/// says nothing and need not.
-Result<std::string> engine_to_write(std::string_view text, const std::string& path,
-                                    aio::EngineKind engine, aio::EngineKind automatic) {
+/// What the section of ours must say for these settings to be used; nothing where it says so
+/// already, or says nothing and need not.
+Result<std::vector<Word>> words_to_write(std::string_view text, const std::string& path,
+                                         const Settings& settings, aio::EngineKind automatic) {
   ARTESIAN_TRY(tree, zero3::read_json(text, path));
   const JsonValue* section = is_object(&tree) ? tree.find("artesian") : nullptr;
-  const JsonValue* given = is_object(section) ? section->find("engine") : nullptr;
-  const std::string name = engine_kind_name(engine);
-  const std::string word = engine == automatic ? "auto" : name;
-  if (given == nullptr) return engine == automatic ? std::string() : word;
-  const std::string now = zero3::print_json(*given);
-  const bool right = now == '"' + word + '"' || now == '"' + name + '"';
-  return right ? std::string() : word;
+  std::vector<Word> words;
+  const auto want = [&](const char* key, const std::string& word, const std::string& absent,
+                        const std::string& as_good) {
+    const JsonValue* given = is_object(section) ? section->find(key) : nullptr;
+    const std::string now = given == nullptr ? '"' + absent + '"' : zero3::print_json(*given);
+    if (now != '"' + word + '"' && now != '"' + as_good + '"') words.push_back({key, word});
+  };
+  const std::string engine = engine_kind_name(settings.engine);
+  want("engine", settings.engine == automatic ? "auto" : engine, "auto", engine);
+  want("polling", polling_word(settings), "off", polling_word(settings));
+  return words;
 }
 
 }  // namespace
 
 std::string print_settings(const Settings& settings, aio::EngineKind automatic) {
   std::string text = "{\n  \"aio\": " + section_text(aio_section(settings), "  ");
-  if (settings.engine != automatic) {
-    const Section section = engine_section(engine_kind_name(settings.engine));
-    text += ",\n  \"artesian\": " + section_text(section, "  ");
-  }
+  std::vector<Word> words;
+  if (settings.engine != automatic) words.push_back({"engine", engine_kind_name(settings.engine)});
+  if (polling_word(settings) != "off") words.push_back({"polling", polling_word(settings)});
+  if (!words.empty()) text += ",\n  \"artesian\": " + section_text(our_section(words), "  ");
   return text + "\n}\n";
 }
 
 Result<std::string> with_settings(std::string_view text, const std::string& path,
                                   const Settings& settings, aio::EngineKind automatic) {
   ARTESIAN_TRY(edited, with_section(text, path, aio_section(settings)));
-  ARTESIAN_TRY(word, engine_to_write(edited, path, settings.engine, automatic));
-  if (word.empty()) return edited;
-  return with_section(edited, path, engine_section(word));
+  ARTESIAN_TRY(words, words_to_write(edited, path, settings, automatic));
+  if (words.empty()) return edited;
+  return with_section(edited, path, our_section(words));
 }
 
 Result<std::string> apply_settings(const std::string& given, const Settings& settings,

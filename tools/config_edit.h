@@ -11,13 +11,14 @@
 namespace artesian::bench {
 
 /// {"aio": {...}} as a config takes it, on several lines; with "artesian": {"engine": ...} where
-/// the settings are those of another engine than `automatic`, which is what "auto" stands for here.
+/// the settings are those of another engine than `automatic`, which is what "auto" stands for here,
+/// or of one that polls.
 std::string print_settings(const Settings& settings, aio::EngineKind automatic);
 
 /// The config's text with these settings: in its `aio` section, wherever that is and under whatever
-/// names, else in a new one at the end. artesian.engine is written only where the config would else
-/// run with another engine. `path` is for messages. Errors: Invalid, where the config does not
-/// parse, is no object, or has two aio sections.
+/// names, else in a new one at the end. artesian.engine and artesian.polling are written only where
+/// the config would else run with others. `path` is for messages. Errors: Invalid, where the config
+/// does not parse, is no object, or has two aio sections.
 Result<std::string> with_settings(std::string_view text, const std::string& path,
                                   const Settings& settings, aio::EngineKind automatic);
 

@@ -461,6 +461,12 @@ constexpr ConfigKey keys[] = {
      .fallback = "\"auto\"",
      .choices = "auto|io_uring|libaio|threads",
      .text = "how transfers are made"},
+    {.path = "artesian.polling",
+     .type = Choice,
+     .fallback = "\"off\"",
+     .choices = "off|sqpoll|iopoll|both",
+     .text = "of io_uring: hand transfers over, or wait for them, without calls and interrupts, by "
+             "spinning on a core (docs/io.md); where refused, without it"},
     {.path = "artesian.skipped_steps_max",
      .type = Integer,
      .fallback = "100",

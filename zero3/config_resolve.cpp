@@ -261,6 +261,11 @@ class Resolver {
                   : engine == "libaio"  ? EngineChoice::Libaio
                   : engine == "threads" ? EngineChoice::Threads
                                         : EngineChoice::Auto;
+    const std::string polling = settings_.text("artesian.polling");
+    ours.polling = polling == "sqpoll"   ? PollingChoice::Submission
+                   : polling == "iopoll" ? PollingChoice::Completion
+                   : polling == "both"   ? PollingChoice::Both
+                                         : PollingChoice::Off;
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
   }
 

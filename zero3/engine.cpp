@@ -51,12 +51,23 @@ tiering::Verify verify_of(VerifyMode mode) noexcept {
   return tiering::Verify::Full;
 }
 
+aio::Polling polling_of(PollingChoice choice) noexcept {
+  switch (choice) {
+    case PollingChoice::Off: return aio::Polling::None;
+    case PollingChoice::Submission: return aio::Polling::Submission;
+    case PollingChoice::Completion: return aio::Polling::Completion;
+    case PollingChoice::Both: return aio::Polling::Both;
+  }
+  return aio::Polling::None;
+}
+
 Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
   const aio::EngineOptions options{.block_size = config.aio.block_size,
                                    .queue_depth = config.aio.queue_depth,
                                    .threads = config.aio.intra_op_parallelism,
                                    .single_submit = config.aio.single_submit,
-                                   .overlap_events = config.aio.overlap_events};
+                                   .overlap_events = config.aio.overlap_events,
+                                   .polling = polling_of(config.artesian.polling)};
   const EngineChoice choice = config.artesian.engine;
   if (choice == EngineChoice::Auto) return aio::make_best_engine(options);
   const auto kind = choice == EngineChoice::IoUring  ? aio::EngineKind::IoUring

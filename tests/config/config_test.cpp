@@ -346,16 +346,24 @@ TEST(ConfigValues, StepsPerPrintOfAccelerateIsNever) {
 TEST(ConfigValues, OurSection) {
   const Config config = parse(R"({"artesian": {"device_memory": "2GiB", "host_memory": 4e9,
       "durable": false, "verify": "sample", "compute_dtype": "fp32", "engine": "libaio",
-      "checkpoint_every": 0}})");
+      "polling": "iopoll", "checkpoint_every": 0}})");
   EXPECT_EQ(config.artesian.device_memory, 2147483648u);
   EXPECT_EQ(config.artesian.host_memory, 4000000000u);
   EXPECT_EQ(config.artesian.verify, VerifyMode::Sample);
   EXPECT_EQ(config.artesian.compute_dtype, DType::Float32);
   EXPECT_EQ(config.artesian.engine, EngineChoice::Libaio);
+  EXPECT_EQ(config.artesian.polling, PollingChoice::Completion);
   const Config absent = parse(R"({"artesian": {"compute_dtype": "auto", "engine": "auto"}})");
   EXPECT_FALSE(absent.artesian.device_memory.has_value());
   EXPECT_FALSE(absent.artesian.compute_dtype.has_value());
   EXPECT_EQ(absent.artesian.engine, EngineChoice::Auto);
+  EXPECT_EQ(absent.artesian.polling, PollingChoice::Off);
+  for (const auto& [word, choice] : {std::pair{"off", PollingChoice::Off},
+                                     {"sqpoll", PollingChoice::Submission},
+                                     {"both", PollingChoice::Both}}) {
+    const std::string text = std::string(R"({"artesian": {"polling": ")") + word + "\"}}";
+    EXPECT_EQ(parse(text).artesian.polling, choice);
+  }
 }
 
 TEST(ConfigValues, FeaturesThatAreOffAreAccepted) {

@@ -17,8 +17,8 @@ from build_folder import AIO_BENCH as PROGRAM
 from build_folder import ARTESIAN, ROOT
 
 KEYS = ["block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"]
-FIELDS = ["aio", "engine", "read", "write", "mixed", "head_to_head", "paths", "points", "size",
-          "direct", "verified", "seconds", "warnings"]  # fmt: skip
+FIELDS = ["aio", "engine", "polling", "read", "write", "mixed", "head_to_head", "paths",
+          "points", "size", "direct", "verified", "seconds", "warnings"]  # fmt: skip
 SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -355,6 +355,20 @@ def test_little_lockable_memory_is_a_warning(folder, cache):
     assert any("ulimit -l" in warning for warning in got["warnings"])
     assert sum("ulimit -l" in line for line in lines) == 1
     assert got["verified"] is True
+
+
+@pytest.mark.parametrize("polling", ["sqpoll", "both"])
+def test_polling_is_measured_and_applied_as_far_as_it_took_effect(folder, tmp_path, polling):
+    config = tmp_path / "ds.json"
+    config.write_text("{}")
+    got, lines = tuned(folder, "--polling", polling, "--apply", config)
+    if got["engine"] == "io_uring":
+        reason = any("refused" in line or "cannot be polled" in line for line in lines)
+        assert (got["polling"] == polling) != reason
+    else:
+        assert got["polling"] == "off"
+    ours = json.loads(config.read_text()).get("artesian", {})
+    assert ours.get("polling", "off") == got["polling"]
 
 
 def test_without_io_uring_the_others_are_tuned(folder, tmp_path):

@@ -104,6 +104,31 @@ TEST(ConfigEdit, WritesTheEngineWhereTheConfigWouldRunWithAnother) {
   EXPECT_EQ(engine_after(threads, EngineKind::Libaio), "\"libaio\"");
 }
 
+TEST(ConfigEdit, WritesThePollingThatWasMeasured) {
+  const auto after = [](const std::string& text, aio::EngineKind engine, aio::Polling polling) {
+    Settings settings = found;
+    settings.engine = engine;
+    settings.polling = polling;
+    auto result = with_settings(text, "ds.json", settings, aio::EngineKind::IoUring);
+    EXPECT_TRUE(result.has_value()) << text;
+    if (!result.has_value()) return zero3::PollingChoice::Off;
+    expect_read(*result);
+    return zero3::parse_config(*result, "ds.json", {}).value().artesian.polling;
+  };
+  using aio::EngineKind;
+  using zero3::PollingChoice;
+  for (const std::string text : {"{}", "{\"artesian\": {\"polling\": \"both\"}}"}) {
+    EXPECT_EQ(after(text, EngineKind::IoUring, aio::Polling::None), PollingChoice::Off);
+    EXPECT_EQ(after(text, EngineKind::IoUring, aio::Polling::Submission),
+              PollingChoice::Submission);
+    EXPECT_EQ(after(text, EngineKind::Threads, aio::Polling::Submission), PollingChoice::Off);
+  }
+  Settings settings = found;
+  settings.polling = aio::Polling::Completion;
+  EXPECT_NE(print_settings(settings, EngineKind::IoUring).find("\"polling\": \"iopoll\""),
+            std::string::npos);
+}
+
 TEST(ConfigEdit, PrintsTheEngineThatAutoWouldNotTake) {
   Settings settings = found;
   settings.engine = aio::EngineKind::Threads;
