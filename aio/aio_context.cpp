@@ -35,7 +35,7 @@ AioContext::~AioContext() {
   if (event_ >= 0) ::close(event_);
 }
 
-int AioContext::open(std::uint32_t depth) noexcept {
+int AioContext::open(std::uint32_t depth, Polling) noexcept {
   ARTESIAN_CHECK(context_ == nullptr && event_ < 0);
   const int answer = io_setup(static_cast<int>(depth) + 1, &context_);  // one more: the eventfd
   if (answer < 0) {

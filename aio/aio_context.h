@@ -29,7 +29,7 @@ class AioContext {
   ~AioContext();
 
   /// Sets up a context for `depth` transfers. Returns 0 or an errno (EOPNOTSUPP: kernel too old).
-  int open(std::uint32_t depth) noexcept;
+  int open(std::uint32_t depth, Polling = Polling::None) noexcept;
   void close() noexcept;
   /// Makes wait() return soon. Any thread, from open() to the destructor.
   void wake() const noexcept;
@@ -44,6 +44,8 @@ class AioContext {
   void wait(std::uint32_t count) noexcept;
   std::span<const Answer> reap() noexcept;
 
+  void stop_registering_files() noexcept {}
+  Polling polling() const noexcept { return Polling::None; }
   std::uint32_t blocks_pending() const noexcept { return blocks_pending_; }
   std::uint32_t blocks_queued() const noexcept { return blocks_queued_; }
   std::uint64_t exchange_submit_calls() noexcept { return std::exchange(submit_calls_, 0); }

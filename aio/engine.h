@@ -28,6 +28,17 @@ namespace artesian::aio {
 enum class Operation : std::uint8_t { Read, Write };
 enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
 enum class EngineKind : std::uint8_t { IoUring, Libaio, Threads };
+/// Of io_uring alone. Submission (SQPOLL): a thread of the kernel looks for work, so that handing
+/// over needs no call; it spins, and sleeps after 10 ms without any. Completion (IOPOLL): direct
+/// transfers are waited for by asking the disk, not by its interrupts, while their thread spins.
+enum class Polling : std::uint8_t { None, Submission, Completion, Both };
+
+constexpr bool polls_submission(Polling polling) noexcept {
+  return polling == Polling::Submission || polling == Polling::Both;
+}
+constexpr bool polls_completion(Polling polling) noexcept {
+  return polling == Polling::Completion || polling == Polling::Both;
+}
 
 /// What to move. `length` <= buffer.size(). The file must stay open until the completion is ready.
 /// With a direct file, offset, length and memory should be multiples of file->alignment(). Where
@@ -108,13 +119,15 @@ struct EngineOptions {
   bool single_submit = false;          // one system call per block
   bool overlap_events = true;          // refill while reaping; else fill, drain, fill
   double stop_seconds = 60;            // the destructor waits so long for what is in flight
+  Polling polling = Polling::None;     // where refused: without, with one line of log
 };
 
 /// Counters since creation. Latency is of blocks, from hand-over to the kernel until reaped.
 struct EngineStatistics {
   std::uint64_t submit_calls = 0;  // system calls that handed over work
   std::uint64_t blocks = 0;
-  std::uint64_t blocks_registered = 0;     // of them, in memory registered with the kernel
+  std::uint64_t blocks_registered = 0;  // of them, in memory registered with the kernel
+  std::uint64_t blocks_of_registered_files = 0;
   std::uint64_t blocks_direct = 0;         // past the page cache
   std::uint64_t blocks_misaligned = 0;     // through it, though their file is direct
   std::uint64_t blocks_in_kernel_max = 0;  // over all threads
@@ -153,6 +166,12 @@ class Engine {
   virtual bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept = 0;
   virtual EngineStatistics statistics() const noexcept = 0;
   virtual EngineKind kind() const noexcept = 0;
+  /// The engine for transfers of the swap path with this number, whose completions it alone waits
+  /// for. One that keeps paths apart (aio/path_engines.h) has one for each.
+  virtual Engine& for_path(std::uint32_t) noexcept { return *this; }
+  /// What is in effect of EngineOptions::polling. Completion may end at the first transfer, as only
+  /// that tells whether its disk can be asked.
+  virtual Polling polling() const noexcept { return Polling::None; }
 };
 
 /// Limits of EngineOptions; make_engine refuses what is outside.
@@ -162,6 +181,8 @@ inline constexpr std::uint32_t threads_max = 64;
 
 /// "io_uring", "libaio" or "threads".
 const char* engine_kind_name(EngineKind kind) noexcept;
+/// "off", "sqpoll", "iopoll" or "both".
+const char* polling_name(Polling polling) noexcept;
 
 /// Makes an engine of this kind. Errors: Invalid (options), Unsupported (the kernel refuses it).
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind, const EngineOptions& options) noexcept;

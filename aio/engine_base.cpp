@@ -194,7 +194,7 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
       completion->state_.store(Completion::State::InFlight, std::memory_order_relaxed);
       ++in_flight_;
       if (completion->request_.length == 0 || completion->failed_) {
-        end(locked, *completion);
+        end(locked, *completion, now_ns);
         ended = true;
         continue;
       }
@@ -307,6 +307,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   completion.bytes_done_ += block.done;
   ++statistics_.blocks;
   statistics_.blocks_registered += block.registered ? 1 : 0;
+  statistics_.blocks_of_registered_files += block.file_registered ? 1 : 0;
   statistics_.blocks_direct += block.alignment > 1 ? 1 : 0;
   statistics_.blocks_misaligned += completion.misaligned_ ? 1 : 0;
   statistics_.continued += block.continued;
@@ -318,7 +319,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
     drop_queued(lock, completion);  // the rest would be moved for nothing
   }
   block.completion = nullptr;
-  if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion);
+  if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion, now_ns);
 }
 
 /// Keeps the first failure of a request. That of a write poisons the file.
@@ -331,11 +332,11 @@ void EngineBase::fail(Completion& completion, Error error) noexcept {
   completion.error_ = std::move(error);
 }
 
-void EngineBase::end(const Lock& lock, Completion& completion) noexcept {
+void EngineBase::end(const Lock& lock, Completion& completion, std::uint64_t now_ns) noexcept {
   ARTESIAN_CHECK(owns(lock));
   ARTESIAN_CHECK(completion.blocks_taken_ == 0 && !completion.queued_);
   ARTESIAN_CHECK(completion.bytes_done_ <= completion.request_.length);
-  completion.finished_ns_ = system_clock().now_ns();
+  completion.finished_ns_ = now_ns;
   if (!completion.failed_ && completion.bytes_done_ != completion.request_.length) {
     ARTESIAN_CHECK(completion.cancelled_);
     fail(completion, cancellation_of(completion.request_));
@@ -467,7 +468,7 @@ void EngineBase::cancel(Completion& completion) noexcept {
     completion.cancelled_ = true;
     if (!drop_queued(locked, completion)) return;  // every block is with the kernel, or back
     if (completion.blocks_taken_ == 0) {
-      end(locked, completion);
+      end(locked, completion, system_clock().now_ns());
       wake_waiters(locked);
       ended = true;
     }
@@ -490,7 +491,7 @@ void EngineBase::cut_off(const Lock& lock, Completion& completion) noexcept {
     completion.buffer_.abandon();
     fail(completion, abandonment_of(completion.request_));
   }
-  end(lock, completion);
+  end(lock, completion, system_clock().now_ns());
 }
 
 void EngineBase::abandon(Completion& completion) noexcept {

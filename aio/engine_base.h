@@ -51,6 +51,8 @@ struct Block {
   std::uint32_t read_retries = 0;  // of them, after EIO
   bool retried_here = false;       // after EIO at offset + done
   bool registered = false;         // moved through registered memory
+  bool file_registered = false;
+  std::int16_t file_slot = -1;  // of aio/file_slots.h
   bool end_of_file = false;
   bool failed = false;
   int system_error = 0;
@@ -125,6 +127,9 @@ class EngineBase : public Engine {
   int stalls_on(const Block& block) const noexcept {
     return faults_ == nullptr ? -1 : faults_->stalls_on(block);
   }
+  /// See Note [Abandoned transfers]: a descriptor may be another file's than one still in the
+  /// kernel went through.
+  bool abandoned_any() const noexcept { return abandoned_any_.load(); }
   /// Judges the kernel's answer (bytes or -errno): hand the rest over again, or finish.
   Verdict settle(Block& block, std::int64_t result) const noexcept;
   /// Gives blocks back; publishes completions that ended and runs callbacks. Without the mutex.
@@ -158,7 +163,7 @@ class EngineBase : public Engine {
   List& queue_of(const Completion& completion) noexcept;
   void account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept;
   void fail(Completion& completion, Error error) noexcept;
-  void end(const Lock& lock, Completion& completion) noexcept;
+  void end(const Lock& lock, Completion& completion, std::uint64_t now_ns) noexcept;
   void run_callbacks(List ended) noexcept;
   bool holds(const Lock& lock, const Waiter& waiter) const noexcept;
   void wake_waiters(const Lock& lock) noexcept;
@@ -205,6 +210,7 @@ class EngineOwner final : public Engine {
   }
   EngineStatistics statistics() const noexcept override { return engine_->statistics(); }
   EngineKind kind() const noexcept override { return engine_->kind(); }
+  Polling polling() const noexcept override { return engine_->polling(); }
 
  private:
   std::unique_ptr<EngineBase> engine_;

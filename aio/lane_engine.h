@@ -50,6 +50,8 @@ class LaneEngine final : public EngineBase {
   /// Errors: Unsupported (with the kernel's errno), Exhausted (no more threads).
   Result<void> start() noexcept;
   bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override;
+  /// Of the first lane: the others are on the same kernel.
+  Polling polling() const noexcept override { return lanes_.front()->queue.polling(); }
   void detach_threads() noexcept override {
     for (const auto& lane : lanes_) lane->thread.detach();
   }
@@ -145,7 +147,7 @@ int LaneEngine<Queue>::await_answer(Lane& lane, Lock& lock) noexcept {
 template <typename Queue>
 void LaneEngine<Queue>::answer_ask(Lane& lane, Lock& lock) noexcept {
   ARTESIAN_CHECK(lock.owns_lock());
-  lane.answer = lane.ask == Ask::Open ? lane.queue.open(options_.queue_depth)
+  lane.answer = lane.ask == Ask::Open ? lane.queue.open(options_.queue_depth, options_.polling)
                                       : lane.queue.register_buffers(buffers_);
   lane.ask = Ask::Nothing;
   answered_.notify_all();
@@ -210,6 +212,7 @@ void LaneEngine<Queue>::prepare(Lane& lane, Block& block) noexcept {
     stalls = descriptor >= 0;
     if (stalls) lane.queue.poll(block, descriptor);
   }
+  if (abandoned_any()) lane.queue.stop_registering_files();
   if (!stalls) lane.queue.prepare(block, length_to_ask(block));
   if (lane.queue.blocks_queued() >= blocks_per_call_) lane.queue.submit();
 }

@@ -68,6 +68,10 @@ std::string reason_of(EngineKind kind, int system_error, const EngineOptions& op
 }
 
 Result<std::unique_ptr<Engine>> make_unchecked(EngineKind kind, const EngineOptions& options) {
+  if (kind != EngineKind::IoUring && options.polling != Polling::None) {
+    log_once(LogLevel::Warning, std::string("polling: ") + engine_kind_name(kind) +
+                                    " does without, as io_uring alone can poll");
+  }
   switch (kind) {
     case EngineKind::IoUring: return make_io_uring(options);
     case EngineKind::Libaio: return make_libaio(options);
@@ -85,6 +89,16 @@ const char* engine_kind_name(EngineKind kind) noexcept {
     case EngineKind::Threads: break;
   }
   return "threads";
+}
+
+const char* polling_name(Polling polling) noexcept {
+  switch (polling) {
+    case Polling::Submission: return "sqpoll";
+    case Polling::Completion: return "iopoll";
+    case Polling::Both: return "both";
+    case Polling::None: break;
+  }
+  return "off";
 }
 
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind,
@@ -110,7 +124,7 @@ Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) n
                 system_error_text(cause) + "); ";
   }
   log_once(LogLevel::Warning, refusals + "using the thread pool");
-  return make_threads(options);
+  return make_unchecked(EngineKind::Threads, options);
 }
 
 }  // namespace artesian::aio

@@ -34,15 +34,22 @@ void ring_memory_given_back() {}
 void ring_memory_taken() {}
 #endif
 
+constexpr unsigned idle_ms = 10;  // without work, until the thread of SQPOLL sleeps
+
 /// Tries the cheapest way of running completions first; older kernels refuse unknown flags.
-int open_ring(std::uint32_t entries, io_uring& ring, unsigned& features) {
-  constexpr std::array<unsigned, 3> flag_sets{
-      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0};
+int open_ring(auto setup, std::uint32_t entries, unsigned wanted, io_uring& ring,
+              unsigned& features) {
+  // With SQPOLL it is the kernel's thread that runs them; with IOPOLL there is nothing to run.
+  const bool plain = wanted == 0;
+  const std::array<unsigned, 3> flag_sets{
+      IORING_SETUP_SINGLE_ISSUER | (plain ? IORING_SETUP_DEFER_TASKRUN : 0u),
+      plain ? IORING_SETUP_COOP_TASKRUN : 0u, 0};
   int answer = -EINVAL;
   for (const unsigned flags : flag_sets) {
     io_uring_params params{};
-    params.flags = flags | IORING_SETUP_CLAMP;
-    answer = io_uring_queue_init_params(entries, &ring, &params);
+    params.flags = flags | wanted | IORING_SETUP_CLAMP;
+    params.sq_thread_idle = idle_ms;
+    answer = setup(entries, &ring, &params);
     features = params.features;
     if (answer != -EINVAL) break;
   }
@@ -51,20 +58,46 @@ int open_ring(std::uint32_t entries, io_uring& ring, unsigned& features) {
 
 }  // namespace
 
-int Ring::open(std::uint32_t depth) noexcept {
+Ring::Setup Ring::setup = io_uring_queue_init_params;
+
+int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   ARTESIAN_CHECK(!opened_);
   unsigned features = 0;
-  const int answer = open_ring(depth + 1, ring_, features);  // one more: the eventfd's read
+  const unsigned completion = polls_completion(polling) ? IORING_SETUP_IOPOLL : 0u;
+  const unsigned submission = polls_submission(polling) ? IORING_SETUP_SQPOLL : 0u;
+  const std::uint32_t entries = depth + 1;  // one more: the eventfd's read
+  int answer = open_ring(setup, entries, completion | submission, ring_, features);
+  if (answer < 0 && submission != 0) {
+    const int refusal = -answer;
+    answer = open_ring(setup, entries, completion, ring_, features);
+    if (answer >= 0) {
+      log_once(LogLevel::Warning, "io_uring: SQPOLL is refused (" + system_error_text(refusal) +
+                                      "): work is handed over by calls");
+    }
+  }
   if (answer < 0) return -answer;
   ring_memory_taken();
   opened_ = true;
   constexpr unsigned needed = IORING_FEAT_NODROP | IORING_FEAT_FAST_POLL;
   if ((features & needed) != needed) return EOPNOTSUPP;
+  // Spares a look-up of the ring's own descriptor in each call; kernels before 5.18 have no such.
+  (void)io_uring_register_ring_fd(&ring_);
+  if (const int refusal = files_.open(ring_); refusal != 0) {
+    log_once(LogLevel::Warning, "io_uring cannot register files (" + system_error_text(refusal) +
+                                    "): each transfer looks its file up");
+  }
   event_ = eventfd(0, EFD_CLOEXEC);
   if (event_ < 0) return errno;
   answers_.reserve(ring_.cq.ring_entries);
   withdrawn_.reserve(depth);
   return 0;
+}
+
+Polling Ring::polling() const noexcept {
+  const bool submission = (ring_.flags & IORING_SETUP_SQPOLL) != 0;
+  const bool completion = (ring_.flags & IORING_SETUP_IOPOLL) != 0;
+  if (completion) return submission ? Polling::Both : Polling::Completion;
+  return submission ? Polling::Submission : Polling::None;
 }
 
 Ring::~Ring() {
@@ -102,6 +135,12 @@ int Ring::register_buffers(const FixedBuffers& buffers) noexcept {
 
 io_uring_sqe& Ring::next_entry() noexcept {
   io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+  // SQPOLL's thread gives entries back a moment after what they asked for has been answered.
+  while (entry == nullptr && polls_submission(polling())) {
+    io_uring_submit(&ring_);  // what it has not seen it cannot give back
+    io_uring_sqring_wait(&ring_);
+    entry = io_uring_get_sqe(&ring_);
+  }
   ARTESIAN_CHECK(entry != nullptr);  // there are as many entries as transfers, and one
   return *entry;
 }
@@ -135,6 +174,12 @@ void Ring::prepare(Block& block, std::uint64_t length) noexcept {
     io_uring_prep_write(&entry, descriptor, memory, bytes, offset);
   }
   io_uring_sqe_set_data(&entry, &block);
+  block.file_slot = files_.enter(ring_, descriptor);
+  block.file_registered = files_.registered(block.file_slot);
+  if (block.file_registered) {
+    entry.fd = block.file_slot;
+    io_uring_sqe_set_flags(&entry, IOSQE_FIXED_FILE);
+  }
   ++blocks_pending_;
   ++blocks_queued_;
 }
@@ -144,7 +189,7 @@ void Ring::submit() noexcept {
 }
 
 void Ring::wait(std::uint32_t count) noexcept {
-  arm_wake();
+  if (!polls_completion(polling())) arm_wake();
   if (!withdrawn_.empty()) return;
   if (wake_refused_ && blocks_pending_ == 0) {  // see Note [Refused submissions]
     [[maybe_unused]] const auto got = read(event_, &event_count_, sizeof event_count_);
@@ -154,8 +199,20 @@ void Ring::wait(std::uint32_t count) noexcept {
   enter(count);
 }
 
+void Ring::glance() noexcept {
+  arm_wake();
+  enter(0);
+  io_uring_get_events(&ring_);
+}
+
+/// Whether handing over takes a call: not while the thread of SQPOLL is awake.
+bool Ring::submits_by_call() const noexcept {
+  if (!polls_submission(polling())) return true;
+  return (io_uring_smp_load_acquire(ring_.sq.kflags) & IORING_SQ_NEED_WAKEUP) != 0;
+}
+
 void Ring::enter(std::uint32_t wait_count) noexcept {
-  const bool hands_over = blocks_queued_ != 0;
+  const bool hands_over = blocks_queued_ != 0 && submits_by_call();
   int answer = 0;
   if (wait_count == 0) {
     answer = io_uring_submit(&ring_);
@@ -168,10 +225,14 @@ void Ring::enter(std::uint32_t wait_count) noexcept {
   if (answer >= 0) {
     refusals_ = 0;
     if (hands_over) ++submit_calls_;
-    if (io_uring_sq_ready(&ring_) == 0) blocks_queued_ = 0;
+    if (polls_submission(polling()) || io_uring_sq_ready(&ring_) == 0) blocks_queued_ = 0;
     return;
   }
   if (answer == -EINTR) return;
+  if (polls_submission(polling())) {
+    ARTESIAN_CHECK(answer != -EOWNERDEAD);  // the kernel's thread ends with the process alone
+    return;                                 // the caller comes again
+  }
   std::uint32_t queued = 0;
   visit_queue([&](void* data) { queued += data == this ? 0 : 1; });
   const bool passing = answer == -EAGAIN || answer == -EBUSY || answer == -ENOMEM;
@@ -237,6 +298,7 @@ std::span<const Answer> Ring::reap() noexcept {
     }
   }
   io_uring_cq_advance(&ring_, count);
+  for (const Answer& answer : answers_) files_.leave(ring_, answer.block->file_slot);
   expect_nothing_lost();
   ARTESIAN_CHECK(answers_.size() <= blocks_pending_, answers_.size(), blocks_pending_);
   blocks_pending_ -= static_cast<std::uint32_t>(answers_.size());

@@ -4,9 +4,11 @@
 //
 // Note [Refused submissions]: io_uring_enter may refuse (EAGAIN, ENOMEM, EBUSY). With transfers in
 // the kernel the thread waits for one of those to end and tries again; with none, after 64 refusals
-// in a row, what was not handed over is taken back out of the queue and ends as a failure. Without
-// SQPOLL the kernel reads the queue only during the call, so that moving the tail back is safe. If
-// the eventfd's read was among it, the thread sleeps in a plain read of the eventfd instead.
+// in a row, what was not handed over is taken back out of the queue and ends as a failure. The
+// kernel reads the queue only during the call, so that moving the tail back is safe. If the
+// eventfd's read was among it, the thread sleeps in a plain read of the eventfd instead. With
+// SQPOLL a thread of the kernel reads the queue at any time and refuses nothing: a call that is
+// refused is made again.
 #pragma once
 
 #include <liburing.h>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "aio/answer.h"
+#include "aio/file_slots.h"
 #include "aio/fixed_buffers.h"
 
 namespace artesian::aio {
@@ -29,7 +32,9 @@ class Ring {
   ~Ring();
 
   /// Sets up a ring for `depth` transfers. Returns 0 or an errno (EOPNOTSUPP: kernel too old).
-  int open(std::uint32_t depth) noexcept;
+  /// Without SQPOLL, and said so, where that is refused. With IOPOLL it takes direct transfers
+  /// alone, and nothing wakes it: for aio/polled_ring.h, which has another ring for the rest.
+  int open(std::uint32_t depth, Polling polling = Polling::None) noexcept;
   /// Gives the ring back. On the thread that called open().
   void close() noexcept;
   /// Makes wait() return soon. Any thread, from open() to the destructor: a thread that is waking
@@ -39,12 +44,23 @@ class Ring {
   /// Registers memory; with none, forgets it. Returns 0 or an errno. Nothing may be in the kernel.
   int register_buffers(const FixedBuffers& buffers) noexcept;
 
+  /// No longer: see Note [Registered files] in aio/file_slots.h.
+  void stop_registering_files() noexcept { files_.stop(); }
+  /// What is in effect.
+  Polling polling() const noexcept;
+
   /// Queues a transfer of `length` bytes from where the block stands.
   void prepare(Block& block, std::uint64_t length) noexcept;
   /// Hands over what is queued, without waiting.
   void submit() noexcept;
   /// Hands over what is queued; sleeps until `count` answers (wake-ups are some) are there.
   void wait(std::uint32_t count) noexcept;
+  /// Hands over what is queued and lets the kernel run what has ended, without waiting.
+  void glance() noexcept;
+  /// Whether reap() would find some.
+  bool has_answers() const noexcept {
+    return !withdrawn_.empty() || io_uring_cq_ready(&ring_) != 0;
+  }
   /// Takes the answers that are there; the span is valid until the next call.
   std::span<const Answer> reap() noexcept;
 
@@ -57,8 +73,12 @@ class Ring {
 
  private:
   friend struct RingPeer;  // tests
+  using Setup = int (*)(unsigned entries, io_uring* ring, io_uring_params* params);
+  static Setup setup;  // the kernel's, but for tests
+
   io_uring_sqe& next_entry() noexcept;
   void arm_wake() noexcept;
+  bool submits_by_call() const noexcept;
   void enter(std::uint32_t wait_count) noexcept;
   template <typename Visit>
   void visit_queue(Visit visit) const noexcept;
@@ -76,6 +96,7 @@ class Ring {
   std::uint32_t refusals_ = 0;
   std::uint64_t submit_calls_ = 0;
   const FixedBuffers* buffers_ = nullptr;
+  FileSlots files_;
   std::vector<Answer> answers_;
   std::vector<Answer> withdrawn_;
 };

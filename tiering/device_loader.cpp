@@ -21,7 +21,7 @@ class DeviceLoader::Buffer final : public BufferOwner {
   }
 
   BufferLease memory;
-  aio::Completion completion;
+  Transfer transfer;
   DeviceLoad* load = nullptr;  // set: being read into, for this load
   std::uint64_t offset = 0;    // of the piece within the shard
   std::uint64_t length = 0;
@@ -139,7 +139,7 @@ void DeviceLoader::read_more(DeviceLoad& load) noexcept {
     buffer->offset = load.bytes_asked;
     buffer->length = std::min(options_.staging_bytes, total - load.bytes_asked);
     load.bytes_asked += buffer->length;
-    store_.read(buffer->completion, load.shard, {buffer->offset, buffer->length}, buffer->lend(),
+    store_.read(buffer->transfer, load.shard, {buffer->offset, buffer->length}, buffer->lend(),
                 load.priority);
   }
 }
@@ -165,9 +165,9 @@ Result<void> DeviceLoader::verify(const DeviceLoad& load, const Buffer& buffer) 
 /// failure; errors here are the device's, and Timeout, after which the read is still in flight.
 Result<void> DeviceLoader::pass_on(Buffer& buffer) noexcept {
   DeviceLoad& load = *buffer.load;
-  auto outcome = store_.wait(buffer.completion, load.shard);
-  if (!buffer.completion.ready()) return outcome;
-  buffer.completion.take_buffer().reset();
+  auto outcome = store_.wait(buffer.transfer, load.shard);
+  if (!buffer.transfer.ready()) return outcome;
+  buffer.transfer.take_buffer().reset();
   ARTESIAN_CHECK(!buffer.lent);
   buffer.load = nullptr;
   if (outcome.has_value()) outcome = verify(load, buffer);
@@ -212,9 +212,9 @@ Result<void> DeviceLoader::finish(DeviceLoad& load) noexcept {
 Result<void> DeviceLoader::cancel(DeviceLoad& load) noexcept {
   for (const auto& buffer : buffers_) {
     if (buffer->load != &load) continue;
-    auto outcome = store_.wait(buffer->completion, load.shard);
-    if (!buffer->completion.ready()) return outcome;
-    buffer->completion.take_buffer().reset();
+    auto outcome = store_.wait(buffer->transfer, load.shard);
+    if (!buffer->transfer.ready()) return outcome;
+    buffer->transfer.take_buffer().reset();
     buffer->load = nullptr;
   }
   forget(load);
@@ -223,7 +223,7 @@ Result<void> DeviceLoader::cancel(DeviceLoad& load) noexcept {
 
 Result<void> DeviceLoader::advance() noexcept {
   for (const auto& buffer : buffers_) {
-    if (buffer->load != nullptr && buffer->completion.ready()) {
+    if (buffer->load != nullptr && buffer->transfer.ready()) {
       ARTESIAN_TRY_VOID(pass_on(*buffer));
     }
   }

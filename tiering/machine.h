@@ -9,14 +9,10 @@
 #include "base/machine.h"
 #include "base/result.h"
 #include "pinned/pool.h"
+#include "tiering/stripe.h"
 #include "tiering/swap_file.h"
 
 namespace artesian::tiering {
-
-struct DiskSpeed {
-  double read_bytes_per_s = 0;
-  double write_bytes_per_s = 0;
-};
 
 struct DiskProbeOptions {
   std::uint64_t bytes = 64 << 20;  // per direction, at most; less where the range is smaller

@@ -136,4 +136,20 @@ bool is_duplex(double read, double write, double mixed) noexcept {
   return mixed > (in_turn + at_once) / 2;
 }
 
+DiskSpeed MachineProfile::speed(std::uint64_t block_size) const {
+  const auto rate_of = [&](double read_share) {
+    double found = 0.0;
+    double nearest = 1e30;
+    for (const Rate& each : rates) {
+      if (each.read_share != read_share || each.block_size == 0) continue;
+      const double ratio = static_cast<double>(each.block_size) / static_cast<double>(block_size);
+      if (std::abs(std::log(ratio)) >= nearest) continue;
+      nearest = std::abs(std::log(ratio));
+      found = each.gb_per_s * 1e9;
+    }
+    return found;
+  };
+  return {.read_bytes_per_s = rate_of(1), .write_bytes_per_s = rate_of(0)};
+}
+
 }  // namespace artesian::tiering

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "tiering/stripe.h"
 
 namespace artesian::tiering {
 
@@ -33,6 +34,9 @@ struct MachineProfile {
   std::uint64_t threads = 0;
   std::string engine;  // "io_uring"
   std::vector<Rate> rates;
+
+  /// Of reads alone and of writes alone, at the block size nearest to this one; 0 where missing.
+  DiskSpeed speed(std::uint64_t block_size) const;
 };
 
 std::string print_machine_profile(const MachineProfile& profile);

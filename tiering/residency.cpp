@@ -38,7 +38,7 @@ class Residency::Slot final : public BufferOwner {
   bool refreshing = false;         // between begin_refresh and end_refresh
   bool filled_by_refresh = false;  // its memory: nothing was read into it
   BufferLease memory;
-  std::deque<aio::Completion> pieces;
+  std::deque<Transfer> pieces;
   std::uint64_t pieces_issued = 0;
   std::uint64_t pieces_awaited = 0;
   std::uint64_t piece_bytes = 0;
@@ -144,7 +144,7 @@ Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
 Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept {
   slot.pieces_issued = slot.pieces_awaited = 0;
   const std::uint64_t total = slot.stored_bytes();
-  for (aio::Completion& piece : slot.pieces) {
+  for (Transfer& piece : slot.pieces) {
     const std::uint64_t offset = slot.pieces_issued * slot.piece_bytes;
     const std::uint64_t length = std::min(slot.piece_bytes, total - offset);
     store_.read(piece, slot.unit.shard, {offset, length},
@@ -159,7 +159,7 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
   const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
   while (slot.pieces_awaited < slot.pieces_issued &&
          slot.pieces_awaited * slot.piece_bytes < bytes) {
-    aio::Completion& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
+    Transfer& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
     const auto outcome = store_.wait(piece, slot.unit.shard);
     if (!piece.ready()) return outcome.error();  // still in flight, and to be awaited again
     ++slot.pieces_awaited;

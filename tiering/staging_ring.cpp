@@ -26,11 +26,11 @@ BufferLease StagingItem::part(std::uint64_t item_offset, std::uint64_t length) n
 
 void StagingItem::read(ShardId id, ByteRange range, std::uint64_t item_offset,
                        aio::Priority priority) noexcept {
-  store_.read(next(id).completion, id, range, part(item_offset, range.length), priority);
+  store_.read(next(id).transfer, id, range, part(item_offset, range.length), priority);
 }
 
 void StagingItem::write(ShardId id, ByteRange range, std::uint64_t item_offset) noexcept {
-  store_.write(next(id).completion, id, range, part(item_offset, range.length),
+  store_.write(next(id).transfer, id, range, part(item_offset, range.length),
                aio::Priority::WriteBack);
 }
 
@@ -59,9 +59,9 @@ Result<void> StagingItem::hold() noexcept {
 Result<void> StagingItem::finish() noexcept {
   Result<void> first;
   for (std::size_t index = 0; index < count_; ++index) {
-    InFlight& transfer = in_flight_[index];
-    auto outcome = store_.wait(transfer.completion, transfer.shard);
-    if (transfer.completion.ready()) transfer.completion.take_buffer().reset();
+    InFlight& slot = in_flight_[index];
+    auto outcome = store_.wait(slot.transfer, slot.shard);
+    if (slot.transfer.ready()) slot.transfer.take_buffer().reset();
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
   }
   for (const DeviceFence fence : {from_device_, to_device_}) {
@@ -76,7 +76,7 @@ Result<void> StagingItem::finish() noexcept {
 
 bool StagingItem::idle() const noexcept {
   for (std::size_t index = 0; index < count_; ++index) {
-    if (!in_flight_[index].completion.ready()) return false;
+    if (!in_flight_[index].transfer.ready()) return false;
   }
   return device_.ready(from_device_) && device_.ready(to_device_);
 }

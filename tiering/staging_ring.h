@@ -44,7 +44,7 @@ class StagingItem final : public BufferOwner {
 
  private:
   struct InFlight {
-    aio::Completion completion;
+    Transfer transfer;
     ShardId shard{};
   };
   InFlight& next(ShardId id) noexcept;

@@ -79,6 +79,11 @@ Error swap_directory_error(const std::string& directory, Error error) {
                      "lies on a file system that cannot hold a file this large; spread "
                      "the state over several directories",
                      reason);
+    case EMFILE:
+      return invalid(directory,
+                     "cannot be opened beside all other files of this process; raise the limit of "
+                     "open files (ulimit -n), or name fewer directories",
+                     reason);
     case ENAMETOOLONG:
     case ELOOP: return invalid(directory, "is not a usable path", reason);
     default: return error;

@@ -18,14 +18,21 @@ constexpr std::uint64_t extent_grain = 4096;
 constexpr std::uint64_t payload_max = 1ull << 60;  // far above any disk; sums cannot wrap below it
 constexpr int directory_retries = 10;
 
-Error no_space(const SwapFileOptions& options, std::uint64_t needed, FileSystem& files) {
+// Bytes of a file with this payload.
+std::uint64_t needed_for(std::uint64_t payload) {
+  return superblock_region_size + round_up(payload, extent_grain);
+}
+
+// `needed` are the file's bytes, of which it has `reserved` already.
+Error no_space(const SwapFileOptions& options, std::uint64_t needed, std::uint64_t reserved,
+               FileSystem& files) {
   // A directory that we made is gone again by now; its parent is on the same disk.
   const auto parent = std::filesystem::path(options.directory).parent_path().string();
   const bool exists = files.exists(options.directory);
   const auto free_now = files.free_bytes(exists           ? options.directory
                                          : parent.empty() ? "."
                                                           : parent);
-  const std::uint64_t available = free_now.has_value() ? *free_now : 0;
+  const std::uint64_t available = reserved + (free_now.has_value() ? *free_now : 0);
   Error error = make_error(ErrorCode::NoSpace,
                            "nvme directory is too full: the swap file of rank " +
                                std::to_string(options.rank) + " needs " + format_size(needed) +
@@ -72,7 +79,6 @@ class SwapFile::Impl {
       : options_(options),
         files_(files),
         path_(options.directory + "/" + swap_file_name(options.run_id, options.rank)),
-        payload_bytes_(round_up(options.bytes, extent_grain)),
         lock_(std::move(lock)) {}
 
   ~Impl() { ARTESIAN_CHECK(closed_); }
@@ -91,10 +97,19 @@ class SwapFile::Impl {
                                                     std::to_string(file_->alignment()) +
                                                     " bytes, at most 4096 are supported");
     }
-    auto allocated = file_->allocate(superblock_region_size + payload_bytes_);
+    return grow(options_.bytes);
+  }
+
+  // Reserves the space of a payload of `bytes`.
+  Result<void> grow(std::uint64_t bytes) noexcept {
+    ARTESIAN_CHECK(file_ != nullptr && !closed_);
+    ARTESIAN_CHECK(bytes <= payload_max, bytes);
+    const std::uint64_t payload = round_up(bytes, extent_grain);
+    auto allocated = file_->allocate(superblock_region_size + payload);
     if (!allocated.has_value()) {
       return swap_directory_error(options_.directory, std::move(allocated).error());
     }
+    payload_bytes_ = payload;
     const Superblock superblock{
         .rank = options_.rank, .run_id = options_.run_id, .payload_bytes = payload_bytes_};
     return write_superblock(*file_, superblock);
@@ -141,9 +156,9 @@ class SwapFile::Impl {
   const SwapFileOptions options_;
   FileSystem& files_;
   const std::string path_;
-  const std::uint64_t payload_bytes_;
   SwapLock lock_;
   std::unique_ptr<File> file_;
+  std::uint64_t payload_bytes_ = 0;
   std::uint64_t bytes_used_ = 0;
   bool closed_ = false;
 };
@@ -151,16 +166,25 @@ class SwapFile::Impl {
 Result<std::unique_ptr<SwapFile>> SwapFile::create(const SwapFileOptions& given,
                                                    FileSystem& files) noexcept {
   const SwapFileOptions options = normalized(given);
-  if (options.bytes > payload_max) return no_space(options, options.bytes, files);
+  if (options.bytes > payload_max) return no_space(options, options.bytes, 0, files);
   ARTESIAN_TRY(lock, claim_directory(options, files));
   auto impl = std::make_unique<Impl>(options, files, std::move(lock));
   auto created = impl->create_file();
   if (created.has_value()) return std::unique_ptr<SwapFile>(new SwapFile(std::move(impl)));
   (void)impl->close().has_value();  // the first error is the one to tell
   if (created.error().code == ErrorCode::NoSpace) {
-    return no_space(options, superblock_region_size + impl->payload_bytes_, files);
+    return no_space(options, needed_for(options.bytes), 0, files);
   }
   return std::move(created).error();
+}
+
+Result<void> SwapFile::grow(std::uint64_t bytes) noexcept {
+  if (bytes <= impl_->payload_bytes_) return {};
+  const std::uint64_t reserved = needed_for(impl_->payload_bytes_);
+  if (bytes > payload_max) return no_space(impl_->options_, bytes, reserved, impl_->files_);
+  auto grown = impl_->grow(bytes);
+  if (grown.has_value() || grown.error().code != ErrorCode::NoSpace) return grown;
+  return no_space(impl_->options_, needed_for(bytes), reserved, impl_->files_);
 }
 
 SwapFile::SwapFile(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}

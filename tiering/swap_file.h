@@ -40,6 +40,8 @@ class SwapFile {
   /// Checks that close() was called.
   ~SwapFile();
 
+  /// Makes room for a payload of at least `bytes`. Errors: as create.
+  Result<void> grow(std::uint64_t bytes) noexcept;
   /// An extent of at least `bytes`, 4096-aligned. Errors: Exhausted.
   Result<Extent> allocate(std::uint64_t bytes) noexcept;
   File& file() noexcept;

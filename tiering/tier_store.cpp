@@ -18,6 +18,9 @@ namespace {
 constexpr std::uint64_t sector_size = 4096;  // what every range is a multiple of
 constexpr std::uint64_t block_bytes_max = 1 << 20;
 constexpr std::uint64_t sample_stride = 16;  // Verify::Sample looks at every 16th block
+constexpr std::uint64_t probe_bytes = 64 << 20;
+constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about a disk
+constexpr double probe_seconds = 0.4;                // over all paths, per direction
 
 struct Shard {
   Shard(ShardOptions given, std::uint32_t index, std::uint64_t run_id)
@@ -28,8 +31,20 @@ struct Shard {
   ShardOptions options;
   std::uint64_t blocks;
   BlockChecksums checksums;
-  BufferLease memory;  // device and host homes
-  Extent extent;       // nvme homes
+  BufferLease memory;             // device and host homes
+  std::vector<Segment> segments;  // nvme homes; offsets are those in the file
+
+  /// The segment with this byte.
+  std::size_t segment_of(std::uint64_t offset) const noexcept {
+    const auto after = std::upper_bound(
+        segments.begin(), segments.end(), offset,
+        [](std::uint64_t at, const Segment& segment) { return at < segment.begin; });
+    ARTESIAN_CHECK(after != segments.begin(), offset);
+    return static_cast<std::size_t>(after - segments.begin()) - 1;
+  }
+  std::uint64_t end_of(std::size_t segment) const noexcept {
+    return segment + 1 < segments.size() ? segments[segment + 1].begin : options.bytes;
+  }
 };
 
 Error naming(const ShardOptions& shard, const char* doing, Error error) {
@@ -37,27 +52,55 @@ Error naming(const ShardOptions& shard, const char* doing, Error error) {
   return error;
 }
 
-void check_shard(const ShardOptions& shard, std::size_t directories) {
+void check_shard(const ShardOptions& shard, std::size_t volumes) {
   ARTESIAN_CHECK(shard.bytes > 0 && shard.bytes % sector_size == 0, shard.name, shard.bytes);
   ARTESIAN_CHECK(shard.block_bytes > 0 && shard.block_bytes % sector_size == 0, shard.block_bytes);
   ARTESIAN_CHECK(shard.block_bytes <= block_bytes_max, shard.block_bytes);
-  ARTESIAN_CHECK(shard.home != Tier::Nvme || shard.path < directories, shard.path, directories);
+  ARTESIAN_CHECK(shard.home != Tier::Nvme || shard.volume < volumes, shard.volume, volumes);
+}
+
+/// One volume for each directory, where nobody said otherwise; with equal weights.
+std::vector<Volume> volumes_of(const TierStoreOptions& options) {
+  ARTESIAN_CHECK(options.disks.empty() || options.disks.size() == options.directories.size());
+  std::vector<Volume> volumes;
+  for (const auto& paths : options.volumes) volumes.push_back({.paths = paths});
+  for (std::uint32_t path = 0; options.volumes.empty() && path < options.directories.size();
+       ++path) {
+    volumes.push_back({.paths = {path}});
+  }
+  for (Volume& volume : volumes) volume.weights.assign(volume.paths.size(), 1.0);
+  return volumes;
 }
 
 }  // namespace
 
 class TierStore::Impl {
  public:
-  Impl(const TierStoreOptions& options, aio::Engine& engine) : options_(options), engine_(engine) {}
+  Impl(const TierStoreOptions& options, aio::Engine& engine)
+      : options_(options),
+        engine_(engine),
+        volumes_(volumes_of(options)),
+        disks_(options.directories.size()),
+        bytes_(options.directories.size()) {}
   ~Impl();
 
   Result<void> make_homes(std::vector<ShardOptions> shards, pinned::Pool& device,
                           pinned::Pool& host, FileSystem& files) noexcept;
+  Result<void> make_memory_homes(std::vector<ShardOptions> shards, pinned::Pool& device,
+                                 pinned::Pool& host) noexcept;
+  Result<void> make_swap_files(FileSystem& files, pinned::Pool& staging) noexcept;
+  Striping lay_out();
+  std::vector<std::uint64_t> bytes_to_probe() const;
+  Result<void> weigh_paths(pinned::Pool& staging) noexcept;
+  Result<void> probe(std::uint32_t path, std::uint64_t bytes, double seconds,
+                     pinned::Pool& staging) noexcept;
+  std::vector<PathDisk> disks_of(const Volume& volume) const;
   Result<void> close() noexcept;
-  void transfer(aio::Completion& completion, ShardId id, ByteRange range, BufferLease buffer,
+  void transfer(Transfer& transfer, ShardId id, ByteRange range, BufferLease buffer,
                 aio::Operation operation, aio::Priority priority) noexcept;
+  Result<void> finish(aio::Completion& completion, std::uint32_t path) noexcept;
+  void add_span(const Transfer& transfer, const Shard& shard);
   void check_sealed(const Shard& shard, ByteRange range) const noexcept;
-  Result<void> await(aio::Completion& completion, ShardId id) noexcept;
   Error timeout(Error error) const;
   Error corrupt(const Shard& shard, std::uint64_t block, BlockChecksums::Finding finding);
 
@@ -78,9 +121,10 @@ class TierStore::Impl {
   aio::Engine& engine_;
   std::vector<Shard> shards_;
   std::vector<std::unique_ptr<SwapFile>> swap_files_;
+  std::vector<Volume> volumes_;
+  std::vector<PathDisk> disks_;  // of each directory; speeds are 0 until known
   InFlightTable in_flight_;
-  std::uint64_t bytes_read_ = 0;
-  std::uint64_t bytes_written_ = 0;
+  std::vector<PathBytes> bytes_;  // of each directory
   std::atomic<std::uint64_t> blocks_verified_{0};
   std::atomic<std::uint64_t> verify_failures_{0};
   bool close_called_ = false;
@@ -98,17 +142,19 @@ TierStore::Impl::~Impl() {
 
 Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinned::Pool& device,
                                          pinned::Pool& host, FileSystem& files) noexcept {
-  std::vector<std::uint64_t> payloads(options_.directories.size(), 0);
+  ARTESIAN_TRY_VOID(make_memory_homes(std::move(shards), device, host));
+  return make_swap_files(files, host);
+}
+
+Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards,
+                                                pinned::Pool& device, pinned::Pool& host) noexcept {
   shards_.reserve(shards.size());
   for (ShardOptions& options : shards) {
-    check_shard(options, payloads.size());
+    check_shard(options, volumes_.size());
     const auto index = static_cast<std::uint32_t>(shards_.size());
     shards_.emplace_back(std::move(options), index, options_.run_id);
     Shard& shard = shards_.back();
-    if (shard.options.home == Tier::Nvme) {
-      payloads[shard.options.path] += shard.options.bytes;
-      continue;
-    }
+    if (shard.options.home == Tier::Nvme) continue;
     // Homes last for the whole run: from the high end, so that staging at the low end stays whole.
     pinned::Pool& pool = shard.options.home == Tier::Device ? device : host;
     auto lease = pool.lease(shard.options.bytes, pinned::Placement::High);
@@ -117,20 +163,110 @@ Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinne
     }
     shard.memory = std::move(lease).value();
   }
-  for (std::size_t i = 0; i < payloads.size(); ++i) {
-    const SwapFileOptions options{.directory = options_.directories[i],
+  return {};
+}
+
+/// The segments of every shard, by the weights as they are.
+Striping TierStore::Impl::lay_out() {
+  Striping striping({.volumes = volumes_,
+                     .paths = static_cast<std::uint32_t>(options_.directories.size()),
+                     .stripe_bytes = options_.stripe_bytes});
+  for (Shard& shard : shards_) {
+    const ShardOptions& options = shard.options;
+    if (options.home != Tier::Nvme) continue;
+    shard.segments = striping.place(options.volume, options.bytes, options.block_bytes);
+  }
+  return striping;
+}
+
+/// Where bytes are divided by speed, a file has to be there for it to be measured: it gets its size
+/// after.
+Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& staging) noexcept {
+  const bool striped = std::any_of(volumes_.begin(), volumes_.end(),
+                                   [](const Volume& volume) { return volume.paths.size() > 1; });
+  std::vector<std::uint64_t> payloads = lay_out().payloads();
+  for (std::size_t path = 0; path < payloads.size(); ++path) {
+    const SwapFileOptions options{.directory = options_.directories[path],
                                   .rank = options_.rank,
                                   .run_id = options_.run_id,
-                                  .bytes = payloads[i]};
+                                  .bytes = striped ? 0 : payloads[path]};
     ARTESIAN_TRY(swap, SwapFile::create(options, files));
     swap_files_.push_back(std::move(swap));
+    auto status = swap_files_.back()->file().status();
+    disks_[path].device = status.has_value() ? status->device : path;
+    if (!options_.disks.empty()) disks_[path] = options_.disks[path];
   }
-  for (Shard& shard : shards_) {
-    if (shard.options.home != Tier::Nvme) continue;
-    ARTESIAN_TRY(extent, swap_files_[shard.options.path]->allocate(shard.options.bytes));
-    ARTESIAN_CHECK(extent.length == shard.options.bytes, extent.length, shard.options.bytes);
-    shard.extent = extent;
+  if (striped) {
+    ARTESIAN_TRY_VOID(weigh_paths(staging));
+    payloads = lay_out().payloads();
   }
+  for (std::size_t path = 0; path < payloads.size(); ++path) {
+    if (payloads[path] == 0) continue;
+    if (striped) ARTESIAN_TRY_VOID(swap_files_[path]->grow(payloads[path]));
+    ARTESIAN_TRY(extent, swap_files_[path]->allocate(payloads[path]));
+    ARTESIAN_CHECK(extent.length == payloads[path], extent.length, payloads[path]);
+    for (Shard& shard : shards_) {
+      for (Segment& segment : shard.segments) {
+        if (segment.path == path) segment.offset += extent.offset;
+      }
+    }
+  }
+  return {};
+}
+
+/// Of each path whose speed the weights need and nobody knows: how much of its file is to show it.
+std::vector<std::uint64_t> TierStore::Impl::bytes_to_probe() const {
+  std::vector<std::uint64_t> totals(volumes_.size(), 0);
+  for (const Shard& shard : shards_) {
+    if (shard.options.home == Tier::Nvme) totals[shard.options.volume] += shard.options.bytes;
+  }
+  std::vector<std::uint64_t> bytes(disks_.size(), 0);
+  for (std::size_t volume = 0; volume < totals.size(); ++volume) {
+    const auto& paths = volumes_[volume].paths;
+    const std::uint64_t each = std::min(totals[volume] / paths.size(), probe_bytes);
+    if (paths.size() == 1 || each < probe_bytes_min) continue;
+    for (const std::uint32_t path : paths) {
+      if (disks_[path].speed.read_bytes_per_s == 0) bytes[path] = std::max(bytes[path], each);
+    }
+  }
+  return bytes;
+}
+
+std::vector<PathDisk> TierStore::Impl::disks_of(const Volume& volume) const {
+  std::vector<PathDisk> disks;
+  for (const std::uint32_t path : volume.paths) disks.push_back(disks_[path]);
+  return disks;
+}
+
+/// Where a disk's speed cannot be found, as it is full, no memory is free or there is too little to
+/// place on it, the weights stay equal: a lack of space shows when all of it is asked for.
+Result<void> TierStore::Impl::weigh_paths(pinned::Pool& staging) noexcept {
+  const std::vector<std::uint64_t> bytes = bytes_to_probe();
+  const auto count =
+      bytes.size() - static_cast<std::size_t>(std::count(bytes.begin(), bytes.end(), 0u));
+  for (std::uint32_t path = 0; path < bytes.size(); ++path) {
+    if (bytes[path] == 0) continue;
+    auto grown = swap_files_[path]->grow(bytes[path]);
+    if (!grown.has_value() && grown.error().code == ErrorCode::NoSpace) continue;
+    ARTESIAN_TRY_VOID(std::move(grown));
+    const double seconds = probe_seconds / static_cast<double>(count);
+    auto probed = probe(path, round_down(bytes[path], sector_size), seconds, staging);
+    if (!probed.has_value() && probed.error().code == ErrorCode::Exhausted) continue;
+    ARTESIAN_TRY_VOID(std::move(probed));
+  }
+  for (Volume& volume : volumes_) volume.weights = stripe_weights(disks_of(volume));
+  return {};
+}
+
+Result<void> TierStore::Impl::probe(std::uint32_t path, std::uint64_t bytes, double seconds,
+                                    pinned::Pool& staging) noexcept {
+  const Extent range{.offset = superblock_region_size, .length = bytes};
+  auto speed = tiering::probe_disk(swap_files_[path]->file(), range, engine_.for_path(path),
+                                   staging, {.bytes = probe_bytes, .seconds = seconds}, deadline());
+  const bool stalled = !speed.has_value() && speed.error().code == ErrorCode::Timeout;
+  if (stalled) stalled_ns_ = system_clock().now_ns();
+  if (!speed.has_value()) return std::move(speed).error();
+  disks_[path].speed = *speed;
   return {};
 }
 
@@ -167,9 +303,8 @@ void TierStore::Impl::check_sealed(const Shard& shard, ByteRange range) const no
   }
 }
 
-void TierStore::Impl::transfer(aio::Completion& completion, ShardId id, ByteRange range,
-                               BufferLease buffer, aio::Operation operation,
-                               aio::Priority priority) noexcept {
+void TierStore::Impl::transfer(Transfer& transfer, ShardId id, ByteRange range, BufferLease buffer,
+                               aio::Operation operation, aio::Priority priority) noexcept {
   ARTESIAN_CHECK(!close_called_);
   Shard& shard = at(id);
   ARTESIAN_CHECK(shard.options.home == Tier::Nvme, shard.options.name);
@@ -180,17 +315,55 @@ void TierStore::Impl::transfer(aio::Completion& completion, ShardId id, ByteRang
   ARTESIAN_CHECK(buffer.size() >= range.length, buffer.size(), range.length);
   const bool writes = operation == aio::Operation::Write;
   if (writes) check_sealed(shard, range);
-  const aio::Request request{.operation = operation,
-                             .priority = priority,
-                             .file = &swap_files_[shard.options.path]->file(),
-                             .offset = shard.extent.offset + range.offset,
-                             .length = range.length};
-  ARTESIAN_CHECK(request.offset % request.file->alignment() == 0, request.offset);
-  in_flight_.begin(completion, static_cast<std::uint32_t>(id), request, std::move(buffer),
-                   deadline());
-  (writes ? bytes_written_ : bytes_read_) += range.length;
-  aio::Completion* const list[] = {&completion};
-  engine_.submit(list);
+  transfer.begin(operation, std::move(buffer));
+  const std::uint64_t end = range.offset + range.length;
+  std::size_t index = shard.segment_of(range.offset);
+  for (std::uint64_t at = range.offset; at < end; ++index) {
+    const Segment& segment = shard.segments[index];
+    const std::uint64_t length = std::min(end, shard.end_of(index)) - at;
+    const aio::Request request{.operation = operation,
+                               .priority = priority,
+                               .file = &swap_files_[segment.path]->file(),
+                               .offset = segment.offset + (at - segment.begin),
+                               .length = length};
+    ARTESIAN_CHECK(request.offset % request.file->alignment() == 0, request.offset);
+    aio::Completion& completion = transfer.add_part(segment.path).completion;
+    in_flight_.begin(completion, static_cast<std::uint32_t>(id), request,
+                     transfer.lend(at - range.offset, length), deadline());
+    (writes ? bytes_[segment.path].written : bytes_[segment.path].read) += length;
+    aio::Completion* const list[] = {&completion};
+    engine_.for_path(segment.path).submit(list);
+    at += length;
+  }
+}
+
+Result<void> TierStore::Impl::finish(aio::Completion& completion, std::uint32_t path) noexcept {
+  auto waited = engine_.for_path(path).wait(completion, deadline());
+  if (!waited.has_value()) {
+    stalled_ns_ = system_clock().now_ns();
+    return timeout(std::move(waited).error());
+  }
+  if (completion.finished_ns() > stalled_ns_) stalled_ns_ = 0;
+  in_flight_.settle(completion);
+  ARTESIAN_TRY(moved, completion.result());
+  ARTESIAN_CHECK(moved == completion.request().length, moved, completion.request().length);
+  return {};
+}
+
+void TierStore::Impl::add_span(const Transfer& transfer, const Shard& shard) {
+  if (options_.timeline == nullptr) return;
+  std::uint64_t begin_ns = ~std::uint64_t{0};
+  std::uint64_t end_ns = 0;
+  std::uint64_t bytes = 0;
+  for (std::size_t index = 0; index < transfer.count_; ++index) {
+    const aio::Completion& part = transfer.part(index).completion;
+    begin_ns = std::min(begin_ns, part.submitted_ns());
+    end_ns = std::max(end_ns, part.finished_ns());
+    bytes += part.request().length;
+  }
+  const bool reads = transfer.operation_ == aio::Operation::Read;
+  options_.timeline->add(reads ? Lane::NvmeRead : Lane::NvmeWrite, shard.options.name, begin_ns,
+                         end_ns, bytes);
 }
 
 Error TierStore::Impl::timeout(Error error) const {
@@ -216,8 +389,9 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
   error.offset = offset;
   error.length = std::min(shard.options.block_bytes, shard.options.bytes - offset);
   if (shard.options.home == Tier::Nvme) {
-    error.file = swap_files_[shard.options.path]->file().path();
-    error.offset += shard.extent.offset;
+    const Segment& segment = shard.segments[shard.segment_of(offset)];
+    error.file = swap_files_[segment.path]->file().path();
+    error.offset = segment.offset + (offset - segment.begin);
   }
   return error;
 }
@@ -253,49 +427,42 @@ std::byte* TierStore::memory(ShardId id) noexcept {
   return shard.memory.data();
 }
 
-void TierStore::read(aio::Completion& completion, ShardId id, ByteRange range, BufferLease target,
+void TierStore::read(Transfer& transfer, ShardId id, ByteRange range, BufferLease target,
                      aio::Priority priority) noexcept {
-  impl_->transfer(completion, id, range, std::move(target), aio::Operation::Read, priority);
+  impl_->transfer(transfer, id, range, std::move(target), aio::Operation::Read, priority);
 }
 
-void TierStore::write(aio::Completion& completion, ShardId id, ByteRange range, BufferLease source,
+void TierStore::write(Transfer& transfer, ShardId id, ByteRange range, BufferLease source,
                       aio::Priority priority) noexcept {
-  impl_->transfer(completion, id, range, std::move(source), aio::Operation::Write, priority);
+  impl_->transfer(transfer, id, range, std::move(source), aio::Operation::Write, priority);
 }
 
-/// Until it is ready, and says how it went.
-Result<void> TierStore::Impl::await(aio::Completion& completion, ShardId id) noexcept {
-  const ShardOptions& options = at(id).options;
-  const bool reads = completion.request().operation == aio::Operation::Read;
-  const char* const doing = reads ? "reading" : "writing";
-  auto waited = engine_.wait(completion, deadline());
-  if (!waited.has_value()) {
-    stalled_ns_ = system_clock().now_ns();
-    return naming(options, doing, timeout(std::move(waited).error()));
+Result<void> TierStore::wait(Transfer& transfer, ShardId id) noexcept {
+  const Shard& shard = impl_->at(id);
+  const char* const doing = transfer.operation_ == aio::Operation::Read ? "reading" : "writing";
+  Result<void> first;
+  for (std::size_t index = 0; index < transfer.count_; ++index) {
+    Transfer::Part& part = transfer.part(index);
+    auto finished = impl_->finish(part.completion, part.path);
+    if (finished.has_value()) continue;
+    // What is still in flight is told before what went wrong: its buffer cannot be taken.
+    if (!part.completion.ready()) return naming(shard.options, doing, std::move(finished).error());
+    if (first.has_value()) first = std::move(finished);
   }
-  if (completion.finished_ns() > stalled_ns_) stalled_ns_ = 0;
-  in_flight_.settle(completion);
-  auto moved = completion.result();
-  if (!moved.has_value()) return naming(options, doing, std::move(moved).error());
-  ARTESIAN_CHECK(*moved == completion.request().length, *moved, completion.request().length);
-  return {};
-}
-
-Result<void> TierStore::wait(aio::Completion& completion, ShardId id) noexcept {
-  ARTESIAN_TRY_VOID(impl_->await(completion, id));
-  if (impl_->options_.timeline == nullptr) return {};
-  const aio::Request& request = completion.request();
-  const bool reads = request.operation == aio::Operation::Read;
-  impl_->options_.timeline->add(reads ? Lane::NvmeRead : Lane::NvmeWrite,
-                                impl_->at(id).options.name, completion.submitted_ns(),
-                                completion.finished_ns(), request.length);
+  if (!first.has_value()) return naming(shard.options, doing, std::move(first).error());
+  impl_->add_span(transfer, shard);
   return {};
 }
 
 Result<void> TierStore::finish_writes(ShardId id) noexcept {
   const auto shard = static_cast<std::uint32_t>(id);
   while (aio::Completion* write = impl_->in_flight_.write_of(shard)) {
-    ARTESIAN_TRY_VOID(impl_->await(*write, id));
+    std::uint32_t path = 0;
+    while (&impl_->swap_files_[path]->file() != write->request().file) ++path;
+    auto finished = impl_->finish(*write, path);
+    if (!finished.has_value()) {
+      return naming(impl_->at(id).options, "writing", std::move(finished).error());
+    }
   }
   return {};
 }
@@ -330,24 +497,51 @@ std::uint64_t TierStore::block_length(ShardId id, std::uint64_t block) const noe
   return std::min(shard.options.block_bytes, shard.options.bytes - offset);
 }
 
-Result<DiskSpeed> TierStore::probe_disk(std::uint32_t path, pinned::Pool& staging) noexcept {
-  ARTESIAN_CHECK(path < impl_->swap_files_.size(), path, impl_->swap_files_.size());
-  ARTESIAN_CHECK(impl_->bytes_written_ == 0, impl_->bytes_written_);  // it would be overwritten
-  SwapFile& swap = *impl_->swap_files_[path];
-  if (swap.bytes_used() == 0) return DiskSpeed{};
-  const Extent range{.offset = superblock_region_size, .length = swap.bytes_used()};
-  auto speed =
-      tiering::probe_disk(swap.file(), range, impl_->engine_, staging, {}, impl_->deadline());
-  const bool stalled = !speed.has_value() && speed.error().code == ErrorCode::Timeout;
-  if (stalled) impl_->stalled_ns_ = system_clock().now_ns();
-  return speed;
+Result<DiskSpeed> TierStore::probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept {
+  ARTESIAN_CHECK(volume < impl_->volumes_.size(), volume, impl_->volumes_.size());
+  for (const PathBytes& bytes : impl_->bytes_) {
+    ARTESIAN_CHECK(bytes.written == 0, bytes.written);  // it would be overwritten
+  }
+  Volume used;  // a small state need not touch every path
+  const Volume& all = impl_->volumes_[volume];
+  for (std::size_t index = 0; index < all.paths.size(); ++index) {
+    if (impl_->swap_files_[all.paths[index]]->bytes_used() == 0) continue;
+    used.paths.push_back(all.paths[index]);
+    used.weights.push_back(all.weights[index]);
+  }
+  const double seconds = probe_seconds / 2 / static_cast<double>(all.paths.size());
+  for (const std::uint32_t path : used.paths) {
+    if (impl_->disks_[path].speed.read_bytes_per_s > 0) continue;
+    const std::uint64_t bytes = impl_->swap_files_[path]->bytes_used();
+    ARTESIAN_TRY_VOID(impl_->probe(path, bytes, seconds, staging));
+  }
+  return striped_speed(impl_->disks_of(used), used.weights);
+}
+
+std::vector<PathShare> TierStore::shares(std::uint32_t volume) const {
+  ARTESIAN_CHECK(volume < impl_->volumes_.size(), volume, impl_->volumes_.size());
+  const auto& [paths, weights] = impl_->volumes_[volume];
+  double whole = 0;
+  for (const double weight : weights) whole += weight;
+  std::vector<PathShare> shares;
+  for (std::size_t index = 0; index < paths.size(); ++index) {
+    shares.push_back({.path = paths[index],
+                      .share = weights[index] / whole,
+                      .speed = impl_->disks_[paths[index]].speed});
+  }
+  return shares;
 }
 
 TierStoreStatistics TierStore::statistics() const noexcept {
-  return {.bytes_read = impl_->bytes_read_,
-          .bytes_written = impl_->bytes_written_,
-          .blocks_verified = impl_->blocks_verified_.load(std::memory_order_relaxed),
-          .verify_failures = impl_->verify_failures_.load(std::memory_order_relaxed)};
+  TierStoreStatistics all{
+      .paths = impl_->bytes_,
+      .blocks_verified = impl_->blocks_verified_.load(std::memory_order_relaxed),
+      .verify_failures = impl_->verify_failures_.load(std::memory_order_relaxed)};
+  for (const PathBytes& path : impl_->bytes_) {
+    all.bytes_read += path.read;
+    all.bytes_written += path.written;
+  }
+  return all;
 }
 
 }  // namespace artesian::tiering

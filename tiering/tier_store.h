@@ -2,18 +2,19 @@
 // to move bytes between that home and a buffer, and whether what came back is what was written.
 //
 // A shard is a contiguous byte range with one home tier, cut into blocks of `block_bytes`. Device
-// and host homes are plain memory (`memory`), allocated from the two pools; an nvme home is an
-// extent of a swap file, moved by `read` and `write`. Each block has an out-of-band checksum
-// (XXH3-64 seeded with run id, shard, block index and generation): `seal` computes it from the
-// bytes about to be written, `verify` compares it with bytes just read, both while the block is hot
-// in cache, on whatever thread casts or updates it. A block's generation grows with each seal, so a
-// flipped, stale or misplaced block is an error that names the shard, never a silently wrong
-// weight.
+// and host homes are plain memory (`memory`), allocated from the two pools; an nvme home is space
+// in swap files, moved by `read` and `write`: an extent of one, or stripes over those of several
+// paths (tiering/stripe.h), whose transfers then have a part for each. Each block has an
+// out-of-band checksum (XXH3-64 seeded with run id, shard, block index and generation): `seal`
+// computes it from the bytes about to be written, `verify` compares it with bytes just read, both
+// while the block is hot in cache, on whatever thread casts or updates it. A block's generation
+// grows with each seal, so a flipped, stale or misplaced block is an error that names the shard,
+// never a silently wrong weight.
 //
 // Note [A disk that does not answer]: a wait that runs into its deadline returns Timeout, and from
 // then on waits return at once with what is there, until something comes back: a hung disk costs
 // one deadline, not one per transfer. The kernel may still write to the buffers of what is in
-// flight, so after `close` returned Timeout neither the store nor its pools, engine or completions
+// flight, so after `close` returned Timeout neither the store nor its pools, engine or transfers
 // may be destroyed: their owner gives them to keep_for_ever (base/keep_for_ever.h). The swap files
 // stay, and the next run reclaims them.
 //
@@ -34,6 +35,7 @@
 #include "tiering/machine.h"
 #include "tiering/swap_file.h"
 #include "tiering/tier.h"
+#include "tiering/transfer.h"
 
 namespace artesian::tiering {
 
@@ -47,11 +49,17 @@ struct ShardOptions {
   Tier home = Tier::Nvme;
   std::uint64_t bytes = 0;        // > 0, multiple of 4096
   std::uint64_t block_bytes = 0;  // multiple of 4096, at most 1 MiB
-  std::uint32_t path = 0;         // for Tier::Nvme: which of `directories`
+  std::uint32_t volume = 0;       // for Tier::Nvme: which of `volumes`
 };
 
 struct TierStoreOptions {
   std::vector<std::string> directories;  // one swap file each; may be empty without nvme shards
+  /// Which directories a shard's bytes are divided over. Empty: each directory by itself.
+  std::vector<std::vector<std::uint32_t>> volumes{};
+  /// The disk of each directory, by which volumes are divided. Empty: measured where there are
+  /// volumes of several.
+  std::vector<PathDisk> disks{};
+  std::uint64_t stripe_bytes = 1 << 20;  // the grain of that, cut to whole blocks
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;
   Verify verify = Verify::Full;
@@ -64,9 +72,22 @@ struct ByteRange {
   std::uint64_t length = 0;  // multiple of 4096, > 0
 };
 
+/// A directory's part of a volume.
+struct PathShare {
+  std::uint32_t path = 0;
+  double share = 0;  // of the volume's bytes: all sum up to 1
+  DiskSpeed speed;   // 0 until known
+};
+
+struct PathBytes {
+  std::uint64_t read = 0;
+  std::uint64_t written = 0;
+};
+
 struct TierStoreStatistics {
   std::uint64_t bytes_read = 0;     // from nvme, handed over so far
   std::uint64_t bytes_written = 0;  // to nvme
+  std::vector<PathBytes> paths{};   // of them, through each directory
   std::uint64_t blocks_verified = 0;
   std::uint64_t verify_failures = 0;
 };
@@ -88,16 +109,16 @@ class TierStore {
   std::byte* memory(ShardId id) noexcept;
 
   /// Starts moving `range` of an nvme-homed shard into `target` (size >= range.length). The
-  /// completion is the caller's; finish it with `wait`, and `verify` each block before use.
-  void read(aio::Completion& completion, ShardId id, ByteRange range, BufferLease target,
+  /// transfer is the caller's; finish it with `wait`, and `verify` each block before use.
+  void read(Transfer& transfer, ShardId id, ByteRange range, BufferLease target,
             aio::Priority priority) noexcept;
   /// Starts writing; `seal` each block of the range first. Whole blocks only (the shard's last
   /// block may be short).
-  void write(aio::Completion& completion, ShardId id, ByteRange range, BufferLease source,
+  void write(Transfer& transfer, ShardId id, ByteRange range, BufferLease source,
              aio::Priority priority) noexcept;
   /// Sleeps until ready and returns the outcome, errors naming the shard. Errors: Io, NoSpace,
   /// Timeout.
-  Result<void> wait(aio::Completion& completion, ShardId id) noexcept;
+  Result<void> wait(Transfer& transfer, ShardId id) noexcept;
   /// Whether a write to this shard is still in flight.
   bool writing(ShardId id) const noexcept;
   /// Sleeps until none is, and leaves the completions to their owners, who get the outcomes, too.
@@ -113,10 +134,13 @@ class TierStore {
 
   TierStoreStatistics statistics() const noexcept;
 
-  /// Measures the disk of `directories[path]` in about half a second, or less, by writing and
-  /// reading the start of its swap file; only before the first write. `staging` lends up to 16 MiB
-  /// for a moment. {0, 0} where no shard uses the path. Errors: Exhausted, Io, NoSpace, Timeout.
-  Result<DiskSpeed> probe_disk(std::uint32_t path, pinned::Pool& staging) noexcept;
+  /// What the disks of `volumes[volume]` do together. Measures those that are not known, each in
+  /// about half a second, or less, by writing and reading the start of its swap file; only before
+  /// the first write. `staging` lends up to 16 MiB for a moment. {0, 0} where no shard uses a path.
+  /// Errors: Exhausted, Io, NoSpace, Timeout.
+  Result<DiskSpeed> probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept;
+  /// How much of `volumes[volume]` each directory of it carries.
+  std::vector<PathShare> shares(std::uint32_t volume) const;
 
  private:
   class Impl;

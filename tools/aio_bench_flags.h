@@ -46,6 +46,8 @@ class FlagReader {
   std::string word(const std::string& flag, const std::vector<std::string>& words);
   /// Null is auto.
   const aio::EngineKind* engine(const std::string& flag);
+  /// As artesian.polling has it.
+  aio::Polling polling(const std::string& flag);
   /// An existing directory that can be written.
   void check_directory(const std::string& flag, const std::string& path);
   std::string directory(const std::string& flag);
@@ -69,6 +71,9 @@ void add_switch(CLI::App& app, const char* flag, const std::string& description)
 
 /// "io_uring, threads or auto".
 std::string engine_words();
+
+/// "off, sqpoll, iopoll or both".
+std::string polling_words();
 
 /// The signal that asked to stop, or 0. A second one ends the process at once.
 const std::atomic<int>& stop_signal() noexcept;

@@ -29,6 +29,7 @@ Transfers one_pass(Access access, Transfers transfers) {
   transfers.seconds = 0;
   transfers.engine.single_submit = false;
   transfers.engine.overlap_events = true;
+  transfers.engine.polling = aio::Polling::None;
   return transfers;
 }
 
@@ -131,7 +132,7 @@ Result<Measurement> Ground::measure(const Transfers& transfers) {
   ARTESIAN_TRY(engine, make_engine(transfers));
   Measurement result;
   result.kind = engine->kind();
-  Sweep sweep(*this, *engine, transfers, Sweep::Check::Sampled);
+  Sweep sweep(*this, *engine, transfers, Sweep::Check::Spot);
   ARTESIAN_TRY_VOID(sweep.prepare());
   const double cpu_before = cpu_seconds();
   const std::uint64_t begin_ns = system_clock().now_ns();
@@ -142,6 +143,7 @@ Result<Measurement> Ground::measure(const Transfers& transfers) {
   result.bytes_read = sweep.bytes_read();
   result.bytes_written = sweep.bytes_written();
   result.statistics = engine->statistics();
+  result.polling = engine->polling();
   result.direct = result.statistics.blocks_direct == result.statistics.blocks;
   result.right = sweep.right();
   return result;

@@ -56,7 +56,8 @@ struct Transfers {
 
 struct Measurement {
   aio::EngineKind kind = aio::EngineKind::Threads;
-  bool direct = false;  // every block went past the page cache
+  aio::Polling polling = aio::Polling::None;  // that was in effect
+  bool direct = false;                        // every block went past the page cache
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   double seconds = 0;

@@ -79,7 +79,8 @@ Json path_json(const PathReport& path) {
 Json to_json(const TuneReport& report) {
   const SearchResult& found = report.found;
   Json json = {{"aio", settings_json(found.winner.settings)},
-               {"engine", engine_kind_name(found.winner.settings.engine)}};
+               {"engine", engine_kind_name(found.winner.settings.engine)},
+               {"polling", polling_name(found.winner.settings.polling)}};
   for (const Access access : accesses) json[access_name(access)] = rates_json(found.winner, access);
   const auto [low, high] =
       std::minmax_element(found.head_to_head.begin(), found.head_to_head.end());
@@ -101,7 +102,7 @@ Json to_json(const TuneReport& report) {
 }
 
 std::string to_text(const TuneReport& report) {
-  std::string text = print_aio_section(report.found.winner.settings);
+  std::string text = print_settings(report.found.winner.settings, report.automatic);
   for (const Access access : accesses) {
     const auto& samples = report.found.winner.of(access);
     const Spread rate = spread_of(samples, &Sample::gb_per_s);

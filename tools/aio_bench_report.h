@@ -30,6 +30,7 @@ struct PathReport {
 
 struct TuneReport {
   SearchResult found;
+  aio::EngineKind automatic = aio::EngineKind::IoUring;  // what "auto" stands for here
   std::vector<PathReport> paths;
   std::uint64_t size = 0;  // of all files together
   bool direct = false;
@@ -40,7 +41,7 @@ struct TuneReport {
 
 nlohmann::ordered_json to_json(const TuneReport& report);
 
-/// The aio section, then a line for each of read, write and mixed.
+/// The settings as a config takes them, then a line for each of read, write and mixed.
 std::string to_text(const TuneReport& report);
 
 }  // namespace artesian::bench

@@ -26,6 +26,7 @@ RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json
   transfers.engine.threads = flags.count("--threads", 1, aio::threads_max);
   transfers.engine.single_submit = flags.given("--single-submit");
   transfers.engine.overlap_events = !flags.given("--no-overlap-events");
+  transfers.engine.polling = flags.polling("--polling");
   options.direct = flags.given("--no-direct") ? Direct::Never : Direct::IfAligned;
   transfers.seconds =
       flags.number("--seconds", 0, 0, 1e6, "leave it out for one pass over the file");
@@ -94,6 +95,7 @@ nlohmann::ordered_json to_json(const RunOptions& options, const Measurement& res
                                  {"threads", transfers.engine.threads},
                                  {"single_submit", transfers.engine.single_submit},
                                  {"overlap_events", transfers.engine.overlap_events},
+                                 {"polling", polling_name(result.polling)},
                                  {"direct", result.direct},
                                  {"bytes", result.bytes()},
                                  {"seconds", result.seconds},
@@ -127,6 +129,8 @@ void add_run_flags(CLI::App& command) {
   add_value(command, "--engine", "WORD", engine_words() + " (default)");
   add_switch(command, "--single-submit", "One system call per block");
   add_switch(command, "--no-overlap-events", "Fill, drain, fill the queue");
+  add_value(command, "--polling", "WORD",
+            "Of io_uring: " + polling_words() + " (default: off); it spins on a core");
   add_switch(command, "--no-direct", "Through the page cache");
   add_value(command, "--read-share", "X",
             "Of the bytes of --op mixed, how many are read (default: 0.5)");

@@ -27,6 +27,7 @@ struct Settings {
   aio::EngineKind engine = aio::EngineKind::IoUring;
   bool single_submit = false;
   bool overlap_events = true;
+  aio::Polling polling = aio::Polling::None;  // not searched: what was asked for
 
   bool operator==(const Settings&) const = default;
   std::uint64_t bytes_in_flight() const noexcept { return block_size * queue_depth * threads; }

@@ -125,9 +125,9 @@ void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noe
   if (operation == aio::Operation::Write) {
     if (mixed) priority = aio::Priority::WriteBack;
     const bool dense = ground_.options_.marks == Marks::EverySector;
-    Pattern::stamp({buffer.data(), slot.length}, offset, slot.pass,
-                   dense ? Pattern::sector : Pattern::sample);
     const std::uint64_t granule = ground_.options_.granule;
+    Pattern::stamp({buffer.data(), slot.length}, offset, slot.pass,
+                   dense ? Pattern::sector : std::min(Pattern::sample, granule));
     for (std::uint64_t at = offset; at < offset + slot.length; at += granule) {
       file.pass_of_granule[at / granule] = slot.pass;
     }
@@ -185,16 +185,28 @@ void Sweep::begin_an_idle_slot() noexcept {
 
 bool Sweep::is_right(const Slot& slot, std::span<const std::byte> moved,
                      Check check) const noexcept {
-  if (check == Check::Nothing) return true;
   const std::uint64_t granule = ground_.options_.granule;
   const Ground::WorkFile& file = file_of(slot.block);
   const std::uint64_t begin = offset_of(slot.block);
-  for (std::uint64_t at = 0; at < moved.size(); at += granule) {
+  const auto good = [&](std::uint64_t at, const auto& look) {
     const auto part = moved.subspan(at, std::min(granule, moved.size() - at));
-    const std::uint32_t pass = file.pass_of_granule[(begin + at) / granule];
-    const bool good = check == Check::Sampled ? Pattern::sampled(part, begin + at, pass)
-                                              : ground_.pattern_.whole(part, begin + at, pass);
-    if (!good) return false;
+    return look(part, begin + at, file.pass_of_granule[(begin + at) / granule]);
+  };
+  if (check == Check::Nothing) return true;
+  if (check == Check::Spot) {
+    const std::uint64_t granules = round_up(moved.size(), granule) / granule;
+    const std::uint64_t turn = slot.block + slot.pass;
+    return good(turn % granules * granule,
+                [&](auto part, std::uint64_t offset, std::uint32_t pass) {
+                  return Pattern::spot(part, offset, pass, turn / granules);
+                });
+  }
+  for (std::uint64_t at = 0; at < moved.size(); at += granule) {
+    const bool right = good(at, [&](auto part, std::uint64_t offset, std::uint32_t pass) {
+      return check == Check::Sampled ? Pattern::sampled(part, offset, pass)
+                                     : ground_.pattern_.whole(part, offset, pass);
+    });
+    if (!right) return false;
   }
   return true;
 }

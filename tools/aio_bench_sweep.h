@@ -19,7 +19,7 @@ namespace artesian::bench {
 
 class Sweep {
  public:
-  enum class Check : std::uint8_t { Nothing, Sampled, Whole };
+  enum class Check : std::uint8_t { Nothing, Spot, Sampled, Whole };
 
   Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check);
 

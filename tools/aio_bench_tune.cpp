@@ -32,6 +32,7 @@ struct TuneOptions {
   std::uint64_t size = 0;
   double budget_seconds = 60;
   bool exhaustive = false;
+  aio::Polling polling = aio::Polling::None;
   std::string json, config_out, apply, plot;
 };
 
@@ -57,7 +58,8 @@ void check_apply(const std::string& path, Faults& faults) {
     faults.add("cannot be read", "--apply", '"' + path + '"', "a config", "name another file");
     return;
   }
-  auto edited = with_aio_section(text.str(), path, {});
+  // With an engine to write, so that what forbids that is known too.
+  auto edited = with_settings(text.str(), path, {}, aio::EngineKind::Threads);
   if (edited) return;
   const std::string& message = edited.error().message;
   faults.add("cannot be edited", "--apply", message.substr(0, message.find('\n')),
@@ -77,6 +79,7 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
   options.budget_seconds =
       flags.number("--budget-seconds", 60, 0.1, 1e5, "try 60; less is noisier");
   options.exhaustive = flags.given("--exhaustive");
+  options.polling = flags.polling("--polling");
   options.json = flags.output("--json", FlagReader::Dash::Yes);
   options.config_out = flags.output("--config-out", FlagReader::Dash::No);
   options.plot = flags.output("--plot", FlagReader::Dash::No);
@@ -120,7 +123,8 @@ class Tuner {
   std::vector<aio::EngineKind> engines_;
   double bytes_written_ = 0;
   bool all_direct_ = true;
-  std::optional<Error> refusal_;  // the last, of an engine with these settings
+  aio::Polling polling_ = aio::Polling::None;  // that was in effect, with io_uring
+  std::optional<Error> refusal_;               // the last, of an engine with these settings
 };
 
 void Tuner::warn(const std::string& text) {
@@ -175,6 +179,7 @@ Result<void> Tuner::prepare() {
   }
   find_engines();
   if (engines_.empty()) return make_error(ErrorCode::Unsupported, "no engine works here");
+  report_.automatic = engines_.front();
   const std::uint64_t available = available_memory();
   in_flight_max_ = std::min(in_flight_max, options_.size / 2);
   if (available != 0) in_flight_max_ = std::min(in_flight_max_, available / 8);
@@ -239,7 +244,8 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
                                  .queue_depth = settings.queue_depth,
                                  .threads = settings.threads,
                                  .single_submit = settings.single_submit,
-                                 .overlap_events = settings.overlap_events},
+                                 .overlap_events = settings.overlap_events,
+                                 .polling = settings.polling},
                       .kind = &settings.engine,
                       .seconds = seconds,
                       .file_first = file_first,
@@ -247,6 +253,7 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
   ARTESIAN_TRY(got, measure_patiently(transfers));
   report_.verified = report_.verified && got.right;
   all_direct_ = all_direct_ && got.direct;
+  if (got.kind == aio::EngineKind::IoUring && got.bytes() != 0) polling_ = got.polling;
   bytes_written_ += static_cast<double>(got.bytes_written);
   return Sample{.gb_per_s = got.gb_per_s(),
                 .latency_us_p50 = static_cast<double>(got.statistics.latency_us_p50),
@@ -266,7 +273,7 @@ Result<void> Tuner::search_all() {
   const double gone = seconds_since(start_ns_);
   const double left = options_.budget_seconds - gone - profile_seconds();
   SearchOptions options{.space = space(),
-                        .start = {.engine = engines_.front()},
+                        .start = {.engine = engines_.front(), .polling = options_.polling},
                         .budget_seconds = std::max(left, options_.budget_seconds / 4),
                         .exhaustive = options_.exhaustive};
   const std::uint64_t blocks_max = options.space.block_sizes.back();
@@ -284,6 +291,8 @@ Result<void> Tuner::search_all() {
   };
   ARTESIAN_TRY(found, search(options, measure));
   report_.found = std::move(found);
+  Settings& winner = report_.found.winner.settings;
+  winner.polling = winner.engine == aio::EngineKind::IoUring ? polling_ : aio::Polling::None;
   if (refusal_) {
     if (report_.found.winner.gb_per_s(Access::Read) <= 0) return *refusal_;
     warn("some settings were left out: " + refusal_->to_string());
@@ -357,13 +366,6 @@ Result<TuneReport> Tuner::run() {
 
 /// What the user has to know besides the figures.
 void print_notes(const TuneReport& report) {
-  const aio::EngineKind engine = report.found.winner.settings.engine;
-  if (engine != engine_kinds[0]) {
-    log(LogLevel::Info,
-        std::string("measured with the engine ") + engine_kind_name(engine) +
-            ": write \"artesian\": {\"engine\": \"" + engine_kind_name(engine) +
-            "\"} into the config as well, or it runs with another where there is one");
-  }
   for (const PathReport& path : report.paths) {
     if (path.profile_file.empty()) continue;
     log(LogLevel::Info, "machine profile: " + path.profile_file);
@@ -377,7 +379,8 @@ int hand_over(const TuneOptions& options, const TuneReport& report) {
   if (options.json != "-" && !write_output("-", to_text(report))) return 1;
   if (!options.json.empty() && !write_output(options.json, json)) return 1;
   const Settings& winner = report.found.winner.settings;
-  if (!options.config_out.empty() && !write_output(options.config_out, print_aio_section(winner))) {
+  if (!options.config_out.empty() &&
+      !write_output(options.config_out, print_settings(winner, report.automatic))) {
     return 1;
   }
   if (!options.plot.empty()) {
@@ -385,10 +388,10 @@ int hand_over(const TuneOptions& options, const TuneReport& report) {
     if (!write_output(options.plot, page ? plot_html(report) : plot_svg(report))) return 1;
   }
   if (!options.apply.empty()) {
-    auto backup = apply_aio_section(options.apply, winner);
+    auto backup = apply_settings(options.apply, winner, report.automatic);
     if (!backup) return tools::report_error(program, backup.error(), 1);
-    log(LogLevel::Info,
-        "changed the aio section of " + options.apply + "; what it was is in " + *backup);
+    log(LogLevel::Info, "changed the I/O settings of " + options.apply + " to those of " +
+                            engine_kind_name(winner.engine) + "; what it was is in " + *backup);
   }
   print_notes(report);
   return 0;
@@ -403,10 +406,12 @@ void add_tune_flags(CLI::App& command) {
   add_value(command, "--budget-seconds", "S", "How long it takes, about (default: 60)");
   add_switch(command, "--exhaustive",
              "Measure every setting instead of searching; takes several budgets");
+  add_value(command, "--polling", "WORD",
+            "Of io_uring, in all measurements: " + polling_words() + " (default: off)");
   add_value(command, "--json", "FILE", "Write everything as JSON to a file, or - for stdout");
-  add_value(command, "--config-out", "FILE", "Write the aio section, as a config has it");
+  add_value(command, "--config-out", "FILE", "Write the settings, as a config has them");
   add_value(command, "--apply", "FILE",
-            "Put the aio section into this config; what it was is kept in FILE.bak");
+            "Put the settings into this config; what it was is kept in FILE.bak");
   add_value(command, "--plot", "FILE", "Write a picture of the figures, FILE.svg or FILE.html");
 }
 

@@ -27,14 +27,41 @@ struct Setting {
   std::array<const char*, 2> other_names = {};  // in configs
 };
 
-std::vector<Setting> settings_of(const Settings& settings) {
+/// What is to stand in one section of a config.
+struct Section {
+  const char* name;
+  std::vector<Setting> settings;
+  bool may_be_nested = false;  // in zero_optimization
+};
+
+Section aio_section(const Settings& settings) {
   const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
   return {
-      {"block_size", std::to_string(settings.block_size)},
-      {"queue_depth", std::to_string(settings.queue_depth)},
-      {"intra_op_parallelism", std::to_string(settings.threads), {"thread_count", "num_threads"}},
-      {"single_submit", boolean(settings.single_submit)},
-      {"overlap_events", boolean(settings.overlap_events)}};
+      "aio",
+      {{"block_size", std::to_string(settings.block_size)},
+       {"queue_depth", std::to_string(settings.queue_depth)},
+       {"intra_op_parallelism", std::to_string(settings.threads), {"thread_count", "num_threads"}},
+       {"single_submit", boolean(settings.single_submit)},
+       {"overlap_events", boolean(settings.overlap_events)}},
+      true};
+}
+
+/// A key of ours, and the word that it is to have.
+struct Word {
+  const char* key;
+  std::string value;
+};
+
+Section our_section(const std::vector<Word>& words) {
+  Section section{"artesian", {}};
+  for (const Word& word : words) section.settings.push_back({word.key, '"' + word.value + '"'});
+  return section;
+}
+
+/// What artesian.polling must say.
+std::string polling_word(const Settings& settings) {
+  const bool polls = settings.engine == aio::EngineKind::IoUring;
+  return polling_name(polls ? settings.polling : aio::Polling::None);
 }
 
 struct Member {
@@ -176,23 +203,23 @@ std::vector<Edit> insertion(std::string_view text, std::size_t open, std::size_t
 }
 
 /// The text of a section whose first line starts behind `"aio": `.
-std::string section_text(const Settings& settings, const std::string& indent) {
+std::string section_text(const Section& section, const std::string& indent) {
   std::string text = "{";
   const char* separator = "";
-  for (const Setting& setting : settings_of(settings)) {
+  for (const Setting& setting : section.settings) {
     text += std::string(separator) + "\n" + indent + "  \"" + setting.name + "\": " + setting.value;
     separator = ",";
   }
   return text + "\n" + indent + "}";
 }
 
-std::vector<Edit> edits_within(std::string_view text, std::size_t open, const Settings& settings) {
+std::vector<Edit> edits_within(std::string_view text, std::size_t open, const Section& section) {
   Scanner scanner(text);
   const std::vector<Member> members = scanner.members(open);
   const std::size_t close = scanner.closing_brace();
   std::vector<Edit> edits;
   std::vector<std::string> added;
-  for (const Setting& setting : settings_of(settings)) {
+  for (const Setting& setting : section.settings) {
     bool there = false;
     for (const Member& member : members) {
       const bool other =
@@ -220,12 +247,12 @@ const Member* find(const std::vector<Member>& members, const char* key) {
   return nullptr;
 }
 
-/// Whether a config's tree has these settings in the section.
-bool has_settings(const JsonValue& section, const Settings& settings) {
-  const auto wanted = settings_of(settings);
+/// Whether what a config's tree has under the section's name has its settings.
+bool has_settings(const JsonValue& tree, const Section& section) {
+  const auto& wanted = section.settings;
   return std::all_of(wanted.begin(), wanted.end(), [&](const Setting& setting) {
     for (const char* name : {setting.name, setting.other_names[0], setting.other_names[1]}) {
-      const JsonValue* value = name == nullptr ? nullptr : section.find(name);
+      const JsonValue* value = name == nullptr ? nullptr : tree.find(name);
       if (value != nullptr) return zero3::print_json(*value) == setting.value;
     }
     return false;
@@ -263,27 +290,25 @@ Result<void> write_new(const std::string& path, const std::string& text, mode_t 
   return done;
 }
 
-}  // namespace
-
-std::string print_aio_section(const Settings& settings) {
-  return "{\n  \"aio\": " + section_text(settings, "  ") + "\n}\n";
-}
-
-Result<std::string> with_aio_section(std::string_view text, const std::string& path,
-                                     const Settings& settings) {
+/// The config's text with the section's settings: in this section, wherever it is, else in a new
+/// one at the end.
+Result<std::string> with_section(std::string_view text, const std::string& path,
+                                 const Section& section) {
+  const std::string name = section.name;
   ARTESIAN_TRY(tree, zero3::read_json(text, path));
   if (!is_object(&tree)) {
     return refusal(path, "got " + zero3::print_json(tree) + ", allowed an object {...}");
   }
   const JsonValue* zero = tree.find("zero_optimization");
-  const JsonValue* top = tree.find("aio");
-  const JsonValue* nested = is_object(zero) ? zero->find("aio") : nullptr;
+  const JsonValue* top = tree.find(section.name);
+  const JsonValue* nested =
+      section.may_be_nested && is_object(zero) ? zero->find(section.name) : nullptr;
   if (top != nullptr && nested != nullptr) {
-    return refusal(path, "aio: given both at top level and in zero_optimization; keep one");
+    return refusal(path, name + ": given both at top level and in zero_optimization; keep one");
   }
-  const JsonValue* section = top != nullptr ? top : nested;
-  if (section != nullptr && !is_object(section)) {
-    return refusal(path, "aio: got " + zero3::print_json(*section) +
+  const JsonValue* there = top != nullptr ? top : nested;
+  if (there != nullptr && !is_object(there)) {
+    return refusal(path, name + ": got " + zero3::print_json(*there) +
                              ", allowed an object {...}; correct it first");
   }
   Scanner scanner(text);
@@ -291,34 +316,74 @@ Result<std::string> with_aio_section(std::string_view text, const std::string& p
   std::vector<Member> members = scanner.members(open);
   std::size_t close = scanner.closing_brace();
   std::vector<Edit> edits;
-  const auto lost = [&] { return refusal(path, "aio: cannot be found; write it by hand"); };
-  if (section == nullptr) {
+  const auto lost = [&] { return refusal(path, name + ": cannot be found; write it by hand"); };
+  if (there == nullptr) {
     const bool one_line = text.substr(open, close - open).find('\n') == std::string_view::npos;
     const std::string indent = members.empty() || one_line
                                    ? indentation(text, open) + "  "
                                    : indentation(text, members.back().key_begin);
-    edits = insertion(text, open, close, members, {"\"aio\": " + section_text(settings, indent)});
+    edits = insertion(text, open, close, members,
+                      {'"' + name + "\": " + section_text(section, indent)});
   } else {
     if (top == nullptr) {
       const Member* outer = find(members, "zero_optimization");
       if (outer == nullptr) return lost();
       members = scanner.members(outer->begin);
     }
-    const Member* inner = find(members, "aio");
+    const Member* inner = find(members, section.name);
     if (inner == nullptr) return lost();
-    edits = edits_within(text, inner->begin, settings);
+    edits = edits_within(text, inner->begin, section);
   }
   std::string edited = apply_edits(text, std::move(edits));
   // What was written is what will be read, or nothing is written.
   auto again = zero3::read_json(edited, path);
   if (!again) return lost();
   const JsonValue* outer = nested != nullptr ? again->find("zero_optimization") : &*again;
-  const JsonValue* got = outer == nullptr ? nullptr : outer->find("aio");
-  if (!is_object(got) || !has_settings(*got, settings)) return lost();
+  const JsonValue* got = outer == nullptr ? nullptr : outer->find(section.name);
+  if (!is_object(got) || !has_settings(*got, section)) return lost();
   return edited;
 }
 
-Result<std::string> apply_aio_section(const std::string& given, const Settings& settings) {
+/// What the section of ours must say for these settings to be used; nothing where it says so
+/// already, or says nothing and need not.
+Result<std::vector<Word>> words_to_write(std::string_view text, const std::string& path,
+                                         const Settings& settings, aio::EngineKind automatic) {
+  ARTESIAN_TRY(tree, zero3::read_json(text, path));
+  const JsonValue* section = is_object(&tree) ? tree.find("artesian") : nullptr;
+  std::vector<Word> words;
+  const auto want = [&](const char* key, const std::string& word, const std::string& absent,
+                        const std::string& as_good) {
+    const JsonValue* given = is_object(section) ? section->find(key) : nullptr;
+    const std::string now = given == nullptr ? '"' + absent + '"' : zero3::print_json(*given);
+    if (now != '"' + word + '"' && now != '"' + as_good + '"') words.push_back({key, word});
+  };
+  const std::string engine = engine_kind_name(settings.engine);
+  want("engine", settings.engine == automatic ? "auto" : engine, "auto", engine);
+  want("polling", polling_word(settings), "off", polling_word(settings));
+  return words;
+}
+
+}  // namespace
+
+std::string print_settings(const Settings& settings, aio::EngineKind automatic) {
+  std::string text = "{\n  \"aio\": " + section_text(aio_section(settings), "  ");
+  std::vector<Word> words;
+  if (settings.engine != automatic) words.push_back({"engine", engine_kind_name(settings.engine)});
+  if (polling_word(settings) != "off") words.push_back({"polling", polling_word(settings)});
+  if (!words.empty()) text += ",\n  \"artesian\": " + section_text(our_section(words), "  ");
+  return text + "\n}\n";
+}
+
+Result<std::string> with_settings(std::string_view text, const std::string& path,
+                                  const Settings& settings, aio::EngineKind automatic) {
+  ARTESIAN_TRY(edited, with_section(text, path, aio_section(settings)));
+  ARTESIAN_TRY(words, words_to_write(edited, path, settings, automatic));
+  if (words.empty()) return edited;
+  return with_section(edited, path, our_section(words));
+}
+
+Result<std::string> apply_settings(const std::string& given, const Settings& settings,
+                                   aio::EngineKind automatic) {
   std::error_code failed;
   const std::string path = std::filesystem::canonical(given, failed);
   if (failed) {
@@ -326,7 +391,7 @@ Result<std::string> apply_aio_section(const std::string& given, const Settings& 
     return failure("cannot find the config", given);
   }
   ARTESIAN_TRY(text, read_text(path));
-  ARTESIAN_TRY(edited, with_aio_section(text, given, settings));
+  ARTESIAN_TRY(edited, with_settings(text, given, settings, automatic));
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
   const mode_t mode = status.st_mode & 07777;

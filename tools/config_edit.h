@@ -10,18 +10,22 @@
 
 namespace artesian::bench {
 
-/// {"aio": {...}} as a config takes it, on several lines.
-std::string print_aio_section(const Settings& settings);
+/// {"aio": {...}} as a config takes it, on several lines; with "artesian": {"engine": ...} where
+/// the settings are those of another engine than `automatic`, which is what "auto" stands for here,
+/// or of one that polls.
+std::string print_settings(const Settings& settings, aio::EngineKind automatic);
 
 /// The config's text with these settings: in its `aio` section, wherever that is and under whatever
-/// names, else in a new one at the end. `path` is for messages. Errors: Invalid, where the config
+/// names, else in a new one at the end. artesian.engine and artesian.polling are written only where
+/// the config would else run with others. `path` is for messages. Errors: Invalid, where the config
 /// does not parse, is no object, or has two aio sections.
-Result<std::string> with_aio_section(std::string_view text, const std::string& path,
-                                     const Settings& settings);
+Result<std::string> with_settings(std::string_view text, const std::string& path,
+                                  const Settings& settings, aio::EngineKind automatic);
 
 /// Does so to the file, which is replaced as a whole and keeps its permissions; returns where the
 /// copy of what it was lies: beside it, .bak, or .bak.1 and so on where that is taken. A link stays
 /// one: what it leads to is edited. Errors: Invalid, Io, NoSpace.
-Result<std::string> apply_aio_section(const std::string& path, const Settings& settings);
+Result<std::string> apply_settings(const std::string& path, const Settings& settings,
+                                   aio::EngineKind automatic);
 
 }  // namespace artesian::bench

@@ -39,8 +39,11 @@ void append(Findings& all, Findings more) {
 }  // namespace
 
 void add_doctor_flags(CLI::App& doctor) {
-  doctor.add_option("--path", "Folder for swap files, as nvme_path (default: the current one)")
-      ->type_name("DIR")
+  doctor
+      .add_option("--path",
+                  "Folder for swap files, as nvme_path, several with commas (default: the current "
+                  "one)")
+      ->type_name("DIR[,DIR]")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   doctor.add_option("--json", "- prints one JSON object instead")
       ->type_name("-")
@@ -49,9 +52,16 @@ void add_doctor_flags(CLI::App& doctor) {
 
 Result<int> run_doctor(const CLI::App& doctor) {
   std::string faults;
-  const auto paths = doctor["--path"]->results();
-  for (const std::string& path : paths) {
-    if (path.empty()) faults += "--path: got \"\", allowed a folder; write it after the flag\n";
+  std::vector<std::string> paths;
+  for (const std::string& typed : doctor["--path"]->results()) {
+    for (std::size_t begin = 0; begin <= typed.size();) {
+      const std::size_t end = std::min(typed.find(',', begin), typed.size());
+      paths.push_back(typed.substr(begin, end - begin));
+      begin = end + 1;
+      if (!paths.back().empty()) continue;
+      faults += "--path: got \"" + typed + "\", allowed a folder; write it " +
+                (typed.empty() ? "after the flag\n" : "on each side of a comma\n");
+    }
   }
   const auto json = doctor["--json"]->results();
   if (json.size() > 1 || (json.size() == 1 && json.front() != "-")) {
@@ -64,6 +74,11 @@ Result<int> run_doctor(const CLI::App& doctor) {
   Findings findings = examine_machine();
   for (const std::string& path : paths.empty() ? std::vector<std::string>{"."} : paths) {
     append(findings, examine_path(path));
+  }
+  if (paths.size() > 1) {
+    std::vector<StripedPath> striped;
+    for (const std::string& path : paths) striped.push_back(striped_path(path));
+    findings.push_back(examine_striping(striped));
   }
   append(findings, examine_gpus(ask_driver(), ARTESIAN_CUDA_VERSION));
   append(findings, examine_nccl([](const char* name) {

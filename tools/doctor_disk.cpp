@@ -224,6 +224,45 @@ Finding examine_free_space(std::uint64_t bytes) {
   return finding;
 }
 
+StripedPath striped_path(const std::string& path) {
+  std::error_code failed;
+  fs::path folder = fs::weakly_canonical(fs::absolute(path, failed), failed);
+  if (!folder.has_filename()) folder = folder.parent_path();
+  StripedPath striped{.path = path, .folder = folder.string(), .disks = {}};
+  const Place place = place_of(path);
+  if (place.folder.empty()) return striped;
+  const Mount mount = mount_of(place.folder);
+  for (const Disk& disk : disks_below(mount.major, mount.minor)) striped.disks.push_back(disk.name);
+  if (striped.disks.empty()) striped.disks.push_back(mount.source + " at " + mount.point);
+  return striped;
+}
+
+Finding examine_striping(const std::vector<StripedPath>& paths) {
+  Finding finding{.name = "striping", .value = std::to_string(paths.size()) + " folders"};
+  finding.meaning = "no two on one disk: bytes are divided by the speed of each";
+  for (std::size_t second = 1; second < paths.size(); ++second) {
+    for (std::size_t first = 0; first < second; ++first) {
+      const StripedPath& one = paths[first];
+      const StripedPath& other = paths[second];
+      if (one.folder == other.folder) {
+        finding.level = Level::Fail;
+        finding.value = one.path + " and " + other.path + " are one folder";
+        finding.meaning = "no run starts with both in its nvme_path";
+        finding.fix = "name it once";
+        return finding;
+      }
+      const auto shared = std::find_first_of(one.disks.begin(), one.disks.end(),
+                                             other.disks.begin(), other.disks.end());
+      if (shared == one.disks.end() || finding.level != Level::Ok) continue;
+      finding.level = Level::Warn;
+      finding.value = one.path + " and " + other.path + " are on one disk, " + *shared;
+      finding.meaning = "they share its speed: both together are no faster than one";
+      finding.fix = "folders on different disks, or one of the two";
+    }
+  }
+  return finding;
+}
+
 Findings examine_path(const std::string& path) {
   Findings findings;
   const auto add = [&](Finding finding) {

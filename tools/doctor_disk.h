@@ -30,6 +30,16 @@ Finding examine_file_system(const Mount& mount);
 Finding examine_disks(const std::vector<Disk>& disks, std::size_t numa_nodes);
 Finding examine_free_space(std::uint64_t bytes);
 
+/// A folder among those over which a run is to divide its swap.
+struct StripedPath {
+  std::string path;                // as typed
+  std::string folder;              // the same for two that are one; it need not exist
+  std::vector<std::string> disks;  // names of what is below
+};
+StripedPath striped_path(const std::string& path);
+/// Whether several folders are faster than one: two on one disk are not.
+Finding examine_striping(const std::vector<StripedPath>& paths);
+
 /// All lines about one folder as the user typed it; the first failure is the last line. What is
 /// created to try things out is removed.
 Findings examine_path(const std::string& path);

@@ -1,6 +1,6 @@
 #include "tools/plan_rates.h"
 
-#include <cmath>
+#include <algorithm>
 #include <filesystem>
 
 #include "base/log.h"
@@ -47,55 +47,72 @@ class Chooser {
     return value;
   }
 
-  /// The folder of the swap files, or the one in which it will be made.
-  std::string disk_folder() const {
+  /// The folders of the swap files, or where those that do not exist will be made.
+  std::vector<std::string> disk_folders() const {
     const zero3::ZeroConfig& zero = plan_.config.zero;
-    std::filesystem::path path = zero.offload_optimizer.device == zero3::Offload::Nvme
-                                     ? zero.offload_optimizer.nvme_path
-                                     : zero.offload_param.nvme_path;
-    std::error_code ignored;
-    path = std::filesystem::absolute(path, ignored);
-    if (!std::filesystem::exists(path, ignored)) path = path.parent_path();
-    return path.string();
-  }
-
-  std::optional<tiering::MachineProfile> profile() const {
-    const auto path = tiering::machine_profile_path(disk_folder());
-    if (!path.has_value()) return std::nullopt;
-    auto loaded = tiering::load_machine_profile(*path);
-    if (!loaded.has_value()) return std::nullopt;
-    return std::move(loaded).value();
-  }
-
-  /// Of reads alone or writes alone, at the block size nearest to the config's.
-  double rate_of(const tiering::MachineProfile& profile, double read_share) const {
-    const auto wanted = static_cast<double>(plan_.config.aio.block_size);
-    double rate = 0.0;
-    double nearest = 1e30;
-    for (const auto& each : profile.rates) {
-      if (each.read_share != read_share || each.block_size == 0) continue;
-      const double distance = std::abs(std::log(static_cast<double>(each.block_size) / wanted));
-      if (distance >= nearest) continue;
-      nearest = distance;
-      rate = each.gb_per_s * giga;
+    std::vector<std::string> folders;
+    for (std::filesystem::path path : zero.offload_optimizer.device == zero3::Offload::Nvme
+                                          ? zero.offload_optimizer.nvme_paths
+                                          : zero.offload_param.nvme_paths) {
+      std::error_code ignored;
+      path = std::filesystem::absolute(path, ignored);
+      if (!std::filesystem::exists(path, ignored)) path = path.parent_path();
+      folders.push_back(path.string());
     }
-    return rate;
+    return folders;
+  }
+
+  struct Disks {
+    std::vector<tiering::PathDisk> paths;
+    bool duplex = true;
+    std::string measured_at;  // the first; empty: assumed
+  };
+
+  /// As `aio_bench tune` measured them; unless it measured all, as assumed.
+  Disks disks() const {
+    Disks disks;
+    std::vector<std::string> profiles;  // one for each file system
+    std::size_t measured = 0;
+    for (const std::string& folder : disk_folders()) {
+      const auto path = tiering::machine_profile_path(folder);
+      // For a GPU, and so for another machine, each folder is a disk.
+      const std::string name = path.has_value() && !plan_.gpu ? *path : folder;
+      const auto known = std::find(profiles.begin(), profiles.end(), name);
+      const auto device = static_cast<std::uint64_t>(known - profiles.begin());
+      if (known == profiles.end()) profiles.push_back(name);
+      disks.paths.push_back({.speed = {assumed_read, assumed_write}, .device = device});
+      if (!path.has_value() || plan_.gpu) continue;
+      const auto profile = tiering::load_machine_profile(*path);
+      if (!profile.has_value()) continue;
+      const tiering::DiskSpeed speed = profile->speed(plan_.config.aio.block_size);
+      if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) continue;
+      disks.paths.back().speed = speed;
+      disks.duplex = disks.duplex && profile->duplex;
+      if (++measured == 1) disks.measured_at = profile->measured_at;
+    }
+    if (measured == disks.paths.size()) return disks;
+    for (auto& path : disks.paths) path.speed = {assumed_read, assumed_write};
+    disks.measured_at.clear();
+    return disks;
   }
 
   void choose_disk() {
     zero3::Rates& rates = plan_.rates;
-    double read = assumed_read;
-    double write = assumed_write;
-    std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
-    const auto measured = plan_.gpu ? std::nullopt : profile();
-    if (measured.has_value() && rate_of(*measured, 1) > 0 && rate_of(*measured, 0) > 0) {
-      read = rate_of(*measured, 1);
-      write = rate_of(*measured, 0);
-      rates.disk = measured->duplex ? tiering::Disk::Duplex : tiering::Disk::Shared;
-      source = "measured by aio_bench tune, " + measured->measured_at;
+    const Disks found = disks();
+    tiering::DiskSpeed speed{assumed_read, assumed_write};
+    if (!found.paths.empty()) {
+      speed = tiering::striped_speed(found.paths, tiering::stripe_weights(found.paths));
     }
-    rates.disk_read = given_or("nvme_read", options_.nvme_read, read, source);
-    rates.disk_write = given_or("nvme_write", options_.nvme_write, write, source);
+    std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
+    if (!found.measured_at.empty()) {
+      rates.disk = found.duplex ? tiering::Disk::Duplex : tiering::Disk::Shared;
+      source = "measured by aio_bench tune, " + found.measured_at;
+    }
+    if (found.paths.size() > 1) {
+      source += "; " + std::to_string(found.paths.size()) + " paths together";
+    }
+    rates.disk_read = given_or("nvme_read", options_.nvme_read, speed.read_bytes_per_s, source);
+    rates.disk_write = given_or("nvme_write", options_.nvme_write, speed.write_bytes_per_s, source);
   }
 
   void choose_memory() {

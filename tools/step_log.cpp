@@ -166,7 +166,8 @@ void Summary::add(const zero3::StepResult& result) {
   bytes_written_ += result.bytes_nvme_write;
 }
 
-void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device) const {
+void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
+                    const std::vector<zero3::SwapPathUse>& paths) const {
   if (steps_ == 0) return;
   const auto row = [&](const char* name, const std::string& value) {
     std::fprintf(out, "  %-22s %s\n", name, value.c_str());
@@ -190,6 +191,11 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
   row("host <-> device",
       size(last_.bytes_h2d) + " to device, " + size(last_.bytes_d2h) + " to host");
   row("nvme, written in all", size(bytes_written_));
+  for (const zero3::SwapPathUse& path : paths) {
+    if (paths.size() == 1) break;
+    row("  with the start", size(path.bytes_read) + " read, " + size(path.bytes_written) +
+                                " written through " + path.directory);
+  }
   row("peak device memory", size(last_.peak_device) + " of " + size(budgets.device));
   row("peak host memory", size(last_.peak_host) + " of " + size(budgets.host));
   row("peak activations", size(last_.peak_activations));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "zero3/engine.h"
@@ -64,7 +65,9 @@ class Summary {
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
   void add(const zero3::StepResult& result);
   std::uint64_t steps() const noexcept { return steps_; }
-  void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device) const;
+  /// With a line for each folder of swap files, where there are several.
+  void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
+             const std::vector<zero3::SwapPathUse>& paths) const;
 
  private:
   void print_process(std::FILE* out) const;

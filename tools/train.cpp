@@ -31,10 +31,12 @@ Error naming_directory(const zero3::Config& config, Error error) {
   for (const auto& [key, section] :
        {std::pair{"zero_optimization.offload_param.nvme_path", &zero.offload_param},
         std::pair{"zero_optimization.offload_optimizer.nvme_path", &zero.offload_optimizer}}) {
-    std::string path = section->nvme_path;
-    while (path.size() > 1 && path.back() == '/') path.pop_back();
-    if (section->device != zero3::Offload::Nvme || !error.file.starts_with(path)) continue;
-    return naming(key, std::move(error));
+    if (section->device != zero3::Offload::Nvme) continue;
+    for (std::string path : section->nvme_paths) {
+      while (path.size() > 1 && path.back() == '/') path.pop_back();
+      if (error.file != path && !error.file.starts_with(path + "/")) continue;
+      return naming(key, std::move(error));
+    }
   }
   return error;
 }
@@ -307,7 +309,8 @@ Result<void> TrainRun::finish() {
   if (options_.quiet) return {};
   summary_.print(stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
-                                          : Summary::DeviceMemory::OfAGpu);
+                                          : Summary::DeviceMemory::OfAGpu,
+                 engine_->path_use());
   if (std::fflush(stdout) == 0) return {};
   return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
 }

@@ -19,7 +19,7 @@ enum class Offload : std::uint8_t { None, Cpu, Nvme };
 
 struct OffloadConfig {
   Offload device = Offload::None;
-  std::string nvme_path;
+  std::vector<std::string> nvme_paths;  // bytes are divided over them
   bool pin_memory = true;
   std::uint64_t buffer_count = 4;            // param: default 5
   std::uint64_t buffer_size = 100'000'000;   // elements; param only
@@ -92,6 +92,7 @@ struct AioConfig {
 
 enum class VerifyMode : std::uint8_t { Full, Sample, Off };
 enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
+enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
 
 /// The "artesian" section.
 struct ArtesianConfig {
@@ -101,6 +102,7 @@ struct ArtesianConfig {
   VerifyMode verify = VerifyMode::Full;
   std::optional<DType> compute_dtype;  // absent: auto
   EngineChoice engine = EngineChoice::Auto;
+  PollingChoice polling = PollingChoice::Off;
   std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
 
   bool operator==(const ArtesianConfig&) const = default;

@@ -91,6 +91,7 @@ std::string allowed_text(const ConfigKey& key) {
     case KeyType::Text: return "a string";
     case KeyType::Betas: return "two numbers from 0 to below 1";
     case KeyType::TextList: return "a list of strings";
+    case KeyType::Folders: return "a folder or a list of folders";
     case KeyType::Size: return "a size in bytes such as 4096, \"512MiB\" or \"2GB\"";
     case KeyType::PrintSteps: return "an integer of at least 1, or Infinity";
     case KeyType::Section:

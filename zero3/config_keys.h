@@ -20,6 +20,7 @@ enum class KeyType : std::uint8_t {
   Text,         // a string
   Betas,        // two numbers from 0 to below 1
   TextList,     // a list of strings
+  Folders,      // one, several with ',' between them, or a list
   Size,         // bytes: a number or a string such as "512MiB"
   PrintSteps,   // an integer, or Infinity for never
   Section,      // an object whose keys are in this table

@@ -166,7 +166,9 @@ class Resolver {
       note(settings_.name(legacy) + ": the old name of " + section + ".device \"cpu\"");
     }
     if (settings_.given(section + ".nvme_path")) {
-      offload.nvme_path = settings_.text(section + ".nvme_path");
+      for (const JsonValue& folder : settings_.value(section + ".nvme_path").elements) {
+        offload.nvme_paths.push_back(folder.text);
+      }
     }
     offload.pin_memory = settings_.boolean(section + ".pin_memory");
     offload.buffer_count = settings_.integer(section + ".buffer_count");
@@ -258,6 +260,11 @@ class Resolver {
                   : engine == "libaio"  ? EngineChoice::Libaio
                   : engine == "threads" ? EngineChoice::Threads
                                         : EngineChoice::Auto;
+    const std::string polling = settings_.text("artesian.polling");
+    ours.polling = polling == "sqpoll"   ? PollingChoice::Submission
+                   : polling == "iopoll" ? PollingChoice::Completion
+                   : polling == "both"   ? PollingChoice::Both
+                                         : PollingChoice::Off;
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
   }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "zero3/config_resolve.h"
 
 namespace artesian::zero3 {
@@ -51,10 +53,20 @@ void check_offload(const Settings& settings, const std::string& section, const c
                    std::to_string(needed));
   }
   const std::string path_key = section + ".nvme_path";
-  if (device == "nvme" && sound(settings, path_key) && settings.text(path_key).empty()) {
+  if (!sound(settings, path_key)) return;
+  const JsonValue folders = settings.value(path_key);
+  if (device == "nvme" && folders.elements.empty()) {
+    const bool given = settings.given(path_key);
     faults.invalid(settings.name(path_key) + ": " +
-                   (settings.given(path_key) ? "got \"\"" : "missing") +
+                   (given ? "got " + settings.typed(path_key) : "missing") +
                    ", allowed a folder while device is \"nvme\"; set it");
+  }
+  for (const JsonValue& folder : folders.elements) {
+    const auto same = [&](const JsonValue& other) { return other.text == folder.text; };
+    if (std::count_if(folders.elements.begin(), folders.elements.end(), same) == 1) continue;
+    faults.invalid(settings.name(path_key) + ": got " + print_json(folder) +
+                   " twice, allowed each folder once; remove one");
+    break;
   }
 }
 

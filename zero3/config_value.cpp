@@ -100,6 +100,37 @@ MaybeFault list_fault(const ConfigKey& key, const JsonValue& value) {
   return {};
 }
 
+/// Puts "a, b" into the form ["a", "b"]; in a list, a comma is a character of a name.
+MaybeFault folders_fault(const ConfigKey& key, JsonValue& value) {
+  if (value.kind == Kind::String) {
+    JsonValue list{.kind = Kind::Array};
+    const bool several = value.text.find(',') != std::string::npos;
+    for (std::size_t begin = 0; !value.text.empty() && begin <= value.text.size();) {
+      const std::size_t end = std::min(value.text.find(',', begin), value.text.size());
+      std::string folder = value.text.substr(begin, end - begin);
+      if (several) {
+        folder.erase(0, std::min(folder.find_first_not_of(' '), folder.size()));
+        folder.erase(folder.find_last_not_of(' ') + 1);
+      }
+      list.elements.push_back({.kind = Kind::String, .text = std::move(folder)});
+      begin = end + 1;
+    }
+    for (const JsonValue& folder : list.elements) {
+      if (folder.text.empty()) return got(key, value, "name a folder on each side of a comma");
+      if (folder.text.find('\0') != std::string::npos) return got(key, value, "remove the NUL");
+    }
+    value = std::move(list);
+    return {};
+  }
+  if (value.kind != Kind::Array) return got(key, value);
+  for (const JsonValue& folder : value.elements) {
+    if (folder.kind != Kind::String) return got(key, value);
+    if (folder.text.empty()) return got(key, value, "remove the empty one");
+    if (folder.text.find('\0') != std::string::npos) return got(key, value, "remove the NUL");
+  }
+  return {};
+}
+
 MaybeFault size_fault(const ConfigKey& key, JsonValue& value) {
   std::uint64_t bytes = 0;
   if (value.kind == Kind::String) {
@@ -131,6 +162,7 @@ MaybeFault value_fault(const ConfigKey& key, JsonValue& value) {
     case KeyType::Choice: return choice_fault(key, value);
     case KeyType::Betas:
     case KeyType::TextList: return list_fault(key, value);
+    case KeyType::Folders: return folders_fault(key, value);
     case KeyType::Size: return size_fault(key, value);
     case KeyType::Text:
       if (value.kind != Kind::String) return got(key, value);

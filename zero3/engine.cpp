@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "aio/path_engines.h"
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -54,12 +55,23 @@ tiering::Verify verify_of(VerifyMode mode) noexcept {
   return tiering::Verify::Full;
 }
 
-Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
+aio::Polling polling_of(PollingChoice choice) noexcept {
+  switch (choice) {
+    case PollingChoice::Off: return aio::Polling::None;
+    case PollingChoice::Submission: return aio::Polling::Submission;
+    case PollingChoice::Completion: return aio::Polling::Completion;
+    case PollingChoice::Both: return aio::Polling::Both;
+  }
+  return aio::Polling::None;
+}
+
+Result<std::unique_ptr<aio::Engine>> make_io_engine_of_path(const Config& config) {
   const aio::EngineOptions options{.block_size = config.aio.block_size,
                                    .queue_depth = config.aio.queue_depth,
                                    .threads = config.aio.intra_op_parallelism,
                                    .single_submit = config.aio.single_submit,
-                                   .overlap_events = config.aio.overlap_events};
+                                   .overlap_events = config.aio.overlap_events,
+                                   .polling = polling_of(config.artesian.polling)};
   const EngineChoice choice = config.artesian.engine;
   if (choice == EngineChoice::Auto) return aio::make_best_engine(options);
   const auto kind = choice == EngineChoice::IoUring  ? aio::EngineKind::IoUring
@@ -71,6 +83,11 @@ Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config) {
                              "\", allowed auto or threads here: " + engine.error().message;
   }
   return engine;
+}
+
+Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config, std::size_t paths) {
+  return aio::make_path_engines(static_cast<std::uint32_t>(paths),
+                                [&config] { return make_io_engine_of_path(config); });
 }
 
 Error out_of_order(const char* call, const std::string& text) {
@@ -219,11 +236,11 @@ Result<void> Engine::Impl::build() {
                                           .device_bytes = budgets.device,
                                           .host_bytes = budgets.host}));
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
-  ARTESIAN_TRY(engine, make_io_engine(config));
+  ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
+  ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
   io = std::move(engine);
   ModelStateOptions state_options{.placement = std::move(placement),
-                                  .param_directory = {},
-                                  .optimizer_directory = {},
+                                  .paths = std::move(paths),
                                   .run_id = options.run_id != 0 ? options.run_id : random_run_id(),
                                   .verify = verify_of(config.artesian.verify),
                                   .pin_memory = config.zero.offload_param.pin_memory &&
@@ -232,12 +249,6 @@ Result<void> Engine::Impl::build() {
                                   .timeline = options.timeline,
                                   .device = compute.backend};
   const ZeroConfig& zero = config.zero;
-  if (zero.offload_param.device == Offload::Nvme) {
-    state_options.param_directory = zero.offload_param.nvme_path;
-  }
-  if (zero.offload_optimizer.device == Offload::Nvme) {
-    state_options.optimizer_directory = zero.offload_optimizer.nvme_path;
-  }
   FileSystem& files = options.files != nullptr ? *options.files : system_files();
   ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
   state = std::move(made);
@@ -682,6 +693,9 @@ const Config& Engine::config() const noexcept {
 }
 aio::EngineKind Engine::io_engine() const noexcept {
   return impl_->io->kind();
+}
+std::vector<SwapPathUse> Engine::path_use() const {
+  return impl_->state->path_use();
 }
 
 Result<void> Engine::close() {

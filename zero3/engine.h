@@ -28,9 +28,11 @@
 #include "base/result.h"
 #include "base/timeline.h"
 #include "tiering/device.h"
+#include "tiering/stripe.h"
 #include "zero3/config.h"
 #include "zero3/module.h"
 #include "zero3/placement.h"
+#include "zero3/swap_paths.h"
 #include "zero3/weights.h"
 
 namespace artesian::zero3 {
@@ -44,6 +46,9 @@ struct EngineOptions {
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
+  /// The disks below the folders of the config's nvme_path, in the order in which it names them
+  /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
+  std::vector<tiering::PathDisk> path_disks{};
 };
 
 /// What one optimizer step did; the fields of the JSONL log (interfaces.md).
@@ -122,6 +127,8 @@ class Engine {
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
   aio::EngineKind io_engine() const noexcept;
+  /// What each folder of nvme_path has carried since the start.
+  std::vector<SwapPathUse> path_use() const;
   /// Drains and removes the swap files. An update that is not complete is dropped with the weights.
   /// Errors: Io, Timeout.
   Result<void> close();

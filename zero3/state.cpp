@@ -1,7 +1,7 @@
 #include "zero3/state.h"
 
 #include <array>
-#include <filesystem>
+#include <cstdio>
 
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -15,25 +15,13 @@ using tiering::Tier;
 
 namespace {
 
-/// Whether two paths, which need not exist yet, lead to one directory. Two swap files in it would
-/// shut each other out.
-bool same_directory(const std::string& first, const std::string& second) {
-  const auto resolved = [](const std::string& path) {
-    std::error_code ignored;  // what is wrong with the path shows when it is opened
-    auto full =
-        std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
-    return full.has_filename() ? full : full.parent_path();
-  };
-  return first == second || resolved(first) == resolved(second);
-}
-
 bool timed_out(const Result<void>& outcome) noexcept {
   return !outcome.has_value() && outcome.error().code == ErrorCode::Timeout;
 }
 
 }  // namespace
 
-std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) {
+std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
   std::vector<ShardOptions> shards;
   const auto add = [&](ShardOptions options) {
     shards.push_back(std::move(options));
@@ -48,7 +36,7 @@ std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) 
                           .home = home,
                           .bytes = described.image * dtype_size(dtype),
                           .block_bytes = plan.sub_group * dtype_size(dtype),
-                          .path = 0};
+                          .volume = paths.param_volume};
     };
     param_.push_back(add(whole(" parameters", place.param, plan.param_dtype)));
     grad_.push_back(add(whole(" gradients", place.grad, plan.grad_dtype)));
@@ -59,7 +47,7 @@ std::vector<ShardOptions> ModelState::list_shards(std::uint32_t optimizer_path) 
                              .home = plan.optimizer_home(unit, index),
                              .bytes = block * plan.states,
                              .block_bytes = block,
-                             .path = optimizer_path}));
+                             .volume = paths.optimizer_volume}));
     }
   }
   return shards;
@@ -128,23 +116,23 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
 Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& engine,
                               FileSystem& files) {
   ARTESIAN_TRY_VOID(create_pools(options));
-  tiering::TierStoreOptions store_options{.directories = {},
+  const SwapPaths& paths = options.paths;
+  tiering::TierStoreOptions store_options{.directories = paths.directories,
+                                          .volumes = paths.volumes,
+                                          .disks = paths.disks,
+                                          .stripe_bytes = paths.stripe_bytes,
                                           .run_id = options.run_id,
                                           .verify = options.verify,
                                           .wait_seconds = options.wait_seconds,
                                           .timeline = options.timeline};
-  std::uint32_t optimizer_path = 0;
-  if (!options.param_directory.empty()) store_options.directories = {options.param_directory};
-  if (!options.optimizer_directory.empty() &&
-      !same_directory(options.optimizer_directory, options.param_directory)) {
-    optimizer_path = static_cast<std::uint32_t>(store_options.directories.size());
-    store_options.directories.push_back(options.optimizer_directory);
-  }
-  auto shards = list_shards(optimizer_path);
+  auto shards = list_shards(paths);
   ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *device_pool_,
                                                *host_, engine, files));
   store_ = std::move(store);
-  if (!store_options.directories.empty()) {  // while the ring's room in the pool is still free
+  directories_ = paths.directories;
+  volumes_ = paths.volumes;
+  log_shares();
+  if (!paths.directories.empty()) {  // while the ring's room in the pool is still free
     ARTESIAN_TRY(speed, store_->probe_disk(0, *host_));
     disk_speed_ = speed;
   }
@@ -156,10 +144,40 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
   // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
   const bool limited = options.pin_memory && !host_->statistics().locked;
-  if (!store_options.directories.empty() && !limited) {
+  if (!paths.directories.empty() && !limited) {
     static_cast<void>(engine.register_memory(ranges));
   }
   return {};
+}
+
+void ModelState::log_shares() const {
+  for (std::uint32_t volume = 0; volume < volumes_.size(); ++volume) {
+    if (volumes_[volume].size() == 1) continue;
+    std::string line;
+    for (const tiering::PathShare& path : store_->shares(volume)) {
+      char text[96];
+      const int length = std::snprintf(text, sizeof text, " %.0f%%", 100 * path.share);
+      if (path.speed.read_bytes_per_s > 0) {
+        std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length),
+                      " (%.2f GB/s read, %.2f written)", path.speed.read_bytes_per_s * 1e-9,
+                      path.speed.write_bytes_per_s * 1e-9);
+      }
+      line += (line.empty() ? "" : ", ") + directories_[path.path] + text;
+    }
+    log(LogLevel::Info,
+        "nvme_path: each folder's share of the bytes, by the speed of its disk: " + line);
+  }
+}
+
+std::vector<SwapPathUse> ModelState::path_use() const {
+  std::vector<SwapPathUse> use;
+  const auto statistics = store_->statistics();
+  for (std::size_t path = 0; path < directories_.size(); ++path) {
+    use.push_back({.directory = directories_[path],
+                   .bytes_read = statistics.paths[path].read,
+                   .bytes_written = statistics.paths[path].written});
+  }
+  return use;
 }
 
 ModelState::~ModelState() {

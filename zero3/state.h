@@ -22,13 +22,13 @@
 #include "tiering/staging_ring.h"
 #include "tiering/tier_store.h"
 #include "zero3/placement.h"
+#include "zero3/swap_paths.h"
 
 namespace artesian::zero3 {
 
 struct ModelStateOptions {
   Placement placement;
-  std::string param_directory;      // where nvme-homed parameters and spilled gradients go
-  std::string optimizer_directory;  // may be the same
+  SwapPaths paths;  // where nvme-homed parameters, spilled gradients and optimizer state go
   std::uint64_t run_id = 0;
   tiering::Verify verify = tiering::Verify::Full;
   bool pin_memory = true;
@@ -75,14 +75,18 @@ class ModelState {
   /// placement has a ring. Errors: those of the transfers.
   Result<tiering::StagingItem*> next_item() noexcept;
   tiering::StagingRing& ring() noexcept { return *ring_; }
-  /// What the disk below the swap files did at start; zero without nvme shards.
+  /// What the disks below the parameters' swap files do together, or those below the optimizer's
+  /// where it has them alone; zero without nvme shards.
   tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
+  /// Of each folder of swap files, in the order of the options.
+  std::vector<SwapPathUse> path_use() const;
 
  private:
   ModelState(Executor& executor, tiering::Device& device) noexcept
       : executor_(executor), device_(device) {}
-  std::vector<tiering::ShardOptions> list_shards(std::uint32_t optimizer_path);
+  std::vector<tiering::ShardOptions> list_shards(const SwapPaths& paths);
   Result<void> create_pools(const ModelStateOptions& options);
+  void log_shares() const;
   Result<void> register_host();
   Result<void> create_staging();
   Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
@@ -101,6 +105,8 @@ class ModelState {
   std::uint64_t turn_ = 0;
   bool stalled_ = false;  // close() ran into its deadline
   tiering::DiskSpeed disk_speed_;
+  std::vector<std::string> directories_;
+  std::vector<std::vector<std::uint32_t>> volumes_;
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;

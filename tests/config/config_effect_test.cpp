@@ -24,6 +24,7 @@ std::vector<std::string> candidates(const ConfigKey& key) {
       return values;
     }
     case KeyType::Text: return {"\"elsewhere\""};
+    case KeyType::Folders: return {"\"elsewhere\"", "[\"folder\", \"elsewhere\"]"};
     case KeyType::Betas: return {"[0.5, 0.6]"};
     case KeyType::Size: return {"\"3GiB\""};
     case KeyType::PrintSteps: return {"7"};

@@ -240,8 +240,30 @@ const Case single[] = {
      "bfloat16"},
 
     {R"({"zero_optimization": {"offload_param": {"nvme_path": "/a\u0000b"}}})",
-     "zero_optimization.offload_param.nvme_path: got \"/a\\u0000b\", allowed a string; remove the "
-     "NUL"},
+     "zero_optimization.offload_param.nvme_path: got \"/a\\u0000b\", allowed a folder or a list "
+     "of folders; remove the NUL"},
+    {R"({"zero_optimization": {"offload_param": {"nvme_path": "/a,,/b"}}})",
+     "zero_optimization.offload_param.nvme_path: got \"/a,,/b\", allowed a folder or a list of "
+     "folders; name a folder on each side of a comma"},
+    {R"({"zero_optimization": {"offload_param": {"nvme_path": ["/a", ""]}}})",
+     "zero_optimization.offload_param.nvme_path: got [\"/a\", \"\"], allowed a folder or a list of "
+     "folders; remove the empty one"},
+    {R"({"zero_optimization": {"offload_param": {"nvme_path": ["/a", "/b\u0000"]}}})",
+     "zero_optimization.offload_param.nvme_path: got [\"/a\", \"/b\\u0000\"], allowed a folder or "
+     "a "
+     "list of folders; remove the NUL"},
+    {R"({"zero_optimization": {"offload_optimizer": {"nvme_path": ["/a", 1]}}})",
+     "zero_optimization.offload_optimizer.nvme_path: got [\"/a\", 1], allowed a folder or a list "
+     "of "
+     "folders"},
+    {R"({"zero_optimization": {"stage": 3, "offload_param":
+        {"device": "nvme", "nvme_path": "/a, /b,/a"}}})",
+     "zero_optimization.offload_param.nvme_path: got \"/a\" twice, allowed each folder once; "
+     "remove "
+     "one"},
+    {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": []}}})",
+     "zero_optimization.offload_param.nvme_path: got [], allowed a folder while device is "
+     "\"nvme\"; set it"},
 
     // combinations
     {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",

@@ -38,6 +38,7 @@ bool takes(const ConfigKey& key, JsonValue::Kind kind) {
     case KeyType::Text: return kind == Kind::String;
     case KeyType::Betas:
     case KeyType::TextList: return kind == Kind::Array;
+    case KeyType::Folders: return kind == Kind::String || kind == Kind::Array;
     case KeyType::Section:
       return kind == Kind::Object || (key.path == "zero_optimization" && kind == Kind::Boolean);
     case KeyType::OpenSection: return kind == Kind::Object;

@@ -32,6 +32,7 @@ std::string valid_value(const ConfigKey& key) {
     case KeyType::Text: return "\"folder\"";
     case KeyType::Betas: return "[0.8, 0.9]";
     case KeyType::TextList: return "[\"one\"]";
+    case KeyType::Folders: return "\"folder\"";
     case KeyType::Size: return "\"1GiB\"";
     case KeyType::PrintSteps: return "10";
     case KeyType::Section:

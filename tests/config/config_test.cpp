@@ -145,10 +145,24 @@ TEST(ConfigFiles, Zero3AutoWithoutArgumentsSaysWhatEachBecame) {
       "zero_optimization.stage3_prefetch_bucket_size = 50000000"));
 }
 
+TEST(ConfigNvmePath, IsOneFolderOrSeveral) {
+  const auto folders = [](const std::string& value) {
+    const std::string offload = R"({"device": "nvme", "nvme_path": )" + value + "}";
+    return parse(R"({"zero_optimization": {"stage": 3, "offload_param": )" + offload + "}}")
+        .zero.offload_param.nvme_paths;
+  };
+  using Folders = std::vector<std::string>;
+  EXPECT_EQ(folders(R"("/a b")"), (Folders{"/a b"}));
+  EXPECT_EQ(folders(R"("/a,/b")"), (Folders{"/a", "/b"}));
+  EXPECT_EQ(folders(R"(" /a , b c ")"), (Folders{"/a", "b c"}));
+  EXPECT_EQ(folders(R"(["/a", "b"])"), (Folders{"/a", "b"}));
+  EXPECT_EQ(folders(R"(["/a,b", " c"])"), (Folders{"/a,b", " c"}));  // in a list, names as they are
+}
+
 TEST(ConfigFiles, InfinityNvme) {
   const Config config = read("infinity-nvme-trailing-comma.json");
   EXPECT_EQ(config.zero.offload_param.device, Offload::Nvme);
-  EXPECT_EQ(config.zero.offload_param.nvme_path, "/local_nvme");
+  EXPECT_EQ(config.zero.offload_param.nvme_paths, std::vector<std::string>{"/local_nvme"});
   EXPECT_EQ(config.zero.offload_param.buffer_count, 5u);
   EXPECT_EQ(config.zero.offload_param.buffer_size, 100000000u);
   EXPECT_EQ(config.zero.offload_param.max_in_cpu, 1000000000u);
@@ -346,16 +360,24 @@ TEST(ConfigValues, StepsPerPrintOfAccelerateIsNever) {
 TEST(ConfigValues, OurSection) {
   const Config config = parse(R"({"artesian": {"device_memory": "2GiB", "host_memory": 4e9,
       "durable": false, "verify": "sample", "compute_dtype": "fp32", "engine": "libaio",
-      "checkpoint_every": 0}})");
+      "polling": "iopoll", "checkpoint_every": 0}})");
   EXPECT_EQ(config.artesian.device_memory, 2147483648u);
   EXPECT_EQ(config.artesian.host_memory, 4000000000u);
   EXPECT_EQ(config.artesian.verify, VerifyMode::Sample);
   EXPECT_EQ(config.artesian.compute_dtype, DType::Float32);
   EXPECT_EQ(config.artesian.engine, EngineChoice::Libaio);
+  EXPECT_EQ(config.artesian.polling, PollingChoice::Completion);
   const Config absent = parse(R"({"artesian": {"compute_dtype": "auto", "engine": "auto"}})");
   EXPECT_FALSE(absent.artesian.device_memory.has_value());
   EXPECT_FALSE(absent.artesian.compute_dtype.has_value());
   EXPECT_EQ(absent.artesian.engine, EngineChoice::Auto);
+  EXPECT_EQ(absent.artesian.polling, PollingChoice::Off);
+  for (const auto& [word, choice] : {std::pair{"off", PollingChoice::Off},
+                                     {"sqpoll", PollingChoice::Submission},
+                                     {"both", PollingChoice::Both}}) {
+    const std::string text = std::string(R"({"artesian": {"polling": ")") + word + "\"}}";
+    EXPECT_EQ(parse(text).artesian.polling, choice);
+  }
 }
 
 TEST(ConfigValues, FeaturesThatAreOffAreAccepted) {

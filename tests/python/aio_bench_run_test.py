@@ -14,8 +14,8 @@ from build_folder import AIO_BENCH as PROGRAM
 
 FIELDS = [
     "op", "engine", "block_size", "queue_depth", "threads", "single_submit", "overlap_events",
-    "direct", "bytes", "seconds", "gb_per_s", "iops", "submit_calls", "lat_us", "cpu_seconds",
-    "verified",
+    "polling", "direct", "bytes", "seconds", "gb_per_s", "iops", "submit_calls", "lat_us",
+    "cpu_seconds", "verified",
 ]  # fmt: skip
 MIXED_FIELDS = ["read_gb_per_s", "write_gb_per_s", "read_share"]
 MIB = 1 << 20
@@ -117,6 +117,23 @@ def test_mixed_with_more_threads_and_fewer_blocks_than_slots(folder):
                            size="1000K")  # fmt: skip
             assert got["verified"] is True and got["seconds"] >= 0.1
             assert got["bytes"] % 4096 == 0
+
+
+@pytest.mark.parametrize("polling", ["sqpoll", "iopoll", "both"])
+def test_polling_takes_effect_or_one_line_says_why_not(folder, polling):
+    got, lines = measured_aloud(folder, "--polling", polling, "--engine", "auto")
+    assert got["verified"] is True
+    assert got["polling"] in ("off", "sqpoll", polling)
+    assert got["polling"] == polling or len(lines) == 1
+    without = measured(folder)
+    assert without["polling"] == "off"
+
+
+def test_an_engine_without_polling_says_so(folder):
+    got, lines = measured_aloud(folder, "--polling", "both", "--engine", "threads")
+    assert got["polling"] == "off"
+    (line,) = lines
+    assert line == "artesian: warning: polling: threads does without, as io_uring alone can poll"
 
 
 def test_more_threads_and_an_odd_size(folder):

@@ -17,8 +17,8 @@ from build_folder import AIO_BENCH as PROGRAM
 from build_folder import ARTESIAN, ROOT
 
 KEYS = ["block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"]
-FIELDS = ["aio", "engine", "read", "write", "mixed", "head_to_head", "paths", "points", "size",
-          "direct", "verified", "seconds", "warnings"]  # fmt: skip
+FIELDS = ["aio", "engine", "polling", "read", "write", "mixed", "head_to_head", "paths",
+          "points", "size", "direct", "verified", "seconds", "warnings"]  # fmt: skip
 SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -170,6 +170,15 @@ def test_apply_changes_the_aio_section_alone_and_keeps_a_backup(folder, tmp_path
     assert any("what it was is in" in line and "ds.json.bak" in line for line in lines)
 
 
+def test_apply_writes_the_engine_where_the_config_names_another(folder, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text('{"artesian": {"engine": "threads"}}')
+    got, lines = tuned(folder, "--apply", config)
+    allowed = {got["engine"]} if got["engine"] == "threads" else {got["engine"], "auto"}
+    assert json.loads(config.read_text())["artesian"]["engine"] in allowed
+    assert any(f"to those of {got['engine']}; what it was" in line for line in lines)
+
+
 @pytest.mark.skipif(not ARTESIAN.exists(), reason="not built")
 def test_artesian_reads_what_was_applied(folder, tmp_path):
     config = tmp_path / "ds.json"
@@ -177,7 +186,10 @@ def test_artesian_reads_what_was_applied(folder, tmp_path):
     before = json.loads(config.read_text())
     got, _ = tuned(folder, "--apply", config)
     after = json.loads(config.read_text())
-    assert after == before | {"aio": got["aio"]}
+    expected = before | {"aio": got["aio"]}
+    if got["engine"] != "io_uring":  # what auto takes
+        expected["artesian"] = expected.get("artesian", {}) | {"engine": got["engine"]}
+    assert after == expected
 
     model = tmp_path / "model"
     model.mkdir()
@@ -345,11 +357,29 @@ def test_little_lockable_memory_is_a_warning(folder, cache):
     assert got["verified"] is True
 
 
-def test_without_io_uring_the_others_are_tuned(folder):
-    got, lines = tuned(folder, preexec_fn=limits.refuse_io_uring)
+@pytest.mark.parametrize("polling", ["sqpoll", "both"])
+def test_polling_is_measured_and_applied_as_far_as_it_took_effect(folder, tmp_path, polling):
+    config = tmp_path / "ds.json"
+    config.write_text("{}")
+    got, lines = tuned(folder, "--polling", polling, "--apply", config)
+    if got["engine"] == "io_uring":
+        reason = any("refused" in line or "cannot be polled" in line for line in lines)
+        assert (got["polling"] == polling) != reason
+    else:
+        assert got["polling"] == "off"
+    ours = json.loads(config.read_text()).get("artesian", {})
+    assert ours.get("polling", "off") == got["polling"]
+
+
+def test_without_io_uring_the_others_are_tuned(folder, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text("{}")
+    got, _ = tuned(folder, "--apply", config, preexec_fn=limits.refuse_io_uring)
     assert got["engine"] != "io_uring"
+    # libaio is what auto then takes
+    written = {"artesian": {"engine": "threads"}} if got["engine"] == "threads" else {}
+    assert json.loads(config.read_text()) == {"aio": got["aio"]} | written
     assert any("io_uring is left out" in warning for warning in got["warnings"])
-    assert f'"artesian": {{"engine": "{got["engine"]}"}}' in "\n".join(lines)
 
 
 # Stopped

@@ -91,7 +91,7 @@ class Loading {
       for (std::uint64_t at = 0; at < image * 2; at += block) {
         store->seal(shard, at / block, buffer.data() + at);
       }
-      aio::Completion completion;
+      Transfer completion;
       store->write(completion, shard, {0, image * 2}, std::move(buffer), aio::Priority::WriteBack);
       EXPECT_TRUE(store->wait(completion, shard).has_value());
     }

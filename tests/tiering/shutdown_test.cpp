@@ -92,7 +92,7 @@ class OneRun {
   std::unique_ptr<aio::Engine> engine_;
   std::unique_ptr<pinned::Pool> pool_;
   std::unique_ptr<TierStore> store_;
-  std::deque<aio::Completion> completions_;
+  std::deque<Transfer> completions_;
 };
 
 class Shutdown : public testing::TestWithParam<Backend> {};

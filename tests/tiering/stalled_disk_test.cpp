@@ -55,7 +55,7 @@ class StalledDisk : public testing::Test {
 
 TEST_F(StalledDisk, CostsOneDeadlineNotOnePerTransfer) {
   stall();
-  std::deque<aio::Completion> reads(32);
+  std::deque<Transfer> reads(32);
   for (auto& read : reads) {
     store_->read(read, first, {0, sector}, harness_.buffer(sector), aio::Priority::Demand);
   }
@@ -75,7 +75,7 @@ TEST_F(StalledDisk, CostsOneDeadlineNotOnePerTransfer) {
 
 TEST_F(StalledDisk, WaitsAreWholeAgainOnceSomethingCameBack) {
   stall();
-  aio::Completion read;
+  Transfer read;
   store_->read(read, first, {0, sector}, harness_.buffer(sector), aio::Priority::Demand);
   EXPECT_FALSE(store_->wait(read, first).has_value());
   harness_.memory_engine->release();
@@ -174,7 +174,7 @@ TEST(InFlightLimit, MoreTransfersThanTheTableHoldsWaitForTheirTurn) {
                                *pool, *engine, system_files())
                    .value();
   Sectors sectors(2 * InFlightTable::transfers_max);
-  std::deque<aio::Completion> reads(2 * InFlightTable::transfers_max);
+  std::deque<Transfer> reads(2 * InFlightTable::transfers_max);
   std::ptrdiff_t in_flight_max = 0;
   for (std::size_t i = 0; i < reads.size(); ++i) {
     if (i == InFlightTable::transfers_max) slow.release();  // the table is full
@@ -203,7 +203,7 @@ TEST(InFlightLimit, AFullTableOnAStalledDiskEndsInTimeouts) {
           .value();
   harness.memory_engine->hold();
   Sectors sectors(InFlightTable::transfers_max + 1);
-  std::deque<aio::Completion> reads(InFlightTable::transfers_max + 1);
+  std::deque<Transfer> reads(InFlightTable::transfers_max + 1);
   for (auto& read : reads) {
     store->read(read, first, {0, sector}, sectors.lease(), aio::Priority::Prefetch);
   }

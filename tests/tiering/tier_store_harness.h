@@ -128,7 +128,7 @@ inline Result<void> write_range(Harness& harness, TierStore& store, ShardId id, 
   for (std::uint64_t done = 0; done < range.length; done += block_bytes) {
     store.seal(id, (range.offset + done) / block_bytes, buffer.data() + done);
   }
-  aio::Completion completion;
+  Transfer completion;
   store.write(completion, id, range, std::move(buffer), aio::Priority::WriteBack);
   return store.wait(completion, id);
 }
@@ -136,7 +136,7 @@ inline Result<void> write_range(Harness& harness, TierStore& store, ShardId id, 
 /// Reads a range; the buffer, or the error.
 inline Result<BufferLease> read_range(Harness& harness, TierStore& store, ShardId id,
                                       ByteRange range) {
-  aio::Completion completion;
+  Transfer completion;
   store.read(completion, id, range, harness.buffer(range.length), aio::Priority::Demand);
   ARTESIAN_TRY_VOID(store.wait(completion, id));
   return completion.take_buffer();

@@ -96,13 +96,13 @@ TEST_P(TierStoreTest, ManyTransfersInFlightAndWritingIsExactAfterWait) {
   std::vector<ShardOptions> options(shards, nvme_shard("s", 32 * sector, sector));
   auto store = harness_.must_open(options);
   for (int round = 0; round < 50; ++round) {
-    std::vector<std::unique_ptr<aio::Completion>> completions;
+    std::vector<std::unique_ptr<Transfer>> completions;
     for (std::uint32_t i = 0; i < shards; ++i) {
       BufferLease buffer = harness_.buffer(32 * sector);
       for (std::uint64_t block = 0; block < 32; ++block) {
         store->seal(ShardId{i}, block, buffer.data() + block * sector);
       }
-      completions.push_back(std::make_unique<aio::Completion>());
+      completions.push_back(std::make_unique<Transfer>());
       store->write(*completions[i], ShardId{i}, {0, 32 * sector}, std::move(buffer),
                    aio::Priority::WriteBack);
     }
@@ -238,9 +238,9 @@ TEST_P(TierStoreTest, CloseLeavesNothingBehind) {
   const auto before = test_support::Baseline::now();
   {
     auto store = harness_.must_open({nvme_shard("s", 64 * sector, sector)});
-    std::vector<std::unique_ptr<aio::Completion>> completions;
+    std::vector<std::unique_ptr<Transfer>> completions;
     for (std::uint64_t i = 0; i < 16; ++i) {  // closes with reads in flight
-      completions.push_back(std::make_unique<aio::Completion>());
+      completions.push_back(std::make_unique<Transfer>());
       store->read(*completions.back(), first, {0, 64 * sector}, harness_.buffer(64 * sector),
                   aio::Priority::Prefetch);
     }
@@ -279,8 +279,8 @@ TEST(TierStoreTimeout, SaysWhatHangsAndGoesOnLater) {
       harness.open({nvme_shard("h.1 param", 64 * sector, sector)}, Verify::Full, 0.01).value();
   ASSERT_TRUE(write_range(harness, *store, first, {0, 64 * sector}, 1).has_value());
   harness.memory_engine->hold();
-  aio::Completion read;
-  aio::Completion write;
+  Transfer read;
+  Transfer write;
   store->read(read, first, {0, 8 * sector}, harness.buffer(8 * sector), aio::Priority::Demand);
   store->write(write, first, {8 * sector, sector}, harness.buffer(sector),
                aio::Priority::WriteBack);
@@ -325,12 +325,12 @@ class TierStoreDeathTest : public testing::Test {
   }
   ~TierStoreDeathTest() override { EXPECT_TRUE(store_->close().has_value()); }
   void write(ByteRange range, std::uint64_t buffer_bytes = 8 * sector) {
-    aio::Completion completion;
+    Transfer completion;
     store_->write(completion, first, range, harness_.buffer(buffer_bytes),
                   aio::Priority::WriteBack);
   }
   void read(ByteRange range) {
-    aio::Completion completion;
+    Transfer completion;
     store_->read(completion, first, range, harness_.buffer(8 * sector), aio::Priority::Demand);
   }
 
@@ -353,7 +353,7 @@ TEST_F(TierStoreDeathTest, WrongRangesAbort) {
 }
 
 TEST_F(TierStoreDeathTest, WrongUseAborts) {
-  aio::Completion completion;
+  Transfer completion;
   EXPECT_DEATH((void)store_->memory(first), "CHECK failed");
   EXPECT_DEATH((void)store_->shard(ShardId{2}), "CHECK failed");
   EXPECT_DEATH((void)store_->block_length(first, 3), "CHECK failed");
@@ -366,7 +366,7 @@ TEST_F(TierStoreDeathTest, WrongUseAborts) {
 
 TEST_F(TierStoreDeathTest, OverlappingTransfersAbort) {
   harness_.memory_engine->hold();
-  aio::Completion completion;
+  Transfer completion;
   store_->write(completion, first, {0, 2 * sector}, harness_.buffer(2 * sector),
                 aio::Priority::WriteBack);
   EXPECT_DEATH(read({sector, sector}), "CHECK failed");
@@ -383,7 +383,7 @@ TEST_F(TierStoreDeathTest, WrongShardsAbort) {
   EXPECT_DEATH(open(nvme_shard("s", 100, sector)), "CHECK failed");
   EXPECT_DEATH(open(nvme_shard("s", sector, 100)), "CHECK failed");
   EXPECT_DEATH(open(nvme_shard("s", sector, 2 << 20)), "CHECK failed");
-  EXPECT_DEATH(open({.name = "s", .bytes = sector, .block_bytes = sector, .path = 1}),
+  EXPECT_DEATH(open({.name = "s", .bytes = sector, .block_bytes = sector, .volume = 1}),
                "CHECK failed");
 }
 

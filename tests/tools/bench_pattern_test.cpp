@@ -38,6 +38,22 @@ TEST(BenchPattern, SamplesWhatIsStampedNowAndThen) {
   EXPECT_FALSE(Pattern::sampled(block, Pattern::sample, 5));
 }
 
+TEST(BenchPattern, LooksAtEverySampleInTurn) {
+  constexpr std::uint64_t samples = 3;
+  std::vector<std::byte> block(samples * Pattern::sample - Pattern::sector);  // the last is short
+  Pattern::stamp(block, 0, 5, Pattern::sample);
+  for (std::uint64_t wrong = 0; wrong < samples; ++wrong) {
+    block[wrong * Pattern::sample] ^= std::byte{1};
+    for (std::uint64_t choice = 0; choice < 2 * samples; ++choice) {
+      EXPECT_EQ(Pattern::spot(block, 0, 5, choice), choice % samples != wrong);
+    }
+    block[wrong * Pattern::sample] ^= std::byte{1};
+  }
+  const std::span<const std::byte> tail(block.data(), Pattern::sector);
+  EXPECT_TRUE(Pattern::spot(tail, 0, 5, 7));
+  EXPECT_FALSE(Pattern::spot(tail, 0, 4, 7));
+}
+
 TEST(BenchPattern, SeesMisplacedAndStaleBlocks) {
   const Pattern pattern(block_size);
   const auto block = written(pattern, 3 * block_size, 2);

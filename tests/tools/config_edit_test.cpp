@@ -25,7 +25,7 @@ const Settings found{.block_size = 2097152,
                      .overlap_events = false};
 
 std::string edited(const std::string& text) {
-  auto result = with_aio_section(text, "ds.json", found);
+  auto result = with_settings(text, "ds.json", found, aio::EngineKind::IoUring);
   EXPECT_TRUE(result.has_value()) << text << "\n" << result.error().to_string();
   return result.has_value() ? *result : "";
 }
@@ -49,7 +49,7 @@ void expect_read(const std::string& text) {
 }
 
 std::string refused(const std::string& text) {
-  auto result = with_aio_section(text, "ds.json", found);
+  auto result = with_settings(text, "ds.json", found, aio::EngineKind::IoUring);
   EXPECT_FALSE(result.has_value()) << text;
   if (result.has_value()) return "";
   EXPECT_EQ(result.error().code, ErrorCode::Invalid);
@@ -57,7 +57,7 @@ std::string refused(const std::string& text) {
 }
 
 TEST(ConfigEdit, PrintsASectionThatIsAConfig) {
-  EXPECT_EQ(print_aio_section(found), R"({
+  EXPECT_EQ(print_settings(found, aio::EngineKind::IoUring), R"({
   "aio": {
     "block_size": 2097152,
     "queue_depth": 16,
@@ -67,7 +67,85 @@ TEST(ConfigEdit, PrintsASectionThatIsAConfig) {
   }
 }
 )");
-  EXPECT_TRUE(zero3::read_json(print_aio_section(found), "x").has_value());
+  EXPECT_TRUE(zero3::read_json(print_settings(found, aio::EngineKind::IoUring), "x").has_value());
+}
+
+/// What `artesian.engine` says after an engine has won where "auto" takes io_uring; empty: nothing.
+std::string engine_after(const std::string& text, aio::EngineKind winner) {
+  Settings settings = found;
+  settings.engine = winner;
+  auto result = with_settings(text, "ds.json", settings, aio::EngineKind::IoUring);
+  EXPECT_TRUE(result.has_value()) << text << "\n" << result.error().to_string();
+  if (!result.has_value()) return "";
+  expect_read(*result);
+  auto tree = zero3::read_json(*result, "ds.json");
+  EXPECT_TRUE(tree.has_value());
+  const zero3::JsonValue* section = tree->find("artesian");
+  const zero3::JsonValue* engine = section == nullptr ? nullptr : section->find("engine");
+  return engine == nullptr ? "" : zero3::print_json(*engine);
+}
+
+TEST(ConfigEdit, WritesTheEngineWhereTheConfigWouldRunWithAnother) {
+  using aio::EngineKind;
+  for (const std::string text : {"{}", "{\"aio\": {\"queue_depth\": 1}, \"artesian\": {}}",
+                                 "{\n  \"artesian\": {\"host_memory\": \"1GiB\"}, // ours\n}"}) {
+    EXPECT_EQ(engine_after(text, EngineKind::IoUring), "");
+    EXPECT_EQ(engine_after(text, EngineKind::Threads), "\"threads\"");
+    EXPECT_EQ(engine_after(text, EngineKind::Libaio), "\"libaio\"");
+  }
+  for (const std::string now : {"auto", "io_uring"}) {
+    const std::string text = "{\"artesian\": {\"engine\": \"" + now + "\"}}";
+    EXPECT_EQ(engine_after(text, EngineKind::IoUring), '"' + now + '"');
+    EXPECT_EQ(engine_after(text, EngineKind::Threads), "\"threads\"");
+  }
+  const std::string threads = "{\"artesian\": {\"engine\": \"threads\"}}";
+  EXPECT_EQ(engine_after(threads, EngineKind::Threads), "\"threads\"");
+  EXPECT_EQ(engine_after(threads, EngineKind::IoUring), "\"auto\"");
+  EXPECT_EQ(engine_after(threads, EngineKind::Libaio), "\"libaio\"");
+}
+
+TEST(ConfigEdit, WritesThePollingThatWasMeasured) {
+  const auto after = [](const std::string& text, aio::EngineKind engine, aio::Polling polling) {
+    Settings settings = found;
+    settings.engine = engine;
+    settings.polling = polling;
+    auto result = with_settings(text, "ds.json", settings, aio::EngineKind::IoUring);
+    EXPECT_TRUE(result.has_value()) << text;
+    if (!result.has_value()) return zero3::PollingChoice::Off;
+    expect_read(*result);
+    return zero3::parse_config(*result, "ds.json", {}).value().artesian.polling;
+  };
+  using aio::EngineKind;
+  using zero3::PollingChoice;
+  for (const std::string text : {"{}", "{\"artesian\": {\"polling\": \"both\"}}"}) {
+    EXPECT_EQ(after(text, EngineKind::IoUring, aio::Polling::None), PollingChoice::Off);
+    EXPECT_EQ(after(text, EngineKind::IoUring, aio::Polling::Submission),
+              PollingChoice::Submission);
+    EXPECT_EQ(after(text, EngineKind::Threads, aio::Polling::Submission), PollingChoice::Off);
+  }
+  Settings settings = found;
+  settings.polling = aio::Polling::Completion;
+  EXPECT_NE(print_settings(settings, EngineKind::IoUring).find("\"polling\": \"iopoll\""),
+            std::string::npos);
+}
+
+TEST(ConfigEdit, PrintsTheEngineThatAutoWouldNotTake) {
+  Settings settings = found;
+  settings.engine = aio::EngineKind::Threads;
+  const std::string text = print_settings(settings, aio::EngineKind::IoUring);
+  EXPECT_NE(text.find("\n  },\n  \"artesian\": {\n    \"engine\": \"threads\"\n  }\n}\n"),
+            std::string::npos)
+      << text;
+  expect_read(text);
+  EXPECT_EQ(print_settings(settings, aio::EngineKind::Threads).find("artesian"), std::string::npos);
+}
+
+TEST(ConfigEdit, RefusesASectionOfOursThatIsNoObject) {
+  Settings settings = found;
+  settings.engine = aio::EngineKind::Threads;
+  auto result = with_settings("{\"artesian\": 7}", "ds.json", settings, aio::EngineKind::IoUring);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(result.error().message.find("artesian: got 7"), std::string::npos);
 }
 
 TEST(ConfigEdit, ChangesValuesWhereTheyStandAndAddsWhatIsMissing) {
@@ -172,7 +250,7 @@ TEST_F(ConfigFile, IsReplacedAndKeptAsABackup) {
   const std::string text = "{\"steps_per_print\": 1}";
   write(text);
   ASSERT_EQ(chmod(path_.c_str(), 0640), 0);
-  auto backup = apply_aio_section(path_, found);
+  auto backup = apply_settings(path_, found, aio::EngineKind::IoUring);
   ASSERT_TRUE(backup.has_value()) << backup.error().to_string();
   EXPECT_EQ(*backup, path_ + ".bak");
   EXPECT_EQ(read(*backup), text);
@@ -181,7 +259,7 @@ TEST_F(ConfigFile, IsReplacedAndKeptAsABackup) {
   struct stat status {};
   ASSERT_EQ(stat(path_.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 07777, 0640u);
-  auto second = apply_aio_section(path_, found);
+  auto second = apply_settings(path_, found, aio::EngineKind::IoUring);
   ASSERT_TRUE(second.has_value());
   EXPECT_EQ(*second, path_ + ".bak.1");
   EXPECT_EQ(read(*second), once);
@@ -192,17 +270,18 @@ TEST_F(ConfigFile, IsReplacedAndKeptAsABackup) {
 TEST_F(ConfigFile, BehindALinkIsEditedAndTheLinkStays) {
   write("{}");
   std::filesystem::create_symlink("ds.json", folder_.file("link.json"));
-  ASSERT_TRUE(apply_aio_section(folder_.file("link.json"), found).has_value());
+  ASSERT_TRUE(
+      apply_settings(folder_.file("link.json"), found, aio::EngineKind::IoUring).has_value());
   EXPECT_TRUE(std::filesystem::is_symlink(folder_.file("link.json")));
   expect_read(read(path_));
 }
 
 TEST_F(ConfigFile, ThatCannotBeReadIsLeftAsItIs) {
   write("{\"aio\": ");
-  EXPECT_FALSE(apply_aio_section(path_, found).has_value());
+  EXPECT_FALSE(apply_settings(path_, found, aio::EngineKind::IoUring).has_value());
   EXPECT_EQ(read(path_), "{\"aio\": ");
   EXPECT_EQ(entries(), 1);
-  auto missing = apply_aio_section(folder_.file("none.json"), found);
+  auto missing = apply_settings(folder_.file("none.json"), found, aio::EngineKind::IoUring);
   ASSERT_FALSE(missing.has_value());
   EXPECT_EQ(missing.error().system_error, ENOENT);
 }

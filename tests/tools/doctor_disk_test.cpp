@@ -186,5 +186,29 @@ TEST(Paths, AMissingFolderNeedsItsParent) {
   EXPECT_EQ(examine_path(folder.path() + "/file")[0].value, "not a folder");
 }
 
+TEST(DoctorStriping, TellsOfPathsThatAreOneDiskOrOneFolder) {
+  const StripedPath a{"a", "/x/a", {"nvme0n1"}};
+  const StripedPath b{"b", "/y/b", {"nvme1n1"}};
+  const StripedPath c{"c", "/z/c", {"nvme2n1", "nvme1n1"}};  // a RAID with one of them
+  EXPECT_EQ(examine_striping({a, b}).level, Level::Ok);
+  const Finding shared = examine_striping({a, b, c});
+  EXPECT_EQ(shared.level, Level::Warn);
+  EXPECT_EQ(shared.value, "b and c are on one disk, nvme1n1");
+  EXPECT_FALSE(shared.fix.empty());
+  const Finding twice = examine_striping({b, c, {"link", "/y/b", {"nvme1n1"}}});
+  EXPECT_EQ(twice.level, Level::Fail);
+  EXPECT_EQ(twice.value, "b and link are one folder");
+}
+
+TEST(DoctorStriping, KnowsAFolderHoweverItIsSpelledAndIfItIsMissing) {
+  const test_support::TemporaryDirectory folder;
+  const StripedPath plain = striped_path(folder.file("new"));
+  const StripedPath other = striped_path(folder.path() + "/x/../new/");
+  EXPECT_EQ(plain.folder, other.folder);
+  EXPECT_FALSE(plain.disks.empty());
+  EXPECT_EQ(plain.disks, striped_path(folder.path()).disks);
+  EXPECT_TRUE(striped_path("/no/such/parent").disks.empty());
+}
+
 }  // namespace
 }  // namespace artesian::tools

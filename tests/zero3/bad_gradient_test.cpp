@@ -133,8 +133,9 @@ class BadGradient : public testing::TestWithParam<std::tuple<DType, Offload>> {
     config.param_dtype = config.grad_accum_dtype = dtype;
     config.loss_scale = {.initial_scale_power = 12, .hysteresis = 1};
     config.zero.stage = 3;
-    config.zero.offload_param = {.device = home, .nvme_path = directory_.path(), .max_in_cpu = 0};
-    config.zero.offload_optimizer = {.device = home, .nvme_path = directory_.path()};
+    config.zero.offload_param = {
+        .device = home, .nvme_paths = {directory_.path()}, .max_in_cpu = 0};
+    config.zero.offload_optimizer = {.device = home, .nvme_paths = {directory_.path()}};
     config.zero.param_persistence_threshold = 0;
     config.zero.sub_group_size = 2'048;
     config.artesian.device_memory = config.artesian.host_memory = std::uint64_t{32} << 20;

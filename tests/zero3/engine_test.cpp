@@ -92,8 +92,8 @@ Config everything_on(const std::string& directory) {
   Config config;
   config.micro_batch_size = config.train_batch_size = config.accumulation_steps = 1;
   config.zero.stage = 3;
-  config.zero.offload_param = {.device = Offload::Nvme, .nvme_path = directory, .max_in_cpu = 0};
-  config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_path = directory};
+  config.zero.offload_param = {.device = Offload::Nvme, .nvme_paths = {directory}, .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_paths = {directory}};
   config.zero.param_persistence_threshold = 0;
   config.zero.prefetch_bucket_size = config.zero.max_live_parameters = 0;
   config.zero.max_reuse_distance = 0;

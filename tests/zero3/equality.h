@@ -8,15 +8,19 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
 #include "base/random.h"
 #include "models/registry.h"
 #include "zero3/engine.h"
+#include "zero3/swap_paths.h"
 #include "zero3/token_batch.h"
 
 namespace artesian::zero3 {
@@ -39,11 +43,12 @@ enum Factor : std::size_t {
   Dtype,
   Accumulation,
   Head,
-  Schedule,  // of micro-batches: each by itself; in groups of one, of all; those checkpointed
-  UpdateAt,  // when the update is complete: under the next forward; at once; at one or the other
+  Schedule,     // of micro-batches: each by itself; in groups of one, of all; those checkpointed
+  UpdateAt,     // when the update is complete: under the next forward; at once; at one or the other
+  SwapFolders,  // one; two alike; three of disks that differ, one of them shared by both sections
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 2, 5, 3, 2, 4, 3};
+constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 3, 5, 3, 2, 4, 3, 3};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -91,6 +96,7 @@ class Equality : public testing::Test {
   Module& module_of(const Choice& run) const {
     return *modules_[static_cast<std::size_t>(run[Head])];
   }
+  std::vector<std::string> folders(const std::string& name, const Choice& run) const;
   void set_budgets(Config& config, const Choice& run) const;
   struct Outcome {
     std::vector<StepResult> steps;
@@ -98,7 +104,12 @@ class Equality : public testing::Test {
     bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
-  Outcome train(const Choice& run, const Config& config) { return train(run, config, {}); }
+  Outcome train(const Choice& run, const Config& config) {
+    EngineOptions options;
+    if (run[SwapFolders] == 2) options.path_disks = unlike_disks(config);
+    return train(run, config, options);
+  }
+  static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
   Outcome train(const Choice& run, const Config& config, const EngineOptions& options);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
 
@@ -107,6 +118,24 @@ class Equality : public testing::Test {
   std::vector<std::unique_ptr<Module>> modules_;  // with a tied head, with one of its own
   std::filesystem::path directory_;
 };
+
+inline std::vector<std::string> Equality::folders(const std::string& name,
+                                                  const Choice& run) const {
+  std::vector<std::string> list{directory_ / name};
+  if (run[SwapFolders] > 0) list.push_back(directory_ / (name + "-second"));
+  if (run[SwapFolders] > 1) list.push_back(directory_ / "both");
+  return list;
+}
+
+/// As many disks as the configuration has folders in use, of speeds that differ.
+inline std::vector<tiering::PathDisk> Equality::unlike_disks(const Config& config) {
+  std::vector<tiering::PathDisk> disks;
+  for (std::uint64_t index = 0; index < swap_paths_of(config).value().directories.size(); ++index) {
+    const double speed = std::array{1e9, 4e9, 2e9}[index % 3];
+    disks.push_back({.speed = {speed, speed / 2}, .device = index});
+  }
+  return disks;
+}
 
 inline Config Equality::config_of(const Choice& run) const {
   constexpr std::array<Offload, 3> offloads{Offload::None, Offload::Cpu, Offload::Nvme};
@@ -125,10 +154,10 @@ inline Config Equality::config_of(const Choice& run) const {
   config.optimizer.weight_decay = 0.01;
   config.zero.stage = 3;
   config.zero.offload_param = {.device = offloads[static_cast<std::size_t>(run[ParamHome])],
-                               .nvme_path = directory_ / "param",
+                               .nvme_paths = folders("param", run),
                                .max_in_cpu = 0};
   config.zero.offload_optimizer = {.device = offloads[static_cast<std::size_t>(run[OptimizerHome])],
-                                   .nvme_path = directory_ / "optimizer",
+                                   .nvme_paths = folders("optimizer", run),
                                    .buffer_count = pick(BufferCount, {1, 2, 5})};
   config.zero.prefetch_bucket_size = pick(Bucket, {0, scale.some, 50'000'000});
   config.zero.max_live_parameters = pick(Live, {0, 4 * scale.some, 1'000'000'000});
@@ -136,7 +165,9 @@ inline Config Equality::config_of(const Choice& run) const {
   config.zero.param_persistence_threshold = pick(Persistence, {0, scale.some, 10 * scale.some});
   config.zero.sub_group_size = pick(SubGroup, {2'048, scale.some / 2, 1'000'000'000});
   config.aio.block_size = pick(BlockSize, {4'096, 65'536, 1'048'576});
-  config.artesian.engine = run[IoEngine] == 0 ? EngineChoice::IoUring : EngineChoice::Threads;
+  constexpr std::array<EngineChoice, 3> engines{EngineChoice::IoUring, EngineChoice::Threads,
+                                                EngineChoice::Libaio};
+  config.artesian.engine = engines[static_cast<std::size_t>(run[IoEngine])];
   config.artesian.activation_memory = run[Schedule] < 2 ? 1 : everything;
   config.activation_checkpointing = run[Schedule] == 3;
   set_budgets(config, run);
@@ -207,11 +238,22 @@ inline bool splits_a_unit(const Placement& plan) {
   return false;
 }
 
+/// Where another test has all AIO requests of the machine in use for a moment: once they are free.
+inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Config& config,
+                                                        const EngineOptions& options) {
+  auto engine = Engine::create(module, config, options);
+  for (int tries = 0; tries < 600 && !engine && engine.error().system_error == EAGAIN; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    engine = Engine::create(module, config, options);
+  }
+  return engine;
+}
+
 inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
                                          const EngineOptions& options) {
   Outcome outcome;
   Module& module = module_of(run);
-  auto engine = Engine::create(module, config, options);
+  auto engine = create_patiently(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
   outcome.split = splits_a_unit((*engine)->placement());

@@ -33,9 +33,11 @@ TEST_F(OneHundredSteps, AnyBudgetAnyEnginePrefetchOnOrOffAsInMemory) {
   ASSERT_EQ(reference.steps.size(), 100u);
   for (const int home : {1, 2}) {
     for (const int budget : {0, 1, 2}) {
-      for (const int engine : {0, 1}) {
+      for (const int engine : {0, 1, 2}) {
         for (const int prefetch : {0, 2}) {
-          if (home == 1 && (engine == 1 || budget == 1)) continue;  // nothing to transfer
+          if (home == 1 && (engine != 0 || budget == 1)) continue;  // nothing to transfer
+          // The other engines meet each budget once, and prefetch both on and off.
+          if (engine != 0 && (budget + engine) % 2 != prefetch / 2) continue;
           Choice run{};
           run[ParamHome] = run[OptimizerHome] = home;
           run[Budget] = budget;
@@ -79,7 +81,7 @@ TEST_F(EveryExtreme, OfEveryFactorWithEveryOther) {
          {Budget, BlockSize, Bucket, Live, Reuse, Persistence, SubGroup, BufferCount}) {
       run[factor] = 2 * take(2);
     }
-    run[IoEngine] = take(2);
+    run[IoEngine] = take(2) * (1 + static_cast<int>(random_word(62, 0, index) % 2));
     for (const Factor factor : {Dtype, Accumulation, Head, Schedule}) {
       const auto drawn = random_word(61, factor, index);
       run[factor] = static_cast<int>(drawn % static_cast<std::uint64_t>(levels[factor]));

@@ -36,8 +36,8 @@ Case make_case(DType dtype, Offload param, Offload optimizer) {
   made.config.param_dtype = made.config.grad_accum_dtype = dtype;
   made.config.accumulation_steps = 1;
   made.config.zero.stage = 3;
-  made.config.zero.offload_param = {.device = param, .nvme_path = "/p", .max_in_cpu = 0};
-  made.config.zero.offload_optimizer = {.device = optimizer, .nvme_path = "/o"};
+  made.config.zero.offload_param = {.device = param, .nvme_paths = {"/p"}, .max_in_cpu = 0};
+  made.config.zero.offload_optimizer = {.device = optimizer, .nvme_paths = {"/o"}};
   made.config.zero.param_persistence_threshold = 100;
   return made;
 }

@@ -32,8 +32,8 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
   Config config;
   config.param_dtype = config.grad_accum_dtype = options.dtype;
   config.zero.stage = 3;
-  config.zero.offload_param = {.device = options.home, .nvme_path = directory, .max_in_cpu = 0};
-  config.zero.offload_optimizer = {.device = options.home, .nvme_path = directory};
+  config.zero.offload_param = {.device = options.home, .nvme_paths = {directory}, .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = options.home, .nvme_paths = {directory}};
   config.zero.param_persistence_threshold = 0;
   config.zero.sub_group_size = options.sub_group;
   Placement placement = make_placement({.parameters = &model.parameters,
@@ -53,7 +53,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
 inline ModelStateOptions state_options(Placement placement, const std::string& directory) {
   ModelStateOptions options;
   options.placement = std::move(placement);
-  options.param_directory = options.optimizer_directory = directory;
+  options.paths = resolve_swap_paths({directory}, {directory}).value();
   options.run_id = 1;
   options.pin_memory = false;
   return options;

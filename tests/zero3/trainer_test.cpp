@@ -103,8 +103,8 @@ class Trainer : public testing::Test {
     config.gradient_clipping = 0;
     config.zero.stage = 3;
     config.zero.offload_param = {
-        .device = Offload::Nvme, .nvme_path = directory_.path(), .max_in_cpu = 0};
-    config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_path = directory_.path()};
+        .device = Offload::Nvme, .nvme_paths = {directory_.path()}, .max_in_cpu = 0};
+    config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_paths = {directory_.path()}};
     config.zero.param_persistence_threshold = 0;
     config.artesian.device_memory = std::uint64_t{1} << 20;
     return config;

@@ -1,0 +1,49 @@
+#include "aio/file_slots.h"
+
+#include "base/check.h"
+
+namespace artesian::aio {
+
+int FileSlots::open(io_uring& ring) noexcept {
+  std::array<int, std::tuple_size_v<decltype(slots_)>> nothing;
+  nothing.fill(-1);
+  const int answer =
+      io_uring_register_files(&ring, nothing.data(), static_cast<unsigned>(nothing.size()));
+  usable_ = answer >= 0;
+  return usable_ ? 0 : -answer;
+}
+
+std::int16_t FileSlots::enter(io_uring& ring, int descriptor) noexcept {
+  if (!usable_) return none;
+  std::int16_t found = none;
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    const Slot& slot = slots_[index];
+    if (slot.pending != 0 && slot.descriptor != descriptor) continue;
+    found = static_cast<std::int16_t>(index);
+    if (slot.pending != 0) break;  // else it is free, and a later one may be the file's
+  }
+  if (found == none) return none;
+  Slot& slot = slots_[static_cast<std::size_t>(found)];
+  slot.descriptor = descriptor;
+  if (++slot.pending < pending_min || slot.registered) return found;
+  const auto index = static_cast<unsigned>(found);
+  // Where the kernel refuses, for want of memory say, the next transfer tries again.
+  slot.registered = io_uring_register_files_update(&ring, index, &slot.descriptor, 1) == 1;
+  return found;
+}
+
+void FileSlots::leave(io_uring& ring, std::int16_t at) noexcept {
+  if (at == none) return;
+  Slot& slot = slots_[static_cast<std::size_t>(at)];
+  ARTESIAN_CHECK(slot.pending != 0);
+  if (--slot.pending != 0 || !slot.registered) return;
+  const int nothing = -1;
+  const int answer = io_uring_register_files_update(&ring, static_cast<unsigned>(at), &nothing, 1);
+  slot.registered = false;
+  if (answer == 1) return;
+  // The file must not stay open in there.
+  stop();
+  io_uring_unregister_files(&ring);
+}
+
+}  // namespace artesian::aio

@@ -1,0 +1,86 @@
+#include "aio/path_engines.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+
+namespace artesian::aio {
+namespace {
+
+class PathEngines final : public Engine {
+ public:
+  explicit PathEngines(std::vector<std::unique_ptr<Engine>> engines) noexcept
+      : engines_(std::move(engines)) {}
+
+  Engine& for_path(std::uint32_t path) noexcept override {
+    ARTESIAN_CHECK(path < engines_.size(), path, engines_.size());
+    return *engines_[path];
+  }
+  // Whoever knows of no paths has the first.
+  void submit(std::span<Completion* const> completions) noexcept override {
+    engines_[0]->submit(completions);
+  }
+  Result<void> wait(Completion& completion, Deadline deadline) noexcept override {
+    return engines_[0]->wait(completion, deadline);
+  }
+  void cancel(Completion& completion) noexcept override { engines_[0]->cancel(completion); }
+  void abandon(Completion& completion) noexcept override { engines_[0]->abandon(completion); }
+  EngineKind kind() const noexcept override { return engines_[0]->kind(); }
+  Polling polling() const noexcept override { return engines_[0]->polling(); }
+
+  Result<void> drain(Deadline deadline) noexcept override {
+    Result<void> first;
+    for (const auto& engine : engines_) {
+      auto drained = engine->drain(deadline);
+      if (!drained.has_value() && first.has_value()) first = std::move(drained);
+    }
+    return first;
+  }
+  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override {
+    bool all = true;
+    for (const auto& engine : engines_) all = engine->register_memory(ranges) && all;
+    return all;
+  }
+  EngineStatistics statistics() const noexcept override;
+
+ private:
+  const std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+/// Sums; of latencies the worst path's, which is what a step waits for.
+EngineStatistics PathEngines::statistics() const noexcept {
+  EngineStatistics all;
+  for (const auto& engine : engines_) {
+    const EngineStatistics one = engine->statistics();
+    for (const auto sum :
+         {&EngineStatistics::submit_calls, &EngineStatistics::blocks,
+          &EngineStatistics::blocks_registered, &EngineStatistics::blocks_direct,
+          &EngineStatistics::blocks_misaligned, &EngineStatistics::blocks_in_kernel_max,
+          &EngineStatistics::bytes_read, &EngineStatistics::bytes_written,
+          &EngineStatistics::continued, &EngineStatistics::read_retries}) {
+      all.*sum += one.*sum;
+    }
+    for (const auto worst : {&EngineStatistics::latency_us_p50, &EngineStatistics::latency_us_p95,
+                             &EngineStatistics::latency_us_p99}) {
+      all.*worst = std::max(all.*worst, one.*worst);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_path_engines(
+    std::uint32_t count, const std::function<Result<std::unique_ptr<Engine>>()>& make) {
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (std::uint32_t path = 0; path < std::max(count, 1u); ++path) {
+    ARTESIAN_TRY(engine, make());
+    engines.push_back(std::move(engine));
+  }
+  if (engines.size() == 1) return std::move(engines[0]);
+  return std::unique_ptr<Engine>(std::make_unique<PathEngines>(std::move(engines)));
+}
+
+}  // namespace artesian::aio

@@ -1,0 +1,56 @@
+// Transfer: one read or write of a shard's bytes, in flight or done: one completion for each part
+// of it that lies in a file, or an extent, of its own. The caller owns it, in one place from the
+// start until it is ready, and may use it again then. It holds the buffer; the parts borrow theirs
+// of it.
+//
+// Thread: the compute thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "aio/engine.h"
+
+namespace artesian::tiering {
+
+class Transfer final : public BufferOwner {
+ public:
+  Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+  ~Transfer() = default;  // the completions check that they are not in flight
+
+  bool in_flight() const noexcept;
+  /// True once every part is finished, successfully or not.
+  bool ready() const noexcept;
+  /// Takes the buffer back; an empty lease where the kernel may still write to it. Only when ready.
+  BufferLease take_buffer() noexcept;
+
+  void give_back(std::byte*, std::uint64_t) noexcept override {}
+  void abandon(std::byte*, std::uint64_t) noexcept override { buffer_.abandon(); }
+
+ private:
+  friend class TierStore;
+  struct Part {
+    aio::Completion completion;
+    std::uint32_t path = 0;
+  };
+
+  Part& part(std::size_t index) noexcept { return index == 0 ? first_ : *more_[index - 1]; }
+  const Part& part(std::size_t index) const noexcept {
+    return index == 0 ? first_ : *more_[index - 1];
+  }
+  void begin(aio::Operation operation, BufferLease buffer) noexcept;
+  /// The next part, and [offset, offset + length) of the buffer for it.
+  Part& add_part(std::uint32_t path) noexcept;
+  BufferLease lend(std::uint64_t offset, std::uint64_t length) noexcept;
+
+  aio::Operation operation_ = aio::Operation::Read;
+  BufferLease buffer_;     // before the parts, which end first
+  std::size_t count_ = 0;  // parts in use
+  Part first_;
+  std::vector<std::unique_ptr<Part>> more_;  // as many as it ever had: it is used over and over
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,118 @@
+#include "zero3/swap_paths.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tiering/machine_profile.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t stripe_bytes_max = 8 << 20;
+
+/// The folder that a path, which need not exist yet, leads to. Two swap files in one would shut
+/// each other out.
+std::filesystem::path resolved(const std::string& path) {
+  std::error_code ignored;  // what is wrong with the path shows when it is opened
+  auto full = std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  return full.has_filename() ? full : full.parent_path();
+}
+
+class Collector {
+ public:
+  /// The volume of these folders, a new one or one with the same.
+  Result<std::uint32_t> add(const std::vector<std::string>& folders) {
+    std::vector<std::uint32_t> volume;
+    for (const std::string& folder : folders) {
+      const std::uint32_t index = index_of(folder);
+      if (std::find(volume.begin(), volume.end(), index) != volume.end()) {
+        Error error =
+            make_error(ErrorCode::Invalid, "got \"" + folder + "\" twice (also as \"" +
+                                               paths.directories[index] +
+                                               "\"), allowed each folder once; remove one");
+        error.file = paths.directories[index];
+        return error;
+      }
+      volume.push_back(index);
+    }
+    std::sort(volume.begin(), volume.end());
+    const auto found = std::find(paths.volumes.begin(), paths.volumes.end(), volume);
+    const auto place = static_cast<std::uint32_t>(found - paths.volumes.begin());
+    if (found == paths.volumes.end() && !volume.empty()) paths.volumes.push_back(volume);
+    return volume.empty() ? 0 : place;
+  }
+
+  SwapPaths paths;
+
+ private:
+  std::uint32_t index_of(const std::string& folder) {
+    const auto full = resolved(folder);
+    const auto found = std::find(resolved_.begin(), resolved_.end(), full);
+    const auto index = static_cast<std::uint32_t>(found - resolved_.begin());
+    if (found == resolved_.end()) {
+      resolved_.push_back(full);
+      paths.directories.push_back(folder);
+    }
+    return index;
+  }
+
+  std::vector<std::filesystem::path> resolved_;
+};
+
+}  // namespace
+
+Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
+                                     const std::vector<std::string>& optimizer) {
+  Collector collector;
+  ARTESIAN_TRY(param_volume, collector.add(param));
+  ARTESIAN_TRY(optimizer_volume, collector.add(optimizer));
+  collector.paths.param_volume = param_volume;
+  collector.paths.optimizer_volume = optimizer_volume;
+  return std::move(collector.paths);
+}
+
+Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering::PathDisk>& disks) {
+  const auto folders = [](const OffloadConfig& offload) {
+    return offload.device == Offload::Nvme ? offload.nvme_paths : std::vector<std::string>();
+  };
+  ARTESIAN_TRY(paths, resolve_swap_paths(folders(config.zero.offload_param),
+                                         folders(config.zero.offload_optimizer)));
+  // What one request to the kernel moves: stripes cut none of them in two, and no file gets its
+  // bytes in larger pieces than it is asked for.
+  paths.stripe_bytes = std::min(config.aio.block_size, stripe_bytes_max);
+  if (!disks.empty() && disks.size() != paths.directories.size()) {
+    return make_error(ErrorCode::Invalid, "path_disks: got " + std::to_string(disks.size()) +
+                                              ", allowed none or " +
+                                              std::to_string(paths.directories.size()) +
+                                              ", one for each folder of nvme_path");
+  }
+  paths.disks = disks;
+  if (paths.directories.size() > 1 && disks.empty()) {
+    paths.disks = saved_disks(paths.directories, config.aio.block_size);
+  }
+  return paths;
+}
+
+std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
+                                           std::uint64_t block_size) {
+  std::vector<tiering::PathDisk> disks;
+  std::vector<std::string> profiles;  // one for each disk
+  for (const std::string& directory : directories) {
+    std::error_code ignored;
+    std::filesystem::path folder = resolved(directory);
+    if (!std::filesystem::exists(folder, ignored)) folder = folder.parent_path();
+    const auto path = tiering::machine_profile_path(folder.string());
+    if (!path.has_value()) return {};
+    const auto profile = tiering::load_machine_profile(*path);
+    if (!profile.has_value()) return {};
+    const tiering::DiskSpeed speed = profile->speed(block_size);
+    if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) return {};
+    const auto found = std::find(profiles.begin(), profiles.end(), *path);
+    disks.push_back(
+        {.speed = speed, .device = static_cast<std::uint64_t>(found - profiles.begin())});
+    if (found == profiles.end()) profiles.push_back(*path);
+  }
+  return disks;
+}
+
+}  // namespace artesian::zero3

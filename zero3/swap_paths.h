@@ -1,0 +1,46 @@
+// SwapPaths: the folders of a run's swap files, each once, and which of them parameters and
+// optimizer state are divided over (tiering/stripe.h). Both may name the same ones, or some of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "tiering/stripe.h"
+#include "zero3/config.h"
+
+namespace artesian::zero3 {
+
+struct SwapPaths {
+  std::vector<std::string> directories;
+  std::vector<std::vector<std::uint32_t>> volumes;  // of indexes of directories
+  std::uint32_t param_volume = 0;
+  std::uint32_t optimizer_volume = 0;
+  std::vector<tiering::PathDisk> disks{};  // of each directory, or empty: not known
+  std::uint64_t stripe_bytes = 1 << 20;
+};
+
+/// What one folder of swap files has carried.
+struct SwapPathUse {
+  std::string directory;
+  std::uint64_t bytes_read = 0;  // since the start
+  std::uint64_t bytes_written = 0;
+};
+
+/// The folders need not exist yet. Errors: Invalid (one list names a folder in two ways).
+Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
+                                     const std::vector<std::string>& optimizer);
+
+/// Those of a configuration; with their disks as given, or where there are several and
+/// `aio_bench tune` measured all. Errors: as above; Invalid (disks are not as many).
+Result<SwapPaths> swap_paths_of(const Config& config,
+                                const std::vector<tiering::PathDisk>& disks = {});
+
+/// The disks below these folders, which need not exist yet, at this block size; empty unless
+/// `aio_bench tune` measured all.
+std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
+                                           std::uint64_t block_size);
+
+}  // namespace artesian::zero3
