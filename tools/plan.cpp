@@ -6,9 +6,11 @@
 #include "base/machine.h"
 #include "base/units.h"
 #include "models/llama_of_size.h"
+#include "tools/plan_measure.h"
 #include "tools/plan_rates.h"
 #include "tools/plan_report.h"
 #include "tools/planner.h"
+#include "tools/process_setup.h"
 #include "tools/report_error.h"
 #include "zero3/compute_device.h"
 #include "zero3/engine.h"
@@ -28,7 +30,9 @@ class PlanRun {
     auto done = prepare();
     if (done.has_value()) done = plan();
     if (!done.has_value()) return report_error(program, done.error(), 2);
-    done = write();
+    done = measure();
+    if (stop_requested() != 0) return stop_exit_code();
+    if (done.has_value()) done = write();
     return done.has_value() ? 0 : report_error(program, done.error(), 1);
   }
 
@@ -36,6 +40,7 @@ class PlanRun {
   Result<void> prepare() {
     ARTESIAN_TRY_VOID(read_model());
     ARTESIAN_TRY_VOID(read_config());
+    ARTESIAN_TRY_VOID(check_measure());
     ARTESIAN_TRY_VOID(choose_memory());
     ARTESIAN_TRY(rates, choose_rates(options_, plan_));
     report_.rates = std::move(rates);
@@ -163,6 +168,27 @@ class PlanRun {
         "activation_checkpointing: planned with it, as nothing else fits; set "
         "\"activation_checkpointing\": {\"partition_activations\": true}");
     return figures;
+  }
+
+  /// What is run is one rank, on the device that is planned for.
+  Result<void> check_measure() const {
+    if (!options_.measure || !plan_.gpu) return {};
+    if (plan_.ranks == 1) return naming("--measure", zero3::check_device("cuda"));
+    return make_error(ErrorCode::Unsupported, "--measure: got --gpus and --nodes for " +
+                                                  std::to_string(plan_.ranks) +
+                                                  " ranks, allowed one: it trains with one rank");
+  }
+
+  Result<void> measure() {
+    if (!options_.measure) return {};
+    const auto progress = [](const Candidate& candidate, std::uint64_t number) {
+      log(LogLevel::Info,
+          "--measure: running " + std::to_string(number) + " of the fastest: " + candidate.name);
+    };
+    const MeasureOptions options{.device = plan_.gpu ? "cuda" : "cpu", .progress = progress};
+    ARTESIAN_TRY(notes, measure_candidates(plan_, report_.candidates, options));
+    for (const std::string& each : notes) note(each);
+    return {};
   }
 
   /// On a CPU activations are in the memory that the budgets leave.

@@ -23,6 +23,7 @@ struct PlanOptions {
   std::optional<double> nvme_read, nvme_write, memory, link, bus, tflops;
   std::string plot;
   bool json = false;
+  bool measure = false;
 };
 
 void add_plan_flags(CLI::App& plan);
@@ -30,8 +31,9 @@ void add_plan_flags(CLI::App& plan);
 /// Errors: Invalid or Unsupported, one line per fault, at most 5.
 Result<PlanOptions> read_plan_flags(const CLI::App& plan);
 
-/// Prints the plan and returns the exit code: 0; 2 for what is wrong or does not fit; 1 where the
-/// output cannot be written. Errors go to stderr.
+/// Prints the plan and returns the exit code: 0; 2 for what is wrong or does not fit; 1 where a
+/// measurement fails or the output cannot be written; 130 or 143 after a signal. Errors go to
+/// stderr.
 int run_plan(const PlanOptions& options);
 
 }  // namespace artesian::tools

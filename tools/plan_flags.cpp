@@ -60,13 +60,12 @@ void add_plan_flags(CLI::App& plan) {
   value("--tflops", "X", "What one rank computes, sustained (default: measured here; GPUs: 400)");
   value("--plot", "FILE", "Memory and one step as an SVG picture");
   value("--json", "-", "- prints one JSON object instead");
-  plan.add_flag("--measure")->group("");  // of a later release: refused by name
+  plan.add_flag("--measure")->description("Run the three fastest that fit for some steps, here");
 }
 
 Result<PlanOptions> read_plan_flags(const CLI::App& plan) {
   FlagReader reader(plan);
   PlanOptions options;
-  if (reader.given("--measure")) reader.unsupported("--measure");
   reader.expect_single_values();
   read_model(reader, options);
   options.config = reader.required_path("--config", "name a DeepSpeed JSON file");
@@ -84,6 +83,7 @@ Result<PlanOptions> read_plan_flags(const CLI::App& plan) {
   options.link = bandwidth(reader, "--link", "25");
   options.bus = bandwidth(reader, "--bus", "200");
   options.tflops = reader.number("--tflops", 0.0, 1e6, "400");
+  options.measure = reader.given("--measure");
   options.plot = reader.path("--plot");
   if (!options.plot.empty() && !options.plot.ends_with(".svg")) {
     reader.refuse_text("--plot", "a name that ends in .svg; rename it");

@@ -131,9 +131,14 @@ std::string changes_text(const PlanReport& report) {
                   candidate.figures.time.seconds) +
             candidate.name +
             (candidate.config.activation_checkpointing ? ", activation_checkpointing" : "") +
-            print(", micro-batch %llu x %llu\n",
+            print(", micro-batch %llu x %llu",
                   static_cast<unsigned long long>(candidate.config.micro_batch_size),
                   static_cast<unsigned long long>(candidate.config.accumulation_steps));
+    if (candidate.measured_seconds.has_value()) {
+      text += print("; measured %.4g s, planned / measured %.2f", *candidate.measured_seconds,
+                    candidate.figures.time.seconds / *candidate.measured_seconds);
+    }
+    text += "\n";
   }
   return text;
 }
@@ -176,6 +181,7 @@ Json step_json(const PlanFigures& figures) {
 
 Json candidate_json(const Candidate& candidate) {
   const zero3::Config& config = candidate.config;
+  const auto& measured = candidate.measured_seconds;
   return Json{{"name", candidate.name},
               {"stage", config.zero.stage},
               {"offload_param", offload_name(config.zero.offload_param.device)},
@@ -184,6 +190,7 @@ Json candidate_json(const Candidate& candidate) {
               {"gradient_accumulation_steps", config.accumulation_steps},
               {"activation_checkpointing", config.activation_checkpointing},
               {"step_seconds", candidate.figures.time.seconds},
+              {"measured_step_seconds", measured.has_value() ? Json(*measured) : Json()},
               {"tokens_per_s", candidate.figures.tokens_per_s}};
 }
 

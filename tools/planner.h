@@ -94,6 +94,7 @@ struct Candidate {
   std::string name;  // "ZeRO-2, optimizer on cpu"
   zero3::Config config;
   PlanFigures figures;
+  std::optional<double> measured_seconds;  // of a step, where it was run
 };
 
 /// For each strategy that fits, in DeepSpeed's order of speed from DDP to ZeRO-Infinity, its

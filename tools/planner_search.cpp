@@ -203,7 +203,7 @@ std::vector<Candidate> search(const PlanCase& plan) {
       }
       if (!figures.has_value()) continue;
       if (best.has_value() && best->figures.tokens_per_s >= figures->tokens_per_s) continue;
-      best = Candidate{strategy.name, tried.config, std::move(figures).value()};
+      best = Candidate{strategy.name, tried.config, std::move(figures).value(), {}};
     }
     if (best.has_value()) found.push_back(*std::move(best));
   }

@@ -16,6 +16,7 @@
 #include "tools/report_error.h"
 #include "tools/save_model.h"
 #include "tools/step_log.h"
+#include "tools/training.h"
 #include "zero3/compute_device.h"
 #include "zero3/engine.h"
 #include "zero3/token_batch.h"
@@ -24,37 +25,6 @@ namespace artesian::tools {
 namespace {
 
 constexpr const char* program = "artesian";
-
-/// The same error with the config key of the directory that it is about.
-Error naming_directory(const zero3::Config& config, Error error) {
-  const zero3::ZeroConfig& zero = config.zero;
-  for (const auto& [key, section] :
-       {std::pair{"zero_optimization.offload_param.nvme_path", &zero.offload_param},
-        std::pair{"zero_optimization.offload_optimizer.nvme_path", &zero.offload_optimizer}}) {
-    if (section->device != zero3::Offload::Nvme) continue;
-    for (std::string path : section->nvme_paths) {
-      while (path.size() > 1 && path.back() == '/') path.pop_back();
-      if (error.file != path && !error.file.starts_with(path + "/")) continue;
-      return naming(key, std::move(error));
-    }
-  }
-  return error;
-}
-
-/// Ends initialisation when the user asks to stop.
-class StoppableWeights final : public zero3::WeightSource {
- public:
-  explicit StoppableWeights(std::unique_ptr<zero3::WeightSource> source)
-      : source_(std::move(source)) {}
-  Result<void> read(std::uint32_t parameter, std::uint64_t first,
-                    std::span<float> target) noexcept override {
-    if (stop_requested() != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
-    return source_->read(parameter, first, target);
-  }
-
- private:
-  std::unique_ptr<zero3::WeightSource> source_;
-};
 
 class TrainRun {
  public:
@@ -258,7 +228,7 @@ Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
     batches.push_back(batch.batch());  // stays where it is when `tokens` moves
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
-  static_cast<void>(losses);  // the step's result holds the mean
+  static_cast<void>(losses);                // the step's result holds the mean
   ARTESIAN_TRY_VOID(report_completed({}));  // the step before, updated under this one's forward
   return engine_->step();
 }

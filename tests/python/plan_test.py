@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes_missing(job):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--measure"], "not supported yet: --measure"),
+        (["--measure", "--gpus", "2"], "--measure: got --gpus and --nodes for 2 ranks, allowed "),
         (["--params", "7e9", "--model", "x"], "--model: got both --model and --params, allowed "),
         (["--params", "12"], '--params: got "12", allowed a number above '),
         (["--params", "1e9x"], '--params: got "1e9x", allowed a number above '),
@@ -274,6 +274,36 @@ def test_wrong_flags_are_one_line(job, flags, expected):
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith(f"artesian: error: {expected}"), done.stderr
+
+
+def test_the_fastest_are_run_and_leave_nothing_behind(job, tmp_path):
+    done = json.loads(job("--measure", "--json", "-").stdout)
+    measured = [each["measured_step_seconds"] for each in done["candidates"]]
+    assert [seconds is not None for seconds in measured] == [True] * 3 + [False] * (
+        len(measured) - 3
+    )
+    assert all(seconds > 0 for seconds in measured[:3])
+    assert list((tmp_path / "nvme").glob("*")) == []
+    assert "; measured " in job("--measure").stdout
+    plain = json.loads(job("--json", "-").stdout)
+    assert all(each["measured_step_seconds"] is None for each in plain["candidates"])
+
+
+def test_what_cannot_be_run_is_passed_over_and_said(job):
+    # The device has no room for all parameters, and the config names no folder.
+    zero = {"stage": 3} | dict.fromkeys(["offload_param", "offload_optimizer"], {"device": "cpu"})
+    memory = {"device_memory": "600KiB", "host_memory": "64MiB", "compute_dtype": "fp32"}
+    done = job("--measure", config={"zero_optimization": zero, "artesian": memory})
+    assert "on nvme was not run: the config names no nvme_path" in done.stdout
+    assert done.stdout.count("; measured ") == 1
+
+
+def test_a_folder_that_cannot_be_written_ends_the_measurement(job, tmp_path):
+    (tmp_path / "nvme").write_text("a file")
+    memory = {"device_memory": "600KiB", "host_memory": "1MiB"}  # for nothing but NVMe
+    done = job("--measure", config={"artesian": memory}, code=1)
+    assert done.stdout == ""
+    assert "artesian: error: zero_optimization.offload_" in done.stderr, done.stderr
 
 
 def test_files_that_are_missing_are_named(tmp_path):

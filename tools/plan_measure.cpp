@@ -1,0 +1,110 @@
+#include "tools/plan_measure.h"
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "models/registry.h"
+#include "tools/training.h"
+#include "zero3/engine.h"
+#include "zero3/token_batch.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr std::uint64_t steps_before = 3;  // they record, and the first fetches nothing ahead
+constexpr std::uint64_t steps_measured = 3;
+
+/// Empty where it can run.
+std::string lacking(const zero3::Config& config) {
+  const zero3::ZeroConfig& zero = config.zero;
+  const auto pathless = [](const zero3::OffloadConfig& offload) {
+    return offload.device == zero3::Offload::Nvme && offload.nvme_paths.empty();
+  };
+  return pathless(zero.offload_param) || pathless(zero.offload_optimizer)
+             ? "the config names no nvme_path for it; add one"
+             : "";
+}
+
+class Measurement {
+ public:
+  Measurement(const PlanCase& plan, const zero3::Config& config)
+      : plan_(plan), config_(config), module_(models::make_module(*plan.model)) {
+    config_.artesian.device_memory = plan.device_bytes;
+    config_.artesian.host_memory = plan.host_bytes;
+    config_.artesian.activation_memory = plan.activation_bytes;
+    config_.artesian.compute_dtype = plan.compute_dtype;
+  }
+
+  /// The median step.
+  Result<double> run(const std::string& device) {
+    auto made = zero3::Engine::create(*module_, config_, {.device = device});
+    if (!made.has_value()) return naming_directory(config_, std::move(made).error());
+    zero3::Engine& engine = **made;
+    auto seconds = train(engine);
+    auto closed = engine.close();
+    if (seconds.has_value() && !closed.has_value()) return std::move(closed).error();
+    return seconds;
+  }
+
+ private:
+  Result<double> train(zero3::Engine& engine) {
+    StoppableWeights weights(std::make_unique<zero3::RandomWeights>(module_->parameters(), 1));
+    ARTESIAN_TRY_VOID(engine.initialize(weights));
+    std::vector<double> seconds;
+    for (std::uint64_t step = 0; step < steps_before + steps_measured; ++step) {
+      if (stop_requested() != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
+      ARTESIAN_TRY(result, one_step(engine));
+      if (result.end.has_value()) return *std::move(result.end);
+      if (step >= steps_before) seconds.push_back(result.step_s);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+  Result<zero3::StepResult> one_step(zero3::Engine& engine) {
+    std::vector<zero3::TokenBatch> tokens;
+    std::vector<zero3::Batch> batches;
+    for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
+      zero3::TokenBatch& batch = tokens.emplace_back(config_.micro_batch_size, plan_.length);
+      for (const auto ids : {batch.ids(), batch.targets()}) {
+        for (auto& id : ids) {
+          const auto vocabulary = static_cast<std::uint64_t>(plan_.model->vocab_size);
+          id = static_cast<std::int64_t>(random_word(1, 0, draw_++) % vocabulary);
+        }
+      }
+      batches.push_back(batch.batch());
+    }
+    ARTESIAN_TRY(losses, engine.forward_backward(batches));
+    static_cast<void>(losses);
+    return engine.step();
+  }
+
+  const PlanCase& plan_;
+  zero3::Config config_;
+  const std::unique_ptr<zero3::Module> module_;
+  std::uint64_t draw_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<std::string>> measure_candidates(const PlanCase& plan,
+                                                    std::vector<Candidate>& candidates,
+                                                    const MeasureOptions& options) {
+  std::vector<std::string> notes;
+  std::uint64_t measured = 0;
+  for (Candidate& candidate : candidates) {
+    if (measured == options.count) break;
+    const std::string lacks = lacking(candidate.config);
+    if (!lacks.empty()) {
+      notes.push_back("--measure: " + candidate.name + " was not run: " + lacks);
+      continue;
+    }
+    if (options.progress) options.progress(candidate, measured + 1);
+    ARTESIAN_TRY(seconds, Measurement(plan, candidate.config).run(options.device));
+    candidate.measured_seconds = seconds;
+    ++measured;
+  }
+  return notes;
+}
+
+}  // namespace artesian::tools
