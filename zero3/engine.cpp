@@ -208,7 +208,6 @@ class Engine::Impl {
   Result<void> go_on_updating(const Work& work);
   Result<void> update_before_use(const Trace::Access& units);
   Result<void> finish_update();
-  Result<void> finish_update_outside_a_step();
   void begin_step();
   StepResult counters() const;
   void take_difference(StepResult& result);
@@ -402,7 +401,7 @@ Result<Result<std::vector<double>>> Engine::Impl::forward_backward(std::span<con
 
 /// What it moves and how long it takes are not of the step that it falls into.
 Result<Result<at::Tensor>> Engine::Impl::evaluate(const Batch& batch) {
-  ARTESIAN_TRY_VOID(finish_update_outside_a_step());
+  ARTESIAN_TRY_VOID(finish_update());
   const StepResult before = counters();
   const std::uint64_t begin = system_clock().now_ns();
   prefetcher->begin_evaluation();
@@ -468,15 +467,6 @@ Result<void> Engine::Impl::finish_update() {
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);
   end_phase();
-  return {};
-}
-
-/// Its time is its step's, too: no other's contains it.
-Result<void> Engine::Impl::finish_update_outside_a_step() {
-  if (!updating.has_value()) return {};
-  const double before = updating->optimizer_s;
-  ARTESIAN_TRY_VOID(finish_update());
-  completed->step_s += completed->optimizer_s - before;
   return {};
 }
 
@@ -663,7 +653,7 @@ std::optional<StepResult> Engine::take_completed() noexcept {
 
 Result<void> Engine::finish_update() {
   ARTESIAN_TRY_VOID(impl_->check_ready("finish_update"));
-  return impl_->remember(impl_->finish_update_outside_a_step());
+  return impl_->remember(impl_->finish_update());
 }
 
 Result<at::Tensor> Engine::evaluate(const Batch& batch) {

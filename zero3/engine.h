@@ -62,8 +62,8 @@ struct StepResult {
   std::optional<Error> end;        // set: no step may follow, and every later call returns it
   double grad_norm = 0.0;          // before clipping; not finite on overflow
   std::uint64_t tokens = 0;        // ids where stage 0 looks them up, else samples
-  double step_s = 0.0;
-  double predicted_step_s = 0.0;  // not finite before the first prediction
+  double step_s = 0.0;             // first forward to step(), with the update of the step before it
+  double predicted_step_s = 0.0;   // not finite before the first prediction
   std::uint64_t bytes_nvme_read = 0, bytes_nvme_write = 0, bytes_h2d = 0, bytes_d2h = 0;
   std::uint64_t fetch_demand = 0, fetch_prefetched = 0, fetch_reused = 0;  // elements
   std::uint64_t live_parameters_max = 0;
