@@ -190,6 +190,9 @@ Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexce
 }
 
 Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept {
+  current_ = tasks_.size();  // no pass, if this fails
+  // Copies follow whatever has used the device's state, and it is used again after them.
+  if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
   options_ = options;
   body_ = std::move(body);
   items_.assign(tasks_.size(), nullptr);
@@ -199,12 +202,10 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options, B
   for (std::size_t place = 0; place < tasks_.size(); ++place) {
     unit_end_[tasks_[place].unit] = place + 1;
   }
-  // Copies follow whatever has used the device's state, and it is used again after them.
-  if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
   tiering::StagingRing& ring = state_.ring();
   free_items_.clear();
   for (std::uint32_t turn = 0; turn < ring.count(); ++turn) free_items_.push_back(&ring.at(turn));
-  return read_ahead(/*wait=*/false);
+  return advance_to(0);
 }
 
 /// Starts reads as long as none has to wait, or only the current task's.
