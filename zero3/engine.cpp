@@ -452,13 +452,14 @@ Result<void> Engine::Impl::go_on_updating(const Work& work) {
 }
 
 Result<void> Engine::Impl::update_before_use(const Trace::Access& units) {
-  if (!optimizer->step_under_way() || units.empty()) return {};
-  const std::uint64_t begin = system_clock().now_ns();
-  const std::uint32_t last = *std::max_element(units.begin(), units.end());
-  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->update_up_to(last); }));
-  if (options.timeline == nullptr) return {};
-  options.timeline->add(Lane::Optimizer, state->layout().units[last].name + " update", begin,
-                        system_clock().now_ns());
+  if (!updating.has_value()) return {};
+  for (const std::uint32_t unit : units) {
+    const std::uint64_t begin = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->update_up_to(unit); }));
+    if (options.timeline == nullptr) continue;
+    options.timeline->add(Lane::Optimizer, state->layout().units[unit].name + " update", begin,
+                          system_clock().now_ns());
+  }
   return {};
 }
 

@@ -151,7 +151,7 @@ class DryRun {
     prefetcher_.begin_step();
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
-      update_up_to(*std::max_element(access.units.begin(), access.units.end()));
+      for (const auto unit : access.units) update_up_to(unit);
       StepEvent& event = add(Kind::Compute, 0);
       event.stage = access.stage;
       event.direction = access.direction;

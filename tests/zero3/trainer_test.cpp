@@ -571,6 +571,28 @@ TEST_F(Trainer, AParameterThatAForwardLeavesOutStaysAsItWas) {
   EXPECT_NE(master(2), before[2]);
 }
 
+TEST_F(Trainer, AStageMayHaveNoParameters) {
+  const auto linear = [](const at::Tensor& input, const std::vector<at::Tensor>& parameters) {
+    return at::linear(input, parameters[0]);
+  };
+  const auto bend = [](const at::Tensor& input, const std::vector<at::Tensor>&) {
+    return at::tanh(input);
+  };
+  const auto loss = [](const at::Tensor& input, const std::vector<at::Tensor>&) {
+    return at::mean(at::square(input));
+  };
+  Stages module({{.name = "a", .shape = {width, inputs}}, {.name = "b", .shape = {width, width}}},
+                {{.name = "bend first", .parameters = {}, .lookup = {}},
+                 {.name = "a", .parameters = {0}, .lookup = {}},
+                 {.name = "bend", .parameters = {}, .lookup = {}},
+                 {.name = "b", .parameters = {1}, .lookup = {}},
+                 {.name = "loss", .parameters = {}, .lookup = {}}},
+                {bend, linear, bend, linear, loss});
+  const Outcome outcome = train(*engine(module, config()), [](auto&&...) {});
+  EXPECT_LT(std::bit_cast<double>(outcome.losses.back()),
+            std::bit_cast<double>(outcome.losses.front()));
+}
+
 TEST_F(Trainer, IntegerInputsNeedNoLookup) {
   Stages module({{.name = "table", .shape = {10, width}}, vector_of("weight")},
                 {{.name = "embed", .parameters = {0}, .lookup = {}},
