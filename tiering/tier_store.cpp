@@ -532,9 +532,12 @@ std::vector<PathShare> TierStore::shares(std::uint32_t volume) const {
   return shares;
 }
 
+const std::vector<PathBytes>& TierStore::path_bytes() const noexcept {
+  return impl_->bytes_;
+}
+
 TierStoreStatistics TierStore::statistics() const noexcept {
   TierStoreStatistics all{
-      .paths = impl_->bytes_,
       .blocks_verified = impl_->blocks_verified_.load(std::memory_order_relaxed),
       .verify_failures = impl_->verify_failures_.load(std::memory_order_relaxed)};
   for (const PathBytes& path : impl_->bytes_) {

@@ -87,7 +87,6 @@ struct PathBytes {
 struct TierStoreStatistics {
   std::uint64_t bytes_read = 0;     // from nvme, handed over so far
   std::uint64_t bytes_written = 0;  // to nvme
-  std::vector<PathBytes> paths{};   // of them, through each directory
   std::uint64_t blocks_verified = 0;
   std::uint64_t verify_failures = 0;
 };
@@ -133,6 +132,8 @@ class TierStore {
   std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
 
   TierStoreStatistics statistics() const noexcept;
+  /// What has gone through each directory so far.
+  const std::vector<PathBytes>& path_bytes() const noexcept;
 
   /// What the disks of `volumes[volume]` do together. Measures those that are not known, each in
   /// about half a second, or less, by writing and reading the start of its swap file; only before

@@ -266,12 +266,9 @@ Result<void> Engine::Impl::build() {
           .timeline = options.timeline,
           .activation_checkpointing = config.activation_checkpointing,
           .gathered = [this](const Trace::Access& units) { return update_before_use(units); }});
-  ARTESIAN_TRY(planned, plan_step({.placement = &state->placement(),
-                                   .stages = &module.stages(),
-                                   .limits = PrefetchLimits::of(zero),
-                                   .separate_device = state->separate_device()}));
-  for (const StepEvent& event : planned.events) {
-    if (event.kind == StepEvent::Kind::Update) update_bytes += event.moved.total();
+  for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
+    update_bytes +=
+        update_moves(state->placement(), unit, state->separate_device(), /*live=*/true).total();
   }
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;

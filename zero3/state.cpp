@@ -171,11 +171,11 @@ void ModelState::log_shares() const {
 
 std::vector<SwapPathUse> ModelState::path_use() const {
   std::vector<SwapPathUse> use;
-  const auto statistics = store_->statistics();
+  const auto& bytes = store_->path_bytes();
   for (std::size_t path = 0; path < directories_.size(); ++path) {
     use.push_back({.directory = directories_[path],
-                   .bytes_read = statistics.paths[path].read,
-                   .bytes_written = statistics.paths[path].written});
+                   .bytes_read = bytes[path].read,
+                   .bytes_written = bytes[path].written});
   }
   return use;
 }

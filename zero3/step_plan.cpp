@@ -48,7 +48,8 @@ std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
   return elements * 4 * plan.states;
 }
 
-/// What the optimizer's pass over one unit moves. `live`: its slot holds parameters, which follow.
+}  // namespace
+
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
   const UnitPlacement& place = plan.units[unit];
   const std::uint64_t updated =  // parameters that this rank makes anew
@@ -74,6 +75,8 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separat
   if (live && !place.aliased) moved.param.to_device += updated;
   return moved;
 }
+
+namespace {
 
 /// Runs steps over dry slots and keeps the events of the last one.
 class DryRun {

@@ -39,6 +39,9 @@ struct MovedByKind {
   bool operator==(const MovedByKind&) const = default;
 };
 
+/// What the optimizer's pass over one unit moves. `live`: its slot holds parameters, which follow.
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live);
+
 struct StepEvent {
   enum class Kind : std::uint8_t {
     Fetch,      // the transfers of `unit` start

@@ -34,6 +34,15 @@ class FileSlotsTest : public EngineFixture {
     return engine.wait(read, Deadline::after_seconds(patience_s)) && read.result() &&
            filled_right(read.take_buffer(), 0, blocks * block);
   }
+  /// Eight bytes each of a file that does not answer.
+  void submit_all(Engine& engine, StalledFile& stalled, std::deque<Completion>& reads) {
+    std::vector<Completion*> all;
+    for (Completion& read : reads) {
+      read.prepare({.file = &stalled, .length = 8}, read_lease(8));
+      all.push_back(&read);
+    }
+    engine.submit(all);
+  }
   /// Returns once the progress thread has prepared what was submitted before.
   bool prepared(Engine& engine, File& file) {
     Completion read;
@@ -150,12 +159,7 @@ TEST_P(FileSlotsTest, WhereAFileCannotBeTakenOutThereIsNoTableAnyMore) {
     if (!engine) return 77;
     StalledFile stalled;
     std::deque<Completion> reads(FileSlots::pending_min);
-    std::vector<Completion*> all;
-    for (Completion& read : reads) {
-      read.prepare({.file = &stalled, .length = 8}, read_lease(8));
-      all.push_back(&read);
-    }
-    (*engine)->submit(all);
+    submit_all(**engine, stalled, reads);
     if (!prepared(**engine, *file)) return 1;
     if (places() < 1) return 77;  // a kernel that does not say
     if (!refuse_call(__NR_io_uring_register, EPERM, kind_of_call, changing_it, true)) return 77;
@@ -180,12 +184,7 @@ TEST_P(FileSlotsTest, AbandonedTransfersDoNotPassTheirFileOnToTheNextOfItsNumber
       StalledFile stalled;
       number = stalled.descriptor();
       released_by = dup(number);
-      std::vector<Completion*> all;
-      for (Completion& read : reads) {
-        read.prepare({.file = &stalled, .length = 8}, read_lease(8));
-        all.push_back(&read);
-      }
-      (*engine)->submit(all);
+      submit_all(**engine, stalled, reads);
       if (!prepared(**engine, *file)) return 1;
       for (Completion& read : reads) (*engine)->abandon(read);
     }

@@ -8,6 +8,7 @@
 
 #include "pinned/pool.h"
 #include "tests/aio/engine_fixture.h"
+#include "tests/support/forwarding_file.h"
 #include "tests/support/process.h"
 
 namespace artesian::aio {
@@ -41,27 +42,11 @@ int setup_that_interrupts(unsigned entries, io_uring* ring, io_uring_params* par
 }
 
 /// A file that calls itself direct and is not: as to the kernel, nothing of it can be polled.
-class UnpollableFile final : public File {
+class UnpollableFile final : public test_support::ForwardingFile {
  public:
-  explicit UnpollableFile(std::unique_ptr<File> file) : file_(std::move(file)) {}
-  int descriptor() const noexcept override { return file_->descriptor(); }
-  const std::string& path() const noexcept override { return file_->path(); }
+  using ForwardingFile::ForwardingFile;
   bool direct() const noexcept override { return true; }
   std::uint64_t alignment() const noexcept override { return 4096; }
-  Result<std::uint64_t> size() noexcept override { return file_->size(); }
-  Result<void> allocate(std::uint64_t bytes) noexcept override { return file_->allocate(bytes); }
-  Result<void> sync() noexcept override { return file_->sync(); }
-  Result<void> lock() noexcept override { return file_->lock(); }
-  Result<void> read_at(void* target, std::uint64_t length, std::uint64_t offset) noexcept override {
-    return file_->read_at(target, length, offset);
-  }
-  Result<void> write_at(const void* source, std::uint64_t length,
-                        std::uint64_t offset) noexcept override {
-    return file_->write_at(source, length, offset);
-  }
-
- private:
-  std::unique_ptr<File> file_;
 };
 
 class PolledRingTest : public EngineFixture {

@@ -187,11 +187,12 @@ TEST_P(StripedStore, CountsBytesOfEachPathByItsShare) {
   const TierStoreStatistics statistics = store->statistics();
   EXPECT_EQ(statistics.bytes_written, 512u << 10);
   EXPECT_EQ(statistics.bytes_read, 64u << 10);
-  ASSERT_EQ(statistics.paths.size(), 2u);
-  EXPECT_EQ(statistics.paths[0].written, 256u << 10);
-  EXPECT_EQ(statistics.paths[1].written, 256u << 10);
-  EXPECT_EQ(statistics.paths[0].read, 64u << 10);
-  EXPECT_EQ(statistics.paths[1].read, 0u);
+  const auto& through = store->path_bytes();
+  ASSERT_EQ(through.size(), 2u);
+  EXPECT_EQ(through[0].written, 256u << 10);
+  EXPECT_EQ(through[1].written, 256u << 10);
+  EXPECT_EQ(through[0].read, 64u << 10);
+  EXPECT_EQ(through[1].read, 0u);
   EXPECT_EQ(paths.engine->statistics().bytes_written, 512u << 10);
   EXPECT_EQ(paths.engine->for_path(1).statistics().bytes_written, 256u << 10);
   EXPECT_TRUE(store->close().has_value());
@@ -208,7 +209,7 @@ TEST(SwapOverPaths, DisksGetBytesByTheirSpeed) {
   EXPECT_EQ(shares[1].speed.write_bytes_per_s, 3e9);
   EXPECT_NEAR(store->probe_disk(0, *paths.pool).value().read_bytes_per_s, 4e9, 0.1e9);
   ASSERT_TRUE(write(paths, *store, first, {0, 4 << 20}).has_value());
-  EXPECT_NEAR(static_cast<double>(store->statistics().paths[0].written), 1 << 20, 128 << 10);
+  EXPECT_NEAR(static_cast<double>(store->path_bytes()[0].written), 1 << 20, 128 << 10);
   EXPECT_TRUE(store->close().has_value());
 }
 

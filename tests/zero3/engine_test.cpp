@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "models/registry.h"
+#include "tests/support/forwarding_file.h"
 #include "tests/support/temporary_directory.h"
 #include "zero3/token_batch.h"
 #include "zero3/weights.h"
@@ -21,29 +22,15 @@ namespace artesian::zero3 {
 namespace {
 
 /// A file of the kernel's whose transfers, once stalled, wait for ever.
-class StallingFile final : public File {
+class StallingFile final : public test_support::ForwardingFile {
  public:
   StallingFile(std::unique_ptr<File> file, const std::atomic<bool>& stalled, int pipe)
-      : file_(std::move(file)), stalled_(stalled), pipe_(pipe) {}
-  int descriptor() const noexcept override { return stalled_ ? pipe_ : file_->descriptor(); }
-  const std::string& path() const noexcept override { return file_->path(); }
-  bool direct() const noexcept override { return file_->direct(); }
-  std::uint64_t alignment() const noexcept override { return file_->alignment(); }
-  Result<std::uint64_t> size() noexcept override { return file_->size(); }
-  Result<FileStatus> status() noexcept override { return file_->status(); }
-  Result<void> allocate(std::uint64_t bytes) noexcept override { return file_->allocate(bytes); }
-  Result<void> sync() noexcept override { return file_->sync(); }
-  Result<void> lock() noexcept override { return file_->lock(); }
-  Result<void> read_at(void* target, std::uint64_t length, std::uint64_t offset) noexcept override {
-    return file_->read_at(target, length, offset);
-  }
-  Result<void> write_at(const void* source, std::uint64_t length,
-                        std::uint64_t offset) noexcept override {
-    return file_->write_at(source, length, offset);
+      : ForwardingFile(std::move(file)), stalled_(stalled), pipe_(pipe) {}
+  int descriptor() const noexcept override {
+    return stalled_ ? pipe_ : ForwardingFile::descriptor();
   }
 
  private:
-  std::unique_ptr<File> file_;
   const std::atomic<bool>& stalled_;
   int pipe_;
 };
