@@ -8,7 +8,8 @@
 namespace artesian {
 namespace {
 
-constexpr std::array<const char*, 4> lane_names{"compute", "optimizer", "NVMe read", "NVMe write"};
+constexpr std::array<const char*, 6> lane_names{"compute", "optimizer", "to device",
+                                                "to host", "NVMe read", "NVMe write"};
 
 /// Lanes of the disk hold overlapping spans: each goes to the first row that is free by then.
 std::size_t row_of(std::vector<std::uint64_t>& row_ends, std::uint64_t begin, std::uint64_t end) {

@@ -10,7 +10,8 @@
 
 namespace artesian {
 
-enum class Lane : std::uint8_t { Compute, Optimizer, NvmeRead, NvmeWrite };
+/// ToDevice and ToHost: the cores copy or cast what comes to, and what leaves, the device tier.
+enum class Lane : std::uint8_t { Compute, Optimizer, ToDevice, ToHost, NvmeRead, NvmeWrite };
 
 /// Collects spans up to a bound (later ones are dropped and counted). Thread-safe.
 class Timeline {

@@ -74,7 +74,8 @@ def ours(options, engine, operation, block, depth):
     return got["bytes"], got["seconds"], got["cpu_seconds"], got["direct"]
 
 
-def fio(options, file, operation, block, depth):
+def fio_job(options, file, operation, block, depth, **more):
+    """fio's own account of one job."""
     settings = {
         "name": "bench",
         "filename": file,
@@ -92,14 +93,25 @@ def fio(options, file, operation, block, depth):
         "fallocate": "none",
         "output-format": "json",
     }
-    command = ["fio", *(f"--{key}={value}" for key, value in settings.items())]
+    command = ["fio", *(f"--{key}={value}" for key, value in (settings | more).items())]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise Missing(f"fio failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
-    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+
+
+def fio(options, file, operation, block, depth):
+    job = fio_job(options, file, operation, block, depth)
     seconds = job[operation]["runtime"] / 1e3
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
     return job[operation]["io_bytes"], seconds, cpu, True
+
+
+def fio_mixed(options, file, read, block, depth):
+    """GB/s of reads and writes together, of whose bytes the share `read` is read."""
+    job = fio_job(options, file, "rw", block, depth, rwmixread=round(100 * read))
+    moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
+    return moved / max(job["read"]["runtime"], job["write"]["runtime"]) / 1e6
 
 
 def measure(options, contestants, operation, block, depth):

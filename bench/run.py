@@ -12,7 +12,7 @@ import sys
 
 from report import ROOT, Report, say
 
-PARTS = ["adam", "disk", "step"]
+PARTS = ["adam", "disk", "step", "bound", "ladder"]
 
 
 def parse(arguments):
@@ -29,6 +29,11 @@ def parse(arguments):
     add("--rounds", default="124m=2,355m=1", help="step: processes per contestant")
     add("--steps", default="124m=3,355m=5", help="step: measured steps of one process")
     add("--warm-up", type=int, default=2, help="step: steps before those")
+    add("--ladder-model", default="124m", choices=["124m", "355m", "tiny"])
+    add("--ladder-rounds", type=int, default=2, help="ladder: processes per rung")
+    add("--ladder-steps", type=int, default=3, help="ladder: measured steps of one process")
+    add("--bound-model", default="124m", choices=["124m", "355m", "tiny"])
+    add("--bound-rounds", type=int, default=3, help="bound: of step, memory and fio in turn")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")
     add("--work", type=pathlib.Path, default=ROOT / "bench/out/work", help="folder on the disk")

@@ -139,6 +139,17 @@ def write_model(name, folder):
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
 
 
+def model_of(name, folder):
+    """A directory without weights: they come from a seed."""
+    layers, hidden, heads, vocabulary, _ = MODELS[name]
+    shape = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocabulary}
+    dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    fixed = {"model_type": "gpt2", "n_positions": 1024}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fixed | dropout | shape))
+    return folder
+
+
 def prepare(name, work):
     """(model directory, token file), made if they are not there."""
     model, tokens = pathlib.Path(work) / f"gpt2-{name}", pathlib.Path(work) / f"tokens-{name}.bin"

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 
+#include "base/clock.h"
 #include "base/units.h"
 #include "kernels/cast.h"
 
@@ -195,7 +196,12 @@ Result<void> Residency::load(Slot& slot) noexcept {
       end = std::min(end, image);
     }
     ARTESIAN_TRY_VOID(await_pieces(slot, end));
+    const std::uint64_t begin_ns = system_clock().now_ns();
     ARTESIAN_TRY_VOID(load_wave(slot, begin, end));
+    if (Timeline* timeline = store_.timeline(); timeline != nullptr) {
+      timeline->add(Lane::ToDevice, store_.shard(slot.unit.shard).name, begin_ns,
+                    system_clock().now_ns(), (end - begin) * dtype_size(slot.unit.stored));
+    }
     begin = end;
   }
   if (!slot.pieces.empty() && !in_place) return {};

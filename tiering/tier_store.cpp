@@ -536,6 +536,10 @@ const std::vector<PathBytes>& TierStore::path_bytes() const noexcept {
   return impl_->bytes_;
 }
 
+Timeline* TierStore::timeline() const noexcept {
+  return impl_->options_.timeline;
+}
+
 TierStoreStatistics TierStore::statistics() const noexcept {
   TierStoreStatistics all{
       .blocks_verified = impl_->blocks_verified_.load(std::memory_order_relaxed),

@@ -132,6 +132,7 @@ class TierStore {
   std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
 
   TierStoreStatistics statistics() const noexcept;
+  Timeline* timeline() const noexcept;  // of the options
   /// What has gone through each directory so far.
   const std::vector<PathBytes>& path_bytes() const noexcept;
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -57,6 +58,7 @@ Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
       {"tflops", tflops},
       {"step_s", r.step_s},
       {"predicted_step_s", r.predicted_step_s},
+      {"bound_step_s", std::max(r.computed_s, r.disk_s)},
       {"bytes",
        {{"nvme_read", r.bytes_nvme_read},
         {"nvme_write", r.bytes_nvme_write},
@@ -186,6 +188,9 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
                             ? tools::print("; last step %.3f s, predicted %.3f s", last_.step_s,
                                            last_.predicted_step_s)
                             : std::string()));
+  row("last step's bound",
+      tools::print("%.3f s: ", std::max(last_.computed_s, last_.disk_s)) +
+          tools::print("%.3f s of computing, %.3f s of the disk", last_.computed_s, last_.disk_s));
   row("nvme, bytes per step",
       size(last_.bytes_nvme_read) + " read, " + size(last_.bytes_nvme_write) + " written");
   row("host <-> device",

@@ -186,6 +186,8 @@ class Engine::Impl {
   Moved update_bytes;             // by the plan
   bool carried_update = false;    // has the step under way done the update of one before it?
   double predicted_so_far = 0.0;  // seconds of the step after it, from its phases up to now
+  double computed_so_far = 0.0;   // seconds of the step's phases without their waits
+  double disk_so_far = 0.0;       // seconds that the disk needs for what they moved
   double predicted_next = std::numeric_limits<double>::quiet_NaN();
 
   Result<void> build();
@@ -348,7 +350,7 @@ void Engine::Impl::begin_step() {
   gradients->begin_step();
   prefetcher->begin_step();
   carried_update = optimizer->step_under_way();
-  predicted_so_far = 0.0;
+  predicted_so_far = computed_so_far = disk_so_far = 0.0;
   begin_phase();
 }
 
@@ -500,6 +502,8 @@ Result<StepResult> Engine::Impl::finish_step() {
   take_difference(result);
   result.predicted_step_s = predicted_next;
   end_phase();
+  result.computed_s = computed_so_far;
+  result.disk_s = disk_so_far;
   if (carried_update) {
     predicted_next = predicted_so_far;
   } else if (std::isnan(predicted_next)) {  // the first one: the next has the update, too
@@ -578,9 +582,11 @@ void Engine::Impl::end_phase() {
        {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s}) {
     computed -= now.*wait - before.*wait;
   }
-  predicted_so_far +=
-      std::max(computed, disk_seconds(now.bytes_nvme_read - before.bytes_nvme_read,
-                                      now.bytes_nvme_write - before.bytes_nvme_write));
+  const double on_disk = disk_seconds(now.bytes_nvme_read - before.bytes_nvme_read,
+                                      now.bytes_nvme_write - before.bytes_nvme_write);
+  predicted_so_far += std::max(computed, on_disk);
+  computed_so_far += computed;
+  disk_so_far += on_disk;
   begin_phase();
 }
 

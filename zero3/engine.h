@@ -64,6 +64,9 @@ struct StepResult {
   std::uint64_t tokens = 0;        // ids where stage 0 looks them up, else samples
   double step_s = 0.0;             // first forward to step(), with the update of the step before it
   double predicted_step_s = 0.0;   // not finite before the first prediction
+  // What no schedule can beat: the longer of what this step computed, and of what it moved within
+  // step_s takes at the disk's probed speed.
+  double computed_s = 0.0, disk_s = 0.0;
   std::uint64_t bytes_nvme_read = 0, bytes_nvme_write = 0, bytes_h2d = 0, bytes_d2h = 0;
   std::uint64_t fetch_demand = 0, fetch_prefetched = 0, fetch_reused = 0;  // elements
   std::uint64_t live_parameters_max = 0;

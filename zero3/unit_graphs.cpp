@@ -328,7 +328,11 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(const std::vector<std::ui
 
 Result<void> UnitGraphs::accumulate(const StageGradients& made) {
   for (const auto& [unit, list] : made.by_unit) {
+    const std::uint64_t begin_ns = system_clock().now_ns();
     ARTESIAN_TRY_VOID(gradients_.add(unit, list, made.written));
+    if (options_.timeline == nullptr) continue;
+    options_.timeline->add(Lane::ToHost, layout_.units[unit].name + " gradient", begin_ns,
+                           system_clock().now_ns());
   }
   return {};
 }

@@ -15,7 +15,9 @@ from build_folder import PROGRAMS, ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 
+import bound  # noqa: E402
 import disk  # noqa: E402
+import ladder  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import step  # noqa: E402
@@ -237,6 +239,56 @@ def test_step_of_a_tiny_model_trains_the_same(tmp_path):
     assert memory["median"] == ours["rss_steps"] / torch["rss_steps"]
     assert "| Artesian fp32, offloaded to NVMe |" in output
     assert not (tmp_path / "work" / "gpt2-tiny").exists()
+
+
+@needs_programs
+def test_every_rung_of_the_ladder_trains_the_same(tmp_path):
+    arguments = ["--ladder-model", "tiny", "--ladder-rounds", "2", "--ladder-steps", "2"]
+    found, output = bench(tmp_path, "ladder", *arguments)
+    results = found["results"]
+    assert [result["parameters"]["rung"] for result in results] == [
+        words for words, _, _ in ladder.rungs("tiny")
+    ]
+    assert found["notes"] == []  # one digest
+    assert all(len(result["digest"]) == 32 and result["bytes_read"] > 0 for result in results)
+    assert all(len(result["seconds"]["all"]) == 4 for result in results)
+    assert results[0]["bytes_written"] > results[2]["bytes_written"]  # the gradients
+    assert found["ratios"][0]["median"] == 1.0
+    assert "| micro-batches layer by layer |" in output
+
+
+def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
+    def line(seconds):
+        moved = {"nvme_read": 3e9, "nvme_write": 1e9}
+        return {"step_s": seconds, "bound_step_s": 2.0, "bytes": moved}
+
+    seconds = {True: [4.0, 6.0, 5.0], False: [3.0]}
+    def train(options, model, tokens, offloaded, case):
+        return [line(each) for each in seconds[offloaded]]
+
+    shares = []
+
+    def fio_mixed(options, file, read, block, depth):
+        shares.append(read)
+        return 1.0  # GB/s
+
+    monkeypatch.setattr(bound, "train", train)
+    monkeypatch.setattr(disk, "fio_mixed", fio_mixed)
+    options = run.parse(["--bound-rounds", "2"])
+    made = report.Report("bound", tmp_path)
+    row = bound.one_case(made, options, "model", "tokens", "few tokens", "file")
+    assert shares == [0.75, 0.75]  # of the bytes, read
+    assert made.ratios[0]["median"] == 5.0 / 4.0  # 4 GB at 1 GB/s, longer than 3 s
+    seconds[False] = [5.0]
+    bound.one_case(made, options, "model", "tokens", "few tokens", "file")
+    assert made.ratios[1]["median"] == 1.0
+    assert row[0] == "1 x 128" and row[-1].startswith("1.25 ")
+
+
+@needs_programs
+def test_a_bound_without_fio_is_a_word(tmp_path):
+    found, _ = bench(tmp_path, "bound")
+    assert found["results"] == [] and "fio" in found["notes"][0]
 
 
 def test_every_part_says_how_long_it_takes():

@@ -504,8 +504,8 @@ def test_wrong_data_of_other_kinds(place):
 FIELDS = {
     "step": int, "loss": float, "lr": float, "loss_scale": float, "overflow": bool,
     "grad_norm": float, "tokens": int, "tokens_per_s": float, "tflops": float, "step_s": float,
-    "predicted_step_s": float, "bytes": dict, "fetch": dict, "live_parameters_max": int,
-    "peak": dict, "wait_s": dict,
+    "predicted_step_s": float, "bound_step_s": float, "bytes": dict, "fetch": dict,
+    "live_parameters_max": int, "peak": dict, "wait_s": dict,
 }  # fmt: skip
 NESTED = {
     "bytes": (["nvme_read", "nvme_write", "h2d", "d2h"], int),
@@ -532,6 +532,7 @@ def test_jsonl_has_the_promised_fields(place):
         assert step["tokens"] == 2 * 2 * 32
         assert step["tokens_per_s"] == pytest.approx(step["tokens"] / step["step_s"])
         assert step["bytes"]["nvme_read"] > 0 and step["bytes"]["nvme_write"] > 0
+        assert step["bound_step_s"] > 0
         assert math.isfinite(step["loss"]) and step["loss_scale"] == 256.0 and step["lr"] == 1e-3
     json.loads(place.log.read_text().splitlines()[-1], parse_float=(literals := []).append)
     for text in literals:  # enough digits to round-trip: the fewest that do, or all 17
@@ -573,7 +574,9 @@ def test_trace_is_chrome_json_with_lanes(place):
     place.trained(steps=2, trace=place.folder / "trace.json")
     events = json.loads((place.folder / "trace.json").read_text())["traceEvents"]
     lanes = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert sorted(lanes.values()) == ["NVMe read", "NVMe write", "compute", "optimizer"]
+    assert list(lanes.values()) == [
+        "compute", "optimizer", "to device", "to host", "NVMe read", "NVMe write",
+    ]  # fmt: skip
     spans = [event for event in events if event["ph"] == "X"]
     assert {lanes[span["pid"]] for span in spans} == set(lanes.values())
     assert all(span["dur"] >= 0 and span["ts"] >= 0 and span["name"] for span in spans)

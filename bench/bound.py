@@ -1,0 +1,123 @@
+"""Part `bound`: a step of ours from NVMe beside what no schedule can beat: the longer of the same
+step with everything in memory, and of its bytes at the rate at which fio moves such a mix of reads
+and writes. Once where the disk takes longer, once where the cores do. All three are measured in
+turn, so that a drifting machine disturbs them alike."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+
+import disk
+import step
+import step_jobs
+from report import say, spread, summary
+
+CASES = {"few tokens": (1, 128), "many tokens": (4, 256)}  # micro-batch, sequence
+STEPS = 4  # measured ones of a process
+ROUND_SECONDS = {"124m": 130, "355m": 300, "tiny": 10}
+BLOCK, DEPTH = 1 << 20, 32
+AIM = 1.05
+
+
+def estimate(options):
+    seconds = options.bound_rounds * ROUND_SECONDS[options.bound_model]
+    return f"about {max(1, round(seconds / 60))} minutes"
+
+
+def config_of(options, offloaded, micro_batch):
+    name, contestant = options.bound_model, step_jobs.CONTESTANTS["artesian_bf16"]
+    config = step_jobs.our_config(contestant, name, options.work)
+    if not offloaded:  # of stage 3, with everything on the device
+        config["zero_optimization"] = {"stage": 3}
+        config["artesian"] = {"device_memory": "12GiB"}
+    return config | {"train_micro_batch_size_per_gpu": micro_batch}
+
+
+def train(options, model, tokens, offloaded, case):
+    """The measured steps' lines."""
+    micro_batch, length = CASES[case]
+    config, log = options.work / "bound.json", options.work / "bound.jsonl"
+    config.write_text(json.dumps(config_of(options, offloaded, micro_batch)))
+    command = [options.programs / "artesian", "train", "--model", model, "--data", tokens]
+    command += ["--config", config, "--steps", options.warm_up + STEPS + 1, "--seq-len", length]
+    command += ["--log-jsonl", log, "--quiet", "--init"]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=dict(os.environ),
+        preexec_fn=step.two_cores,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise step.Failed(f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return lines[options.warm_up : -1]  # a digest of all state comes with the last
+
+
+def median(lines, value):
+    return statistics.median(value(line) for line in lines)
+
+
+def one_round(options, model, tokens, case, file):
+    nvme = train(options, model, tokens, True, case)
+    memory = train(options, model, tokens, False, case)
+    read = median(nvme, lambda line: line["bytes"]["nvme_read"])
+    written = median(nvme, lambda line: line["bytes"]["nvme_write"])
+    rate = disk.fio_mixed(options, file, read / (read + written), BLOCK, DEPTH)
+    in_memory = median(memory, lambda line: line["step_s"])
+    return {
+        "step": median(nvme, lambda line: line["step_s"]),
+        "own_bound": median(nvme, lambda line: line["bound_step_s"]),
+        "in_memory": in_memory,
+        "disk": (read + written) / rate / 1e9,
+        "bound": max(in_memory, (read + written) / rate / 1e9),
+        "moved": read + written,
+        "fio_gb_per_s": rate,
+    }
+
+
+def one_case(report, options, model, tokens, case, file):
+    rounds = []
+    for number in range(options.bound_rounds):
+        rounds.append(one_round(options, model, tokens, case, file))
+        found = rounds[-1]
+        say(
+            f"bound: {case}, round {number + 1}: step {found['step']:.2f} s, in memory "
+            f"{found['in_memory']:.2f} s, disk {found['disk']:.2f} s"
+        )
+    of = {key: summary(each[key] for each in rounds) for key in rounds[0]}
+    ratio = summary(each["step"] / each["bound"] for each in rounds)
+    micro_batch, length = CASES[case]
+    parameters = {"model": f"gpt2-{options.bound_model}", "micro_batch": micro_batch}
+    report.add(
+        "bound", parameters | {"sequence": length}, of["step"]["all"], of["moved"]["median"], True,
+        in_memory=of["in_memory"], disk_seconds=of["disk"], fio_gb_per_s=of["fio_gb_per_s"],
+        own_bound=of["own_bound"],
+    )  # fmt: skip
+    report.ratio(f"step / bound, {micro_batch} x {length} tokens", ratio, AIM)
+    cells = [spread(of[key]) for key in ["step", "in_memory", "disk", "fio_gb_per_s", "own_bound"]]
+    return [f"{micro_batch} x {length}", *cells, spread(ratio)]
+
+
+def run(report, options, programs):
+    if options.without_fio or not shutil.which("fio"):
+        report.note("not measured: fio gives the disk's rate (Debian package fio)")
+        return
+    model = step_jobs.model_of(options.bound_model, options.work / "bound-model")
+    tokens = options.work / "bound-tokens.bin"
+    step_jobs.write_tokens(options.bound_model, tokens)
+    file = options.work / "fio.bin"
+    try:
+        with disk.huge_pages(BLOCK * DEPTH // disk.HUGE_PAGE + 16):
+            disk.fio(options, file, "write", BLOCK, 8)  # filled once
+            rows = [one_case(report, options, model, tokens, case, file) for case in CASES]
+    except (disk.Missing, step.Failed) as failed:
+        report.note(f"not measured: {failed}")
+        return
+    finally:
+        file.unlink(missing_ok=True)
+    title = (
+        f"GPT-2 {options.bound_model} in bf16, {step_jobs.MODELS[options.bound_model][4]} for each "
+        f"tier, 2 threads; seconds, median (min..max) of {options.bound_rounds} rounds"
+    )
+    header = ["tokens a step", "step", "step in memory", "its bytes by fio", "fio, GB/s"]
+    report.table(title, [*header, "bound by our own rates", "step / bound"], rows)

@@ -1,0 +1,136 @@
+// One rung of the ladder (bench/ladder.py): trains a model on made-up tokens with the schedule that
+// it is asked for, and prints a JSON line for each measured step and one for the run.
+//
+//   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [one-by-one]
+//
+// serial-update: the update is complete before the next forward begins. one-by-one: a forward and a
+// backward for each micro-batch, instead of layer by layer.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "models/registry.h"
+#include "tools/process_setup.h"
+#include "zero3/engine.h"
+#include "zero3/token_batch.h"
+#include "zero3/weights.h"
+
+namespace artesian::bench {
+namespace {
+
+struct Rung {
+  std::string model;
+  std::string config;
+  std::uint64_t length = 0;
+  std::uint64_t warm_up = 0;
+  std::uint64_t steps = 0;
+  bool serial_update = false;
+  bool one_by_one = false;
+};
+
+class Run {
+ public:
+  Run(const Rung& rung, const models::ModelConfig& model, zero3::Engine& engine)
+      : rung_(rung), model_(model), engine_(engine) {}
+
+  Result<void> run() {
+    for (std::uint64_t step = 0; step < rung_.warm_up + rung_.steps; ++step) {
+      const std::uint64_t begin = system_clock().now_ns();
+      ARTESIAN_TRY(loss, one_step());
+      if (step < rung_.warm_up) continue;
+      std::printf("{\"seconds\": %.6f, \"loss\": %.9g}\n",
+                  static_cast<double>(system_clock().now_ns() - begin) * 1e-9, loss);
+      std::fflush(stdout);
+    }
+    return report();
+  }
+
+ private:
+  Result<double> one_step() {
+    std::vector<zero3::TokenBatch> tokens;
+    std::vector<zero3::Batch> batches;
+    for (std::uint64_t micro = 0; micro < engine_.config().accumulation_steps; ++micro) {
+      batches.push_back(fill(tokens.emplace_back(engine_.config().micro_batch_size, rung_.length)));
+    }
+    if (rung_.one_by_one) {
+      for (const zero3::Batch& batch : batches) {
+        ARTESIAN_TRY_VOID(engine_.forward(batch));
+        ARTESIAN_TRY_VOID(engine_.backward());
+      }
+    } else {
+      ARTESIAN_TRY_VOID(engine_.forward_backward(batches));
+    }
+    ARTESIAN_TRY(result, engine_.step());
+    if (result.end.has_value()) return *std::move(result.end);
+    if (rung_.serial_update) ARTESIAN_TRY_VOID(engine_.finish_update());
+    return result.loss;
+  }
+
+  zero3::Batch fill(zero3::TokenBatch& batch) {
+    const auto vocabulary = static_cast<std::uint64_t>(model_.vocab_size);
+    for (const auto ids : {batch.ids(), batch.targets()}) {
+      for (auto& id : ids) id = static_cast<std::int64_t>(random_word(1, 0, draw_++) % vocabulary);
+    }
+    return batch.batch();
+  }
+
+  Result<void> report() {
+    ARTESIAN_TRY(digest, engine_.digest());  // completes the last step's update
+    const auto last = engine_.take_completed();
+    std::printf("{\"read\": %llu, \"written\": %llu, \"rss\": %llu, \"digest\": \"%s\"}\n",
+                static_cast<unsigned long long>(last->bytes_nvme_read),
+                static_cast<unsigned long long>(last->bytes_nvme_write),
+                static_cast<unsigned long long>(last->peak_process_rss), digest.c_str());
+    return {};
+  }
+
+  const Rung& rung_;
+  const models::ModelConfig& model_;
+  zero3::Engine& engine_;
+  std::uint64_t draw_ = 0;
+};
+
+Result<void> measure(const Rung& rung) {
+  ARTESIAN_TRY(model, models::read_model_config(rung.model));
+  ARTESIAN_TRY(config, zero3::read_config(rung.config, {}));
+  const auto module = models::make_module(model);
+  ARTESIAN_TRY(engine, zero3::Engine::create(*module, config, {}));
+  zero3::RandomWeights weights(module->parameters(), 1);
+  ARTESIAN_TRY_VOID(engine->initialize(weights));
+  ARTESIAN_TRY_VOID(Run(rung, model, *engine).run());
+  return engine->close();
+}
+
+}  // namespace
+}  // namespace artesian::bench
+
+int main(int argc, char** argv) {
+  artesian::tools::set_up_process();
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() < 5) {
+    std::fputs("ladder_bench: got too few arguments; see bench/ladder_bench.cpp\n", stderr);
+    return 2;
+  }
+  const auto given = [&](const char* flag) {
+    return std::find(arguments.begin() + 5, arguments.end(), flag) != arguments.end();
+  };
+  const auto number = [&](std::size_t index) {
+    return std::strtoull(arguments[index].c_str(), nullptr, 10);
+  };
+  artesian::zero3::track_activations();
+  const auto done = artesian::bench::measure({.model = arguments[0],
+                                              .config = arguments[1],
+                                              .length = number(2),
+                                              .warm_up = number(3),
+                                              .steps = number(4),
+                                              .serial_update = given("serial-update"),
+                                              .one_by_one = given("one-by-one")});
+  if (done.has_value()) return 0;
+  std::fprintf(stderr, "ladder_bench: %s\n", done.error().to_string().c_str());
+  return 1;
+}
