@@ -105,10 +105,10 @@ def run(report, options, programs):
     model = step_jobs.model_of(options.bound_model, options.work / "bound-model")
     tokens = options.work / "bound-tokens.bin"
     step_jobs.write_tokens(options.bound_model, tokens)
-    file = options.work / "fio.bin"
+    file = options.work / "bench.bin"
     try:
         with disk.huge_pages(BLOCK * DEPTH // disk.HUGE_PAGE + 16):
-            disk.fio(options, file, "write", BLOCK, 8)  # filled once
+            disk.fill(options, file)
             rows = [one_case(report, options, model, tokens, case, file) for case in CASES]
     except (disk.Missing, step.Failed) as failed:
         report.note(f"not measured: {failed}")

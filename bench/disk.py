@@ -1,21 +1,28 @@
-"""Part `disk`: `aio_bench run` beside fio, both direct and both with buffers on 2 MiB pages.
+"""Part `disk`: `aio_bench run` beside fio, both direct and both with buffers on 2 MiB pages, and
+beside DeepSpeed's aio handle in a page-locked tensor of its own, with the best of its settings.
 
 aio_bench takes its pages by madvise; fio needs reserved ones (--mem=mmaphuge). They are reserved
 for as long as fio needs them and given back however this ends. Files are filled before: what is
 timed overwrites or reads blocks that the file system has."""
 
 import contextlib
+import itertools
 import json
 import pathlib
 import shutil
 import subprocess
 
-from report import paired_ratio, say, spread, summary
+import deepspeed_setup
+from report import ROOT, paired_ratio, say, spread, summary
 
 HUGE_PAGES = pathlib.Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGE = 2 << 20
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 ENGINES = ["io_uring", "threads"]
+# DeepSpeed's single_submit, overlap_events and intra_op_parallelism.
+SETTINGS = [*itertools.product([False], [False, True], [1, 2, 4]), (True, True, 1)]
+RIVALS = {"fio": "fio", "deepspeed": "DeepSpeed aio"}
+LATENCIES = 400  # reads of one block
 
 
 class Missing(Exception):
@@ -25,7 +32,7 @@ class Missing(Exception):
 def estimate(options):
     gib = size_of(options.size) / (1 << 30)
     count = len(points(options)) * 2 * options.disk_repeats
-    return f"about {max(1, round(count * (4 * gib + 0.6) / 60))} minutes"
+    return f"about {max(1, round(count * (6 * gib + 0.8) / 60))} minutes"
 
 
 def size_of(text):
@@ -65,13 +72,56 @@ def huge_pages(count, setting=HUGE_PAGES, free=free_huge_pages):
             setting.write_text(str(before))
 
 
-def ours(options, engine, operation, block, depth):
+def aio_bench(options, engine, operation, block, depth):
     command = [options.programs / "aio_bench", "run", "--path", options.work, "--json", "-"]
     command += ["--size", options.size, "--op", operation, "--engine", engine]
     command += ["--block-size", block, "--queue-depth", depth]
     done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    got = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def ours(*point):
+    got = aio_bench(*point)
     return got["bytes"], got["seconds"], got["cpu_seconds"], got["direct"]
+
+
+class DeepSpeed:
+    """disk_worker.py, as a contestant: of each point with the fastest of SETTINGS, tried once."""
+
+    def __init__(self, options, environment, file):
+        self.job = {"file": str(file), "size": size_of(options.size)}
+        self.best = {}
+        self.process = subprocess.Popen(
+            [str(environment.python), str(ROOT / "bench/disk_worker.py")], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=environment.variables(),
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, block, depth, settings, **job):
+        job = self.job | {"block": block, "depth": depth, "settings": settings} | job
+        print(json.dumps(job), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise Missing("DeepSpeed's aio handle ended without an answer")
+        return json.loads(answer)
+
+    def __call__(self, operation, block, depth):
+        point = operation, block, depth
+        if point not in self.best:
+            tried = {s: self.ask(block, depth, s, operation=operation) for s in SETTINGS}
+            self.best[point] = min(tried, key=lambda s: tried[s]["seconds"])
+        got = self.ask(block, depth, self.best[point], operation=operation)
+        return self.job["size"], got["seconds"], got["cpu"], True
+
+    def latencies(self, block):
+        return self.ask(block, 1, SETTINGS[0], count=LATENCIES)["latencies"]
 
 
 def fio_job(options, file, operation, block, depth, **more):
@@ -147,43 +197,80 @@ def evaluate(report, found, operation, block, depth):
         )
         row.append(spread(summary(rates[name])))
         cpu_row.append(spread(summary(cpu), 3))
-    if "fio" not in found:
-        return [*row, "-"], [*cpu_row, "-"]
-    quotient = paired_ratio(rates["io_uring"], rates["fio"])
-    report.ratio(f"{operation} {row[1]}: GB/s, Artesian io_uring / fio", quotient)
-    return [*row, spread(quotient)], [*cpu_row, "-"]
+    for rival in RIVALS:
+        if rival not in found:
+            continue
+        quotient = paired_ratio(rates["io_uring"], rates[rival])
+        report.ratio(f"{operation} {row[1]}: GB/s, Artesian io_uring / {RIVALS[rival]}", quotient)
+        row.append(spread(quotient))
+    return row, cpu_row
 
 
-def contestants_of(options, file, with_fio):
+def contestants_of(options, file, with_fio, deepspeed):
     def engine(name):
         return lambda *point: ours(options, name, *point)
 
     found = {name: engine(name) for name in ENGINES}
     if with_fio:
         found["fio"] = lambda *point: fio(options, file, *point)
-    return found
+    return found | ({"deepspeed": deepspeed} if deepspeed else {})
 
 
-def all_points(report, options, with_fio):
-    file = options.work / "fio.bin"
+def fill(options, file):
+    with file.open("wb") as out:
+        for _ in range(size_of(options.size) >> 20):
+            out.write(bytes(1 << 20))
+
+
+def all_points(report, options, with_fio, deepspeed, file):
     rows, cpu_rows = [], []
+    contestants = contestants_of(options, file, with_fio, deepspeed)
+    for operation in ["read", "write"]:
+        for block, depth in points(options):
+            found = measure(options, contestants, operation, block, depth)
+            row, cpu_row = evaluate(report, found, operation, block, depth)
+            rows.append(row)
+            cpu_rows.append(cpu_row)
+            say("disk: " + ", ".join(row))
+    rivals = [words for name, words in RIVALS.items() if name in contestants]
+    names = [f"Artesian {name}" for name in ENGINES] + rivals
+    quotients = [f"io_uring / {words}" for words in rivals]
+    title = f"GB/s, file of {options.size}, direct, 2 MiB pages, median (min..max)"
+    report.table(title, ["", "block x depth", *names, *quotients], rows)
+    report.table("CPU seconds per GB", ["", "block x depth", *names], cpu_rows)
+    if deepspeed:
+        latency_table(report, options, deepspeed)
+
+
+def latency_table(report, options, deepspeed):
+    """One request at a time: what a demand read costs."""
+    rows = []
+    for block in dict.fromkeys(block for block, _ in points(options)):
+        got = aio_bench(options, "io_uring", "read", block, 1)
+        theirs = deepspeed.latencies(block)
+        at = {key: theirs[int(len(theirs) * share)] for key, share in [("p50", 0.5), ("p99", 0.99)]}
+        cells = [f"{got['lat_us'][key]:.0f} / {at[key]:.0f}" for key in at]
+        rows.append([block_name(block), *cells])
+        report.add(
+            "latency", {"block_size": block}, [us / 1e6 for us in theirs], block, True,
+            ours_us=got["lat_us"], deepspeed_us=at,
+        )  # fmt: skip
+    title = "Microseconds of a read that is alone, Artesian io_uring / DeepSpeed aio"
+    report.table(title, ["block", "p50", "p99"], rows)
+
+
+def with_deepspeed(report, options, with_fio):
+    """Beside DeepSpeed where it can be had."""
+    file = options.work / "bench.bin"
+    environment = deepspeed_setup.prepare_if_wanted(report, options)
     try:
-        if with_fio:  # filled once
-            fio(options, file, "write", 1 << 20, 8)
-        contestants = contestants_of(options, file, with_fio)
-        for operation in ["read", "write"]:
-            for block, depth in points(options):
-                found = measure(options, contestants, operation, block, depth)
-                row, cpu_row = evaluate(report, found, operation, block, depth)
-                rows.append(row)
-                cpu_rows.append(cpu_row[:-1])
-                say("disk: " + ", ".join(row))
+        fill(options, file)
+        if not environment:
+            return all_points(report, options, with_fio, None, file)
+        with DeepSpeed(options, environment, file) as deepspeed:
+            return all_points(report, options, with_fio, deepspeed, file)
     finally:
         file.unlink(missing_ok=True)
-    names = [f"Artesian {name}" for name in ENGINES] + (["fio"] if with_fio else [])
-    title = f"GB/s, file of {options.size}, direct, 2 MiB pages, median (min..max)"
-    report.table(title, ["", "block x depth", *names, "io_uring / fio"], rows)
-    report.table("CPU seconds per GB", ["", "block x depth", *names], cpu_rows)
 
 
 def run(report, options, programs):
@@ -194,7 +281,7 @@ def run(report, options, programs):
         if not shutil.which("fio"):
             raise Missing("fio is not installed (Debian package fio)")
         with huge_pages(needed):
-            all_points(report, options, True)
+            with_deepspeed(report, options, True)
     except Missing as missing:
         report.note(f"not compared with fio: {missing}")
-        all_points(report, options, False)
+        with_deepspeed(report, options, False)
