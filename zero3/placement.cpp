@@ -83,14 +83,14 @@ class Planner {
     set_aliases();
   }
 
-  /// Split, unless the old parameter is farther from the update than the upper half would be: on a
-  /// separate device, with the state in host memory. (And kernels of such a device take whole
-  /// ones.)
+  /// Split, but where all parameters are to be on a separate device and the state in host memory:
+  /// whole weights are nearer to the update there. Kernels of such a device take whole ones.
   Master master_of(const UnitPlacement& place) const noexcept {
     if (plan_.param_dtype == DType::Float32) return Master::Parameter;
     if (plan_.param_dtype != DType::BFloat16 || !request_.split_master) return Master::Own;
-    const bool far = request_.separate_device && place.param == Tier::Device;
-    return far && place.optimizer != Tier::Nvme ? Master::Own : Master::Split;
+    const bool far = request_.separate_device && place.optimizer == Tier::Host &&
+                     config_.zero.offload_param.device == Offload::None;
+    return far || place.updated_on_device ? Master::Own : Master::Split;
   }
 
   void set_aliases() {
@@ -598,11 +598,22 @@ Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   return best;
 }
 
-/// Whether the update fetches the upper halves of master weights from NVMe.
-bool reads_halves(const Placement& plan) noexcept {
-  return std::any_of(plan.units.begin(), plan.units.end(), [](const UnitPlacement& place) {
-    return place.master == Master::Split && place.param == Tier::Nvme;
-  });
+/// Whether the update fetches upper halves from NVMe although memory has most of the optimizer
+/// state. As long as it has not, there is better use for the room that splitting leaves.
+bool fetches_halves_alone(const Placement& plan) noexcept {
+  bool fetches = false;
+  std::uint64_t on_nvme = 0;
+  std::uint64_t all = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    const UnitPlacement& place = plan.units[unit];
+    fetches = fetches || (place.master == Master::Split && place.param == Tier::Nvme);
+    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+      const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
+      on_nvme += there ? plan.record_bytes(unit, group) : 0;
+    }
+    all += plan.optimizer_bytes(unit);
+  }
+  return fetches && on_nvme <= all / 4;
 }
 
 }  // namespace
@@ -611,7 +622,7 @@ bool reads_halves(const Placement& plan) noexcept {
 /// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
 Result<Placement> make_placement(const PlacementRequest& request) {
   auto best = place_with_best_ring(request);
-  if (best.has_value() && reads_halves(best->placement)) {
+  if (best.has_value() && fetches_halves_alone(best->placement)) {
     PlacementRequest whole = request;
     whole.split_master = false;
     auto other = place_with_best_ring(whole);
