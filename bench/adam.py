@@ -12,6 +12,7 @@ from report import ROOT, paired_ratio, spread
 SLICE = 256 * 1024
 KERNELS = {
     "adam_step": "Adam",
+    "adam_step_split": "Adam, split master weights",
     "expand": "expand, 16 bit to fp32",
     "narrow": "narrow, fp32 to 16 bit",
     "accumulate_gradient": "accumulate a gradient",

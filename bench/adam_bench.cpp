@@ -55,6 +55,29 @@ ARTESIAN_STREAM void stream_add(const std::uint32_t* __restrict from, std::uint1
   for (std::uint64_t i = 0; i < n; ++i) to[i] = static_cast<std::uint16_t>(to[i] + from[i]);
 }
 
+/// Adam's reads and writes with split master weights, as bench::stream_adam has those with whole
+/// ones.
+ARTESIAN_STREAM void stream_split_adam(float* __restrict m, float* __restrict v,
+                                       const std::uint16_t* __restrict g,
+                                       std::uint16_t* __restrict high,
+                                       std::uint16_t* __restrict low, std::uint64_t n) {
+  for (std::uint64_t first = 0; first < n; first += 32) {  // n is a multiple of 32
+    for (std::uint64_t i = first; i < first + 32; i += 16) {
+      __builtin_prefetch(m + i + 512);
+      __builtin_prefetch(v + i + 512);
+    }
+    __builtin_prefetch(g + first + 1024);
+    __builtin_prefetch(high + first + 1024);
+    __builtin_prefetch(low + first + 1024);
+    for (std::uint64_t i = first; i < first + 32; ++i) {
+      m[i] += 1.0f;
+      v[i] += 1.0f;
+      high[i] = static_cast<std::uint16_t>(high[i] + g[i]);
+      low[i] = static_cast<std::uint16_t>(low[i] + 1u);
+    }
+  }
+}
+
 ARTESIAN_STREAM std::uint64_t stream_read(const void* data, std::uint64_t bytes) {
   const auto* words = static_cast<const std::uint64_t*>(data);
   std::uint64_t sum = 0;
@@ -70,6 +93,7 @@ struct Arrays {
   float* exp_avg_sq = make_array<float>(elements);
   std::uint16_t* grad = make_array<std::uint16_t>(elements);
   std::uint16_t* param_out = make_array<std::uint16_t>(elements);
+  std::uint16_t* master_low = make_array<std::uint16_t>(elements);
 };
 
 struct Run {
@@ -113,6 +137,27 @@ void bench_pass(const char* name, const Arrays& a, const Run& run, DType dtype,
       name, parameters(run, a.elements, dtype), a.elements * bytes_per_element, run.repeats,
       [&] { return on_threads(run.threads, a.elements, kernel); },
       [&] { return on_threads(run.threads, a.elements, stream); }));
+}
+
+/// bf16, the master weights split.
+void bench_split_adam(const Arrays& a, const Run& run) {
+  const AdamStep step = make_adam_step({.weight_decay = 0.01f}, 10, true);
+  bench_pass(
+      "adam_step_split", a, run, DType::BFloat16, 26,
+      [&](std::uint64_t i, std::uint64_t n) {
+        adam_step({.exp_avg = a.exp_avg + i,
+                   .exp_avg_sq = a.exp_avg_sq + i,
+                   .grad = a.grad + i,
+                   .grad_dtype = DType::BFloat16,
+                   .param_out = a.param_out + i,
+                   .param_out_dtype = DType::BFloat16,
+                   .master_low = a.master_low + i},
+                  n, step);
+      },
+      [&](std::uint64_t i, std::uint64_t n) {
+        stream_split_adam(a.exp_avg + i, a.exp_avg_sq + i, a.grad + i, a.param_out + i,
+                          a.master_low + i, n);
+      });
 }
 
 void bench_casts(const Arrays& a, const Run& run, DType dtype) {
@@ -184,6 +229,7 @@ int main(int argc, char** argv) {
     const bench::Run run = {.threads = threads, .repeats = repeats};
     for (const DType dtype : {DType::Float16, DType::BFloat16}) {
       bench::bench_adam(arrays, run, dtype);
+      if (dtype == DType::BFloat16) bench::bench_split_adam(arrays, run);
       bench::bench_casts(arrays, run, dtype);
       bench::bench_gradients(arrays, run, dtype);
     }

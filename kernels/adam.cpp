@@ -15,13 +15,44 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// What becomes of the new parameter besides the master.
-enum class Output : std::uint8_t { None, Float32, Float16, BFloat16 };
+/// What becomes of the new parameter besides the master; Split: as BFloat16, and it is the upper
+/// half of the master as well.
+enum class Output : std::uint8_t { None, Float32, Float16, BFloat16, Split };
 
 template <Output output>
 constexpr DType output_dtype = output == Output::Float16    ? DType::Float16
                                : output == Output::BFloat16 ? DType::BFloat16
+                               : output == Output::Split    ? DType::BFloat16
                                                             : DType::Float32;
+
+/// As kernels/split_master.h does it, a vector at once. `exp_avg_sq` loses its bit.
+HWY_INLINE FloatVector join_split(const std::uint16_t* high, const std::uint16_t* low,
+                                  FloatVector& exp_avg_sq) {
+  const FloatTag d;
+  const hn::Rebind<std::uint32_t, FloatTag> du;
+  const HalfTag<FloatTag> dh;
+  const hn::Rebind<std::int16_t, FloatTag> dl;
+  const auto rounded_down = hn::ShiftRight<31>(hn::BitCast(du, exp_avg_sq));
+  exp_avg_sq = hn::Abs(exp_avg_sq);
+  const auto upper = hn::Add(hn::PromoteTo(du, hn::LoadU(dh, high)), rounded_down);
+  const auto above = hn::PromoteTo(IntTag<FloatTag>(), hn::BitCast(dl, hn::LoadU(dh, low)));
+  return hn::BitCast(d, hn::Add(hn::ShiftLeft<16>(upper), hn::BitCast(du, above)));
+}
+
+HWY_INLINE void store_split(FloatVector master, FloatVector exp_avg_sq, std::uint16_t* high,
+                            std::uint16_t* low, float* stored_exp_avg_sq) {
+  const FloatTag d;
+  const hn::Rebind<std::uint32_t, FloatTag> du;
+  const HalfTag<FloatTag> dh;
+  const auto bits = hn::BitCast(du, master);
+  store<DType::BFloat16>(d, master, high);
+  const auto lower = hn::And(bits, hn::Set(du, 0xffff));
+  hn::StoreU(hn::DemoteTo(dh, hn::BitCast(IntTag<FloatTag>(), lower)), dh, low);
+  const auto tie = hn::Eq(hn::And(bits, hn::Set(du, 0x1ffff)), hn::Set(du, 0x8000));
+  const auto rounded_down = hn::And(hn::VecFromMask(du, tie), hn::Set(du, 0x80000000u));
+  const auto magnitude = hn::BitCast(du, hn::Abs(exp_avg_sq));
+  hn::StoreU(hn::BitCast(d, hn::Or(magnitude, rounded_down)), d, stored_exp_avg_sq);
+}
 
 /// Adam on `count` elements; count is a multiple of the vector length.
 template <AdamMode mode, DType grad_dtype, Output output>
@@ -33,6 +64,7 @@ HWY_NOINLINE void adam_vectors(const AdamArrays& arrays, std::uint64_t count,
   float* HWY_RESTRICT exp_avg_sq = arrays.exp_avg_sq;
   const auto* HWY_RESTRICT grad = static_cast<const Element<grad_dtype>*>(arrays.grad);
   auto* param_out = static_cast<Element<output_dtype<output>>*>(arrays.param_out);
+  std::uint16_t* HWY_RESTRICT low = arrays.master_low;
   const auto grad_multiplier = hn::Set(d, step.grad_multiplier);
   const auto beta1 = hn::Set(d, step.beta1);
   const auto beta2 = hn::Set(d, step.beta2);
@@ -44,14 +76,20 @@ HWY_NOINLINE void adam_vectors(const AdamArrays& arrays, std::uint64_t count,
   const auto step_size = hn::Set(d, step.step_size);
   const auto denominator_multiplier = hn::Set(d, step.denominator_multiplier);
   for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
-    prefetch_beyond(param + i);
+    if constexpr (output != Output::Split) prefetch_beyond(param + i);
+    if constexpr (output == Output::Split) prefetch_beyond(low + i);
     prefetch_beyond(exp_avg + i);
     prefetch_beyond(exp_avg_sq + i);
     prefetch_beyond(grad + i);
     if constexpr (output != Output::None) prefetch_beyond(param_out + i);
-    auto p = hn::LoadU(d, param + i);
     auto m = hn::LoadU(d, exp_avg + i);
     auto v = hn::LoadU(d, exp_avg_sq + i);
+    FloatVector p;
+    if constexpr (output == Output::Split) {
+      p = join_split(param_out + i, low + i, v);
+    } else {
+      p = hn::LoadU(d, param + i);
+    }
     auto g = hn::Mul(load<grad_dtype>(d, grad + i), grad_multiplier);
     if constexpr (mode == AdamMode::L2) g = hn::Add(g, hn::Mul(decay, p));
     m = hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
@@ -59,10 +97,14 @@ HWY_NOINLINE void adam_vectors(const AdamArrays& arrays, std::uint64_t count,
     if constexpr (mode == AdamMode::AdamW) p = hn::Sub(p, hn::Mul(decay, p));
     const auto denominator = hn::Add(hn::Mul(hn::Sqrt(v), denominator_multiplier), epsilon);
     p = hn::Sub(p, hn::Mul(step_size, hn::Div(m, denominator)));
-    hn::StoreU(p, d, param + i);
     hn::StoreU(m, d, exp_avg + i);
+    if constexpr (output == Output::Split) {
+      store_split(p, v, param_out + i, low + i, exp_avg_sq + i);
+      continue;
+    }
+    hn::StoreU(p, d, param + i);
     hn::StoreU(v, d, exp_avg_sq + i);
-    if constexpr (output != Output::None) {
+    if constexpr (output != Output::None && output != Output::Split) {
       store<output_dtype<output>>(d, p, param_out + i);
     }
   }
@@ -80,8 +122,16 @@ void adam_any(const AdamArrays& arrays, std::uint64_t count, const AdamStep& ste
   float param[lanes] = {}, exp_avg[lanes] = {}, exp_avg_sq[lanes] = {};
   Element<grad_dtype> grad[lanes] = {};
   Element<output_dtype<output>> param_out[lanes] = {};
+  std::uint16_t master_low[lanes] = {};
+  constexpr bool split = output == Output::Split;
   const auto* grad_rest = static_cast<const Element<grad_dtype>*>(arrays.grad) + full;
-  std::memcpy(param, arrays.param + full, rest * sizeof(float));
+  if constexpr (split) {
+    const auto* high = static_cast<const std::uint16_t*>(arrays.param_out) + full;
+    std::memcpy(param_out, high, rest * sizeof(param_out[0]));
+    std::memcpy(master_low, arrays.master_low + full, rest * sizeof(master_low[0]));
+  } else {
+    std::memcpy(param, arrays.param + full, rest * sizeof(float));
+  }
   std::memcpy(exp_avg, arrays.exp_avg + full, rest * sizeof(float));
   std::memcpy(exp_avg_sq, arrays.exp_avg_sq + full, rest * sizeof(float));
   std::memcpy(grad, grad_rest, rest * sizeof(grad[0]));
@@ -91,9 +141,14 @@ void adam_any(const AdamArrays& arrays, std::uint64_t count, const AdamStep& ste
                              .grad = grad,
                              .grad_dtype = grad_dtype,
                              .param_out = param_out,
-                             .param_out_dtype = arrays.param_out_dtype};
+                             .param_out_dtype = arrays.param_out_dtype,
+                             .master_low = master_low};
   adam_vectors<mode, grad_dtype, output>(padded, lanes, step);
-  std::memcpy(arrays.param + full, param, rest * sizeof(float));
+  if constexpr (split) {
+    std::memcpy(arrays.master_low + full, master_low, rest * sizeof(master_low[0]));
+  } else {
+    std::memcpy(arrays.param + full, param, rest * sizeof(float));
+  }
   std::memcpy(arrays.exp_avg + full, exp_avg, rest * sizeof(float));
   std::memcpy(arrays.exp_avg_sq + full, exp_avg_sq, rest * sizeof(float));
   if constexpr (output != Output::None) {
@@ -104,6 +159,9 @@ void adam_any(const AdamArrays& arrays, std::uint64_t count, const AdamStep& ste
 
 template <AdamMode mode, DType grad_dtype>
 void adam_by_output(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step) {
+  if (arrays.master_low != nullptr) {
+    return adam_any<mode, grad_dtype, Output::Split>(arrays, count, step);
+  }
   if (arrays.param_out == nullptr || arrays.param_out == arrays.param) {
     return adam_any<mode, grad_dtype, Output::None>(arrays, count, step);
   }

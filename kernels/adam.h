@@ -42,6 +42,9 @@ struct AdamArrays {
   DType grad_dtype = DType::Float32;
   void* param_out = nullptr;
   DType param_out_dtype = DType::Float16;
+  /// If not null, the master weights are split (kernels/split_master.h): `param` is not used,
+  /// `param_out` has their upper halves (bf16) in place, and the sign of `exp_avg_sq` its bit.
+  std::uint16_t* master_low = nullptr;
 };
 
 /// Adam on `count` elements, in place. In fp32, in this order, each operation rounded on its own:
@@ -52,6 +55,7 @@ struct AdamArrays {
 /// The bits of an element do not depend on count or on its place in the slice, so any cut into
 /// slices gives the same result; count may be 0. Infinities and NaNs follow IEEE 754 (which NaN
 /// comes of NaNs is not specified); keeping them out is the caller's check (sum_squares).
+/// With split master weights the bits are those of whole ones, NaNs excepted.
 /// Thread: any, for disjoint slices. Source: Loshchilov & Hutter 2019, Algorithm 2.
 void adam_step(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step) noexcept;
 

@@ -78,6 +78,7 @@ class Device {
   /// partial_sums[b]: of elements [b * norm_block, (b + 1) * norm_block).
   virtual Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype,
                                    std::uint64_t count, double* partial_sums) = 0;
+  /// With whole master weights.
   virtual Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays,
                                  std::uint64_t count, const kernels::AdamStep& step) = 0;
 

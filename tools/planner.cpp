@@ -50,8 +50,7 @@ void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
     tier(place.param).param += placement.param_bytes(unit);
     tier(place.grad).grad += placement.grad_bytes(unit);
     for (std::uint64_t group = 0; group < placement.sub_group_count(unit); ++group) {
-      tier(placement.optimizer_home(unit, group)).optimizer +=
-          placement.sub_group_numel(unit, group) * 4 * placement.states;
+      tier(placement.optimizer_home(unit, group)).optimizer += placement.record_bytes(unit, group);
     }
   }
 }

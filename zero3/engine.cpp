@@ -235,7 +235,8 @@ Result<void> Engine::Impl::build() {
                                           .compute_dtype = compute_dtype,
                                           .separate_device = !compute.backend->host_accessible(),
                                           .device_bytes = budgets.device,
-                                          .host_bytes = budgets.host}));
+                                          .host_bytes = budgets.host,
+                                          .split_master = options.split_master}));
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
   ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
   ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));

@@ -46,6 +46,7 @@ struct EngineOptions {
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
+  bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
   /// The disks below the folders of the config's nvme_path, in the order in which it names them
   /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
   std::vector<tiering::PathDisk> path_disks{};

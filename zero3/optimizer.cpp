@@ -8,6 +8,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/checksum.h"
+#include "kernels/split_master.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -28,6 +29,44 @@ Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
   return {begin - place.first, begin - group.first, end - begin};
 }
 
+/// Elements [begin, end) of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)`
+/// on one piece after the other.
+template <typename Visit>
+Result<void> for_each_piece(const SubGroup& group, const Overlap& part, const Visit& visit) {
+  const std::uint64_t first = part.group_first;
+  if (group.master_low == nullptr) {
+    return visit(group.master + first, group.exp_avg + first, group.exp_avg_sq + first, part.count);
+  }
+  const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
+  const auto count_max = static_cast<std::size_t>(std::min(part.count, slice));
+  std::vector<float> master(count_max);
+  std::vector<float> exp_avg_sq(count_max);
+  for (std::uint64_t done = 0; done < part.count; done += count_max) {
+    const std::uint64_t begin = first + done;
+    const std::uint64_t count = std::min<std::uint64_t>(count_max, part.count - done);
+    for (std::uint64_t index = 0; index < count; ++index) {
+      const auto joined = kernels::join_master(
+          {high[begin + index], group.master_low[begin + index], group.exp_avg_sq[begin + index]});
+      master[index] = joined.master;
+      exp_avg_sq[index] = joined.exp_avg_sq;
+    }
+    ARTESIAN_TRY_VOID(visit(master.data(), group.exp_avg + begin, exp_avg_sq.data(), count));
+  }
+  return {};
+}
+
+/// Elements of a sub-group from `begin` on become these master weights, with a second moment of
+/// zero.
+void store_split(const SubGroup& group, std::uint64_t begin, std::span<const float> masters) {
+  auto* high = reinterpret_cast<std::uint16_t*>(group.param);
+  for (const float master : masters) {
+    const auto split = kernels::split_master(master, 0.0f);
+    high[begin] = split.high;
+    group.master_low[begin] = split.low;
+    group.exp_avg_sq[begin++] = split.exp_avg_sq;
+  }
+}
+
 }  // namespace
 
 Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
@@ -43,8 +82,11 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
 Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
                                    std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
-  for (float* array : {group.master, group.exp_avg, group.exp_avg_sq}) {
-    std::memset(array + begin, 0, (end - begin) * 4);
+  const Master kept = plan.units[group.unit].master;
+  std::vector<float> whole(kept == Master::Split ? static_cast<std::size_t>(end - begin) : 0);
+  float* master = kept == Master::Split ? whole.data() : group.master + begin;
+  for (float* array : {master, group.exp_avg + begin, group.exp_avg_sq + begin}) {
+    std::memset(array, 0, (end - begin) * 4);
   }
   SubGroup part = group;
   part.first += begin;
@@ -53,11 +95,11 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
     const Overlap inside = overlap(plan.layout.places[parameter], part);
     if (inside.count == 0) continue;
     ARTESIAN_TRY_VOID(weights.read(parameter, inside.parameter_first,
-                                   {group.master + begin + inside.group_first, inside.count}));
+                                   {master + inside.group_first, inside.count}));
   }
-  if (plan.states == 3) {
-    static_cast<void>(kernels::narrow(group.master + begin,
-                                      group.param + begin * dtype_size(plan.param_dtype),
+  if (kept == Master::Split) store_split(group, begin, whole);
+  if (kept == Master::Own) {
+    static_cast<void>(kernels::narrow(master, group.param + begin * dtype_size(plan.param_dtype),
                                       plan.param_dtype, end - begin));
   }
   return {};
@@ -97,13 +139,19 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
                                          std::uint64_t begin) const noexcept {
   const Placement& plan = state_.placement();
   kernels::AdamArrays arrays;
-  arrays.param = group.master + begin;
+  const Master kept = plan.units[group.unit].master;
+  if (kept == Master::Split) {
+    arrays.master_low = group.master_low + begin;
+  } else {
+    arrays.param = group.master + begin;
+  }
   arrays.exp_avg = group.exp_avg + begin;
   arrays.exp_avg_sq = group.exp_avg_sq + begin;
   arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
   arrays.grad_dtype = plan.grad_dtype;
-  arrays.param_out =
-      plan.states == 3 ? group.param + begin * dtype_size(plan.param_dtype) : nullptr;
+  if (kept != Master::Parameter) {
+    arrays.param_out = group.param + begin * dtype_size(plan.param_dtype);
+  }
   arrays.param_out_dtype = plan.param_dtype;
   return arrays;
 }
@@ -127,6 +175,7 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit,
                                          const kernels::AdamStep& constants) noexcept {
   for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
     const SubGroup group = stream_.at_home(unit, index);
+    ARTESIAN_CHECK(group.master_low == nullptr);  // the device's kernel takes whole master weights
     ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, 0),
                                                 group.count, constants));
     ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.first,
@@ -182,11 +231,14 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
     kernels::Digest exp_avg;
     kernels::Digest exp_avg_sq;
     const auto body = [&](const SubGroup& group) -> Result<void> {
-      const Overlap part = overlap(place, group);
-      master.update(group.master + part.group_first, part.count * 4);
-      exp_avg.update(group.exp_avg + part.group_first, part.count * 4);
-      exp_avg_sq.update(group.exp_avg_sq + part.group_first, part.count * 4);
-      return {};
+      return for_each_piece(
+          group, overlap(place, group),
+          [&](const float* p, const float* m, const float* v, std::uint64_t count) -> Result<void> {
+            master.update(p, count * 4);
+            exp_avg.update(m, count * 4);
+            exp_avg_sq.update(v, count * 4);
+            return {};
+          });
     };
     ARTESIAN_TRY_VOID(
         stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body));
@@ -205,8 +257,11 @@ Result<void> Optimizer::read_master(
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   const auto body = [&](const SubGroup& group) -> Result<void> {
-    const Overlap part = overlap(place, group);
-    return sink({group.master + part.group_first, part.count});
+    return for_each_piece(
+        group, overlap(place, group),
+        [&](const float* master, const float*, const float*, std::uint64_t count) {
+          return sink({master, count});
+        });
   };
   return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
 }

@@ -34,7 +34,6 @@ class Planner {
     plan_.param_dtype = config_.param_dtype;
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
-    plan_.states = config_.param_dtype == DType::Float32 ? 2 : 3;
     const int stage = config_.zero.stage;
     plan_.sharding = {.param = stage >= 3 ? request.ranks : 1,
                       .grad = stage >= 2 ? request.ranks : 1,
@@ -51,6 +50,8 @@ class Planner {
 
   /// Bytes that residents save a step.
   std::uint64_t saved() const noexcept { return saved_; }
+  /// Bytes that a step moves to and from NVMe nevertheless.
+  std::uint64_t moved() const noexcept { return movable_ - saved_; }
   /// The largest host budget with a smaller ring, if what that leaves for residents might save
   /// more.
   std::optional<std::uint64_t> budget_of_a_smaller_ring() const noexcept { return smaller_ring_; }
@@ -76,9 +77,20 @@ class Planner {
       place.updated_on_device = request_.separate_device && place.param == Tier::Device &&
                                 place.optimizer == Tier::Device;
       if (place.updated_on_device) place.grad = Tier::Device;
+      place.master = master_of(place);
       plan_.units.push_back(place);
     }
     set_aliases();
+  }
+
+  /// Split, but where all parameters are to be on a separate device and the state in host memory:
+  /// whole weights are nearer to the update there. Kernels of such a device take whole ones.
+  Master master_of(const UnitPlacement& place) const noexcept {
+    if (plan_.param_dtype == DType::Float32) return Master::Parameter;
+    if (plan_.param_dtype != DType::BFloat16 || !request_.split_master) return Master::Own;
+    const bool far = request_.separate_device && place.optimizer == Tier::Host &&
+                     config_.zero.offload_param.device == Offload::None;
+    return far || place.updated_on_device ? Master::Own : Master::Split;
   }
 
   void set_aliases() {
@@ -205,7 +217,7 @@ class Planner {
 
   /// Bytes of one ring item at `sub_group` elements: everything that one sub-group moves.
   std::uint64_t item_bytes(std::uint64_t sub_group) const {
-    std::uint64_t per_element = std::uint64_t{plan_.states} * 4 + dtype_size(plan_.grad_dtype);
+    std::uint64_t per_element = plan_.state_size_max() + dtype_size(plan_.grad_dtype);
     per_element += dtype_size(plan_.param_dtype);
     return any_nvme() || request_.separate_device ? page_up(sub_group * per_element) : 0;
   }
@@ -353,12 +365,12 @@ class Planner {
                        .bytes = plan_.grad_bytes(index),
                        .moves = 2 * micro_batches + 1});
       }
-      // The optimizer writes it, and in fp32 reads it, too. Micro-batches are taken to run at once.
+      // The optimizer writes it, and may read it, too. Micro-batches are taken to run at once.
       if (place.param == Tier::Nvme) {
         all.push_back({.kind = ResidentKind::Parameter,
                        .unit = index,
                        .bytes = plan_.param_bytes(index),
-                       .moves = fetches_[index] + (plan_.states == 2 ? 2 : 1),
+                       .moves = fetches_[index] + (plan_.update_reads_param(index) ? 2 : 1),
                        .elements = plan_.layout.units[index].numel});
       }
       if (place.optimizer != Tier::Nvme) continue;
@@ -366,11 +378,13 @@ class Planner {
         state.push_back({.kind = ResidentKind::OptimizerState,
                          .unit = index,
                          .sub_group = group,
-                         .bytes = plan_.sub_group_numel(index, group) * 4 * plan_.states,
+                         .bytes = plan_.record_bytes(index, group),
                          .moves = 2});
       }
     }
     for (const auto place : spread_order(state.size())) all.push_back(state[place]);
+    movable_ = 0;
+    for (const Candidate& each : all) movable_ += each.bytes * each.moves;
     return all;
   }
 
@@ -447,7 +461,7 @@ class Planner {
   /// than the least room for this one: that may be more than `spare`, or fit better.
   void look_for_a_smaller_ring(std::uint64_t must, std::uint64_t room, std::uint64_t spare) {
     const std::uint64_t total = ring_bytes() + staging_min(plan_.sub_group);
-    const std::uint64_t record = plan_.sub_group * 4 * plan_.states;
+    const std::uint64_t record = plan_.sub_group * plan_.state_size_max();
     std::uint64_t least = total <= room / 4 ? 4 * total : total;
     std::uint64_t below = least;                // bounds what it would leave
     if (plan_.ring_count > ring_count_min()) {  // lengthened: just below, by one item less
@@ -478,7 +492,7 @@ class Planner {
       if (plan_.units[index].grad == Tier::Nvme) params += plan_.grad_bytes(index);
       for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
         if (plan_.optimizer_home(index, group) != Tier::Nvme) continue;
-        plan_.nvme_optimizer_bytes += plan_.sub_group_numel(index, group) * 4 * plan_.states;
+        plan_.nvme_optimizer_bytes += plan_.record_bytes(index, group);
       }
     }
   }
@@ -487,6 +501,7 @@ class Planner {
   const Config& config_;
   Placement plan_;
   std::vector<std::uint64_t> fetches_;  // by unit, of a step with one micro-batch
+  std::uint64_t movable_ = 0;  // bytes of a step, with everything that could be on NVMe there
   std::uint64_t saved_ = 0;
   std::optional<std::uint64_t> smaller_ring_;
 };
@@ -506,7 +521,26 @@ std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
 }
 
 std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
-  return Sharding::share(layout.units[unit].image, sharding.optimizer) * 4 * states;
+  return Sharding::share(layout.units[unit].image, sharding.optimizer) * state_size(unit);
+}
+
+std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
+  switch (units[unit].master) {
+    case Master::Own: return 12;
+    case Master::Parameter: return 8;
+    case Master::Split: return 10;
+  }
+  return 12;
+}
+
+std::uint64_t Placement::state_size_max() const noexcept {
+  std::uint64_t most = 0;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) most = std::max(most, state_size(unit));
+  return most;
+}
+
+std::uint64_t Placement::record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept {
+  return sub_group_numel(unit, index) * state_size(unit);
 }
 
 std::uint64_t Placement::device_homes() const noexcept {
@@ -535,11 +569,19 @@ tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index)
                                                                             : units[unit].optimizer;
 }
 
+namespace {
+
+struct Planned {
+  Placement placement;
+  std::uint64_t moved = 0;  // bytes of a step, to and from NVMe
+};
+
 /// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
 /// they would save less than below the leap, what was right there stays.
-Result<Placement> make_placement(const PlacementRequest& request) {
+Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   Planner planner(request);
-  ARTESIAN_TRY(best, planner.run());
+  ARTESIAN_TRY(placement, planner.run());
+  Planned best{std::move(placement), planner.moved()};
   std::uint64_t saved = planner.saved();
   PlacementRequest less = request;
   for (auto budget = planner.budget_of_a_smaller_ring(); budget.has_value();) {
@@ -549,11 +591,45 @@ Result<Placement> make_placement(const PlacementRequest& request) {
     if (!plan.has_value()) break;  // a ring cannot be smaller
     if (below.saved() > saved) {
       saved = below.saved();
-      best = std::move(plan).value();
+      best = {std::move(plan).value(), below.moved()};
     }
     budget = below.budget_of_a_smaller_ring();
   }
   return best;
+}
+
+/// Whether the update fetches upper halves from NVMe although memory has most of the optimizer
+/// state. As long as it has not, there is better use for the room that splitting leaves.
+bool fetches_halves_alone(const Placement& plan) noexcept {
+  bool fetches = false;
+  std::uint64_t on_nvme = 0;
+  std::uint64_t all = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    const UnitPlacement& place = plan.units[unit];
+    fetches = fetches || (place.master == Master::Split && place.param == Tier::Nvme);
+    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+      const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
+      on_nvme += there ? plan.record_bytes(unit, group) : 0;
+    }
+    all += plan.optimizer_bytes(unit);
+  }
+  return fetches && on_nvme <= all / 4;
+}
+
+}  // namespace
+
+/// Split master weights take less memory and fewer bytes; but where host memory has the state and
+/// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
+Result<Placement> make_placement(const PlacementRequest& request) {
+  auto best = place_with_best_ring(request);
+  if (best.has_value() && fetches_halves_alone(best->placement)) {
+    PlacementRequest whole = request;
+    whole.split_master = false;
+    auto other = place_with_best_ring(whole);
+    if (other.has_value() && other->moved < best->moved) return std::move(other->placement);
+  }
+  if (!best.has_value()) return std::move(best).error();
+  return std::move(best->placement);
 }
 
 }  // namespace artesian::zero3

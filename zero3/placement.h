@@ -23,7 +23,15 @@ struct PlacementRequest {
   bool separate_device = false;    // the host cannot reach the device's memory (tiering/device.h)
   std::uint64_t device_bytes = 0;  // budgets
   std::uint64_t host_bytes = 0;
-  std::uint64_t ranks = 1;  // which share the state as config.zero.stage says; budgets are of one
+  std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
+  bool split_master = true;  // where it costs no bytes; false: nowhere
+};
+
+/// What keeps the fp32 weights that the optimizer works on.
+enum class Master : std::uint8_t {
+  Own,        // the optimizer state has all of them
+  Parameter,  // fp32 parameters are the master weights
+  Split,      // bf16 parameters are their upper halves (kernels/split_master.h)
 };
 
 /// Where one unit's state lives. Of optimizer state on NVMe, any sub-groups may be in host memory.
@@ -32,6 +40,7 @@ struct UnitPlacement {
   tiering::Tier grad = tiering::Tier::Host;
   tiering::Tier optimizer = tiering::Tier::Nvme;
   std::vector<bool> optimizer_in_host;  // by sub-group; empty: none. See optimizer_home
+  Master master = Master::Own;
   bool aliased = false;  // compute reads the param home itself: same dtype, home in memory
   /// Of a separate device: parameters, gradients and optimizer state are all there, and so is the
   /// update.
@@ -56,8 +65,7 @@ struct Placement {
   DType grad_dtype = DType::Float32;     // of the accumulators
   DType compute_dtype = DType::Float32;  // of the gathered parameters
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
-  std::uint32_t states = 3;  // fp32 arrays per optimizer record: master, m, v (fp32: m, v)
-  std::uint64_t device_pool_bytes = 0;  // homes and slots
+  std::uint64_t device_pool_bytes = 0;   // homes and slots
   // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which
   // are on their way to host memory.
   std::uint64_t device_gradient_bytes = 0;
@@ -82,6 +90,15 @@ struct Placement {
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
+  /// Bytes of optimizer state for each element, of a unit and the most of any; and those of one
+  /// sub-group's record: [exp_avg, exp_avg_sq, what is kept of the master weights].
+  std::uint64_t state_size(std::uint32_t unit) const noexcept;
+  std::uint64_t state_size_max() const noexcept;
+  std::uint64_t record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Whether the update needs the old parameters, too.
+  bool update_reads_param(std::uint32_t unit) const noexcept {
+    return units[unit].master != Master::Own;
+  }
   /// What has its home or buffer on the device: of the pool all but slots.
   std::uint64_t device_homes() const noexcept;
   /// Where the optimizer state of a sub-group lives.

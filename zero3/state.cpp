@@ -42,11 +42,10 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
     grad_.push_back(add(whole(" gradients", place.grad, plan.grad_dtype)));
     auto& records = optimizer_.emplace_back();
     for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
-      const std::uint64_t block = plan.sub_group_numel(unit, index) * 4;
       records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
                              .home = plan.optimizer_home(unit, index),
-                             .bytes = block * plan.states,
-                             .block_bytes = block,
+                             .bytes = plan.record_bytes(unit, index),
+                             .block_bytes = plan.sub_group_numel(unit, index) * 4,
                              .volume = paths.optimizer_volume}));
     }
   }

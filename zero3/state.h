@@ -2,9 +2,9 @@
 // and the shards of every unit. It knows which shard is which; it knows nothing of tensors.
 //
 // Shards of a unit: one for its parameters, one for its gradients, and one record per sub-group for
-// its optimizer state: [master | exp_avg | exp_avg_sq], fp32, contiguous, so that a sub-group is
-// one sequential transfer. With fp32 parameters the parameter is the master and the record holds
-// the moments alone. The sub-group is the checksum grain of all three.
+// its optimizer state: [exp_avg | exp_avg_sq | master], fp32, contiguous, so that a sub-group is
+// one sequential transfer. Of the master weights the record holds what the parameters do not: all,
+// their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum grain of all.
 #pragma once
 
 #include <cstdint>

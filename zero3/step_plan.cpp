@@ -40,12 +40,12 @@ namespace {
 /// Of optimizer state on NVMe some sub-groups may be in host memory.
 std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
   if (plan.units[unit].optimizer != Tier::Nvme) return 0;
-  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;
   for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
     const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
-    if (there) elements += plan.sub_group_numel(unit, group);
+    if (there) bytes += plan.record_bytes(unit, group);
   }
-  return elements * 4 * plan.states;
+  return bytes;
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
   const UnitPlacement& place = plan.units[unit];
   const std::uint64_t updated =  // parameters that this rank makes anew
-      plan.optimizer_bytes(unit) / 4 / plan.states * dtype_size(plan.param_dtype);
+      plan.optimizer_bytes(unit) / plan.state_size(unit) * dtype_size(plan.param_dtype);
   MovedByKind moved;
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
   const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
@@ -64,13 +64,13 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separat
   if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
   if (place.param == Tier::Nvme) {
     moved.param.nvme_write = updated;
-    if (plan.states == 2) moved.param.nvme_read = updated;  // the parameter is the master
+    if (plan.update_reads_param(unit)) moved.param.nvme_read = updated;
   }
   if (!separate) return moved;
   if (place.optimizer == Tier::Device) moved.optimizer.to_host = moved.optimizer.to_device = state;
   if (place.param == Tier::Device) {
     moved.param.to_device = updated;
-    if (plan.states == 2) moved.param.to_host = updated;
+    if (plan.update_reads_param(unit)) moved.param.to_host = updated;
   }
   if (live && !place.aliased) moved.param.to_device += updated;
   return moved;

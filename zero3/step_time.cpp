@@ -175,9 +175,12 @@ class Simulation {
     if (!separate_) computed_ = worked_;
   }
 
-  std::uint64_t update_bytes(std::uint64_t elements) const {
-    const std::uint64_t param = plan_.states == 3 ? dtype_size(plan_.param_dtype) : 8;
-    return elements * (std::uint64_t{8} * plan_.states + dtype_size(plan_.grad_dtype) + param);
+  /// What the kernels read and write: the state, in place; the gradient; the parameter, fresh and
+  /// where it is needed old.
+  std::uint64_t update_bytes(std::uint32_t unit) const {
+    const std::uint64_t param = plan_.update_reads_param(unit) ? 2 : 1;
+    return elements(unit) * (2 * plan_.state_size(unit) + dtype_size(plan_.grad_dtype) +
+                             param * dtype_size(plan_.param_dtype));
   }
 
   std::uint64_t elements(std::uint32_t unit) const {
@@ -187,9 +190,8 @@ class Simulation {
   /// The unit's slot, if it has one, has its parameters when they are copied or cast.
   void update(const StepEvent& event) {
     if (plan_.units[event.unit].updated_on_device) {
-      computed_ =
-          add(event.kind, Resource::Compute,
-              seconds_for(update_bytes(elements(event.unit)), rates_.device_memory), {computed_});
+      computed_ = add(event.kind, Resource::Compute,
+                      seconds_for(update_bytes(event.unit), rates_.device_memory), {computed_});
     } else {
       for (std::uint64_t part = items_[worked_on_].count; part != 0; --part) {
         read_ahead();
@@ -201,11 +203,10 @@ class Simulation {
     computed_ = schedule_.join({computed_, gathered_});
   }
 
-  struct Item {   // of the staging ring
-    Moved moved;  // of the whole unit, as are the
-    std::uint64_t elements = 0;
-    std::uint64_t slot_bytes = 0;  // made anew beside it, by the CPU
-    std::uint64_t count = 1;       // items that share them
+  struct Item {                 // of the staging ring
+    Moved moved;                // of the whole unit, as are the
+    std::uint64_t touched = 0;  // bytes, by the kernels
+    std::uint64_t count = 1;    // items that share them
     Task read = Schedule::none;
     Task written = Schedule::none;
     double part(double seconds) const { return seconds / static_cast<double>(count); }
@@ -217,12 +218,11 @@ class Simulation {
     for (const StepEvent& event : request_.plan->events) {
       if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
       const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
-      const std::uint64_t updated = elements(event.unit);
+      const std::uint64_t slot = elements(event.unit) * dtype_size(plan_.compute_dtype);
       const bool fills = !separate_ && !plan_.units[event.unit].aliased;
       items_.insert(items_.end(), count,
                     {.moved = event.moved.total(),
-                     .elements = updated,
-                     .slot_bytes = fills ? updated * dtype_size(plan_.compute_dtype) : 0,
+                     .touched = update_bytes(event.unit) + (fills ? slot : 0),
                      .count = count});
     }
     worked_on_ = issued_ = 0;
@@ -249,7 +249,7 @@ class Simulation {
   }
 
   void work_on_item(Item& item) {
-    const double work = memory_seconds(update_bytes(item.elements) + item.slot_bytes) +
+    const double work = memory_seconds(item.touched) +
                         checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
     const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
     worked_ = add(Kind::Update, worker(), item.part(work), {item.read, before});

@@ -15,11 +15,16 @@ using tiering::Tier;
 // An item's bytes: [record of the optimizer state][parameter][gradient], each as long as for a
 // whole sub-group, so that offsets do not depend on the task.
 std::uint64_t SubGroupStream::param_offset() const noexcept {
-  return state_.placement().sub_group * 4 * state_.placement().states;
+  return state_.placement().sub_group * state_.placement().state_size_max();
 }
 
 std::uint64_t SubGroupStream::grad_offset() const noexcept {
   return param_offset() + state_.placement().sub_group * dtype_size(state_.placement().param_dtype);
+}
+
+/// Blocks of a record, each of one array.
+std::uint64_t SubGroupStream::record_blocks(std::uint32_t unit) const noexcept {
+  return state_.placement().units[unit].master == Master::Parameter ? 2 : 3;
 }
 
 bool SubGroupStream::on_nvme(ShardId id) const noexcept {
@@ -35,8 +40,8 @@ SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
   const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
   const bool record = passes(state_.optimizer(task.unit, task.index));
   const bool param = passes(state_.param(task.unit));
-  const bool reads_state =
-      options_.read_state && (record || (param && state_.placement().states == 2));
+  const bool reads_state = options_.read_state &&
+                           (record || (param && state_.placement().update_reads_param(task.unit)));
   const bool reads_grad = options_.read_grad && passes(state_.grad(task.unit));
   if (reads_state || reads_grad) return Item::ToRead;
   return options_.write_state && (record || param) ? Item::ToWrite : Item::Never;
@@ -83,10 +88,14 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   group.grad =
       place(state_.grad(task.unit), group.first * dtype_size(plan.grad_dtype), grad_offset());
   auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
-  group.master = plan.states == 3 ? record : reinterpret_cast<float*>(group.param);
+  const Master master = plan.units[task.unit].master;
+  if (master == Master::Parameter) group.master = reinterpret_cast<float*>(group.param);
   if (record == nullptr) return group;
-  group.exp_avg = record + (plan.states == 3 ? group.count : 0);
-  group.exp_avg_sq = group.exp_avg + group.count;
+  group.exp_avg = record;
+  group.exp_avg_sq = record + group.count;
+  float* rest = group.exp_avg_sq + group.count;
+  if (master == Master::Own) group.master = rest;
+  if (master == Master::Split) group.master_low = reinterpret_cast<std::uint16_t*>(rest);
   return group;
 }
 
@@ -101,9 +110,11 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
     return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
   if (options_.read_state) {
-    ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0, count * 4 * plan.states, 0));
-    if (plan.states == 2) {
-      ARTESIAN_TRY_VOID(read(state_.param(task.unit), first * 4, count * 4, param_offset()));
+    ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0,
+                           plan.record_bytes(task.unit, task.index), 0));
+    const std::uint64_t size = dtype_size(plan.param_dtype);
+    if (plan.update_reads_param(task.unit)) {
+      ARTESIAN_TRY_VOID(read(state_.param(task.unit), first * size, count * size, param_offset()));
     }
   }
   if (!options_.read_grad) return {};
@@ -124,14 +135,12 @@ Result<void> SubGroupStream::verify(const SubGroup& group) noexcept {
   };
   const ShardId record = state_.optimizer(group.unit, group.index);
   if (options_.read_state) {
-    std::uint64_t block = 0;
-    if (state_.placement().states == 3) {
-      add(record, block++, group.master);
-    } else {
-      add(state_.param(group.unit), group.index, group.master);
+    for (std::uint64_t block = 0; block < record_blocks(group.unit); ++block) {
+      add(record, block, group.exp_avg + block * group.count);
     }
-    add(record, block++, group.exp_avg);
-    add(record, block, group.exp_avg_sq);
+    if (state_.placement().update_reads_param(group.unit)) {
+      add(state_.param(group.unit), group.index, group.param);
+    }
   }
   if (options_.read_grad) add(state_.grad(group.unit), group.index, group.grad);
   std::atomic<std::size_t> bad{count};
@@ -151,24 +160,24 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
   const ShardId record = state_.optimizer(group.unit, group.index);
   const ShardId param = state_.param(group.unit);
   const std::uint64_t param_size = dtype_size(plan.param_dtype);
-  const std::uint64_t record_blocks = on_nvme(record) ? plan.states : 0;
-  const std::uint64_t block_count = record_blocks + (on_nvme(param) ? 1 : 0);
+  const std::uint64_t record_bytes = plan.record_bytes(group.unit, group.index);
+  const std::uint64_t of_record = on_nvme(record) ? record_blocks(group.unit) : 0;
+  const std::uint64_t block_count = of_record + (on_nvme(param) ? 1 : 0);
   state_.executor().parallel_for(block_count, 1, [&](std::uint64_t from, std::uint64_t to) {
     for (std::uint64_t block = from; block < to; ++block) {
-      if (block < record_blocks) {
+      if (block < of_record) {
         state_.store().seal(record, block, item.data() + block * group.count * 4);
       } else {
         state_.store().seal(param, group.index, group.param);
       }
     }
   });
-  if (record_blocks != 0) item.write(record, {0, group.count * 4 * plan.states}, 0);
-  if (block_count != record_blocks) {
+  if (of_record != 0) item.write(record, {0, record_bytes}, 0);
+  if (block_count != of_record) {
     item.write(param, {group.first * param_size, group.count * param_size}, param_offset());
   }
   if (out_of_reach(record)) {
-    ARTESIAN_TRY_VOID(
-        item.copy_to_device(state_.store().memory(record), 0, group.count * 4 * plan.states));
+    ARTESIAN_TRY_VOID(item.copy_to_device(state_.store().memory(record), 0, record_bytes));
   }
   if (!out_of_reach(param)) return {};
   return item.copy_to_device(state_.store().memory(param) + group.first * param_size,

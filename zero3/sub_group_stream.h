@@ -25,8 +25,11 @@ struct SubGroup {
   float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves
   float* exp_avg = nullptr;     // [count]
   float* exp_avg_sq = nullptr;  // [count]
-  std::byte* grad = nullptr;    // [count] of grad_dtype
-  std::byte* param = nullptr;   // [count] of param_dtype, where the fresh parameter goes
+  /// [count]: where master weights are split (kernels/split_master.h), `master` is null, `param`
+  /// has their upper halves, this the lower ones, and the sign of `exp_avg_sq` is their bit.
+  std::uint16_t* master_low = nullptr;
+  std::byte* grad = nullptr;   // [count] of grad_dtype
+  std::byte* param = nullptr;  // [count] of param_dtype, where the fresh parameter goes
 };
 
 struct SubGroupStreamOptions {
@@ -85,6 +88,7 @@ class SubGroupStream {
   Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
   bool on_nvme(tiering::ShardId id) const noexcept;
   bool out_of_reach(tiering::ShardId id) const noexcept;
+  std::uint64_t record_blocks(std::uint32_t unit) const noexcept;
   std::uint64_t param_offset() const noexcept;
   std::uint64_t grad_offset() const noexcept;
 

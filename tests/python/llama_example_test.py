@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 pytest.importorskip("tokenizers")
 
 TINY = "--hidden 32 --layers 2 --ffn 48 --heads 4 --vocab 400 --seq-len 16 --steps 3".split()
-STATE_3B = 16 * 3_141_962_240
+STATE_3B = 14 * 3_141_962_240
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,10 @@ def test_a_tiny_shape_trains_on_nvme(script, folder):
     assert (config["hidden_size"], config["intermediate_size"]) == (32, 48)
     options = script.read_arguments(TINY)
     parameters = script.count_parameters(options)
-    # The optimizer's 12 bytes a parameter, but for some that host memory keeps; at this scale all
+    # The optimizer's 10 bytes a parameter, but for some that host memory keeps; at this scale all
     # parameters stay on the device.
-    assert steps[-1]["bytes"]["nvme_read"] >= 11 * parameters
-    assert steps[-1]["bytes"]["nvme_write"] >= 11 * parameters
+    for direction in ["nvme_read", "nvme_write"]:
+        assert 9 * parameters <= steps[-1]["bytes"][direction] <= 10.5 * parameters
     assert not (folder / "llama-nvme").exists()
     made = (folder / "llama-data/model/tokenizer.json").stat().st_mtime_ns
     assert start(folder).returncode == 0
@@ -75,7 +75,7 @@ def test_a_tiny_shape_trains_on_nvme(script, folder):
 
 def test_the_usual_shape_has_three_billion_parameters(script):
     options = script.read_arguments([])
-    assert 16 * script.count_parameters(options) == STATE_3B
+    assert 14 * script.count_parameters(options) == STATE_3B
     config = script.model_config(options)
     assert config["vocab_size"] == 32000 and not config["tie_word_embeddings"]
 
@@ -91,7 +91,7 @@ def test_the_disk_is_checked_before_anything_is_made(script, tmp_path, monkeypat
             script.main(["--program", str(PROGRAM)])
         return
     assert script.main(["--program", str(PROGRAM)]) == 2
-    assert "47.8 GiB needed" in capfd.readouterr().err
+    assert "42.0 GiB needed" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -206,7 +206,7 @@ class Formula:
         self.p = width[shape.dtype]
         self.g = width[shape.grad_dtype or shape.dtype]
         self.c = 4
-        self.s = 8 if shape.dtype == "fp32" else 12
+        self.s = {"fp32": 8, "bf16": 10, "fp16": 12}[shape.dtype]
         self.spilled = self.in_host = self.state_in_host = 0
 
     def list_units(self, kept):
@@ -271,7 +271,7 @@ class Formula:
         gathered = self.c * (self.all - self.persistent)
         kept = shape.live >= self.all and self.device_homes() + gathered <= shape.device * MIB
         fetches = 0 if kept else 1  # in backward; forward is given what the update makes
-        update = 2 if self.p == 4 else 1
+        update = 1 if shape.dtype == "fp16" else 2
         return {
             "gradients": 2 * shape.accumulation + 1,
             "parameters": fetches * shape.accumulation + update,

@@ -117,7 +117,9 @@ TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
                 placement->device_pool_bytes + placement->device_gradient_bytes);
       EXPECT_EQ(figures.host.used(), placement->host_pool_bytes);
       EXPECT_EQ(figures.nvme.used(), placement->nvme_param_bytes + placement->nvme_optimizer_bytes);
-      EXPECT_EQ(figures.elements * 12 / mib, (figures.host.optimizer - 1) / mib);
+      // The upper halves of master weights are not kept twice, where parameters are near enough.
+      const bool near = param == Offload::Cpu || (param == Offload::None && !gpu);
+      EXPECT_EQ(figures.elements * (near ? 10 : 12) / mib, (figures.host.optimizer - 1) / mib);
     }
   }
 }
@@ -270,10 +272,9 @@ TEST_F(Planner, MicroBatchesRunLayerByLayerWhereThereIsRoom) {
   PlanCase together = alone;
   together.activation_bytes = 4 * one_by_one.activations;
   const PlanFigures at_once = figures_of(together);
-  // What one forward gets from the update, which writes it, is not read.
-  const auto gathered = [](const PlanFigures& of) {
-    return of.moved.param.nvme_read + of.moved.param.nvme_write;
-  };
+  // What one forward gets from the update is not read; but the update reads as much: the old ones,
+  // which are upper halves of master weights.
+  const auto gathered = [](const PlanFigures& of) { return of.moved.param.nvme_read; };
   EXPECT_EQ(gathered(one_by_one), 4 * gathered(at_once));  // once for all four
   EXPECT_NEAR(at_once.time.model_seconds, one_by_one.time.model_seconds, 1e-9);
   EXPECT_GT(at_once.activations, 3 * one_by_one.activations);
@@ -292,12 +293,13 @@ TEST_F(LargePlanner, NothingIsLinearInElements) {
   const auto state = [](const PlanFigures& of) {
     return static_cast<double>(of.nvme.optimizer + of.host.optimizer);
   };
-  EXPECT_GT(one.nvme.optimizer, 4'000 * gib);
+  EXPECT_GT(one.nvme.optimizer, 3'500 * gib);
   EXPECT_LT(one.time.spans.size(), 100'000u);
   tried.ranks = 512;
   tried.gpu = true;
   const PlanFigures many = figures_of(tried);
-  EXPECT_NEAR(state(many), state(one) / 512, state(one) / 512 * 0.01);
+  // 12 bytes an element, where host memory has all of it and no parameters; else 10.
+  EXPECT_NEAR(state(many) / 12, state(one) / 10 / 512, state(one) / 10 / 512 * 0.01);
 }
 
 }  // namespace

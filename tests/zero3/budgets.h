@@ -25,12 +25,14 @@ std::uint64_t least_host_budget(PlacementRequest request, const Holds& holds) {
 
 /// Room for all gradients, and for next to nothing else: parameters and optimizer state stay on
 /// NVMe, if that is their home.
-inline std::uint64_t host_budget_for_gradients(const Module& module, const Config& config) {
+inline std::uint64_t host_budget_for_gradients(const Module& module, const Config& config,
+                                               bool split_master = true) {
   return least_host_budget({.parameters = &module.parameters(),
                             .stages = &module.stages(),
                             .config = &config,
                             .compute_dtype = DType::Float32,
-                            .device_bytes = std::uint64_t{1} << 40},
+                            .device_bytes = std::uint64_t{1} << 40,
+                            .split_master = split_master},
                            [](const Placement& placement) {
                              return std::none_of(
                                  placement.units.begin(), placement.units.end(),

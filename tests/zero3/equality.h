@@ -46,9 +46,11 @@ enum Factor : std::size_t {
   Schedule,     // of micro-batches: each by itself; in groups of one, of all; those checkpointed
   UpdateAt,     // when the update is complete: under the next forward; at once; at one or the other
   SwapFolders,  // one; two alike; three of disks that differ, one of them shared by both sections
+  Masters,      // in bf16: split where that costs nothing; whole
   factor_count
 };
-constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 3, 5, 3, 2, 4, 3, 3};
+constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3,
+                                               3, 3, 5, 3, 2, 4, 3, 3, 2};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -102,6 +104,7 @@ class Equality : public testing::Test {
     std::vector<StepResult> steps;
     std::string digest;
     bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
+    bool split_masters = false;  // of some unit
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
   Outcome train(const Choice& run, const Config& config) {
@@ -110,7 +113,7 @@ class Equality : public testing::Test {
     return train(run, config, options);
   }
   static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
-  Outcome train(const Choice& run, const Config& config, const EngineOptions& options);
+  Outcome train(const Choice& run, const Config& config, EngineOptions options);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
 
   const Scale scale;
@@ -187,7 +190,8 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
                            .compute_dtype = *config.artesian.compute_dtype,
                            .separate_device = separate_device,
                            .device_bytes = tried.device,
-                           .host_bytes = tried.host})
+                           .host_bytes = tried.host,
+                           .split_master = run[Masters] == 0})
         .has_value();
   };
   for (const auto member : {&Budgets::device, &Budgets::host}) {
@@ -250,13 +254,17 @@ inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Co
 }
 
 inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
-                                         const EngineOptions& options) {
+                                         EngineOptions options) {
   Outcome outcome;
+  options.split_master = run[Masters] == 0;
   Module& module = module_of(run);
   auto engine = create_patiently(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
   outcome.split = splits_a_unit((*engine)->placement());
+  for (const UnitPlacement& unit : (*engine)->placement().units) {
+    outcome.split_masters = outcome.split_masters || unit.master == Master::Split;
+  }
   RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);
   EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();

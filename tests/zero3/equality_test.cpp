@@ -1,9 +1,10 @@
 // Proves the first promise: placement, budgets, block size, prefetch limits, persistence, sub-group
-// size, buffer count, I/O engine and grouping of micro-batches never change a bit. A
+// size, buffer count, I/O engine, grouping of micro-batches and split master weights never change a
+// bit. A
 // pairwise-covering set of runs (every pair of values of every two factors occurs) trains a small
 // GPT-2 for 16 steps; losses, loss scales, gradient norms and the final digest must equal those of
-// the run of the same dtype and accumulation with everything in memory. equality_long_test.cpp goes
-// on for longer.
+// the run of the same dtype and accumulation with everything in memory and whole master weights.
+// equality_long_test.cpp goes on for longer.
 #include "tests/zero3/equality.h"
 
 #include <map>
@@ -59,16 +60,23 @@ std::vector<Choice> pairwise_runs() {
 }
 
 TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
-  const auto runs = pairwise_runs();
+  auto runs = pairwise_runs();
+  for (const int dtype : {1, 3}) {  // of each sort of bf16 one with some of the state on NVMe
+    Choice run{dtype == 1 ? 2 : 1, 2, 3, 0, 1, 1, 1, 1, 0, 1, 1, dtype, 1, 1};
+    run[Schedule] = 2;
+    runs.push_back(run);
+  }
   std::map<std::array<int, 3>, Outcome> references;  // everything in memory, nothing fetched
   for (const Choice& run : runs) {
     const std::array<int, 3> group{run[Dtype], run[Accumulation], run[Head]};
     if (references.count(group) != 0) continue;
-    references[group] =
-        train({0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation], run[Head]});
+    Choice in_memory{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation], run[Head]};
+    in_memory[Masters] = 1;
+    references[group] = train(in_memory);
   }
   ASSERT_LE(runs.size() + references.size(), 60u);
   int splits = 0;
+  int split_masters = 0;
   for (const Choice& run : runs) {
     SCOPED_TRACE(describe(run));
     const Outcome& reference = references[{run[Dtype], run[Accumulation], run[Head]}];
@@ -76,8 +84,12 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
     expect_same(outcome, reference);
     if (HasFatalFailure()) return;
     splits += outcome.split ? 1 : 0;
+    split_masters += outcome.split_masters ? 1 : 0;
   }
   EXPECT_GE(splits, 3);
+  EXPECT_GE(split_masters, 6);
+  std::printf("%zu runs, %d with split state, %d with split master weights\n", runs.size(), splits,
+              split_masters);
 }
 
 TEST_F(Equality, Fp16OverflowsAndGrowsAndLearnsMeanwhile) {

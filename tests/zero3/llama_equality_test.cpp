@@ -37,6 +37,7 @@ TEST_F(LlamaEquality, EverythingOnNvmeGivesTheBitsOfEverythingInMemory) {
       memory[Head] = head;
       memory[Accumulation] = 1;
       Choice nvme = memory;
+      memory[Masters] = 1;
       memory[Budget] = memory[Live] = memory[Reuse] = memory[Persistence] = 2;
       nvme[ParamHome] = nvme[OptimizerHome] = 2;
       SCOPED_TRACE(describe(nvme));

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
 
@@ -19,6 +21,7 @@ struct Case {
   std::uint64_t device = std::uint64_t{1} << 40;
   std::uint64_t host = std::uint64_t{1} << 40;
   bool separate = false;
+  bool split_master = true;
 
   Result<Placement> place() const {
     return make_placement({.parameters = &model.parameters,
@@ -27,7 +30,8 @@ struct Case {
                            .compute_dtype = DType::Float32,
                            .separate_device = separate,
                            .device_bytes = device,
-                           .host_bytes = host});
+                           .host_bytes = host,
+                           .split_master = split_master});
   }
 };
 
@@ -51,7 +55,7 @@ std::uint64_t bytes_in(const Placement& plan, Tier tier) {
     if (plan.units[index].grad == tier) bytes += image * dtype_size(plan.grad_dtype);
     for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
       if (plan.optimizer_home(index, group) != tier) continue;
-      bytes += plan.sub_group_numel(index, group) * 4 * plan.states;
+      bytes += plan.record_bytes(index, group);
     }
   }
   if (tier == Tier::Host) {
@@ -105,14 +109,16 @@ std::uint64_t nvme_traffic(const Case& given, const Placement& plan) {
     const UnitPlacement& place = plan.units[index];
     const std::uint64_t image = plan.layout.units[index].image;
     if (place.param == Tier::Nvme) {
-      bytes += image * dtype_size(plan.param_dtype) * (fetches[index] + (plan.states == 2 ? 2 : 1));
+      const std::uint64_t by_update = plan.update_reads_param(index) ? 2 : 1;
+      // The first forward is given what the update makes.
+      bytes += image * dtype_size(plan.param_dtype) * (fetches[index] - 1 + by_update);
     }
     if (place.grad == Tier::Nvme) {
       bytes += image * dtype_size(plan.grad_dtype) * (2 * micro_batches + 1);
     }
     for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
       if (plan.optimizer_home(index, group) != Tier::Nvme) continue;
-      bytes += plan.sub_group_numel(index, group) * 4 * plan.states * 2;
+      bytes += plan.record_bytes(index, group) * 2;
     }
   }
   return bytes;
@@ -122,8 +128,8 @@ std::uint64_t nvme_traffic(const Case& given, const Placement& plan) {
 /// has given to optimizer state and left free.
 std::uint64_t state_saved_by_whole_units(const Placement& plan, std::uint64_t room) {
   std::uint64_t saved = 0;
-  for (const Unit& unit : plan.layout.units) {
-    const std::uint64_t bytes = unit.image * 4 * plan.states;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    const std::uint64_t bytes = plan.optimizer_bytes(unit);
     if (bytes > room - saved) continue;
     saved += bytes;
   }
@@ -207,9 +213,70 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
 
 INSTANTIATE_TEST_SUITE_P(
     Placement, PlacementOf,
-    testing::Combine(testing::Values(DType::Float32, DType::Float16),
+    testing::Combine(testing::Values(DType::Float32, DType::Float16, DType::BFloat16),
                      testing::Values(Offload::None, Offload::Cpu, Offload::Nvme),
                      testing::Values(Offload::None, Offload::Cpu, Offload::Nvme), testing::Bool()));
+
+/// The one way in which all units keep their master weights.
+Master master_of(const Placement& plan) {
+  for (const UnitPlacement& unit : plan.units) EXPECT_EQ(unit.master, plan.units[0].master);
+  return plan.units[0].master;
+}
+
+TEST(Placement, MasterWeightsAreSplitWhereTheUpperHalvesAreAtHand) {
+  constexpr std::array<Offload, 3> homes{Offload::None, Offload::Cpu, Offload::Nvme};
+  for (const Offload param : homes) {
+    for (const Offload optimizer : homes) {
+      for (const bool separate : {false, true}) {
+        SCOPED_TRACE(std::to_string(static_cast<int>(param)) +
+                     std::to_string(static_cast<int>(optimizer)) + (separate ? "s" : ""));
+        Case given = make_case(DType::BFloat16, param, optimizer);
+        given.separate = separate;
+        given.config.zero.param_persistence_threshold = 0;
+        const bool far = separate && param == Offload::None && optimizer != Offload::Nvme;
+        // With host memory for all of the state, but for no parameters.
+        const bool for_nothing = param == Offload::Nvme;
+        EXPECT_EQ(master_of(given.place().value()),
+                  far || for_nothing ? Master::Own : Master::Split);
+        given.config.zero.offload_param.max_in_cpu = 1'000'000'000;
+        EXPECT_EQ(master_of(given.place().value()), far ? Master::Own : Master::Split);
+        given.split_master = false;
+        EXPECT_EQ(master_of(given.place().value()), Master::Own);
+      }
+    }
+  }
+  const Case fp16 = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  EXPECT_EQ(master_of(fp16.place().value()), Master::Own);
+  const Case fp32 = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
+  EXPECT_EQ(master_of(fp32.place().value()), Master::Parameter);
+}
+
+TEST(Placement, SplitOrWholeWhicheverMovesFewerBytes) {
+  int split = 0;
+  int whole = 0;
+  for (const Offload optimizer : {Offload::Cpu, Offload::Nvme}) {
+    for (std::uint64_t seed = 0; seed < 300; ++seed) {
+      Case given = make_case(DType::BFloat16, Offload::Nvme, optimizer);
+      given.host = 100'000 + random_word(seed, 6, 0) % (2u << 20);
+      given.config.zero.offload_param.max_in_cpu = random_word(seed, 6, 1) % 2 * 1'000'000;
+      given.config.zero.max_reuse_distance = 0;  // nothing stays gathered: nvme_traffic() is exact
+      given.config.zero.max_live_parameters = 0;
+      given.config.zero.sub_group_size = 4096;
+      const auto chosen = given.place();
+      given.split_master = false;
+      const auto other = given.place();
+      if (!other.has_value()) continue;  // it takes more memory
+      ASSERT_TRUE(chosen.has_value());
+      const std::uint64_t bytes = nvme_traffic(given, *chosen);
+      ASSERT_LE(bytes, nvme_traffic(given, *other)) << seed;
+      const bool halves = chosen->units[0].master == Master::Split;
+      split += halves && bytes < nvme_traffic(given, *other) ? 1 : 0;
+      whole += halves ? 0 : 1;
+    }
+  }
+  EXPECT_GE(split, 100);
+  EXPECT_GE(whole, 20);
+}
 
 TEST(Placement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::None);
@@ -259,7 +326,7 @@ std::uint64_t state_in_host(const Placement& plan) {
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
       if (plan.optimizer_home(unit, group) != Tier::Host) continue;
-      bytes += plan.sub_group_numel(unit, group) * 4 * plan.states;
+      bytes += plan.record_bytes(unit, group);
     }
   }
   return bytes;
@@ -275,7 +342,8 @@ TEST(Placement, SpareHostMemoryHoldsMoreOptimizerStateThanWholeUnitsWould) {
       const auto plan = given.place().value();
       const std::uint64_t in_host = state_in_host(plan);
       const std::uint64_t left = given.host - plan.host_pool_bytes;
-      if (left >= plan.sub_group * 4 * plan.states) continue;  // kept free until a ring can grow
+      if (left >= plan.sub_group * plan.state_size_max())
+        continue;  // kept free until a ring can grow
       const std::uint64_t whole = state_saved_by_whole_units(plan, in_host + left);
       EXPECT_GE(in_host, whole) << given.host;
       by_sub_groups += in_host;

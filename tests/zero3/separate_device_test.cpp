@@ -40,8 +40,8 @@ class OnSeparateDevice : public Equality {
   const Outcome& on_cpu(const Choice& run) {
     const std::array<int, 3> group{run[Dtype], run[Accumulation], run[Head]};
     if (references_.count(group) == 0) {
-      const Choice in_memory{0,        0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation],
-                             run[Head]};
+      Choice in_memory{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation], run[Head]};
+      in_memory[Masters] = 1;
       references_[group] = train(in_memory);
     }
     return references_[group];

@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "tests/support/separate_device.h"
+#include "tests/zero3/budgets.h"
 #include "tests/zero3/equality.h"
 #include "zero3/step_plan.h"
 
@@ -67,7 +68,8 @@ class StepPlanTest : public Equality {
   MovedByKind expect_as_planned(const Choice& run, const Config& config, SeparateDevice* device) {
     SCOPED_TRACE(describe(run));
     Module& module = module_of(run);
-    auto engine = Engine::create(module, config, {.backend = device});
+    auto engine =
+        Engine::create(module, config, {.backend = device, .split_master = run[Masters] == 0});
     EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
     if (!engine.has_value()) return {};
     RandomWeights weights(module.parameters(), 1);
@@ -166,6 +168,63 @@ TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
     // But for what spare host memory holds of it.
     EXPECT_EQ(moved.optimizer.nvme_write, moved.optimizer.nvme_read);
     EXPECT_LE(moved.optimizer.nvme_write, 12 * elements);
+  }
+}
+
+TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
+  // As above, in bf16: with nothing of the state in host memory 10 + 4M are read, of which the
+  // optimizer reads 10 and the old parameters 2, and 12 are written; 14 with whole master weights.
+  for (const int masters : {0, 1}) {
+    for (const int accumulation : {0, 1, 2}) {
+      Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, accumulation, 1};
+      run[Masters] = masters;
+      Config config = steady(config_of(run));
+      const Module& module = module_of(run);
+      config.artesian.host_memory = host_budget_for_gradients(module, config, masters == 0);
+      const MovedByKind moved = expect_as_planned(run, config, nullptr);
+      EXPECT_GT(moved.optimizer.nvme_write, 0u);
+      Placement placement = make_placement({.parameters = &module.parameters(),
+                                            .stages = &module.stages(),
+                                            .config = &config,
+                                            .compute_dtype = DType::Float32,
+                                            .device_bytes = *config.artesian.device_memory,
+                                            .host_bytes = *config.artesian.host_memory,
+                                            .split_master = masters == 0})
+                                .value();
+      std::uint64_t elements = 0;
+      for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+        EXPECT_EQ(placement.units[unit].param, tiering::Tier::Nvme);
+        EXPECT_EQ(placement.units[unit].grad, tiering::Tier::Host);
+        placement.units[unit].optimizer_in_host.clear();  // the little that is there
+        elements += placement.layout.units[unit].image;
+      }
+      const Layout& layout = placement.layout;
+      const std::uint64_t table = layout.units[layout.stages.front().front()].image;
+      const std::uint64_t micro_batches = config.accumulation_steps;
+      const auto planned = plan_step({.placement = &placement,
+                                      .stages = &module.stages(),
+                                      .limits = PrefetchLimits::of(config.zero),
+                                      .micro_batches = micro_batches,
+                                      .tokens = scale.samples * scale.length,
+                                      .lookup_width = scale.hidden});
+      ASSERT_TRUE(planned.has_value());
+      const Moved total = planned->moved.total();
+      EXPECT_EQ(total.nvme_read, (10 + 4 * micro_batches) * elements - 2 * micro_batches * table);
+      EXPECT_EQ(total.nvme_write, (masters == 0 ? 12 : 14) * elements);
+    }
+  }
+}
+
+TEST_F(StepPlanTest, SplitMasterWeightsOfParametersInMemoryMakeItTenAndTen) {
+  for (const int param_home : {0, 1}) {
+    Choice run{param_home, 2, 3, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
+    const MovedByKind moved = expect_as_planned(run, steady(config_of(run)), nullptr);
+    EXPECT_EQ(moved.param.nvme_read + moved.param.nvme_write, 0u);
+    run[Masters] = 1;
+    const MovedByKind whole = expect_as_planned(run, steady(config_of(run)), nullptr);
+    EXPECT_GT(moved.optimizer.nvme_write, 0u);
+    EXPECT_EQ(moved.optimizer.nvme_read, moved.optimizer.nvme_write);
+    EXPECT_LT(moved.optimizer.nvme_write, whole.optimizer.nvme_write);
   }
 }
 
