@@ -6,8 +6,8 @@
 #include <array>
 #include <cctype>
 
+#include "base/kernel_files.h"
 #include "base/units.h"
-#include "tools/doctor_files.h"
 
 namespace artesian::tools {
 namespace {

@@ -9,10 +9,10 @@
 #include <sstream>
 
 #include "aio/engine.h"
+#include "base/kernel_files.h"
 #include "base/machine.h"
 #include "base/units.h"
 #include "kernels/dispatch.h"
-#include "tools/doctor_files.h"
 
 namespace artesian::tools {
 namespace {

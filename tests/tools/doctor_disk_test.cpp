@@ -13,6 +13,7 @@ namespace artesian::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using tiering::BlockDevice;
 
 /// A machine's /sys below a folder.
 class Machine {
@@ -49,8 +50,8 @@ class Machine {
     link(device + "/slaves/" + fs::path(disk).filename().string(), disk);
   }
 
-  std::vector<Disk> disks(std::uint32_t major, std::uint32_t minor) {
-    return disks_below(major, minor, root());
+  std::vector<BlockDevice> disks(std::uint32_t major, std::uint32_t minor) {
+    return tiering::disks_below(major, minor, root());
   }
 
  private:
@@ -116,7 +117,7 @@ TEST(Disks, ALoopOfDevicesEnds) {
 }
 
 struct DiskCase {
-  Disk disk;
+  BlockDevice disk;
   Level level;
   std::string word;
 };
@@ -139,7 +140,7 @@ TEST(Disks, EachKindIsNamed) {
 }
 
 TEST(Disks, WithSeveralNodesTheNearestIsNamed) {
-  const Disk disk{.name = "nvme0n1", .nvme = true, .numa_node = 1};
+  const BlockDevice disk{.name = "nvme0n1", .nvme = true, .numa_node = 1};
   EXPECT_NE(examine_disks({disk}, 2).meaning.find("--cpunodebind=1"), std::string::npos);
   EXPECT_EQ(examine_disks({disk}, 1).meaning.find("--cpunodebind"), std::string::npos);
 }
