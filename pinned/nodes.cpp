@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <string_view>
 
@@ -103,6 +104,12 @@ std::optional<std::uint32_t> node_of_device(const std::string& folder) {
   const auto node = number_of(folder + "/numa_node");
   if (!node.has_value() || *node < 0 || *node > number_max) return std::nullopt;
   return static_cast<std::uint32_t>(*node);
+}
+
+std::optional<std::uint32_t> node_of_pci_device(std::string address, const std::string& root) {
+  std::transform(address.begin(), address.end(), address.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return node_of_device(root + "/sys/bus/pci/devices/" + address);
 }
 
 bool memory_policy_set() noexcept {

@@ -51,6 +51,8 @@ std::string describe(const NodePolicy& policy);
 
 /// The number in the file numa_node of a device's folder in /sys, unless it is -1.
 std::optional<std::uint32_t> node_of_device(const std::string& folder);
+/// That of the device at this address, "0000:41:00.0", in any case.
+std::optional<std::uint32_t> node_of_pci_device(std::string address, const std::string& root = "");
 
 /// Whether this thread's memory has a policy other than the default (numactl).
 bool memory_policy_set() noexcept;

@@ -4,6 +4,8 @@
 #include <filesystem>
 
 #include "base/kernel_files.h"
+#include "pinned/nodes.h"
+#include "tiering/mount.h"
 
 namespace artesian::tiering {
 namespace {
@@ -21,11 +23,11 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, failed) && !failed;
 }
 
-std::optional<std::int64_t> numa_node_of(fs::path device, const std::string& root) {
+std::optional<std::uint32_t> numa_node_of(fs::path device, const std::string& root) {
   const fs::path end = canonical_of(root + "/sys");
   for (; device.has_relative_path() && device != end; device = device.parent_path()) {
-    const auto node = number_of(device / "numa_node");
-    if (node.has_value() && *node >= 0) return node;
+    const auto node = pinned::node_of_device(device);
+    if (node.has_value()) return node;
   }
   return std::nullopt;
 }
@@ -79,6 +81,13 @@ Place place_of(const std::string& path) {
   const fs::path parent = canonical_of(absolute.parent_path());
   if (!is_folder(parent)) return {.missing = true};
   return {.folder = parent.string(), .missing = true};
+}
+
+std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root) {
+  const Place place = place_of(path);
+  if (place.folder.empty()) return {};
+  const Mount mount = mount_of(place.folder, root);
+  return disks_below(mount.major, mount.minor, root);
 }
 
 }  // namespace artesian::tiering

@@ -17,7 +17,7 @@ struct BlockDevice {
   bool over_network = false;  // NVMe over Fabrics
   bool rotational = false;
   bool virtual_disk = false;  // of a virtual machine, or a loop or RAM disk
-  std::optional<std::int64_t> numa_node = {};
+  std::optional<std::uint32_t> numa_node = {};
 };
 std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
                                      const std::string& root = "");
@@ -28,5 +28,8 @@ struct Place {
   bool missing = false;
 };
 Place place_of(const std::string& path);
+
+/// The disks below a folder that is, or will be, at this path; none where that is not known.
+std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root = "");
 
 }  // namespace artesian::tiering

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
+#include "tiering/host_nodes.h"
 #include "zero3/activation_memory.h"
 #include "zero3/compute_device.h"
 #include "zero3/from_torch.h"
@@ -236,6 +237,7 @@ Result<void> Engine::Impl::build() {
                                           .host_bytes = budgets.host}));
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
   ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
+  auto nodes = tiering::nodes_of_host(compute.backend->numa_node(), paths.directories);
   ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
   io = std::move(engine);
   ModelStateOptions state_options{.placement = std::move(placement),
@@ -246,11 +248,14 @@ Result<void> Engine::Impl::build() {
                                                 config.zero.offload_optimizer.pin_memory,
                                   .wait_seconds = options.wait_seconds,
                                   .timeline = options.timeline,
-                                  .device = compute.backend};
+                                  .device = compute.backend,
+                                  .host_nodes = std::move(nodes)};
   const ZeroConfig& zero = config.zero;
   FileSystem& files = options.files != nullptr ? *options.files : system_files();
   ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
   state = std::move(made);
+  const pinned::NodePolicy taken = state->host_pool().statistics().nodes;
+  if (!taken.nodes.empty()) log(LogLevel::Info, "host memory lies " + describe(taken));
   residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
                                                    state->device_pool(), executor, state->loader());
   prefetcher = std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(zero));

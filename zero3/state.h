@@ -35,6 +35,7 @@ struct ModelStateOptions {
   double wait_seconds = 60.0;         // deadline of every wait for the disk
   Timeline* timeline = nullptr;       // receives the disk's spans; may be null
   tiering::Device* device = nullptr;  // outlives the state; null: the CPU
+  pinned::NodePolicy host_nodes{};    // where the host tier is to lie: tiering/host_nodes.h
 };
 
 class ModelState {

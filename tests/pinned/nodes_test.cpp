@@ -266,6 +266,9 @@ TEST(DeviceNodes, TheKernelsMinusOneIsNotKnown) {
     root.write("numa_node", text);
     EXPECT_EQ(node_of_device(root.path()).value_or(1000), node < 0 ? 1000u : 1u) << text;
   }
+  root.write("sys/bus/pci/devices/0000:c1:00.0/numa_node", "3\n");
+  EXPECT_EQ(node_of_pci_device("0000:C1:00.0", root.path()), 3u) << "as CUDA spells it";
+  EXPECT_FALSE(node_of_pci_device("", root.path()).has_value());
 }
 
 }  // namespace
