@@ -102,6 +102,7 @@ void for_each_counter(const Visit& visit) {
                              &StepResult::bytes_h2d, &StepResult::bytes_d2h}) {
     visit(counter);
   }
+  visit(&StepResult::bytes_paths);
   for (const auto counter :
        {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
         &StepResult::forward_s, &StepResult::backward_s}) {
@@ -521,6 +522,7 @@ StepResult Engine::Impl::counters() const {
   const auto disk_now = state->store().statistics();
   now.bytes_nvme_read = disk_now.bytes_read;
   now.bytes_nvme_write = disk_now.bytes_written;
+  if (state->path_count() > 1) now.bytes_paths.paths = state->path_use();
   now.bytes_h2d = residency->bytes_to_device();
   now.bytes_d2h = graphs->bytes_to_host();
   now.wait_param_s = prefetcher->wait_seconds();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/check.h"
 #include "tiering/machine_profile.h"
 
 namespace artesian::zero3 {
@@ -91,6 +92,26 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
     paths.disks = saved_disks(paths.directories, config.aio.block_size);
   }
   return paths;
+}
+
+SwapPathsUse& SwapPathsUse::operator+=(const SwapPathsUse& more) {
+  if (paths.empty()) return *this = more;
+  ARTESIAN_CHECK(more.paths.empty() || more.paths.size() == paths.size(), more.paths.size());
+  for (std::size_t path = 0; path < more.paths.size(); ++path) {
+    paths[path].bytes_read += more.paths[path].bytes_read;
+    paths[path].bytes_written += more.paths[path].bytes_written;
+  }
+  return *this;
+}
+
+SwapPathsUse SwapPathsUse::operator-(const SwapPathsUse& before) const {
+  ARTESIAN_CHECK(before.paths.empty() || before.paths.size() == paths.size(), before.paths.size());
+  SwapPathsUse since = *this;
+  for (std::size_t path = 0; path < before.paths.size(); ++path) {
+    since.paths[path].bytes_read -= before.paths[path].bytes_read;
+    since.paths[path].bytes_written -= before.paths[path].bytes_written;
+  }
+  return since;
 }
 
 std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,

@@ -23,6 +23,23 @@ TEST(SwapPaths, OfOneSectionAreOneVolume) {
   EXPECT_TRUE(resolve_swap_paths({}, {}).value().directories.empty());
 }
 
+TEST(SwapPathsUse, CountsUp) {
+  const SwapPathsUse before{.paths = {{.directory = "/a", .bytes_read = 1, .bytes_written = 2},
+                                      {.directory = "/b", .bytes_read = 3}}};
+  SwapPathsUse sum;
+  EXPECT_TRUE((sum - SwapPathsUse()).paths.empty());
+  sum += before;  // empty is all zeros, on either side
+  sum += SwapPathsUse();
+  sum += before;
+  EXPECT_EQ((sum - SwapPathsUse()).paths[1].bytes_read, 6u);
+  const SwapPathsUse since = sum - before;
+  ASSERT_EQ(since.paths.size(), 2u);
+  EXPECT_EQ(since.paths[0].directory, "/a");
+  EXPECT_EQ(since.paths[0].bytes_read, 1u);
+  EXPECT_EQ(since.paths[0].bytes_written, 2u);
+  EXPECT_EQ(since.paths[1].bytes_read, 3u);
+}
+
 TEST(SwapPaths, AreSharedWhereSectionsNameTheSame) {
   const SwapPaths same = resolve_swap_paths({"/x/a", "/x/b"}, {"/x/b/", "/x/c/../a"}).value();
   EXPECT_EQ(same.directories, (Folders{"/x/a", "/x/b"}));
