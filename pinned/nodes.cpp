@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/kernel_files.h"
+#include "base/split.h"
 
 namespace artesian::pinned {
 namespace {
@@ -19,22 +20,16 @@ constexpr std::uint32_t number_max = 1 << 16;  // of a node or core; what is lar
 /// The kernel's "0-3,8", ascending. What is no list is empty.
 std::vector<std::uint32_t> numbers_of(std::string_view list) {
   std::vector<std::uint32_t> numbers;
-  const char* at = list.data();
-  const char* const end = at + list.size();
-  while (at < end) {
+  for (const std::string_view range : split(list, ',')) {
+    const char* const end = range.data() + range.size();
     std::uint32_t first = 0;
-    const auto low = std::from_chars(at, end, first);
-    if (low.ec != std::errc{}) return {};
+    auto read = std::from_chars(range.data(), end, first);
     std::uint32_t last = first;
-    at = low.ptr;
-    if (at < end && *at == '-') {
-      const auto high = std::from_chars(at + 1, end, last);
-      if (high.ec != std::errc{}) return {};
-      at = high.ptr;
-    }
-    if (last < first || last > number_max) return {};
+    const bool two = read.ec == std::errc{} && read.ptr != end && *read.ptr == '-';
+    if (two) read = std::from_chars(read.ptr + 1, end, last);
+    const bool whole = read.ec == std::errc{} && read.ptr == end;
+    if (!whole || last < first || last > number_max) return {};
     for (std::uint32_t number = first; number <= last; ++number) numbers.push_back(number);
-    if (at < end && *at++ != ',') return {};
   }
   return numbers;
 }

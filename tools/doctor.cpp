@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "base/split.h"
 #include "tiering/host_nodes.h"
 #include "tools/doctor_disk.h"
 #include "tools/doctor_gpu.h"
@@ -55,11 +56,9 @@ Result<int> run_doctor(const CLI::App& doctor) {
   std::string faults;
   std::vector<std::string> paths;
   for (const std::string& typed : doctor["--path"]->results()) {
-    for (std::size_t begin = 0; begin <= typed.size();) {
-      const std::size_t end = std::min(typed.find(',', begin), typed.size());
-      paths.push_back(typed.substr(begin, end - begin));
-      begin = end + 1;
-      if (!paths.back().empty()) continue;
+    for (const std::string_view path : split(typed, ',')) {
+      paths.emplace_back(path);
+      if (!path.empty()) continue;
       faults += "--path: got \"" + typed + "\", allowed a folder; write it " +
                 (typed.empty() ? "after the flag\n" : "on each side of a comma\n");
     }

@@ -73,6 +73,8 @@ TEST(MachineNodes, AreThoseWithCoresAndMemoryThatWeMayUse) {
   expect_nodes("a node without memory", {"0,2", "0-2", "0,2", "0-3", "0 1 2-3"}, {0, 2}, {0, 2});
   expect_nodes("numbers with gaps", {"0,8", "0,8", "0-255", "1", "0-1"}, {0, 8}, {0});
   expect_nodes("lists that are none", {"0-", "x", "1-0", "0", "0"}, {}, {});
+  expect_nodes("nor these", {"-1", "0-1-2", "0,,1", "0", "0"}, {}, {});
+  expect_nodes("nor a part of one", {"0-1", "0-1,", "0-1", "0", "0"}, {}, {});
   expect_nodes("a list without end", {"0-4294967295", "0-1", "0-1", "0", "0"}, {}, {});
   const TemporaryDirectory nothing;
   EXPECT_TRUE(machine_nodes(nothing.path()).usable.empty());
