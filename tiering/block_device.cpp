@@ -72,15 +72,21 @@ std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
   return disks;
 }
 
-Place place_of(const std::string& path) {
-  if (is_folder(canonical_of(path))) return {.folder = canonical_of(path).string()};
+fs::path resolved_folder(const std::string& path) {
   std::error_code failed;
-  fs::path absolute = fs::absolute(path, failed).lexically_normal();
-  if (!absolute.has_filename()) absolute = absolute.parent_path();  // a trailing slash
-  if (failed || fs::exists(absolute, failed)) return {};
-  const fs::path parent = canonical_of(absolute.parent_path());
-  if (!is_folder(parent)) return {.missing = true};
-  return {.folder = parent.string(), .missing = true};
+  const fs::path full = fs::absolute(path, failed);
+  fs::path folder = fs::weakly_canonical(full, failed);
+  if (failed) folder = full.lexically_normal();  // what is wrong shows when it is opened
+  return folder.has_filename() ? folder : folder.parent_path();  // a trailing slash
+}
+
+Place place_of(const std::string& path) {
+  const fs::path folder = resolved_folder(path);
+  if (is_folder(folder)) return {.folder = folder.string()};
+  std::error_code ignored;
+  if (fs::exists(folder, ignored)) return {};
+  if (!is_folder(folder.parent_path())) return {.missing = true};
+  return {.folder = folder.parent_path().string(), .missing = true};
 }
 
 std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root) {

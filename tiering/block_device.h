@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ struct BlockDevice {
 };
 std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
                                      const std::string& root = "");
+
+/// The folder that a path leads to, which need not exist yet: the same for two that will be one.
+std::filesystem::path resolved_folder(const std::string& path);
 
 /// Where a folder is, or would be created.
 struct Place {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <filesystem>
 #include <sstream>
 
 #include "base/file_system.h"
@@ -15,7 +14,6 @@
 namespace artesian::tools {
 namespace {
 
-namespace fs = std::filesystem;
 using tiering::BlockDevice;
 using tiering::FileSystemKind;
 using tiering::Mount;
@@ -158,10 +156,7 @@ Finding examine_free_space(std::uint64_t bytes) {
 }
 
 StripedPath striped_path(const std::string& path) {
-  std::error_code failed;
-  fs::path folder = fs::weakly_canonical(fs::absolute(path, failed), failed);
-  if (!folder.has_filename()) folder = folder.parent_path();
-  StripedPath striped{.path = path, .folder = folder.string(), .disks = {}};
+  StripedPath striped{.path = path, .folder = tiering::resolved_folder(path).string(), .disks = {}};
   const Place place = tiering::place_of(path);
   if (place.folder.empty()) return striped;
   const Mount mount = tiering::mount_of(place.folder);

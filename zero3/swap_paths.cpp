@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "tiering/block_device.h"
 #include "tiering/machine_profile.h"
 
 namespace artesian::zero3 {
@@ -11,17 +12,10 @@ namespace {
 
 constexpr std::uint64_t stripe_bytes_max = 8 << 20;
 
-/// The folder that a path, which need not exist yet, leads to. Two swap files in one would shut
-/// each other out.
-std::filesystem::path resolved(const std::string& path) {
-  std::error_code ignored;  // what is wrong with the path shows when it is opened
-  auto full = std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
-  return full.has_filename() ? full : full.parent_path();
-}
-
 class Collector {
  public:
-  /// The volume of these folders, a new one or one with the same.
+  /// The volume of these folders, a new one or one with the same. Each may be named once: two swap
+  /// files in one would shut each other out.
   Result<std::uint32_t> add(const std::vector<std::string>& folders) {
     std::vector<std::uint32_t> volume;
     for (const std::string& folder : folders) {
@@ -47,7 +41,7 @@ class Collector {
 
  private:
   std::uint32_t index_of(const std::string& folder) {
-    const auto full = resolved(folder);
+    const auto full = tiering::resolved_folder(folder);
     const auto found = std::find(resolved_.begin(), resolved_.end(), full);
     const auto index = static_cast<std::uint32_t>(found - resolved_.begin());
     if (found == resolved_.end()) {
@@ -119,10 +113,7 @@ std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& direc
   std::vector<tiering::PathDisk> disks;
   std::vector<std::string> profiles;  // one for each disk
   for (const std::string& directory : directories) {
-    std::error_code ignored;
-    std::filesystem::path folder = resolved(directory);
-    if (!std::filesystem::exists(folder, ignored)) folder = folder.parent_path();
-    const auto path = tiering::machine_profile_path(folder.string());
+    const auto path = tiering::machine_profile_path(tiering::place_of(directory).folder);
     if (!path.has_value()) return {};
     const auto profile = tiering::load_machine_profile(*path);
     if (!profile.has_value()) return {};

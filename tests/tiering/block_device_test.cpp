@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/support/made_up_machine.h"
@@ -63,6 +64,24 @@ TEST(Disks, ALoopOfDevicesEnds) {
   machine.below(first, second);
   machine.below(second, first);
   EXPECT_TRUE(disks_below(253, 0, machine.root()).empty());
+}
+
+TEST(Places, AreTheFolderItselfOrTheParentOfWhatIsMissing) {
+  const test_support::TemporaryDirectory directory;
+  const std::string folder = std::filesystem::canonical(directory.path());
+  EXPECT_EQ(place_of(folder + "/").folder, folder);
+  EXPECT_FALSE(place_of(folder).missing);
+  for (const std::string name : {"/new", "/new/", "/./x/../new"}) {
+    EXPECT_EQ(place_of(folder + name).folder, folder) << name;
+    EXPECT_TRUE(place_of(folder + name).missing) << name;
+  }
+  std::filesystem::create_symlink(folder, directory.file("link"));
+  EXPECT_EQ(place_of(folder + "/link").folder, folder);
+  EXPECT_EQ(resolved_folder(folder + "/link/new"), folder + "/new");
+  EXPECT_TRUE(place_of(directory.write("file", "")).folder.empty());
+  EXPECT_FALSE(place_of(folder + "/file").missing);
+  EXPECT_TRUE(place_of(folder + "/no/parent").folder.empty());
+  EXPECT_TRUE(place_of(folder + "/no/parent").missing);
 }
 
 }  // namespace

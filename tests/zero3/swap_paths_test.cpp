@@ -52,6 +52,16 @@ TEST(SwapPaths, AreSharedWhereSectionsNameTheSame) {
   EXPECT_EQ(some.optimizer_volume, 1u);
 }
 
+TEST(SwapPaths, TwoThatCannotBeResolvedAreNotOne) {
+  const test_support::TemporaryDirectory directory;
+  const Folders loops{directory.file("a"), directory.file("b")};
+  for (const std::string& loop : loops) std::filesystem::create_symlink(loop, loop);
+  const auto paths = resolve_swap_paths(loops, {});
+  ASSERT_TRUE(paths.has_value()) << paths.error().to_string();
+  EXPECT_EQ(paths->directories, loops);
+  EXPECT_FALSE(resolve_swap_paths({loops[0], loops[0] + "/"}, {}).has_value());
+}
+
 TEST(SwapPaths, OneFolderTwiceInASectionIsRefusedHoweverItIsSpelled) {
   const test_support::TemporaryDirectory directory;
   const std::string real = directory.file("real");
