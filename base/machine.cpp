@@ -9,6 +9,8 @@
 #include <sstream>
 #include <vector>
 
+#include "base/split.h"
+
 namespace artesian {
 namespace {
 
@@ -37,11 +39,8 @@ std::optional<std::uint64_t> kib_of(const std::string& path, const std::string& 
 
 // Whether a list like "cpu,memory" has the word.
 bool lists(const std::string& list, const std::string& word) {
-  std::istringstream words(list);
-  for (std::string each; std::getline(words, each, ',');) {
-    if (each == word) return true;
-  }
-  return false;
+  const auto words = split(list, ',');
+  return std::find(words.begin(), words.end(), word) != words.end();
 }
 
 // How the two versions of control groups call the same things.

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "pinned/nodes.h"
 
 namespace artesian::pinned {
 
@@ -31,6 +32,9 @@ class MemoryRange {
   MemoryRange& operator=(const MemoryRange&) = delete;
   ~MemoryRange();
 
+  /// Asks the kernel for memory of these nodes, only before first touch. No nodes: no call.
+  /// Errors: Unsupported (it refuses: the range lies wherever it puts it).
+  Result<void> place(const NodePolicy& policy) noexcept;
   /// Faults the whole range in and keeps it in memory. Where that is refused (the memlock limit,
   /// too little memory), says so once in this process and leaves the range pageable.
   void lock() noexcept;
@@ -46,6 +50,7 @@ class MemoryRange {
   std::uint64_t bytes() const noexcept { return bytes_; }
   bool locked() const noexcept { return locked_; }
   bool huge_pages() const noexcept { return huge_pages_; }
+  const NodePolicy& nodes() const noexcept { return nodes_; }  // as the kernel took them
 
  private:
   MemoryRange(std::byte* data, std::uint64_t bytes, std::uint64_t bytes_mapped) noexcept
@@ -56,6 +61,7 @@ class MemoryRange {
   std::uint64_t bytes_mapped_ = 0;
   bool locked_ = false;
   bool huge_pages_ = false;
+  NodePolicy nodes_;
   std::function<void()> release_;  // set: borrowed
 };
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/log.h"
 #include "base/units.h"
 #include "pinned/free_list.h"
 #include "pinned/memory_range.h"
@@ -85,6 +86,9 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options) noexcept 
                       options.name + ": no address range of " + format_size(options.bytes));
   }
   ARTESIAN_TRY(range, MemoryRange::map(bytes, options.name));
+  if (const auto placed = range.place(options.nodes); !placed.has_value()) {
+    log_once(LogLevel::Warning, placed.error().to_string());
+  }
   if (options.lock == Lock::Try) range.lock();
   return std::unique_ptr<Pool>(new Pool(std::make_unique<Impl>(std::move(range), options.name)));
 }
@@ -164,7 +168,8 @@ PoolStatistics Pool::statistics() const noexcept {
           .bytes_free_largest = impl_->free_.longest(),
           .wait_ns = impl_->wait_ns_,
           .locked = impl_->range_.locked(),
-          .huge_pages = impl_->range_.huge_pages()};
+          .huge_pages = impl_->range_.huge_pages(),
+          .nodes = impl_->range_.nodes()};
 }
 
 }  // namespace artesian::pinned

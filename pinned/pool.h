@@ -15,6 +15,7 @@
 #include "base/buffer.h"
 #include "base/clock.h"
 #include "base/result.h"
+#include "pinned/nodes.h"
 
 namespace artesian::pinned {
 
@@ -25,6 +26,7 @@ struct PoolOptions {
   std::uint64_t bytes = 0;  // size of the range
   Lock lock = Lock::Try;
   std::string name = "pool";  // for messages
+  NodePolicy nodes = {};      // where it is to lie: choose_nodes
 };
 
 struct PoolStatistics {
@@ -35,6 +37,7 @@ struct PoolStatistics {
   std::uint64_t wait_ns = 0;             // time spent in lease_or_wait
   bool locked = false;
   bool huge_pages = false;
+  NodePolicy nodes = {};  // none where there was no choice, or the kernel refused it
 };
 
 class Pool final : public BufferOwner {

@@ -65,6 +65,15 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t com
   return device;
 }
 
+std::optional<std::uint32_t> CudaDevice::numa_node() const {
+  std::array<char, 32> address{};
+  if (cudaDeviceGetPCIBusId(address.data(), address.size(), index_) == cudaSuccess) {
+    return pinned::node_of_pci_device(address.data());
+  }
+  static_cast<void>(cudaGetLastError());  // it is nobody else's error
+  return std::nullopt;
+}
+
 CudaDevice::~CudaDevice() {
   select();
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {

@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   bool host_accessible() const noexcept override { return false; }
+  std::optional<std::uint32_t> numa_node() const override;
 
   Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
   Result<void> register_host(std::span<std::byte> range) override;

@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -53,6 +54,8 @@ class Device {
   virtual std::string name() const = 0;
   /// Whether this process may read and write the arena as any memory.
   virtual bool host_accessible() const noexcept = 0;
+  /// The NUMA node that it hangs on, if that is known and it has memory of its own.
+  virtual std::optional<std::uint32_t> numa_node() const { return std::nullopt; }
 
   /// The device tier's memory, `bytes` rounded up to 4096, as a pool; the device must outlive it.
   /// Errors: Exhausted, naming artesian.device_memory, the bytes asked and the bytes free.

@@ -8,8 +8,11 @@
 namespace artesian::tiering {
 
 Result<std::unique_ptr<pinned::Pool>> HostDevice::create_arena(std::uint64_t bytes) {
-  return pinned::Pool::create(
-      {.bytes = bytes, .lock = pinned::Lock::Never, .name = "device memory"});
+  // Whatever fills it, the cores compute with it, many times.
+  return pinned::Pool::create({.bytes = bytes,
+                               .lock = pinned::Lock::Never,
+                               .name = "device memory",
+                               .nodes = pinned::choose_nodes(pinned::machine_nodes(), {})});
 }
 
 Result<void> HostDevice::copy_to_device(std::byte* target, const std::byte* source,

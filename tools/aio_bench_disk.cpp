@@ -5,24 +5,24 @@
 
 #include <filesystem>
 
-#include "tools/mount.h"
+#include "tiering/mount.h"
 
 namespace artesian::bench {
 
 std::string file_system_warning(const std::string& type) {
   const std::string fix = "; name a folder on a local NVMe disk with --path";
-  switch (tools::file_system_kind(type)) {
-    case tools::FileSystemKind::Network:
+  switch (tiering::file_system_kind(type)) {
+    case tiering::FileSystemKind::Network:
       return type + " is a network file system: what is measured is the net" + fix;
-    case tools::FileSystemKind::Container:
+    case tiering::FileSystemKind::Container:
       return type +
              " is a container's layered file system, slower than the disk below it; mount a "
              "volume of the disk and name it with --path";
-    case tools::FileSystemKind::Memory: return type + " is memory, not a disk" + fix;
-    case tools::FileSystemKind::Program:
+    case tiering::FileSystemKind::Memory: return type + " is memory, not a disk" + fix;
+    case tiering::FileSystemKind::Program:
       return type + ": a program stands between us and the disk" + fix;
-    case tools::FileSystemKind::CopyOnWrite:
-    case tools::FileSystemKind::Local: break;
+    case tiering::FileSystemKind::CopyOnWrite:
+    case tiering::FileSystemKind::Local: break;
   }
   return "";
 }
@@ -31,7 +31,7 @@ DiskFacts disk_facts(const std::string& directory) {
   DiskFacts facts;
   std::error_code failed;
   const auto path = std::filesystem::canonical(directory, failed);
-  if (!failed) facts.file_system = tools::mount_of(path).type;
+  if (!failed) facts.file_system = tiering::mount_of(path).type;
   facts.warning = file_system_warning(facts.file_system);
   struct stat status {};
   if (::stat(directory.c_str(), &status) == 0) {

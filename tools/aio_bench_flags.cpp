@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/split.h"
 #include "base/units.h"
 #include "tools/report_error.h"
 
@@ -187,11 +188,9 @@ std::vector<std::string> FlagReader::directories(const std::string& flag) {
     return found;
   }
   const std::string typed = text(flag);
-  for (std::size_t begin = 0; begin <= typed.size();) {
-    const std::size_t end = std::min(typed.find(',', begin), typed.size());
-    found.push_back(typed.substr(begin, end - begin));
+  for (const std::string_view path : split(typed, ',')) {
+    found.emplace_back(path);
     check_directory(flag, found.back());
-    begin = end + 1;
   }
   return found;
 }

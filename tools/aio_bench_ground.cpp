@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/units.h"
+#include "tiering/host_nodes.h"
 #include "tools/aio_bench_sweep.h"
 
 namespace artesian::bench {
@@ -75,7 +76,11 @@ Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
                               .size = size,
                               .pass_of_granule = std::vector<std::uint32_t>(granules)});
   }
-  ARTESIAN_TRY(pool, pinned::Pool::create({.bytes = options.buffer_bytes, .name = "buffers"}));
+  // As a training's: what is measured is to be what it gets.
+  ARTESIAN_TRY(pool, pinned::Pool::create(
+                         {.bytes = options.buffer_bytes,
+                          .name = "buffers",
+                          .nodes = tiering::nodes_of_host(std::nullopt, options.directories)}));
   ground->pool_ = std::move(pool);
   // Every buffer holds the pattern from now on: what is read is the same, save for the stamps.
   const std::span<std::byte> range = ground->pool_->range();

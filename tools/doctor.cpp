@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "base/split.h"
+#include "tiering/host_nodes.h"
 #include "tools/doctor_disk.h"
 #include "tools/doctor_gpu.h"
 #include "tools/doctor_machine.h"
@@ -54,11 +56,9 @@ Result<int> run_doctor(const CLI::App& doctor) {
   std::string faults;
   std::vector<std::string> paths;
   for (const std::string& typed : doctor["--path"]->results()) {
-    for (std::size_t begin = 0; begin <= typed.size();) {
-      const std::size_t end = std::min(typed.find(',', begin), typed.size());
-      paths.push_back(typed.substr(begin, end - begin));
-      begin = end + 1;
-      if (!paths.back().empty()) continue;
+    for (const std::string_view path : split(typed, ',')) {
+      paths.emplace_back(path);
+      if (!path.empty()) continue;
       faults += "--path: got \"" + typed + "\", allowed a folder; write it " +
                 (typed.empty() ? "after the flag\n" : "on each side of a comma\n");
     }
@@ -72,15 +72,21 @@ Result<int> run_doctor(const CLI::App& doctor) {
     return make_error(ErrorCode::Invalid, faults);
   }
   Findings findings = examine_machine();
-  for (const std::string& path : paths.empty() ? std::vector<std::string>{"."} : paths) {
-    append(findings, examine_path(path));
-  }
+  if (paths.empty()) paths.emplace_back(".");
+  for (const std::string& path : paths) append(findings, examine_path(path));
   if (paths.size() > 1) {
     std::vector<StripedPath> striped;
     for (const std::string& path : paths) striped.push_back(striped_path(path));
     findings.push_back(examine_striping(striped));
   }
-  append(findings, examine_gpus(ask_driver(), ARTESIAN_CUDA_VERSION));
+  const DriverFacts driver = ask_driver();
+  append(findings, examine_gpus(driver, ARTESIAN_CUDA_VERSION));
+  append(findings, examine_host_memory(tiering::nodes_of_host({}, paths)));
+  for (std::size_t index = 0; index < driver.gpus.size(); ++index) {
+    append(findings,
+           examine_host_memory(tiering::nodes_of_host(driver.gpus[index].numa_node, paths),
+                               "cuda:" + std::to_string(index)));
+  }
   append(findings, examine_nccl([](const char* name) {
            return std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing changes it
          }));

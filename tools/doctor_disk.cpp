@@ -5,94 +5,31 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <filesystem>
 #include <sstream>
 
 #include "base/file_system.h"
+#include "base/kernel_files.h"
 #include "base/units.h"
-#include "tools/doctor_files.h"
 
 namespace artesian::tools {
 namespace {
 
-namespace fs = std::filesystem;
+using tiering::BlockDevice;
+using tiering::FileSystemKind;
+using tiering::Mount;
+using tiering::Place;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
 constexpr int bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
 
-fs::path canonical_of(const fs::path& path) {
-  std::error_code failed;
-  const fs::path found = fs::canonical(path, failed);
-  return failed ? fs::path() : found;
-}
-
-bool is_folder(const fs::path& path) {
-  std::error_code failed;
-  return fs::is_directory(path, failed) && !failed;
-}
-
-std::optional<std::int64_t> numa_node_of(fs::path device, const std::string& root) {
-  const fs::path end = canonical_of(root + "/sys");
-  for (; device.has_relative_path() && device != end; device = device.parent_path()) {
-    const auto node = number_of(device / "numa_node");
-    if (node.has_value() && *node >= 0) return node;
-  }
-  return std::nullopt;
-}
-
-Disk disk_at(const fs::path& device, const std::string& root) {
-  Disk disk{.name = device.filename().string(), .model = first_line_of(device / "device/model")};
-  const auto starts = [&](const char* prefix) { return disk.name.starts_with(prefix); };
-  disk.nvme = starts("nvme");
-  const std::string transport = first_line_of(device / "device/transport");
-  disk.over_network = disk.nvme && !transport.empty() && transport != "pcie";
-  disk.virtual_disk = starts("vd") || starts("xvd") || starts("loop") || starts("ram") ||
-                      starts("zram") || starts("nbd");
-  disk.rotational = !disk.virtual_disk && number_of(device / "queue/rotational").value_or(0) == 1;
-  disk.numa_node = numa_node_of(device, root);
-  return disk;
-}
-
-void collect(const fs::path& device, const std::string& root, int depth, std::vector<Disk>& disks) {
-  if (device.empty() || depth > 8) return;
-  std::error_code ignored;
-  if (fs::exists(device / "partition", ignored))
-    return collect(device.parent_path(), root, depth, disks);
-  const auto below = names_in(device / "slaves");
-  for (const std::string& name : below) {
-    collect(canonical_of(root + "/sys/class/block/" + name), root, depth + 1, disks);
-  }
-  const auto same = [&](const Disk& disk) { return disk.name == device.filename(); };
-  if (below.empty() && std::none_of(disks.begin(), disks.end(), same)) {
-    disks.push_back(disk_at(device, root));
-  }
-}
-
-std::string describe(const std::vector<Disk>& disks) {
+std::string describe(const std::vector<BlockDevice>& disks) {
   std::string text;
-  for (const Disk& disk : disks) {
+  for (const BlockDevice& disk : disks) {
     text += (text.empty() ? "" : ", ") + disk.name;
     if (!disk.model.empty()) text += " (" + disk.model + ")";
     if (disk.numa_node.has_value()) text += " on NUMA node " + std::to_string(*disk.numa_node);
   }
   return text;
-}
-
-/// Where it would be created: itself, or the parent of what is missing.
-struct Place {
-  std::string folder = {};  // exists; empty if there is none
-  bool missing = false;
-};
-
-Place place_of(const std::string& path) {
-  if (is_folder(canonical_of(path))) return {.folder = canonical_of(path).string()};
-  std::error_code failed;
-  fs::path absolute = fs::absolute(path, failed).lexically_normal();
-  if (!absolute.has_filename()) absolute = absolute.parent_path();  // a trailing slash
-  if (failed || fs::exists(absolute, failed)) return {};
-  const fs::path parent = canonical_of(absolute.parent_path());
-  if (!is_folder(parent)) return {.missing = true};
-  return {.folder = parent.string(), .missing = true};
 }
 
 struct Probe {
@@ -145,19 +82,12 @@ Finding examine_direct(const Probe& probe) {
 
 }  // namespace
 
-std::vector<Disk> disks_below(std::uint32_t major, std::uint32_t minor, const std::string& root) {
-  std::vector<Disk> disks;
-  const std::string number = std::to_string(major) + ":" + std::to_string(minor);
-  if (major != 0) collect(canonical_of(root + "/sys/dev/block/" + number), root, 0, disks);
-  return disks;
-}
-
 Finding examine_file_system(const Mount& mount) {
   Finding finding{.name = "file_system", .value = mount.type + " at " + mount.point};
   if (mount.type.empty()) finding.value = "not known";
   finding.level = Level::Warn;
   finding.fix = "a folder on a local file system, such as ext4 or xfs on an NVMe disk";
-  switch (file_system_kind(mount.type)) {
+  switch (tiering::file_system_kind(mount.type)) {
     case FileSystemKind::Memory:
       finding.meaning = "this is memory, not a disk: what is offloaded there is not offloaded";
       break;
@@ -181,7 +111,7 @@ Finding examine_file_system(const Mount& mount) {
   return finding;
 }
 
-Finding examine_disks(const std::vector<Disk>& disks, std::size_t numa_nodes) {
+Finding examine_disks(const std::vector<BlockDevice>& disks, std::size_t numa_nodes) {
   Finding finding{.name = "disk", .value = describe(disks)};
   const auto any = [&](auto is) { return std::any_of(disks.begin(), disks.end(), is); };
   finding.level = Level::Warn;
@@ -189,14 +119,15 @@ Finding examine_disks(const std::vector<Disk>& disks, std::size_t numa_nodes) {
   if (disks.empty()) {
     finding.value = "no block device can be seen below";
     finding.meaning = "whether this is an NVMe disk is not known; aio_bench run measures it";
-  } else if (any([](const Disk& disk) { return disk.rotational; })) {
+  } else if (any([](const BlockDevice& disk) { return disk.rotational; })) {
     finding.meaning = "it rotates: ten to a hundred times slower than NVMe";
-  } else if (any([](const Disk& disk) { return disk.over_network; })) {
+  } else if (any([](const BlockDevice& disk) { return disk.over_network; })) {
     finding.meaning = "NVMe over a network: as fast as the network is";
-  } else if (any([](const Disk& disk) { return disk.virtual_disk; })) {
+  } else if (any([](const BlockDevice& disk) { return disk.virtual_disk; })) {
     finding.meaning =
         "a virtual disk: what is really below cannot be seen; aio_bench run measures it";
-  } else if (!std::all_of(disks.begin(), disks.end(), [](const Disk& d) { return d.nvme; })) {
+  } else if (!std::all_of(disks.begin(), disks.end(),
+                          [](const BlockDevice& d) { return d.nvme; })) {
     finding.meaning = "not NVMe: SATA and SAS end at about 0.5 to 2 GB/s";
   } else {
     finding.level = Level::Ok;
@@ -225,14 +156,12 @@ Finding examine_free_space(std::uint64_t bytes) {
 }
 
 StripedPath striped_path(const std::string& path) {
-  std::error_code failed;
-  fs::path folder = fs::weakly_canonical(fs::absolute(path, failed), failed);
-  if (!folder.has_filename()) folder = folder.parent_path();
-  StripedPath striped{.path = path, .folder = folder.string(), .disks = {}};
-  const Place place = place_of(path);
+  StripedPath striped{.path = path, .folder = tiering::resolved_folder(path).string(), .disks = {}};
+  const Place place = tiering::place_of(path);
   if (place.folder.empty()) return striped;
-  const Mount mount = mount_of(place.folder);
-  for (const Disk& disk : disks_below(mount.major, mount.minor)) striped.disks.push_back(disk.name);
+  const Mount mount = tiering::mount_of(place.folder);
+  for (const BlockDevice& disk : tiering::disks_below(mount.major, mount.minor))
+    striped.disks.push_back(disk.name);
   if (striped.disks.empty()) striped.disks.push_back(mount.source + " at " + mount.point);
   return striped;
 }
@@ -269,7 +198,7 @@ Findings examine_path(const std::string& path) {
     finding.subject = path;
     findings.push_back(std::move(finding));
   };
-  const Place place = place_of(path);
+  const Place place = tiering::place_of(path);
   if (place.folder.empty()) {
     add({.name = "path",
          .level = Level::Fail,
@@ -290,13 +219,13 @@ Findings examine_path(const std::string& path) {
   add({.name = "path",
        .value = place.missing ? "missing; its parent is writable" : "writable",
        .meaning = place.missing ? "a run creates it" : "swap files can be made there"});
-  const Mount mount = mount_of(place.folder);
+  const Mount mount = tiering::mount_of(place.folder);
   add(examine_file_system(mount));
   add(examine_direct(found));
-  if (file_system_kind(mount.type) != FileSystemKind::Memory) {
+  if (tiering::file_system_kind(mount.type) != FileSystemKind::Memory) {
     std::size_t nodes = 0;
     for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
-    add(examine_disks(disks_below(mount.major, mount.minor), nodes));
+    add(examine_disks(tiering::disks_below(mount.major, mount.minor), nodes));
   }
   auto free_bytes = system_files().free_bytes(place.folder);
   if (free_bytes.has_value()) add(examine_free_space(*free_bytes));

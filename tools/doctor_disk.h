@@ -8,26 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "tiering/block_device.h"
+#include "tiering/mount.h"
 #include "tools/doctor_report.h"
-#include "tools/mount.h"
 
 namespace artesian::tools {
 
-/// A disk at the bottom: below partitions, dm (LVM, LUKS) and md (RAID).
-struct Disk {
-  std::string name;        // "nvme0n1"
-  std::string model = {};  // empty where it has none
-  bool nvme = false;
-  bool over_network = false;  // NVMe over Fabrics
-  bool rotational = false;
-  bool virtual_disk = false;  // of a virtual machine, or a loop or RAM disk
-  std::optional<std::int64_t> numa_node = {};
-};
-std::vector<Disk> disks_below(std::uint32_t major, std::uint32_t minor,
-                              const std::string& root = "");
-
-Finding examine_file_system(const Mount& mount);
-Finding examine_disks(const std::vector<Disk>& disks, std::size_t numa_nodes);
+Finding examine_file_system(const tiering::Mount& mount);
+Finding examine_disks(const std::vector<tiering::BlockDevice>& disks, std::size_t numa_nodes);
 Finding examine_free_space(std::uint64_t bytes);
 
 /// A folder among those over which a run is to divide its swap.

@@ -7,7 +7,7 @@
 #include <cctype>
 
 #include "base/units.h"
-#include "tools/doctor_files.h"
+#include "pinned/nodes.h"
 
 namespace artesian::tools {
 namespace {
@@ -60,8 +60,7 @@ Gpu ask_gpu(const Library& driver, int device, const std::string& root) {
   driver.call("cuDeviceGetAttribute", &gpu.capability_minor, attribute_capability_minor, device);
   std::size_t memory = 0;
   if (driver.call("cuDeviceTotalMem_v2", &memory, device) == 0) gpu.memory = memory;
-  const auto node = number_of(root + "/sys/bus/pci/devices/" + gpu.pci_address + "/numa_node");
-  if (node.has_value() && *node >= 0) gpu.numa_node = node;
+  gpu.numa_node = pinned::node_of_pci_device(gpu.pci_address, root);
   return gpu;
 }
 

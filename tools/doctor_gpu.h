@@ -19,7 +19,7 @@ struct Gpu {
   int capability_major = 0;
   int capability_minor = 0;
   std::uint64_t memory = 0;  // bytes
-  std::optional<std::int64_t> numa_node = {};
+  std::optional<std::uint32_t> numa_node = {};
   int nvlinks = 0;  // active
 };
 

@@ -9,10 +9,11 @@
 #include <sstream>
 
 #include "aio/engine.h"
+#include "base/kernel_files.h"
 #include "base/machine.h"
 #include "base/units.h"
 #include "kernels/dispatch.h"
-#include "tools/doctor_files.h"
+#include "pinned/memory_range.h"
 
 namespace artesian::tools {
 namespace {
@@ -162,6 +163,20 @@ Finding examine_numa(const std::string& root) {
   }
   finding.meaning = "memory far from the disk or the GPU is slower; their lines say where they are";
   return finding;
+}
+
+Findings examine_host_memory(const pinned::NodePolicy& policy, const std::string& subject) {
+  if (policy.nodes.empty()) return {};
+  Finding finding{.name = "host_memory", .value = describe(policy), .subject = subject};
+  finding.meaning = "a run's host memory, as near as can be to what moves its bytes";
+  auto range = pinned::MemoryRange::map(4096, "a try");
+  const auto placed = range.has_value() ? range->place(policy) : Result<void>(range.error());
+  if (placed.has_value()) return {finding};
+  finding.level = Level::Warn;
+  finding.value += ", if the kernel let it: " + system_error_text(placed.error().system_error);
+  finding.meaning = "it lies wherever the kernel puts it, and transfers may cross the machine";
+  finding.fix = "in a container, --cap-add=SYS_NICE, or a seccomp profile that allows mbind";
+  return {finding};
 }
 
 Findings examine_machine() {

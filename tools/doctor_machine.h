@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "pinned/nodes.h"
 #include "tools/doctor_report.h"
 
 namespace artesian::tools {
@@ -26,6 +27,9 @@ Finding examine_huge_pages(const std::string& root = "");
 Finding examine_descriptors(std::uint64_t limit);
 Finding examine_processor(const std::string& root = "");
 Finding examine_numa(const std::string& root = "");
+/// Where a run's host memory lies, by tiering/host_nodes.h, and whether the kernel lets it; no line
+/// where there is no choice. `subject`: the GPU; empty for a run on the CPU.
+Findings examine_host_memory(const pinned::NodePolicy& policy, const std::string& subject = "");
 
 /// All of the above, of this machine.
 Findings examine_machine();

@@ -79,6 +79,10 @@ Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
         {"heap", r.peak_heap}}},
       {"wait_s",
        {{"param", r.wait_param_s}, {"grad", r.wait_grad_s}, {"optimizer", r.wait_optimizer_s}}}};
+  for (const zero3::SwapPathUse& path : r.bytes_paths.paths) {
+    line["bytes"]["paths"].push_back(
+        {{"path", path.directory}, {"read", path.bytes_read}, {"write", path.bytes_written}});
+  }
   if (!r.overflow_parameter.empty()) line["overflow_parameter"] = r.overflow_parameter;
   if (digest.has_value()) line["digest"] = *digest;
   const std::string out = line.dump() + "\n";

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/split.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -60,13 +61,7 @@ const ConfigKey* find_config_key(std::string_view path) {
 }
 
 std::vector<std::string_view> split_choices(std::string_view choices) {
-  std::vector<std::string_view> parts;
-  while (!choices.empty()) {
-    const std::size_t end = std::min(choices.find('|'), choices.size());
-    parts.push_back(choices.substr(0, end));
-    choices.remove_prefix(std::min(end + 1, choices.size()));
-  }
-  return parts;
+  return choices.empty() ? std::vector<std::string_view>() : split(choices, '|');
 }
 
 std::string choices_text(std::string_view choices) {

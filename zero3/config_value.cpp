@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/nearest.h"
+#include "base/split.h"
 #include "base/units.h"
 
 namespace artesian::zero3 {
@@ -104,16 +105,14 @@ MaybeFault list_fault(const ConfigKey& key, const JsonValue& value) {
 MaybeFault folders_fault(const ConfigKey& key, JsonValue& value) {
   if (value.kind == Kind::String) {
     JsonValue list{.kind = Kind::Array};
-    const bool several = value.text.find(',') != std::string::npos;
-    for (std::size_t begin = 0; !value.text.empty() && begin <= value.text.size();) {
-      const std::size_t end = std::min(value.text.find(',', begin), value.text.size());
-      std::string folder = value.text.substr(begin, end - begin);
-      if (several) {
-        folder.erase(0, std::min(folder.find_first_not_of(' '), folder.size()));
-        folder.erase(folder.find_last_not_of(' ') + 1);
+    std::vector<std::string_view> folders;  // of an empty text none, not one without a name
+    if (!value.text.empty()) folders = split(value.text, ',');
+    for (std::string_view folder : folders) {
+      if (folders.size() > 1) {  // a name of its own may begin and end with blanks
+        folder.remove_prefix(std::min(folder.find_first_not_of(' '), folder.size()));
+        folder = folder.substr(0, folder.find_last_not_of(' ') + 1);
       }
-      list.elements.push_back({.kind = Kind::String, .text = std::move(folder)});
-      begin = end + 1;
+      list.elements.push_back({.kind = Kind::String, .text = std::string(folder)});
     }
     for (const JsonValue& folder : list.elements) {
       if (folder.text.empty()) return got(key, value, "name a folder on each side of a comma");

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
+#include "tiering/host_nodes.h"
 #include "zero3/activation_memory.h"
 #include "zero3/compute_device.h"
 #include "zero3/from_torch.h"
@@ -101,6 +102,7 @@ void for_each_counter(const Visit& visit) {
                              &StepResult::bytes_h2d, &StepResult::bytes_d2h}) {
     visit(counter);
   }
+  visit(&StepResult::bytes_paths);
   for (const auto counter :
        {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
         &StepResult::forward_s, &StepResult::backward_s}) {
@@ -239,6 +241,7 @@ Result<void> Engine::Impl::build() {
                                           .split_master = options.split_master}));
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
   ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
+  auto nodes = tiering::nodes_of_host(compute.backend->numa_node(), paths.directories);
   ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
   io = std::move(engine);
   ModelStateOptions state_options{.placement = std::move(placement),
@@ -249,11 +252,14 @@ Result<void> Engine::Impl::build() {
                                                 config.zero.offload_optimizer.pin_memory,
                                   .wait_seconds = options.wait_seconds,
                                   .timeline = options.timeline,
-                                  .device = compute.backend};
+                                  .device = compute.backend,
+                                  .host_nodes = std::move(nodes)};
   const ZeroConfig& zero = config.zero;
   FileSystem& files = options.files != nullptr ? *options.files : system_files();
   ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
   state = std::move(made);
+  const pinned::NodePolicy taken = state->host_pool().statistics().nodes;
+  if (!taken.nodes.empty()) log(LogLevel::Info, "host memory lies " + describe(taken));
   residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
                                                    state->device_pool(), executor, state->loader());
   prefetcher = std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(zero));
@@ -521,6 +527,7 @@ StepResult Engine::Impl::counters() const {
   const auto disk_now = state->store().statistics();
   now.bytes_nvme_read = disk_now.bytes_read;
   now.bytes_nvme_write = disk_now.bytes_written;
+  if (state->path_count() > 1) now.bytes_paths.paths = state->path_use();
   now.bytes_h2d = residency->bytes_to_device();
   now.bytes_d2h = graphs->bytes_to_host();
   now.wait_param_s = prefetcher->wait_seconds();

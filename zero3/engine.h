@@ -69,6 +69,7 @@ struct StepResult {
   // step_s takes at the disk's probed speed.
   double computed_s = 0.0, disk_s = 0.0;
   std::uint64_t bytes_nvme_read = 0, bytes_nvme_write = 0, bytes_h2d = 0, bytes_d2h = 0;
+  SwapPathsUse bytes_paths;  // bytes_nvme_* of each folder of nvme_path, where there are several
   std::uint64_t fetch_demand = 0, fetch_prefetched = 0, fetch_reused = 0;  // elements
   std::uint64_t live_parameters_max = 0;
   std::uint64_t peak_device = 0, peak_host = 0, peak_activations = 0, peak_process_rss = 0;

@@ -59,7 +59,8 @@ Result<void> ModelState::create_pools(const ModelStateOptions& options) {
   const auto lock = options.pin_memory ? pinned::Lock::Try : pinned::Lock::Never;
   ARTESIAN_TRY(host, pinned::Pool::create({.bytes = at_least_a_page(placement_.host_pool_bytes),
                                            .lock = lock,
-                                           .name = "host memory"}));
+                                           .name = "host memory",
+                                           .nodes = options.host_nodes}));
   host_ = std::move(host);
   // What the budgets allow is taken now or not at all: not in the middle of the first step.
   if (!separate_device()) device_pool_->fault_in();

@@ -35,6 +35,7 @@ struct ModelStateOptions {
   double wait_seconds = 60.0;         // deadline of every wait for the disk
   Timeline* timeline = nullptr;       // receives the disk's spans; may be null
   tiering::Device* device = nullptr;  // outlives the state; null: the CPU
+  pinned::NodePolicy host_nodes{};    // where the host tier is to lie: tiering/host_nodes.h
 };
 
 class ModelState {
@@ -78,7 +79,8 @@ class ModelState {
   /// What the disks below the parameters' swap files do together, or those below the optimizer's
   /// where it has them alone; zero without nvme shards.
   tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
-  /// Of each folder of swap files, in the order of the options.
+  std::size_t path_count() const noexcept { return directories_.size(); }
+  /// Of each folder of swap files since the start, in the order of the options.
   std::vector<SwapPathUse> path_use() const;
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/check.h"
+#include "tiering/block_device.h"
 #include "tiering/machine_profile.h"
 
 namespace artesian::zero3 {
@@ -10,17 +12,10 @@ namespace {
 
 constexpr std::uint64_t stripe_bytes_max = 8 << 20;
 
-/// The folder that a path, which need not exist yet, leads to. Two swap files in one would shut
-/// each other out.
-std::filesystem::path resolved(const std::string& path) {
-  std::error_code ignored;  // what is wrong with the path shows when it is opened
-  auto full = std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
-  return full.has_filename() ? full : full.parent_path();
-}
-
 class Collector {
  public:
-  /// The volume of these folders, a new one or one with the same.
+  /// The volume of these folders, a new one or one with the same. Each may be named once: two swap
+  /// files in one would shut each other out.
   Result<std::uint32_t> add(const std::vector<std::string>& folders) {
     std::vector<std::uint32_t> volume;
     for (const std::string& folder : folders) {
@@ -46,7 +41,7 @@ class Collector {
 
  private:
   std::uint32_t index_of(const std::string& folder) {
-    const auto full = resolved(folder);
+    const auto full = tiering::resolved_folder(folder);
     const auto found = std::find(resolved_.begin(), resolved_.end(), full);
     const auto index = static_cast<std::uint32_t>(found - resolved_.begin());
     if (found == resolved_.end()) {
@@ -93,15 +88,32 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
   return paths;
 }
 
+SwapPathsUse& SwapPathsUse::operator+=(const SwapPathsUse& more) {
+  if (paths.empty()) return *this = more;
+  ARTESIAN_CHECK(more.paths.empty() || more.paths.size() == paths.size(), more.paths.size());
+  for (std::size_t path = 0; path < more.paths.size(); ++path) {
+    paths[path].bytes_read += more.paths[path].bytes_read;
+    paths[path].bytes_written += more.paths[path].bytes_written;
+  }
+  return *this;
+}
+
+SwapPathsUse SwapPathsUse::operator-(const SwapPathsUse& before) const {
+  ARTESIAN_CHECK(before.paths.empty() || before.paths.size() == paths.size(), before.paths.size());
+  SwapPathsUse since = *this;
+  for (std::size_t path = 0; path < before.paths.size(); ++path) {
+    since.paths[path].bytes_read -= before.paths[path].bytes_read;
+    since.paths[path].bytes_written -= before.paths[path].bytes_written;
+  }
+  return since;
+}
+
 std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
                                            std::uint64_t block_size) {
   std::vector<tiering::PathDisk> disks;
   std::vector<std::string> profiles;  // one for each disk
   for (const std::string& directory : directories) {
-    std::error_code ignored;
-    std::filesystem::path folder = resolved(directory);
-    if (!std::filesystem::exists(folder, ignored)) folder = folder.parent_path();
-    const auto path = tiering::machine_profile_path(folder.string());
+    const auto path = tiering::machine_profile_path(tiering::place_of(directory).folder);
     if (!path.has_value()) return {};
     const auto profile = tiering::load_machine_profile(*path);
     if (!profile.has_value()) return {};

@@ -25,8 +25,15 @@ struct SwapPaths {
 /// What one folder of swap files has carried.
 struct SwapPathUse {
   std::string directory;
-  std::uint64_t bytes_read = 0;  // since the start
+  std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+};
+
+/// The same of each folder, as a counter that can be added and subtracted: empty is all zeros.
+struct SwapPathsUse {
+  std::vector<SwapPathUse> paths{};
+  SwapPathsUse& operator+=(const SwapPathsUse& more);
+  SwapPathsUse operator-(const SwapPathsUse& before) const;
 };
 
 /// The folders need not exist yet. Errors: Invalid (one list names a folder in two ways).

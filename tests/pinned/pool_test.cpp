@@ -331,20 +331,24 @@ std::uint64_t huge_kib(const std::byte* data) {
 // Direct transfers are a third faster where their memory is in one piece, and so are those of a
 // pool smaller than a huge page.
 TEST(Pool, SmallPoolsLieOnHugePagesToo) {
-  const auto lies_on_a_huge_page = [](std::uint64_t bytes, Lock lock) {
-    const auto pool = Pool::create({.bytes = bytes, .lock = lock, .name = "p"}).value();
+  Lock lock = Lock::Try;
+  NodePolicy nodes;
+  const auto lies_on_a_huge_page = [&](std::uint64_t bytes) {
+    const auto pool = Pool::create({.bytes = bytes, .lock = lock, .nodes = nodes}).value();
     EXPECT_EQ(pool->range().size(), bytes) << "no more is lent than was asked for";
     pool->fault_in();
     return huge_kib(pool->range().data()) == 2048;
   };
-  for (const Lock lock : {Lock::Try, Lock::Never}) {
+  for (int variant = 0; variant < 3; ++variant) {
+    if (variant == 1) lock = Lock::Never;
+    if (variant == 2) nodes.nodes = machine_nodes().usable;  // placed ones, too
     for (const std::uint64_t bytes : {64u << 10, 512u << 10, (2u << 20) - 4096}) {
       // Whether the kernel has such pages changes from moment to moment: as long as a pool that is
       // as large as a page of its own accord gets one, so does a small one, within some tries.
       bool huge = false;
       for (int attempt = 0; !huge && attempt < 10; ++attempt) {
-        if (!lies_on_a_huge_page(2 << 20, lock)) GTEST_SKIP() << "no huge pages here now";
-        huge = lies_on_a_huge_page(bytes, lock);
+        if (!lies_on_a_huge_page(2 << 20)) GTEST_SKIP() << "no huge pages here now";
+        huge = lies_on_a_huge_page(bytes);
       }
       EXPECT_TRUE(huge) << bytes;
     }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not ARTESIAN.exists(), reason=f"{ARTESIAN} is no
 KEY = "zero_optimization.offload_param.nvme_path"
 
 
-def over(place, *folders, optimizer=None, text=False):  # noqa: F811
+def over(place, *folders, optimizer=None, text=False, **zero):  # noqa: F811
     """A config whose state is divided over these folders, in stripes of 16 KiB."""
 
     def change(config):
@@ -28,6 +28,7 @@ def over(place, *folders, optimizer=None, text=False):  # noqa: F811
             sections[key]["nvme_path"] = ",".join(names) if text else names
             sections[key].pop("max_in_cpu", None)
         sections["offload_param"]["max_in_cpu"] = 0
+        sections.update(zero)
         config["aio"] = {"block_size": 16384}
 
     return place.write_config(change)
@@ -52,9 +53,31 @@ def test_the_number_of_folders_changes_no_bit(place):  # noqa: F811
     for run in runs[1:]:
         assert run[-1]["digest"] == runs[0][-1]["digest"]
         assert [step["loss"] for step in run] == [step["loss"] for step in runs[0]]
-        assert [step["bytes"] for step in run] == [step["bytes"] for step in runs[0]]
+        for step, first in zip(run, runs[0], strict=True):
+            paths = step["bytes"].pop("paths", [])
+            assert step["bytes"] == first["bytes"]
+            for sum_of, all_of in [("read", "nvme_read"), ("write", "nvme_write")]:
+                assert not paths or sum(p[sum_of] for p in paths) == first["bytes"][all_of]
     for folder in [one, two, three]:
         assert list(folder.iterdir()) == []
+
+
+def test_the_log_says_what_each_step_moved_through_each_folder(place):  # noqa: F811
+    one, two, three = made(place, "one", "two", "three")
+    config = over(place, one, optimizer=[two, three], stage3_param_persistence_threshold=0)
+    steps = place.trained(config=config, steps=4)
+    for step in steps:
+        paths = step["bytes"]["paths"]
+        assert [path["path"] for path in paths] == [str(one), str(two), str(three)]
+        assert sum(path["read"] for path in paths) == step["bytes"]["nvme_read"] > 0
+        assert sum(path["write"] for path in paths) == step["bytes"]["nvme_write"]
+        updated = not step["overflow"]
+        assert (paths[0]["write"] > 0) == updated  # parameters, written by the update
+        for state in paths[1:]:  # what an update reads it writes, and it is this step's
+            assert state["read"] == state["write"] and (state["read"] > 0) == updated
+    assert any(not step["overflow"] for step in steps)
+    for step in place.trained(config=over(place, one), steps=1):
+        assert "paths" not in step["bytes"]
 
 
 def test_each_folder_holds_its_part_and_the_end_table_tells_it(place):  # noqa: F811

@@ -40,6 +40,14 @@ TEST(CudaDevice, RefusesAnIndexThatIsNotThere) {
   EXPECT_NE(refused.error().message.find("cuda:" + std::to_string(count)), std::string::npos);
 }
 
+TEST(CudaDevice, ItsNumaNodeIsTheOneThatCudaNames) {
+  int node = -1;
+  const auto asked = cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, 0);
+  const auto found = CudaDevice::open(0, nullptr).value()->numa_node();
+  if (asked != cudaSuccess || node < 0 || !found.has_value()) GTEST_SKIP() << "not known here";
+  EXPECT_EQ(*found, static_cast<std::uint32_t>(node));
+}
+
 TEST(CudaDevice, ReusesItsEvents) {
   auto device = CudaDevice::open(0, nullptr).value();
   auto pool = device->create_arena(1 << 20).value();

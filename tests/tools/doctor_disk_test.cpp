@@ -1,5 +1,4 @@
-// Proves that doctor sees the disk below a folder: through partitions, dm and md, on invented /sys
-// trees of the kernel's form; and what it says of each file system and disk.
+// Proves what doctor says of each file system and disk.
 #include "tools/doctor_disk.h"
 
 #include <gtest/gtest.h>
@@ -13,110 +12,10 @@ namespace artesian::tools {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// A machine's /sys below a folder.
-class Machine {
- public:
-  const std::string& root() const { return folder_.path(); }
-
-  void write(const std::string& path, const std::string& text) {
-    fs::create_directories(fs::path(root() + path).parent_path());
-    std::ofstream(root() + path) << text << "\n";
-  }
-
-  /// A block device at a place of /sys/devices, with its number and links, as the kernel has them.
-  std::string add(const std::string& place, const std::string& number) {
-    const std::string device = "/sys/devices/" + place;
-    write(device + "/dev", number);
-    link("/sys/dev/block/" + number, device);
-    link("/sys/class/block/" + fs::path(place).filename().string(), device);
-    return device;
-  }
-
-  std::string add_nvme(const std::string& number, int node) {
-    const std::string pci = "/sys/devices/pci0000:00/0000:01:00.0/";
-    const std::string controller = pci + "nvme/nvme0";
-    const std::string disk = add("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1", number);
-    write(pci + "numa_node", std::to_string(node));
-    write(disk + "/queue/rotational", "0");
-    write(controller + "/model", "Fast Disk 2T");
-    write(controller + "/transport", "pcie");
-    link(disk + "/device", controller);
-    return disk;
-  }
-
-  void below(const std::string& device, const std::string& disk) {
-    link(device + "/slaves/" + fs::path(disk).filename().string(), disk);
-  }
-
-  std::vector<Disk> disks(std::uint32_t major, std::uint32_t minor) {
-    return disks_below(major, minor, root());
-  }
-
- private:
-  void link(const std::string& name, const std::string& target) {
-    fs::create_directories(fs::path(root() + name).parent_path());
-    fs::create_symlink(root() + target, root() + name);
-  }
-
-  test_support::TemporaryDirectory folder_;
-};
-
-TEST(Disks, APartitionLeadsToItsDisk) {
-  Machine machine;
-  const std::string disk = machine.add_nvme("259:0", 1);
-  machine.add("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/nvme0n1p2", "259:2");
-  machine.write(disk + "/nvme0n1p2/partition", "2");
-  for (const std::uint32_t minor : {0u, 2u}) {
-    const auto disks = machine.disks(259, minor);
-    ASSERT_EQ(disks.size(), 1u);
-    EXPECT_EQ(disks[0].name, "nvme0n1");
-    EXPECT_EQ(disks[0].model, "Fast Disk 2T");
-    EXPECT_TRUE(disks[0].nvme);
-    EXPECT_FALSE(disks[0].over_network);
-    EXPECT_EQ(disks[0].numa_node, 1);
-  }
-}
-
-TEST(Disks, AnEncryptedVolumeOnARaidLeadsToAllOfItsDisks) {
-  Machine machine;
-  const std::string nvme = machine.add_nvme("259:0", -1);
-  const std::string partition =
-      machine.add("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/nvme0n1p1", "259:1");
-  machine.write(partition + "/partition", "1");
-  const std::string sata = machine.add("pci0000:00/ata1/sda", "8:0");
-  machine.write(sata + "/queue/rotational", "1");
-  const std::string raid = machine.add("virtual/block/md0", "9:0");
-  machine.below(raid, partition);
-  machine.below(raid, sata);
-  const std::string crypt = machine.add("virtual/block/dm-0", "253:0");
-  machine.below(crypt, raid);
-  const auto disks = machine.disks(253, 0);
-  ASSERT_EQ(disks.size(), 2u);
-  EXPECT_EQ(disks[0].name, "nvme0n1");
-  EXPECT_FALSE(disks[0].numa_node.has_value()) << "the kernel's -1 is: not known";
-  EXPECT_EQ(disks[1].name, "sda");
-  EXPECT_TRUE(disks[1].rotational);
-  EXPECT_EQ(examine_disks(disks, 1).level, Level::Warn);
-}
-
-TEST(Disks, OneThatIsNotThereIsNone) {
-  Machine machine;
-  EXPECT_TRUE(machine.disks(259, 7).empty());
-  EXPECT_TRUE(machine.disks(0, 44).empty());
-}
-
-TEST(Disks, ALoopOfDevicesEnds) {
-  Machine machine;
-  const std::string first = machine.add("virtual/block/dm-0", "253:0");
-  const std::string second = machine.add("virtual/block/dm-1", "253:1");
-  machine.below(first, second);
-  machine.below(second, first);
-  EXPECT_TRUE(machine.disks(253, 0).empty());
-}
+using tiering::BlockDevice;
 
 struct DiskCase {
-  Disk disk;
+  BlockDevice disk;
   Level level;
   std::string word;
 };
@@ -139,7 +38,7 @@ TEST(Disks, EachKindIsNamed) {
 }
 
 TEST(Disks, WithSeveralNodesTheNearestIsNamed) {
-  const Disk disk{.name = "nvme0n1", .nvme = true, .numa_node = 1};
+  const BlockDevice disk{.name = "nvme0n1", .nvme = true, .numa_node = 1};
   EXPECT_NE(examine_disks({disk}, 2).meaning.find("--cpunodebind=1"), std::string::npos);
   EXPECT_EQ(examine_disks({disk}, 1).meaning.find("--cpunodebind"), std::string::npos);
 }

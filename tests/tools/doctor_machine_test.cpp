@@ -4,11 +4,16 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/process.h"
+#include "tests/support/seccomp.h"
 #include "tests/support/temporary_directory.h"
 
 namespace artesian::tools {
@@ -69,6 +74,30 @@ TEST(Numa, CountsTheNodes) {
     std::filesystem::create_directories(root.path() + "/sys/devices/system/node/" + name);
   }
   EXPECT_EQ(examine_numa(root.path()).value, "2 nodes");
+}
+
+TEST(HostMemory, TellsWhereItLiesAndWhatIsInTheWay) {
+  EXPECT_TRUE(examine_host_memory({}).empty()) << "no choice, no line";
+  const auto usable = pinned::machine_nodes().usable;
+  const pinned::NodePolicy near{.nodes = usable, .near = pinned::Near::Gpu};
+  const auto refused = [&] {
+    if (!test_support::refuse_call(SYS_mbind, EPERM)) return 100;
+    const Findings findings = examine_host_memory({.nodes = {1}}, "cuda:1");
+    const bool right = findings.size() == 1 && findings[0].level == Level::Warn &&
+                       findings[0].subject == "cuda:1" &&
+                       findings[0].value.find("not permitted") != std::string::npos &&
+                       findings[0].fix.find("SYS_NICE") != std::string::npos;
+    return right ? 0 : 1;
+  };
+  const int status = test_support::run_in_child(refused);
+  EXPECT_TRUE(status == 0 || status == 100) << status;
+  if (usable.empty() || syscall(SYS_get_mempolicy, nullptr, nullptr, 0, nullptr, 0) != 0) {
+    GTEST_SKIP() << "no NUMA calls here";
+  }
+  const Findings findings = examine_host_memory(near);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].level, Level::Ok) << findings[0].value;
+  EXPECT_EQ(findings[0].value, describe(near));
 }
 
 TEST(Processor, NamesItsBf16) {

@@ -5,6 +5,8 @@
 #include "zero3/state.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <random>
@@ -88,6 +90,23 @@ TEST(ModelStateShutdown, AtAnyInstantLeavesEverythingAsItWas) {
     EXPECT_LE(test_support::Baseline::settled(before), before) << "instant " << i;
     EXPECT_LE(test_support::map_count(), maps + test_support::maps_of_threads) << "instant " << i;
   }
+}
+
+TEST(ModelStatePools, TheHostTierLiesWhereItIsToldTo) {
+  const auto usable = pinned::machine_nodes().usable;
+  if (usable.empty() || syscall(SYS_get_mempolicy, nullptr, nullptr, 0, nullptr, 0) != 0) {
+    GTEST_SKIP() << "no NUMA calls here";
+  }
+  MemoryFiles files(std::uint64_t{1} << 30);
+  MemoryEngine engine({.block_size = 64 << 10});
+  SerialExecutor executor;
+  ModelStateOptions options = state_options(place(small_model(), {}, "/disk"), "/disk");
+  const pinned::NodePolicy nodes{.nodes = {usable.front()}, .near = pinned::Near::Disks};
+  options.host_nodes = nodes;
+  auto state = ModelState::create(std::move(options), engine, files, executor).value();
+  EXPECT_EQ(state->host_pool().statistics().nodes, nodes);
+  EXPECT_NE(state->device_pool().statistics().nodes, nodes) << "that is the device's matter";
+  EXPECT_TRUE(state->close().has_value());
 }
 
 /// Every write is answered with EIO.

@@ -23,6 +23,23 @@ TEST(SwapPaths, OfOneSectionAreOneVolume) {
   EXPECT_TRUE(resolve_swap_paths({}, {}).value().directories.empty());
 }
 
+TEST(SwapPathsUse, CountsUp) {
+  const SwapPathsUse before{.paths = {{.directory = "/a", .bytes_read = 1, .bytes_written = 2},
+                                      {.directory = "/b", .bytes_read = 3}}};
+  SwapPathsUse sum;
+  EXPECT_TRUE((sum - SwapPathsUse()).paths.empty());
+  sum += before;  // empty is all zeros, on either side
+  sum += SwapPathsUse();
+  sum += before;
+  EXPECT_EQ((sum - SwapPathsUse()).paths[1].bytes_read, 6u);
+  const SwapPathsUse since = sum - before;
+  ASSERT_EQ(since.paths.size(), 2u);
+  EXPECT_EQ(since.paths[0].directory, "/a");
+  EXPECT_EQ(since.paths[0].bytes_read, 1u);
+  EXPECT_EQ(since.paths[0].bytes_written, 2u);
+  EXPECT_EQ(since.paths[1].bytes_read, 3u);
+}
+
 TEST(SwapPaths, AreSharedWhereSectionsNameTheSame) {
   const SwapPaths same = resolve_swap_paths({"/x/a", "/x/b"}, {"/x/b/", "/x/c/../a"}).value();
   EXPECT_EQ(same.directories, (Folders{"/x/a", "/x/b"}));
@@ -33,6 +50,16 @@ TEST(SwapPaths, AreSharedWhereSectionsNameTheSame) {
   EXPECT_EQ(some.volumes, (Volumes{{0, 1}, {1, 2}}));
   EXPECT_EQ(some.param_volume, 0u);
   EXPECT_EQ(some.optimizer_volume, 1u);
+}
+
+TEST(SwapPaths, TwoThatCannotBeResolvedAreNotOne) {
+  const test_support::TemporaryDirectory directory;
+  const Folders loops{directory.file("a"), directory.file("b")};
+  for (const std::string& loop : loops) std::filesystem::create_symlink(loop, loop);
+  const auto paths = resolve_swap_paths(loops, {});
+  ASSERT_TRUE(paths.has_value()) << paths.error().to_string();
+  EXPECT_EQ(paths->directories, loops);
+  EXPECT_FALSE(resolve_swap_paths({loops[0], loops[0] + "/"}, {}).has_value());
 }
 
 TEST(SwapPaths, OneFolderTwiceInASectionIsRefusedHoweverItIsSpelled) {

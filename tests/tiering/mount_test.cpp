@@ -1,12 +1,12 @@
 // Proves that the mount which holds a path is found in mountinfo of the kernel's form, and which
 // file systems are no plain local disk.
-#include "tools/mount.h"
+#include "tiering/mount.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/support/temporary_directory.h"
 
-namespace artesian::tools {
+namespace artesian::tiering {
 namespace {
 
 TEST(Mounts, TheDeepestAndLatestHoldsThePath) {
@@ -41,4 +41,4 @@ TEST(FileSystemKinds, AreToldByTheKernelsName) {
 }
 
 }  // namespace
-}  // namespace artesian::tools
+}  // namespace artesian::tiering

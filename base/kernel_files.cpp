@@ -1,11 +1,11 @@
-#include "tools/doctor_files.h"
+#include "base/kernel_files.h"
 
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
 
-namespace artesian::tools {
+namespace artesian {
 namespace {
 
 std::string trimmed(const std::string& text, const char* what = " \t\r\n") {
@@ -49,4 +49,4 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-}  // namespace artesian::tools
+}  // namespace artesian

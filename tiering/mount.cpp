@@ -1,4 +1,4 @@
-#include "tools/mount.h"
+#include "tiering/mount.h"
 
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string_view>
 
-namespace artesian::tools {
+namespace artesian::tiering {
 namespace {
 
 /// Blanks in mountinfo are written \040.
@@ -75,4 +75,4 @@ FileSystemKind file_system_kind(const std::string& type) noexcept {
   return FileSystemKind::Local;
 }
 
-}  // namespace artesian::tools
+}  // namespace artesian::tiering

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace artesian::tools {
+namespace artesian::tiering {
 
 struct Mount {
   std::string point;
@@ -29,4 +29,4 @@ enum class FileSystemKind : std::uint8_t {
 /// By the kernel's name of the type, as mountinfo has it.
 FileSystemKind file_system_kind(const std::string& type) noexcept;
 
-}  // namespace artesian::tools
+}  // namespace artesian::tiering

@@ -1,5 +1,5 @@
-// Small files of /proc and /sys, as the doctor reads them. What cannot be read is empty: on another
-// kernel, or in a container, much is not there.
+// Small files of /proc and /sys. What cannot be read is empty: on another kernel, or in a
+// container, much is not there.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace artesian::tools {
+namespace artesian {
 
 /// The first line, without spaces at its ends.
 std::string first_line_of(const std::string& path);
@@ -18,4 +18,4 @@ std::string value_after(const std::string& path, const std::string& key);
 /// Names in the folder, sorted.
 std::vector<std::string> names_in(const std::string& folder);
 
-}  // namespace artesian::tools
+}  // namespace artesian

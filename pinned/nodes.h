@@ -1,0 +1,60 @@
+// NUMA: on which of the machine's nodes memory is to lie. Three steps, of which the middle one is
+// pure:
+//
+//   machine_nodes         what there is, from /proc and /sys
+//   choose_nodes          what suits those who use the memory
+//   MemoryRange::place    the kernel's mbind, before first touch
+//
+// Note [Near memory]: a device's transfers are fastest to memory of the node that it hangs on. So
+// memory goes near the GPU that copies it, else near the disks, else near the cores: several nodes
+// take turns, page by page (2 MiB each). All of this is a preference: where a node is full, the
+// kernel takes the next one, and nothing fails. A policy that somebody set for the process
+// (numactl) stays, and on a machine with one node no call is made.
+//
+// This is the kernel's own interface. hwloc would say the same from the same files, of PCI devices
+// only with its plugins, and of no folder which disk is below; what is left is what is here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace artesian::pinned {
+
+struct MachineNodes {
+  std::vector<std::uint32_t> usable;    // ascending: with cores, and memory that we may take
+  std::vector<std::uint32_t> of_cores;  // those of them with a core that we may run on
+  bool policy_set = false;              // somebody has decided; asked only where there are several
+};
+/// `root` is put before the paths of /proc and /sys, so that tests can show other machines.
+MachineNodes machine_nodes(const std::string& root = "");
+
+/// Who uses the memory, by the nodes that they hang on; where that is not known, they are left out.
+struct MemoryUsers {
+  std::optional<std::uint32_t> gpu = {};
+  std::vector<std::uint32_t> disks = {};
+};
+
+enum class Near : std::uint8_t { Anything, Gpu, Disks, Cores };
+
+/// Where memory is to lie; without nodes, wherever the kernel puts it.
+struct NodePolicy {
+  std::vector<std::uint32_t> nodes = {};  // ascending; of several, each takes its turn
+  Near near = Near::Anything;
+  bool operator==(const NodePolicy&) const = default;
+};
+NodePolicy choose_nodes(const MachineNodes& machine, const MemoryUsers& users);
+
+/// "on NUMA node 1, near the disk"; "wherever the kernel puts it".
+std::string describe(const NodePolicy& policy);
+
+/// The number in the file numa_node of a device's folder in /sys, unless it is -1.
+std::optional<std::uint32_t> node_of_device(const std::string& folder);
+/// That of the device at this address, "0000:41:00.0", in any case.
+std::optional<std::uint32_t> node_of_pci_device(std::string address, const std::string& root = "");
+
+/// Whether this thread's memory has a policy other than the default (numactl).
+bool memory_policy_set() noexcept;
+
+}  // namespace artesian::pinned

@@ -1,0 +1,39 @@
+// The disks below a folder, as /sys shows them: through partitions, dm (LVM, LUKS) and md (RAID).
+// `root` is put before the paths of /proc and /sys, so that tests can show other machines.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace artesian::tiering {
+
+/// One at the bottom, with nothing below it.
+struct BlockDevice {
+  std::string name;        // "nvme0n1"
+  std::string model = {};  // empty where it has none
+  bool nvme = false;
+  bool over_network = false;  // NVMe over Fabrics
+  bool rotational = false;
+  bool virtual_disk = false;  // of a virtual machine, or a loop or RAM disk
+  std::optional<std::uint32_t> numa_node = {};
+};
+std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
+                                     const std::string& root = "");
+
+/// The folder that a path leads to, which need not exist yet: the same for two that will be one.
+std::filesystem::path resolved_folder(const std::string& path);
+
+/// Where a folder is, or would be created.
+struct Place {
+  std::string folder = {};  // exists: itself, or the parent of what is missing; empty: neither
+  bool missing = false;
+};
+Place place_of(const std::string& path);
+
+/// The disks below a folder that is, or will be, at this path; none where that is not known.
+std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root = "");
+
+}  // namespace artesian::tiering
