@@ -21,8 +21,14 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   if (options.kept == Kept::All) {
     return options.at_once * (size * tokens * block * layers + logits + ends) + narrow + rows;
   }
-  const std::uint64_t inputs = options.at_once * (size * tokens * hidden * layers + ends);
+  const std::uint64_t kept = options.kept == Kept::BlockInputs ? layers : 0;
+  const std::uint64_t inputs = options.at_once * (size * tokens * hidden * kept + ends);
   return inputs + size * tokens * block + logits + narrow + rows;  // of a block, while its turn is
+}
+
+std::vector<std::uint64_t> stage_input_elements(const ModelConfig& config, std::uint64_t tokens) {
+  const std::size_t stages = static_cast<std::size_t>(layer_count(config)) + 2;  // and both ends
+  return std::vector<std::uint64_t>(stages, tokens * static_cast<std::uint64_t>(config.hidden));
 }
 
 }  // namespace artesian::models

@@ -45,38 +45,40 @@ Result<StepLog> StepLog::open(const std::string& path) {
 Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
                             const std::optional<std::string>& digest) {
   if (file_ == nullptr) return {};
-  nlohmann::ordered_json line{
-      {"step", r.step},
-      {"loss", r.loss},
-      {"lr", r.lr},
-      {"loss_scale", r.loss_scale},
-      {"overflow", r.overflow},
-      {"grad_norm", r.grad_norm},
-      {"tokens", r.tokens},
-      {"tokens_per_s", rate(static_cast<double>(r.tokens), r.step_s)},
-      {"tflops", tflops},
-      {"step_s", r.step_s},
-      {"predicted_step_s", r.predicted_step_s},
-      {"bytes",
-       {{"nvme_read", r.bytes_nvme_read},
-        {"nvme_write", r.bytes_nvme_write},
-        {"h2d", r.bytes_h2d},
-        {"d2h", r.bytes_d2h}}},
-      {"fetch",
-       {{"demand", r.fetch_demand},
-        {"prefetched", r.fetch_prefetched},
-        {"reused", r.fetch_reused}}},
-      {"live_parameters_max", r.live_parameters_max},
-      {"peak",
-       {{"device", r.peak_device},
-        {"host", r.peak_host},
-        {"activations", r.peak_activations},
-        {"process_rss", r.peak_process_rss},
-        {"gradients", r.peak_gradients},
-        {"program", r.peak_program},
-        {"heap", r.peak_heap}}},
-      {"wait_s",
-       {{"param", r.wait_param_s}, {"grad", r.wait_grad_s}, {"optimizer", r.wait_optimizer_s}}}};
+  nlohmann::ordered_json line{{"step", r.step},
+                              {"loss", r.loss},
+                              {"lr", r.lr},
+                              {"loss_scale", r.loss_scale},
+                              {"overflow", r.overflow},
+                              {"grad_norm", r.grad_norm},
+                              {"tokens", r.tokens},
+                              {"tokens_per_s", rate(static_cast<double>(r.tokens), r.step_s)},
+                              {"tflops", tflops},
+                              {"step_s", r.step_s},
+                              {"predicted_step_s", r.predicted_step_s},
+                              {"bytes",
+                               {{"nvme_read", r.bytes_nvme_read},
+                                {"nvme_write", r.bytes_nvme_write},
+                                {"h2d", r.bytes_h2d},
+                                {"d2h", r.bytes_d2h}}},
+                              {"fetch",
+                               {{"demand", r.fetch_demand},
+                                {"prefetched", r.fetch_prefetched},
+                                {"reused", r.fetch_reused}}},
+                              {"live_parameters_max", r.live_parameters_max},
+                              {"peak",
+                               {{"device", r.peak_device},
+                                {"host", r.peak_host},
+                                {"activations", r.peak_activations},
+                                {"process_rss", r.peak_process_rss},
+                                {"gradients", r.peak_gradients},
+                                {"program", r.peak_program},
+                                {"heap", r.peak_heap}}},
+                              {"wait_s",
+                               {{"param", r.wait_param_s},
+                                {"grad", r.wait_grad_s},
+                                {"optimizer", r.wait_optimizer_s},
+                                {"input", r.wait_input_s}}}};
   if (!r.overflow_parameter.empty()) line["overflow_parameter"] = r.overflow_parameter;
   if (digest.has_value()) line["digest"] = *digest;
   const std::string out = line.dump() + "\n";
@@ -147,9 +149,9 @@ void Progress::step(const zero3::StepResult& r) {
   std::fprintf(stderr,
                "step %llu time: forward %.3f s, backward %.3f s, optimizer %.3f s; waits: "
                "parameters %.3f s, "
-               "gradients %.3f s, optimizer state %.3f s; step %.3f s\n",
+               "gradients %.3f s, optimizer state %.3f s, kept inputs %.3f s; step %.3f s\n",
                static_cast<unsigned long long>(r.step), r.forward_s, r.backward_s, r.optimizer_s,
-               r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.step_s);
+               r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.wait_input_s, r.step_s);
 }
 
 void Progress::finish() {
