@@ -169,7 +169,8 @@ void Summary::add(const zero3::StepResult& result) {
 }
 
 void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
-                    const std::vector<zero3::SwapPathUse>& paths) const {
+                    const std::vector<zero3::SwapPathUse>& paths,
+                    const zero3::KeptInputs& inputs) const {
   if (steps_ == 0) return;
   const auto row = [&](const char* name, const std::string& value) {
     std::fprintf(out, "  %-22s %s\n", name, value.c_str());
@@ -197,6 +198,12 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
     if (paths.size() == 1) break;
     row("  with the start", size(path.bytes_read) + " read, " + size(path.bytes_written) +
                                 " written through " + path.directory);
+  }
+  if (inputs.some()) {
+    const std::uint64_t stay = inputs.bytes_in(tiering::Tier::Device);
+    row("kept inputs", size(inputs.bytes_in(tiering::Tier::Host)) + " in host memory, " +
+                           size(inputs.bytes_in(tiering::Tier::Nvme)) + " on nvme" +
+                           (stay == 0 ? std::string() : ", " + size(stay) + " with activations"));
   }
   row("peak device memory", size(last_.peak_device) + " of " + size(budgets.device));
   row("peak host memory", size(last_.peak_host) + " of " + size(budgets.host));

@@ -285,7 +285,7 @@ Result<void> TrainRun::finish() {
   summary_.print(stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
-                 engine_->path_use());
+                 engine_->path_use(), engine_->placement().inputs);
   if (std::fflush(stdout) == 0) return {};
   return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
 }

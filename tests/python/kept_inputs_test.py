@@ -1,5 +1,5 @@
-"""Proves what a user of `activation_checkpointing.cpu_checkpointing` gets: the same losses and weights,
-activations that no longer grow by a stage's input for each micro-batch and stage, the bytes that
+"""Proves what a user of `activation_checkpointing.cpu_checkpointing` gets: the same losses and
+weights, activations that no longer hold a stage's input for each micro-batch, the bytes that
 `artesian plan` has told, a disk that is too small refused before the first step, and one that lies
 as one error that names the input."""
 
@@ -99,6 +99,15 @@ def test_a_step_of_many_micro_batches_needs_no_more_activations(job):
     plan = plan_of(place)
     nvme_and_host = plan["memory"]["nvme"]["input"] + plan["memory"]["host"]["input"]
     assert nvme_and_host == STAGES * INPUT
+
+
+def test_the_end_table_tells_where_the_inputs_are(job):
+    job({"cpu_checkpointing": True}, "12MiB")
+    plan = plan_of(job.place)
+    run = job.place.run(seq_len=LENGTH, micro_batch=SAMPLES, accumulation=MICRO_BATCHES)
+    (line,) = [line for line in run.stdout.splitlines() if "kept inputs" in line]
+    host, nvme = (plan["memory"][tier]["input"] / MIB for tier in ["host", "nvme"])
+    assert line.split(None, 2)[2] == f"{host:.2f} MiB in host memory, {nvme:.2f} MiB on nvme"
 
 
 def test_a_disk_without_room_for_the_inputs_is_refused(place):  # noqa: F811
