@@ -1,5 +1,7 @@
 #include "models/activation_bytes.h"
 
+#include <algorithm>
+
 namespace artesian::models {
 
 std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options) {
@@ -21,8 +23,18 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   if (options.kept == Kept::All) {
     return options.at_once * (size * tokens * block * layers + logits + ends) + narrow + rows;
   }
-  const std::uint64_t inputs = options.at_once * (size * tokens * hidden * layers + ends);
+  const std::uint64_t boundary = size * tokens * hidden;
+  if (options.kept == Kept::InputsInTiers) {  // outputs of a stage, gradients; its own, or the rows
+    const std::uint64_t own = std::max(size * tokens * block, logits + narrow);
+    return std::max(options.at_once * boundary * 2 + own, options.at_once * boundary + rows);
+  }
+  const std::uint64_t inputs = options.at_once * (boundary * layers + ends);
   return inputs + size * tokens * block + logits + narrow + rows;  // of a block, while its turn is
+}
+
+std::vector<std::uint64_t> stage_input_elements(const ModelConfig& config, std::uint64_t tokens) {
+  const std::size_t stages = static_cast<std::size_t>(layer_count(config)) + 2;  // and both ends
+  return std::vector<std::uint64_t>(stages, tokens * static_cast<std::uint64_t>(config.hidden));
 }
 
 }  // namespace artesian::models

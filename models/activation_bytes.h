@@ -3,14 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "models/model_config.h"
 
 namespace artesian::models {
 
 /// What forward keeps for backward: everything, or the input of each block, from which the block is
-/// computed again.
-enum class Kept : std::uint8_t { All, BlockInputs };
+/// computed again; and that in a tensor, or in a tier's memory.
+enum class Kept : std::uint8_t { All, BlockInputs, InputsInTiers };  // the last: in no tensor
 
 struct ActivationOptions {
   std::uint64_t tokens = 0;  // of a micro-batch
@@ -23,5 +24,8 @@ struct ActivationOptions {
 /// Bytes of what the blocks keep for backward, the logits, and what lies at the ends. Gradients of
 /// parameters are not in it.
 std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options);
+
+/// [stages] elements of what each stage gets as input of so many tokens: EngineOptions wants them.
+std::vector<std::uint64_t> stage_input_elements(const ModelConfig& config, std::uint64_t tokens);
 
 }  // namespace artesian::models

@@ -37,7 +37,10 @@ class Measurement {
 
   /// The median step.
   Result<double> run(const std::string& device) {
-    auto made = zero3::Engine::create(*module_, config_, {.device = device});
+    const std::uint64_t tokens = config_.micro_batch_size * plan_.length;
+    auto made = zero3::Engine::create(
+        *module_, config_,
+        {.device = device, .input_elements = models::stage_input_elements(*plan_.model, tokens)});
     if (!made.has_value()) return naming_directory(config_, std::move(made).error());
     zero3::Engine& engine = **made;
     auto seconds = train(engine);

@@ -20,8 +20,8 @@ constexpr double time_top = memory_top + 3 * memory_step + 60;
 
 // The kinds of memory_rows have the first looks; what concerns parameters, gradients and optimizer
 // state has one colour in both halves.
-constexpr const char* work_names[] = {"parameters come", "gradients, norm", "optimizer", "",
-                                      "forward, backward"};
+constexpr const char* work_names[] = {"parameters come",   "gradients, norm", "optimizer", "",
+                                      "forward, backward", "kept inputs"};
 
 int look_of(Kind kind) {
   switch (kind) {
@@ -29,6 +29,7 @@ int look_of(Kind kind) {
     case Kind::Await: return 0;
     case Kind::Update: return 2;
     case Kind::Compute: return 4;
+    case Kind::Input: return 5;
     default: return 1;
   }
 }
@@ -43,7 +44,7 @@ std::string legend(const Names& names, double y) {
       svg += print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\"/>", look,
                    x, y - 10) +
              print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 18, y, name);
-      x += 150;
+      x += 130;
     }
     ++look;
   }

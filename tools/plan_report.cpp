@@ -42,7 +42,8 @@ struct KindRow {
 };
 constexpr KindRow kinds[] = {{"parameters", "param", &zero3::MovedByKind::param},
                              {"gradients", "grad", &zero3::MovedByKind::grad},
-                             {"optimizer state", "optimizer", &zero3::MovedByKind::optimizer}};
+                             {"optimizer state", "optimizer", &zero3::MovedByKind::optimizer},
+                             {"kept inputs", "input", &zero3::MovedByKind::input}};
 
 std::string head_text(const PlanReport& report) {
   const PlanCase& plan = *report.plan;

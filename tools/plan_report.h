@@ -34,7 +34,8 @@ inline constexpr MemoryRow memory_rows[] = {
     {"gradients", "grad", &TierBytes::grad},
     {"optimizer state", "optimizer", &TierBytes::optimizer},
     {"gathered parameters", "gathered", &TierBytes::gathered},
-    {"buffers", "buffers", &TierBytes::buffers}};
+    {"buffers", "buffers", &TierBytes::buffers},
+    {"kept inputs", "input", &TierBytes::input}};
 
 struct TierColumn {
   const char* name;

@@ -23,18 +23,25 @@ DType compute_dtype(const PlanCase& plan) {
   return plan.config.param_dtype == DType::Float32 ? DType::Float32 : plan.compute_dtype;
 }
 
-std::uint64_t activations_of(const PlanCase& plan, std::uint64_t at_once) {
-  const bool again = plan.config.activation_checkpointing;
-  return models::activation_bytes(*plan.model,
-                                  {.tokens = tokens_of(plan),
-                                   .element_size = dtype_size(compute_dtype(plan)),
-                                   .micro_batches = plan.config.accumulation_steps,
-                                   .at_once = at_once,
-                                   .kept = again ? models::Kept::BlockInputs : models::Kept::All});
+models::Kept kept(const zero3::Config& config) {
+  if (!config.activation_checkpointing) return models::Kept::All;
+  return config.cpu_checkpointing ? models::Kept::InputsInTiers : models::Kept::BlockInputs;
+}
+
+/// `staying`: bytes of kept inputs that no tier takes.
+std::uint64_t activations_of(const PlanCase& plan, std::uint64_t at_once,
+                             std::uint64_t staying = 0) {
+  return staying +
+         models::activation_bytes(*plan.model, {.tokens = tokens_of(plan),
+                                                .element_size = dtype_size(compute_dtype(plan)),
+                                                .micro_batches = plan.config.accumulation_steps,
+                                                .at_once = at_once,
+                                                .kept = kept(plan.config)});
 }
 
 /// How many micro-batches run layer by layer, as the engine decides it; it measures what one keeps.
-std::uint64_t group_of(const PlanCase& plan) {
+std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
+  if (inputs.some()) return inputs.at_once;
   if (!zero3::keeps_order(*plan.stages)) return 1;
   const std::uint64_t of_one = std::max<std::uint64_t>(activations_of(plan, 1), 1);
   return std::clamp<std::uint64_t>(plan.activation_bytes / of_one, 1,
@@ -61,6 +68,8 @@ void take_memory(const zero3::Placement& placement, PlanFigures& figures) {
   const std::uint64_t buffers = placement.expansion_bytes + placement.grad_scratch_bytes;
   device.gathered = placement.device_pool_bytes - device.used() - buffers;
   device.buffers = buffers + placement.device_gradient_bytes;
+  figures.host.input = placement.inputs.bytes_in(Tier::Host);
+  figures.nvme.input = placement.inputs.bytes_in(Tier::Nvme);
   figures.host.buffers = placement.host_pool_bytes - figures.host.used();
 }
 
@@ -91,7 +100,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .stages = plan.stages,
                                  .limits = zero3::PrefetchLimits::of(plan.config.zero),
                                  .micro_batches = micro_batches,
-                                 .group = group_of(plan),
+                                 .group = group_of(plan, placement.inputs),
                                  .tokens = tokens_of(plan),
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .separate_device = plan.gpu,
@@ -122,7 +131,7 @@ void extend(zero3::Moved& b, const zero3::Moved& a, std::uint64_t further) {
 /// A step of many groups of micro-batches: after the first ones each adds the same.
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement) {
   const std::uint64_t micro_batches = plan.config.accumulation_steps;
-  const std::uint64_t group = group_of(plan);
+  const std::uint64_t group = group_of(plan, placement.inputs);
   const std::uint64_t groups = micro_batches / group;
   if (groups <= groups_max) return simulate(plan, placement, micro_batches);
   const std::uint64_t rest = micro_batches % group;
@@ -132,6 +141,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   extend(done.moved.param, one_less.moved.param, further);
   extend(done.moved.grad, one_less.moved.grad, further);
   extend(done.moved.optimizer, one_less.moved.optimizer, further);
+  extend(done.moved.input, one_less.moved.input, further);
   done.time.seconds = extend(one_less.time.seconds, done.time.seconds, further);
   done.time.model_seconds = extend(one_less.time.model_seconds, done.time.model_seconds, further);
   for (std::size_t index = 0; index < done.time.busy.size(); ++index) {
@@ -200,29 +210,47 @@ const char* offload_name(zero3::Offload offload) noexcept {
   return offload == zero3::Offload::None ? "none" : offload == zero3::Offload::Cpu ? "cpu" : "nvme";
 }
 
+namespace {
+
+Result<void> check_activations(const PlanCase& plan, std::uint64_t activations) {
+  if (!plan.activations_max.has_value() || activations <= *plan.activations_max) return {};
+  return make_error(ErrorCode::Exhausted, "train_micro_batch_size_per_gpu: got activations of " +
+                                              format_size(activations) + ", allowed " +
+                                              format_size(*plan.activations_max) + "; lower it");
+}
+
+zero3::PlacementRequest placement_request(const PlanCase& plan) {
+  return {.parameters = plan.parameters,
+          .stages = plan.stages,
+          .config = &plan.config,
+          .compute_dtype = compute_dtype(plan),
+          .separate_device = plan.gpu,
+          .device_bytes = plan.device_bytes,
+          .host_bytes = plan.host_bytes,
+          .ranks = plan.ranks,
+          .input_elements = models::stage_input_elements(*plan.model, tokens_of(plan)),
+          .activation_bytes = plan.activation_bytes};
+}
+
+}  // namespace
+
 Result<PlanFigures> evaluate(const PlanCase& plan) {
   PlanFigures figures;
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
-  figures.activations = activations_of(plan, group_of(plan));
+  zero3::PlacementRequest request = placement_request(plan);
+  figures.activations = activations_of(plan, group_of(plan, zero3::most_inputs(request)));
   std::uint64_t device = plan.device_bytes;
   if (plan.whole_device) {
     if (figures.activations + cuda_bytes >= device)
       return device_error(device, figures.activations);
     device -= figures.activations + cuda_bytes;
   }
-  if (plan.activations_max.has_value() && figures.activations > *plan.activations_max) {
-    return make_error(ErrorCode::Exhausted, "train_micro_batch_size_per_gpu: got activations of " +
-                                                format_size(figures.activations) + ", allowed " +
-                                                format_size(*plan.activations_max) + "; lower it");
-  }
-  ARTESIAN_TRY(placement, zero3::make_placement({.parameters = plan.parameters,
-                                                 .stages = plan.stages,
-                                                 .config = &plan.config,
-                                                 .compute_dtype = compute_dtype(plan),
-                                                 .separate_device = plan.gpu,
-                                                 .device_bytes = device,
-                                                 .host_bytes = plan.host_bytes,
-                                                 .ranks = plan.ranks}));
+  ARTESIAN_TRY_VOID(check_activations(plan, figures.activations));
+  request.device_bytes = device;
+  ARTESIAN_TRY(placement, zero3::make_placement(request));
+  const zero3::KeptInputs& inputs = placement.inputs;
+  figures.activations = activations_of(plan, group_of(plan, inputs), inputs.bytes_in(Tier::Device));
+  ARTESIAN_TRY_VOID(check_activations(plan, figures.activations));
   figures.device.budget = device;
   figures.host.budget = plan.host_bytes;
   figures.notes = placement.notes;

@@ -46,39 +46,41 @@ Result<StepLog> StepLog::open(const std::string& path) {
 Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
                             const std::optional<std::string>& digest) {
   if (file_ == nullptr) return {};
-  nlohmann::ordered_json line{
-      {"step", r.step},
-      {"loss", r.loss},
-      {"lr", r.lr},
-      {"loss_scale", r.loss_scale},
-      {"overflow", r.overflow},
-      {"grad_norm", r.grad_norm},
-      {"tokens", r.tokens},
-      {"tokens_per_s", rate(static_cast<double>(r.tokens), r.step_s)},
-      {"tflops", tflops},
-      {"step_s", r.step_s},
-      {"predicted_step_s", r.predicted_step_s},
-      {"bound_step_s", std::max(r.computed_s, r.disk_s)},
-      {"bytes",
-       {{"nvme_read", r.bytes_nvme_read},
-        {"nvme_write", r.bytes_nvme_write},
-        {"h2d", r.bytes_h2d},
-        {"d2h", r.bytes_d2h}}},
-      {"fetch",
-       {{"demand", r.fetch_demand},
-        {"prefetched", r.fetch_prefetched},
-        {"reused", r.fetch_reused}}},
-      {"live_parameters_max", r.live_parameters_max},
-      {"peak",
-       {{"device", r.peak_device},
-        {"host", r.peak_host},
-        {"activations", r.peak_activations},
-        {"process_rss", r.peak_process_rss},
-        {"gradients", r.peak_gradients},
-        {"program", r.peak_program},
-        {"heap", r.peak_heap}}},
-      {"wait_s",
-       {{"param", r.wait_param_s}, {"grad", r.wait_grad_s}, {"optimizer", r.wait_optimizer_s}}}};
+  nlohmann::ordered_json line{{"step", r.step},
+                              {"loss", r.loss},
+                              {"lr", r.lr},
+                              {"loss_scale", r.loss_scale},
+                              {"overflow", r.overflow},
+                              {"grad_norm", r.grad_norm},
+                              {"tokens", r.tokens},
+                              {"tokens_per_s", rate(static_cast<double>(r.tokens), r.step_s)},
+                              {"tflops", tflops},
+                              {"step_s", r.step_s},
+                              {"predicted_step_s", r.predicted_step_s},
+                              {"bound_step_s", std::max(r.computed_s, r.disk_s)},
+                              {"bytes",
+                               {{"nvme_read", r.bytes_nvme_read},
+                                {"nvme_write", r.bytes_nvme_write},
+                                {"h2d", r.bytes_h2d},
+                                {"d2h", r.bytes_d2h}}},
+                              {"fetch",
+                               {{"demand", r.fetch_demand},
+                                {"prefetched", r.fetch_prefetched},
+                                {"reused", r.fetch_reused}}},
+                              {"live_parameters_max", r.live_parameters_max},
+                              {"peak",
+                               {{"device", r.peak_device},
+                                {"host", r.peak_host},
+                                {"activations", r.peak_activations},
+                                {"process_rss", r.peak_process_rss},
+                                {"gradients", r.peak_gradients},
+                                {"program", r.peak_program},
+                                {"heap", r.peak_heap}}},
+                              {"wait_s",
+                               {{"param", r.wait_param_s},
+                                {"grad", r.wait_grad_s},
+                                {"optimizer", r.wait_optimizer_s},
+                                {"input", r.wait_input_s}}}};
   for (const zero3::SwapPathUse& path : r.bytes_paths.paths) {
     line["bytes"]["paths"].push_back(
         {{"path", path.directory}, {"read", path.bytes_read}, {"write", path.bytes_written}});
@@ -153,9 +155,9 @@ void Progress::step(const zero3::StepResult& r) {
   std::fprintf(stderr,
                "step %llu time: forward %.3f s, backward %.3f s, optimizer %.3f s; waits: "
                "parameters %.3f s, "
-               "gradients %.3f s, optimizer state %.3f s; step %.3f s\n",
+               "gradients %.3f s, optimizer state %.3f s, kept inputs %.3f s; step %.3f s\n",
                static_cast<unsigned long long>(r.step), r.forward_s, r.backward_s, r.optimizer_s,
-               r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.step_s);
+               r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.wait_input_s, r.step_s);
 }
 
 void Progress::finish() {
@@ -173,7 +175,8 @@ void Summary::add(const zero3::StepResult& result) {
 }
 
 void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
-                    const std::vector<zero3::SwapPathUse>& paths) const {
+                    const std::vector<zero3::SwapPathUse>& paths,
+                    const zero3::KeptInputs& inputs) const {
   if (steps_ == 0) return;
   const auto row = [&](const char* name, const std::string& value) {
     std::fprintf(out, "  %-22s %s\n", name, value.c_str());
@@ -204,6 +207,12 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
     if (paths.size() == 1) break;
     row("  with the start", size(path.bytes_read) + " read, " + size(path.bytes_written) +
                                 " written through " + path.directory);
+  }
+  if (inputs.some()) {
+    const std::uint64_t stay = inputs.bytes_in(tiering::Tier::Device);
+    row("kept inputs", size(inputs.bytes_in(tiering::Tier::Host)) + " in host memory, " +
+                           size(inputs.bytes_in(tiering::Tier::Nvme)) + " on nvme" +
+                           (stay == 0 ? std::string() : ", " + size(stay) + " with activations"));
   }
   row("peak device memory", size(last_.peak_device) + " of " + size(budgets.device));
   row("peak host memory", size(last_.peak_host) + " of " + size(budgets.host));

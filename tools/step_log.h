@@ -67,7 +67,7 @@ class Summary {
   std::uint64_t steps() const noexcept { return steps_; }
   /// With a line for each folder of swap files, where there are several.
   void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
-             const std::vector<zero3::SwapPathUse>& paths) const;
+             const std::vector<zero3::SwapPathUse>& paths, const zero3::KeptInputs& inputs) const;
 
  private:
   void print_process(std::FILE* out) const;

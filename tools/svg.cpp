@@ -17,7 +17,7 @@ svg { font: 13px system-ui, sans-serif; }
 .cell { fill: #0072b2; } .end { text-anchor: end; } .middle { text-anchor: middle; }
 .small { font-size: 11px; }
 .k0 { fill: #0072b2; } .k1 { fill: #d55e00; } .k2 { fill: #00835f; } .k3 { fill: #cc79a7; }
-.k4 { fill: #8a8f98; } .bar { stroke: #ffffff; stroke-width: 0.5; }
+.k4 { fill: #8a8f98; } .k5 { fill: #e69f00; } .bar { stroke: #ffffff; stroke-width: 0.5; }
 @media (prefers-color-scheme: dark) {
   .ground, .mark { fill: #14171a; } text { fill: #ececec; } .grid { stroke: #3b4046; }
   .a { stroke: #56b4e9; } .b { stroke: #f0a830; } .c { stroke: #3fd0a4; }

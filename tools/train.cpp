@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/machine.h"
+#include "models/activation_bytes.h"
 #include "models/checkpoint_weights.h"
 #include "models/checkpoint_writer.h"
 #include "models/flops.h"
@@ -200,8 +201,12 @@ Result<void> TrainRun::build() {
                         .budgets = budgets_});
   ARTESIAN_TRY(source, weights());
   if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
-  auto engine = zero3::Engine::create(*module_, config_,
-                                      {.device = options_.device, .timeline = timeline_.get()});
+  const std::uint64_t tokens = config_.micro_batch_size * length_;
+  auto engine = zero3::Engine::create(
+      *module_, config_,
+      {.device = options_.device,
+       .timeline = timeline_.get(),
+       .input_elements = models::stage_input_elements(model_config_, tokens)});
   if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
   engine_ = std::move(engine).value();
   ARTESIAN_TRY_VOID(open_outputs());
@@ -280,7 +285,7 @@ Result<void> TrainRun::finish() {
   summary_.print(stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
-                 engine_->path_use());
+                 engine_->path_use(), engine_->placement().inputs);
   if (std::fflush(stdout) == 0) return {};
   return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
 }

@@ -122,6 +122,7 @@ struct Config {
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   bool activation_checkpointing = false;  // keep stages' inputs alone, run them again in backward
+  bool cpu_checkpointing = false;         // and these in host memory or on NVMe
   ZeroConfig zero;
   AioConfig aio;
   ArtesianConfig artesian;

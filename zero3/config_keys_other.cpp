@@ -120,9 +120,10 @@ constexpr ConfigKey keys[] = {
 
     {.path = "activation_checkpointing",
      .type = Section,
-     .text = "stages keep their inputs alone, where they computed them, and run once more in "
-             "backward, when one of partition_activations, contiguous_memory_optimization, "
-             "cpu_checkpointing and number_checkpoints is set"},
+     .text = "stages keep their inputs alone, where they computed them (but see "
+             "cpu_checkpointing), and run once more in backward, when one of "
+             "partition_activations, contiguous_memory_optimization, cpu_checkpointing and "
+             "number_checkpoints is set"},
     {.path = "activation_checkpointing.partition_activations",
      .fallback = "false",
      .text = "true: checkpointing is on"},
@@ -131,7 +132,9 @@ constexpr ConfigKey keys[] = {
      .text = "true: checkpointing is on"},
     {.path = "activation_checkpointing.cpu_checkpointing",
      .fallback = "false",
-     .text = "true: checkpointing is on"},
+     .text = "true: checkpointing is on, and the inputs go to host memory as far as "
+             "artesian.host_memory has room beside all else, the rest to NVMe where an offload "
+             "section has an nvme_path; without one it stays where it was computed"},
     {.path = "activation_checkpointing.synchronize_checkpoint_boundary",
      .fallback = "false",
      .effect = NoEffect,

@@ -224,7 +224,12 @@ class Resolver {
       on = on || settings_.boolean(section + key);
     }
     config_.activation_checkpointing = on;
-    if (on) {
+    config_.cpu_checkpointing = settings_.boolean(section + "cpu_checkpointing");
+    if (config_.cpu_checkpointing) {
+      note(
+          "activation_checkpointing: stages keep their inputs alone, in host memory and on NVMe, "
+          "and run once more in backward");
+    } else if (on) {
       note(
           "activation_checkpointing: stages keep their inputs alone, where they computed them, "
           "and run once more in backward");

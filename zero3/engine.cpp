@@ -105,7 +105,7 @@ void for_each_counter(const Visit& visit) {
   visit(&StepResult::bytes_paths);
   for (const auto counter :
        {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
-        &StepResult::forward_s, &StepResult::backward_s}) {
+        &StepResult::wait_input_s, &StepResult::forward_s, &StepResult::backward_s}) {
     visit(counter);
   }
 }
@@ -238,7 +238,14 @@ Result<void> Engine::Impl::build() {
                                           .separate_device = !compute.backend->host_accessible(),
                                           .device_bytes = budgets.device,
                                           .host_bytes = budgets.host,
-                                          .split_master = options.split_master}));
+                                          .split_master = options.split_master,
+                                          .input_elements = options.input_elements,
+                                          .activation_bytes = budgets.activations}));
+  if (config.cpu_checkpointing && !placement.inputs.some()) {
+    log(LogLevel::Info,
+        "activation_checkpointing.cpu_checkpointing: inputs stay where they are computed: the "
+        "engine was not told how large they are");
+  }
   for (const std::string& note : placement.notes) log(LogLevel::Info, note);
   ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
   auto nodes = tiering::nodes_of_host(compute.backend->numa_node(), paths.directories);
@@ -388,6 +395,8 @@ Result<void> Engine::Impl::backward() {
 
 /// How many of the next `count` micro-batches run at once.
 std::size_t Engine::Impl::group_size(std::size_t count) const {
+  const KeptInputs& inputs = state->placement().inputs;
+  if (inputs.some()) return std::min<std::uint64_t>(inputs.at_once, count);
   if (activations_of_one == 0 || !layer_by_layer) return 1;
   const std::uint64_t room = activation_budget / activations_of_one;
   return std::clamp<std::uint64_t>(room, 1, count);
@@ -528,11 +537,12 @@ StepResult Engine::Impl::counters() const {
   now.bytes_nvme_read = disk_now.bytes_read;
   now.bytes_nvme_write = disk_now.bytes_written;
   if (state->path_count() > 1) now.bytes_paths.paths = state->path_use();
-  now.bytes_h2d = residency->bytes_to_device();
+  now.bytes_h2d = residency->bytes_to_device() + graphs->bytes_to_device();
   now.bytes_d2h = graphs->bytes_to_host();
   now.wait_param_s = prefetcher->wait_seconds();
   now.wait_grad_s = gradients->wait_seconds();
   now.wait_optimizer_s = optimizer->wait_seconds();
+  now.wait_input_s = graphs->wait_seconds();
   now.forward_s = graphs->forward_seconds();
   now.backward_s = graphs->backward_seconds();
   return now;
@@ -586,8 +596,8 @@ void Engine::Impl::end_phase() {
   const StepResult now = counters();
   const StepResult& before = phase.counters;
   double computed = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
-  for (const auto wait :
-       {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s}) {
+  for (const auto wait : {&StepResult::wait_param_s, &StepResult::wait_grad_s,
+                          &StepResult::wait_optimizer_s, &StepResult::wait_input_s}) {
     computed -= now.*wait - before.*wait;
   }
   const double on_disk = disk_seconds(now.bytes_nvme_read - before.bytes_nvme_read,

@@ -50,6 +50,10 @@ struct EngineOptions {
   /// The disks below the folders of the config's nvme_path, in the order in which it names them
   /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
   std::vector<tiering::PathDisk> path_disks{};
+  /// For activation_checkpointing.cpu_checkpointing: elements, in the compute dtype, of what each
+  /// stage gets as input of one micro-batch, at most. Empty: not known, and inputs stay where they
+  /// are computed, as do larger ones.
+  std::vector<std::uint64_t> input_elements{};
 };
 
 /// What one optimizer step did; the fields of the JSONL log (interfaces.md).
@@ -75,7 +79,7 @@ struct StepResult {
   std::uint64_t peak_device = 0, peak_host = 0, peak_activations = 0, peak_process_rss = 0;
   // With the above, all of the process: gradients are in peak_device and in peak_activations.
   std::uint64_t peak_gradients = 0, peak_program = 0, peak_heap = 0;
-  double wait_param_s = 0.0, wait_grad_s = 0.0, wait_optimizer_s = 0.0;
+  double wait_param_s = 0.0, wait_grad_s = 0.0, wait_optimizer_s = 0.0, wait_input_s = 0.0;
   double forward_s = 0.0, backward_s = 0.0, optimizer_s = 0.0;
 };
 
@@ -104,8 +108,9 @@ class Engine {
   /// Forward and backward of micro-batches, layer by layer: each stage's parameters are gathered
   /// for a group of them at once. A group holds as many as artesian.activation_memory has room for,
   /// going by the most that one has taken so far: so the first runs alone, and so does each where
-  /// that is not known (track_activations()). Returns their losses. Errors: as forward; after one
-  /// batch's fault, groups before its own stay accumulated: micro_batches() tells.
+  /// that is not known (track_activations()); where inputs are kept in a tier, the placement says
+  /// how many. Returns their losses. Errors: as forward; after one batch's fault, groups before its
+  /// own stay accumulated: micro_batches() tells.
   Result<std::vector<double>> forward_backward(std::span<const Batch> batches);
   /// Accumulated since the last step.
   std::uint64_t micro_batches() const noexcept;

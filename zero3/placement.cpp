@@ -28,12 +28,31 @@ std::uint64_t page_up(std::uint64_t bytes) noexcept {
   return round_up(bytes, 4096);
 }
 
+bool uses_nvme(const Config& config) noexcept {
+  return config.zero.offload_param.device == Offload::Nvme ||
+         config.zero.offload_optimizer.device == Offload::Nvme;
+}
+
+/// Without NVMe, at most `host_room` bytes of inputs do not count as activations.
+KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_room) {
+  const Config& config = *request.config;
+  if (!config.cpu_checkpointing || request.input_elements.empty()) return {};
+  return describe_inputs({.stages = request.stages,
+                          .elements = &request.input_elements,
+                          .element_size = dtype_size(request.compute_dtype),
+                          .micro_batches = config.accumulation_steps,
+                          .activation_bytes = request.activation_bytes,
+                          .nvme = uses_nvme(config)},
+                         host_room);
+}
+
 class Planner {
  public:
   explicit Planner(const PlacementRequest& request) : request_(request), config_(*request.config) {
     plan_.param_dtype = config_.param_dtype;
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
+    plan_.inputs = inputs_within(request, request.host_bytes);
     const int stage = config_.zero.stage;
     plan_.sharding = {.param = stage >= 3 ? request.ranks : 1,
                       .grad = stage >= 2 ? request.ranks : 1,
@@ -210,10 +229,7 @@ class Planner {
                                      : ""));
   }
 
-  bool any_nvme() const {
-    return config_.zero.offload_param.device == Offload::Nvme ||
-           config_.zero.offload_optimizer.device == Offload::Nvme;
-  }
+  bool any_nvme() const { return uses_nvme(config_); }
 
   /// Bytes of one ring item at `sub_group` elements: everything that one sub-group moves.
   std::uint64_t item_bytes(std::uint64_t sub_group) const {
@@ -317,6 +333,63 @@ class Planner {
     plan_.ring_count = std::max(plan_.ring_count, static_cast<std::uint32_t>(count));
   }
 
+  /// The least host memory through which inputs go to NVMe.
+  std::uint64_t input_buffers_min() const { return any_nvme() && plan_.inputs.some() ? 4096 : 0; }
+
+  /// What these buffers may take of `room`; smooth, as staging_share() is.
+  std::uint64_t input_buffers_share(std::uint64_t room) const {
+    if (input_buffers_min() == 0) return 0;
+    return std::min(room / 8, input_buffers_max(plan_.inputs));
+  }
+
+  /// Once the homes of inputs are known.
+  void size_input_buffers(std::uint64_t room) {
+    if (plan_.inputs.bytes_in(Tier::Nvme) != 0) {
+      zero3::size_input_buffers(plan_.inputs, input_buffers_min() + input_buffers_share(room));
+      plan_.host_pool_bytes += plan_.inputs.buffer_bytes();
+    }
+    note_inputs();
+  }
+
+  void note_inputs() {
+    if (!plan_.inputs.some()) return;
+    const std::uint64_t host = plan_.inputs.bytes_in(Tier::Host);
+    const std::uint64_t nvme = plan_.inputs.bytes_in(Tier::Nvme);
+    const std::uint64_t rest = plan_.inputs.bytes_in(Tier::Device);
+    plan_.notes.push_back(
+        "activation_checkpointing.cpu_checkpointing: of the inputs that backward "
+        "needs, " +
+        format_size(host) + " are kept in host memory, " + format_size(nvme) + " on NVMe" +
+        (rest == 0 ? std::string()
+                   : ", " + format_size(rest) +
+                         " where they are computed; raise artesian.host_memory, "
+                         "or give offload_param an nvme_path"));
+  }
+
+  /// Where nothing goes to NVMe: as many inputs as fit.
+  void keep_inputs(std::uint64_t spare) {
+    plan_.inputs = inputs_within(request_, spare);
+    std::vector<Candidate> inputs;
+    add_inputs(inputs);
+    for (const Candidate& kept : choose_residents(std::move(inputs), {spare, 0})) {
+      plan_.host_pool_bytes += kept.bytes;
+      plan_.inputs.homes[static_cast<std::size_t>(kept.sub_group)] = Tier::Host;
+    }
+    note_inputs();
+  }
+
+  void add_inputs(std::vector<Candidate>& all) const {
+    if (!plan_.inputs.some()) return;
+    const KeptInputs& inputs = plan_.inputs;
+    for (const auto place : places_by_worth(inputs)) {
+      all.push_back(
+          {.kind = ResidentKind::Input,
+           .sub_group = place,
+           .bytes = inputs.place_bytes(static_cast<std::size_t>(place / inputs.at_once)),
+           .moves = input_moves(inputs, config_.accumulation_steps, place % inputs.at_once)});
+    }
+  }
+
   /// What must be in host memory, apart from the ring.
   std::uint64_t host_homes() const {
     std::uint64_t bytes = 0;
@@ -330,18 +403,22 @@ class Planner {
   }
 
   Result<void> place_host() {
-    const std::uint64_t must = host_homes();
+    const std::uint64_t must = host_homes() + input_buffers_min();
     if (must > request_.host_bytes) return host_error(must);
     const std::uint64_t room = request_.host_bytes - must;
-    plan_.host_pool_bytes = must;
+    plan_.host_pool_bytes = host_homes();
     if (any_nvme() && !request_.separate_device && keep_everything(room)) return {};
     if (!size_ring(room)) return host_error(must);
     const std::uint64_t rest = room - ring_bytes() - staging_min(plan_.sub_group);
     size_staging(rest);
     plan_.host_pool_bytes += ring_bytes() + staging_bytes();
-    if (!any_nvme()) return {};
-    const std::uint64_t spare = rest - staging_share(rest);
+    const std::uint64_t spare = rest - staging_share(rest) - input_buffers_share(rest);
+    if (!any_nvme()) {
+      keep_inputs(spare);
+      return {};
+    }
     keep(choose_residents(candidates(), {spare, config_.zero.offload_param.max_in_cpu}));
+    size_input_buffers(rest);
     look_for_a_smaller_ring(must, room, spare);
     return {};
   }
@@ -382,6 +459,7 @@ class Planner {
                          .moves = 2});
       }
     }
+    add_inputs(all);
     for (const auto place : spread_order(state.size())) all.push_back(state[place]);
     movable_ = 0;
     for (const Candidate& each : all) movable_ += each.bytes * each.moves;
@@ -399,6 +477,7 @@ class Planner {
       elements -= each.elements;
     }
     keep(all);
+    note_inputs();
     return true;
   }
 
@@ -410,13 +489,16 @@ class Planner {
     std::uint64_t state = 0;
     std::uint64_t elements = 0;
     for (const Candidate& resident : residents) {
-      UnitPlacement& place = plan_.units[resident.unit];
+      UnitPlacement& place = plan_.units[resident.unit];  // of an input any, and not used
       plan_.host_pool_bytes += resident.bytes;
       saved_ += resident.bytes * resident.moves;
       elements += resident.elements;
       switch (resident.kind) {
         case ResidentKind::Gradient: place.grad = Tier::Host; break;
         case ResidentKind::Parameter: place.param = Tier::Host; break;
+        case ResidentKind::Input:
+          plan_.inputs.homes[static_cast<std::size_t>(resident.sub_group)] = Tier::Host;
+          break;
         case ResidentKind::OptimizerState:
           place.optimizer_in_host.resize(
               static_cast<std::size_t>(plan_.sub_group_count(resident.unit)));
@@ -486,6 +568,8 @@ class Planner {
 
   void size_nvme() {
     const bool param_path = config_.zero.offload_param.device == Offload::Nvme;
+    (param_path ? plan_.nvme_param_bytes : plan_.nvme_optimizer_bytes) +=
+        plan_.inputs.bytes_in(Tier::Nvme);
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       std::uint64_t& params = param_path ? plan_.nvme_param_bytes : plan_.nvme_optimizer_bytes;
       if (plan_.units[index].param == Tier::Nvme) params += plan_.param_bytes(index);
@@ -567,6 +651,10 @@ tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index)
   const auto& in_host = units[unit].optimizer_in_host;
   return index < in_host.size() && in_host[static_cast<std::size_t>(index)] ? Tier::Host
                                                                             : units[unit].optimizer;
+}
+
+KeptInputs most_inputs(const PlacementRequest& request) {
+  return inputs_within(request, request.host_bytes);
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "tiering/tier.h"
 #include "zero3/config.h"
+#include "zero3/kept_inputs.h"
 #include "zero3/layout.h"
 
 namespace artesian::zero3 {
@@ -25,6 +26,10 @@ struct PlacementRequest {
   std::uint64_t host_bytes = 0;
   std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
   bool split_master = true;  // where it costs no bytes; false: nowhere
+  /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
+  /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
+  std::vector<std::uint64_t> input_elements{};
+  std::uint64_t activation_bytes = 0;  // budget of what several micro-batches keep at once
 };
 
 /// What keeps the fp32 weights that the optimizer works on.
@@ -81,6 +86,7 @@ struct Placement {
   std::uint64_t grad_scratch_bytes = 0;
   std::uint64_t nvme_param_bytes = 0;  // on offload_param.nvme_path: params, spilled gradients
   std::uint64_t nvme_optimizer_bytes = 0;
+  KeptInputs inputs;               // of stages, kept for backward in a tier
   std::vector<std::string> notes;  // what was cut to the budget
 
   /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
@@ -104,6 +110,10 @@ struct Placement {
   /// Where the optimizer state of a sub-group lives.
   tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };
+
+/// Sizes of kept inputs and the most micro-batches that may run at once, were all host memory
+/// theirs; none without config.cpu_checkpointing.
+KeptInputs most_inputs(const PlacementRequest& request);
 
 /// Errors: Exhausted, one line per budget that is too small.
 Result<Placement> make_placement(const PlacementRequest& request);

@@ -15,12 +15,12 @@
 
 namespace artesian::zero3 {
 
-enum class ResidentKind : std::uint8_t { Gradient, Parameter, OptimizerState };
+enum class ResidentKind : std::uint8_t { Gradient, Parameter, Input, OptimizerState };
 
 struct Candidate {
   ResidentKind kind = ResidentKind::OptimizerState;
   std::uint32_t unit = 0;
-  std::uint64_t sub_group = 0;  // of optimizer state
+  std::uint64_t sub_group = 0;  // of optimizer state; of an input, its place (kept_inputs.h)
   std::uint64_t bytes = 0;
   std::uint64_t moves = 0;     // how often a step moves each of its bytes, if it is on NVMe
   std::uint64_t elements = 0;  // that count towards `elements_max`: of parameters only
@@ -31,8 +31,8 @@ struct ResidentLimits {
   std::uint64_t elements_max = 0;  // offload_param.max_in_cpu
 };
 
-/// The candidates that stay in host memory, most worth first. Of equal worth, gradients come before
-/// parameters and these before optimizer state; else in the given order.
+/// The candidates that stay in host memory, most worth first. Of equal worth, they come in the
+/// order of their kinds; else in the given order.
 std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, ResidentLimits limits);
 
 /// The places of `count` things in an order of which every beginning is spread evenly over all of

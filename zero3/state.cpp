@@ -49,7 +49,25 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
                              .volume = paths.optimizer_volume}));
     }
   }
+  list_inputs(paths, shards);
   return shards;
+}
+
+void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
+  const KeptInputs& inputs = placement_.inputs;
+  const std::uint64_t in_memory = 4096;  // of no use there, but every shard has blocks
+  for (std::size_t stage = 0; stage < inputs.bytes.size(); ++stage) {
+    for (std::uint64_t index = 0; index < inputs.at_once; ++index) {
+      inputs_.push_back(static_cast<ShardId>(shards.size()));
+      const Tier home = inputs.home(stage, index);
+      if (home == Tier::Device) continue;  // with LibTorch: no shard
+      shards.push_back({.name = inputs.names[stage] + " input " + std::to_string(index),
+                        .home = home,
+                        .bytes = inputs.place_bytes(stage),
+                        .block_bytes = home == Tier::Nvme ? inputs.block_bytes : in_memory,
+                        .volume = paths.param_volume});
+    }
+  }
 }
 
 Result<void> ModelState::create_pools(const ModelStateOptions& options) {
@@ -139,6 +157,11 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
                                                   placement_.ring_count, device_));
   ring_ = std::move(ring);
+  const KeptInputs& inputs = placement_.inputs;
+  ARTESIAN_TRY(depot, tiering::Depot::create(
+                          {.buffer_bytes = inputs.block_bytes, .buffer_count = inputs.buffer_count},
+                          *store_, *host_, device_, executor_));
+  depot_ = std::move(depot);
   ARTESIAN_TRY_VOID(create_staging());
   const std::array<std::span<std::byte>, 2> both{host_->range(), device_pool_->range()};
   const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
@@ -189,6 +212,7 @@ ModelState::~ModelState() {
   keep_for_ever(std::move(reader_));
   keep_for_ever(std::move(loader_));
   keep_for_ever(std::move(ring_));
+  keep_for_ever(std::move(depot_));
   keep_for_ever(std::move(store_));
   keep_for_ever(std::move(host_));
   keep_for_ever(std::move(device_pool_));
@@ -196,13 +220,15 @@ ModelState::~ModelState() {
 
 Result<void> ModelState::close() noexcept {
   auto drained = ring_ ? ring_->finish() : Result<void>();
+  auto emptied = depot_ ? depot_->finish() : Result<void>();
   auto closed = store_ ? store_->close() : Result<void>();
   auto passed = separate_device() ? device_.finish_all() : Result<void>();
-  stalled_ = timed_out(drained) || timed_out(closed) || timed_out(passed);
+  stalled_ = timed_out(drained) || timed_out(emptied) || timed_out(closed) || timed_out(passed);
   for (auto* outcome : {&closed, &passed}) {  // what a caller must know before all else
     if (timed_out(*outcome)) return std::move(*outcome);
   }
   if (!drained.has_value()) return drained;
+  if (!emptied.has_value()) return emptied;
   if (!passed.has_value()) return passed;
   return closed;
 }

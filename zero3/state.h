@@ -5,6 +5,7 @@
 // its optimizer state: [exp_avg | exp_avg_sq | master], fp32, contiguous, so that a sub-group is
 // one sequential transfer. Of the master weights the record holds what the parameters do not: all,
 // their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum grain of all.
+// Besides, a shard for each input that checkpointing keeps in a tier.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "base/executor.h"
 #include "base/timeline.h"
 #include "pinned/pool.h"
+#include "tiering/depot.h"
 #include "tiering/device_loader.h"
 #include "tiering/device_reader.h"
 #include "tiering/residency.h"
@@ -61,6 +63,12 @@ class ModelState {
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
+  /// Of a stage's input that is kept in a tier: placement().inputs says whether it is.
+  tiering::ShardId input(std::size_t stage, std::uint64_t micro_batch) const noexcept {
+    return inputs_[static_cast<std::size_t>(placement_.inputs.place(stage, micro_batch))];
+  }
+  /// What moves these.
+  tiering::Depot& depot() noexcept { return *depot_; }
   tiering::Device& device() noexcept { return device_; }
   /// Whether the host cannot reach the device's memory; then there are a loader and a reader.
   bool separate_device() const noexcept { return !device_.host_accessible(); }
@@ -87,6 +95,7 @@ class ModelState {
   ModelState(Executor& executor, tiering::Device& device) noexcept
       : executor_(executor), device_(device) {}
   std::vector<tiering::ShardOptions> list_shards(const SwapPaths& paths);
+  void list_inputs(const SwapPaths& paths, std::vector<tiering::ShardOptions>& shards);
   Result<void> create_pools(const ModelStateOptions& options);
   void log_shares() const;
   Result<void> register_host();
@@ -101,6 +110,7 @@ class ModelState {
   bool host_registered_ = false;  // with the device
   std::unique_ptr<tiering::TierStore> store_;
   std::unique_ptr<tiering::StagingRing> ring_;
+  std::unique_ptr<tiering::Depot> depot_;
   std::unique_ptr<tiering::DeviceLoader> loader_;
   std::unique_ptr<tiering::DeviceReader> reader_;
   BufferLease grad_scratch_;
@@ -112,6 +122,7 @@ class ModelState {
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;
+  std::vector<tiering::ShardId> inputs_;  // by place
 };
 
 }  // namespace artesian::zero3

@@ -25,6 +25,7 @@ MovedByKind& MovedByKind::operator+=(const MovedByKind& other) noexcept {
   param += other.param;
   grad += other.grad;
   optimizer += other.optimizer;
+  input += other.input;
   return *this;
 }
 
@@ -32,6 +33,7 @@ Moved MovedByKind::total() const noexcept {
   Moved sum = param;
   sum += grad;
   sum += optimizer;
+  sum += input;
   return sum;
 }
 
@@ -125,6 +127,14 @@ class DryRun {
     return event;
   }
 
+  StepEvent& add_of_stage(Kind kind, const StageAccess& access) {
+    StepEvent& event = add(kind, 0);
+    event.stage = access.stage;
+    event.direction = access.direction;
+    event.micro_batches = access.micro_batches;
+    return event;
+  }
+
   void see(const tiering::DryMove& move) {
     const UnitPlacement& place = placement_.units[move.unit];
     const bool casts = placement_.param_dtype != placement_.compute_dtype;
@@ -155,11 +165,11 @@ class DryRun {
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
       for (const auto unit : access.units) update_up_to(unit);
-      StepEvent& event = add(Kind::Compute, 0);
-      event.stage = access.stage;
-      event.direction = access.direction;
-      event.micro_batches = access.micro_batches;
-      if (access.direction == Direction::Backward) add_gradients(access);
+      const bool forward = access.direction == Direction::Forward;
+      if (!forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
+      add_of_stage(Kind::Compute, access);
+      if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
+      if (!forward) add_gradients(access);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
     }
     add_rows();
@@ -177,6 +187,22 @@ class DryRun {
       if (!pending_[unit]) add_update(unit);
     }
     return prefetcher_.look_ahead_to_next_step();
+  }
+
+  /// Each input goes to its place after the stage's forward and comes back for its backward.
+  Moved input_moves(const StageAccess& access) const {
+    Moved moved;
+    const KeptInputs& inputs = placement_.inputs;
+    if (!inputs.some()) return moved;
+    const bool forward = access.direction == Direction::Forward;
+    for (std::uint64_t index = 0; index < access.micro_batches; ++index) {
+      const Tier home = inputs.home(access.stage, index);
+      if (home == Tier::Device) continue;  // it stays
+      (forward ? moved.to_host : moved.to_device) += inputs.bytes[access.stage];
+      if (home != Tier::Nvme) continue;
+      (forward ? moved.nvme_write : moved.nvme_read) += inputs.place_bytes(access.stage);
+    }
+    return moved;
   }
 
   /// What the step before left, as far as that.

@@ -33,6 +33,7 @@ struct MovedByKind {
   Moved param;
   Moved grad;
   Moved optimizer;
+  Moved input;  // of stages, kept for backward (kept_inputs.h)
 
   MovedByKind& operator+=(const MovedByKind& other) noexcept;
   Moved total() const noexcept;
@@ -47,6 +48,7 @@ struct StepEvent {
     Fetch,      // the transfers of `unit` start
     Await,      // they are waited for, and what came is made ready
     Compute,    // `stage`, in `direction`
+    Input,      // of `stage`: after forward those of the group go to a tier; they come for backward
     Gradients,  // `numel` elements of `unit` join its accumulator
     Rows,       // those of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: one of zeros

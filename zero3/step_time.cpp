@@ -25,7 +25,8 @@ class Simulation {
         rates_(request.rates),
         separate_(request.separate_device),
         schedule_(request.rates.disk),
-        fetched_(plan_.layout.units.size(), Schedule::none) {
+        fetched_(plan_.layout.units.size(), Schedule::none),
+        put_(plan_.layout.stages.size(), Schedule::none) {
     std::uint64_t count = 0;
     for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
       count += plan_.sub_group_count(unit);
@@ -97,6 +98,7 @@ class Simulation {
       case Kind::Fetch: return fetch(event);
       case Kind::Await: return await(event);
       case Kind::Compute: return compute(event);
+      case Kind::Input: return input(event);
       case Kind::Gradients:
       case Kind::Rows:
       case Kind::Zero:
@@ -141,6 +143,33 @@ class Simulation {
     time_.model_seconds += seconds;
     if (event.direction == Direction::Backward) finish_update();
     computed_ = add(event.kind, Resource::Compute, seconds, {computed_, barrier_});
+  }
+
+  /// Inputs go to their tier behind what computes, and come while the stage before computes.
+  void input(const StepEvent& event) {
+    const Moved& moved = event.moved.input;
+    const std::uint64_t bytes = moved.to_host + moved.to_device;
+    const double work = (separate_ ? 0.0 : memory_seconds(2 * bytes)) +
+                        checksum_seconds(moved.nvme_read + moved.nvme_write);
+    if (event.direction == Direction::Forward) {
+      Task task = computed_;
+      if (separate_) {
+        task = add(event.kind, Resource::ToHost, seconds_for(bytes, rates_.to_host), {task});
+      }
+      task = add(event.kind, worker(), work, {task});
+      if (!separate_) computed_ = task;
+      put_[event.stage] = add(event.kind, Resource::DiskWrite,
+                              seconds_for(moved.nvme_write, rates_.disk_write), {task});
+      return;
+    }
+    Task task = add(event.kind, Resource::DiskRead, seconds_for(moved.nvme_read, rates_.disk_read),
+                    {put_[event.stage], taken_});
+    taken_ = computed_;
+    task = add(event.kind, worker(), work, {task, separate_ ? Schedule::none : computed_});
+    if (separate_) {
+      task = add(event.kind, Resource::ToDevice, seconds_for(bytes, rates_.to_device), {task});
+    }
+    computed_ = schedule_.join({computed_, task});
   }
 
   /// The host waits for its writes before new gradients come.
@@ -272,11 +301,13 @@ class Simulation {
   const Rates& rates_;
   const bool separate_;
   Schedule schedule_;
-  std::vector<Task> fetched_;  // by unit
-  std::vector<Item> items_;    // of the update that this step carries
-  std::size_t worked_on_ = 0;  // of these
-  std::size_t issued_ = 0;     // of these: their reads are queued
-  std::uint64_t grain_ = 1;    // sub-groups that count as one
+  std::vector<Task> fetched_;    // by unit
+  std::vector<Task> put_;        // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;  // before the inputs that were taken last were waited for
+  std::vector<Item> items_;      // of the update that this step carries
+  std::size_t worked_on_ = 0;    // of these
+  std::size_t issued_ = 0;       // of these: their reads are queued
+  std::uint64_t grain_ = 1;      // sub-groups that count as one
   Task computed_ = Schedule::none;
   Task worked_ = Schedule::none;    // by the host's CPU
   Task written_ = Schedule::none;   // the optimizer's writes

@@ -61,7 +61,8 @@ UnitGraphs::UnitGraphs(Module& module, ModelState& state, ParameterTensors& tens
       tensors_(tensors),
       prefetcher_(prefetcher),
       gradients_(gradients),
-      options_(options) {}
+      options_(options),
+      keeper_(state, options.device) {}
 
 void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
   if (options_.timeline == nullptr) return;
@@ -110,7 +111,7 @@ Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> b
   for (std::size_t index = 0; index < batches.size(); ++index) {
     auto copied = from_torch([&] { return copy_of(batches[index]); });
     if (!copied.has_value()) {
-      forget();
+      ARTESIAN_TRY_VOID(forget());
       return Result<std::vector<double>>(
           of_batch(index, batches.size(), std::move(copied).error()));
     }
@@ -135,7 +136,7 @@ Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> b
     return values;
   });
   if (!losses.has_value()) {  // a batch's fault: as if none had been tried
-    forget();
+    ARTESIAN_TRY_VOID(forget());
     prefetcher_.rewind(position);
   }
   return losses;
@@ -177,6 +178,9 @@ Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<Micro
       span(keep == Keep::Nothing ? " evaluate" : " forward", stage, begin);
       if (output.has_value()) {
         activations[index] = std::move(output).value();
+        if (keep == Keep::Inputs) {
+          ARTESIAN_TRY_VOID(put_away(stage, index, group[index].graphs[stage]));
+        }
       } else {
         refused = of_batch(index, group.size(), std::move(output).error());
       }
@@ -204,8 +208,24 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
   ARTESIAN_TRY(output, call_module(stage, input, micro));
   // With a graph all the same, and let go of: without one a kernel might be another.
   if (keep == Keep::Inputs) output = output.detach().requires_grad_(output.requires_grad());
-  micro.graphs[stage] = {input, output};
+  StageGraph& graph = micro.graphs[stage];
+  graph = {};
+  graph.input = input;
+  graph.differentiable = output.requires_grad();
+  // Checkpointed, the others' are the inputs of the next.
+  if (keep == Keep::Graphs || stage + 1 == micro.graphs.size()) graph.output = output;
   return output;
+}
+
+/// What backward will not ask for is not kept at all.
+Result<void> UnitGraphs::put_away(std::size_t stage, std::size_t index, StageGraph& graph) {
+  if (!keeper_.keeps_some()) return {};
+  if (graph.differentiable) {
+    ARTESIAN_TRY(away, keeper_.put({stage, index}, graph.input));
+    graph.away = away;
+  }
+  if (graph.away || !graph.differentiable) graph.input = at::Tensor();
+  return {};
 }
 
 Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& input,
@@ -218,19 +238,20 @@ Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& 
 }
 
 /// Lets go of the graphs and the batches of the last forward.
-void UnitGraphs::forget() {
+Result<void> UnitGraphs::forget() {
   group_.clear();
   late_.reset();
+  return keeper_.keeps_some() ? keeper_.forget() : Result<void>();
 }
 
 Result<void> UnitGraphs::backward(double loss_multiplier) {
   ARTESIAN_CHECK(backward_pending());
-  auto done = from_torch([&] { return backward_stages(loss_multiplier); });
-  if (done.has_value()) forget();
-  return done;
+  ARTESIAN_TRY_VOID(from_torch([&] { return backward_stages(loss_multiplier); }));
+  return forget();
 }
 
 Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
+  if (keeper_.keeps_some()) ARTESIAN_TRY_VOID(keeper_.expect());
   for (MicroBatch& micro : group_) {
     const at::Tensor& loss = micro.graphs.back().output;
     micro.gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
@@ -239,7 +260,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
     bool some = false;
     for (MicroBatch& micro : group_) {
       // Below a stage whose input needs no gradient, no parameter gets one.
-      if (!micro.graphs[stage].output.requires_grad()) micro.gradient = at::Tensor();
+      if (!micro.graphs[stage].differentiable) micro.gradient = at::Tensor();
       some = some || micro.gradient.defined();
     }
     if (!some) break;
@@ -252,17 +273,24 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
 Result<void> UnitGraphs::backward_stage(std::size_t stage) {
   const Trace::Access units = backward_units(layout_, module_.stages(), stage);
   ARTESIAN_TRY_VOID(enter(units));
-  for (MicroBatch& micro : group_) {
-    if (micro.gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, micro));
+  for (std::size_t index = 0; index < group_.size(); ++index) {
+    if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));
   }
   return leave(units);
 }
 
-Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, MicroBatch& micro) {
+Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t index) {
+  MicroBatch& micro = group_[index];
+  if (micro.graphs[stage].away) {
+    ARTESIAN_TRY(input, keeper_.take({stage, index}));
+    micro.graphs[stage].input = input;
+  }
+  ARTESIAN_TRY_VOID(keeper_.prepare_next());
   const std::uint64_t begin = system_clock().now_ns();
   const auto parameters = graph_parameters(module_.stages()[stage]);
   ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
   ARTESIAN_TRY(made, collect(parameters, gradients));
+  ARTESIAN_TRY_VOID(keeper_.load_next());
   if (module_.stages()[stage].lookup.has_value() && micro.gradient.defined()) {
     const std::int64_t width = micro.gradient.size(-1);
     row_gradients_.push_back(

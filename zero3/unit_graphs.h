@@ -27,6 +27,7 @@
 
 #include "base/timeline.h"
 #include "zero3/gradients.h"
+#include "zero3/input_keeper.h"
 #include "zero3/module.h"
 #include "zero3/parameter_tensors.h"
 #include "zero3/prefetcher.h"
@@ -38,6 +39,7 @@ struct UnitGraphsOptions {
   c10::Device device = c10::kCPU;  // of all tensors
   Timeline* timeline = nullptr;    // may be null
   /// Of a forward only the stages' inputs are kept; backward runs each stage once more.
+  /// Those that the placement gives a tier wait there (input_keeper.h).
   bool activation_checkpointing = false;
   /// Called when units were gathered, before anything computes with them. Its errors end the run.
   std::function<Result<void>(const Trace::Access&)> gathered;
@@ -65,18 +67,26 @@ class UnitGraphs {
   bool backward_pending() const noexcept { return !group_.empty(); }
   /// Of the last forward: token ids where stage 0 looks them up, else samples (the first extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
+  /// Seconds in which inputs that are kept in a tier were waited for.
+  double wait_seconds() const noexcept { return state_.depot().wait_seconds(); }
   double forward_seconds() const noexcept { return static_cast<double>(forward_ns_) * 1e-9; }
   double backward_seconds() const noexcept { return static_cast<double>(backward_ns_) * 1e-9; }
-  /// Bytes of gradients rounded into the accumulators, or copied from the device, so far.
+  /// Bytes of gradients rounded into the accumulators and of inputs copied to a tier, or of all
+  /// that was copied from the device, so far.
   std::uint64_t bytes_to_host() const noexcept {
-    return state_.separate_device() ? state_.device().bytes_to_host() : bytes_to_host_;
+    return state_.separate_device() ? state_.device().bytes_to_host()
+                                    : bytes_to_host_ + state_.depot().bytes_put();
   }
+  /// Bytes of inputs copied from a tier where that is the CPU's work; else the device counts them.
+  std::uint64_t bytes_to_device() const noexcept { return state_.depot().bytes_taken(); }
 
  private:
   enum class Keep : std::uint8_t { Graphs, Inputs, Nothing };
   struct StageGraph {
-    at::Tensor input;
-    at::Tensor output;  // with Keep::Inputs detached: it tells what its graph would
+    at::Tensor input;   // undefined while it is away
+    at::Tensor output;  // with Keep::Inputs the last stage's alone, until it is made once more
+    bool differentiable = false;  // the output depends on parameters
+    bool away = false;            // the input is in a tier
   };
   struct MicroBatch {
     at::Tensor input;
@@ -100,12 +110,13 @@ class UnitGraphs {
   Result<Result<std::vector<at::Tensor>>> run_stages(std::vector<MicroBatch>& group, Keep keep);
   Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, MicroBatch& micro,
                                Keep keep);
+  Result<void> put_away(std::size_t stage, std::size_t index, StageGraph& graph);
   Result<at::Tensor> call_module(std::size_t stage, const at::Tensor& input,
                                  const MicroBatch& micro);
-  void forget();
+  Result<void> forget();
   Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage);
-  Result<void> backward_micro_batch(std::size_t stage, MicroBatch& micro);
+  Result<void> backward_micro_batch(std::size_t stage, std::size_t index);
   Result<std::vector<at::Tensor>> differentiate(std::size_t stage,
                                                 const std::vector<std::uint32_t>& parameters,
                                                 MicroBatch& micro);
@@ -124,6 +135,7 @@ class UnitGraphs {
   Prefetcher& prefetcher_;
   Gradients& gradients_;
   const UnitGraphsOptions options_;
+  InputKeeper keeper_;
   std::vector<MicroBatch> group_;  // of a forward that has no backward yet
   std::optional<StageGradients> late_;
   std::uint64_t tokens_ = 0;

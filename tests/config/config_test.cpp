@@ -182,6 +182,16 @@ TEST(ConfigFiles, ActivationCheckpointing) {
   EXPECT_FALSE(config.loss_scale.consecutive_hysteresis);
   EXPECT_TRUE(config.activation_checkpointing);
   EXPECT_TRUE(notes(config,
+                    "activation_checkpointing: stages keep their inputs alone, in host memory and "
+                    "on NVMe, and run once more in backward"));
+  EXPECT_TRUE(config.cpu_checkpointing);
+}
+
+TEST(ConfigFiles, OnlyCpuCheckpointingMovesTheInputs) {
+  const Config config = parse(R"({"activation_checkpointing": {"partition_activations": true}})");
+  EXPECT_TRUE(config.activation_checkpointing);
+  EXPECT_FALSE(config.cpu_checkpointing);
+  EXPECT_TRUE(notes(config,
                     "activation_checkpointing: stages keep their inputs alone, where they computed "
                     "them, and run once more in backward"));
 }

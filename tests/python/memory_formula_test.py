@@ -1,6 +1,6 @@
 """Proves that memory is what docs/memory.md says: its formulas, computed here anew from config.json
 and ds.json alone, give the peak of each tier, the size of the swap files and the activations within
-16 MiB each, over ten shapes of GPT-2 and two of Llama; and the parts that the log reports add up
+16 MiB each, over eleven shapes of GPT-2 and two of Llama; and the parts that the log reports add up
 to the peak resident memory of the process within 64 MiB. Every term of the formulas is above 16 MiB
 in some shape, so that leaving one out fails."""
 
@@ -50,6 +50,7 @@ class Shape:
     engine: str = "auto"
     ffn: int = 0  # a Llama, with an MLP of this width
     key_heads: int = 0
+    cpu_checkpointing: bool = False
 
     def config(self):
         if self.ffn:
@@ -93,6 +94,7 @@ class Shape:
             **precision[self.dtype],
             **({"data_types": {"grad_accum_dtype": self.grad_dtype}} if self.grad_dtype else {}),
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+            "activation_checkpointing": {"cpu_checkpointing": self.cpu_checkpointing},
             "zero_optimization": {
                 "stage": 3,
                 "stage3_param_persistence_threshold": self.threshold,
@@ -147,6 +149,9 @@ SHAPES = {
     "llama, grouped, tied, three at a time": Shape(
         4, 512, 9000, dtype="bf16", accumulation=5, activation=360, length=256, micro_batch=2,
         ffn=1408, key_heads=2, device=128, host=128,
+    ),
+    "inputs in host memory and on nvme": Shape(
+        4, 512, 9000, accumulation=10, length=256, micro_batch=2, host=75, cpu_checkpointing=True
     ),
 }
 
@@ -207,7 +212,7 @@ class Formula:
         self.g = width[shape.grad_dtype or shape.dtype]
         self.c = 4
         self.s = {"fp32": 8, "bf16": 10, "fp16": 12}[shape.dtype]
-        self.spilled = self.in_host = self.state_in_host = 0
+        self.spilled = self.in_host = self.state_in_host = self.inputs_on_nvme = 0
 
     def list_units(self, kept):
         """(elements, persistent) in model order: a stage's streamed and its persistent parameters,
@@ -275,14 +280,33 @@ class Formula:
         return {
             "gradients": 2 * shape.accumulation + 1,
             "parameters": fetches * shape.accumulation + update,
+            "inputs": 2 * -(-shape.accumulation // self.at_once()),
             "optimizer": 2,
         }
+
+    def input_bytes(self):
+        """Of one stage and micro-batch."""
+        shape = self.shape
+        return self.c * shape.micro_batch * shape.length * shape.hidden
+
+    def at_once(self):
+        """Micro-batches whose inputs are kept in tiers at once."""
+        room = self.shape.activation * MIB // self.input_bytes()
+        return max(1, min(self.shape.accumulation, room))
+
+    def all_inputs(self):
+        return len(self.stages) * self.at_once() if self.shape.cpu_checkpointing else 0
+
+    def input_buffers(self, room):
+        if not self.shape.cpu_checkpointing:
+            return 0
+        return min(room // 8, 2 * self.input_bytes(), 64 * MIB)
 
     def keep(self, room):
         """Fills `room` of host memory; what is worth most comes first, of equal worth in this
         order. Returns the bytes of each kind that are there."""
         shape = self.shape
-        there = {"gradients": 0, "parameters": 0, "optimizer": 0}
+        there = {"gradients": 0, "parameters": 0, "inputs": 0, "optimizer": 0}
         left = shape.max_in_cpu
         worth = self.worth()
         for kind in sorted(there, key=lambda kind: -worth[kind]):
@@ -291,6 +315,10 @@ class Formula:
                     there[kind] = min(self.s * self.all, room - sum(there.values()))
                 continue
             if kind == "parameters" and shape.param != "nvme":
+                continue
+            if kind == "inputs":
+                count = min(self.all_inputs(), (room - sum(there.values())) // self.input_bytes())
+                there[kind] = count * self.input_bytes()
                 continue
             for size, stays in self.units:  # unit by unit, in model order, each that still fits
                 width = self.g if kind == "gradients" else self.p
@@ -304,7 +332,7 @@ class Formula:
 
     def all_that_could_be_there(self):
         shape = self.shape
-        total = self.g * self.all
+        total = self.g * self.all + self.all_inputs() * self.input_bytes()
         total += self.p * (self.all - self.persistent) if shape.param == "nvme" else 0
         return total + (self.s * self.all if shape.optimizer == "nvme" else 0)
 
@@ -320,11 +348,14 @@ class Formula:
         total = homes
         if sum(there.values()) < self.all_that_could_be_there():
             ring = self.ring(room)
+            ring += self.input_buffers(room - ring)
             total += self.add("host: ring", ring)
             there = self.keep(room - ring)
         self.spilled = self.g * self.all - there["gradients"]
         self.in_host = there["parameters"]
         self.state_in_host = there["optimizer"]
+        self.inputs_on_nvme = self.all_inputs() * self.input_bytes() - there["inputs"]
+        total += self.add("host: kept inputs", there["inputs"])
         total += self.add("host: gradients", there["gradients"])
         total += self.add("host: kept parameters", there["parameters"])
         return total + self.add("host: kept optimizer state", there["optimizer"])
@@ -337,6 +368,7 @@ class Formula:
             streamed = self.p * (self.all - self.persistent) - self.in_host
             files[0] += self.add("nvme: parameters", streamed)
         files[0] += self.add("nvme: spilled gradients", self.spilled)
+        files[0] += self.add("nvme: inputs", self.inputs_on_nvme)
         if shape.optimizer == "nvme":
             state = self.s * self.all - self.state_in_host
             files[-1] += self.add("nvme: optimizer", state)
@@ -352,6 +384,10 @@ class Formula:
         tokens, c = shape.micro_batch * shape.length, shape.hidden
         kept = 8 * c + 4 * shape.ffn if shape.ffn else 16 * c  # numbers a token in a block
         one = 4 * tokens * (kept * shape.layers + shape.vocab + 4 * c)
+        if shape.cpu_checkpointing:
+            between = self.add("activations: between stages", 8 * tokens * c * self.at_once())
+            block = 4 * tokens * kept + 48 * c * c
+            return between + max(block, 4 * tokens * shape.vocab + 4 * shape.vocab * c)
         count = shape.accumulation - 1 if first_step else shape.accumulation
         at_once = max(1, min(count, shape.activation * MIB // one))
         total = self.add("activations: blocks", at_once * 4 * tokens * kept * shape.layers)
@@ -439,7 +475,7 @@ def test_a_formula_without_one_of_its_terms_is_off_by_more_than_the_margin():
         formula = Formula(shape)
         whole[name] = formula.figures()
         terms |= formula.terms.keys()
-    assert len(terms) == 18
+    assert len(terms) == 21
     for term in terms:
         worst = 0
         for name, shape in SHAPES.items():

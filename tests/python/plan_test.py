@@ -136,7 +136,7 @@ def test_memory_is_that_of_the_formulas(figures):
     assert memory["host"]["grad"] == 2 * elements
     assert (memory["device"]["budget"], memory["host"]["budget"]) == (64 * MIB, MIB)
     for tier in ["device", "host", "nvme"]:
-        parts = ["param", "grad", "optimizer", "gathered", "buffers"]
+        parts = ["param", "grad", "optimizer", "gathered", "buffers", "input"]
         assert memory[tier]["used"] == sum(memory[tier][part] for part in parts)
     for tier in ["device", "host"]:
         assert 0 < memory[tier]["used"] <= memory[tier]["budget"]

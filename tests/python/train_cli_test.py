@@ -513,7 +513,7 @@ NESTED = {
     "peak": (
         ["device", "host", "activations", "process_rss", "gradients", "program", "heap"], int
     ),
-    "wait_s": (["param", "grad", "optimizer"], float),
+    "wait_s": (["param", "grad", "optimizer", "input"], float),
 }
 
 

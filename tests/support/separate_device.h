@@ -64,7 +64,7 @@ class SeparateDevice final : public tiering::Device {
 
   Result<void> copy_to_device(std::byte* target, const std::byte* source,
                               std::uint64_t bytes) override {
-    EXPECT_TRUE(in_arena(target, bytes)) << "a copy to the device goes elsewhere";
+    if (!in_arena(target, bytes)) expect_ordered(Queue::ToDevice, "a copy to a tensor");
     EXPECT_FALSE(in_arena(source, 1)) << "a copy to the device comes from it";
     bytes_to_device_ += bytes;
     return copy(Queue::ToDevice, target, source, bytes);
@@ -72,7 +72,7 @@ class SeparateDevice final : public tiering::Device {
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override {
     EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
-    if (!in_arena(source, bytes)) expect_computed();
+    if (!in_arena(source, bytes)) expect_ordered(Queue::ToHost, "a copy to the host");
     bytes_to_host_ += bytes;
     return copy(Queue::ToHost, target, source, bytes);
   }
@@ -178,12 +178,13 @@ class SeparateDevice final : public tiering::Device {
       EXPECT_EQ(::mprotect(arena_, arena_bytes_, PROT_NONE), 0);
     }
   }
-  /// A tensor of the model is read while at most one stage was computed since its own.
-  void expect_computed() {
-    merge(lane(Queue::ToHost).clock, host_);
-    if (lane(Queue::ToHost).clock[static_cast<std::size_t>(Queue::Compute)] >= computed_[0]) return;
+  /// A tensor of the model is read, or its memory used anew, while at most one stage was computed
+  /// since its own.
+  void expect_ordered(Queue queue, const char* what) {
+    merge(lane(queue).clock, host_);
+    if (lane(queue).clock[static_cast<std::size_t>(Queue::Compute)] >= computed_[0]) return;
     ++races;
-    EXPECT_TRUE(expect_races) << "a copy to the host does not wait for what computes its source";
+    EXPECT_TRUE(expect_races) << what << " does not wait for what computes with that memory";
   }
   Result<void> copy(Queue queue, std::byte* target, const std::byte* source, std::uint64_t bytes);
   Result<void> enqueue(Queue queue, std::vector<Range> ranges, Work work);

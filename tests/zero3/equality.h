@@ -25,6 +25,8 @@
 
 namespace artesian::zero3 {
 
+using tiering::Tier;
+
 constexpr std::uint64_t everything = std::uint64_t{1} << 30;
 
 // The factors and how many values each has.
@@ -43,14 +45,15 @@ enum Factor : std::size_t {
   Dtype,
   Accumulation,
   Head,
-  Schedule,     // of micro-batches: each by itself; in groups of one, of all; those checkpointed
+  Schedule,     // of micro-batches: each by itself; in groups of one, of all; those checkpointed,
+                // with inputs kept by LibTorch; in tiers, at an odd Budget in groups of one
   UpdateAt,     // when the update is complete: under the next forward; at once; at one or the other
   SwapFolders,  // one; two alike; three of disks that differ, one of them shared by both sections
   Masters,      // in bf16: split where that costs nothing; whole
   factor_count
 };
 constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3,
-                                               3, 3, 5, 3, 2, 4, 3, 3, 2};
+                                               3, 3, 5, 3, 2, 5, 3, 3, 2};
 using Choice = std::array<int, factor_count>;
 
 /// How large the model is, and how long a run.
@@ -98,13 +101,18 @@ class Equality : public testing::Test {
   Module& module_of(const Choice& run) const {
     return *modules_[static_cast<std::size_t>(run[Head])];
   }
+  std::vector<std::uint64_t> input_elements(const Module& module) const {
+    return std::vector<std::uint64_t>(module.stages().size(),
+                                      scale.samples * scale.length * scale.hidden);
+  }
   std::vector<std::string> folders(const std::string& name, const Choice& run) const;
   void set_budgets(Config& config, const Choice& run) const;
   struct Outcome {
     std::vector<StepResult> steps;
     std::string digest;
     bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
-    bool split_masters = false;  // of some unit
+    bool split_masters = false;                               // of some unit
+    std::array<std::uint64_t, tiering::tier_count> inputs{};  // bytes kept in each tier
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
   Outcome train(const Choice& run, const Config& config) {
@@ -113,7 +121,7 @@ class Equality : public testing::Test {
     return train(run, config, options);
   }
   static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
-  Outcome train(const Choice& run, const Config& config, EngineOptions options);
+  Outcome train(const Choice& run, const Config& config, const EngineOptions& given);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
 
   const Scale scale;
@@ -171,8 +179,10 @@ inline Config Equality::config_of(const Choice& run) const {
   constexpr std::array<EngineChoice, 3> engines{EngineChoice::IoUring, EngineChoice::Threads,
                                                 EngineChoice::Libaio};
   config.artesian.engine = engines[static_cast<std::size_t>(run[IoEngine])];
-  config.artesian.activation_memory = run[Schedule] < 2 ? 1 : everything;
-  config.activation_checkpointing = run[Schedule] == 3;
+  const bool one_at_a_time = run[Schedule] < 2 || (run[Schedule] == 4 && run[Budget] % 2 == 1);
+  config.artesian.activation_memory = one_at_a_time ? 1 : everything;
+  config.activation_checkpointing = run[Schedule] >= 3;
+  config.cpu_checkpointing = run[Schedule] == 4;
   set_budgets(config, run);
   return config;
 }
@@ -191,7 +201,9 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
                            .separate_device = separate_device,
                            .device_bytes = tried.device,
                            .host_bytes = tried.host,
-                           .split_master = run[Masters] == 0})
+                           .split_master = run[Masters] == 0,
+                           .input_elements = input_elements(module),
+                           .activation_bytes = *config.artesian.activation_memory})
         .has_value();
   };
   for (const auto member : {&Budgets::device, &Budgets::host}) {
@@ -254,16 +266,21 @@ inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Co
 }
 
 inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
-                                         EngineOptions options) {
+                                         const EngineOptions& given) {
   Outcome outcome;
-  options.split_master = run[Masters] == 0;
   Module& module = module_of(run);
+  EngineOptions options = given;
+  options.split_master = run[Masters] == 0;
+  options.input_elements = input_elements(module);
   auto engine = create_patiently(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
   if (!engine.has_value()) return outcome;
   outcome.split = splits_a_unit((*engine)->placement());
   for (const UnitPlacement& unit : (*engine)->placement().units) {
     outcome.split_masters = outcome.split_masters || unit.master == Master::Split;
+  }
+  for (const Tier tier : {Tier::Device, Tier::Host, Tier::Nvme}) {
+    outcome.inputs[static_cast<std::size_t>(tier)] = (*engine)->placement().inputs.bytes_in(tier);
   }
   RandomWeights weights(module.parameters(), 1);
   const auto initialized = (*engine)->initialize(weights);

@@ -7,6 +7,8 @@
 // equality_long_test.cpp goes on for longer.
 #include "tests/zero3/equality.h"
 
+#include <ATen/Parallel.h>
+
 #include <map>
 
 namespace artesian::zero3 {
@@ -77,6 +79,7 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
   ASSERT_LE(runs.size() + references.size(), 60u);
   int splits = 0;
   int split_masters = 0;
+  std::array<int, tiering::tier_count> kept{};  // runs with inputs in each tier
   for (const Choice& run : runs) {
     SCOPED_TRACE(describe(run));
     const Outcome& reference = references[{run[Dtype], run[Accumulation], run[Head]}];
@@ -85,11 +88,57 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
     if (HasFatalFailure()) return;
     splits += outcome.split ? 1 : 0;
     split_masters += outcome.split_masters ? 1 : 0;
+    for (std::size_t tier = 0; tier < kept.size(); ++tier) kept[tier] += outcome.inputs[tier] != 0;
   }
   EXPECT_GE(splits, 3);
   EXPECT_GE(split_masters, 6);
+  for (const int count : kept) EXPECT_GE(count, 1);
   std::printf("%zu runs, %d with split state, %d with split master weights\n", runs.size(), splits,
               split_masters);
+}
+
+class KeptInputsEquality : public Equality {
+ protected:
+  KeptInputsEquality() : Equality(tiny), threads_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~KeptInputsEquality() override { at::set_num_threads(threads_); }
+
+ private:
+  const int threads_;
+};
+
+TEST_F(KeptInputsEquality, InAnyTierGiveTheSameBits) {
+  Choice run{2, 2, 0, 2, 0, 2, 2, 2, 2, 2, 0, 1, 2, 0};
+  const Outcome reference = train(run);
+  run[Schedule] = 4;
+  const std::uint64_t inputs = 4096 * 4 * 4;  // a page of each stage and micro-batch
+  Config config = config_of(run);
+  const std::uint64_t least = *config.artesian.host_memory;
+  const auto kept_in_host = [&](std::uint64_t host_bytes) {
+    return make_placement({.parameters = &module_of(run).parameters(),
+                           .stages = &module_of(run).stages(),
+                           .config = &config,
+                           .compute_dtype = *config.artesian.compute_dtype,
+                           .device_bytes = *config.artesian.device_memory,
+                           .host_bytes = host_bytes,
+                           .input_elements = input_elements(module_of(run)),
+                           .activation_bytes = *config.artesian.activation_memory})
+        .value()
+        .inputs.bytes_in(Tier::Host);
+  };
+  std::uint64_t enough_for_some = least;
+  while (kept_in_host(enough_for_some) < inputs / 2) enough_for_some += 4096;
+  // Room for none of them, for some, for all.
+  for (const std::uint64_t host : {least, enough_for_some, everything}) {
+    SCOPED_TRACE(host);
+    config.artesian.host_memory = host;
+    const Outcome outcome = train(run, config);
+    expect_same(outcome, reference);
+    const std::uint64_t in_host = outcome.inputs[static_cast<std::size_t>(Tier::Host)];
+    EXPECT_EQ(in_host + outcome.inputs[static_cast<std::size_t>(Tier::Nvme)], inputs);
+    EXPECT_EQ(in_host, kept_in_host(host));
+    EXPECT_EQ(in_host == 0, host == least);
+    EXPECT_EQ(in_host == inputs, host == everything);
+  }
 }
 
 TEST_F(Equality, Fp16OverflowsAndGrowsAndLearnsMeanwhile) {

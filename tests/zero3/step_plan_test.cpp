@@ -27,10 +27,15 @@ class StepPlanTest : public Equality {
                       .stages = &module.stages(),
                       .limits = PrefetchLimits::of(engine.config().zero),
                       .micro_batches = engine.config().accumulation_steps,
-                      .group = together ? engine.config().accumulation_steps : 1,
+                      .group = together ? at_once(engine) : 1,
                       .tokens = scale.samples * scale.length,
                       .lookup_width = scale.hidden,
                       .separate_device = separate});
+  }
+
+  static std::uint64_t at_once(const Engine& engine) {
+    const KeptInputs& inputs = engine.placement().inputs;
+    return inputs.some() ? inputs.at_once : engine.config().accumulation_steps;
   }
 
   /// Evenly over the vocabulary; no row twice in a step.
@@ -68,8 +73,10 @@ class StepPlanTest : public Equality {
   MovedByKind expect_as_planned(const Choice& run, const Config& config, SeparateDevice* device) {
     SCOPED_TRACE(describe(run));
     Module& module = module_of(run);
-    auto engine =
-        Engine::create(module, config, {.backend = device, .split_master = run[Masters] == 0});
+    auto engine = Engine::create(module, config,
+                                 {.backend = device,
+                                  .split_master = run[Masters] == 0,
+                                  .input_elements = input_elements(module)});
     EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
     if (!engine.has_value()) return {};
     RandomWeights weights(module.parameters(), 1);
@@ -142,7 +149,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngine) {
     all += expect_as_planned(run, steady(config_of(run)), nullptr);
   }
   EXPECT_EQ(compared, 60 * 3);
-  for (const Moved* kind : {&all.param, &all.grad, &all.optimizer}) {  // none was left out
+  for (const Moved* kind : {&all.param, &all.grad, &all.optimizer, &all.input}) {
     EXPECT_GT(kind->nvme_read, 0u);
     EXPECT_GT(kind->nvme_write, 0u);
   }
@@ -235,6 +242,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineLayerByLayer) {
   for (std::uint64_t seed = 200; seed < 240; ++seed) {
     Choice run = random_choice(seed);
     run[Accumulation] = 1 + static_cast<int>(seed % 2);
+    if (seed % 3 == 0) run[Schedule] = 4;
     Config config = steady(config_of(run));
     config.artesian.activation_memory = everything;
     all += expect_as_planned(run, config, nullptr);
@@ -242,6 +250,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineLayerByLayer) {
   EXPECT_EQ(compared, 40 * 3);
   EXPECT_GT(all.grad.nvme_read, 0u);
   EXPECT_GT(all.param.nvme_read, 0u);
+  EXPECT_GT(all.input.nvme_read, 0u);
 }
 
 TEST_F(StepPlanTest, BytesOfTheLinkAreThoseOfASeparateDevice) {
@@ -256,6 +265,7 @@ TEST_F(StepPlanTest, BytesOfTheLinkAreThoseOfASeparateDevice) {
   }
   EXPECT_GT(all.optimizer.to_host, 0u);
   EXPECT_GT(all.param.to_device, 0u);
+  EXPECT_GT(all.input.to_device, 0u);
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+// Depot: byte arrays that wait in a tier until they are wanted back, in an order that is known by
+// then: what forward keeps for backward. Each has a shard of the tier store as its place: in host
+// memory one copy puts it there and one takes it back; on nvme it passes, block by block, through a
+// ring of page-locked buffers, sealed when it is written and verified when it is read. Writes go
+// behind the caller's back, reads ahead of it: as far as there are buffers.
+//
+// With a device whose memory the host cannot reach, what is put is copied in the queue ToHost and
+// what is taken in the queue ToDevice; the caller holds the source, and leaves the target alone,
+// until the fence that it is given has passed.
+//
+// Nothing is put between `expect` and `forget`. After an error everything but `finish` is over.
+// Thread: the compute thread only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/executor.h"
+#include "tiering/device.h"
+#include "tiering/staging_ring.h"
+#include "tiering/tier_store.h"
+
+namespace artesian::tiering {
+
+class Depot {
+ public:
+  struct Options {
+    std::uint64_t buffer_bytes = 0;  // at least the blocks of every shard on nvme
+    std::uint32_t buffer_count = 0;  // 0: no shard is on nvme
+  };
+  struct Stored {
+    ShardId shard{};
+    std::uint64_t bytes = 0;
+  };
+
+  /// Takes its buffers from the pool. All must outlive it. Errors: Exhausted.
+  static Result<std::unique_ptr<Depot>> create(const Options& options, TierStore& store,
+                                               pinned::Pool& host, Device& device,
+                                               Executor& executor);
+
+  /// Puts `source` into its shard, at most that long; on a separate device it is complete once
+  /// `written` has passed. Once the returned fence has passed, nothing reads it any more.
+  /// Errors: Io, NoSpace, Timeout, also of what was put before.
+  Result<DeviceFence> put(ShardId shard, std::span<const std::byte> source,
+                          DeviceFence written) noexcept;
+  /// All that was put will be taken in this order, of which some may be left out; begins to read.
+  /// Errors: Io, NoSpace, Timeout.
+  Result<void> expect(const std::vector<Stored>& order) noexcept;
+  /// Takes what was put into `target`, as long. On a separate device, that is written to once
+  /// `free` has passed, and complete once the returned fence has.
+  /// Errors: Io, Corrupt, Timeout, which name the shard.
+  Result<DeviceFence> take(ShardId shard, std::span<std::byte> target, DeviceFence free) noexcept;
+  /// Nothing more will be taken. Errors: Io, Timeout.
+  Result<void> forget() noexcept;
+  /// Waits for all transfers. Errors: the first one's.
+  Result<void> finish() noexcept;
+
+  /// Bytes that the CPU itself has copied, where the device is host-accessible.
+  std::uint64_t bytes_put() const noexcept { return bytes_put_; }
+  std::uint64_t bytes_taken() const noexcept { return bytes_taken_; }
+  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
+
+ private:
+  struct Block {
+    ShardId shard{};
+    std::uint64_t index = 0;
+    std::uint64_t bytes = 0;      // of the array; the rest of the block is zero
+    StagingItem* item = nullptr;  // being read into, or copied into from the device
+  };
+  Depot(TierStore& store, Device& device, Executor& executor)
+      : store_(store), device_(device), executor_(executor) {}
+  std::vector<Block> blocks_of(ShardId shard, std::uint64_t bytes) const;
+  ByteRange range_of(const Block& block) const noexcept;
+  bool separate() const noexcept { return !device_.host_accessible(); }
+  void copy(std::byte* target, const std::byte* source, std::uint64_t bytes) noexcept;
+  template <typename Wait>
+  auto timed(const Wait& wait) noexcept;
+  Result<void> put_on_nvme(ShardId shard, std::span<const std::byte> source) noexcept;
+  Result<StagingItem*> next_item() noexcept;
+  Result<void> write(const Block& block) noexcept;
+  Result<void> write_copied(bool wait) noexcept;
+  Result<void> read_ahead() noexcept;
+  Result<void> drop_until(ShardId shard) noexcept;
+  Error cause_of(Error read) noexcept;
+  Result<void> take_from_nvme(ShardId shard, std::span<std::byte> target,
+                              DeviceFence free) noexcept;
+
+  TierStore& store_;
+  Device& device_;
+  Executor& executor_;
+  std::unique_ptr<StagingRing> ring_;
+  std::uint64_t turn_ = 0;
+  std::deque<Block> copied_;  // from the device, and not written yet
+  std::vector<Block> order_;  // to be read
+  std::size_t current_ = 0;   // of these, the first that was not taken
+  std::size_t issued_ = 0;    // of these, the first whose read was not started
+  DeviceFence last_put_;      // of homes in host memory: what was copied into them
+  DeviceFence last_taken_;    // and out of them
+  std::uint64_t bytes_put_ = 0;
+  std::uint64_t bytes_taken_ = 0;
+  std::uint64_t wait_ns_ = 0;
+};
+
+}  // namespace artesian::tiering
