@@ -17,6 +17,7 @@ fail() {
 # In mount, network and process namespaces of its own: what it mounts goes when it ends.
 in_bare_system() {
   local environment packages torch place
+  mount --rbind "$system" "$system"  # a mount of its own, as every system's root is
   environment="$(dirname "$(dirname "$ARTESIAN_PYTHON")")"
   packages="$(echo "$environment"/lib/python3*/site-packages)"
   torch="$(dirname "$ARTESIAN_TORCH_DIR")"  # not always the environment's
@@ -31,6 +32,7 @@ in_bare_system() {
     mount --bind "$(ccache --get-config cache_dir)" "$system/ccache"
   fi
   mount -t proc proc "$system/proc"
+  mount -t sysfs sysfs "$system/sys"
   mount -t tmpfs tmpfs "$system/dev/shm"
   [ "$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ')" = lo ] || fail "there is a network"
   exec chroot "$system" /usr/bin/env -i HOME=/tmp PYTHONPATH="$packages:$torch" \
