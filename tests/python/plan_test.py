@@ -119,7 +119,8 @@ def test_bytes_are_the_closed_form(figures):
         assert 0 < state < 10 * elements
         assert moved["nvme_read"]["optimizer"] == state
         assert moved["nvme_write"] == {
-            "param": 2 * elements, "grad": 0, "optimizer": state, "total": 2 * elements + state,
+            "param": 2 * elements, "grad": 0, "optimizer": state, "input": 0,
+            "total": 2 * elements + state,
         }  # fmt: skip
         assert moved["nvme_read"]["total"] == fetched + state
         written = moved["nvme_write"]["total"]
