@@ -28,7 +28,7 @@ def rungs(name):
     """Of each: words, settings, flags of ladder_bench."""
     sub_group = SUB_GROUPS.get(name, 1 << 18)
     ring = 16 * 16 * sub_group  # a quarter for four of 16 bytes an element
-    serial = ["serial-update", "one-by-one"]
+    serial = ["serial-update", "one-by-one", "whole-master"]
     found = {"sub_group_size": sub_group, "max_in_cpu": 0, "host_memory": ring}
     yield "one sub-group at a time, gradients flushed", found | {"buffer_count": 1}, serial
     yield "four sub-groups in flight", found | {"buffer_count": 4}, serial
@@ -36,8 +36,9 @@ def rungs(name):
     yield "gradients stay in host memory", found, serial
     found = {"host_memory": step_jobs.MODELS[name][4]}
     yield "host memory keeps what saves most", found, serial
-    yield "update under the next forward", found, ["one-by-one"]
-    yield "micro-batches layer by layer", found, []
+    yield "update under the next forward", found, ["one-by-one", "whole-master"]
+    yield "micro-batches layer by layer", found, ["whole-master"]
+    yield "split master weights", found, []
 
 
 def config_of(name, settings, folder):

@@ -1,10 +1,11 @@
 // One rung of the ladder (bench/ladder.py): trains a model on made-up tokens with the schedule that
 // it is asked for, and prints a JSON line for each measured step and one for the run.
 //
-//   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [one-by-one]
+//   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [one-by-one] [whole-master]
 //
 // serial-update: the update is complete before the next forward begins. one-by-one: a forward and a
-// backward for each micro-batch, instead of layer by layer.
+// backward for each micro-batch, instead of layer by layer. whole-master: fp32 master weights
+// beside bf16 parameters, instead of their low halves.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -31,6 +32,7 @@ struct Rung {
   std::uint64_t steps = 0;
   bool serial_update = false;
   bool one_by_one = false;
+  bool whole_master = false;
 };
 
 class Run {
@@ -99,7 +101,8 @@ Result<void> measure(const Rung& rung) {
   ARTESIAN_TRY(model, models::read_model_config(rung.model));
   ARTESIAN_TRY(config, zero3::read_config(rung.config, {}));
   const auto module = models::make_module(model);
-  ARTESIAN_TRY(engine, zero3::Engine::create(*module, config, {}));
+  ARTESIAN_TRY(engine,
+               zero3::Engine::create(*module, config, {.split_master = !rung.whole_master}));
   zero3::RandomWeights weights(module->parameters(), 1);
   ARTESIAN_TRY_VOID(engine->initialize(weights));
   ARTESIAN_TRY_VOID(Run(rung, model, *engine).run());
@@ -129,7 +132,8 @@ int main(int argc, char** argv) {
                                               .warm_up = number(3),
                                               .steps = number(4),
                                               .serial_update = given("serial-update"),
-                                              .one_by_one = given("one-by-one")});
+                                              .one_by_one = given("one-by-one"),
+                                              .whole_master = given("whole-master")});
   if (done.has_value()) return 0;
   std::fprintf(stderr, "ladder_bench: %s\n", done.error().to_string().c_str());
   return 1;
