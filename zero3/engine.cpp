@@ -230,6 +230,12 @@ Result<void> Engine::Impl::build() {
                             (config.artesian.compute_dtype.has_value() ? "" : ", chosen here") +
                             "; parameters are " + dtype_name(config.param_dtype));
   }
+  const std::size_t sizes = options.input_elements.size();
+  if (sizes != 0 && sizes != module.stages().size()) {
+    return make_error(ErrorCode::Invalid,
+                      "input_elements: got " + std::to_string(sizes) + ", allowed none or " +
+                          std::to_string(module.stages().size()) + ", one for each stage");
+  }
   ARTESIAN_TRY(budgets, choose_budgets(config, options.device));
   ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
                                           .stages = &module.stages(),

@@ -86,7 +86,7 @@ struct StepResult {
 class Engine {
  public:
   /// Plans, reserves every tier and opens the swap files. The module must outlive the engine.
-  /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths), Unsupported.
+  /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths, options), Unsupported.
   static Result<std::unique_ptr<Engine>> create(Module& module, const Config& config,
                                                 const EngineOptions& options);
   /// Closes if that has not happened. If the disk does not answer any more, memory, descriptors and

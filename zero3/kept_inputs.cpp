@@ -50,8 +50,8 @@ KeptInputs describe_inputs(const KeptInputsRequest& request, std::uint64_t host_
     inputs.bytes.push_back(batch ? 0 : (*request.elements)[stage] * request.element_size);
     of_one += inputs.place_bytes(stage);
   }
-  if (of_one == 0) return {};
   const std::uint64_t boundary = inputs.largest();
+  if (boundary == 0) return {};
   std::uint64_t group = request.activation_bytes / boundary;
   if (!request.nvme) {
     group = std::min(group, (request.activation_bytes + host_room) / (boundary + of_one));
@@ -64,12 +64,14 @@ KeptInputs describe_inputs(const KeptInputsRequest& request, std::uint64_t host_
 
 std::uint64_t input_moves(const KeptInputs& inputs, std::uint64_t micro_batches,
                           std::uint64_t micro_batch) {
+  ARTESIAN_CHECK(inputs.at_once != 0);
   const std::uint64_t last = micro_batch < micro_batches % inputs.at_once ? 1 : 0;
   return 2 * (micro_batches / inputs.at_once + last);
 }
 
 std::vector<std::uint64_t> places_by_worth(const KeptInputs& inputs) {
   const std::size_t stages = inputs.bytes.size();
+  ARTESIAN_CHECK(inputs.at_once != 0 && stages != 0, inputs.at_once, stages);
   std::vector<std::uint64_t> all;
   const auto add = [&](std::uint64_t place) {
     if (inputs.bytes[static_cast<std::size_t>(place / inputs.at_once)] != 0) all.push_back(place);

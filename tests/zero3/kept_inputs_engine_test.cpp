@@ -214,6 +214,15 @@ TEST_F(KeptInputsEngine, WithoutSizesInputsStayWhereTheyAreComputed) {
   EXPECT_FALSE((*made)->placement().inputs.some());
 }
 
+TEST_F(KeptInputsEngine, SizesOfOtherStagesAreRefused) {
+  const auto made =
+      Engine::create(module_of(tight()), config_of(tight()), {.input_elements = {1, 2, 3}});
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code, ErrorCode::Invalid);
+  EXPECT_EQ(made.error().message.find("input_elements: got 3, allowed none or 4"), 0u)
+      << made.error().message;
+}
+
 struct Fault {
   const char* device;  // what transfers meet
   int flags;
