@@ -193,6 +193,8 @@ class Engine::Impl {
   double predicted_next = std::numeric_limits<double>::quiet_NaN();
 
   Result<void> build();
+  Result<Placement> place(DType compute_dtype, const Budgets& budgets) const;
+  Result<void> create_state(Placement placement);
   Result<void> open_device();
   Result<void> check_alive() const;
   template <typename T>
@@ -230,52 +232,13 @@ Result<void> Engine::Impl::build() {
                             (config.artesian.compute_dtype.has_value() ? "" : ", chosen here") +
                             "; parameters are " + dtype_name(config.param_dtype));
   }
-  const std::size_t sizes = options.input_elements.size();
-  if (sizes != 0 && sizes != module.stages().size()) {
-    return make_error(ErrorCode::Invalid,
-                      "input_elements: got " + std::to_string(sizes) + ", allowed none or " +
-                          std::to_string(module.stages().size()) + ", one for each stage");
-  }
   ARTESIAN_TRY(budgets, choose_budgets(config, options.device));
-  ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
-                                          .stages = &module.stages(),
-                                          .config = &config,
-                                          .compute_dtype = compute_dtype,
-                                          .separate_device = !compute.backend->host_accessible(),
-                                          .device_bytes = budgets.device,
-                                          .host_bytes = budgets.host,
-                                          .split_master = options.split_master,
-                                          .input_elements = options.input_elements,
-                                          .activation_bytes = budgets.activations}));
-  if (config.cpu_checkpointing && !placement.inputs.some()) {
-    log(LogLevel::Info,
-        "activation_checkpointing.cpu_checkpointing: inputs stay where they are computed: the "
-        "engine was not told how large they are");
-  }
-  for (const std::string& note : placement.notes) log(LogLevel::Info, note);
-  ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
-  auto nodes = tiering::nodes_of_host(compute.backend->numa_node(), paths.directories);
-  ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
-  io = std::move(engine);
-  ModelStateOptions state_options{.placement = std::move(placement),
-                                  .paths = std::move(paths),
-                                  .run_id = options.run_id != 0 ? options.run_id : random_run_id(),
-                                  .verify = verify_of(config.artesian.verify),
-                                  .pin_memory = config.zero.offload_param.pin_memory &&
-                                                config.zero.offload_optimizer.pin_memory,
-                                  .wait_seconds = options.wait_seconds,
-                                  .timeline = options.timeline,
-                                  .device = compute.backend,
-                                  .host_nodes = std::move(nodes)};
-  const ZeroConfig& zero = config.zero;
-  FileSystem& files = options.files != nullptr ? *options.files : system_files();
-  ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
-  state = std::move(made);
-  const pinned::NodePolicy taken = state->host_pool().statistics().nodes;
-  if (!taken.nodes.empty()) log(LogLevel::Info, "host memory lies " + describe(taken));
+  ARTESIAN_TRY(placement, place(compute_dtype, budgets));
+  ARTESIAN_TRY_VOID(create_state(std::move(placement)));
   residency = std::make_unique<tiering::Residency>(state->resident_units(), state->store(),
                                                    state->device_pool(), executor, state->loader());
-  prefetcher = std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(zero));
+  prefetcher =
+      std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
   gradients = std::make_unique<Gradients>(*state);
   optimizer = std::make_unique<Optimizer>(*state, *residency);
   ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
@@ -294,6 +257,57 @@ Result<void> Engine::Impl::build() {
   }
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
+  return {};
+}
+
+/// Where everything goes, with its notes in the log.
+Result<Placement> Engine::Impl::place(DType compute_dtype, const Budgets& budgets) const {
+  const std::size_t sizes = options.input_elements.size();
+  if (sizes != 0 && sizes != module.stages().size()) {
+    return make_error(ErrorCode::Invalid,
+                      "input_elements: got " + std::to_string(sizes) + ", allowed none or " +
+                          std::to_string(module.stages().size()) + ", one for each stage");
+  }
+  ARTESIAN_TRY(placement, make_placement({.parameters = &module.parameters(),
+                                          .stages = &module.stages(),
+                                          .config = &config,
+                                          .compute_dtype = compute_dtype,
+                                          .separate_device = !compute.backend->host_accessible(),
+                                          .device_bytes = budgets.device,
+                                          .host_bytes = budgets.host,
+                                          .split_master = options.split_master,
+                                          .input_elements = options.input_elements,
+                                          .activation_bytes = budgets.activations}));
+  if (config.cpu_checkpointing && !placement.inputs.some()) {
+    log(LogLevel::Info,
+        "activation_checkpointing.cpu_checkpointing: inputs stay where they are computed: the "
+        "engine was not told how large they are");
+  }
+  for (const std::string& note : placement.notes) log(LogLevel::Info, note);
+  return placement;
+}
+
+/// The I/O engine, and the state that it serves.
+Result<void> Engine::Impl::create_state(Placement placement) {
+  ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
+  auto nodes = tiering::nodes_of_host(compute.backend->numa_node(), paths.directories);
+  ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
+  io = std::move(engine);
+  ModelStateOptions state_options{.placement = std::move(placement),
+                                  .paths = std::move(paths),
+                                  .run_id = options.run_id != 0 ? options.run_id : random_run_id(),
+                                  .verify = verify_of(config.artesian.verify),
+                                  .pin_memory = config.zero.offload_param.pin_memory &&
+                                                config.zero.offload_optimizer.pin_memory,
+                                  .wait_seconds = options.wait_seconds,
+                                  .timeline = options.timeline,
+                                  .device = compute.backend,
+                                  .host_nodes = std::move(nodes)};
+  FileSystem& files = options.files != nullptr ? *options.files : system_files();
+  ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io, files, executor));
+  state = std::move(made);
+  const pinned::NodePolicy taken = state->host_pool().statistics().nodes;
+  if (!taken.nodes.empty()) log(LogLevel::Info, "host memory lies " + describe(taken));
   return {};
 }
 
