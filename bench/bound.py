@@ -4,10 +4,8 @@ and writes. Once where the disk takes longer, once where the cores do. All three
 turn, so that a drifting machine disturbs them alike."""
 
 import json
-import os
 import shutil
 import statistics
-import subprocess
 
 import disk
 import step
@@ -43,12 +41,7 @@ def train(options, model, tokens, offloaded, case):
     command = [options.programs / "artesian", "train", "--model", model, "--data", tokens]
     command += ["--config", config, "--steps", options.warm_up + STEPS + 1, "--seq-len", length]
     command += ["--log-jsonl", log, "--quiet", "--init"]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=dict(os.environ),
-        preexec_fn=step.two_cores,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise step.Failed(f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    step.output_of(command)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return lines[options.warm_up : -1]  # a digest of all state comes with the last
 

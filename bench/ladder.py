@@ -6,8 +6,6 @@ Rungs run one after the other, each in a process of its own, several times, ever
 backwards."""
 
 import json
-import os
-import subprocess
 
 import step
 import step_jobs
@@ -68,13 +66,7 @@ def run_rung(options, name, settings, flags):
     model = step_jobs.model_of(name, options.work / "ladder-model")
     command = [options.programs / "ladder_bench", model, config, step_jobs.LENGTH]
     command += [options.warm_up, options.ladder_steps, *flags]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=dict(os.environ),
-        preexec_fn=step.two_cores,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise step.Failed(f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in step.output_of(command).splitlines()]
 
 
 def estimate(options):
