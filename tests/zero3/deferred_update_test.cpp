@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <fstream>
-
 #include "tests/zero3/equality.h"
 
 namespace artesian::zero3 {
@@ -30,25 +28,9 @@ class DeferredUpdate : public Equality {
     EXPECT_TRUE(engine.forward(batch.batch()).has_value());
     EXPECT_TRUE(engine.backward().has_value());
   }
-  /// Writes over everything behind the superblocks, and waits until it is on the disk.
-  void damage_optimizer_state() {
-    for (const auto& file : std::filesystem::recursive_directory_iterator(directory_)) {
-      const bool of_optimizer = file.path().string().find("/optimizer/") != std::string::npos;
-      if (!file.is_regular_file() || !of_optimizer || file.file_size() <= 65536) continue;
-      std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-      stream.seekp(65536);
-      const std::string noise(file.file_size() - 65536, 'x');
-      stream.write(noise.data(), static_cast<std::streamsize>(noise.size()));
-      stream.flush();
-      EXPECT_TRUE(stream.good());
-      ::sync();
-      ++damaged;
-    }
-  }
 
   const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1};
   TokenBatch batch;
-  int damaged = 0;
 };
 
 TEST_F(DeferredUpdate, RunsUnderTheNextForwardAndCompletesItsStep) {
@@ -98,8 +80,7 @@ TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {
 TEST_F(DeferredUpdate, AnErrorInItEndsTheRunWithThatError) {
   const auto engine = trained(2);
   static_cast<void>(engine->take_completed());
-  damage_optimizer_state();
-  ASSERT_EQ(damaged, 1);
+  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
   const auto forward = engine->forward(batch.batch());
   ASSERT_FALSE(forward.has_value());
   EXPECT_EQ(forward.error().code, ErrorCode::Corrupt) << forward.error().to_string();

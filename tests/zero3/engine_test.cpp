@@ -6,14 +6,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <numeric>
 
 #include "base/log.h"
 #include "models/registry.h"
-#include "tests/support/forwarding_file.h"
+#include "tests/support/diverted_files.h"
 #include "tests/support/temporary_directory.h"
 #include "zero3/token_batch.h"
 #include "zero3/weights.h"
@@ -21,57 +20,13 @@
 namespace artesian::zero3 {
 namespace {
 
-/// A file of the kernel's whose transfers, once stalled, wait for ever.
-class StallingFile final : public test_support::ForwardingFile {
- public:
-  StallingFile(std::unique_ptr<File> file, const std::atomic<bool>& stalled, int pipe)
-      : ForwardingFile(std::move(file)), stalled_(stalled), pipe_(pipe) {}
-  int descriptor() const noexcept override {
-    return stalled_ ? pipe_ : ForwardingFile::descriptor();
-  }
-
- private:
-  const std::atomic<bool>& stalled_;
-  int pipe_;
-};
-
-class StallingFiles final : public FileSystem {
+/// Transfers, once stalled, wait for ever.
+class StallingFiles final : public test_support::DivertedFiles {
  public:
   StallingFiles() { EXPECT_EQ(pipe(pipe_), 0); }
-  Result<std::unique_ptr<File>> open(const std::string& path,
-                                     const OpenOptions& options) noexcept override {
-    ARTESIAN_TRY(file, real_.open(path, options));
-    return std::unique_ptr<File>(
-        std::make_unique<StallingFile>(std::move(file), stalled, pipe_[0]));
-  }
-  Result<void> make_directory(const std::string& path) noexcept override {
-    return real_.make_directory(path);
-  }
-  Result<void> remove(const std::string& path) noexcept override { return real_.remove(path); }
-  Result<void> remove_directory(const std::string& path) noexcept override {
-    return real_.remove_directory(path);
-  }
-  Result<void> rename(const std::string& from, const std::string& to) noexcept override {
-    return real_.rename(from, to);
-  }
-  Result<void> sync_directory(const std::string& path) noexcept override {
-    return real_.sync_directory(path);
-  }
-  Result<std::vector<std::string>> list(const std::string& path) noexcept override {
-    return real_.list(path);
-  }
-  Result<std::uint64_t> free_bytes(const std::string& path) noexcept override {
-    return real_.free_bytes(path);
-  }
-  bool exists(const std::string& path) noexcept override { return real_.exists(path); }
-  Result<FileStatus> status(const std::string& path) noexcept override {
-    return real_.status(path);
-  }
-
-  std::atomic<bool> stalled{false};
+  void stall() { diverted = pipe_[0]; }
 
  private:
-  FileSystem& real_ = system_files();
   int pipe_[2] = {-1, -1};  // open as long as the process: transfers wait on it
 };
 
@@ -116,7 +71,7 @@ TEST(EngineOnAStalledDisk, EndsWithATimeoutAndWithoutAbort) {
   ASSERT_TRUE(engine->step().has_value());
   ASSERT_TRUE(engine->digest().has_value());  // reads all state: no write is left in flight
 
-  files.stalled = true;
+  files.stall();
   const auto start = std::chrono::steady_clock::now();
   const auto stalled = engine->forward(tokens.batch());
   ASSERT_FALSE(stalled.has_value());

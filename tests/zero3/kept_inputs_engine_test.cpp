@@ -6,10 +6,9 @@
 #include <ATen/core/Tensor.h>
 #include <fcntl.h>
 
-#include <atomic>
 #include <functional>
 
-#include "tests/support/forwarding_file.h"
+#include "tests/support/diverted_files.h"
 #include "tests/zero3/equality.h"
 
 namespace artesian::zero3 {
@@ -35,56 +34,6 @@ class Moody final : public Module {
 
  private:
   Module& real_;
-};
-
-/// Transfers go to another descriptor while `diverted` is one.
-class DivertedFile final : public test_support::ForwardingFile {
- public:
-  DivertedFile(std::unique_ptr<File> file, const std::atomic<int>& diverted)
-      : ForwardingFile(std::move(file)), diverted_(diverted) {}
-  int descriptor() const noexcept override {
-    return diverted_ >= 0 ? diverted_.load() : ForwardingFile::descriptor();
-  }
-
- private:
-  const std::atomic<int>& diverted_;
-};
-
-class DivertedFiles final : public FileSystem {
- public:
-  Result<std::unique_ptr<File>> open(const std::string& path,
-                                     const OpenOptions& options) noexcept override {
-    ARTESIAN_TRY(file, real_.open(path, options));
-    return std::unique_ptr<File>(std::make_unique<DivertedFile>(std::move(file), diverted));
-  }
-  Result<void> make_directory(const std::string& path) noexcept override {
-    return real_.make_directory(path);
-  }
-  Result<void> remove(const std::string& path) noexcept override { return real_.remove(path); }
-  Result<void> remove_directory(const std::string& path) noexcept override {
-    return real_.remove_directory(path);
-  }
-  Result<void> rename(const std::string& from, const std::string& to) noexcept override {
-    return real_.rename(from, to);
-  }
-  Result<void> sync_directory(const std::string& path) noexcept override {
-    return real_.sync_directory(path);
-  }
-  Result<std::vector<std::string>> list(const std::string& path) noexcept override {
-    return real_.list(path);
-  }
-  Result<std::uint64_t> free_bytes(const std::string& path) noexcept override {
-    return real_.free_bytes(path);
-  }
-  bool exists(const std::string& path) noexcept override { return real_.exists(path); }
-  Result<FileStatus> status(const std::string& path) noexcept override {
-    return real_.status(path);
-  }
-
-  std::atomic<int> diverted{-1};
-
- private:
-  FileSystem& real_ = system_files();
 };
 
 /// Inputs of 16 KiB.
@@ -235,7 +184,7 @@ class KeptInputsFaults : public KeptInputsEngine, public testing::WithParamInter
 
 TEST_P(KeptInputsFaults, EndTheRunWithOneErrorThatNamesTheShard) {
   const Fault& fault = GetParam();
-  DivertedFiles files;
+  test_support::DivertedFiles files;
   const int descriptor = ::open(fault.device, fault.flags | O_CLOEXEC);
   ASSERT_GE(descriptor, 0);
   auto trained =
@@ -277,7 +226,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"/dev/zero", O_RDWR, true, ErrorCode::Corrupt, "shard "}));
 
 TEST_F(KeptInputsEngine, ADiskThatStopsAnsweringIsATimeoutThatNamesTheShard) {
-  static DivertedFiles files;  // the engine is kept until the end, and its files with it
+  static test_support::DivertedFiles
+      files;  // the engine is kept until the end, and its files with it
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);  // as long as the process: transfers wait on it
   Config config = inputs_alone();

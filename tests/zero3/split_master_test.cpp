@@ -6,8 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <fstream>
-
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/equality.h"
 
@@ -141,19 +139,7 @@ TEST_F(SplitMasters, ADamagedParameterIsFoundByTheUpdateThatNeedsIt) {
   ASSERT_TRUE(engine->forward(batch.batch()).has_value());
   ASSERT_TRUE(engine->backward().has_value());
   ASSERT_TRUE(engine->step().has_value());
-  int damaged = 0;
-  for (const auto& file : std::filesystem::recursive_directory_iterator(directory_ / "param")) {
-    if (!file.is_regular_file() || file.file_size() <= 65536) continue;
-    std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekp(49152);
-    const std::string noise(file.file_size() - 49152, 'x');
-    stream.write(noise.data(), static_cast<std::streamsize>(noise.size()));
-    stream.flush();
-    ASSERT_TRUE(stream.good());
-    ::sync();
-    ++damaged;
-  }
-  ASSERT_EQ(damaged, 1);
+  ASSERT_EQ(damage_files(directory_ / "param", 49152), 1);
   const auto updated = engine->finish_update();
   ASSERT_FALSE(updated.has_value());
   EXPECT_EQ(updated.error().code, ErrorCode::Corrupt);
