@@ -17,6 +17,7 @@
 #include "tiering/host_nodes.h"
 #include "zero3/activation_memory.h"
 #include "zero3/compute_device.h"
+#include "zero3/first_calls.h"
 #include "zero3/from_torch.h"
 #include "zero3/loss_scaler.h"
 #include "zero3/lr_schedule.h"
@@ -224,6 +225,7 @@ class Engine::Impl {
 };
 
 Result<void> Engine::Impl::build() {
+  make_first_calls();
   ARTESIAN_TRY_VOID(check_module(module.parameters(), module.stages()));
   ARTESIAN_TRY_VOID(open_device());
   ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native(config.param_dtype)));
