@@ -38,6 +38,8 @@ class Residency::Slot final : public BufferOwner {
   bool aliased = false;
   bool refreshing = false;         // between begin_refresh and end_refresh
   bool filled_by_refresh = false;  // its memory: nothing was read into it
+  std::atomic<bool> refreshed_in_part{false};
+  bool missed = false;  // a refresh: it was dropped between two
   BufferLease memory;
   std::deque<Transfer> pieces;
   std::uint64_t pieces_issued = 0;
@@ -270,6 +272,7 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
   }
   slot.memory.reset();
   go(slot, SlotState::Absent);
+  slot.missed = slot.missed || slot.refreshed_in_part;
   return {};
 }
 
@@ -293,14 +296,28 @@ void Residency::begin_refresh(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(!slot.refreshing && slot.state != SlotState::Fetching);  // it would miss changes
   slot.refreshing = true;
+  slot.refreshed_in_part = slot.missed = false;
+}
+
+Result<void> Residency::load_missed(Slot& slot) noexcept {
+  slot.missed = false;
+  if (slot.state == SlotState::Absent || slot.aliased) return {};
+  ARTESIAN_TRY_VOID(store_.finish_writes(slot.unit.shard));
+  ARTESIAN_TRY_VOID(read_pieces(slot, aio::Priority::Demand));
+  return load(slot);
+}
+
+bool Residency::follows(std::uint32_t unit) const noexcept {
+  const Slot& slot = *slots_[unit];
+  return slot.aliased || slot.state != SlotState::Absent;
 }
 
 /// Computing comes after the copies that refreshed the slot, or a home that is used as one.
 Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.refreshing);
-  slot.refreshing = false;
-  if (loader_ == nullptr) return {};
+  slot.refreshing = slot.refreshed_in_part = false;
+  if (loader_ == nullptr) return slot.missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
   slot.load.loaded = copied;
   return loader_->device().wait(Queue::Compute, copied);
@@ -311,6 +328,7 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
   if (slot.state == SlotState::Absent || slot.aliased) return;
+  slot.refreshed_in_part.store(true, std::memory_order_relaxed);
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (slot.unit.stored == slot.unit.computed) {
     std::memcpy(target, fresh, count * dtype_size(slot.unit.stored));

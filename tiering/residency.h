@@ -59,7 +59,10 @@ class Residency final : public UnitSlots {
   /// for each part. Until end_refresh nothing is read from it: a slot that starts is filled by
   /// these refreshes, and what a slot holds before is not to be used.
   void begin_refresh(std::uint32_t unit) noexcept;
-  /// Errors: Io (the device).
+  /// Whether a slot of the unit gets what it is refreshed with, or the home is the slot.
+  bool follows(std::uint32_t unit) const noexcept;
+  /// A slot that was dropped when a part of it had been refreshed, and is there again, is loaded.
+  /// Errors: Io, Corrupt, Timeout.
   Result<void> end_refresh(std::uint32_t unit) noexcept;
   /// After elements [first, first + count) of the home changed to `fresh` (of the stored dtype):
   /// brings the slot up to date, if there is one. Any thread, for disjoint ranges.
@@ -82,6 +85,7 @@ class Residency final : public UnitSlots {
   Result<void> read_pieces(Slot& slot, aio::Priority priority) noexcept;
   Result<void> await_pieces(Slot& slot, std::uint64_t element_end) noexcept;
   Result<void> load(Slot& slot) noexcept;
+  Result<void> load_missed(Slot& slot) noexcept;
   Result<void> load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> start_by_copy(Slot& slot, aio::Priority priority) noexcept;
   Result<void> wait_for_copies(Slot& slot) noexcept;

@@ -182,7 +182,8 @@ class Engine::Impl {
   StepResult totals;                   // counters at the end of the last step
   std::optional<StepResult> updating;  // the step whose update is under way, so far
   std::optional<StepResult> completed;
-  struct {  // a part of the step that has the disk to itself
+  std::optional<Error> failed_ahead;  // of an update between operators, for who comes next
+  struct {                            // a part of the step that has the disk to itself
     std::uint64_t begin_ns = 0;
     StepResult counters;  // at its begin
   } phase;
@@ -214,6 +215,7 @@ class Engine::Impl {
   template <typename Work>
   Result<void> go_on_updating(const Work& work);
   Result<void> update_before_use(const Trace::Access& units);
+  void update_between_operators();
   Result<void> finish_update();
   void begin_step();
   StepResult counters() const;
@@ -246,13 +248,16 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
                                                 compute.torch));
   tensors = std::move(leaves);
+  std::function<void()> between;  // beside a separate device, the host's thread is free anyway
+  if (!state->separate_device()) between = [this] { update_between_operators(); };
   graphs = std::make_unique<UnitGraphs>(
       module, *state, *tensors, *prefetcher, *gradients,
       UnitGraphsOptions{
           .device = compute.torch,
           .timeline = options.timeline,
           .activation_checkpointing = config.activation_checkpointing,
-          .gathered = [this](const Trace::Access& units) { return update_before_use(units); }});
+          .gathered = [this](const Trace::Access& units) { return update_before_use(units); },
+          .between = between});
   for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
     update_bytes +=
         update_moves(state->placement(), unit, state->separate_device(), /*live=*/true).total();
@@ -489,6 +494,7 @@ Result<void> Engine::Impl::go_on_updating(const Work& work) {
 }
 
 Result<void> Engine::Impl::update_before_use(const Trace::Access& units) {
+  if (failed_ahead.has_value()) return *failed_ahead;
   if (!updating.has_value()) return {};
   for (const std::uint32_t unit : units) {
     const std::uint64_t begin = system_clock().now_ns();
@@ -500,7 +506,18 @@ Result<void> Engine::Impl::update_before_use(const Trace::Access& units) {
   return {};
 }
 
+/// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
+void Engine::Impl::update_between_operators() {
+  if (!updating.has_value() || failed_ahead.has_value() || !optimizer->may_update_ahead()) return;
+  const std::uint64_t begin = system_clock().now_ns();
+  auto updated = go_on_updating([&] { return optimizer->update_ahead(); });
+  if (!updated.has_value()) failed_ahead = std::move(updated).error();
+  if (options.timeline == nullptr) return;
+  options.timeline->add(Lane::Optimizer, "update ahead", begin, system_clock().now_ns());
+}
+
 Result<void> Engine::Impl::finish_update() {
+  if (failed_ahead.has_value()) return *failed_ahead;
   if (!updating.has_value()) return {};
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);

@@ -214,6 +214,21 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
   return {};
 }
 
+bool Optimizer::may_update_ahead() const noexcept {
+  return under_way_ && updated_ < streamed_units_.size() &&
+         residency_.follows(streamed_units_[updated_]) && stream_.may_advance();
+}
+
+Result<void> Optimizer::update_ahead() noexcept {
+  for (; may_update_ahead(); ++updated_) {
+    const std::uint32_t next = streamed_units_[updated_];
+    ARTESIAN_TRY(done, stream_.advance_within(next));
+    if (!done) return {};
+    ARTESIAN_TRY_VOID(residency_.end_refresh(next));
+  }
+  return {};
+}
+
 Result<void> Optimizer::finish_step() noexcept {
   if (!under_way_) return {};
   ARTESIAN_TRY_VOID(update_up_to(all_units_.back()));

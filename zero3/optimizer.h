@@ -37,6 +37,11 @@ class Optimizer {
   /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
+  /// Updates what is next and needs no waiting for the disk, but only units whose slots are there
+  /// to be filled: so it moves no byte more or less. Errors: as update_up_to.
+  Result<void> update_ahead() noexcept;
+  /// Whether that would do anything now.
+  bool may_update_ahead() const noexcept;
   /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
   Result<void> finish_step() noexcept;
   bool step_under_way() const noexcept { return under_way_; }

@@ -167,7 +167,8 @@ class DryRun {
       for (const auto unit : access.units) update_up_to(unit);
       const bool forward = access.direction == Direction::Forward;
       if (!forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
-      add_of_stage(Kind::Compute, access);
+      StepEvent& event = add_of_stage(Kind::Compute, access);
+      if (access.direction == Direction::Forward) event.updated_ahead = units_ahead();
       if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
       if (!forward) add_gradients(access);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
@@ -211,6 +212,17 @@ class DryRun {
       if (pending_[unit]) add_update(unit);
       pending_[unit] = false;
     }
+  }
+
+  /// The first pending unit whose slot is not there to be filled.
+  std::uint32_t units_ahead() const {
+    if (request_.separate_device) return 0;
+    std::uint32_t unit = 0;
+    while (unit < pending_.size() && (!pending_[unit] || placement_.units[unit].aliased ||
+                                      slots_.state(unit) != SlotState::Absent)) {
+      ++unit;
+    }
+    return unit;
   }
 
   void add_update(std::uint32_t unit) {

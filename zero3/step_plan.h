@@ -60,6 +60,7 @@ struct StepEvent {
   std::size_t stage = 0;
   Direction direction = Direction::Forward;
   bool ahead = false;               // a Fetch that was not waited for
+  std::uint32_t updated_ahead = 0;  // of Compute: units below may be updated in the meantime
   std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
   std::uint64_t numel = 0;          // of gradients, of one micro-batch
   MovedByKind moved = {};

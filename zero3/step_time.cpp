@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint64_t sub_groups_max = 4096;  // of one step: beyond, several count as one
 constexpr int steps = 4;
+constexpr int operators = 16;  // of a stage's forward, between which the update may go on
 
 class Simulation {
  public:
@@ -142,7 +143,11 @@ class Simulation {
     const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
     time_.model_seconds += seconds;
     if (event.direction == Direction::Backward) finish_update();
-    computed_ = add(event.kind, Resource::Compute, seconds, {computed_, barrier_});
+    const int parts = event.updated_ahead != 0 ? operators : 1;
+    for (int part = 0; part < parts; ++part) {
+      computed_ = add(event.kind, Resource::Compute, seconds / parts, {computed_, barrier_});
+      update_ahead(event.updated_ahead);
+    }
   }
 
   /// Inputs go to their tier behind what computes, and come while the stage before computes.
@@ -170,6 +175,16 @@ class Simulation {
       task = add(event.kind, Resource::ToDevice, seconds_for(bytes, rates_.to_device), {task});
     }
     computed_ = schedule_.join({computed_, task});
+  }
+
+  /// What has been read by now, of units below `end`.
+  void update_ahead(std::uint32_t end) {
+    while (worked_on_ < items_.size() && items_[worked_on_].unit < end) {
+      read_ahead();
+      const Item& next = items_[worked_on_];
+      if (schedule_.finish(next.read) > schedule_.finish(computed_)) return;
+      work_on_item(items_[worked_on_++]);
+    }
   }
 
   /// The host waits for its writes before new gradients come.
@@ -222,7 +237,7 @@ class Simulation {
       computed_ = add(event.kind, Resource::Compute,
                       seconds_for(update_bytes(event.unit), rates_.device_memory), {computed_});
     } else {
-      for (std::uint64_t part = items_[worked_on_].count; part != 0; --part) {
+      while (worked_on_ < items_.size() && items_[worked_on_].unit <= event.unit) {
         read_ahead();
         work_on_item(items_[worked_on_++]);
       }
@@ -232,7 +247,8 @@ class Simulation {
     computed_ = schedule_.join({computed_, gathered_});
   }
 
-  struct Item {                 // of the staging ring
+  struct Item {  // of the staging ring
+    std::uint32_t unit = 0;
     Moved moved;                // of the whole unit, as are the
     std::uint64_t touched = 0;  // bytes, by the kernels
     std::uint64_t count = 1;    // items that share them
@@ -250,7 +266,8 @@ class Simulation {
       const std::uint64_t slot = elements(event.unit) * dtype_size(plan_.compute_dtype);
       const bool fills = !separate_ && !plan_.units[event.unit].aliased;
       items_.insert(items_.end(), count,
-                    {.moved = event.moved.total(),
+                    {.unit = event.unit,
+                     .moved = event.moved.total(),
                      .touched = update_bytes(event.unit) + (fills ? slot : 0),
                      .count = count});
     }

@@ -271,6 +271,41 @@ Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
   return advance_to(unit_end_[unit]);
 }
 
+/// Whether the next task has all that it needs.
+bool SubGroupStream::ready() const noexcept {
+  if (!under_way()) return false;
+  switch (item_for(tasks_[current_])) {
+    case Item::Never: return true;
+    case Item::ToRead: return current_ < issued_ && items_[current_]->idle();
+    case Item::ToWrite: break;
+  }
+  return std::any_of(free_items_.begin(), free_items_.end(),
+                     [](const StagingItem* item) { return item->idle(); });
+}
+
+/// Half of the ring at a time: the disk does better with some reads in a row, then some writes.
+bool SubGroupStream::worthwhile() const noexcept {
+  std::uint32_t come = 0;
+  for (std::size_t task = current_; task < issued_; ++task) {
+    come += items_[task] != nullptr && items_[task]->idle() ? 1 : 0;
+  }
+  return 2 * come >= state_.ring().count() && ready();
+}
+
+bool SubGroupStream::may_advance() const noexcept {
+  return worthwhile() || (under_way() && issued_ < tasks_.size() && may_look_ahead());
+}
+
+Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
+  const std::size_t end = unit_end_[unit];
+  if (worthwhile()) {
+    while (current_ < end && ready()) ARTESIAN_TRY_VOID(advance_to(current_ + 1));
+  }
+  const bool done = current_ >= end;
+  ARTESIAN_TRY_VOID(advance_to(current_));  // starts reads
+  return done;
+}
+
 Result<void> SubGroupStream::finish() noexcept {
   return advance_to(tasks_.size());
 }

@@ -52,6 +52,11 @@ class SubGroupStream {
   /// more reads as it can without waiting. Errors: Io, Corrupt, NoSpace, Timeout, and those of the
   /// body.
   Result<void> advance_past(std::uint32_t unit) noexcept;
+  /// Goes on with the sub-groups of `unit`, and of those before it, as far as their transfers are
+  /// complete. Returns whether they are done. Errors: as advance_past.
+  Result<bool> advance_within(std::uint32_t unit) noexcept;
+  /// Whether that would do anything now.
+  bool may_advance() const noexcept;
   /// The rest of the pass. Writes may still be in flight in the ring. Errors: as advance_past.
   Result<void> finish() noexcept;
   /// begin and finish.
@@ -75,6 +80,8 @@ class SubGroupStream {
   Result<void> begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept;
   Result<void> advance_to(std::size_t end) noexcept;
   Result<void> run_next() noexcept;
+  bool ready() const noexcept;
+  bool worthwhile() const noexcept;
   Result<void> read_ahead(bool wait) noexcept;
   Result<void> run_one(const Task& task, tiering::StagingItem* item) noexcept;
   bool under_way() const noexcept { return current_ < tasks_.size(); }

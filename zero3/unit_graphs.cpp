@@ -8,11 +8,14 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "zero3/between_operators.h"
 #include "zero3/from_torch.h"
 #include "zero3/step_trace.h"
 
 namespace artesian::zero3 {
 namespace {
+
+const std::function<void()> nothing;
 
 Result<void> check_input(const Batch& batch) {
   if (!batch.input.defined()) {
@@ -62,7 +65,15 @@ UnitGraphs::UnitGraphs(Module& module, ModelState& state, ParameterTensors& tens
       prefetcher_(prefetcher),
       gradients_(gradients),
       options_(options),
-      keeper_(state, options.device) {}
+      keeper_(state, options.device) {
+  if (options.between) between_ = [this] { work_between_operators(); };
+}
+
+void UnitGraphs::work_between_operators() {
+  const std::uint64_t begin = system_clock().now_ns();
+  options_.between();
+  between_ns_ += system_clock().now_ns() - begin;
+}
 
 void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
   if (options_.timeline == nullptr) return;
@@ -170,11 +181,13 @@ Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<Micro
     std::optional<Error> refused;
     for (std::size_t index = 0; index < group.size() && !refused.has_value(); ++index) {
       const std::uint64_t begin = system_clock().now_ns();
+      const std::uint64_t others = between_ns_;
       auto output = from_torch([&] {
         const tiering::ComputeScope computing(state_.device());
+        const BetweenOperators calls(keep == Keep::Nothing ? nothing : between_);
         return run_stage(stage, activations[index], group[index], keep);
       });
-      forward_ns_ += system_clock().now_ns() - begin;
+      forward_ns_ += system_clock().now_ns() - begin - (between_ns_ - others);
       span(keep == Keep::Nothing ? " evaluate" : " forward", stage, begin);
       if (output.has_value()) {
         activations[index] = std::move(output).value();

@@ -43,6 +43,9 @@ struct UnitGraphsOptions {
   bool activation_checkpointing = false;
   /// Called when units were gathered, before anything computes with them. Its errors end the run.
   std::function<Result<void>(const Trace::Access&)> gathered;
+  /// Called between the operators of a forward that has a backward; may be empty. What it takes is
+  /// not of forward_seconds().
+  std::function<void()> between;
 };
 
 class UnitGraphs {
@@ -127,6 +130,7 @@ class UnitGraphs {
   Result<void> bring_rows_to_host();
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;
   void span(const char* direction, std::size_t stage, std::uint64_t begin_ns);
+  void work_between_operators();
 
   Module& module_;
   ModelState& state_;
@@ -140,6 +144,8 @@ class UnitGraphs {
   std::optional<StageGradients> late_;
   std::uint64_t tokens_ = 0;
   std::vector<RowGradients> row_gradients_;
+  std::function<void()> between_;  // options_.between, timed
+  std::uint64_t between_ns_ = 0;
   std::uint64_t forward_ns_ = 0;
   std::uint64_t backward_ns_ = 0;
   std::uint64_t bytes_to_host_ = 0;

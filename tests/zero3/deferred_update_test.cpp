@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <sstream>
+
 #include "tests/zero3/equality.h"
 
 namespace artesian::zero3 {
@@ -49,6 +51,27 @@ TEST_F(DeferredUpdate, RunsUnderTheNextForwardAndCompletesItsStep) {
   ASSERT_TRUE(engine->finish_update().has_value());
   EXPECT_EQ(engine->take_completed()->bytes_nvme_write, first->bytes_nvme_write);
   EXPECT_TRUE(engine->close().has_value());
+}
+
+TEST_F(DeferredUpdate, GoesOnBetweenTheOperatorsOfForward) {
+  Choice in_memory = run;
+  in_memory[Budget] = in_memory[Live] = in_memory[Reuse] = in_memory[Bucket] = 2;
+  in_memory[ParamHome] = 1;
+  Timeline timeline;
+  const Config config = config_of(in_memory);
+  auto engine = Engine::create(module_of(in_memory), config, {.timeline = &timeline}).value();
+  RandomWeights weights(module_of(in_memory).parameters(), 1);
+  ASSERT_TRUE(engine->initialize(weights).has_value());
+  for (int step = 0; step < 3; ++step) {
+    forward_and_backward(*engine);
+    ASSERT_TRUE(engine->step().has_value());
+  }
+  EXPECT_TRUE(engine->close().has_value());
+  const std::string path = directory_ / "trace.json";
+  ASSERT_TRUE(timeline.write(path).has_value());
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_NE(text.str().find("update ahead"), std::string::npos);
 }
 
 TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {

@@ -1,0 +1,26 @@
+// BetweenOperators: lets somebody else work on this thread while a module computes, each time
+// LibTorch is about to run an operator. The compute team is idle then, so that no core is asked for
+// twice.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace artesian::zero3 {
+
+/// From construction to destruction, calls `work` before each operator that is dispatched on this
+/// thread, outside of parallel regions; operators that `work` runs itself are not counted. An empty
+/// function is never called. `work` must outlive this and must not throw.
+class BetweenOperators {
+ public:
+  explicit BetweenOperators(const std::function<void()>& work);
+  ~BetweenOperators();
+  BetweenOperators(const BetweenOperators&) = delete;
+  BetweenOperators& operator=(const BetweenOperators&) = delete;
+
+ private:
+  const std::function<void()>* before_;  // of an outer one
+  std::uint64_t handle_ = 0;             // of LibTorch's callback; 0: none
+};
+
+}  // namespace artesian::zero3
