@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <utility>
 
@@ -22,6 +21,7 @@
 #include "zero3/loss_scaler.h"
 #include "zero3/lr_schedule.h"
 #include "zero3/optimizer.h"
+#include "zero3/prediction.h"
 #include "zero3/step_guard.h"
 #include "zero3/step_plan.h"
 #include "zero3/step_trace.h"
@@ -187,12 +187,8 @@ class Engine::Impl {
     std::uint64_t begin_ns = 0;
     StepResult counters;  // at its begin
   } phase;
-  Moved update_bytes;             // by the plan
-  bool carried_update = false;    // has the step under way done the update of one before it?
-  double predicted_so_far = 0.0;  // seconds of the step after it, from its phases up to now
-  double computed_so_far = 0.0;   // seconds of the step's phases without their waits
-  double disk_so_far = 0.0;       // seconds that the disk needs for what they moved
-  double predicted_next = std::numeric_limits<double>::quiet_NaN();
+  tiering::PathBytes update_bytes;  // by the plan
+  Prediction prediction;            // of the next step
 
   Result<void> build();
   Result<Placement> place(DType compute_dtype, const Budgets& budgets) const;
@@ -221,7 +217,6 @@ class Engine::Impl {
   StepResult counters() const;
   void take_difference(StepResult& result);
   void take_peaks(StepResult& result) const;
-  double disk_seconds(std::uint64_t read, std::uint64_t written) const;
   void begin_phase();
   void end_phase();
 };
@@ -259,9 +254,12 @@ Result<void> Engine::Impl::build() {
           .gathered = [this](const Trace::Access& units) { return update_before_use(units); },
           .between = between});
   for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
-    update_bytes +=
+    const Moved moved =
         update_moves(state->placement(), unit, state->separate_device(), /*live=*/true).total();
+    update_bytes.read += moved.nvme_read;
+    update_bytes.written += moved.nvme_write;
   }
+  prediction = Prediction(state->disk_speed());
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
@@ -390,8 +388,7 @@ void Engine::Impl::begin_step() {
   tokens = 0;
   gradients->begin_step();
   prefetcher->begin_step();
-  carried_update = optimizer->step_under_way();
-  predicted_so_far = computed_so_far = disk_so_far = 0.0;
+  prediction.begin_step(optimizer->step_under_way());
   begin_phase();
 }
 
@@ -555,16 +552,11 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.optimizer_s = static_cast<double>(end - begin) * 1e-9;
   result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
   take_difference(result);
-  result.predicted_step_s = predicted_next;
+  result.predicted_step_s = prediction.next_s();
   end_phase();
-  result.computed_s = computed_so_far;
-  result.disk_s = disk_so_far;
-  if (carried_update) {
-    predicted_next = predicted_so_far;
-  } else if (std::isnan(predicted_next)) {  // the first one: the next has the update, too
-    predicted_next =
-        predicted_so_far + disk_seconds(update_bytes.nvme_read, update_bytes.nvme_write);
-  }
+  result.computed_s = prediction.computed_s();
+  result.disk_s = prediction.disk_s();
+  prediction.end_step(update_bytes);
   (optimizer->step_under_way() ? updating : completed) = result;
   return result;
 }
@@ -616,34 +608,23 @@ void Engine::Impl::take_peaks(StepResult& result) const {
   result.peak_process_rss = process_memory().bytes_peak;
 }
 
-/// At the disk's probed speed; reads and writes share it.
-double Engine::Impl::disk_seconds(std::uint64_t read, std::uint64_t written) const {
-  double seconds = 0.0;
-  if (read != 0) seconds += static_cast<double>(read) / state->disk_speed().read_bytes_per_s;
-  if (written != 0) seconds += static_cast<double>(written) / state->disk_speed().write_bytes_per_s;
-  return seconds;
-}
-
 void Engine::Impl::begin_phase() {
   phase.begin_ns = system_clock().now_ns();
   phase.counters = counters();
 }
 
-/// The next step's is expected to take the longer of what was computed in it and of what its bytes
-/// take on the disk.
 void Engine::Impl::end_phase() {
   const StepResult now = counters();
   const StepResult& before = phase.counters;
-  double computed = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
+  PhaseUse use;
+  use.seconds = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
   for (const auto wait : {&StepResult::wait_param_s, &StepResult::wait_grad_s,
                           &StepResult::wait_optimizer_s, &StepResult::wait_input_s}) {
-    computed -= now.*wait - before.*wait;
+    use.waited_s += now.*wait - before.*wait;
   }
-  const double on_disk = disk_seconds(now.bytes_nvme_read - before.bytes_nvme_read,
-                                      now.bytes_nvme_write - before.bytes_nvme_write);
-  predicted_so_far += std::max(computed, on_disk);
-  computed_so_far += computed;
-  disk_so_far += on_disk;
+  use.bytes = {.read = now.bytes_nvme_read - before.bytes_nvme_read,
+               .written = now.bytes_nvme_write - before.bytes_nvme_write};
+  prediction.end_phase(use);
   begin_phase();
 }
 
