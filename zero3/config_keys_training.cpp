@@ -45,7 +45,8 @@ constexpr ConfigKey keys[] = {
     {.path = "gradient_clipping",
      .type = Real,
      .fallback = "1.0",
-     .text = "largest global L2 norm of the gradients; 0 turns clipping off"},
+     .text = "largest global L2 norm of the gradients; 0 turns clipping off, and in bf16 lets the "
+             "optimizer run under backward"},
     {.path = "steps_per_print",
      .type = PrintSteps,
      .fallback = "null",

@@ -7,7 +7,6 @@
 #include <random>
 #include <utility>
 
-#include "aio/path_engines.h"
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -18,6 +17,7 @@
 #include "zero3/compute_device.h"
 #include "zero3/first_calls.h"
 #include "zero3/from_torch.h"
+#include "zero3/io_engine.h"
 #include "zero3/loss_scaler.h"
 #include "zero3/lr_schedule.h"
 #include "zero3/optimizer.h"
@@ -25,6 +25,7 @@
 #include "zero3/step_guard.h"
 #include "zero3/step_plan.h"
 #include "zero3/step_trace.h"
+#include "zero3/under_backward.h"
 #include "zero3/unit_graphs.h"
 
 namespace artesian::zero3 {
@@ -55,41 +56,6 @@ tiering::Verify verify_of(VerifyMode mode) noexcept {
     case VerifyMode::Off: return tiering::Verify::Off;
   }
   return tiering::Verify::Full;
-}
-
-aio::Polling polling_of(PollingChoice choice) noexcept {
-  switch (choice) {
-    case PollingChoice::Off: return aio::Polling::None;
-    case PollingChoice::Submission: return aio::Polling::Submission;
-    case PollingChoice::Completion: return aio::Polling::Completion;
-    case PollingChoice::Both: return aio::Polling::Both;
-  }
-  return aio::Polling::None;
-}
-
-Result<std::unique_ptr<aio::Engine>> make_io_engine_of_path(const Config& config) {
-  const aio::EngineOptions options{.block_size = config.aio.block_size,
-                                   .queue_depth = config.aio.queue_depth,
-                                   .threads = config.aio.intra_op_parallelism,
-                                   .single_submit = config.aio.single_submit,
-                                   .overlap_events = config.aio.overlap_events,
-                                   .polling = polling_of(config.artesian.polling)};
-  const EngineChoice choice = config.artesian.engine;
-  if (choice == EngineChoice::Auto) return aio::make_best_engine(options);
-  const auto kind = choice == EngineChoice::IoUring  ? aio::EngineKind::IoUring
-                    : choice == EngineChoice::Libaio ? aio::EngineKind::Libaio
-                                                     : aio::EngineKind::Threads;
-  auto engine = aio::make_engine(kind, options);
-  if (!engine.has_value() && engine.error().code == ErrorCode::Unsupported) {
-    engine.error().message = std::string("artesian.engine: got \"") + aio::engine_kind_name(kind) +
-                             "\", allowed auto or threads here: " + engine.error().message;
-  }
-  return engine;
-}
-
-Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config, std::size_t paths) {
-  return aio::make_path_engines(static_cast<std::uint32_t>(paths),
-                                [&config] { return make_io_engine_of_path(config); });
 }
 
 Error out_of_order(const char* call, const std::string& text) {
@@ -160,6 +126,7 @@ class Engine::Impl {
   std::unique_ptr<Prefetcher> prefetcher;
   std::unique_ptr<Gradients> gradients;
   std::unique_ptr<Optimizer> optimizer;
+  std::optional<UnderBackward> under_backward;
   std::unique_ptr<ParameterTensors> tensors;
   std::unique_ptr<UnitGraphs> graphs;
   LossScaler scaler;
@@ -182,8 +149,10 @@ class Engine::Impl {
   StepResult totals;                   // counters at the end of the last step
   std::optional<StepResult> updating;  // the step whose update is under way, so far
   std::optional<StepResult> completed;
-  std::optional<Error> failed_ahead;  // of an update between operators, for who comes next
-  struct {                            // a part of the step that has the disk to itself
+  std::optional<Error> failed_ahead;    // of an update between operators, for who comes next
+  std::optional<StepResult> measured;   // the second step, by which backward gets its share
+  std::uint64_t under_backward_ns = 0;  // updating, in this step
+  struct {                              // a part of the step that has the disk to itself
     std::uint64_t begin_ns = 0;
     StepResult counters;  // at its begin
   } phase;
@@ -198,6 +167,7 @@ class Engine::Impl {
   template <typename T>
   Result<T> remember(Result<T> result);
   Result<void> check_ready(const char* call) const;
+  Result<void> check_weights(const char* call) const;
   Result<void> check_forward(const char* call, std::size_t count) const;
   Result<void> check_backward() const;
   Result<void> check_step() const;
@@ -213,6 +183,10 @@ class Engine::Impl {
   Result<void> update_before_use(const Trace::Access& units);
   void update_between_operators();
   Result<void> finish_update();
+  UpdateTimes update_times(const StepResult& whole, double part) const;
+  Result<void> begin_update_under_backward();
+  Result<void> update_under_backward(std::size_t stage);
+  kernels::AdamStep adam_step(double lr, double multiplier) const;
   void begin_step();
   StepResult counters() const;
   void take_difference(StepResult& result);
@@ -240,6 +214,8 @@ Result<void> Engine::Impl::build() {
       std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
   gradients = std::make_unique<Gradients>(*state);
   optimizer = std::make_unique<Optimizer>(*state, *residency);
+  under_backward.emplace(config, *state, module.stages(), *gradients, *optimizer,
+                         options.share_under_backward);
   ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
                                                 compute.torch));
   tensors = std::move(leaves);
@@ -252,6 +228,7 @@ Result<void> Engine::Impl::build() {
           .timeline = options.timeline,
           .activation_checkpointing = config.activation_checkpointing,
           .gathered = [this](const Trace::Access& units) { return update_before_use(units); },
+          .accumulated = [this](std::size_t stage) { return update_under_backward(stage); },
           .between = between});
   for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
     const Moved moved =
@@ -336,6 +313,14 @@ Result<void> Engine::Impl::check_ready(const char* call) const {
   return out_of_order(call, "the engine has no weights yet; call initialize() first");
 }
 
+/// All weights are of the same step, or can be brought there.
+Result<void> Engine::Impl::check_weights(const char* call) const {
+  ARTESIAN_TRY_VOID(check_ready(call));
+  if (!under_backward->begun()) return {};
+  return out_of_order(
+      call, "backward() has begun the update (gradient_clipping is 0); call step() first");
+}
+
 Result<void> Engine::Impl::check_forward(const char* call, std::size_t count) const {
   ARTESIAN_TRY_VOID(check_ready(call));
   if (graphs->backward_pending()) {
@@ -407,12 +392,14 @@ Result<Result<std::vector<double>>> Engine::Impl::forward(std::span<const Batch>
 
 Result<void> Engine::Impl::backward() {
   const double multiplier = scaler.scale() / static_cast<double>(config.accumulation_steps);
-  ARTESIAN_TRY_VOID(graphs->backward(multiplier));
   for (const double loss : losses_pending) {
-    ++micro_batches;
     loss_sum += loss;
     guard.see_loss(loss);
   }
+  ARTESIAN_TRY_VOID(begin_update_under_backward());
+  ARTESIAN_TRY_VOID(graphs->backward(multiplier));
+  if (failed_ahead.has_value()) return *failed_ahead;
+  micro_batches += losses_pending.size();
   tokens += graphs->tokens();
   return {};
 }
@@ -457,21 +444,77 @@ Result<Result<at::Tensor>> Engine::Impl::evaluate(const Batch& batch) {
   return output;
 }
 
-Result<void> Engine::Impl::begin_update(const StepResult& result, double multiplier) {
+kernels::AdamStep Engine::Impl::adam_step(double lr, double multiplier) const {
   const OptimizerConfig& adam = config.optimizer;
   kernels::AdamStep constants;
   constants.mode = adam.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
-  constants.learning_rate = static_cast<float>(result.lr);
+  constants.learning_rate = static_cast<float>(lr);
   constants.beta1 = static_cast<float>(adam.beta1);
   constants.beta2 = static_cast<float>(adam.beta2);
   constants.epsilon = static_cast<float>(adam.eps);
   constants.weight_decay = static_cast<float>(adam.weight_decay);
   constants.grad_multiplier = static_cast<float>(multiplier);
+  return kernels::make_adam_step(constants, updates + 1, adam.bias_correction);
+}
+
+Result<void> Engine::Impl::begin_update(const StepResult& result, double multiplier) {
+  if (under_backward->begun()) ARTESIAN_TRY_VOID(optimizer->finish_under_backward());
+  ARTESIAN_TRY_VOID(optimizer->begin_step(adam_step(result.lr, multiplier)));
   ++updates;
-  ARTESIAN_TRY_VOID(
-      optimizer->begin_step(kernels::make_adam_step(constants, updates, adam.bias_correction)));
   tensors->bump_versions();
   return {};
+}
+
+/// With the last backward of a step, where that is allowed. How much of the update it gets is
+/// decided once, from the first step that had all there is to a step.
+Result<void> Engine::Impl::begin_update_under_backward() {
+  under_backward_ns = 0;
+  if (micro_batches + losses_pending.size() < config.accumulation_steps) return {};
+  if (guard.loss_is_bad()) return {};
+  const std::uint64_t begin = system_clock().now_ns();
+  if (under_backward->undecided() && measured.has_value()) {
+    const double part =
+        static_cast<double>(losses_pending.size()) / static_cast<double>(config.accumulation_steps);
+    under_backward->decide(share_under_backward(update_times(*measured, part)));
+    const auto units = state->layout().units.size();
+    log(LogLevel::Info, "update: " + std::to_string(units - under_backward->first()) + " of " +
+                            std::to_string(units) + " units under backward");
+  }
+  const double lr = learning_rate(config.scheduler, config.optimizer, updates);
+  ARTESIAN_TRY_VOID(under_backward->begin(adam_step(lr, 1.0 / scaler.scale())));
+  under_backward_ns += system_clock().now_ns() - begin;
+  return {};
+}
+
+Result<void> Engine::Impl::update_under_backward(std::size_t stage) {
+  if (failed_ahead.has_value()) return *failed_ahead;
+  if (!under_backward->begun()) return {};
+  const std::uint64_t begin = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(under_backward->accumulated(stage));
+  const std::uint64_t end = system_clock().now_ns();
+  under_backward_ns += end - begin;
+  if (options.timeline != nullptr) {
+    options.timeline->add(Lane::Optimizer, "update under backward", begin, end);
+  }
+  return {};
+}
+
+/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a
+/// group's.
+UpdateTimes Engine::Impl::update_times(const StepResult& whole, double part) const {
+  const auto others = [](std::uint64_t all, std::uint64_t update) {
+    return all - std::min(all, update);
+  };
+  const tiering::DiskSpeed& disk = state->disk_speed();
+  const double others_s =
+      disk_seconds(disk, {others(whole.bytes_nvme_read, update_bytes.read),
+                          others(whole.bytes_nvme_write, update_bytes.written)});
+  return {.forward = part * whole.forward_s,
+          .backward = part * whole.backward_s,
+          .forward_disk = part * others_s / 2,
+          .backward_disk = part * others_s / 2,
+          .update = whole.optimizer_s - whole.wait_optimizer_s,
+          .update_disk = disk_seconds(disk, update_bytes)};
 }
 
 /// What it moves and how long it takes are of the step whose update it is, not of the one under
@@ -505,12 +548,15 @@ Result<void> Engine::Impl::update_before_use(const Trace::Access& units) {
 
 /// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
 void Engine::Impl::update_between_operators() {
-  if (!updating.has_value() || failed_ahead.has_value() || !optimizer->may_update_ahead()) return;
+  if (failed_ahead.has_value() || !optimizer->may_update_ahead()) return;
   const std::uint64_t begin = system_clock().now_ns();
-  auto updated = go_on_updating([&] { return optimizer->update_ahead(); });
+  const auto work = [&] { return optimizer->update_ahead(); };
+  auto updated = under_backward->begun() ? work() : go_on_updating(work);
   if (!updated.has_value()) failed_ahead = std::move(updated).error();
+  const std::uint64_t end = system_clock().now_ns();
+  if (under_backward->begun()) under_backward_ns += end - begin;
   if (options.timeline == nullptr) return;
-  options.timeline->add(Lane::Optimizer, "update ahead", begin, system_clock().now_ns());
+  options.timeline->add(Lane::Optimizer, "update ahead", begin, end);
 }
 
 Result<void> Engine::Impl::finish_update() {
@@ -518,6 +564,7 @@ Result<void> Engine::Impl::finish_update() {
   if (!updating.has_value()) return {};
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);
+  if (completed->step == 2) measured = completed;
   end_phase();
   return {};
 }
@@ -536,7 +583,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.lr = learning_rate(config.scheduler, config.optimizer, updates);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
   if (!norm.finite) result.overflow_parameter = module.parameters()[norm.bad_parameter].name;
-  auto verdict = guard.judge(step, result.overflow_parameter, scaler);
+  auto verdict = guard.judge(step, result.overflow_parameter, scaler, under_backward->begun());
   result.overflow = verdict.skip;
   result.end = poison = std::move(verdict.end);
   if (!result.overflow) {
@@ -549,7 +596,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   const std::uint64_t end = system_clock().now_ns();
   if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "norm", begin, end);
   micro_batches = 0;
-  result.optimizer_s = static_cast<double>(end - begin) * 1e-9;
+  result.optimizer_s = static_cast<double>(end - begin + under_backward_ns) * 1e-9;
   result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
   take_difference(result);
   result.predicted_step_s = prediction.next_s();
@@ -699,20 +746,20 @@ Result<void> Engine::finish_update() {
 }
 
 Result<at::Tensor> Engine::evaluate(const Batch& batch) {
-  ARTESIAN_TRY_VOID(impl_->check_ready("evaluate"));
+  ARTESIAN_TRY_VOID(impl_->check_weights("evaluate"));
   ARTESIAN_TRY(output, impl_->remember(impl_->evaluate(batch)));
   return output;
 }
 
 Result<std::string> Engine::digest() {
-  ARTESIAN_TRY_VOID(impl_->check_ready("digest"));
+  ARTESIAN_TRY_VOID(impl_->check_weights("digest"));
   ARTESIAN_TRY_VOID(finish_update());
   return impl_->remember(impl_->optimizer->digest(impl_->module.parameters()));
 }
 
 Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
-  ARTESIAN_TRY_VOID(impl_->check_ready("read_master"));
+  ARTESIAN_TRY_VOID(impl_->check_weights("read_master"));
   ARTESIAN_TRY_VOID(finish_update());
   return impl_->optimizer->read_master(parameter, sink);
 }
@@ -722,6 +769,9 @@ const Placement& Engine::placement() const noexcept {
 }
 const Config& Engine::config() const noexcept {
   return impl_->config;
+}
+std::uint32_t Engine::first_under_backward() const noexcept {
+  return impl_->under_backward->first();
 }
 aio::EngineKind Engine::io_engine() const noexcept {
   return impl_->io->kind();

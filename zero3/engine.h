@@ -6,7 +6,9 @@
 //     or forward_backward                              for several, which moves fewer bytes
 //     step                                             after accumulation_steps of them; the
 //                                                      update itself runs under the next forward
-//     evaluate                                         at any time: changes no bit of the training
+//     evaluate                                         at any time, but where backward has begun
+//                                                      the update, which is until step(): changes
+//                                                      no bit of the training
 //   close
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
@@ -47,6 +49,9 @@ struct EngineOptions {
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
   bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
+  /// Of the update's bytes, where it may run under backward (under_backward.h), 0 to 1. Without it
+  /// the second step's times decide.
+  std::optional<double> share_under_backward{};
   /// The disks below the folders of the config's nvme_path, in the order in which it names them
   /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
   std::vector<tiering::PathDisk> path_disks{};
@@ -117,8 +122,9 @@ class Engine {
   /// The optimizer step over the gradients of the micro-batches since the last one; exactly
   /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
   /// result with `end` set (step_guard.h). The update is deferred: it is fixed and begun here, and
-  /// each unit gets its share when the next forward, or anything else, comes to it. What that adds
-  /// to the step's figures is in take_completed(). Errors: Invalid (out of order); Io, Corrupt.
+  /// each unit gets its share when the next forward, or anything else, comes to it; some have it
+  /// since the last backward (first_under_backward()). What that adds to the step's figures is in
+  /// take_completed(). Errors: Invalid (out of order); Io, Corrupt.
   Result<StepResult> step();
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
   Result<void> finish_update();
@@ -126,7 +132,8 @@ class Engine {
   std::optional<StepResult> take_completed() noexcept;
   /// Forward without gradients, also between micro-batches, and between a forward and its backward.
   /// Returns what the module's last stage returned: its loss, or what it gives in evaluations.
-  /// Not counted in StepResult, except in the peaks. Errors: as forward.
+  /// Not counted in StepResult, except in the peaks. Errors: as forward; out of order between the
+  /// last backward and step(), where the update has begun.
   Result<at::Tensor> evaluate(const Batch& batch);
 
   /// XXH3-128 over names, master weights and moments in parameter order, hex.
@@ -136,6 +143,9 @@ class Engine {
                            const std::function<Result<void>(std::span<const float>)>& sink);
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
+  /// Units from this one on are updated under backward, as far as their gradients are final there;
+  /// the number of units: none.
+  std::uint32_t first_under_backward() const noexcept;
   aio::EngineKind io_engine() const noexcept;
   /// What each folder of nvme_path has carried since the start.
   std::vector<SwapPathUse> path_use() const;

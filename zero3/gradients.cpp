@@ -25,7 +25,7 @@ constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB
 Gradients::Gradients(ModelState& state) : state_(state) {
   const Placement& plan = state.placement();
   started_.assign(plan.layout.units.size(), false);
-  cleared_ = started_;
+  summed_ = cleared_ = started_;
   for (const ParameterPlace& place : plan.layout.places) {
     partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
   }
@@ -41,6 +41,7 @@ Gradients::Gradients(ModelState& state) : state_(state) {
 
 void Gradients::begin_step() noexcept {
   started_.assign(started_.size(), false);
+  summed_ = started_;
 }
 
 Result<StagingItem*> Gradients::next_item() noexcept {
@@ -300,9 +301,22 @@ Result<void> Gradients::read_spilled(std::uint32_t unit, std::uint64_t group,
   return state_.store().verify(shard, group, item.data());
 }
 
+bool Gradients::sum_final(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(started_[unit] && state_.placement().units[unit].grad == Tier::Host, unit);
+  norm_of_unit_in_host(unit);
+  summed_[unit] = true;
+  const auto& parameters = state_.layout().units[unit].parameters;
+  return std::all_of(parameters.begin(), parameters.end(), [&](std::uint32_t parameter) {
+    const auto& partials = partials_[parameter];
+    return std::all_of(partials.begin(), partials.end(),
+                       [](const Partial& partial) { return partial.finite; });
+  });
+}
+
 Result<GradientNorm> Gradients::norm() noexcept {
   const Placement& plan = state_.placement();
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    if (summed_[unit]) continue;
     const bool spilled = plan.units[unit].grad == Tier::Nvme;
     ARTESIAN_CHECK(started_[unit]);
     if (spilled) {

@@ -47,6 +47,9 @@ class Gradients {
   /// keep their order within a row index: (micro-batch, position).
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
+  /// Sums the squares of a unit that nothing is added to any more in this step, and whose
+  /// accumulator is in host memory, ahead of norm(). Returns whether all are finite.
+  bool sum_final(std::uint32_t unit) noexcept;
   /// The norm's sum of squares: fp64 partial sums per 64 Ki elements of each parameter, combined in
   /// parameter order. Units that got no gradient count as zero.
   Result<GradientNorm> norm() noexcept;
@@ -97,6 +100,7 @@ class Gradients {
 
   ModelState& state_;
   std::vector<bool> started_;  // by unit: has a gradient this step
+  std::vector<bool> summed_;   // by unit: its partial sums are those of this step
   std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
   struct Partial {
     double sum = 0.0;

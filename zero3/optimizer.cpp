@@ -73,9 +73,7 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
     : state_(state), residency_(residency), stream_(state) {
   all_units_.resize(state.layout().units.size());
   std::iota(all_units_.begin(), all_units_.end(), 0u);
-  for (const std::uint32_t unit : all_units_) {
-    if (!state.placement().units[unit].updated_on_device) streamed_units_.push_back(unit);
-  }
+  done_.resize(all_units_.size());
 }
 
 /// Fills one slice of a sub-group: elements [begin, end) of it.
@@ -184,44 +182,80 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit,
   return {};
 }
 
+Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units,
+                                   const kernels::AdamStep& constants) noexcept {
+  ARTESIAN_CHECK(pass_ == Pass::None);
+  pass_ = pass;
+  units_ = std::move(units);
+  updated_ = final_ = 0;
+  const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
+  return stream_.begin(units_, options, [this, constants](const SubGroup& group) {
+    return update(group, constants);
+  });
+}
+
+Result<void> Optimizer::begin_under_backward(const kernels::AdamStep& constants,
+                                             std::vector<std::uint32_t> units) noexcept {
+  for (const std::uint32_t unit : units) done_[unit] = true;
+  return begin_pass(Pass::UnderBackward, std::move(units), constants);
+}
+
+void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(under_backward() && units_[final_] == unit, unit, final_);
+  residency_.begin_refresh(unit);
+  ++final_;
+}
+
+Result<void> Optimizer::finish_under_backward() noexcept {
+  ARTESIAN_CHECK(under_backward());
+  while (final_ < units_.size()) gradient_is_final(units_[final_]);
+  while (updated_ < units_.size()) ARTESIAN_TRY_VOID(update_next());
+  pass_ = Pass::None;
+  return {};
+}
+
 Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept {
-  ARTESIAN_CHECK(!under_way_);
   if (state_.separate_device()) {  // copies out of homes must end before these change
     ARTESIAN_TRY_VOID(state_.device().join_queues());
     ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
     ARTESIAN_TRY_VOID(state_.device().finish(copied));
   }
+  std::vector<std::uint32_t> units;
   for (const std::uint32_t unit : all_units_) {
-    if (!state_.placement().units[unit].updated_on_device) continue;
-    ARTESIAN_TRY_VOID(update_on_device(unit, constants));
+    if (done_[unit]) continue;
+    if (state_.placement().units[unit].updated_on_device) {
+      ARTESIAN_TRY_VOID(update_on_device(unit, constants));
+    } else {
+      residency_.begin_refresh(unit);
+      units.push_back(unit);
+    }
   }
-  for (const std::uint32_t unit : streamed_units_) residency_.begin_refresh(unit);
-  under_way_ = true;
-  updated_ = 0;
-  const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
-  return stream_.begin(streamed_units_, options, [this, constants](const SubGroup& group) {
-    return update(group, constants);
-  });
+  done_.assign(done_.size(), false);
+  return begin_pass(Pass::Deferred, std::move(units), constants);
+}
+
+Result<void> Optimizer::update_next() noexcept {
+  const std::uint32_t next = units_[updated_];
+  ARTESIAN_TRY_VOID(stream_.advance_past(next));
+  ++updated_;
+  return residency_.end_refresh(next);
 }
 
 Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
-  if (!under_way_) return {};
-  for (; updated_ < streamed_units_.size() && streamed_units_[updated_] <= unit; ++updated_) {
-    const std::uint32_t next = streamed_units_[updated_];
-    ARTESIAN_TRY_VOID(stream_.advance_past(next));
-    ARTESIAN_TRY_VOID(residency_.end_refresh(next));
-  }
+  if (!step_under_way()) return {};
+  while (updated_ < units_.size() && units_[updated_] <= unit) ARTESIAN_TRY_VOID(update_next());
   return {};
 }
 
 bool Optimizer::may_update_ahead() const noexcept {
-  return under_way_ && updated_ < streamed_units_.size() &&
-         residency_.follows(streamed_units_[updated_]) && stream_.may_advance();
+  if (pass_ == Pass::None || updated_ == units_.size()) return false;
+  const bool may = under_backward() ? updated_ < final_ : residency_.follows(units_[updated_]);
+  return may && stream_.may_advance();
 }
 
 Result<void> Optimizer::update_ahead() noexcept {
   for (; may_update_ahead(); ++updated_) {
-    const std::uint32_t next = streamed_units_[updated_];
+    const std::uint32_t next = units_[updated_];
     ARTESIAN_TRY(done, stream_.advance_within(next));
     if (!done) return {};
     ARTESIAN_TRY_VOID(residency_.end_refresh(next));
@@ -230,9 +264,9 @@ Result<void> Optimizer::update_ahead() noexcept {
 }
 
 Result<void> Optimizer::finish_step() noexcept {
-  if (!under_way_) return {};
+  if (!step_under_way()) return {};
   ARTESIAN_TRY_VOID(update_up_to(all_units_.back()));
-  under_way_ = false;
+  pass_ = Pass::None;
   ARTESIAN_TRY_VOID(stream_.finish());
   ARTESIAN_TRY_VOID(state_.ring().finish());
   return state_.separate_device() ? state_.device().join_queues() : Result<void>();

@@ -30,21 +30,31 @@ class Optimizer {
   Result<void> initialize(
       WeightSource& weights,
       const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
-  /// Begins one update of every unit from its accumulated gradient: starts the first reads, and
-  /// updates what a separate device updates by itself. Gathered parameters follow, and those that
-  /// are gathered from here on. Errors: Io, Timeout.
+  /// Begins the part of an update that backward has time for: of these units, in this order, each
+  /// once its gradient is final: starts their first reads. Errors: Io, Timeout.
+  Result<void> begin_under_backward(const kernels::AdamStep& constants,
+                                    std::vector<std::uint32_t> units) noexcept;
+  /// The accumulated gradient of the next of these units is what it will be.
+  void gradient_is_final(std::uint32_t unit) noexcept;
+  /// All of them are, and all are updated. Errors: as update_up_to.
+  Result<void> finish_under_backward() noexcept;
+  bool under_backward() const noexcept { return pass_ == Pass::UnderBackward; }
+  /// Begins one update of every other unit from its accumulated gradient: starts the first reads,
+  /// and updates what a separate device updates by itself. Gathered parameters follow, and those
+  /// that are gathered from here on. Errors: Io, Timeout.
   Result<void> begin_step(const kernels::AdamStep& constants) noexcept;
   /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
-  /// Updates what is next and needs no waiting for the disk, but only units whose slots are there
-  /// to be filled: so it moves no byte more or less. Errors: as update_up_to.
+  /// Updates what is next and needs no waiting: under backward units with a final gradient, later
+  /// those whose slots are there to be filled, so that no byte more or less is moved. Errors: as
+  /// update_up_to.
   Result<void> update_ahead() noexcept;
   /// Whether that would do anything now.
   bool may_update_ahead() const noexcept;
   /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
   Result<void> finish_step() noexcept;
-  bool step_under_way() const noexcept { return under_way_; }
+  bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
   /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
   /// placement. Errors: Io, Corrupt, Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
@@ -62,14 +72,20 @@ class Optimizer {
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   Result<void> update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
   Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
+  enum class Pass : std::uint8_t { None, UnderBackward, Deferred };
+  Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units,
+                          const kernels::AdamStep& constants) noexcept;
+  Result<void> update_next() noexcept;
 
   ModelState& state_;
   tiering::Residency& residency_;
   SubGroupStream stream_;
-  std::vector<std::uint32_t> all_units_;       // in order of first use
-  std::vector<std::uint32_t> streamed_units_;  // of these, updated by the compute team
-  std::size_t updated_ = 0;                    // of streamed_units_, in the step under way
-  bool under_way_ = false;
+  std::vector<std::uint32_t> all_units_;  // in order of first use
+  std::vector<bool> done_;                // by unit: updated under this step's backward
+  Pass pass_ = Pass::None;
+  std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
+  std::size_t updated_ = 0;           // of these
+  std::size_t final_ = 0;             // of these: their gradients are final
 };
 
 }  // namespace artesian::zero3

@@ -37,9 +37,9 @@ std::string StepGuard::what_is_wrong(const std::string& bad_parameter) const {
 }
 
 StepGuard::Verdict StepGuard::judge(std::uint64_t step, const std::string& bad_parameter,
-                                    LossScaler& scaler) {
+                                    LossScaler& scaler, bool begun) {
   const std::string wrong = what_is_wrong(bad_parameter);
-  const bool loss_is_bad = bad_micro_batch_ != 0;
+  const bool by_loss = loss_is_bad();
   micro_batches_ = bad_micro_batch_ = 0;
   const double scale = scaler.scale();
   const Result<void> scaled = scaler.update(!wrong.empty());
@@ -57,10 +57,12 @@ StepGuard::Verdict StepGuard::judge(std::uint64_t step, const std::string& bad_p
       "learning rate";
   if (!scaled.has_value()) {
     const std::string& scaler_says = scaled.error().message;
-    return end(at + ", " + scaler_says + (loss_is_bad ? "; the loss has no scale: " + look : ""));
+    return end(at + ", " + scaler_says + (by_loss ? "; the loss has no scale: " + look : ""));
   }
   if (!config_.check_grad_overflow) {
-    return end(at + ", allowed finite ones; the weights are as before this step; " + look +
+    const char* weights = begun ? "some weights may have this step's update already; "
+                                : "the weights are as before this step; ";
+    return end(at + ", allowed finite ones; " + weights + look +
                ", or set bf16.check_grad_overflow to true, which skips such steps");
   }
   const std::uint64_t limit = config_.artesian.skipped_steps_max;
@@ -70,7 +72,7 @@ StepGuard::Verdict StepGuard::judge(std::uint64_t step, const std::string& bad_p
                " skipped steps in a row, allowed fewer than " + std::to_string(limit) +
                "; the last one: " + wrong + "; " + look + ", or raise the key (0: no limit)");
   }
-  const bool expected = config_.param_dtype == DType::Float16 && !loss_is_bad;
+  const bool expected = config_.param_dtype == DType::Float16 && !by_loss;
   log(expected ? LogLevel::Info : LogLevel::Warning,
       at + (expected ? " at loss scale " + number(scale) : ", allowed finite ones") +
           "; step skipped" + (skipped_in_a_row_ > 1 ? ", " + count + " in a row" : ""));

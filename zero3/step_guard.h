@@ -24,14 +24,18 @@ class StepGuard {
 
   /// The loss of each micro-batch since the last step, in order.
   void see_loss(double loss);
+  /// Whether one of them was not finite.
+  bool loss_is_bad() const noexcept { return bad_micro_batch_ != 0; }
 
   struct Verdict {
     bool skip = false;         // leave weights and moments as they are
     std::optional<Error> end;  // the run must end after this step; then skip is true
   };
   /// The step's verdict; moves the loss scale and starts the next step. `bad_parameter`: the name
-  /// of the first parameter whose gradient is not finite, or empty.
-  Verdict judge(std::uint64_t step, const std::string& bad_parameter, LossScaler& scaler);
+  /// of the first parameter whose gradient is not finite, or empty. `begun`: some weights have the
+  /// step's update.
+  Verdict judge(std::uint64_t step, const std::string& bad_parameter, LossScaler& scaler,
+                bool begun = false);
 
  private:
   std::string what_is_wrong(const std::string& bad_parameter) const;

@@ -5,6 +5,7 @@
 
 #include "kernels/gradient.h"
 #include "tiering/dry_slots.h"
+#include "zero3/under_backward.h"
 
 namespace artesian::zero3 {
 
@@ -90,7 +91,8 @@ class DryRun {
         accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.group)),
         slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const tiering::DryMove& move) { see(move); }),
-        prefetcher_(layout_, slots_, request.limits) {}
+        prefetcher_(layout_, slots_, request.limits),
+        final_(final_after_stage(placement_, *request.stages)) {}
 
   Result<StepPlan> run() {
     filled_ = pending_ = std::vector<bool>(layout_.units.size(), false);
@@ -162,6 +164,8 @@ class DryRun {
   Result<void> one_step() {
     started_.assign(layout_.units.size(), false);
     prefetcher_.begin_step();
+    const std::size_t last_backward = accesses_.size() - request_.stages->size();
+    std::vector<bool> updated(layout_.units.size(), false);
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
       for (const auto unit : access.units) update_up_to(unit);
@@ -172,6 +176,11 @@ class DryRun {
       if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
       if (!forward) add_gradients(access);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
+      if (&access < &accesses_[last_backward]) continue;
+      for (const auto unit : final_[access.stage]) {
+        if (unit < request_.first_under_backward) continue;
+        add_update(unit).under_backward = updated[unit] = true;
+      }
     }
     add_rows();
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
@@ -184,8 +193,8 @@ class DryRun {
       add_norm(unit);
     }
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-      pending_[unit] = !placement_.units[unit].updated_on_device;
-      if (!pending_[unit]) add_update(unit);
+      pending_[unit] = !placement_.units[unit].updated_on_device && !updated[unit];
+      if (placement_.units[unit].updated_on_device) add_update(unit);
     }
     return prefetcher_.look_ahead_to_next_step();
   }
@@ -225,9 +234,11 @@ class DryRun {
     return unit;
   }
 
-  void add_update(std::uint32_t unit) {
+  StepEvent& add_update(std::uint32_t unit) {
     const bool live = slots_.state(unit) != SlotState::Absent;
-    add(Kind::Update, unit).moved = update_moves(placement_, unit, request_.separate_device, live);
+    StepEvent& event = add(Kind::Update, unit);
+    event.moved = update_moves(placement_, unit, request_.separate_device, live);
+    return event;
   }
 
   void add_norm(std::uint32_t unit) {
@@ -331,6 +342,7 @@ class DryRun {
   StepPlan plan_;
   tiering::DrySlots slots_;
   Prefetcher prefetcher_;
+  const std::vector<std::vector<std::uint32_t>> final_;  // by stage
 };
 
 }  // namespace

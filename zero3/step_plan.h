@@ -5,10 +5,12 @@
 // is the one that it finds there. Bytes are exact, 4 KiB rounding included, but for what
 // depends on data and time: of a spilled table that is looked up every sub-group counts as touched,
 // and of its rows one for each token; what a separate device fetches ahead of the next step
-// counts in this one. With several ranks the bytes are those of one.
+// counts in this one; a slot there that is given up before its unit is updated under backward gets
+// no copy of that. With several ranks the bytes are those of one.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "base/result.h"
@@ -53,7 +55,8 @@ struct StepEvent {
     Rows,       // those of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: one of zeros
     Norm,       // of `unit`'s accumulated gradient
-    Update,     // the optimizer of the step before, all sub-groups of `unit`; its slot is filled
+    Update,     // the optimizer, all sub-groups of `unit`: of the step before, its slot is filled;
+                // or, `under_backward`, of this step
   };
   Kind kind = Kind::Compute;
   std::uint32_t unit = 0;
@@ -61,6 +64,7 @@ struct StepEvent {
   Direction direction = Direction::Forward;
   bool ahead = false;               // a Fetch that was not waited for
   std::uint32_t updated_ahead = 0;  // of Compute: units below may be updated in the meantime
+  bool under_backward = false;      // an Update that may begin here and ends with the step
   std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
   std::uint64_t numel = 0;          // of gradients, of one micro-batch
   MovedByKind moved = {};
@@ -76,6 +80,8 @@ struct StepPlanRequest {
   std::uint64_t lookup_width = 0;  // elements of such a row
   bool separate_device = false;
   std::uint64_t ranks = 1;
+  /// Units from here on are updated under backward where they can be (under_backward.h).
+  std::uint32_t first_under_backward = std::numeric_limits<std::uint32_t>::max();
 };
 
 struct StepPlan {

@@ -88,10 +88,33 @@ class Simulation {
   Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
 
   void one_step() {
-    queue_updates();
-    for (const StepEvent& event : request_.plan->events) see(event);
+    queue_updates(/*under_backward=*/false);
+    const auto& events = request_.plan->events;
+    const std::size_t last_backward = begin_of_last_backward();
+    for (std::size_t index = 0; index < events.size(); ++index) {
+      if (index == last_backward) {
+        finish_update();
+        queue_updates(/*under_backward=*/true);
+      }
+      see(events[index]);
+    }
+    while (worked_on_ < items_.size()) work_on_next();
     barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_, gathered_});
     end_of_step_ = schedule_.finish(barrier_);
+  }
+
+  /// events.size() where none is updated under it.
+  std::size_t begin_of_last_backward() const {
+    const auto& events = request_.plan->events;
+    const bool some = std::any_of(events.begin(), events.end(),
+                                  [](const StepEvent& event) { return event.under_backward; });
+    for (std::size_t index = events.size(); some && index-- > 0;) {
+      const StepEvent& event = events[index];
+      const bool last_stage = event.stage + 1 == plan_.layout.stages.size();
+      const bool computes = event.kind == Kind::Compute && event.direction == Direction::Backward;
+      if (computes && last_stage) return index;
+    }
+    return events.size();
   }
 
   void see(const StepEvent& event) {
@@ -142,12 +165,20 @@ class Simulation {
         event.direction == Direction::Forward ? request_.stages.forward : request_.stages.backward;
     const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
     time_.model_seconds += seconds;
-    if (event.direction == Direction::Backward) finish_update();
-    const int parts = event.updated_ahead != 0 ? operators : 1;
+    if (event.direction == Direction::Backward && !under_backward_) finish_update();
+    if (event.direction == Direction::Forward) may_work_on_ = items_below(event.updated_ahead);
+    const int parts = worked_on_ < may_work_on_ && !separate_ ? operators : 1;
     for (int part = 0; part < parts; ++part) {
       computed_ = add(event.kind, Resource::Compute, seconds / parts, {computed_, barrier_});
-      update_ahead(event.updated_ahead);
+      update_ahead();
     }
+  }
+
+  /// Items of units below that one.
+  std::size_t items_below(std::uint32_t unit) const {
+    const auto end = std::find_if(items_.begin(), items_.end(),
+                                  [unit](const Item& item) { return item.unit >= unit; });
+    return static_cast<std::size_t>(end - items_.begin());
   }
 
   /// Inputs go to their tier behind what computes, and come while the stage before computes.
@@ -177,14 +208,19 @@ class Simulation {
     computed_ = schedule_.join({computed_, task});
   }
 
-  /// What has been read by now, of units below `end`.
-  void update_ahead(std::uint32_t end) {
-    while (worked_on_ < items_.size() && items_[worked_on_].unit < end) {
+  /// What has been read by now.
+  void update_ahead() {
+    while (worked_on_ < may_work_on_) {
       read_ahead();
       const Item& next = items_[worked_on_];
       if (schedule_.finish(next.read) > schedule_.finish(computed_)) return;
-      work_on_item(items_[worked_on_++]);
+      work_on_next();
     }
+  }
+
+  void work_on_next() {
+    read_ahead();
+    work_on_item(items_[worked_on_++]);
   }
 
   /// The host waits for its writes before new gradients come.
@@ -233,14 +269,16 @@ class Simulation {
 
   /// The unit's slot, if it has one, has its parameters when they are copied or cast.
   void update(const StepEvent& event) {
-    if (plan_.units[event.unit].updated_on_device) {
+    if (event.under_backward) {
+      while (may_work_on_ < items_.size() && items_[may_work_on_].unit == event.unit) {
+        ++may_work_on_;
+      }
+      update_ahead();
+    } else if (plan_.units[event.unit].updated_on_device) {
       computed_ = add(event.kind, Resource::Compute,
                       seconds_for(update_bytes(event.unit), rates_.device_memory), {computed_});
     } else {
-      while (worked_on_ < items_.size() && items_[worked_on_].unit <= event.unit) {
-        read_ahead();
-        work_on_item(items_[worked_on_++]);
-      }
+      while (worked_on_ < items_.size() && items_[worked_on_].unit <= event.unit) work_on_next();
     }
     gathered_ = add(event.kind, Resource::Bus, seconds_for(event.moved.param.bus, rates_.bus),
                     {gathered_, computed_});
@@ -257,11 +295,13 @@ class Simulation {
     double part(double seconds) const { return seconds / static_cast<double>(count); }
   };
 
-  /// All of the update that the step before has left: its first reads begin with this step.
-  void queue_updates() {
+  /// All of the update that the step before has left: its first reads begin with this step. Or
+  /// that of this step's last backward: they begin with that.
+  void queue_updates(bool under_backward) {
     items_.clear();
     for (const StepEvent& event : request_.plan->events) {
       if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
+      if (event.under_backward != under_backward) continue;
       const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
       const std::uint64_t slot = elements(event.unit) * dtype_size(plan_.compute_dtype);
       const bool fills = !separate_ && !plan_.units[event.unit].aliased;
@@ -271,7 +311,9 @@ class Simulation {
                      .touched = update_bytes(event.unit) + (fills ? slot : 0),
                      .count = count});
     }
-    worked_on_ = issued_ = 0;
+    worked_on_ = may_work_on_ = issued_ = 0;
+    under_backward_ = under_backward;
+    not_before_ = under_backward ? schedule_.join({barrier_, computed_}) : barrier_;
     read_ahead();
   }
 
@@ -288,7 +330,7 @@ class Simulation {
   void read_item(Item& item, Task free) {
     item.read =
         add(Kind::Update, Resource::DiskRead,
-            item.part(seconds_for(item.moved.nvme_read, rates_.disk_read)), {barrier_, free});
+            item.part(seconds_for(item.moved.nvme_read, rates_.disk_read)), {not_before_, free});
     if (!separate_) return;
     item.read = add(Kind::Update, Resource::ToHost,
                     item.part(seconds_for(item.moved.to_host, rates_.to_host)), {item.read});
@@ -318,13 +360,16 @@ class Simulation {
   const Rates& rates_;
   const bool separate_;
   Schedule schedule_;
-  std::vector<Task> fetched_;    // by unit
-  std::vector<Task> put_;        // by stage: its inputs are in their tier
-  Task taken_ = Schedule::none;  // before the inputs that were taken last were waited for
-  std::vector<Item> items_;      // of the update that this step carries
-  std::size_t worked_on_ = 0;    // of these
-  std::size_t issued_ = 0;       // of these: their reads are queued
-  std::uint64_t grain_ = 1;      // sub-groups that count as one
+  std::vector<Task> fetched_;         // by unit
+  std::vector<Task> put_;             // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
+  std::vector<Item> items_;           // of the update that this step carries, or its own
+  std::size_t worked_on_ = 0;         // of these
+  std::size_t may_work_on_ = 0;       // of these: may be worked on without being asked for
+  std::size_t issued_ = 0;            // of these: their reads are queued
+  std::uint64_t grain_ = 1;           // sub-groups that count as one
+  bool under_backward_ = false;       // the latter
+  Task not_before_ = Schedule::none;  // the update's reads
   Task computed_ = Schedule::none;
   Task worked_ = Schedule::none;    // by the host's CPU
   Task written_ = Schedule::none;   // the optimizer's writes

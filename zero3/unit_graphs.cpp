@@ -279,8 +279,13 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
     if (!some) break;
     ARTESIAN_TRY_VOID(backward_stage(stage));
   }
-  if (late_.has_value()) ARTESIAN_TRY_VOID(accumulate(*late_));
-  return {};
+  if (!late_.has_value()) return {};
+  ARTESIAN_TRY_VOID(accumulate(*late_));
+  return accumulated(late_->stage);
+}
+
+Result<void> UnitGraphs::accumulated(std::size_t stage) {
+  return options_.accumulated ? options_.accumulated(stage) : Result<void>();
 }
 
 Result<void> UnitGraphs::backward_stage(std::size_t stage) {
@@ -289,7 +294,8 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage) {
   for (std::size_t index = 0; index < group_.size(); ++index) {
     if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));
   }
-  return leave(units);
+  ARTESIAN_TRY_VOID(leave(units));
+  return late_.has_value() ? Result<void>() : accumulated(stage);
 }
 
 Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t index) {
@@ -300,21 +306,25 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
   }
   ARTESIAN_TRY_VOID(keeper_.prepare_next());
   const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t others = between_ns_;
   const auto parameters = graph_parameters(module_.stages()[stage]);
   ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
-  ARTESIAN_TRY(made, collect(parameters, gradients));
+  ARTESIAN_TRY(made, collect(stage, parameters, gradients));
   ARTESIAN_TRY_VOID(keeper_.load_next());
   if (module_.stages()[stage].lookup.has_value() && micro.gradient.defined()) {
     const std::int64_t width = micro.gradient.size(-1);
     row_gradients_.push_back(
         {micro.ids, micro.gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
   }
-  backward_ns_ += system_clock().now_ns() - begin;
+  backward_ns_ += system_clock().now_ns() - begin - (between_ns_ - others);
   span(" backward", stage, begin);
   const std::uint64_t rounding = system_clock().now_ns();
   if (state_.separate_device()) {  // while the device computes this one, those of the one before
     std::optional<StageGradients> before = std::exchange(late_, std::move(made));
-    if (before.has_value()) ARTESIAN_TRY_VOID(accumulate(*before));
+    if (before.has_value()) {
+      ARTESIAN_TRY_VOID(accumulate(*before));
+      if (before->stage != stage) ARTESIAN_TRY_VOID(accumulated(before->stage));
+    }
   } else {
     ARTESIAN_TRY_VOID(accumulate(made));
   }
@@ -327,6 +337,7 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
 Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
     std::size_t stage, const std::vector<std::uint32_t>& parameters, MicroBatch& micro) {
   const tiering::ComputeScope computing(state_.device());
+  const BetweenOperators calls(between_);
   std::vector<at::Tensor> inputs = tensors_of(parameters);
   StageGraph& graph = micro.graphs[stage];
   if (options_.activation_checkpointing) {
@@ -351,9 +362,11 @@ Result<tiering::DeviceFence> UnitGraphs::written() {
   return state_.device().record(tiering::Queue::Compute);
 }
 
-Result<UnitGraphs::StageGradients> UnitGraphs::collect(const std::vector<std::uint32_t>& parameters,
+Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
+                                                       const std::vector<std::uint32_t>& parameters,
                                                        const std::vector<at::Tensor>& gradients) {
   StageGradients made;
+  made.stage = stage;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     if (!gradients[index].defined()) continue;  // not used by this forward: zero
     const ParameterPlace& place = layout_.places[parameters[index]];

@@ -43,8 +43,11 @@ struct UnitGraphsOptions {
   bool activation_checkpointing = false;
   /// Called when units were gathered, before anything computes with them. Its errors end the run.
   std::function<Result<void>(const Trace::Access&)> gathered;
-  /// Called between the operators of a forward that has a backward; may be empty. What it takes is
-  /// not of forward_seconds().
+  /// Called when a stage's gradients of all micro-batches of the group have joined their
+  /// accumulators. Its errors end the run.
+  std::function<Result<void>(std::size_t)> accumulated;
+  /// Called between the operators of forward and backward, not of evaluations; may be empty. What
+  /// it takes is not of forward_seconds() and backward_seconds().
   std::function<void()> between;
 };
 
@@ -103,6 +106,7 @@ class UnitGraphs {
     at::Tensor gradient;  // [ids, width] fp32
   };
   struct StageGradients {  // made, and not accumulated yet
+    std::size_t stage = 0;
     std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
     std::vector<at::Tensor> keep;
     tiering::DeviceFence written;
@@ -123,9 +127,10 @@ class UnitGraphs {
   Result<std::vector<at::Tensor>> differentiate(std::size_t stage,
                                                 const std::vector<std::uint32_t>& parameters,
                                                 MicroBatch& micro);
-  Result<StageGradients> collect(const std::vector<std::uint32_t>& parameters,
+  Result<StageGradients> collect(std::size_t stage, const std::vector<std::uint32_t>& parameters,
                                  const std::vector<at::Tensor>& gradients);
   Result<void> accumulate(const StageGradients& made);
+  Result<void> accumulated(std::size_t stage);
   Result<tiering::DeviceFence> written();
   Result<void> bring_rows_to_host();
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;

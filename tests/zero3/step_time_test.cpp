@@ -30,9 +30,12 @@ std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound)
   return random_word(51, seed, draw) % bound;
 }
 
+constexpr std::uint32_t none = StepPlanRequest().first_under_backward;
+
 Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t ranks = 1,
-               std::uint64_t host_bytes = plenty) {
-  Case made{.model = make_small_model(512, 64, 3, below(seed, 0, 2) == 0),
+               std::uint64_t host_bytes = plenty, std::uint32_t first_under_backward = none,
+               int layers = 3) {
+  Case made{.model = make_small_model(512, 64, layers, below(seed, 0, 2) == 0),
             .config = std::move(config),
             .placement = {},
             .plan = {},
@@ -56,7 +59,8 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                          .tokens = 32,
                          .lookup_width = 64,
                          .separate_device = separate,
-                         .ranks = ranks})
+                         .ranks = ranks,
+                         .first_under_backward = first_under_backward})
                   .value();
   return made;
 }
@@ -85,7 +89,9 @@ Config random_config(std::uint64_t seed) {
 }
 
 Case random_case(std::uint64_t seed) {
-  return make_case(seed, random_config(seed), below(seed, 7, 2) == 0, 1 + 3 * below(seed, 8, 2));
+  const std::uint64_t first = below(seed, 9, 12);
+  return make_case(seed, random_config(seed), below(seed, 7, 2) == 0, 1 + 3 * below(seed, 8, 2),
+                   plenty, first < 6 ? static_cast<std::uint32_t>(first) : none);
 }
 
 StepTimeRequest request_of(const Case& of, double disk = 1e8) {
@@ -163,6 +169,31 @@ TEST(StepTime, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
   const double beside = time.seconds - disk_seconds(request);
   EXPECT_GE(beside, time.model_seconds * (1 - 1e-9));
   EXPECT_LE(beside, time.busy[static_cast<std::size_t>(Resource::Compute)] * (1 + 1e-9));
+}
+
+TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
+  // Disk and computing take about as long: under forward alone the disk then rests in backward.
+  const Config config = config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16);
+  const std::uint64_t host = 3 << 20;
+  const auto seconds = [&](std::uint32_t first) {
+    const Case of = make_case(1, config, false, 1, host, first, 12);
+    EXPECT_EQ(of.plan.moved.grad.nvme_read, 0u);
+    StepTimeRequest request = request_of(of);
+    request.rates.memory = 1e12;
+    request.rates.checksum = 0.0;
+    const double disk = disk_seconds(request);
+    for (auto* stages : {&request.stages.forward, &request.stages.backward}) {
+      const double part = stages == &request.stages.forward ? 1.0 / 3 : 2.0 / 3;
+      stages->assign(stages->size(), disk * part / static_cast<double>(stages->size()));
+    }
+    const double taken = simulate_step(request).seconds / disk;
+    EXPECT_GE(taken, 1.0);
+    return taken;
+  };
+  const double deferred = seconds(none);
+  const double shared = seconds(5);
+  EXPECT_LT(shared, 0.85 * deferred);
+  EXPECT_LT(shared, seconds(0));  // where all that can be is, forward has too little
 }
 
 TEST(StepTime, GradientsThatSpillCostTheirBytes) {

@@ -1,0 +1,264 @@
+// Proves the promises of the update under backward: the same bits as without, whatever its share;
+// only where nothing waits for the last gradient; what comes to the weights meanwhile is refused;
+// and faults in it end the run.
+#include "zero3/under_backward.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <sstream>
+
+#include "tests/support/separate_device.h"
+#include "tests/zero3/budgets.h"
+#include "tests/zero3/equality.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::SeparateDevice;
+
+class UnderBackwardTest : public Equality {
+ protected:
+  UnderBackwardTest() : Equality(tiny), batch(scale.samples, scale.length) {
+    at::set_num_threads(1);
+  }
+
+  Config unclipped(const Choice& choice) const {
+    Config config = config_of(choice);
+    config.gradient_clipping = 0.0;
+    config.check_grad_overflow = false;
+    if (choice[Budget] == 0 && !separate_device) {  // at which gradients would spill
+      config.artesian.host_memory =
+          host_budget_for_gradients(module_of(choice), config, choice[Masters] == 0);
+    }
+    return config;
+  }
+  Choice random_choice(std::uint64_t seed) const {
+    Choice choice{};
+    for (std::size_t factor = 0; factor < factor_count; ++factor) {
+      const auto count = static_cast<std::uint64_t>(levels[factor]);
+      choice[factor] = static_cast<int>(random_word(81, seed, factor) % count);
+    }
+    choice[Dtype] = seed % 2 == 0 ? 1 : 3;  // bf16
+    return choice;
+  }
+  /// Everything in memory, all of the update under forward.
+  static Choice in_memory(const Choice& choice) {
+    Choice same{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, choice[Dtype], choice[Accumulation], choice[Head]};
+    same[Masters] = 1;
+    return same;
+  }
+  std::unique_ptr<Engine> create(const Config& config, EngineOptions options = {}) {
+    options.share_under_backward = 1.0;
+    auto engine = Engine::create(module_of(run), config, options).value();
+    RandomWeights weights(module_of(run).parameters(), 1);
+    EXPECT_TRUE(engine->initialize(weights).has_value());
+    return engine;
+  }
+  void forward_and_backward(Engine& engine) {
+    EXPECT_TRUE(engine.forward(batch.batch()).has_value());
+    const auto backward = engine.backward();
+    EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
+  }
+
+  // All on NVMe in bf16, but for the gradients; an untied head.
+  const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
+  TokenBatch batch;
+};
+
+TEST_F(UnderBackwardTest, OfAnyShareGivesTheSameBits) {
+  std::map<std::array<int, 3>, Outcome> references;
+  int units = 0;
+  for (std::uint64_t seed = 0; seed < 36; ++seed) {
+    const Choice choice = random_choice(seed);
+    SCOPED_TRACE(describe(choice));
+    Outcome& reference = references[{choice[Dtype], choice[Accumulation], choice[Head]}];
+    separate_device = false;
+    const Choice simple = in_memory(choice);
+    if (reference.steps.empty()) reference = train(simple, unclipped(simple));
+    const bool separate = seed % 6 == 5;
+    separate_device = separate;
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    const Config config = unclipped(choice);
+    EngineOptions options;
+    options.share_under_backward = std::array{1.0, 0.5, 0.2}[seed % 3];
+    if (choice[SwapFolders] == 2) options.path_disks = unlike_disks(config);
+    if (separate) options.backend = &device;
+    const Outcome outcome = train(choice, config, options);
+    expect_same(outcome, reference);
+    if (HasFatalFailure()) return;
+    units += static_cast<int>(outcome.units_under_backward);
+  }
+  EXPECT_GE(units, 60);
+}
+
+TEST_F(UnderBackwardTest, IsDoneWithBackwardAndWithoutItAfterwards) {
+  Timeline timeline;
+  auto engine = create(unclipped(run), {.timeline = &timeline});
+  forward_and_backward(*engine);
+  const auto units = engine->placement().layout.units.size();
+  ASSERT_EQ(engine->first_under_backward(), 1u) << "of " << units;  // all but the looked-up table
+  const auto first = engine->step();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_GT(first->bytes_nvme_write, 0u);
+  ASSERT_TRUE(engine->finish_update().has_value());
+  const std::uint64_t in_all = engine->take_completed()->bytes_nvme_write;
+  EXPECT_GT(in_all, first->bytes_nvme_write);  // the table is still to come
+  EXPECT_LT(in_all - first->bytes_nvme_write, first->bytes_nvme_write);
+  EXPECT_TRUE(engine->close().has_value());
+  const std::string path = directory_ / "trace.json";
+  ASSERT_TRUE(timeline.write(path).has_value());
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_NE(text.str().find("update under backward"), std::string::npos);
+}
+
+TEST_F(UnderBackwardTest, WaitsForTheNormWhereAGradientMayBeClippedOrTheStepSkipped) {
+  const auto first = [&](const Config& config) {
+    const auto engine = create(config);
+    const auto units = engine->placement().layout.units.size();
+    const std::uint32_t unit = engine->first_under_backward();
+    EXPECT_TRUE(engine->close().has_value());
+    return unit == units ? -1 : static_cast<int>(unit);
+  };
+  EXPECT_EQ(first(unclipped(run)), 1);
+  Config clipped = unclipped(run);
+  clipped.gradient_clipping = 1.0;
+  EXPECT_EQ(first(clipped), -1);
+  Config skipping = unclipped(run);
+  skipping.check_grad_overflow = true;
+  EXPECT_EQ(first(skipping), -1);
+  Choice half = run;
+  half[Dtype] = 2;
+  EXPECT_EQ(first(unclipped(half)), -1);
+}
+
+TEST_F(UnderBackwardTest, IsDecidedByTheSecondStepAndLeavesTheBits) {
+  std::vector<std::string> digests;
+  for (const std::optional<double> share : {std::optional<double>(0.0), std::optional<double>()}) {
+    auto engine = Engine::create(module_of(run), unclipped(run), {.share_under_backward = share});
+    ASSERT_TRUE(engine.has_value());
+    RandomWeights weights(module_of(run).parameters(), 1);
+    ASSERT_TRUE((*engine)->initialize(weights).has_value());
+    for (int step = 0; step < 5; ++step) {
+      forward_and_backward(**engine);
+      ASSERT_TRUE((*engine)->step().has_value());
+    }
+    digests.push_back((*engine)->digest().value());
+    EXPECT_TRUE((*engine)->close().has_value());
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST_F(UnderBackwardTest, RefusesWhatComesToTheWeightsUntilTheStepIsTaken) {
+  const auto engine = create(unclipped(run));
+  forward_and_backward(*engine);
+  const auto refused = [](const Error& error) {
+    EXPECT_EQ(error.code, ErrorCode::Invalid);
+    EXPECT_NE(error.message.find("call step() first"), std::string::npos) << error.to_string();
+  };
+  refused(engine->evaluate(batch.batch()).error());
+  refused(engine->digest().error());
+  refused(engine->read_master(0, [](std::span<const float>) { return Result<void>(); }).error());
+  EXPECT_TRUE(engine->finish_update().has_value());  // of the step before: there is none
+  ASSERT_TRUE(engine->step().has_value());
+  EXPECT_TRUE(engine->evaluate(batch.batch()).has_value());
+  EXPECT_TRUE(engine->digest().has_value());
+  EXPECT_TRUE(engine->close().has_value());
+}
+
+TEST_F(UnderBackwardTest, IsDroppedByClose) {
+  const auto engine = create(unclipped(run));
+  forward_and_backward(*engine);
+  EXPECT_TRUE(engine->close().has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(UnderBackwardTest, AnErrorInItEndsTheRunWithThatError) {
+  const auto engine = create(unclipped(run));
+  forward_and_backward(*engine);
+  ASSERT_TRUE(engine->step().has_value());
+  ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+  auto outcome = engine->backward();
+  if (outcome.has_value())
+    outcome = [&]() -> Result<void> {  // nothing had been read by then
+      auto step = engine->step();
+      return step.has_value() ? Result<void>() : Result<void>(std::move(step).error());
+    }();
+  ASSERT_FALSE(outcome.has_value());
+  EXPECT_EQ(outcome.error().code, ErrorCode::Corrupt) << outcome.error().to_string();
+  EXPECT_EQ(engine->step().error().to_string(), outcome.error().to_string());
+  EXPECT_EQ(engine->digest().error().to_string(), outcome.error().to_string());
+  EXPECT_TRUE(engine->close().has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+/// A model whose weights of one parameter have a gradient that is not a number.
+class Spoiled final : public Module {
+ public:
+  Spoiled(Module& model, std::uint32_t parameter) : model_(model), spoiled_(parameter) {}
+  const std::vector<ParameterSpec>& parameters() const noexcept override {
+    return model_.parameters();
+  }
+  const std::vector<StageSpec>& stages() const noexcept override { return model_.stages(); }
+  at::Tensor forward(std::size_t stage, const at::Tensor& input,
+                     const std::vector<at::Tensor>& parameters, const Batch& batch) override {
+    at::Tensor output = model_.forward(stage, input, parameters, batch);
+    const auto graph = graph_parameters(stages()[stage]);
+    for (std::size_t index = 0; index < graph.size(); ++index) {
+      if (graph[index] != spoiled_) continue;
+      const at::Tensor weight = parameters[index].flatten()[0];
+      output = output + at::sqrt((weight - weight.detach()) * 0.0);  // 0, with slope 0 * infinity
+    }
+    return output;
+  }
+
+ private:
+  Module& model_;
+  const std::uint32_t spoiled_;
+};
+
+TEST_F(UnderBackwardTest, AGradientThatIsNotFiniteStopsItAndEndsTheRunByName) {
+  const Module& model = module_of(run);
+  for (const std::size_t stage : {std::size_t{1}, model.stages().size() - 1}) {
+    const std::uint32_t parameter = graph_parameters(model.stages()[stage]).front();
+    Spoiled spoiled(module_of(run), parameter);
+    auto engine = Engine::create(spoiled, unclipped(run), {.share_under_backward = 1.0});
+    ASSERT_TRUE(engine.has_value());
+    RandomWeights weights(model.parameters(), 1);
+    ASSERT_TRUE((*engine)->initialize(weights).has_value());
+    forward_and_backward(**engine);
+    const auto step = (*engine)->step();
+    ASSERT_TRUE(step.has_value()) << step.error().to_string();
+    ASSERT_TRUE(step->end.has_value());
+    EXPECT_NE(step->end->message.find(model.parameters()[parameter].name), std::string::npos);
+    EXPECT_NE(step->end->message.find("some weights may have this step's update"),
+              std::string::npos);
+    EXPECT_FALSE((*engine)->forward(batch.batch()).has_value());
+    EXPECT_TRUE((*engine)->close().has_value());
+    EXPECT_TRUE(std::filesystem::is_empty(directory_));
+  }
+}
+
+TEST(ShareUnderBackward, IsWhatForwardHasNoTimeForAsFarAsBackwardHas) {
+  const UpdateTimes hidden{.forward = 5, .backward = 10, .update = 1, .update_disk = 4};
+  EXPECT_EQ(share_under_backward(hidden), 0.0);  // forward has the time
+  UpdateTimes some = hidden;
+  some.update_disk = 9;  // 8 uncovered, 5 of them under forward
+  EXPECT_DOUBLE_EQ(share_under_backward(some), 1.0 - 5.0 / 8.0);
+  some.forward_disk = 1;
+  EXPECT_DOUBLE_EQ(share_under_backward(some), 1.0 - 4.0 / 8.0);
+  UpdateTimes bound = hidden;
+  bound.update_disk = 41;  // 40 uncovered: backward gets what fits
+  EXPECT_DOUBLE_EQ(share_under_backward(bound), 10.0 / 40.0);
+  bound.backward_disk = 2;
+  EXPECT_DOUBLE_EQ(share_under_backward(bound), 8.0 / 40.0);
+  bound.backward_disk = 20;
+  EXPECT_EQ(share_under_backward(bound), 0.0);
+  const UpdateTimes in_memory{.forward = 1, .backward = 2, .update = 1, .update_disk = 0};
+  EXPECT_EQ(share_under_backward(in_memory), 0.0);
+}
+
+}  // namespace
+}  // namespace artesian::zero3

@@ -1,0 +1,125 @@
+#include "zero3/under_backward.h"
+
+#include <algorithm>
+#include <set>
+
+#include "zero3/step_plan.h"
+
+namespace artesian::zero3 {
+
+using tiering::Tier;
+
+bool may_update_under_backward(const Config& config) noexcept {
+  return config.gradient_clipping == 0.0 && !config.check_grad_overflow &&
+         config.param_dtype != DType::Float16;
+}
+
+std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
+                                                          const std::vector<StageSpec>& stages) {
+  const Layout& layout = placement.layout;
+  std::vector<std::vector<std::uint32_t>> by_stage(stages.size());
+  const bool spills =
+      std::any_of(placement.units.begin(), placement.units.end(),
+                  [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
+  if (spills) return by_stage;
+  std::set<std::uint32_t> seen;
+  for (const StageSpec& stage : stages) {
+    if (stage.lookup.has_value()) seen.insert(layout.places[*stage.lookup].unit);
+  }
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const auto parameter : graph_parameters(stages[stage])) {
+      const std::uint32_t unit = layout.places[parameter].unit;
+      const UnitPlacement& place = placement.units[unit];
+      if (seen.insert(unit).second && place.grad == Tier::Host) by_stage[stage].push_back(unit);
+    }
+    std::sort(by_stage[stage].begin(), by_stage[stage].end());
+  }
+  return by_stage;
+}
+
+double share_under_backward(const UpdateTimes& times) noexcept {
+  // In forward (1 - x) * update_disk + forward_disk is to fit forward + (1 - x) * update, in
+  // backward x * update_disk + backward_disk is to fit backward + x * update.
+  const double uncovered = times.update_disk - times.update;
+  if (uncovered <= 0.0) return 0.0;
+  const double needed = 1.0 - (times.forward - times.forward_disk) / uncovered;
+  const double possible = (times.backward - times.backward_disk) / uncovered;
+  return std::clamp(std::min(needed, possible), 0.0, 1.0);
+}
+
+std::uint32_t first_under_backward(const Placement& placement, const std::vector<StageSpec>& stages,
+                                   double share) {
+  const auto units = static_cast<std::uint32_t>(placement.layout.units.size());
+  std::vector<double> bytes(units);
+  double total = 0.0;
+  for (std::uint32_t unit = 0; unit < units; ++unit) {
+    const Moved moved = update_moves(placement, unit, /*separate=*/false, /*live=*/true).total();
+    bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
+    total += bytes[unit];
+  }
+  std::vector<std::uint32_t> candidates = updated_under_backward(placement, stages, 0);
+  std::sort(candidates.begin(), candidates.end(), std::greater<>());
+  std::uint32_t first = units;
+  double taken = 0.0;
+  for (const std::uint32_t unit : candidates) {
+    if (taken + bytes[unit] / 2 > share * total) break;
+    taken += bytes[unit];
+    first = unit;
+  }
+  return first;
+}
+
+std::vector<std::uint32_t> updated_under_backward(const Placement& placement,
+                                                  const std::vector<StageSpec>& stages,
+                                                  std::uint32_t first) {
+  const auto by_stage = final_after_stage(placement, stages);
+  std::vector<std::uint32_t> units;
+  for (std::size_t stage = stages.size(); stage-- > 0;) {
+    std::copy_if(by_stage[stage].begin(), by_stage[stage].end(), std::back_inserter(units),
+                 [first](std::uint32_t unit) { return unit >= first; });
+  }
+  return units;
+}
+
+UnderBackward::UnderBackward(const Config& config, const ModelState& state,
+                             const std::vector<StageSpec>& stages, Gradients& gradients,
+                             Optimizer& optimizer, std::optional<double> share)
+    : state_(state),
+      stages_(stages),
+      gradients_(gradients),
+      optimizer_(optimizer),
+      first_(static_cast<std::uint32_t>(state.layout().units.size())) {
+  const Placement& placement = state.placement();
+  by_stage_.resize(stages.size());
+  if (!may_update_under_backward(config)) return;
+  undecided_ = first_under_backward(placement, stages, 1.0) < first_;
+  if (undecided_ && share.has_value()) decide(*share);
+}
+
+void UnderBackward::decide(double share) {
+  undecided_ = false;
+  first_ = first_under_backward(state_.placement(), stages_, share);
+  by_stage_ = final_after_stage(state_.placement(), stages_);
+  for (auto& units : by_stage_) {
+    std::erase_if(units, [this](std::uint32_t unit) { return unit < first_; });
+  }
+}
+
+Result<void> UnderBackward::begin(const kernels::AdamStep& constants) noexcept {
+  stopped_ = false;
+  auto units = updated_under_backward(state_.placement(), stages_, first_);
+  if (units.empty()) return {};
+  return optimizer_.begin_under_backward(constants, std::move(units));
+}
+
+Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {
+  if (!begun() || stopped_) return {};
+  for (const std::uint32_t unit : by_stage_[stage]) {
+    stopped_ = !gradients_.sum_final(unit);
+    if (stopped_) return {};
+    optimizer_.gradient_is_final(unit);
+  }
+  return optimizer_.update_ahead();
+}
+
+}  // namespace artesian::zero3
