@@ -12,9 +12,10 @@ import step
 import step_jobs
 from report import say, spread, summary
 
-CASES = {"few tokens": (1, 128), "many tokens": (4, 256)}  # micro-batch, sequence
+# Micro-batch, sequence, gradient_clipping.
+CASES = [(1, 128, 1.0), (1, 128, 0.0), (4, 256, 1.0), (4, 256, 0.0)]
 STEPS = 4  # measured ones of a process
-ROUND_SECONDS = {"124m": 130, "355m": 300, "tiny": 10}
+ROUND_SECONDS = {"124m": 260, "355m": 600, "tiny": 20}
 BLOCK, DEPTH = 1 << 20, 32
 AIM = 1.05
 
@@ -24,26 +25,28 @@ def estimate(options):
     return f"about {max(1, round(seconds / 60))} minutes"
 
 
-def config_of(options, offloaded, micro_batch):
+def config_of(options, offloaded, case):
     name, contestant = options.bound_model, step_jobs.CONTESTANTS["artesian_bf16"]
     config = step_jobs.our_config(contestant, name, options.work)
     if not offloaded:  # of stage 3, with everything on the device
         config["zero_optimization"] = {"stage": 3}
         config["artesian"] = {"device_memory": "12GiB"}
-    return config | {"train_micro_batch_size_per_gpu": micro_batch}
+    micro_batch, _, clipping = case
+    return config | {"train_micro_batch_size_per_gpu": micro_batch, "gradient_clipping": clipping}
 
 
 def train(options, model, tokens, offloaded, case):
     """The measured steps' lines."""
-    micro_batch, length = CASES[case]
+    length = case[1]
     config, log = options.work / "bound.json", options.work / "bound.jsonl"
-    config.write_text(json.dumps(config_of(options, offloaded, micro_batch)))
+    config.write_text(json.dumps(config_of(options, offloaded, case)))
     command = [options.programs / "artesian", "train", "--model", model, "--data", tokens]
-    command += ["--config", config, "--steps", options.warm_up + STEPS + 1, "--seq-len", length]
+    warm_up = max(options.warm_up, step_jobs.SETTLED)
+    command += ["--config", config, "--steps", warm_up + STEPS + 1, "--seq-len", length]
     command += ["--log-jsonl", log, "--quiet", "--init"]
     step.output_of(command)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    return lines[options.warm_up : -1]  # a digest of all state comes with the last
+    return lines[warm_up:-1]  # a digest of all state comes with the last
 
 
 def median(lines, value):
@@ -69,26 +72,28 @@ def one_round(options, model, tokens, case, file):
 
 
 def one_case(report, options, model, tokens, case, file):
+    micro_batch, length, clipping = case
+    words = f"{micro_batch} x {length}, {'clipped' if clipping else 'not clipped'}"
     rounds = []
     for number in range(options.bound_rounds):
         rounds.append(one_round(options, model, tokens, case, file))
         found = rounds[-1]
         say(
-            f"bound: {case}, round {number + 1}: step {found['step']:.2f} s, in memory "
+            f"bound: {words}, round {number + 1}: step {found['step']:.2f} s, in memory "
             f"{found['in_memory']:.2f} s, disk {found['disk']:.2f} s"
         )
     of = {key: summary(each[key] for each in rounds) for key in rounds[0]}
     ratio = summary(each["step"] / each["bound"] for each in rounds)
-    micro_batch, length = CASES[case]
     parameters = {"model": f"gpt2-{options.bound_model}", "micro_batch": micro_batch}
+    parameters |= {"sequence": length, "gradient_clipping": clipping}
     report.add(
-        "bound", parameters | {"sequence": length}, of["step"]["all"], of["moved"]["median"], True,
+        "bound", parameters, of["step"]["all"], of["moved"]["median"], True,
         in_memory=of["in_memory"], disk_seconds=of["disk"], fio_gb_per_s=of["fio_gb_per_s"],
         own_bound=of["own_bound"],
     )  # fmt: skip
-    report.ratio(f"step / bound, {micro_batch} x {length} tokens", ratio, AIM)
+    report.ratio(f"step / bound, {words}", ratio, AIM)
     cells = [spread(of[key]) for key in ["step", "in_memory", "disk", "fio_gb_per_s", "own_bound"]]
-    return [f"{micro_batch} x {length}", *cells, spread(ratio)]
+    return [words, *cells, spread(ratio)]
 
 
 def run(report, options, programs):

@@ -26,7 +26,7 @@ def rungs(name):
     """Of each: words, settings, flags of ladder_bench."""
     sub_group = SUB_GROUPS.get(name, 1 << 18)
     ring = 16 * 16 * sub_group  # a quarter for four of 16 bytes an element
-    serial = ["serial-update", "one-by-one", "whole-master"]
+    serial = ["serial-update", "forward-alone", "one-by-one", "whole-master"]
     found = {"sub_group_size": sub_group, "max_in_cpu": 0, "host_memory": ring}
     yield "one sub-group at a time, gradients flushed", found | {"buffer_count": 1}, serial
     yield "four sub-groups in flight", found | {"buffer_count": 4}, serial
@@ -34,9 +34,10 @@ def rungs(name):
     yield "gradients stay in host memory", found, serial
     found = {"host_memory": step_jobs.MODELS[name][4]}
     yield "host memory keeps what saves most", found, serial
-    yield "update under the next forward", found, ["one-by-one", "whole-master"]
-    yield "micro-batches layer by layer", found, ["whole-master"]
-    yield "split master weights", found, []
+    yield "update under the next forward", found, serial[1:]
+    yield "micro-batches layer by layer", found, ["forward-alone", "whole-master"]
+    yield "split master weights", found, ["forward-alone"]
+    yield "update under backward, too", found, []
 
 
 def config_of(name, settings, folder):
@@ -50,6 +51,7 @@ def config_of(name, settings, folder):
         zero["offload_optimizer"]["buffer_count"] = settings["buffer_count"]
     base = step_jobs.base_config(step_jobs.CONTESTANTS["artesian_bf16"])
     return base | {
+        "gradient_clipping": 0.0,  # else the update waits for backward's end
         "gradient_accumulation_steps": MICRO_BATCHES,
         "zero_optimization": zero,
         "artesian": {
@@ -59,13 +61,17 @@ def config_of(name, settings, folder):
     }
 
 
+def warm_up_of(options):
+    return max(options.warm_up, step_jobs.SETTLED)
+
+
 def run_rung(options, name, settings, flags):
     """The lines of ladder_bench."""
     config = options.work / "ladder.json"
     config.write_text(json.dumps(config_of(name, settings, options.work)))
     model = step_jobs.model_of(name, options.work / "ladder-model")
     command = [options.programs / "ladder_bench", model, config, step_jobs.LENGTH]
-    command += [options.warm_up, options.ladder_steps, *flags]
+    command += [warm_up_of(options), options.ladder_steps, *flags]
     return [json.loads(line) for line in step.output_of(command).splitlines()]
 
 
@@ -116,7 +122,7 @@ def run(report, options, programs):
     title = (
         f"GPT-2 {name} in bf16, {MICRO_BATCHES} micro-batches of 1 x {step_jobs.LENGTH}, all on "
         f"NVMe, 2 threads; median (min..max) of {options.ladder_rounds} x {options.ladder_steps} "
-        f"steps after {options.warm_up}; each row with all above it"
+        f"steps after {warm_up_of(options)}; each row with all above it"
     )
     header = ["", "s a step", "as fast as the first", "MB read / written a step", "peak RSS, MiB"]
     report.table(title, header, rows)

@@ -1,9 +1,11 @@
 // One rung of the ladder (bench/ladder.py): trains a model on made-up tokens with the schedule that
 // it is asked for, and prints a JSON line for each measured step and one for the run.
 //
-//   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [one-by-one] [whole-master]
+//   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [forward-alone] [one-by-one]
+//     [whole-master]
 //
-// serial-update: the update is complete before the next forward begins. one-by-one: a forward and a
+// serial-update: the update is complete before the next forward begins. forward-alone: none of it
+// runs under backward. one-by-one: a forward and a
 // backward for each micro-batch, instead of layer by layer. whole-master: fp32 master weights
 // beside bf16 parameters, instead of their low halves.
 #include <algorithm>
@@ -31,6 +33,7 @@ struct Rung {
   std::uint64_t warm_up = 0;
   std::uint64_t steps = 0;
   bool serial_update = false;
+  bool forward_alone = false;
   bool one_by_one = false;
   bool whole_master = false;
 };
@@ -101,8 +104,9 @@ Result<void> measure(const Rung& rung) {
   ARTESIAN_TRY(model, models::read_model_config(rung.model));
   ARTESIAN_TRY(config, zero3::read_config(rung.config, {}));
   const auto module = models::make_module(model);
-  ARTESIAN_TRY(engine,
-               zero3::Engine::create(*module, config, {.split_master = !rung.whole_master}));
+  zero3::EngineOptions options{.split_master = !rung.whole_master};
+  if (rung.forward_alone) options.share_under_backward = 0.0;
+  ARTESIAN_TRY(engine, zero3::Engine::create(*module, config, options));
   zero3::RandomWeights weights(module->parameters(), 1);
   ARTESIAN_TRY_VOID(engine->initialize(weights));
   ARTESIAN_TRY_VOID(Run(rung, model, *engine).run());
@@ -132,6 +136,7 @@ int main(int argc, char** argv) {
                                               .warm_up = number(3),
                                               .steps = number(4),
                                               .serial_update = given("serial-update"),
+                                              .forward_alone = given("forward-alone"),
                                               .one_by_one = given("one-by-one"),
                                               .whole_master = given("whole-master")});
   if (done.has_value()) return 0;

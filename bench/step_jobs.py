@@ -15,6 +15,7 @@ MODELS = {  # layers, hidden, heads, vocabulary; budget of each of our tiers
 }
 LENGTH = 128
 CLIPPING = 1.0
+SETTLED = 3  # steps after which an engine of ours measures nothing more to decide by
 OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 AIO = {
     "block_size": 1 << 20,
