@@ -186,8 +186,8 @@ class Engine::Impl {
     std::uint64_t begin_ns = 0;
     StepResult counters;  // at its begin
   } phase;
-  tiering::PathBytes update_bytes;  // by the plan
-  Prediction prediction;            // of the next step
+  std::vector<tiering::PathBytes> update_bytes;  // of each folder, by the plan
+  Prediction prediction;                         // of the next step
 
   Result<void> build();
   Result<Placement> place(DType compute_dtype, const Budgets& budgets) const;
@@ -248,13 +248,13 @@ Result<void> Engine::Impl::build() {
           .timeline = options.timeline,
           .activation_checkpointing = config.activation_checkpointing,
           .gathered = [this](const Trace::Access& units) { return update_before_use(units); }});
+  MovedByKind update;
   for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
-    const Moved moved =
-        update_moves(state->placement(), unit, state->separate_device(), /*live=*/true).total();
-    update_bytes.read += moved.nvme_read;
-    update_bytes.written += moved.nvme_write;
+    update += update_moves(state->placement(), unit, state->separate_device(), /*live=*/true);
   }
-  prediction = Prediction(state->disk_speed());
+  update_bytes = divide_over_paths(update, state->param_shares(), state->optimizer_shares(),
+                                   state->path_count());
+  prediction = Prediction(state->disks());
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
@@ -605,8 +605,13 @@ void Engine::Impl::end_phase() {
                           &StepResult::wait_optimizer_s, &StepResult::wait_input_s}) {
     use.waited_s += now.*wait - before.*wait;
   }
-  use.bytes = {.read = now.bytes_nvme_read - before.bytes_nvme_read,
-               .written = now.bytes_nvme_write - before.bytes_nvme_write};
+  for (const SwapPathUse& path : (now.bytes_paths - before.bytes_paths).paths) {
+    use.bytes.push_back({.read = path.bytes_read, .written = path.bytes_written});
+  }
+  if (state->path_count() == 1) {
+    use.bytes = {{.read = now.bytes_nvme_read - before.bytes_nvme_read,
+                  .written = now.bytes_nvme_write - before.bytes_nvme_write}};
+  }
   prediction.end_phase(use);
   begin_phase();
 }
