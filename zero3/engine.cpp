@@ -216,7 +216,7 @@ class Engine::Impl {
   void take_difference(StepResult& result);
   void take_peaks(StepResult& result) const;
   void begin_phase();
-  void end_phase();
+  void end_phase(bool ends_update);
 };
 
 Result<void> Engine::Impl::build() {
@@ -501,7 +501,7 @@ Result<void> Engine::Impl::finish_update() {
   if (!updating.has_value()) return {};
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);
-  end_phase();
+  end_phase(/*ends_update=*/true);
   return {};
 }
 
@@ -536,7 +536,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
   take_difference(result);
   result.predicted_step_s = prediction.next_s();
-  end_phase();
+  end_phase(/*ends_update=*/false);
   result.computed_s = prediction.computed_s();
   result.disk_s = prediction.disk_s();
   prediction.end_step(update_bytes);
@@ -596,10 +596,10 @@ void Engine::Impl::begin_phase() {
   phase.counters = counters();
 }
 
-void Engine::Impl::end_phase() {
+void Engine::Impl::end_phase(bool ends_update) {
   const StepResult now = counters();
   const StepResult& before = phase.counters;
-  PhaseUse use;
+  PhaseUse use{.updates = ends_update};
   use.seconds = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
   for (const auto wait : {&StepResult::wait_param_s, &StepResult::wait_grad_s,
                           &StepResult::wait_optimizer_s, &StepResult::wait_input_s}) {

@@ -58,21 +58,29 @@ void Prediction::begin_step(bool carries_update) {
   so_far_s_ = computed_s_ = disk_s_ = 0.0;
 }
 
+/// Of what the disks need as probed.
+double Prediction::expected_seconds(bool updates, double probed_s) const {
+  const std::optional<double> own = (updates ? with_update_ : without_).share();
+  const std::optional<double> other = (updates ? without_ : with_update_).share();
+  return probed_s / own.value_or(other.value_or(1.0));
+}
+
 /// The same phase of the next step is expected to take the longer of what was computed in it and of
 /// what its bytes take on the disks.
 void Prediction::end_phase(const PhaseUse& use) {
   const double computed = use.seconds - use.waited_s;
-  const double on_disk = disk_seconds(disks_, use.bytes);
-  so_far_s_ += std::max(computed, on_disk);
+  const double probed = disk_seconds(disks_, use.bytes);
+  (use.updates ? with_update_ : without_).see(probed, use.seconds, use.waited_s);
+  so_far_s_ += std::max(computed, expected_seconds(use.updates, probed));
   computed_s_ += computed;
-  disk_s_ += on_disk;
+  disk_s_ += probed;
 }
 
 void Prediction::end_step(std::span<const PathBytes> update) {
   if (carries_update_) {
     next_s_ = so_far_s_;
   } else if (std::isnan(next_s_)) {  // the first one: the next has the update, too
-    next_s_ = so_far_s_ + disk_seconds(disks_, update);
+    next_s_ = so_far_s_ + expected_seconds(/*updates=*/true, disk_seconds(disks_, update));
   }
 }
 

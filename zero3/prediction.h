@@ -1,7 +1,10 @@
 // Prediction: how long the next step will take, from the phases of this one. A phase is a part of a
 // step that ends with its transfers done, so that nothing of one phase hides under another: the
-// forward that carries an update is one, what follows up to step() another. Pure: no clock, no
-// disk, and nothing that a run computes depends on it.
+// forward that carries an update is one, what follows up to step() another. What bytes take goes by
+// the disks' speed as it was probed, until phases have told better (disk_rate.h): those that
+// complete an update about those, the others about the others, and either about both while the
+// other kind has told nothing. Pure: no clock, no disk, and nothing that a run computes depends on
+// it.
 #pragma once
 
 #include <limits>
@@ -10,6 +13,7 @@
 
 #include "tiering/stripe.h"
 #include "tiering/tier_store.h"
+#include "zero3/disk_rate.h"
 #include "zero3/step_plan.h"
 
 namespace artesian::zero3 {
@@ -29,6 +33,7 @@ std::vector<tiering::PathBytes> divide_over_paths(const MovedByKind& moved,
 
 /// What was measured of one phase.
 struct PhaseUse {
+  bool updates = false;  // it completes an update
   double seconds = 0.0;
   double waited_s = 0.0;                    // of these, for transfers
   std::vector<tiering::PathBytes> bytes{};  // [folders]
@@ -50,11 +55,15 @@ class Prediction {
   double next_s() const noexcept { return next_s_; }
   /// Of the step under way, up to now: its phases without their waits,
   double computed_s() const noexcept { return computed_s_; }
-  /// and what the disks need for what they moved.
+  /// and what the disks need, as probed, for what they moved.
   double disk_s() const noexcept { return disk_s_; }
 
  private:
+  double expected_seconds(bool updates, double probed_s) const;
+
   std::vector<tiering::PathDisk> disks_;
+  DiskRate with_update_;  // in phases that complete one
+  DiskRate without_;
   bool carries_update_ = false;
   double so_far_s_ = 0.0;  // of the next step, from the phases of this one
   double computed_s_ = 0.0;

@@ -75,7 +75,7 @@ TEST(Prediction, APhaseTakesTheLongerOfItsWorkAndItsBytes) {
   Prediction prediction({disk});
   prediction.begin_step(true);
   prediction.end_phase({.seconds = 5.0, .waited_s = 1.0, .bytes = {{2 * gb, gb}}});  // 4 and 2
-  prediction.end_phase({.seconds = 2.0, .waited_s = 1.5, .bytes = {{2 * gb, 0}}});   // 0.5 and 1
+  prediction.end_phase({.seconds = 1.2, .waited_s = 0.7, .bytes = {{2 * gb, 0}}});   // 0.5 and 1
   EXPECT_DOUBLE_EQ(prediction.computed_s(), 4.5);
   EXPECT_DOUBLE_EQ(prediction.disk_s(), 3.0);
   prediction.end_step(std::vector<PathBytes>(1));
@@ -96,6 +96,40 @@ TEST(Prediction, TheFirstStepIsGivenTheUpdateThatItLacked) {
   prediction.end_phase({.seconds = 9.0, .waited_s = 0.0, .bytes = {{}}});
   prediction.end_step(std::vector<PathBytes>(1));
   EXPECT_DOUBLE_EQ(prediction.next_s(), 4.5);
+}
+
+/// One step that carries an update, of two phases.
+double next_after(Prediction& prediction, const PhaseUse& forward, const PhaseUse& rest) {
+  prediction.begin_step(true);
+  prediction.end_phase(forward);
+  prediction.end_phase(rest);
+  prediction.end_step(std::vector<PathBytes>(1));
+  return prediction.next_s();
+}
+
+TEST(Prediction, ADiskThatIsWaitedForTellsItsSpeed) {
+  Prediction prediction({disk});
+  const PhaseUse slow{
+      .updates = true, .seconds = 8.0, .waited_s = 7.0, .bytes = {{4 * gb, 2 * gb}}};
+  const PhaseUse rest{
+      .seconds = 3.0, .waited_s = 0.5, .bytes = {{4 * gb, 0}}};  // 2.5, and 2 of disk
+  // At half of what was probed; so is the rest until it tells of itself: 4 in place of 2.
+  EXPECT_DOUBLE_EQ(next_after(prediction, slow, rest), 8.0 + 4.0);
+  EXPECT_DOUBLE_EQ(prediction.disk_s(), 4.0 + 2.0);  // the bound stays by what was probed
+  const PhaseUse waiting{.seconds = 2.5, .waited_s = 2.0, .bytes = {{4 * gb, 0}}};
+  EXPECT_DOUBLE_EQ(next_after(prediction, slow, waiting), 8.0 + 2.5);
+  // The best counts, also where the next one is slower.
+  const PhaseUse slower{
+      .updates = true, .seconds = 9.0, .waited_s = 8.0, .bytes = {{4 * gb, 2 * gb}}};
+  EXPECT_DOUBLE_EQ(next_after(prediction, slower, waiting), 8.0 + 2.5);
+}
+
+TEST(Prediction, TheFirstUpdateIsExpectedAtTheSpeedOfTheFirstStep) {
+  Prediction prediction({disk});
+  prediction.begin_step(false);
+  prediction.end_phase({.seconds = 4.0, .waited_s = 3.5, .bytes = {{4 * gb, 0}}});  // half of it
+  prediction.end_step(std::vector<PathBytes>{{2 * gb, 2 * gb}});
+  EXPECT_DOUBLE_EQ(prediction.next_s(), 4.0 + 6.0);
 }
 
 }  // namespace
