@@ -62,6 +62,7 @@ struct StepEvent {
   bool ahead = false;               // a Fetch that was not waited for
   std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
   std::uint64_t numel = 0;          // of gradients, of one micro-batch
+  bool sets = false;                // of Gradients: the first of the step, added to nothing
   MovedByKind moved = {};
 };
 
