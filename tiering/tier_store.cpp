@@ -518,6 +518,10 @@ Result<DiskSpeed> TierStore::probe_disk(std::uint32_t volume, pinned::Pool& stag
   return striped_speed(impl_->disks_of(used), used.weights);
 }
 
+const std::vector<PathDisk>& TierStore::disks() const noexcept {
+  return impl_->disks_;
+}
+
 std::vector<PathShare> TierStore::shares(std::uint32_t volume) const {
   ARTESIAN_CHECK(volume < impl_->volumes_.size(), volume, impl_->volumes_.size());
   const auto& [paths, weights] = impl_->volumes_[volume];

@@ -141,6 +141,8 @@ class TierStore {
   /// the first write. `staging` lends up to 16 MiB for a moment. {0, 0} where no shard uses a path.
   /// Errors: Exhausted, Io, NoSpace, Timeout.
   Result<DiskSpeed> probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept;
+  /// The disk of each directory, as far as its speed is known.
+  const std::vector<PathDisk>& disks() const noexcept;
   /// How much of `volumes[volume]` each directory of it carries.
   std::vector<PathShare> shares(std::uint32_t volume) const;
 

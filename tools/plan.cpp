@@ -160,14 +160,20 @@ class PlanRun {
   /// Many a model fits only so; it is said.
   Result<PlanFigures> evaluate_recomputing(Result<PlanFigures> refused) {
     PlanCase again = plan_;
-    again.config.activation_checkpointing = true;
-    auto figures = evaluate(again);
-    if (!figures.has_value()) return refused;
-    plan_ = std::move(again);
-    note(
-        "activation_checkpointing: planned with it, as nothing else fits; set "
-        "\"activation_checkpointing\": {\"partition_activations\": true}");
-    return figures;
+    for (const auto& [member, key] :
+         {std::pair{&zero3::Config::activation_checkpointing, "partition_activations"},
+          std::pair{&zero3::Config::cpu_checkpointing, "cpu_checkpointing"}}) {
+      if (again.config.*member) continue;
+      again.config.*member = true;
+      auto figures = evaluate(again);
+      if (!figures.has_value()) continue;
+      plan_ = std::move(again);
+      note(std::string("activation_checkpointing: planned with it, as nothing else fits; set "
+                       "\"activation_checkpointing\": {\"") +
+           key + "\": true}");
+      return figures;
+    }
+    return refused;
   }
 
   /// What is run is one rank, on the device that is planned for.

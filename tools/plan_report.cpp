@@ -117,6 +117,13 @@ std::string time_text(const PlanReport& report) {
          line("written to SSD", print("%.4g TB in 1,000 steps", figures.nvme_terabytes_written));
 }
 
+/// In DeepSpeed's keys.
+std::string checkpointing_text(const zero3::Config& config) {
+  if (!config.activation_checkpointing) return "";
+  return std::string(", activation_checkpointing") +
+         (config.cpu_checkpointing ? ".cpu_checkpointing" : "");
+}
+
 std::string changes_text(const PlanReport& report) {
   std::string text = "\nwhat would help most\n";
   if (report.changes.empty()) text += "  no single change brings 1%\n";
@@ -130,8 +137,7 @@ std::string changes_text(const PlanReport& report) {
   for (const Candidate& candidate : report.candidates) {
     text += print("  %10.4g tokens/s  %9.4g s  ", candidate.figures.tokens_per_s,
                   candidate.figures.time.seconds) +
-            candidate.name +
-            (candidate.config.activation_checkpointing ? ", activation_checkpointing" : "") +
+            candidate.name + checkpointing_text(candidate.config) +
             print(", micro-batch %llu x %llu",
                   static_cast<unsigned long long>(candidate.config.micro_batch_size),
                   static_cast<unsigned long long>(candidate.config.accumulation_steps));
@@ -190,6 +196,7 @@ Json candidate_json(const Candidate& candidate) {
               {"train_micro_batch_size_per_gpu", config.micro_batch_size},
               {"gradient_accumulation_steps", config.accumulation_steps},
               {"activation_checkpointing", config.activation_checkpointing},
+              {"cpu_checkpointing", config.cpu_checkpointing},
               {"step_seconds", candidate.figures.time.seconds},
               {"measured_step_seconds", measured.has_value() ? Json(*measured) : Json()},
               {"tokens_per_s", candidate.figures.tokens_per_s}};

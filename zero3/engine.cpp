@@ -156,8 +156,8 @@ class Engine::Impl {
     std::uint64_t begin_ns = 0;
     StepResult counters;  // at its begin
   } phase;
-  tiering::PathBytes update_bytes;  // by the plan
-  Prediction prediction;            // of the next step
+  std::vector<tiering::PathBytes> update_bytes;  // of each folder, by the plan
+  Prediction prediction;                         // of the next step
 
   Result<void> build();
   Result<Placement> place(DType compute_dtype, const Budgets& budgets) const;
@@ -192,7 +192,7 @@ class Engine::Impl {
   void take_difference(StepResult& result);
   void take_peaks(StepResult& result) const;
   void begin_phase();
-  void end_phase();
+  void end_phase(bool ends_update);
 };
 
 Result<void> Engine::Impl::build() {
@@ -230,13 +230,13 @@ Result<void> Engine::Impl::build() {
           .gathered = [this](const Trace::Access& units) { return update_before_use(units); },
           .accumulated = [this](std::size_t stage) { return update_under_backward(stage); },
           .between = between});
+  MovedByKind update;
   for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
-    const Moved moved =
-        update_moves(state->placement(), unit, state->separate_device(), /*live=*/true).total();
-    update_bytes.read += moved.nvme_read;
-    update_bytes.written += moved.nvme_write;
+    update += update_moves(state->placement(), unit, state->separate_device(), /*live=*/true);
   }
-  prediction = Prediction(state->disk_speed());
+  update_bytes = divide_over_paths(update, state->param_shares(), state->optimizer_shares(),
+                                   state->path_count());
+  prediction = Prediction(state->disks());
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
@@ -499,22 +499,16 @@ Result<void> Engine::Impl::update_under_backward(std::size_t stage) {
   return {};
 }
 
-/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a
-/// group's.
+/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a group's.
 UpdateTimes Engine::Impl::update_times(const StepResult& whole, double part) const {
-  const auto others = [](std::uint64_t all, std::uint64_t update) {
-    return all - std::min(all, update);
-  };
-  const tiering::DiskSpeed& disk = state->disk_speed();
-  const double others_s =
-      disk_seconds(disk, {others(whole.bytes_nvme_read, update_bytes.read),
-                          others(whole.bytes_nvme_write, update_bytes.written)});
+  const double update_disk = disk_seconds(state->disks(), update_bytes);
+  const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
   return {.forward = part * whole.forward_s,
           .backward = part * whole.backward_s,
-          .forward_disk = part * others_s / 2,
-          .backward_disk = part * others_s / 2,
+          .forward_disk = part * others / 2,
+          .backward_disk = part * others / 2,
           .update = whole.optimizer_s - whole.wait_optimizer_s,
-          .update_disk = disk_seconds(disk, update_bytes)};
+          .update_disk = update_disk};
 }
 
 /// What it moves and how long it takes are of the step whose update it is, not of the one under
@@ -565,7 +559,7 @@ Result<void> Engine::Impl::finish_update() {
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);
   if (completed->step == 2) measured = completed;
-  end_phase();
+  end_phase(/*ends_update=*/true);
   return {};
 }
 
@@ -600,7 +594,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
   take_difference(result);
   result.predicted_step_s = prediction.next_s();
-  end_phase();
+  end_phase(/*ends_update=*/false);
   result.computed_s = prediction.computed_s();
   result.disk_s = prediction.disk_s();
   prediction.end_step(update_bytes);
@@ -660,17 +654,22 @@ void Engine::Impl::begin_phase() {
   phase.counters = counters();
 }
 
-void Engine::Impl::end_phase() {
+void Engine::Impl::end_phase(bool ends_update) {
   const StepResult now = counters();
   const StepResult& before = phase.counters;
-  PhaseUse use;
+  PhaseUse use{.updates = ends_update};
   use.seconds = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
   for (const auto wait : {&StepResult::wait_param_s, &StepResult::wait_grad_s,
                           &StepResult::wait_optimizer_s, &StepResult::wait_input_s}) {
     use.waited_s += now.*wait - before.*wait;
   }
-  use.bytes = {.read = now.bytes_nvme_read - before.bytes_nvme_read,
-               .written = now.bytes_nvme_write - before.bytes_nvme_write};
+  for (const SwapPathUse& path : (now.bytes_paths - before.bytes_paths).paths) {
+    use.bytes.push_back({.read = path.bytes_read, .written = path.bytes_written});
+  }
+  if (state->path_count() == 1) {
+    use.bytes = {{.read = now.bytes_nvme_read - before.bytes_nvme_read,
+                  .written = now.bytes_nvme_write - before.bytes_nvme_write}};
+  }
   prediction.end_phase(use);
   begin_phase();
 }

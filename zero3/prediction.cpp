@@ -2,14 +2,55 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+
+#include "base/check.h"
 
 namespace artesian::zero3 {
 
-double disk_seconds(const tiering::DiskSpeed& disk, const tiering::PathBytes& bytes) {
-  double seconds = 0.0;
-  if (bytes.read != 0) seconds += static_cast<double>(bytes.read) / disk.read_bytes_per_s;
-  if (bytes.written != 0) seconds += static_cast<double>(bytes.written) / disk.write_bytes_per_s;
-  return seconds;
+using tiering::DiskSpeed;
+using tiering::PathBytes;
+using tiering::PathDisk;
+using tiering::PathShare;
+
+namespace {
+
+double seconds_for(std::uint64_t bytes, double bytes_per_s) {
+  return bytes_per_s > 0.0 ? static_cast<double>(bytes) / bytes_per_s : 0.0;
+}
+
+std::uint64_t part_of(std::uint64_t bytes, double share) {
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) * share + 0.5);
+}
+
+}  // namespace
+
+double disk_seconds(std::span<const PathDisk> disks, std::span<const PathBytes> bytes) {
+  ARTESIAN_CHECK(disks.size() == bytes.size(), disks.size(), bytes.size());
+  std::map<std::uint64_t, double> busy;  // by device
+  double last = 0.0;
+  for (std::size_t path = 0; path < disks.size(); ++path) {
+    const DiskSpeed& speed = disks[path].speed;
+    double& seconds = busy[disks[path].device];
+    seconds += seconds_for(bytes[path].read, speed.read_bytes_per_s);
+    seconds += seconds_for(bytes[path].written, speed.write_bytes_per_s);
+    last = std::max(last, seconds);
+  }
+  return last;
+}
+
+std::vector<PathBytes> divide_over_paths(const MovedByKind& moved, std::span<const PathShare> param,
+                                         std::span<const PathShare> optimizer, std::size_t paths) {
+  std::vector<PathBytes> bytes(paths);
+  const auto add = [&](const Moved& part, std::span<const PathShare> shares) {
+    for (const auto& [path, share, speed] : shares) {
+      bytes[path].read += part_of(part.nvme_read, share);
+      bytes[path].written += part_of(part.nvme_write, share);
+    }
+  };
+  for (const Moved& part : {moved.param, moved.grad, moved.input}) add(part, param);
+  add(moved.optimizer, optimizer);
+  return bytes;
 }
 
 void Prediction::begin_step(bool carries_update) {
@@ -17,21 +58,29 @@ void Prediction::begin_step(bool carries_update) {
   so_far_s_ = computed_s_ = disk_s_ = 0.0;
 }
 
-/// The same phase of the next step is expected to take the longer of what was computed in it and of
-/// what its bytes take on the disk.
-void Prediction::end_phase(const PhaseUse& use) {
-  const double computed = use.seconds - use.waited_s;
-  const double on_disk = disk_seconds(disk_, use.bytes);
-  so_far_s_ += std::max(computed, on_disk);
-  computed_s_ += computed;
-  disk_s_ += on_disk;
+/// Of what the disks need as probed.
+double Prediction::expected_seconds(bool updates, double probed_s) const {
+  const std::optional<double> own = (updates ? with_update_ : without_).share();
+  const std::optional<double> other = (updates ? without_ : with_update_).share();
+  return probed_s / own.value_or(other.value_or(1.0));
 }
 
-void Prediction::end_step(const tiering::PathBytes& update) {
+/// The same phase of the next step is expected to take the longer of what was computed in it and of
+/// what its bytes take on the disks.
+void Prediction::end_phase(const PhaseUse& use) {
+  const double computed = use.seconds - use.waited_s;
+  const double probed = disk_seconds(disks_, use.bytes);
+  (use.updates ? with_update_ : without_).see(probed, use.seconds, use.waited_s);
+  so_far_s_ += std::max(computed, expected_seconds(use.updates, probed));
+  computed_s_ += computed;
+  disk_s_ += probed;
+}
+
+void Prediction::end_step(std::span<const PathBytes> update) {
   if (carries_update_) {
     next_s_ = so_far_s_;
   } else if (std::isnan(next_s_)) {  // the first one: the next has the update, too
-    next_s_ = so_far_s_ + disk_seconds(disk_, update);
+    next_s_ = so_far_s_ + expected_seconds(/*updates=*/true, disk_seconds(disks_, update));
   }
 }
 

@@ -149,10 +149,12 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   store_ = std::move(store);
   directories_ = paths.directories;
   volumes_ = paths.volumes;
+  param_volume_ = paths.param_volume;
+  optimizer_volume_ = paths.optimizer_volume;
   log_shares();
-  if (!paths.directories.empty()) {  // while the ring's room in the pool is still free
-    ARTESIAN_TRY(speed, store_->probe_disk(0, *host_));
-    disk_speed_ = speed;
+  for (std::uint32_t volume = 0; volume < volumes_.size(); ++volume) {
+    // While the ring's room in the pool is still free.
+    ARTESIAN_TRY_VOID(store_->probe_disk(volume, *host_));
   }
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
                                                   placement_.ring_count, device_));
@@ -171,6 +173,10 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
     static_cast<void>(engine.register_memory(ranges));
   }
   return {};
+}
+
+std::vector<tiering::PathShare> ModelState::shares(std::uint32_t volume) const {
+  return volumes_.empty() ? std::vector<tiering::PathShare>() : store_->shares(volume);
 }
 
 void ModelState::log_shares() const {

@@ -84,9 +84,12 @@ class ModelState {
   /// placement has a ring. Errors: those of the transfers.
   Result<tiering::StagingItem*> next_item() noexcept;
   tiering::StagingRing& ring() noexcept { return *ring_; }
-  /// What the disks below the parameters' swap files do together, or those below the optimizer's
-  /// where it has them alone; zero without nvme shards.
-  tiering::DiskSpeed disk_speed() const noexcept { return disk_speed_; }
+  /// The disk below each folder of swap files; its speed is known where shards use it.
+  const std::vector<tiering::PathDisk>& disks() const noexcept { return store_->disks(); }
+  /// How the bytes of parameters, or those of the optimizer's records, are divided over the
+  /// folders; empty without any.
+  std::vector<tiering::PathShare> param_shares() const { return shares(param_volume_); }
+  std::vector<tiering::PathShare> optimizer_shares() const { return shares(optimizer_volume_); }
   std::size_t path_count() const noexcept { return directories_.size(); }
   /// Of each folder of swap files since the start, in the order of the options.
   std::vector<SwapPathUse> path_use() const;
@@ -97,6 +100,7 @@ class ModelState {
   std::vector<tiering::ShardOptions> list_shards(const SwapPaths& paths);
   void list_inputs(const SwapPaths& paths, std::vector<tiering::ShardOptions>& shards);
   Result<void> create_pools(const ModelStateOptions& options);
+  std::vector<tiering::PathShare> shares(std::uint32_t volume) const;
   void log_shares() const;
   Result<void> register_host();
   Result<void> create_staging();
@@ -116,9 +120,10 @@ class ModelState {
   BufferLease grad_scratch_;
   std::uint64_t turn_ = 0;
   bool stalled_ = false;  // close() ran into its deadline
-  tiering::DiskSpeed disk_speed_;
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;
+  std::uint32_t param_volume_ = 0;
+  std::uint32_t optimizer_volume_ = 0;
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;

@@ -288,6 +288,7 @@ class DryRun {
       StepEvent& event = add(Kind::Gradients, unit);
       event.micro_batches = access.micro_batches;
       for (const auto parameter : parameters) event.numel += layout_.places[parameter].numel;
+      event.sets = !started_[unit];
       event.moved.grad = gradient_moves(event, parameters);
       started_[unit] = true;
     }
@@ -304,7 +305,7 @@ class DryRun {
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
     if (!spilled(event.unit)) return moved;
-    const std::uint64_t first = started_[event.unit] ? 0 : 1;
+    const std::uint64_t first = event.sets ? 1 : 0;
     moved.nvme_read = touched_bytes(event.unit, parameters) / ranks * (event.micro_batches - first);
     moved.nvme_write = moved.nvme_read + first * placement_.grad_bytes(event.unit);
     return moved;

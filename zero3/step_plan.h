@@ -67,6 +67,7 @@ struct StepEvent {
   bool under_backward = false;      // an Update that may begin here and ends with the step
   std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
   std::uint64_t numel = 0;          // of gradients, of one micro-batch
+  bool sets = false;                // of Gradients: the first of the step, added to nothing
   MovedByKind moved = {};
 };
 

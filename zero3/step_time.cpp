@@ -229,13 +229,26 @@ class Simulation {
     written_ = Schedule::none;
   }
 
+  /// What the kernels read and write: each micro-batch's gradient, on a CPU made fp32 before where
+  /// it is not, from a device rounded there; and what it is added to, which the first of a step
+  /// only writes.
+  std::uint64_t gradient_bytes(const StepEvent& event) const {
+    const std::uint64_t size = dtype_size(plan_.grad_dtype);
+    const std::uint64_t computed = dtype_size(plan_.compute_dtype);
+    const bool comes = separate_ && plan_.units[event.unit].grad != Tier::Device;
+    const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
+    const std::uint64_t cast = !separate_ && computed != 4 ? computed + 4 : 0;
+    const std::uint64_t each = cast + added + 2 * size;
+    const std::uint64_t unread = event.sets ? size : 0;
+    return event.numel * (event.micro_batches * each - unread) / plan_.sharding.grad;
+  }
+
   /// To the host where it is apart, then the kernels, then the disk where they spill.
   void gradients(const StepEvent& event) {
     const Moved& moved = event.moved.grad;
-    const std::uint64_t size = dtype_size(plan_.grad_dtype);
     const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
-    std::uint64_t bytes = event.numel * event.micro_batches * (4 + 2 * size) / plan_.sharding.grad;
-    if (event.kind == Kind::Norm) bytes = plan_.grad_bytes(event.unit);
+    const std::uint64_t bytes =
+        event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
     Task task = add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
     if (on_device) {
       computed_ = add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory),

@@ -342,6 +342,38 @@ def test_a_size_becomes_a_llama(figures):
     assert plan["model"]["type"] == "llama" and "vocabulary 32000" in plan["model"]["chosen"]
 
 
+def test_inputs_go_to_tiers_where_nothing_else_fits(job, figures):
+    flags = ["--params", "7e9", "--gpus", "1", "--seq-len", "4096", "--host-memory", "200GB"]
+    small = {"train_micro_batch_size_per_gpu": 1, "artesian": {}}
+
+    def planned(device, checkpointing, run=figures):
+        memory = ["--device-memory", str(device)]
+        return run(*flags, *memory, rates=RATES[:4], config=small | checkpointing)
+
+    def section(key):
+        return {"activation_checkpointing": {key: True}}
+
+    roomy = 80_000_000_000
+    kept, in_tiers = (
+        planned(roomy, section(key))["memory"]["activations"]
+        for key in ["partition_activations", "cpu_checkpointing"]
+    )
+    cuda = 1 << 30
+    assert in_tiers < kept
+    plan = planned(kept + cuda, {})  # a byte too little for inputs that stay
+    assert plan["memory"]["activations"] == in_tiers
+    assert plan["memory"]["host"]["input"] > 0
+    note = next(note for note in plan["notes"] if note.startswith("activation_checkpointing: "))
+    assert note.endswith('set "activation_checkpointing": {"cpu_checkpointing": true}')
+    assert plan["candidates"]
+    for candidate in plan["candidates"]:
+        assert candidate["activation_checkpointing"] and candidate["cpu_checkpointing"]
+    text = planned(kept + cuda, {}, job).stdout
+    assert ", activation_checkpointing.cpu_checkpointing, micro-batch 1 x 1" in text
+    # What the note says to set is a configuration of that plan.
+    assert planned(kept + cuda, section("cpu_checkpointing"))["step"] == plan["step"]
+
+
 def test_405_billion_parameters_on_512_gpus(figures, tmp_path):
     flags = ["--gpus", "8", "--nodes", "64", "--seq-len", "8192", "--tflops", "400"]
     config = {"train_micro_batch_size_per_gpu": 1, "artesian": {}}

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
@@ -181,6 +182,56 @@ TEST_F(Planner, FindsTheFastestThatFits) {
   ASSERT_EQ(few.size(), 1u);
   EXPECT_EQ(few.front().config.zero.offload_param.device, Offload::Nvme);
   EXPECT_EQ(few.front().config.zero.offload_optimizer.device, Offload::Nvme);
+}
+
+TEST_F(Planner, KeepsInputsInTiersWhereNothingElseFits) {
+  PlanCase tried = plan(Offload::Nvme, Offload::Nvme);
+  tried.config.accumulation_steps = 1;
+  tried.config.micro_batch_size = 1;  // which nothing cuts
+  PlanCase checkpointed = tried;
+  checkpointed.config.activation_checkpointing = true;
+  PlanCase in_tiers = checkpointed;
+  in_tiers.config.cpu_checkpointing = true;
+  tried.activations_max = figures_of(in_tiers).activations;
+  ASSERT_LT(*tried.activations_max, figures_of(checkpointed).activations);
+  const auto all = search(tried);
+  ASSERT_FALSE(all.empty());
+  for (const Candidate& candidate : all) {
+    EXPECT_TRUE(candidate.config.activation_checkpointing);
+    EXPECT_TRUE(candidate.config.cpu_checkpointing) << candidate.name;
+  }
+  tried.activations_max = figures_of(checkpointed).activations;
+  ASSERT_FALSE(search(tried).empty());
+  for (const Candidate& candidate : search(tried)) {
+    EXPECT_TRUE(candidate.config.activation_checkpointing);
+    EXPECT_FALSE(candidate.config.cpu_checkpointing) << candidate.name;
+  }
+}
+
+TEST_F(Planner, KeepsInputsInTiersWhereThatIsFaster) {
+  PlanCase alone = on_nvme();  // 8 micro-batches, one after the other, each with its own fetches
+  alone.config.accumulation_steps = 8;
+  alone.config.micro_batch_size = 1;
+  PlanCase in_tiers = alone;
+  in_tiers.config.activation_checkpointing = in_tiers.config.cpu_checkpointing = true;
+  in_tiers.activation_bytes = alone.activation_bytes = 8 * mib;
+  ASSERT_GT(figures_of(in_tiers).tokens_per_s, 1.1 * figures_of(alone).tokens_per_s);
+  const auto changes = find_changes(alone, figures_of(alone));
+  const auto offered = std::find_if(changes.begin(), changes.end(), [](const Change& change) {
+    return change.key == "activation_checkpointing.cpu_checkpointing";
+  });
+  ASSERT_NE(offered, changes.end());
+  EXPECT_EQ(offered->tokens_per_s, figures_of(in_tiers).tokens_per_s);
+  alone.activations_max = 2 * figures_of(alone).activations;  // not of 8 at once
+  const auto all = search(alone);
+  ASSERT_FALSE(all.empty());
+  EXPECT_TRUE(all.front().config.cpu_checkpointing);
+  EXPECT_GE(all.front().figures.tokens_per_s, figures_of(in_tiers).tokens_per_s);
+
+  alone.compute = {1, 2, 1, 2};  // a second forward costs a third more
+  for (const Candidate& candidate : search(alone)) {
+    EXPECT_FALSE(candidate.config.activation_checkpointing) << candidate.name;
+  }
 }
 
 TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {

@@ -196,6 +196,29 @@ TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
   EXPECT_LT(shared, seconds(0));  // where all that can be is, forward has too little
 }
 
+TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
+  for (const std::uint64_t micro_batches : {1u, 2u, 5u}) {
+    Config config = config_of(Offload::Cpu, Offload::Cpu);
+    config.accumulation_steps = micro_batches;
+    const Case of = make_case(1, config, false);
+    const StepTimeRequest request = request_of(of);
+    double seconds = 0.0;
+    for (const StepSpan& span : simulate_step(request).spans) {
+      if (span.kind == StepEvent::Kind::Gradients) seconds += span.end - span.begin;
+    }
+    std::uint64_t elements = 0;
+    for (const StageSpec& stage : of.model.stages) {
+      for (const auto parameter : stage.parameters) {
+        if (stage.lookup != parameter) elements += of.model.parameters[parameter].numel();
+      }
+    }
+    ASSERT_GT(elements, 0u);
+    // fp32 in, and a 16-bit sum read and written; the first is not read.
+    const double bytes = static_cast<double>(elements * (micro_batches * (4 + 2 + 2) - 2));
+    EXPECT_NEAR(seconds, bytes / request.rates.memory, seconds * 1e-9);
+  }
+}
+
 TEST(StepTime, GradientsThatSpillCostTheirBytes) {
   const Config config = config_of(Offload::Nvme, Offload::Nvme);
   const Case all = make_case(1, config, false);

@@ -1,0 +1,26 @@
+#include "zero3/disk_rate.h"
+
+#include <algorithm>
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr double waited_min = 0.75;  // of a phase
+constexpr double share_min = 0.25;   // of the probed speed
+
+}  // namespace
+
+void DiskRate::see(double probed_s, double taken_s, double waited_s) {
+  const bool waits = taken_s > 0.0 && waited_s >= waited_min * taken_s;
+  if (!waits || probed_s < share_min * taken_s) return;
+  seen_[count_ % seen_.size()] = probed_s / taken_s;
+  ++count_;
+}
+
+std::optional<double> DiskRate::share() const {
+  if (count_ == 0) return {};
+  const auto end = seen_.begin() + static_cast<std::ptrdiff_t>(std::min(count_, seen_.size()));
+  return *std::max_element(seen_.begin(), end);
+}
+
+}  // namespace artesian::zero3
