@@ -11,6 +11,7 @@ import math
 import numpy
 import torch
 import transformers
+from first_calls import make_first_calls
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_MAX = 65520.0  # from here on a float rounds to infinity in fp16
@@ -105,6 +106,7 @@ def batches(config, tokens, length):
 
 
 def load(directory):
+    make_first_calls()
     return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     ).train()
