@@ -161,9 +161,16 @@ class Engine {
   /// Waits until nothing is in flight. Errors: Timeout, with the table of what is in the kernel.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
   /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:
-  /// where refused (memlock limit), transfers work unregistered. Returns whether it took effect.
+  /// the kernel counts it against the memlock limit once for each ring, and rings for which that
+  /// leaves no room work unregistered, with one line of log. Returns whether any is registered.
   /// Only while nothing is in flight; the memory must outlive the engine.
-  virtual bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept = 0;
+  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
+  /// For the above: rings that can register memory, in the order in which they are to.
+  virtual std::uint32_t rings() const noexcept { return 0; }
+  /// Registers with one of them alone; with no ranges, forgets what it had. Returns 0 or an errno.
+  virtual int register_with_ring(std::uint32_t, std::span<const std::span<std::byte>>) noexcept {
+    return 0;
+  }
   virtual EngineStatistics statistics() const noexcept = 0;
   virtual EngineKind kind() const noexcept = 0;
   /// The engine for transfers of the swap path with this number, whose completions it alone waits

@@ -87,7 +87,6 @@ class EngineBase : public Engine {
   Result<void> drain(Deadline deadline) noexcept final;
   EngineStatistics statistics() const noexcept final;
   EngineKind kind() const noexcept final { return kind_; }
-  bool register_memory(std::span<const std::span<std::byte>>) noexcept override { return false; }
   /// Waits until nothing is in the kernel, at most `stop_seconds`; abandons what then is in flight.
   /// From then on progress threads are to end. Returns whether they can: nothing is in the kernel.
   bool stop() noexcept;
@@ -205,8 +204,10 @@ class EngineOwner final : public Engine {
   void cancel(Completion& completion) noexcept override { engine_->cancel(completion); }
   void abandon(Completion& completion) noexcept override { engine_->abandon(completion); }
   Result<void> drain(Deadline deadline) noexcept override { return engine_->drain(deadline); }
-  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override {
-    return engine_->register_memory(ranges);
+  std::uint32_t rings() const noexcept override { return engine_->rings(); }
+  int register_with_ring(std::uint32_t ring,
+                         std::span<const std::span<std::byte>> ranges) noexcept override {
+    return engine_->register_with_ring(ring, ranges);
   }
   EngineStatistics statistics() const noexcept override { return engine_->statistics(); }
   EngineKind kind() const noexcept override { return engine_->kind(); }

@@ -49,7 +49,11 @@ class LaneEngine final : public EngineBase {
 
   /// Errors: Unsupported (with the kernel's errno), Exhausted (no more threads).
   Result<void> start() noexcept;
-  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override;
+  std::uint32_t rings() const noexcept override {
+    return Queue::registers_memory ? static_cast<std::uint32_t>(lanes_.size()) : 0;
+  }
+  int register_with_ring(std::uint32_t ring,
+                         std::span<const std::span<std::byte>> ranges) noexcept override;
   /// Of the first lane: the others are on the same kernel.
   Polling polling() const noexcept override { return lanes_.front()->queue.polling(); }
   void detach_threads() noexcept override {
@@ -67,6 +71,7 @@ class LaneEngine final : public EngineBase {
     std::vector<Block> blocks;
     std::vector<Block*> free;
     std::vector<Block*> done;
+    FixedBuffers buffers;
     std::atomic<bool> asleep = false;
     Ask ask = Ask::Open;  // this and `answer`: under the mutex
     int answer = 0;       // errno
@@ -88,7 +93,6 @@ class LaneEngine final : public EngineBase {
   const std::uint64_t blocks_per_call_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::condition_variable answered_;
-  FixedBuffers buffers_;
 };
 
 template <typename Queue>
@@ -117,25 +121,16 @@ Result<void> LaneEngine<Queue>::start() noexcept {
 }
 
 template <typename Queue>
-bool LaneEngine<Queue>::register_memory(std::span<const std::span<std::byte>> ranges) noexcept {
-  if constexpr (!Queue::registers_memory) return false;
+int LaneEngine<Queue>::register_with_ring(std::uint32_t ring,
+                                          std::span<const std::span<std::byte>> ranges) noexcept {
+  ARTESIAN_CHECK(ring < rings(), ring, rings());
   Lock locked = lock();
   ARTESIAN_CHECK(in_flight(locked) == 0, in_flight(locked));
-  buffers_ = FixedBuffers(ranges);  // queues look into it only for transfers
-  int failure = 0;
-  for (const auto& lane : lanes_) {
-    lane->ask = Ask::Register;
-    lane->queue.wake();
-    failure = std::max(failure, await_answer(*lane, locked));
-  }
-  if (failure == 0) return true;
-  std::uint64_t bytes = 0;
-  for (const std::span<std::byte> range : ranges) bytes += range.size();
-  log_once(LogLevel::Warning, "io_uring cannot register " + format_size(bytes) + " of buffers (" +
-                                  system_error_text(failure) +
-                                  (failure == ENOMEM ? "; see ulimit -l" : "") +
-                                  "): transfers go unregistered");
-  return false;
+  Lane& lane = *lanes_[ring];
+  lane.buffers = FixedBuffers(ranges);  // the queue looks into it only for transfers
+  lane.ask = Ask::Register;
+  lane.queue.wake();
+  return await_answer(lane, locked);
 }
 
 template <typename Queue>
@@ -148,7 +143,7 @@ template <typename Queue>
 void LaneEngine<Queue>::answer_ask(Lane& lane, Lock& lock) noexcept {
   ARTESIAN_CHECK(lock.owns_lock());
   lane.answer = lane.ask == Ask::Open ? lane.queue.open(options_.queue_depth, options_.polling)
-                                      : lane.queue.register_buffers(buffers_);
+                                      : lane.queue.register_buffers(lane.buffers);
   lane.ask = Ask::Nothing;
   answered_.notify_all();
 }

@@ -38,16 +38,31 @@ class PathEngines final : public Engine {
     }
     return first;
   }
-  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override {
-    bool all = true;
-    for (const auto& engine : engines_) all = engine->register_memory(ranges) && all;
-    return all;
+  std::uint32_t rings() const noexcept override {
+    std::uint32_t sum = 0;
+    for (const auto& engine : engines_) sum += engine->rings();
+    return sum;
   }
+  int register_with_ring(std::uint32_t ring,
+                         std::span<const std::span<std::byte>> ranges) noexcept override;
   EngineStatistics statistics() const noexcept override;
 
  private:
   const std::vector<std::unique_ptr<Engine>> engines_;
 };
+
+/// The first of each path come first, so that what fits is shared between the paths.
+int PathEngines::register_with_ring(std::uint32_t ring,
+                                    std::span<const std::span<std::byte>> ranges) noexcept {
+  for (std::uint32_t turn = 0;; ++turn) {
+    for (const auto& engine : engines_) {
+      if (turn >= engine->rings()) continue;
+      if (ring == 0) return engine->register_with_ring(turn, ranges);
+      --ring;
+    }
+    ARTESIAN_CHECK(turn < threads_max, turn, ring);  // there are fewer rings
+  }
+}
 
 /// Sums; of latencies the worst path's, which is what a step waits for.
 EngineStatistics PathEngines::statistics() const noexcept {

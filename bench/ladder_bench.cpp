@@ -16,11 +16,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/random.h"
 #include "models/registry.h"
+#include "tools/made_up_tokens.h"
 #include "tools/process_setup.h"
 #include "zero3/engine.h"
-#include "zero3/token_batch.h"
 #include "zero3/weights.h"
 
 namespace artesian::bench {
@@ -41,7 +40,12 @@ struct Rung {
 class Run {
  public:
   Run(const Rung& rung, const models::ModelConfig& model, zero3::Engine& engine)
-      : rung_(rung), model_(model), engine_(engine) {}
+      : rung_(rung),
+        engine_(engine),
+        tokens_({.vocabulary = model.vocab_size,
+                 .micro_batches = engine.config().accumulation_steps,
+                 .samples = engine.config().micro_batch_size,
+                 .length = rung.length}) {}
 
   Result<void> run() {
     for (std::uint64_t step = 0; step < rung_.warm_up + rung_.steps; ++step) {
@@ -57,11 +61,7 @@ class Run {
 
  private:
   Result<double> one_step() {
-    std::vector<zero3::TokenBatch> tokens;
-    std::vector<zero3::Batch> batches;
-    for (std::uint64_t micro = 0; micro < engine_.config().accumulation_steps; ++micro) {
-      batches.push_back(fill(tokens.emplace_back(engine_.config().micro_batch_size, rung_.length)));
-    }
+    const std::vector<zero3::Batch> batches = tokens_.next();
     if (rung_.one_by_one) {
       for (const zero3::Batch& batch : batches) {
         ARTESIAN_TRY_VOID(engine_.forward(batch));
@@ -76,14 +76,6 @@ class Run {
     return result.loss;
   }
 
-  zero3::Batch fill(zero3::TokenBatch& batch) {
-    const auto vocabulary = static_cast<std::uint64_t>(model_.vocab_size);
-    for (const auto ids : {batch.ids(), batch.targets()}) {
-      for (auto& id : ids) id = static_cast<std::int64_t>(random_word(1, 0, draw_++) % vocabulary);
-    }
-    return batch.batch();
-  }
-
   Result<void> report() {
     ARTESIAN_TRY(digest, engine_.digest());  // completes the last step's update
     const auto last = engine_.take_completed();
@@ -95,9 +87,8 @@ class Run {
   }
 
   const Rung& rung_;
-  const models::ModelConfig& model_;
   zero3::Engine& engine_;
-  std::uint64_t draw_ = 0;
+  tools::MadeUpTokens tokens_;
 };
 
 Result<void> measure(const Rung& rung) {

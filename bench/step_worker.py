@@ -17,6 +17,9 @@ import numpy
 import torch
 import transformers
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+from first_calls import make_first_calls  # noqa: E402
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -112,6 +115,7 @@ def train(job):
 
 
 def main():
+    make_first_calls()
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
     torch.set_num_threads(2)
     result = train(job)

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "base/check.h"
-#include "base/keep_for_ever.h"
 #include "base/random.h"
 #include "base/units.h"
 
@@ -17,7 +15,6 @@ namespace {
 constexpr std::uint64_t sector_size = 4096;
 constexpr std::uint64_t piece_size_max = 2 << 20;
 constexpr std::size_t pieces_in_flight = 8;
-constexpr double cancel_seconds = 5.0;
 
 // Some disks and hypervisors store zeros, or any repetition, without writing them.
 void fill_incompressible(BufferLease& buffer, std::uint64_t stream) {
@@ -67,12 +64,10 @@ class DiskProbe {
 
   bool timed_out() const noexcept { return timed_out_; }
 
-  // Gives up what hangs. Returns whether all of it came back: only then may this object go.
-  bool abandon() noexcept {
-    for (aio::Completion& completion : completions_) {
-      if (completion.in_flight()) engine_.cancel(completion);
-    }
-    return engine_.drain(Deadline::after_seconds(cancel_seconds)).has_value();
+  // Gives up what hangs: this object may go, and of the buffers those are lost that the kernel may
+  // still read or write (base/buffer.h, Note [Abandoned memory]).
+  void abandon() noexcept {
+    for (aio::Completion& completion : completions_) engine_.abandon(completion);
   }
 
  private:
@@ -148,11 +143,10 @@ Result<DiskSpeed> probe_disk(File& file, Extent range, aio::Engine& engine, pinn
   ARTESIAN_CHECK(range.offset % sector_size == 0 && range.length % sector_size == 0, range.offset);
   ARTESIAN_CHECK(options.bytes >= sector_size && options.seconds > 0, options.bytes);
   range.length = std::min(range.length, round_down(options.bytes, sector_size));
-  auto probe = std::make_unique<DiskProbe>(file, range, engine, deadline);
-  ARTESIAN_TRY_VOID(probe->take_buffers(pool));
-  auto speed = probe->run(options.seconds);
-  // Memory that the kernel may still write to is never freed, not even at the price of a leak.
-  if (probe->timed_out() && !probe->abandon()) keep_for_ever(std::move(probe));
+  DiskProbe probe(file, range, engine, deadline);
+  ARTESIAN_TRY_VOID(probe.take_buffers(pool));
+  auto speed = probe.run(options.seconds);
+  if (probe.timed_out()) probe.abandon();
   return speed;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -23,16 +24,15 @@ constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about 
 constexpr double probe_seconds = 0.4;                // over all paths, per direction
 
 struct Shard {
-  Shard(ShardOptions given, std::uint32_t index, std::uint64_t run_id)
+  explicit Shard(ShardOptions given)
       : options(std::move(given)),
-        blocks(round_up(options.bytes, options.block_bytes) / options.block_bytes),
-        checksums(run_id, index, blocks) {}
+        blocks(round_up(options.bytes, options.block_bytes) / options.block_bytes) {}
 
   ShardOptions options;
   std::uint64_t blocks;
-  BlockChecksums checksums;
-  BufferLease memory;             // device and host homes
-  std::vector<Segment> segments;  // nvme homes; offsets are those in the file
+  std::optional<BlockChecksums> checksums;  // not before the space is there that they are of
+  BufferLease memory;                       // device and host homes
+  std::vector<Segment> segments;            // nvme homes; offsets are those in the file
 
   /// The segment with this byte.
   std::size_t segment_of(std::uint64_t offset) const noexcept {
@@ -143,7 +143,12 @@ TierStore::Impl::~Impl() {
 Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinned::Pool& device,
                                          pinned::Pool& host, FileSystem& files) noexcept {
   ARTESIAN_TRY_VOID(make_memory_homes(std::move(shards), device, host));
-  return make_swap_files(files, host);
+  ARTESIAN_TRY_VOID(make_swap_files(files, host));
+  // Small blocks of what no disk holds would take more memory than there is.
+  for (std::uint32_t index = 0; index < shards_.size(); ++index) {
+    shards_[index].checksums.emplace(options_.run_id, index, shards_[index].blocks);
+  }
+  return {};
 }
 
 Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards,
@@ -151,8 +156,7 @@ Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards
   shards_.reserve(shards.size());
   for (ShardOptions& options : shards) {
     check_shard(options, volumes_.size());
-    const auto index = static_cast<std::uint32_t>(shards_.size());
-    shards_.emplace_back(std::move(options), index, options_.run_id);
+    shards_.emplace_back(std::move(options));
     Shard& shard = shards_.back();
     if (shard.options.home == Tier::Nvme) continue;
     // Homes last for the whole run: from the high end, so that staging at the low end stays whole.
@@ -299,7 +303,7 @@ void TierStore::Impl::check_sealed(const Shard& shard, ByteRange range) const no
   ARTESIAN_CHECK(end % block_bytes == 0 || end == shard.options.bytes, end, block_bytes);
   if (options_.verify == Verify::Off) return;
   for (std::uint64_t block = range.offset / block_bytes; block * block_bytes < end; ++block) {
-    ARTESIAN_CHECK(shard.checksums.generation(block) != 0, shard.options.name, block);
+    ARTESIAN_CHECK(shard.checksums->generation(block) != 0, shard.options.name, block);
   }
 }
 
@@ -378,7 +382,7 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
                                BlockChecksums::Finding finding) {
   verify_failures_.fetch_add(1, std::memory_order_relaxed);
   const bool never = finding == BlockChecksums::Finding::NeverSealed;
-  const std::string generation = std::to_string(shard.checksums.generation(block));
+  const std::string generation = std::to_string(shard.checksums->generation(block));
   Error error = make_error(
       ErrorCode::Corrupt,
       "shard " + shard.options.name + ", block " + std::to_string(block) +
@@ -474,9 +478,9 @@ bool TierStore::writing(ShardId id) const noexcept {
 void TierStore::seal(ShardId id, std::uint64_t block, const std::byte* data) noexcept {
   Shard& shard = impl_->at(id);
   if (impl_->compares(block)) {
-    shard.checksums.seal(block, data, block_length(id, block));
+    shard.checksums->seal(block, data, block_length(id, block));
   } else {
-    shard.checksums.seal_unchecked(block);
+    shard.checksums->seal_unchecked(block);
   }
 }
 
@@ -485,7 +489,7 @@ Result<void> TierStore::verify(ShardId id, std::uint64_t block, const std::byte*
   ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block);
   if (!impl_->compares(block)) return {};
   impl_->blocks_verified_.fetch_add(1, std::memory_order_relaxed);
-  const auto finding = shard.checksums.compare(block, data, block_length(id, block));
+  const auto finding = shard.checksums->compare(block, data, block_length(id, block));
   if (finding == BlockChecksums::Finding::Match) return {};
   return impl_->corrupt(shard, block, finding);
 }

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
-#include "base/random.h"
 #include "models/registry.h"
+#include "tools/made_up_tokens.h"
 #include "tools/training.h"
 #include "zero3/engine.h"
-#include "zero3/token_batch.h"
 
 namespace artesian::tools {
 namespace {
@@ -28,7 +27,13 @@ std::string lacking(const zero3::Config& config) {
 class Measurement {
  public:
   Measurement(const PlanCase& plan, const zero3::Config& config)
-      : plan_(plan), config_(config), module_(models::make_module(*plan.model)) {
+      : plan_(plan),
+        config_(config),
+        module_(models::make_module(*plan.model)),
+        tokens_({.vocabulary = plan.model->vocab_size,
+                 .micro_batches = config.accumulation_steps,
+                 .samples = config.micro_batch_size,
+                 .length = plan.length}) {
     config_.artesian.device_memory = plan.device_bytes;
     config_.artesian.host_memory = plan.host_bytes;
     config_.artesian.activation_memory = plan.activation_bytes;
@@ -65,19 +70,7 @@ class Measurement {
   }
 
   Result<zero3::StepResult> one_step(zero3::Engine& engine) {
-    std::vector<zero3::TokenBatch> tokens;
-    std::vector<zero3::Batch> batches;
-    for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
-      zero3::TokenBatch& batch = tokens.emplace_back(config_.micro_batch_size, plan_.length);
-      for (const auto ids : {batch.ids(), batch.targets()}) {
-        for (auto& id : ids) {
-          const auto vocabulary = static_cast<std::uint64_t>(plan_.model->vocab_size);
-          id = static_cast<std::int64_t>(random_word(1, 0, draw_++) % vocabulary);
-        }
-      }
-      batches.push_back(batch.batch());
-    }
-    ARTESIAN_TRY(losses, engine.forward_backward(batches));
+    ARTESIAN_TRY(losses, engine.forward_backward(tokens_.next()));
     static_cast<void>(losses);
     return engine.step();
   }
@@ -85,7 +78,7 @@ class Measurement {
   const PlanCase& plan_;
   zero3::Config config_;
   const std::unique_ptr<zero3::Module> module_;
-  std::uint64_t draw_ = 0;
+  MadeUpTokens tokens_;
 };
 
 }  // namespace

@@ -1,10 +1,12 @@
 // Proves that small limits of the process change how transfers are done, never what arrives: as
 // another user with 0, 64 KiB or 8 MiB of lockable memory the same bytes come back with one warning
-// (reliability.md test 30), and with 64 file descriptors the engine works or says what it needs
-// (test 34). The limits are the kernel's, each in a child.
+// (reliability.md test 30), also where it has room for one path's ring of two, and with 64 file
+// descriptors the engine works or says what it needs (test 34). The limits are the kernel's, each
+// in a child.
 #include <grp.h>
 #include <sys/resource.h>
 
+#include "aio/path_engines.h"
 #include "pinned/pool.h"
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/process.h"
@@ -44,11 +46,14 @@ class Limits : public EngineFixture {
   static void count_warnings() {
     warnings_ = 0;
     set_log_sink([](LogLevel level, std::string_view line) {
-      warnings_ += level == LogLevel::Warning ? 1 : 0;
+      if (level != LogLevel::Warning) return;
+      ++warnings_;
+      warning_ = line;
       std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
     });
   }
   static inline int warnings_ = 0;
+  static inline std::string warning_;  // the last
 };
 ARTESIAN_REAL_ENGINES(Limits);
 
@@ -102,6 +107,48 @@ TEST_P(Limits, MemoryThatCannotBeRegisteredIsUsedUnregistered) {
     read.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
     run(**engine, read);
     return read.result() && filled_right(read.take_buffer(), 0, 4096) ? 0 : 3;
+  });
+  if (status == 77) GTEST_SKIP() << "cannot become another user";
+  EXPECT_EQ(status, 0);
+}
+
+TEST_P(Limits, OfTwoPathsRingsThoseRegisterForWhichThereIsRoom) {
+  if (geteuid() != 0 || !is_ring()) GTEST_SKIP() << "needs root, and rings";
+  if (test_support::sanitized) GTEST_SKIP() << "this build's mlock does nothing";
+  constexpr std::uint64_t size = 5 << 20;
+  const auto file = create("file", Direct::IfAligned);
+  const int status = run_in_child([&] {
+    // A user of its own: the kernel adds up what all processes of a user have registered.
+    const auto user = static_cast<uid_t>(100'000 + getpid());
+    const rlimit locked{.rlim_cur = 8 << 20, .rlim_max = 8 << 20};
+    if (setrlimit(RLIMIT_MEMLOCK, &locked) != 0 || setgroups(0, nullptr) != 0) return 77;
+    if (setresgid(user, user, user) != 0 || setresuid(user, user, user) != 0) return 77;
+    count_warnings();
+    auto engines = make_path_engines(2, [&] { return make_engine(kind(), {.queue_depth = 4}); });
+    auto pool = pinned::Pool::create({.bytes = size, .name = "test pool"});
+    if (!engines || !pool || !(*pool)->statistics().locked) return 1;
+    const std::span<std::byte> ranges[] = {(*pool)->range()};
+    if (!(*engines)->register_memory(ranges) || warnings_ != 1) return 2;
+    if (warning_.find("io_uring registers 5.00 MiB of buffers with 1 of 2 rings") != 0) return 3;
+    if (warning_.find("see ulimit -l") == std::string::npos) return 4;
+    for (std::uint32_t path = 0; path < 2; ++path) {
+      Engine& engine = (*engines)->for_path(path);
+      for (const Operation operation : {Operation::Write, Operation::Read}) {
+        BufferLease lease = (*pool)->lease(size).value();
+        std::memset(lease.data(), 0xee, size);
+        if (operation == Operation::Write) fill(lease.data(), 7 + path, size);
+        Completion completion;
+        completion.prepare({.operation = operation, .file = file.get(), .length = size},
+                           std::move(lease));
+        submit(engine, completion);
+        if (!engine.wait(completion, Deadline::after_seconds(patience_s))) return 5;
+        if (!completion.result()) return 6;
+        if (!filled_right(completion.take_buffer(), 7 + path, size)) return 7;
+      }
+      const EngineStatistics statistics = engine.statistics();
+      if (statistics.blocks_registered != (path == 0 ? statistics.blocks : 0)) return 8;
+    }
+    return warnings_ == 1 ? 0 : 9;
   });
   if (status == 77) GTEST_SKIP() << "cannot become another user";
   EXPECT_EQ(status, 0);

@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
+#include <utility>
 
+#include "base/log.h"
 #include "tests/support/baseline.h"
 #include "tests/support/memory_files.h"
 
@@ -60,6 +64,72 @@ TEST_F(Held, APathThatStallsLeavesTheOtherItsSlots) {
   EXPECT_EQ(all.bytes_written, 20u * 4096);
   EXPECT_EQ(all.blocks, 20u);
   EXPECT_EQ(both->for_path(0).statistics().bytes_written, 4u * 4096);
+}
+
+/// An engine with rings, of all of which `room` may register memory.
+class LimitedRings final : public Engine {
+ public:
+  struct Shared {
+    std::uint32_t room = 0;
+    std::vector<std::pair<const Engine*, std::uint32_t>> registered;  // engine, its ring
+  };
+  LimitedRings(std::uint32_t rings, Shared& shared) : rings_(rings), shared_(shared) {}
+  std::uint32_t rings() const noexcept override { return rings_; }
+  int register_with_ring(std::uint32_t ring,
+                         std::span<const std::span<std::byte>> ranges) noexcept override {
+    std::erase(shared_.registered, std::pair<const Engine*, std::uint32_t>(this, ring));
+    if (ranges.empty()) return 0;
+    if (shared_.registered.size() >= shared_.room) return ENOMEM;
+    shared_.registered.emplace_back(this, ring);
+    return 0;
+  }
+  void submit(std::span<Completion* const>) noexcept override {}
+  Result<void> wait(Completion&, Deadline) noexcept override { return {}; }
+  void cancel(Completion&) noexcept override {}
+  void abandon(Completion&) noexcept override {}
+  Result<void> drain(Deadline) noexcept override { return {}; }
+  EngineStatistics statistics() const noexcept override { return {}; }
+  EngineKind kind() const noexcept override { return EngineKind::IoUring; }
+
+ private:
+  const std::uint32_t rings_;
+  Shared& shared_;
+};
+
+TEST(PathEngines, ShareTheRoomForRegisteredMemoryInTurn) {
+  LimitedRings::Shared shared;
+  std::vector<std::uint32_t> rings{2, 0, 3};  // of each path
+  auto all =
+      make_path_engines(3, [&, path = 0u]() mutable -> Result<std::unique_ptr<Engine>> {
+        return std::unique_ptr<Engine>(std::make_unique<LimitedRings>(rings[path++], shared));
+      }).value();
+  const Engine* const first = &all->for_path(0);
+  const Engine* const third = &all->for_path(2);
+  const std::vector<std::pair<const Engine*, std::uint32_t>> order{
+      {first, 0}, {third, 0}, {first, 1}, {third, 1}, {third, 2}};
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  std::array<std::byte, 4096> memory{};
+  const std::span<std::byte> ranges[] = {memory};
+  EXPECT_EQ(all->rings(), 5u);
+  for (const std::uint32_t room : {5u, 3u, 0u}) {  // what was registered before is forgotten
+    shared.room = room;
+    EXPECT_EQ(all->register_memory(ranges), room != 0);
+    auto registered = shared.registered;
+    ASSERT_EQ(registered.size(), room);
+    for (std::uint32_t ring = 0; ring < room; ++ring) {
+      EXPECT_EQ(std::count(registered.begin(), registered.end(), order[ring]), 1) << ring;
+    }
+  }
+  set_log_sink({});
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0],
+            "io_uring registers 4.00 KiB of buffers with 3 of 5 rings, each of which counts them "
+            "anew (Cannot allocate memory; see ulimit -l): transfers of the others go "
+            "unregistered");
+  EXPECT_EQ(lines[1],
+            "io_uring cannot register 4.00 KiB of buffers (Cannot allocate memory; see ulimit "
+            "-l): transfers go unregistered");
 }
 
 TEST(PathEngines, OfOnePathAreTheEngineItself) {

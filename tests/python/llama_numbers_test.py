@@ -205,13 +205,15 @@ def test_each_rotary_embedding_differs_from_the_others(inputs):
     assert min(gaps) > 2 * gpt2.FP32_TOLERANCE, losses
 
 
-# Where gradients are rounded is the engine's, and numbers_test.py tells it closer: here a single
-# large element that rounds the other way shows.
-FIRST_NORM_TOLERANCE = 1e-6
+# One element may have 0.2% of the square norm here. If it lies in the middle between two 16-bit
+# numbers, the order of an fp32 sum decides how it rounds, and that alone moves the norm by so much;
+# first_gradients_test.py shows of every element that it is rounded where it should be.
+FIRST_NORM_TOLERANCE = {"bf16": 1.6e-5, "fp16": 2e-6}
 ROUNDED = {
     "bf16": ("grouped", {"bf16": {"enabled": True}}),
     "bf16 tied": ("tied", {"bf16": {"enabled": True}, "accumulation": 3}),
     "fp16": ("wide heads", {"fp16": gpt2.HALF, "accumulation": 2}),
+    "fp16 biases": ("biases", {"fp16": gpt2.HALF, "accumulation": 2}),
 }
 
 
@@ -223,7 +225,7 @@ def test_16_bit_rounds_where_the_rules_say(inputs, tmp_path, run):
     flags = ["--save", tmp_path / "saved"]
     ours, expected = gpt2.train_both(inputs, tmp_path, config, *flags, model=model)
     dtype = "fp16" if "fp16" in config else "bf16"
-    gpt2.assert_16_bit_run(ours, expected, FIRST_NORM_TOLERANCE)
+    gpt2.assert_16_bit_run(ours, expected, FIRST_NORM_TOLERANCE[dtype])
     assert_reloads(tmp_path / "saved", inputs[0] / model, reference.DTYPES[dtype])
 
 

@@ -11,6 +11,7 @@ import math
 import numpy
 import torch
 import transformers
+from first_calls import make_first_calls
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_MAX = 65520.0  # from here on a float rounds to infinity in fp16
@@ -105,6 +106,7 @@ def batches(config, tokens, length):
 
 
 def load(directory):
+    make_first_calls()
     return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     ).train()
@@ -220,29 +222,46 @@ def add_micro_batch(model, gradients, ids, targets, multiplier):
     return loss.item()
 
 
+def sum_gradients(model, master, config, source, multiplier):
+    """One step's (RoundedGradients, sums by name, losses of the micro-batches)."""
+    name = "fp16" if "fp16" in config else "bf16"
+    accumulated = config.get("data_types", {}).get("grad_accum_dtype", name)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.copy_(master[parameter_name].to(DTYPES[name]))
+    gradients = RoundedGradients(DTYPES[name], DTYPES.get(accumulated, torch.float32))
+    losses = [
+        add_micro_batch(model, gradients, *next(source), multiplier)
+        for _ in range(config["gradient_accumulation_steps"])
+    ]
+    return gradients, gradients.finish(embedding_name(model)), losses
+
+
+def master_weights(model):
+    return {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+
+
+def first_gradients(directory, config, tokens, length):
+    """The first step's sums by name, as they are kept: in 16 bit, times the loss scale."""
+    model = load(directory)
+    scale = LossScaler(config.get("fp16", {"loss_scale": 1.0})).scale
+    source = batches(config, tokens, length)
+    multiplier = scale / config["gradient_accumulation_steps"]
+    return sum_gradients(model, master_weights(model), config, source, multiplier)[1]
+
+
 def train_16_bit(directory, config, tokens, length, steps):
     """fp32 master weights; forward and backward in fp32 from weights rounded to 16 bit."""
-    name = "fp16" if "fp16" in config else "bf16"
-    dtype = DTYPES[name]
-    accumulated = config.get("data_types", {}).get("grad_accum_dtype", name)
     model = load(directory)
-    master = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    master = master_weights(model)
     optimizer = make_optimizer(config, master.values())
     source = batches(config, tokens, length)
-    accumulation = config["gradient_accumulation_steps"]
     scaler = LossScaler(config.get("fp16", {"loss_scale": 1.0}))
     log, ratios, updates = [], [], 0
     for step in range(steps):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(master[name].to(dtype))
         scale = scaler.scale
-        gradients = RoundedGradients(dtype, DTYPES.get(accumulated, torch.float32))
-        losses = [
-            add_micro_batch(model, gradients, *next(source), scale / accumulation)
-            for _ in range(accumulation)
-        ]
-        sums = gradients.finish(embedding_name(model))
+        multiplier = scale / config["gradient_accumulation_steps"]
+        gradients, sums, losses = sum_gradients(model, master, config, source, multiplier)
         overflow = not all(bool(value.isfinite().all()) for value in sums.values())
         norm = square_norm(sums.values()) / scale
         lr = learning_rate(config, updates)

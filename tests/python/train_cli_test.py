@@ -628,6 +628,9 @@ def test_an_existing_save_folder_is_refused(place):
 def test_saved_models_load_and_train_on(place, dtype):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    from first_calls import make_first_calls
+
+    make_first_calls()
     out = place.folder / "out"
     first = place.trained(steps=3, save=f"{out}/", save_dtype=dtype, order="sequential")
     model, report = transformers.GPT2LMHeadModel.from_pretrained(out, output_loading_info=True)

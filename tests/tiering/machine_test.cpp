@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <latch>
 
 #include "tests/tiering/tier_store_harness.h"
 
@@ -117,6 +119,46 @@ TEST(DiskProbe, GivesUpAtTheDeadline) {
   EXPECT_EQ(harness.staging->statistics().bytes_in_use, 0u);  // cancelled, and all came back
   harness.memory_engine->release();
   EXPECT_TRUE(store->close().has_value());
+}
+
+/// No answer before release().
+class NoAnswers final : public aio::FaultSeam {
+ public:
+  std::int64_t answer(const aio::Block&, std::int64_t result) noexcept override {
+    asked_ = true;
+    released_.wait();
+    return result;
+  }
+  void release() { released_.count_down(); }
+  bool asked() const { return asked_; }
+
+ private:
+  std::atomic<bool> asked_ = false;
+  std::latch released_{1};
+};
+
+// Where the kernel has blocks of the probe when its deadline passes, their buffer alone is lost:
+// file, pool and engine may go as ever.
+TEST(DiskProbe, LosesNothingButWhatTheKernelHasOnADiskThatHangs) {
+  const test_support::TemporaryDirectory directory;
+  constexpr std::uint64_t piece = 2 << 20;
+  NoAnswers hung;
+  auto pool = pinned::Pool::create({.bytes = 32 << 20, .lock = pinned::Lock::Never}).value();
+  auto engine = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}, &hung).value();
+  auto file = system_files().open(directory.file("f"), {.create = Create::Exclusive}).value();
+  const Extent range{.offset = 4096, .length = 4 * piece};
+  ASSERT_TRUE(file->allocate(range.offset + range.length).has_value());
+  const auto late = probe_disk(*file, range, *engine, *pool, {}, Deadline::after_seconds(0.3));
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::Timeout);
+  // The four blocks that the kernel may have are of the first piece, unless all came too late.
+  const std::uint64_t lost = pool->statistics().bytes_in_use;
+  EXPECT_TRUE(lost == piece || (lost == 0 && !hung.asked())) << lost;
+  EXPECT_TRUE(engine->drain(Deadline::after_seconds(0)).has_value());
+  file.reset();
+  hung.release();
+  engine.reset();
+  pool.reset();
 }
 
 TEST(DiskProbe, APathThatNoShardUsesHasNoSpeed) {

@@ -106,21 +106,12 @@ Result<void> write(Paths& paths, TierStore& store, ShardId id, ByteRange range,
                    std::uint64_t version = 1) {
   BufferLease buffer = paths.pool->lease(range.length).value();
   fill_range(buffer.data(), id, range, version);
-  const std::uint64_t block_bytes = store.shard(id).block_bytes;
-  for (std::uint64_t done = 0; done < range.length; done += block_bytes) {
-    store.seal(id, (range.offset + done) / block_bytes, buffer.data() + done);
-  }
-  Transfer transfer;
-  store.write(transfer, id, range, std::move(buffer), aio::Priority::WriteBack);
-  return store.wait(transfer, id);
+  return write_buffer(store, id, range, std::move(buffer));
 }
 
 /// Errors: of the transfer, and of the first block that is not what was written.
 Result<BufferLease> read(Paths& paths, TierStore& store, ShardId id, ByteRange range) {
-  Transfer transfer;
-  store.read(transfer, id, range, paths.pool->lease(range.length).value(), aio::Priority::Demand);
-  ARTESIAN_TRY_VOID(store.wait(transfer, id));
-  BufferLease buffer = transfer.take_buffer();
+  ARTESIAN_TRY(buffer, read_buffer(store, id, range, paths.pool->lease(range.length).value()));
   const std::uint64_t block_bytes = store.shard(id).block_bytes;
   if (range.offset % block_bytes != 0) return buffer;
   for (std::uint64_t done = 0; done < range.length; done += block_bytes) {

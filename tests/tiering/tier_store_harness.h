@@ -119,11 +119,9 @@ inline void fill(std::byte* data, std::uint64_t length, std::uint64_t stream) {
   }
 }
 
-/// Fills, seals and writes a range of whole blocks, and waits.
-inline Result<void> write_range(Harness& harness, TierStore& store, ShardId id, ByteRange range,
-                                std::uint64_t stream) {
-  BufferLease buffer = harness.buffer(range.length);
-  fill(buffer.data(), range.length, stream);
+/// Seals and writes a range of whole blocks that are in the buffer, and waits.
+inline Result<void> write_buffer(TierStore& store, ShardId id, ByteRange range,
+                                 BufferLease buffer) {
   const std::uint64_t block_bytes = store.shard(id).block_bytes;
   for (std::uint64_t done = 0; done < range.length; done += block_bytes) {
     store.seal(id, (range.offset + done) / block_bytes, buffer.data() + done);
@@ -133,13 +131,26 @@ inline Result<void> write_range(Harness& harness, TierStore& store, ShardId id, 
   return store.wait(completion, id);
 }
 
-/// Reads a range; the buffer, or the error.
-inline Result<BufferLease> read_range(Harness& harness, TierStore& store, ShardId id,
-                                      ByteRange range) {
+/// Fills, seals and writes a range of whole blocks, and waits.
+inline Result<void> write_range(Harness& harness, TierStore& store, ShardId id, ByteRange range,
+                                std::uint64_t stream) {
+  BufferLease buffer = harness.buffer(range.length);
+  fill(buffer.data(), range.length, stream);
+  return write_buffer(store, id, range, std::move(buffer));
+}
+
+/// Reads a range into the buffer and returns it, or the error.
+inline Result<BufferLease> read_buffer(TierStore& store, ShardId id, ByteRange range,
+                                       BufferLease buffer) {
   Transfer completion;
-  store.read(completion, id, range, harness.buffer(range.length), aio::Priority::Demand);
+  store.read(completion, id, range, std::move(buffer), aio::Priority::Demand);
   ARTESIAN_TRY_VOID(store.wait(completion, id));
   return completion.take_buffer();
+}
+
+inline Result<BufferLease> read_range(Harness& harness, TierStore& store, ShardId id,
+                                      ByteRange range) {
+  return read_buffer(store, id, range, harness.buffer(range.length));
 }
 
 }  // namespace artesian::tiering

@@ -314,6 +314,17 @@ TEST(TierStoreOpen, AFullDiskIsRefusedWithFigures) {
   EXPECT_TRUE(harness.files().list("/disk").value().empty());
 }
 
+// The table of a shard's checksums is 16 bytes for each of its blocks: here 4 TiB.
+TEST(TierStoreOpen, AFullDiskIsRefusedBeforeTheChecksumsTakeMemory) {
+  Harness harness(Backend::Memory);
+  const auto refused = harness.open({nvme_shard("s", 1ull << 50, sector)});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::NoSpace) << refused.error().to_string();
+  EXPECT_NE(refused.error().message.find("needs 1024 TiB"), std::string::npos)
+      << refused.error().to_string();
+  EXPECT_TRUE(harness.files().list("/disk").value().empty());
+}
+
 class TierStoreDeathTest : public testing::Test {
  protected:
   TierStoreDeathTest() {

@@ -12,12 +12,16 @@ needs to read.
 import copy
 import json
 import os
+import pathlib
 import sys
 
 import numpy
 import torch
 from safetensors.numpy import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tools"))
+from first_calls import make_first_calls  # noqa: E402
 
 BASE = {
     "model_type": "gpt2",
@@ -133,6 +137,7 @@ def make(seed, config, samples, length):
 
 
 def main():
+    make_first_calls()
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
     for kind, base, variants in [("gpt2", BASE, VARIANTS), ("llama", LLAMA, LLAMA_VARIANTS)]:
         for seed, (name, (changes, samples, length)) in enumerate(variants.items()):

@@ -1,0 +1,36 @@
+// Engine::register_memory: what engines of every kind share of it.
+#include <cerrno>
+#include <string>
+
+#include "aio/engine.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace artesian::aio {
+
+bool Engine::register_memory(std::span<const std::span<std::byte>> ranges) noexcept {
+  const std::uint32_t all = rings();
+  std::uint32_t registered = 0;
+  int refusal = 0;
+  // What they had before takes room, too.
+  for (std::uint32_t ring = 0; ring < all; ++ring) (void)register_with_ring(ring, {});
+  while (registered < all && refusal == 0) {
+    refusal = register_with_ring(registered, ranges);
+    if (refusal == 0) ++registered;
+  }
+  if (refusal == 0) return registered != 0;
+  (void)register_with_ring(registered, {});  // one that polls is two: neither, or both
+  std::uint64_t bytes = 0;
+  for (const std::span<std::byte> range : ranges) bytes += range.size();
+  const std::string why = system_error_text(refusal) + (refusal == ENOMEM ? "; see ulimit -l" : "");
+  const std::string size = format_size(bytes) + " of buffers";
+  log_once(LogLevel::Warning,
+           registered == 0
+               ? "io_uring cannot register " + size + " (" + why + "): transfers go unregistered"
+               : "io_uring registers " + size + " with " + std::to_string(registered) + " of " +
+                     std::to_string(all) + " rings, each of which counts them anew (" + why +
+                     "): transfers of the others go unregistered");
+  return registered != 0;
+}
+
+}  // namespace artesian::aio
