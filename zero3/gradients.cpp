@@ -51,6 +51,13 @@ Result<StagingItem*> Gradients::next_item() noexcept {
   return item;
 }
 
+Result<void> Gradients::finish_ring() noexcept {
+  const std::uint64_t before = system_clock().now_ns();
+  auto finished = state_.ring().finish();
+  wait_ns_ += system_clock().now_ns() - before;
+  return finished;
+}
+
 bool Gradients::on_device(std::uint32_t unit) const noexcept {
   return state_.separate_device() && state_.placement().units[unit].grad == Tier::Device;
 }
@@ -184,7 +191,7 @@ Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>
     state_.store().seal(shard, group, item->data());
     item->write(shard, {first * size, count * size}, 0);
   }
-  return state_.ring().finish();  // the next reader of this unit must find it written
+  return finish_ring();  // the next reader of this unit must find it written
 }
 
 Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,

@@ -95,6 +95,7 @@ class Gradients {
   void norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
                     const std::byte* data) noexcept;
   Result<tiering::StagingItem*> next_item() noexcept;
+  Result<void> finish_ring() noexcept;
   bool on_device(std::uint32_t unit) const noexcept;
   bool leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/clock.h"
 #include "base/random.h"
 #include "kernels/gradient.h"
 #include "tests/zero3/tiers.h"
@@ -191,6 +192,53 @@ TEST_P(GradientsIn, WithoutAnyAreZero) {
   ASSERT_TRUE(gradients_.complete().has_value());
   EXPECT_EQ(gradients_.norm().value().sum_squares, 0.0);
   EXPECT_EQ(accumulated(0), std::vector<std::byte>(expected_[0].size()));
+}
+
+/// Knows how long whoever uses it was kept waiting.
+class TimedEngine final : public aio::Engine {
+ public:
+  explicit TimedEngine(std::unique_ptr<aio::Engine> engine) : engine_(std::move(engine)) {}
+  void submit(std::span<aio::Completion* const> completions) noexcept override {
+    engine_->submit(completions);
+  }
+  Result<void> wait(aio::Completion& completion, Deadline deadline) noexcept override {
+    const std::uint64_t before = system_clock().now_ns();
+    auto waited = engine_->wait(completion, deadline);
+    waited_ns += system_clock().now_ns() - before;
+    return waited;
+  }
+  void cancel(aio::Completion& completion) noexcept override { engine_->cancel(completion); }
+  void abandon(aio::Completion& completion) noexcept override { engine_->abandon(completion); }
+  Result<void> drain(Deadline deadline) noexcept override { return engine_->drain(deadline); }
+  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override {
+    return engine_->register_memory(ranges);
+  }
+  aio::EngineStatistics statistics() const noexcept override { return engine_->statistics(); }
+  aio::EngineKind kind() const noexcept override { return engine_->kind(); }
+
+  std::uint64_t waited_ns = 0;
+
+ private:
+  std::unique_ptr<aio::Engine> engine_;
+};
+
+TEST(SpilledGradients, CountTheWaitForTheirWrites) {
+  auto timed = std::make_unique<TimedEngine>(
+      aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value());
+  const TimedEngine& engine = *timed;
+  // One sub-group a unit: what is waited for is the write at the end alone.
+  const Tiers tiers(make_model(false), {.grad = Tier::Nvme, .sub_group = 1 << 18},
+                    std::move(timed));
+  Gradients gradients(*tiers.state);
+  gradients.begin_step();
+  const std::uint64_t before = engine.waited_ns;
+  for (std::uint32_t unit = 0; unit < tiers.layout().units.size(); ++unit) {
+    ASSERT_EQ(tiers.state->placement().sub_group_count(unit), 1u);
+    ASSERT_TRUE(gradients.add(unit, {}).has_value());
+  }
+  const double waited = static_cast<double>(engine.waited_ns - before) * 1e-9;
+  EXPECT_GT(waited, 0.0);
+  EXPECT_GE(gradients.wait_seconds(), waited * (1 - 1e-9));
 }
 
 std::string case_name(const testing::TestParamInfo<GradientsIn::ParamType>& info) {

@@ -71,8 +71,11 @@ class Tiers {
   bool closed_ = false;
 
  public:
-  Tiers(SmallModel described, const TierOptions& options) : model(std::move(described)) {
-    engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
+  /// `engine`: null for one of threads.
+  Tiers(SmallModel described, const TierOptions& options,
+        std::unique_ptr<aio::Engine> engine = nullptr)
+      : engine_(std::move(engine)), model(std::move(described)) {
+    if (!engine_) engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
     state = ModelState::create(
                 state_options(place(model, options, directory_.path()), directory_.path()),
                 *engine_, system_files(), executor_)
