@@ -1,8 +1,10 @@
 #include "tools/planner.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/units.h"
+#include "zero3/under_backward.h"
 
 namespace artesian::tools {
 
@@ -93,8 +95,10 @@ struct Simulated {
   zero3::StepTime time;
 };
 
+constexpr std::uint32_t none_under_backward = zero3::StepPlanRequest().first_under_backward;
+
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
-                           std::uint64_t micro_batches) {
+                           std::uint64_t micro_batches, std::uint32_t first_under_backward) {
   ARTESIAN_TRY(step,
                zero3::plan_step({.placement = &placement,
                                  .stages = plan.stages,
@@ -104,7 +108,8 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .tokens = tokens_of(plan),
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .separate_device = plan.gpu,
-                                 .ranks = plan.ranks}));
+                                 .ranks = plan.ranks,
+                                 .first_under_backward = first_under_backward}));
   Simulated done;
   done.moved = step.moved;
   done.time = zero3::simulate_step({.placement = &placement,
@@ -113,6 +118,47 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                     .rates = plan.rates,
                                     .stages = stage_seconds(plan)});
   return done;
+}
+
+/// As the engine decides it, from a step without.
+std::uint32_t first_under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
+                                      const Simulated& without, std::uint64_t micro_batches) {
+  if (!zero3::may_update_under_backward(plan.config)) return none_under_backward;
+  zero3::MovedByKind update;
+  for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+    update += zero3::update_moves(placement, unit, plan.gpu, /*live=*/true);
+  }
+  const auto disk_seconds = [&](const zero3::Moved& moved) {
+    const auto at = [](std::uint64_t bytes, double rate) {
+      return bytes == 0 ? 0.0 : static_cast<double>(bytes) / rate;
+    };
+    return at(moved.nvme_read, plan.rates.disk_read) + at(moved.nvme_write, plan.rates.disk_write);
+  };
+  const double update_disk = disk_seconds(update.total());
+  const double others = std::max(0.0, disk_seconds(without.moved.total()) - update_disk);
+  const zero3::StageSeconds seconds = stage_seconds(plan);
+  const auto sum = [](const std::vector<double>& stages) {
+    return std::accumulate(stages.begin(), stages.end(), 0.0);
+  };
+  const auto group = static_cast<double>(group_of(plan, placement.inputs));
+  const double part = group / static_cast<double>(micro_batches);
+  const double computed = without.time.busy[static_cast<std::size_t>(Resource::Compute)];
+  const zero3::UpdateTimes times{
+      .forward = group * sum(seconds.forward),
+      .backward = group * sum(seconds.backward),
+      .forward_disk = part * others / 2,
+      .backward_disk = part * others / 2,
+      .update = plan.gpu ? 0.0 : std::max(0.0, computed - without.time.model_seconds),
+      .update_disk = update_disk};
+  return zero3::first_under_backward(placement, *plan.stages, zero3::share_under_backward(times));
+}
+
+Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
+                           std::uint64_t micro_batches) {
+  ARTESIAN_TRY(without, simulate(plan, placement, micro_batches, none_under_backward));
+  const std::uint32_t first = first_under_backward_of(plan, placement, without, micro_batches);
+  if (first >= placement.units.size()) return without;
+  return simulate(plan, placement, micro_batches, first);
 }
 
 /// b + (b - a) * further, for each figure.

@@ -499,7 +499,8 @@ Result<void> Engine::Impl::update_under_backward(std::size_t stage) {
   return {};
 }
 
-/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a group's.
+/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a
+/// group's.
 UpdateTimes Engine::Impl::update_times(const StepResult& whole, double part) const {
   const double update_disk = disk_seconds(state->disks(), update_bytes);
   const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
@@ -507,7 +508,7 @@ UpdateTimes Engine::Impl::update_times(const StepResult& whole, double part) con
           .backward = part * whole.backward_s,
           .forward_disk = part * others / 2,
           .backward_disk = part * others / 2,
-          .update = whole.optimizer_s - whole.wait_optimizer_s,
+          .update = state->separate_device() ? 0.0 : whole.optimizer_s - whole.wait_optimizer_s,
           .update_disk = update_disk};
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/clock.h"
 #include "kernels/cast.h"
 #include "kernels/checksum.h"
 #include "kernels/split_master.h"
@@ -268,7 +269,9 @@ Result<void> Optimizer::finish_step() noexcept {
   ARTESIAN_TRY_VOID(update_up_to(all_units_.back()));
   pass_ = Pass::None;
   ARTESIAN_TRY_VOID(stream_.finish());
+  const std::uint64_t before = system_clock().now_ns();
   ARTESIAN_TRY_VOID(state_.ring().finish());
+  drained_ns_ += system_clock().now_ns() - before;
   return state_.separate_device() ? state_.device().join_queues() : Result<void>();
 }
 

@@ -63,7 +63,10 @@ class Optimizer {
       std::uint32_t parameter,
       const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
 
-  double wait_seconds() const noexcept { return stream_.wait_seconds(); }
+  /// Seconds in which the disk was waited for so far.
+  double wait_seconds() const noexcept {
+    return stream_.wait_seconds() + static_cast<double>(drained_ns_) * 1e-9;
+  }
 
  private:
   Result<void> fill(const SubGroup& group, WeightSource& weights) noexcept;
@@ -86,6 +89,7 @@ class Optimizer {
   std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
   std::size_t updated_ = 0;           // of these
   std::size_t final_ = 0;             // of these: their gradients are final
+  std::uint64_t drained_ns_ = 0;      // waited for the last writes of a pass
 };
 
 }  // namespace artesian::zero3

@@ -98,6 +98,24 @@ TEST_F(Planner, AStepOfManyMicroBatchesIsCarriedOn) {
   EXPECT_EQ(c.tokens, 1000u * 2 * 64);
 }
 
+TEST_F(Planner, WithoutClippingBackwardTakesAPartOfTheUpdate) {
+  PlanCase clipped = on_nvme();
+  clipped.config.accumulation_steps = 1;
+  clipped.config.check_grad_overflow = false;
+  clipped.rates.disk_read = 4e8;  // forward alone is too short for the update
+  clipped.rates.disk_write = 2e8;
+  clipped.compute = {1e-3, 2e-3, 2e-3, 4e-3};
+  PlanCase free = clipped;
+  free.config.gradient_clipping = 0.0;
+  const PlanFigures before = figures_of(clipped);
+  const PlanFigures after = figures_of(free);
+  EXPECT_LT(after.time.seconds, before.time.seconds);
+  EXPECT_GT(after.moved.param.nvme_read, before.moved.param.nvme_read);  // for the next forward
+  EXPECT_EQ(after.moved.optimizer, before.moved.optimizer);
+  free.config.check_grad_overflow = true;
+  EXPECT_EQ(figures_of(free).time.seconds, before.time.seconds);
+}
+
 TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
   for (const Offload param : {Offload::None, Offload::Cpu, Offload::Nvme}) {
     for (const bool gpu : {false, true}) {

@@ -210,9 +210,6 @@ class TimedEngine final : public aio::Engine {
   void cancel(aio::Completion& completion) noexcept override { engine_->cancel(completion); }
   void abandon(aio::Completion& completion) noexcept override { engine_->abandon(completion); }
   Result<void> drain(Deadline deadline) noexcept override { return engine_->drain(deadline); }
-  bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept override {
-    return engine_->register_memory(ranges);
-  }
   aio::EngineStatistics statistics() const noexcept override { return engine_->statistics(); }
   aio::EngineKind kind() const noexcept override { return engine_->kind(); }
 
