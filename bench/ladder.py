@@ -50,8 +50,7 @@ def config_of(name, settings, folder):
     if "buffer_count" in settings:
         zero["offload_optimizer"]["buffer_count"] = settings["buffer_count"]
     base = step_jobs.base_config(step_jobs.CONTESTANTS["artesian_bf16"])
-    return base | {
-        "gradient_clipping": 0.0,  # else the update waits for backward's end
+    return base | step_jobs.FREE | {
         "gradient_accumulation_steps": MICRO_BATCHES,
         "zero_optimization": zero,
         "artesian": {

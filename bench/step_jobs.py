@@ -15,6 +15,8 @@ MODELS = {  # layers, hidden, heads, vocabulary; budget of each of our tiers
 }
 LENGTH = 128
 CLIPPING = 1.0
+# No update waits for the last gradient of its step.
+FREE = {"gradient_clipping": 0.0, "bf16": {"enabled": True, "check_grad_overflow": False}}
 SETTLED = 3  # steps after which an engine of ours measures nothing more to decide by
 OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 AIO = {

@@ -45,8 +45,8 @@ constexpr ConfigKey keys[] = {
     {.path = "gradient_clipping",
      .type = Real,
      .fallback = "1.0",
-     .text = "largest global L2 norm of the gradients; 0 turns clipping off, and in bf16 lets the "
-             "optimizer run under backward"},
+     .text = "largest global L2 norm of the gradients; 0 turns clipping off, and with "
+             "bf16.check_grad_overflow false lets the optimizer run under backward"},
     {.path = "steps_per_print",
      .type = PrintSteps,
      .fallback = "null",

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "zero3/residents.h"
+#include "zero3/under_backward.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -460,10 +461,22 @@ class Planner {
       }
     }
     add_inputs(all);
-    for (const auto place : spread_order(state.size())) all.push_back(state[place]);
+    for (const auto place : order_of_state(state)) all.push_back(state[place]);
     movable_ = 0;
     for (const Candidate& each : all) movable_ += each.bytes * each.moves;
     return all;
+  }
+
+  /// Spread over the update; where backward takes a part of it, first what is left to the beginning
+  /// of forward, with little to hide it.
+  std::vector<std::uint64_t> order_of_state(const std::vector<Candidate>& state) const {
+    std::vector<std::uint64_t> order = spread_order(state.size());
+    if (!may_update_under_backward(config_)) return order;
+    const std::vector<bool> early = final_early(plan_.layout, *request_.stages);
+    std::stable_partition(order.begin(), order.end(), [&](std::uint64_t place) {
+      return !early[state[static_cast<std::size_t>(place)].unit];
+    });
+    return order;
   }
 
   /// Without a ring, where nothing remains on NVMe. Returns whether that is so.

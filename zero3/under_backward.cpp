@@ -14,14 +14,13 @@ bool may_update_under_backward(const Config& config) noexcept {
          config.param_dtype != DType::Float16;
 }
 
-std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
-                                                          const std::vector<StageSpec>& stages) {
-  const Layout& layout = placement.layout;
+namespace {
+
+/// [stages] where each unit is met last in backward, which is where forward meets it first; none
+/// where its rows are looked up.
+std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
+                                                         const std::vector<StageSpec>& stages) {
   std::vector<std::vector<std::uint32_t>> by_stage(stages.size());
-  const bool spills =
-      std::any_of(placement.units.begin(), placement.units.end(),
-                  [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
-  if (spills) return by_stage;
   std::set<std::uint32_t> seen;
   for (const StageSpec& stage : stages) {
     if (stage.lookup.has_value()) seen.insert(layout.places[*stage.lookup].unit);
@@ -29,10 +28,32 @@ std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& place
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     for (const auto parameter : graph_parameters(stages[stage])) {
       const std::uint32_t unit = layout.places[parameter].unit;
-      const UnitPlacement& place = placement.units[unit];
-      if (seen.insert(unit).second && place.grad == Tier::Host) by_stage[stage].push_back(unit);
+      if (seen.insert(unit).second) by_stage[stage].push_back(unit);
     }
     std::sort(by_stage[stage].begin(), by_stage[stage].end());
+  }
+  return by_stage;
+}
+
+}  // namespace
+
+std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages) {
+  std::vector<bool> early(layout.units.size(), false);
+  for (const auto& units : last_in_backward(layout, stages)) {
+    for (const std::uint32_t unit : units) early[unit] = true;
+  }
+  return early;
+}
+
+std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
+                                                          const std::vector<StageSpec>& stages) {
+  const auto in_host = [&](std::uint32_t unit) { return placement.units[unit].grad == Tier::Host; };
+  const bool spills =
+      std::any_of(placement.units.begin(), placement.units.end(),
+                  [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
+  auto by_stage = last_in_backward(placement.layout, stages);
+  for (auto& units : by_stage) {
+    std::erase_if(units, [&](std::uint32_t unit) { return spills || !in_host(unit); });
   }
   return by_stage;
 }

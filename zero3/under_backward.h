@@ -17,6 +17,9 @@ namespace artesian::zero3 {
 /// of them takes the step back, and there is no loss scale that moves.
 bool may_update_under_backward(const Config& config) noexcept;
 
+/// By unit: its gradient is final before backward ends, of whichever placement.
+std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages);
+
 /// [stages] the units whose gradients are final after that stage's backward, as far as the compute
 /// team updates them: not on a separate device. A looked-up table is not among them: its rows come
 /// last. None where some unit's gradients spill: under backward the ring is theirs.

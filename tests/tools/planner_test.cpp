@@ -111,7 +111,8 @@ TEST_F(Planner, WithoutClippingBackwardTakesAPartOfTheUpdate) {
   const PlanFigures after = figures_of(free);
   EXPECT_LT(after.time.seconds, before.time.seconds);
   EXPECT_GT(after.moved.param.nvme_read, before.moved.param.nvme_read);  // for the next forward
-  EXPECT_EQ(after.moved.optimizer, before.moved.optimizer);
+  const auto state = static_cast<double>(before.moved.optimizer.nvme_write);  // but for last groups
+  EXPECT_NEAR(static_cast<double>(after.moved.optimizer.nvme_write), state, 0.01 * state);
   free.config.check_grad_overflow = true;
   EXPECT_EQ(figures_of(free).time.seconds, before.time.seconds);
 }

@@ -279,6 +279,35 @@ TEST(Placement, SplitOrWholeWhicheverMovesFewerBytes) {
   EXPECT_GE(whole, 20);
 }
 
+TEST(Placement, WhatIsUpdatedUnderForwardAloneStaysInHostMemoryFirst) {
+  int some_of_the_table = 0;
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Nvme);
+    given.host = 600'000 + random_word(seed, 9, 0) % (1u << 19);
+    given.config.zero.sub_group_size = 4096;
+    given.config.check_grad_overflow = false;
+    const auto in_host = [&] {  // sub-groups of the looked-up table, and of all others
+      std::array<std::uint64_t, 3> count{};
+      const Placement plan = given.place().value();
+      for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+        for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+          if (plan.optimizer_home(unit, group) == Tier::Host) ++count[unit == 0 ? 0 : 1];
+        }
+      }
+      count[2] = plan.sub_group_count(0);
+      return count;
+    };
+    const auto spread = in_host();
+    given.config.gradient_clipping = 0.0;
+    const auto first = in_host();
+    EXPECT_EQ(first[0] + first[1], spread[0] + spread[1]);
+    EXPECT_EQ(first[0], std::min(first[2], first[0] + first[1]));
+    some_of_the_table += spread[0] < first[0] ? 1 : 0;
+  }
+  EXPECT_GE(some_of_the_table, 50);
+}
+
 TEST(Placement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::None);
   given.separate = true;
