@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Trains a tiny GPT-2 on NVMe in fp16, bf16 and fp32 under AddressSanitizer, LeakSanitizer and
-# UBSan, and fails on any report. Called through tools/setup.sh; no arguments.
+# UBSan, runs the tests of what an engine does at odd moments, and fails on any report. Called
+# through tools/setup.sh; no arguments.
 #
 # Our code is instrumented whole; LibTorch is as its wheel has it, so that errors inside it show
 # only where they pass malloc, memcpy and the like.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-tools/build.sh asan-train artesian || exit 1
+engine_tests=(zero3_deferred_update_test zero3_kept_inputs_engine_test zero3_under_backward_test)
+tools/build.sh asan-train artesian "${engine_tests[@]}" || exit 1
 program="$PWD/build-asan-train/bin/artesian"
 folder="$(mktemp -d "$PWD/build-asan-train/train-XXXXXX")"
 trap 'rm -rf "$folder"' EXIT
@@ -70,4 +72,13 @@ for engine in io_uring threads; do
 done
 config refused '"fp16": {"enabled": true, "loss_scale": 1e30},' threads
 train refused 1 --steps=8  # ends by itself: the error path gives everything back, too
+for test in "${engine_tests[@]}"; do
+  if "build-asan-train/tests/$test" >"$folder/$test.out" 2>&1; then
+    printf 'asan_train: %s: no report\n' "$test"
+  else
+    printf 'asan_train: %s: FAILED\n' "$test"
+    tail -60 "$folder/$test.out"
+    failed=1
+  fi
+done
 [ "$failed" -eq 0 ]
