@@ -419,6 +419,33 @@ TEST_P(SpilledGradientsFaults, NameTheShard) {
   EXPECT_GT(failed, 10);
 }
 
+TEST(SpilledGradientsInFlight, AreTheCauseOfLaterErrorsOfTheirFile) {
+  OneFailure fault;
+  auto made = aio::make_threads({.block_size = 1 << 20, .queue_depth = 4}, &fault).value();
+  aio::Engine& engine = *made;
+  Tiers tiers(make_model(false), {.grad = Tier::Nvme, .sub_group = 1 << 18}, std::move(made));
+  Gradients gradients(*tiers.state);
+  fault.operation = aio::Operation::Write;
+  fault.left = 0;
+  ASSERT_TRUE(gradients.add(0, {}).has_value());
+  ASSERT_TRUE(engine.drain(Deadline::after_seconds(60)).has_value());
+  // As a fetch would.
+  ASSERT_GE(tiers.state->ring().count(), 2u);
+  tiering::StagingItem& item = tiers.state->ring().at(1);
+  item.read(tiers.state->param(1), {0, 4096}, 0, aio::Priority::Demand);
+  const auto fetched = item.finish();
+  ASSERT_FALSE(fetched.has_value());
+  EXPECT_EQ(fetched.error().message.find("reading shard "), 0u) << fetched.error().message;
+  const Error other = make_error(ErrorCode::Corrupt, "another");
+  EXPECT_EQ(gradients.cause_of(other).message, "another");
+  const Error cause = gradients.cause_of(fetched.error());
+  EXPECT_EQ(cause.code, ErrorCode::Io);
+  EXPECT_EQ(cause.message.find("writing shard wte.weight gradients: "), 0u) << cause.message;
+  EXPECT_TRUE(tiers.residency->clear().has_value());
+  static_cast<void>(tiers.state->close().has_value());
+  tiers.forget();
+}
+
 INSTANTIATE_TEST_SUITE_P(All, SpilledGradientsFaults,
                          testing::Values(Fault{aio::Operation::Read, false},
                                          Fault{aio::Operation::Write, false},
