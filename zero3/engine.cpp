@@ -363,7 +363,10 @@ Result<void> Engine::Impl::check_step() const {
 /// The first error ends the run: later calls return it instead of working on damaged state.
 template <typename T>
 Result<T> Engine::Impl::remember(Result<T> result) {
-  if (!result.has_value() && !poison.has_value()) poison = result.error();
+  if (!result.has_value() && !poison.has_value()) {
+    poison = gradients ? gradients->cause_of(result.error()) : result.error();
+    result = *poison;
+  }
   return result;
 }
 

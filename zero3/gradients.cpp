@@ -4,15 +4,12 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/clock.h"
 #include "kernels/cast.h"
 #include "kernels/gradient.h"
 
 namespace artesian::zero3 {
 
 using kernels::norm_block;
-using tiering::Queue;
-using tiering::StagingItem;
 using tiering::Tier;
 
 namespace {
@@ -22,7 +19,7 @@ constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB
 
 }  // namespace
 
-Gradients::Gradients(ModelState& state) : state_(state) {
+Gradients::Gradients(ModelState& state) : state_(state), stream_(state) {
   const Placement& plan = state.placement();
   started_.assign(plan.layout.units.size(), false);
   summed_ = cleared_ = started_;
@@ -30,7 +27,7 @@ Gradients::Gradients(ModelState& state) : state_(state) {
     partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
   }
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
-    if (plan.units[unit].grad == Tier::Nvme) {
+    if (spilled(unit)) {
       block_.resize(norm_block * dtype_size(plan.grad_dtype));
     } else if (!on_device(unit)) {  // padding must be zero, and fresh memory need not be
       std::memset(state.store().memory(state.grad(unit)), 0,
@@ -44,18 +41,17 @@ void Gradients::begin_step() noexcept {
   summed_ = started_;
 }
 
-Result<StagingItem*> Gradients::next_item() noexcept {
-  const std::uint64_t before = system_clock().now_ns();
-  auto item = state_.next_item();
-  wait_ns_ += system_clock().now_ns() - before;
-  return item;
+Result<void> Gradients::finish_writes() noexcept {
+  if (!writing_) return {};
+  ARTESIAN_TRY_VOID(stream_.finish_left());
+  writing_ = false;
+  return {};
 }
 
-Result<void> Gradients::finish_ring() noexcept {
-  const std::uint64_t before = system_clock().now_ns();
-  auto finished = state_.ring().finish();
-  wait_ns_ += system_clock().now_ns() - before;
-  return finished;
+Error Gradients::cause_of(Error error) noexcept {
+  if (error.code != ErrorCode::Io && error.code != ErrorCode::NoSpace) return error;
+  auto written = finish_writes();
+  return written.has_value() ? error : std::move(written).error();
 }
 
 bool Gradients::on_device(std::uint32_t unit) const noexcept {
@@ -142,9 +138,8 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
   if (on_device(unit)) return add_on_device(unit, pieces, source, fresh);
-  const bool spilled = state_.placement().units[unit].grad == Tier::Nvme;
-  return spilled ? add_spilled(unit, pieces, source, fresh)
-                 : add_in_host(unit, pieces, source, fresh);
+  return spilled(unit) ? add_spilled(unit, pieces, source, fresh)
+                       : add_in_host(unit, pieces, source, fresh);
 }
 
 /// Whether a first addition leaves elements, which have last step's gradients.
@@ -164,34 +159,38 @@ Result<void> Gradients::add_in_host(std::uint32_t unit, const std::vector<Piece>
   return accumulate(memory, 0, pieces, source, fresh);
 }
 
+/// The sub-groups with pieces; of a first addition all.
 Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
                                     const Source& source, bool fresh) noexcept {
   const Placement& plan = state_.placement();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const tiering::ShardId shard = state_.grad(unit);
+  std::vector<std::uint64_t> touched;
+  std::vector<std::vector<Piece>> inside;  // by place in `touched`
   for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
     const std::uint64_t first = group * plan.sub_group;
-    const std::uint64_t count = plan.sub_group_numel(unit, group);
-    std::vector<Piece> inside;
+    const std::uint64_t last = first + plan.sub_group_numel(unit, group);
+    std::vector<Piece> parts;
     for (const Piece& piece : pieces) {
       const std::uint64_t begin = std::max(piece.image_first, first);
-      const std::uint64_t end = std::min(piece.image_first + piece.count, first + count);
+      const std::uint64_t end = std::min(piece.image_first + piece.count, last);
       if (begin >= end) continue;
       const std::uint64_t skipped = (begin - piece.image_first) * dtype_size(source.dtype);
-      inside.push_back({begin, end - begin, piece.data + skipped});
+      parts.push_back({begin, end - begin, piece.data + skipped});
     }
-    if (inside.empty() && !fresh) continue;
-    ARTESIAN_TRY(item, next_item());
-    if (fresh) {
-      std::memset(item->data(), 0, count * size);
-    } else {
-      ARTESIAN_TRY_VOID(read_spilled(unit, group, *item));
-    }
-    ARTESIAN_TRY_VOID(accumulate(item->data(), first, inside, source, fresh));
-    state_.store().seal(shard, group, item->data());
-    item->write(shard, {first * size, count * size}, 0);
+    if (parts.empty() && !fresh) continue;
+    touched.push_back(group);
+    inside.push_back(std::move(parts));
   }
-  return finish_ring();  // the next reader of this unit must find it written
+  writing_ = true;
+  auto parts = inside.begin();
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    if (fresh) std::memset(group.grad, 0, group.count * dtype_size(plan.grad_dtype));
+    return accumulate(group.grad, group.first, *parts++, source, fresh);
+  };
+  auto added = stream_.run_some(
+      unit, touched,
+      {.read_grad = !fresh, .write_grad = true, .read_priority = aio::Priority::Demand}, body);
+  if (added.has_value()) return {};
+  return cause_of(std::move(added).error());
 }
 
 Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
@@ -229,7 +228,7 @@ Result<void> Gradients::complete() noexcept {
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
-  return {};
+  return finish_writes();
 }
 
 /// Gives a unit without a gradient this step one of zeros.
@@ -280,32 +279,21 @@ void Gradients::norm_of_part(std::uint32_t parameter, std::uint64_t first, std::
   }
 }
 
-Result<void> Gradients::norm_of_spilled_unit(std::uint32_t unit) noexcept {
-  const Placement& plan = state_.placement();
-  for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
-    const std::uint64_t first = group * plan.sub_group;
-    const std::uint64_t last = first + plan.sub_group_numel(unit, group);
-    ARTESIAN_TRY(item, next_item());
-    ARTESIAN_TRY_VOID(read_spilled(unit, group, *item));
-    for (const auto parameter : plan.layout.units[unit].parameters) {
-      norm_of_part(parameter, first, last, item->data());
-    }
+/// One pass over all of them, whose reads begin here.
+Result<void> Gradients::begin_norm_of_spilled() noexcept {
+  ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
+  std::vector<std::uint32_t> units;
+  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    if (spilled(unit)) units.push_back(unit);
   }
-  return {};
-}
-
-/// Reads and verifies one sub-group's gradients into the item.
-Result<void> Gradients::read_spilled(std::uint32_t unit, std::uint64_t group,
-                                     StagingItem& item) noexcept {
-  const Placement& plan = state_.placement();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const tiering::ShardId shard = state_.grad(unit);
-  const std::uint64_t before = system_clock().now_ns();
-  item.read(shard, {group * plan.sub_group * size, plan.sub_group_numel(unit, group) * size}, 0,
-            aio::Priority::Demand);
-  ARTESIAN_TRY_VOID(item.finish());
-  wait_ns_ += system_clock().now_ns() - before;
-  return state_.store().verify(shard, group, item.data());
+  const auto body = [this](const SubGroup& group) -> Result<void> {
+    for (const auto parameter : state_.layout().units[group.unit].parameters) {
+      norm_of_part(parameter, group.first, group.first + group.count, group.grad);
+    }
+    return {};
+  };
+  if (units.empty()) return {};
+  return stream_.begin(units, {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
 }
 
 bool Gradients::sum_final(std::uint32_t unit) noexcept {
@@ -321,19 +309,17 @@ bool Gradients::sum_final(std::uint32_t unit) noexcept {
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {
-  const Placement& plan = state_.placement();
+  ARTESIAN_TRY_VOID(begin_norm_of_spilled());
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     if (summed_[unit]) continue;
-    const bool spilled = plan.units[unit].grad == Tier::Nvme;
     ARTESIAN_CHECK(started_[unit]);
-    if (spilled) {
-      ARTESIAN_TRY_VOID(norm_of_spilled_unit(unit));
-    } else if (on_device(unit)) {
+    if (on_device(unit)) {
       ARTESIAN_TRY_VOID(norm_of_unit_on_device(unit));
-    } else {
+    } else if (!spilled(unit)) {
       norm_of_unit_in_host(unit);
     }
   }
+  ARTESIAN_TRY_VOID(stream_.finish());
   GradientNorm norm;
   for (std::uint32_t parameter = 0; parameter < partials_.size(); ++parameter) {
     for (const Partial& partial : partials_[parameter]) {

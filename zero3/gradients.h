@@ -3,6 +3,10 @@
 // to the parameter dtype and added, rounded, in micro-batch order; a looked-up parameter's row
 // gradients are summed per row in fp32 in (micro-batch, position) order and added once, after
 // everything else.
+//
+// Where they spill, sub-groups are read ahead and written behind through the staging ring
+// (zero3/sub_group_stream.h). Writes go on when `add` has returned, beside the next stage's
+// backward; each is waited for before its sub-group is read or written again, all by complete().
 #pragma once
 
 #include <cstdint>
@@ -12,6 +16,7 @@
 #include <vector>
 
 #include "zero3/state.h"
+#include "zero3/sub_group_stream.h"
 
 namespace artesian::zero3 {
 
@@ -50,14 +55,18 @@ class Gradients {
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
   /// accumulator is in host memory, ahead of norm(). Returns whether all are finite.
   bool sum_final(std::uint32_t unit) noexcept;
+  /// What ended a run that ends with this error: a write that `add` has left in flight and that
+  /// failed before is why later transfers of the same file do.
+  Error cause_of(Error error) noexcept;
   /// The norm's sum of squares: fp64 partial sums per 64 Ki elements of each parameter, combined in
   /// parameter order. Units that got no gradient count as zero.
   Result<GradientNorm> norm() noexcept;
-  /// Zeroes accumulators of units without a gradient this step, so that the optimizer may read all.
+  /// Zeroes accumulators of units without a gradient this step, and waits until all are written, so
+  /// that norm() and the optimizer may read them.
   Result<void> complete() noexcept;
   /// Bytes of one accumulated element.
   std::uint64_t element_size() const noexcept { return dtype_size(state_.placement().grad_dtype); }
-  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
+  double wait_seconds() const noexcept { return stream_.wait_seconds(); }
 
  private:
   struct Piece {  // a slice of a parameter within one sub-group
@@ -87,19 +96,20 @@ class Gradients {
       const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
   void accumulate_piece(std::byte* target, const Piece& piece, DType dtype, bool fresh) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
-  Result<void> read_spilled(std::uint32_t unit, std::uint64_t group,
-                            tiering::StagingItem& item) noexcept;
   void norm_of_unit_in_host(std::uint32_t unit) noexcept;
   Result<void> norm_of_unit_on_device(std::uint32_t unit) noexcept;
-  Result<void> norm_of_spilled_unit(std::uint32_t unit) noexcept;
+  Result<void> begin_norm_of_spilled() noexcept;
   void norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
                     const std::byte* data) noexcept;
-  Result<tiering::StagingItem*> next_item() noexcept;
-  Result<void> finish_ring() noexcept;
+  Result<void> finish_writes() noexcept;
   bool on_device(std::uint32_t unit) const noexcept;
+  bool spilled(std::uint32_t unit) const noexcept {
+    return state_.placement().units[unit].grad == tiering::Tier::Nvme;
+  }
   bool leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
 
   ModelState& state_;
+  SubGroupStream stream_;      // of spilled units
   std::vector<bool> started_;  // by unit: has a gradient this step
   std::vector<bool> summed_;   // by unit: its partial sums are those of this step
   std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
@@ -108,8 +118,8 @@ class Gradients {
     bool finite = true;
   };
   std::vector<std::vector<Partial>> partials_;  // by parameter, by block of 64 Ki elements
+  bool writing_ = false;                        // some spilled unit's sub-groups, maybe
   std::vector<std::byte> block_;                // one norm block, for spilled units
-  std::uint64_t wait_ns_ = 0;
 };
 
 }  // namespace artesian::zero3

@@ -251,10 +251,4 @@ std::vector<tiering::ResidentUnit> ModelState::resident_units() const {
   return units;
 }
 
-Result<tiering::StagingItem*> ModelState::next_item() noexcept {
-  tiering::StagingItem& item = ring_->at(turn_++);
-  ARTESIAN_TRY_VOID(item.finish());
-  return &item;
-}
-
 }  // namespace artesian::zero3

@@ -80,9 +80,6 @@ class ModelState {
   }
   /// The units as they are gathered, for a Residency over store(), device_pool() and loader().
   std::vector<tiering::ResidentUnit> resident_units() const;
-  /// The next item of the staging ring, with its transfers of last time finished. Only where the
-  /// placement has a ring. Errors: those of the transfers.
-  Result<tiering::StagingItem*> next_item() noexcept;
   tiering::StagingRing& ring() noexcept { return *ring_; }
   /// The disk below each folder of swap files; its speed is known where shards use it.
   const std::vector<tiering::PathDisk>& disks() const noexcept { return store_->disks(); }
@@ -118,7 +115,6 @@ class ModelState {
   std::unique_ptr<tiering::DeviceLoader> loader_;
   std::unique_ptr<tiering::DeviceReader> reader_;
   BufferLease grad_scratch_;
-  std::uint64_t turn_ = 0;
   bool stalled_ = false;  // close() ran into its deadline
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;

@@ -27,7 +27,9 @@ class Simulation {
         separate_(request.separate_device),
         schedule_(request.rates.disk),
         fetched_(plan_.layout.units.size(), Schedule::none),
-        put_(plan_.layout.stages.size(), Schedule::none) {
+        put_(plan_.layout.stages.size(), Schedule::none),
+        grad_written_(plan_.layout.units.size(), Schedule::none),
+        grad_items_(std::max(plan_.ring_count, 1u), Schedule::none) {
     std::uint64_t count = 0;
     for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
       count += plan_.sub_group_count(unit);
@@ -89,6 +91,7 @@ class Simulation {
 
   void one_step() {
     queue_updates(/*under_backward=*/false);
+    norm_begin_ = Schedule::none;
     const auto& events = request_.plan->events;
     const std::size_t last_backward = begin_of_last_backward();
     for (std::size_t index = 0; index < events.size(); ++index) {
@@ -243,9 +246,10 @@ class Simulation {
     return event.numel * (event.micro_batches * each - unread) / plan_.sharding.grad;
   }
 
-  /// To the host where it is apart, then the kernels, then the disk where they spill.
+  /// To the host where it is apart, then the kernels; where they spill, in the ring.
   void gradients(const StepEvent& event) {
     const Moved& moved = event.moved.grad;
+    if (event.kind == Kind::Norm && norm_begin_ == Schedule::none) begin_norm();
     const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
     const std::uint64_t bytes =
         event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
@@ -258,14 +262,48 @@ class Simulation {
     if (separate_) {
       task = add(event.kind, Resource::ToHost, seconds_for(moved.to_host, rates_.to_host), {task});
     }
-    task = add(event.kind, Resource::DiskRead, seconds_for(moved.nvme_read, rates_.disk_read),
-               {task, worked_});
-    const double work =
-        memory_seconds(bytes) + checksum_seconds(moved.nvme_read + moved.nvme_write);
-    task = add(event.kind, worker(), work, {task, worked_});
-    worked_ = add(event.kind, Resource::DiskWrite, seconds_for(moved.nvme_write, rates_.disk_write),
-                  {task});
+    if (plan_.units[event.unit].grad == Tier::Nvme) {
+      stream_gradients(event, task, bytes);
+    } else {
+      worked_ = add(event.kind, worker(), memory_seconds(bytes), {task, worked_});
+    }
     if (!separate_) computed_ = worked_;
+  }
+
+  /// The host waits until all gradients are written.
+  void begin_norm() {
+    norm_begin_ = schedule_.join({computed_, separate_ ? worked_ : Schedule::none});
+    for (const Task item : grad_items_) norm_begin_ = schedule_.join({norm_begin_, item});
+    (separate_ ? worked_ : computed_) = norm_begin_;
+  }
+
+  /// Sub-groups are read ahead as far as there are items, and written behind; a unit is not read
+  /// before it is written.
+  void stream_gradients(const StepEvent& event, Task given, std::uint64_t touched) {
+    const Moved& moved = event.moved.grad;
+    const std::size_t depth = grad_items_.size();
+    const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
+    const auto part = [&](double seconds) { return seconds / static_cast<double>(count); };
+    const double work =
+        part(memory_seconds(touched) + checksum_seconds(moved.nvme_read + moved.nvme_write));
+    if (event.kind != Kind::Norm) {
+      given = schedule_.join({given, worked_, grad_written_[event.unit]});
+    } else if (moved.bus == 0) {
+      given = norm_begin_;  // reads go on across units
+    }
+    std::vector<Task> reads;
+    for (std::uint64_t index = 0; index < count; ++index) {
+      for (; reads.size() < std::min<std::uint64_t>(count, index + depth);) {
+        const Task free = grad_items_[(grad_turn_ + reads.size() - index) % depth];
+        reads.push_back(add(event.kind, Resource::DiskRead,
+                            part(seconds_for(moved.nvme_read, rates_.disk_read)), {given, free}));
+      }
+      worked_ = add(event.kind, worker(), work, {reads[index], worked_});
+      grad_items_[grad_turn_++ % depth] =
+          add(event.kind, Resource::DiskWrite,
+              part(seconds_for(moved.nvme_write, rates_.disk_write)), {worked_});
+    }
+    grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
   }
 
   /// What the kernels read and write: the state, in place; the gradient; the parameter, fresh and
@@ -376,6 +414,10 @@ class Simulation {
   std::vector<Task> fetched_;         // by unit
   std::vector<Task> put_;             // by stage: its inputs are in their tier
   Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
+  std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
+  std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
+  Task norm_begin_ = Schedule::none;  // of this step
+  std::size_t grad_turn_ = 0;         // of these: taken so far
   std::vector<Item> items_;           // of the update that this step carries, or its own
   std::size_t worked_on_ = 0;         // of these
   std::size_t may_work_on_ = 0;       // of these: may be worked on without being asked for

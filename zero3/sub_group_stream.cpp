@@ -44,30 +44,52 @@ SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
                            (record || (param && state_.placement().update_reads_param(task.unit)));
   const bool reads_grad = options_.read_grad && passes(state_.grad(task.unit));
   if (reads_state || reads_grad) return Item::ToRead;
-  return options_.write_state && (record || param) ? Item::ToWrite : Item::Never;
+  const bool writes = options_.write_grad || (options_.write_state && (record || param));
+  return writes ? Item::ToWrite : Item::Never;
 }
 
-/// A free item with its transfers of last time finished: one that is idle, or else the one that was
-/// given back first.
-Result<StagingItem*> SubGroupStream::take_item() noexcept {
-  ARTESIAN_CHECK(!free_items_.empty());
+/// The place of the free item from which the sub-group was last written, if any: it is neither read
+/// nor written again before that is done.
+std::size_t SubGroupStream::writer_of(const Task& task) const noexcept {
+  const auto writer = std::find_if(free_items_.begin(), free_items_.end(),
+                                   [&](const FreeItem& free) { return free.wrote == task; });
+  return static_cast<std::size_t>(writer - free_items_.begin());
+}
+
+/// The place of the first free item that is idle, if any.
+std::size_t SubGroupStream::idle_item() const noexcept {
   const auto idle = std::find_if(free_items_.begin(), free_items_.end(),
-                                 [](const StagingItem* item) { return item->idle(); });
-  const auto chosen = idle != free_items_.end() ? idle : free_items_.begin();
-  StagingItem* item = *chosen;
-  free_items_.erase(chosen);
+                                 [](const FreeItem& free) { return free.item->idle(); });
+  return static_cast<std::size_t>(idle - free_items_.begin());
+}
+
+/// A free item with its transfers of last time finished: the one that has written the sub-group, or
+/// one that is idle, or else the one that was given back first.
+Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
+  ARTESIAN_CHECK(!free_items_.empty());
+  std::size_t chosen = writer_of(task);
+  if (chosen == free_items_.size()) chosen = idle_item();
+  if (chosen == free_items_.size()) chosen = 0;
+  FreeItem& free = free_items_[chosen];
   const std::uint64_t before = system_clock().now_ns();
-  ARTESIAN_TRY_VOID(item->finish());
+  auto finished = free.item->finish();
   wait_ns_ += system_clock().now_ns() - before;
+  if (!finished.has_value()) {
+    free.failed = finished.error();
+    return std::move(finished).error();
+  }
+  StagingItem* item = free.item;
+  free_items_.erase(free_items_.begin() + static_cast<std::ptrdiff_t>(chosen));
   return item;
 }
 
 /// Without waiting, and with an item left for tasks before it that only write: these take theirs
 /// when they come, so that they hold none from reading ahead.
 bool SubGroupStream::may_look_ahead() const noexcept {
-  return free_items_.size() > (writers_waiting_ != 0 ? 1u : 0u) &&
-         std::any_of(free_items_.begin(), free_items_.end(),
-                     [](const StagingItem* item) { return item->idle(); });
+  if (free_items_.size() <= (writers_waiting_ != 0 ? 1u : 0u)) return false;
+  const std::size_t writer = writer_of(tasks_[issued_]);
+  if (writer < free_items_.size()) return free_items_[writer].item->idle();
+  return idle_item() < free_items_.size();
 }
 
 SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
@@ -105,7 +127,7 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
   const std::uint64_t count = plan.sub_group_numel(task.unit, task.index);
   const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
                         std::uint64_t item_offset) -> Result<void> {
-    if (on_nvme(id)) item.read(id, {offset, bytes}, item_offset, aio::Priority::OptimizerRead);
+    if (on_nvme(id)) item.read(id, {offset, bytes}, item_offset, options_.read_priority);
     if (!out_of_reach(id)) return {};
     return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
@@ -184,6 +206,20 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
                              param_offset(), group.count * param_size);
 }
 
+void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
+  const ShardId grad = state_.grad(group.unit);
+  const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
+  state_.store().seal(grad, group.index, group.grad);
+  item.write(grad, {group.first * size, group.count * size}, grad_offset());
+}
+
+/// Then nothing moves between the item and a separate device.
+bool SubGroupStream::of_gradients_alone() const noexcept {
+  return !options_.read_state && !options_.write_state &&
+         std::none_of(tasks_.begin(), tasks_.end(),
+                      [&](const Task& task) { return out_of_reach(state_.grad(task.unit)); });
+}
+
 Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexcept {
   const SubGroup group = locate(task, item);
   if (item != nullptr) {
@@ -193,16 +229,20 @@ Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexce
     ARTESIAN_TRY_VOID(verify(group));
   }
   ARTESIAN_TRY_VOID(body_(group));
-  if (item != nullptr && state_.separate_device()) ARTESIAN_TRY_VOID(item->hold());
-  if (item == nullptr || !options_.write_state) return {};
-  return write(group, *item);
+  if (item == nullptr) return {};
+  if (state_.separate_device() && !on_host_alone_) ARTESIAN_TRY_VOID(item->hold());
+  if (options_.write_grad) write_grad(group, *item);
+  return options_.write_state ? write(group, *item) : Result<void>();
 }
 
 Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept {
   current_ = tasks_.size();  // no pass, if this fails
-  // Copies follow whatever has used the device's state, and it is used again after them.
-  if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().join_queues());
   options_ = options;
+  on_host_alone_ = of_gradients_alone();
+  // Copies follow whatever has used the device's state, and it is used again after them.
+  if (state_.separate_device() && !on_host_alone_) {
+    ARTESIAN_TRY_VOID(state_.device().join_queues());
+  }
   body_ = std::move(body);
   items_.assign(tasks_.size(), nullptr);
   current_ = issued_ = 0;
@@ -212,8 +252,12 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options, B
     unit_end_[tasks_[place].unit] = place + 1;
   }
   tiering::StagingRing& ring = state_.ring();
-  free_items_.clear();
-  for (std::uint32_t turn = 0; turn < ring.count(); ++turn) free_items_.push_back(&ring.at(turn));
+  if (free_items_.size() != ring.count()) {  // else in the order in which they were given back
+    free_items_.clear();
+    for (std::uint32_t turn = 0; turn < ring.count(); ++turn) {
+      free_items_.push_back({&ring.at(turn), {}});
+    }
+  }
   return advance_to(0);
 }
 
@@ -224,7 +268,7 @@ Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
     if (need == Item::ToRead) {
       const bool may_wait = wait && issued_ == current_;
       if (!may_wait && !may_look_ahead()) return {};
-      ARTESIAN_TRY(item, take_item());
+      ARTESIAN_TRY(item, take_item(tasks_[issued_]));
       items_[issued_] = item;
       ARTESIAN_TRY_VOID(issue_reads(tasks_[issued_], *item));
     } else if (need == Item::ToWrite) {
@@ -237,13 +281,16 @@ Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
 Result<void> SubGroupStream::run_next() noexcept {
   ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
   if (item_for(tasks_[current_]) == Item::ToWrite) {
-    ARTESIAN_TRY(item, take_item());
+    ARTESIAN_TRY(item, take_item(tasks_[current_]));
     items_[current_] = item;
     --writers_waiting_;
   }
   StagingItem* item = items_[current_];
   ARTESIAN_TRY_VOID(run_one(tasks_[current_], item));
-  if (item != nullptr) free_items_.push_back(item);
+  if (item != nullptr) {
+    const bool writes = options_.write_state || options_.write_grad;
+    free_items_.push_back({item, writes ? std::optional(tasks_[current_]) : std::nullopt});
+  }
   ++current_;
   return {};
 }
@@ -279,8 +326,7 @@ bool SubGroupStream::ready() const noexcept {
     case Item::ToRead: return current_ < issued_ && items_[current_]->idle();
     case Item::ToWrite: break;
   }
-  return std::any_of(free_items_.begin(), free_items_.end(),
-                     [](const StagingItem* item) { return item->idle(); });
+  return idle_item() < free_items_.size();
 }
 
 /// Half of the ring at a time: the disk does better with some reads in a row, then some writes.
@@ -327,6 +373,27 @@ Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, 
   }
   ARTESIAN_TRY_VOID(begin_tasks(options, body));
   return finish();
+}
+
+Result<void> SubGroupStream::run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
+                                      const SubGroupStreamOptions& options,
+                                      const Body& body) noexcept {
+  ARTESIAN_CHECK(!under_way());
+  tasks_.clear();
+  for (const std::uint64_t index : indices) tasks_.push_back({unit, index});
+  ARTESIAN_TRY_VOID(begin_tasks(options, body));
+  return finish();
+}
+
+Result<void> SubGroupStream::finish_left() noexcept {
+  Result<void> first;
+  const std::uint64_t before = system_clock().now_ns();
+  for (const FreeItem& free : free_items_) {
+    auto outcome = free.failed.has_value() ? Result<void>(*free.failed) : free.item->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+  }
+  wait_ns_ += system_clock().now_ns() - before;
+  return first;
 }
 
 }  // namespace artesian::zero3

@@ -3,12 +3,13 @@
 // home is memory is worked on in place; what lies in a separate device's memory comes and goes
 // through the ring, too. A sub-group that needs nothing else takes no item of the ring, and the
 // disk is busy with the next ones that do. Initialisation (write), the optimizer step (read,
-// write), export and digest (read) are the same loop. It may pause between units: transfers go
-// on.
+// write), export and digest (read), and the passes over gradients that spill are the same loop. It
+// may pause between units: transfers go on.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "zero3/state.h"
@@ -36,6 +37,8 @@ struct SubGroupStreamOptions {
   bool read_state = false;
   bool read_grad = false;
   bool write_state = false;
+  bool write_grad = false;  // of units whose gradients are on NVMe
+  aio::Priority read_priority = aio::Priority::OptimizerRead;
 };
 
 class SubGroupStream {
@@ -65,6 +68,12 @@ class SubGroupStream {
   /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
   Result<void> run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                          const SubGroupStreamOptions& options, const Body& body) noexcept;
+  /// Runs `body` on these sub-groups of one unit, in this order.
+  Result<void> run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
+                        const SubGroupStreamOptions& options, const Body& body) noexcept;
+  /// Waits for what passes have left in flight in the ring, what is oldest first: a write that
+  /// failed is why later ones of its file did. Errors: the first one's.
+  Result<void> finish_left() noexcept;
   /// A sub-group in its homes: memory, of the device where that is separate, or null.
   SubGroup at_home(std::uint32_t unit, std::uint64_t index) noexcept {
     return locate({unit, index}, nullptr);
@@ -76,8 +85,15 @@ class SubGroupStream {
   struct Task {
     std::uint32_t unit;
     std::uint64_t index;
+    bool operator==(const Task&) const = default;
+  };
+  struct FreeItem {
+    tiering::StagingItem* item;
+    std::optional<Task> wrote;      // may be in flight
+    std::optional<Error> failed{};  // what came of it, once known
   };
   Result<void> begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept;
+  bool of_gradients_alone() const noexcept;
   Result<void> advance_to(std::size_t end) noexcept;
   Result<void> run_next() noexcept;
   bool ready() const noexcept;
@@ -87,12 +103,15 @@ class SubGroupStream {
   bool under_way() const noexcept { return current_ < tasks_.size(); }
   enum class Item : std::uint8_t { Never, ToWrite, ToRead };  // to read, and maybe to write
   Item item_for(const Task& task) const noexcept;
-  Result<tiering::StagingItem*> take_item() noexcept;
+  std::size_t writer_of(const Task& task) const noexcept;
+  std::size_t idle_item() const noexcept;
+  Result<tiering::StagingItem*> take_item(const Task& task) noexcept;
   bool may_look_ahead() const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
   Result<void> verify(const SubGroup& group) noexcept;
   Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
+  void write_grad(const SubGroup& group, tiering::StagingItem& item) noexcept;
   bool on_nvme(tiering::ShardId id) const noexcept;
   bool out_of_reach(tiering::ShardId id) const noexcept;
   std::uint64_t record_blocks(std::uint32_t unit) const noexcept;
@@ -102,6 +121,7 @@ class SubGroupStream {
   ModelState& state_;
   // Of the pass under way:
   SubGroupStreamOptions options_;
+  bool on_host_alone_ = false;  // of_gradients_alone()
   Body body_;
   std::vector<Task> tasks_;
   std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
@@ -109,7 +129,7 @@ class SubGroupStream {
   std::size_t current_ = 0;                   // the first task that is not done
   std::size_t issued_ = 0;                    // tasks of which all reads have been started
   std::uint32_t writers_waiting_ = 0;         // of these, those that will take an item to write
-  std::vector<tiering::StagingItem*> free_items_;  // not of a task; the first was given back first
+  std::vector<FreeItem> free_items_;          // not of a task; the first was given back first
   std::uint64_t wait_ns_ = 0;
 };
 

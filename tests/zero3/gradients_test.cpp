@@ -4,13 +4,17 @@
 #include "zero3/gradients.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "base/clock.h"
 #include "base/random.h"
 #include "kernels/gradient.h"
+#include "tests/support/simulated_engine.h"
 #include "tests/zero3/tiers.h"
 #include "zero3/sub_group_stream.h"
 
@@ -43,10 +47,11 @@ SmallModel make_model(bool tied) {
 
 class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool>> {
  protected:
-  GradientsIn()
+  explicit GradientsIn(std::unique_ptr<aio::Engine> engine = nullptr)
       : tiers_(
             make_model(std::get<2>(GetParam())),
-            {.dtype = std::get<1>(GetParam()), .grad = std::get<0>(GetParam()), .sub_group = 6144}),
+            {.dtype = std::get<1>(GetParam()), .grad = std::get<0>(GetParam()), .sub_group = 6144},
+            std::move(engine)),
         gradients_(*tiers_.state) {
     for (const auto& parameter : tiers_.model.parameters) {
       expected_.emplace_back(parameter.numel() * size());
@@ -166,6 +171,25 @@ TEST_P(GradientsIn, EqualTheNaiveVersionStepAfterStep) {
   }
 }
 
+/// Moves nothing before somebody waits for it, and then in any order.
+class GradientsOnASlowDisk : public GradientsIn {
+ protected:
+  GradientsOnASlowDisk()
+      : GradientsIn(std::make_unique<test_support::SimulatedEngine>(
+            aio::EngineOptions{.block_size = 8 << 10, .queue_depth = 16},
+            test_support::SimulatedOptions{.slow = 200, .shortened = 200, .interrupted = 100})) {}
+};
+
+TEST_P(GradientsOnASlowDisk, EqualTheNaiveVersion) {
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    train_step(step, 1 + step);
+    expect_norm();
+    for (std::uint32_t parameter = 0; parameter < expected_.size(); ++parameter) {
+      EXPECT_EQ(accumulated(parameter), expected_[parameter]) << "step " << step;
+    }
+  }
+}
+
 TEST_P(GradientsIn, TheFirstParameterThatIsNotFiniteIsNamed) {
   train_step(0, 1);
   gradients_.begin_step();
@@ -194,14 +218,19 @@ TEST_P(GradientsIn, WithoutAnyAreZero) {
   EXPECT_EQ(accumulated(0), std::vector<std::byte>(expected_[0].size()));
 }
 
-/// Knows how long whoever uses it was kept waiting.
-class TimedEngine final : public aio::Engine {
+/// Knows how long whoever uses it was kept waiting, and what was begun before.
+class WatchedEngine final : public aio::Engine {
  public:
-  explicit TimedEngine(std::unique_ptr<aio::Engine> engine) : engine_(std::move(engine)) {}
+  explicit WatchedEngine(std::unique_ptr<aio::Engine> engine) : engine_(std::move(engine)) {}
   void submit(std::span<aio::Completion* const> completions) noexcept override {
+    for (const aio::Completion* completion : completions) {
+      const bool reads = completion->request().operation == aio::Operation::Read;
+      if (reads && waits == 0) ++reads_before_first_wait;
+    }
     engine_->submit(completions);
   }
   Result<void> wait(aio::Completion& completion, Deadline deadline) noexcept override {
+    ++waits;
     const std::uint64_t before = system_clock().now_ns();
     auto waited = engine_->wait(completion, deadline);
     waited_ns += system_clock().now_ns() - before;
@@ -214,29 +243,214 @@ class TimedEngine final : public aio::Engine {
   aio::EngineKind kind() const noexcept override { return engine_->kind(); }
 
   std::uint64_t waited_ns = 0;
+  std::uint64_t waits = 0;
+  std::uint64_t reads_before_first_wait = 0;
 
  private:
   std::unique_ptr<aio::Engine> engine_;
 };
 
-TEST(SpilledGradients, CountTheWaitForTheirWrites) {
-  auto timed = std::make_unique<TimedEngine>(
-      aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value());
-  const TimedEngine& engine = *timed;
-  // One sub-group a unit: what is waited for is the write at the end alone.
-  const Tiers tiers(make_model(false), {.grad = Tier::Nvme, .sub_group = 1 << 18},
-                    std::move(timed));
-  Gradients gradients(*tiers.state);
-  gradients.begin_step();
-  const std::uint64_t before = engine.waited_ns;
-  for (std::uint32_t unit = 0; unit < tiers.layout().units.size(); ++unit) {
-    ASSERT_EQ(tiers.state->placement().sub_group_count(unit), 1u);
-    ASSERT_TRUE(gradients.add(unit, {}).has_value());
+/// Spilled gradients, all zero, on a disk that is watched.
+class SpilledGradients : public testing::Test {
+ protected:
+  void make(std::uint64_t sub_group) {
+    auto watched = std::make_unique<WatchedEngine>(
+        aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value());
+    engine_ = watched.get();
+    tiers_ = std::make_unique<Tiers>(make_model(false),
+                                     TierOptions{.grad = Tier::Nvme, .sub_group = sub_group},
+                                     std::move(watched));
+    gradients_ = std::make_unique<Gradients>(*tiers_->state);
+    gradients_->begin_step();
+    ASSERT_TRUE(gradients_->complete().has_value());
+    engine_->waits = engine_->waited_ns = 0;
+    engine_->reads_before_first_wait = 0;
   }
-  const double waited = static_cast<double>(engine.waited_ns - before) * 1e-9;
+  std::uint64_t sub_groups(std::uint32_t unit) const {
+    return tiers_->state->placement().sub_group_count(unit);
+  }
+  std::uint32_t units() const { return static_cast<std::uint32_t>(tiers_->layout().units.size()); }
+  /// All of a unit: zeros.
+  void add(std::uint32_t unit) {
+    std::vector<std::vector<float>> values;
+    std::vector<ParameterGradient> list;
+    for (const auto parameter : tiers_->layout().units[unit].parameters) {
+      values.emplace_back(tiers_->model.parameters[parameter].numel());
+      list.push_back({parameter, values.back().data()});
+    }
+    ASSERT_TRUE(gradients_->add(unit, list).has_value());
+  }
+
+  WatchedEngine* engine_ = nullptr;
+  std::unique_ptr<Tiers> tiers_;
+  std::unique_ptr<Gradients> gradients_;
+};
+
+TEST_F(SpilledGradients, CountTheWaitForTheirWrites) {
+  make(1 << 18);
+  const double before = gradients_->wait_seconds();
+  gradients_->begin_step();
+  ASSERT_TRUE(gradients_->complete().has_value());
+  const double waited = static_cast<double>(engine_->waited_ns) * 1e-9;
   EXPECT_GT(waited, 0.0);
-  EXPECT_GE(gradients.wait_seconds(), waited * (1 - 1e-9));
+  EXPECT_GE(gradients_->wait_seconds() - before, waited * (1 - 1e-9));
 }
+
+TEST_F(SpilledGradients, AreReadAheadForTheNormAcrossUnits) {
+  make(1 << 18);  // one sub-group a unit
+  const std::uint64_t items = tiers_->state->ring().count();
+  ASSERT_GT(items, 1u);
+  ASSERT_EQ(sub_groups(0), 1u);
+  EXPECT_EQ(gradients_->norm().value().sum_squares, 0.0);
+  EXPECT_EQ(engine_->reads_before_first_wait, std::min<std::uint64_t>(items, units()));
+  EXPECT_GE(gradients_->wait_seconds(), static_cast<double>(engine_->waited_ns) * (1e-9 - 1e-18));
+}
+
+TEST_F(SpilledGradients, AreReadAheadWhereTheyAreAddedTo) {
+  make(2048);
+  const std::uint64_t items = tiers_->state->ring().count();
+  ASSERT_GT(items, 1u);
+  const std::uint32_t unit = tiers_->layout().places[0].unit;
+  ASSERT_GT(sub_groups(unit), items);
+  add(unit);
+  EXPECT_EQ(engine_->reads_before_first_wait, items);
+}
+
+TEST_F(SpilledGradients, AreWrittenBehindUntilTheirUnitIsReadAgain) {
+  make(1 << 18);
+  ASSERT_GE(tiers_->state->ring().count(), 2u);
+  gradients_->begin_step();
+  add(0);
+  add(1);
+  EXPECT_EQ(engine_->waits, 0u);
+  add(0);
+  EXPECT_GE(engine_->waits, 2u);  // for what it had written, and for what is read
+  EXPECT_EQ(engine_->reads_before_first_wait, 0u);
+}
+
+/// Fails one transfer, of those in one direction.
+class OneFailure final : public aio::FaultSeam {
+ public:
+  std::int64_t answer(const aio::Block& block, std::int64_t result) noexcept override {
+    const aio::Request& request = block.request();
+    std::uint64_t before = lowest;
+    while (request.offset < before && !lowest.compare_exchange_weak(before, request.offset)) {
+    }
+    if (request.operation != operation || left-- != 0) return result;
+    offset = request.offset;
+    return -ENXIO;  // a read that ends in EIO is tried again
+  }
+
+  aio::Operation operation = aio::Operation::Read;
+  std::atomic<int> left{-1};             // transfers of that direction until then; negative: never
+  std::atomic<std::uint64_t> offset{0};  // of what failed
+  std::atomic<std::uint64_t> lowest{~std::uint64_t{0}};  // of all
+};
+
+struct Fault {
+  aio::Operation operation;
+  bool simulated;
+};
+
+class SpilledGradientsFaults : public testing::TestWithParam<Fault> {};
+
+/// Three micro-batches and the norm.
+Result<void> train(Tiers& tiers, Gradients& gradients) {
+  const auto units = static_cast<std::uint32_t>(tiers.layout().units.size());
+  gradients.begin_step();
+  for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+    for (std::uint32_t unit = units; unit-- > 0;) {
+      std::vector<std::vector<float>> values;
+      std::vector<ParameterGradient> list;
+      for (const auto parameter : tiers.layout().units[unit].parameters) {
+        values.emplace_back(tiers.model.parameters[parameter].numel());
+        list.push_back({parameter, values.back().data()});
+      }
+      ARTESIAN_TRY_VOID(gradients.add(unit, list));
+    }
+  }
+  ARTESIAN_TRY_VOID(gradients.complete());
+  ARTESIAN_TRY(norm, gradients.norm());
+  static_cast<void>(norm);
+  return {};
+}
+
+TEST_P(SpilledGradientsFaults, NameTheShard) {
+  const bool reads = GetParam().operation == aio::Operation::Read;
+  int failed = 0;
+  for (int transfer = 0; transfer < 60; transfer += 3) {
+    SCOPED_TRACE(transfer);
+    OneFailure fault;
+    const aio::EngineOptions options{.block_size = 1 << 20, .queue_depth = 4};
+    std::unique_ptr<aio::Engine> engine;
+    if (GetParam().simulated) {
+      engine = std::make_unique<test_support::SimulatedEngine>(
+          options, test_support::SimulatedOptions{.slow = 200}, &fault);
+    } else {
+      engine = aio::make_threads(options, &fault).value();
+    }
+    Tiers tiers(make_model(false), {.grad = Tier::Nvme, .sub_group = 16384}, std::move(engine));
+    Gradients gradients(*tiers.state);
+    std::map<std::uint64_t, std::string> shard_at;  // by its first byte in the file
+    gradients.begin_step();
+    for (std::uint32_t unit = 0; unit < tiers.layout().units.size(); ++unit) {
+      fault.lowest = ~std::uint64_t{0};
+      ASSERT_TRUE(gradients.add(unit, {}).has_value());
+      ASSERT_TRUE(tiers.state->ring().finish().has_value());
+      shard_at[fault.lowest] = tiers.state->store().shard(tiers.state->grad(unit)).name;
+    }
+    fault.operation = GetParam().operation;
+    fault.left = transfer;
+    const auto trained = train(tiers, gradients);
+    if (trained.has_value()) {
+      EXPECT_GE(fault.left, 0);
+      continue;
+    }
+    ++failed;
+    EXPECT_EQ(trained.error().code, ErrorCode::Io);
+    const std::string named = (reads ? "reading shard " : "writing shard ") +
+                              std::prev(shard_at.upper_bound(fault.offset))->second + ":";
+    EXPECT_EQ(trained.error().message.find(named), 0u)
+        << trained.error().message << "; expected " << named;
+    static_cast<void>(tiers.residency->clear().has_value());
+    static_cast<void>(tiers.state->close().has_value());
+    tiers.forget();
+  }
+  EXPECT_GT(failed, 10);
+}
+
+TEST(SpilledGradientsInFlight, AreTheCauseOfLaterErrorsOfTheirFile) {
+  OneFailure fault;
+  auto made = aio::make_threads({.block_size = 1 << 20, .queue_depth = 4}, &fault).value();
+  aio::Engine& engine = *made;
+  Tiers tiers(make_model(false), {.grad = Tier::Nvme, .sub_group = 1 << 18}, std::move(made));
+  Gradients gradients(*tiers.state);
+  fault.operation = aio::Operation::Write;
+  fault.left = 0;
+  ASSERT_TRUE(gradients.add(0, {}).has_value());
+  ASSERT_TRUE(engine.drain(Deadline::after_seconds(60)).has_value());
+  // As a fetch would.
+  ASSERT_GE(tiers.state->ring().count(), 2u);
+  tiering::StagingItem& item = tiers.state->ring().at(1);
+  item.read(tiers.state->param(1), {0, 4096}, 0, aio::Priority::Demand);
+  const auto fetched = item.finish();
+  ASSERT_FALSE(fetched.has_value());
+  EXPECT_EQ(fetched.error().message.find("reading shard "), 0u) << fetched.error().message;
+  const Error other = make_error(ErrorCode::Corrupt, "another");
+  EXPECT_EQ(gradients.cause_of(other).message, "another");
+  const Error cause = gradients.cause_of(fetched.error());
+  EXPECT_EQ(cause.code, ErrorCode::Io);
+  EXPECT_EQ(cause.message.find("writing shard wte.weight gradients: "), 0u) << cause.message;
+  EXPECT_TRUE(tiers.residency->clear().has_value());
+  static_cast<void>(tiers.state->close().has_value());
+  tiers.forget();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SpilledGradientsFaults,
+                         testing::Values(Fault{aio::Operation::Read, false},
+                                         Fault{aio::Operation::Write, false},
+                                         Fault{aio::Operation::Read, true},
+                                         Fault{aio::Operation::Write, true}));
 
 std::string case_name(const testing::TestParamInfo<GradientsIn::ParamType>& info) {
   const auto [tier, dtype, tied] = info.param;
@@ -248,6 +462,11 @@ INSTANTIATE_TEST_SUITE_P(All, GradientsIn,
                          testing::Combine(testing::Values(Tier::Host, Tier::Nvme),
                                           testing::Values(DType::Float32, DType::BFloat16,
                                                           DType::Float16),
+                                          testing::Bool()),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Spilled, GradientsOnASlowDisk,
+                         testing::Combine(testing::Values(Tier::Nvme),
+                                          testing::Values(DType::Float32, DType::BFloat16),
                                           testing::Bool()),
                          case_name);
 

@@ -229,6 +229,30 @@ TEST(StepTime, GradientsThatSpillCostTheirBytes) {
   EXPECT_GT(simulate_step(request_of(spilled)).seconds, simulate_step(request_of(all)).seconds);
 }
 
+TEST(StepTime, GradientsThatSpillAreReadAheadAndWrittenBehind) {
+  for (const bool separate : {false, true}) {
+    for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
+      // Nothing else goes through the ring.
+      Case of = make_case(1, config_of(Offload::Nvme, Offload::None), separate, 1, 256 << 10);
+      ASSERT_GT(of.plan.moved.grad.nvme_read, 0u);
+      ASSERT_EQ(of.plan.moved.optimizer.nvme_read, 0u);
+      const auto seconds = [&](std::uint32_t items) {
+        of.placement.ring_count = items;
+        StepTimeRequest request = request_of(of);
+        request.rates.disk = disk;
+        request.rates.memory = 4e8;  // the kernels take about as long as the disk
+        request.stages.forward.assign(of.model.stages.size(), 0.0);
+        request.stages.backward.assign(of.model.stages.size(), 0.0);
+        const double taken = simulate_step(request).seconds;
+        EXPECT_GE(taken, disk_seconds(request) * (1 - 1e-9));
+        return taken;
+      };
+      EXPECT_LT(seconds(8), 0.9 * seconds(1)) << separate;
+      EXPECT_LE(seconds(8), seconds(2) * (1 + 1e-9)) << separate;
+    }
+  }
+}
+
 TEST(StepTime, RanksShareStateAndPayOnTheBus) {
   const Config config = config_of(Offload::Nvme, Offload::Nvme);
   const Case alone = make_case(1, config, true);
