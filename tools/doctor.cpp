@@ -76,6 +76,7 @@ Result<int> run_doctor(const CLI::App& doctor) {
   for (const std::string& path : paths) append(findings, examine_path(path));
   if (paths.size() > 1) {
     std::vector<StripedPath> striped;
+    striped.reserve(paths.size());
     for (const std::string& path : paths) striped.push_back(striped_path(path));
     findings.push_back(examine_striping(striped));
   }

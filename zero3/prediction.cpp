@@ -20,7 +20,7 @@ double seconds_for(std::uint64_t bytes, double bytes_per_s) {
 }
 
 std::uint64_t part_of(std::uint64_t bytes, double share) {
-  return static_cast<std::uint64_t>(static_cast<double>(bytes) * share + 0.5);
+  return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * share));
 }
 
 }  // namespace
