@@ -301,16 +301,27 @@ class Builder {
   std::vector<std::unordered_set<std::string>> seen_;  // the keys of each
 };
 
+/// What follows the quotation in nlohmann's words, with a token's name by its lexer, or nothing:
+/// "; expected '}'".
+std::string expected_by(const std::string& reason) {
+  for (const char* name : {"true literal", "false literal", "null literal", "string literal",
+                           "number literal", "'['", "'{'", "']'", "'}'", "':'", "','",
+                           "end of input", "'[', '{', or a literal", "object key"}) {
+    const std::string end = std::string("; expected ") + name;
+    if (reason.ends_with("'" + end)) return end;
+  }
+  return {};
+}
+
 /// nlohmann's words without their numbering, place and quotation of what was read.
 std::string plain_reason(const std::string& what) {
   std::size_t from = what.find("syntax error");
   if (from == what.npos) from = what.find("] ") == what.npos ? 0 : what.find("] ") + 2;
   std::string reason = what.substr(from);
   const std::size_t quotation = reason.find("; last read: '");
-  const std::size_t rest = reason.rfind("; expected ");
   if (quotation != reason.npos) {
-    const bool follows = rest != reason.npos && rest > quotation;
-    reason = reason.substr(0, quotation) + (follows ? reason.substr(rest) : "");
+    const std::string expected = expected_by(reason);  // what was read may say anything
+    reason = reason.substr(0, quotation) + expected;
   }
   if (reason.ends_with("unexpected string literal; expected '}'")) {
     reason += "; is there a comma missing before it?";

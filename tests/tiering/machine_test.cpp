@@ -138,7 +138,7 @@ class NoAnswers final : public aio::FaultSeam {
 };
 
 // Where the kernel has blocks of the probe when its deadline passes, their buffer alone is lost:
-// file, pool and engine may go as ever.
+// pool and engine may go as ever, and the file after them.
 TEST(DiskProbe, LosesNothingButWhatTheKernelHasOnADiskThatHangs) {
   const test_support::TemporaryDirectory directory;
   constexpr std::uint64_t piece = 2 << 20;
@@ -155,9 +155,9 @@ TEST(DiskProbe, LosesNothingButWhatTheKernelHasOnADiskThatHangs) {
   const std::uint64_t lost = pool->statistics().bytes_in_use;
   EXPECT_TRUE(lost == piece || (lost == 0 && !hung.asked())) << lost;
   EXPECT_TRUE(engine->drain(Deadline::after_seconds(0)).has_value());
-  file.reset();
   hung.release();
   engine.reset();
+  file.reset();
   pool.reset();
 }
 
