@@ -307,7 +307,7 @@ std::string expected_by(const std::string& reason) {
   for (const char* name : {"true literal", "false literal", "null literal", "string literal",
                            "number literal", "'['", "'{'", "']'", "'}'", "':'", "','",
                            "end of input", "'[', '{', or a literal", "object key"}) {
-    const std::string end = std::string("; expected ") + name;
+    std::string end = std::string("; expected ") + name;
     if (reason.ends_with("'" + end)) return end;
   }
   return {};
