@@ -172,7 +172,7 @@ class DryRun {
       const bool forward = access.direction == Direction::Forward;
       if (!forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
       StepEvent& event = add_of_stage(Kind::Compute, access);
-      if (access.direction == Direction::Forward) event.updated_ahead = units_ahead();
+      if (forward) event.updated_ahead = units_ahead();
       if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
       if (!forward) add_gradients(access);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));

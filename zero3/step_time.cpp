@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t sub_groups_max = 4096;  // of one step: beyond, several count as one
 constexpr int steps = 4;
-constexpr int operators = 16;  // of a stage's forward, between which the update may go on
+constexpr int operators = 16;  // of a stage, between which the update may go on
 
 class Simulation {
  public:

@@ -35,6 +35,15 @@ std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
   return by_stage;
 }
 
+/// Those of all stages in the order in which their gradients become final.
+std::vector<std::uint32_t> in_order(const std::vector<std::vector<std::uint32_t>>& by_stage) {
+  std::vector<std::uint32_t> units;
+  for (auto stage = by_stage.rbegin(); stage != by_stage.rend(); ++stage) {
+    units.insert(units.end(), stage->begin(), stage->end());
+  }
+  return units;
+}
+
 }  // namespace
 
 std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages) {
@@ -78,7 +87,7 @@ std::uint32_t first_under_backward(const Placement& placement, const std::vector
     bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
     total += bytes[unit];
   }
-  std::vector<std::uint32_t> candidates = updated_under_backward(placement, stages, 0);
+  std::vector<std::uint32_t> candidates = in_order(final_after_stage(placement, stages));
   std::sort(candidates.begin(), candidates.end(), std::greater<>());
   std::uint32_t first = units;
   double taken = 0.0;
@@ -88,18 +97,6 @@ std::uint32_t first_under_backward(const Placement& placement, const std::vector
     first = unit;
   }
   return first;
-}
-
-std::vector<std::uint32_t> updated_under_backward(const Placement& placement,
-                                                  const std::vector<StageSpec>& stages,
-                                                  std::uint32_t first) {
-  const auto by_stage = final_after_stage(placement, stages);
-  std::vector<std::uint32_t> units;
-  for (std::size_t stage = stages.size(); stage-- > 0;) {
-    std::copy_if(by_stage[stage].begin(), by_stage[stage].end(), std::back_inserter(units),
-                 [first](std::uint32_t unit) { return unit >= first; });
-  }
-  return units;
 }
 
 UnderBackward::UnderBackward(const Config& config, const ModelState& state,
@@ -128,7 +125,7 @@ void UnderBackward::decide(double share) {
 
 Result<void> UnderBackward::begin(const kernels::AdamStep& constants) noexcept {
   stopped_ = false;
-  auto units = updated_under_backward(state_.placement(), stages_, first_);
+  auto units = in_order(by_stage_);
   if (units.empty()) return {};
   return optimizer_.begin_under_backward(constants, std::move(units));
 }

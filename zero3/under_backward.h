@@ -45,11 +45,6 @@ double share_under_backward(const UpdateTimes& times) noexcept;
 std::uint32_t first_under_backward(const Placement& placement, const std::vector<StageSpec>& stages,
                                    double share);
 
-/// Those units in the order in which their gradients become final.
-std::vector<std::uint32_t> updated_under_backward(const Placement& placement,
-                                                  const std::vector<StageSpec>& stages,
-                                                  std::uint32_t first);
-
 /// Runs it, in steps of an engine. Thread: the compute thread.
 class UnderBackward {
  public:

@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <sstream>
-
 #include "tests/zero3/equality.h"
 
 namespace artesian::zero3 {
@@ -67,11 +65,7 @@ TEST_F(DeferredUpdate, GoesOnBetweenTheOperatorsOfForward) {
     ASSERT_TRUE(engine->step().has_value());
   }
   EXPECT_TRUE(engine->close().has_value());
-  const std::string path = directory_ / "trace.json";
-  ASSERT_TRUE(timeline.write(path).has_value());
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_NE(text.str().find("update ahead"), std::string::npos);
+  EXPECT_NE(text_of(timeline).find("update ahead"), std::string::npos);
 }
 
 TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {

@@ -143,6 +143,9 @@ class Equality : public testing::Test {
   static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
   Outcome train(const Choice& run, const Config& config, const EngineOptions& given);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
+  /// Each factor by chance; `stream` tells tests apart.
+  static Choice random_choice(std::uint64_t stream, std::uint64_t seed);
+  std::string text_of(const Timeline& timeline) const;
 
   const Scale scale;
   bool separate_device = false;                   // budgets are for one
@@ -156,6 +159,22 @@ inline std::vector<std::string> Equality::folders(const std::string& name,
   if (run[SwapFolders] > 0) list.push_back(directory_ / (name + "-second"));
   if (run[SwapFolders] > 1) list.push_back(directory_ / "both");
   return list;
+}
+
+inline Choice Equality::random_choice(std::uint64_t stream, std::uint64_t seed) {
+  Choice run{};
+  for (std::size_t factor = 0; factor < factor_count; ++factor) {
+    const auto count = static_cast<std::uint64_t>(levels[factor]);
+    run[factor] = static_cast<int>(random_word(stream, seed, factor) % count);
+  }
+  return run;
+}
+
+inline std::string Equality::text_of(const Timeline& timeline) const {
+  const std::string path = directory_ / "trace.json";
+  EXPECT_TRUE(timeline.write(path).has_value());
+  std::ifstream stream(path);
+  return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
 /// As many disks as the configuration has folders in use, of speeds that differ.

@@ -137,15 +137,6 @@ class StepPlanTest : public Equality {
     return config;
   }
 
-  Choice random_choice(std::uint64_t seed) const {
-    Choice run{};
-    for (std::size_t factor = 0; factor < factor_count; ++factor) {
-      const auto count = static_cast<std::uint64_t>(levels[factor]);
-      run[factor] = static_cast<int>(random_word(71, seed, factor) % count);
-    }
-    return run;
-  }
-
   int compared = 0;
   bool together = false;  // all micro-batches of a step, layer by layer
   double share_under_backward = 0.0;
@@ -155,7 +146,7 @@ class StepPlanTest : public Equality {
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngine) {
   MovedByKind all;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    const Choice run = random_choice(seed);
+    const Choice run = random_choice(71, seed);
     all += expect_as_planned(run, steady(config_of(run)), nullptr);
   }
   EXPECT_EQ(compared, 60 * 3);
@@ -168,7 +159,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngine) {
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesUnderBackward) {
   track_activations();
   for (std::uint64_t seed = 300; seed < 340; ++seed) {
-    Choice run = random_choice(seed);
+    Choice run = random_choice(71, seed);
     run[Dtype] = seed % 2 == 0 ? 1 : 3;
     together = seed % 3 == 0;
     if (together) run[Accumulation] = 1 + static_cast<int>(seed % 2);
@@ -290,7 +281,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineLayerByLayer) {
   together = true;
   MovedByKind all;
   for (std::uint64_t seed = 200; seed < 240; ++seed) {
-    Choice run = random_choice(seed);
+    Choice run = random_choice(71, seed);
     run[Accumulation] = 1 + static_cast<int>(seed % 2);
     if (seed % 3 == 0) run[Schedule] = 4;
     Config config = steady(config_of(run));
@@ -306,7 +297,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineLayerByLayer) {
 TEST_F(StepPlanTest, BytesOfTheLinkAreThoseOfASeparateDevice) {
   MovedByKind all;
   for (std::uint64_t seed = 100; seed < 140; ++seed) {
-    Choice run = random_choice(seed);
+    Choice run = random_choice(71, seed);
     SeparateDevice device(SeparateDevice::Order::Late, seed);
     separate_device = true;
     const Config config = steady(config_of(run));

@@ -6,8 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <sstream>
-
 #include "tests/support/separate_device.h"
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/equality.h"
@@ -32,15 +30,6 @@ class UnderBackwardTest : public Equality {
           host_budget_for_gradients(module_of(choice), config, choice[Masters] == 0);
     }
     return config;
-  }
-  Choice random_choice(std::uint64_t seed) const {
-    Choice choice{};
-    for (std::size_t factor = 0; factor < factor_count; ++factor) {
-      const auto count = static_cast<std::uint64_t>(levels[factor]);
-      choice[factor] = static_cast<int>(random_word(81, seed, factor) % count);
-    }
-    choice[Dtype] = seed % 2 == 0 ? 1 : 3;  // bf16
-    return choice;
   }
   /// Everything in memory, all of the update under forward.
   static Choice in_memory(const Choice& choice) {
@@ -70,7 +59,8 @@ TEST_F(UnderBackwardTest, OfAnyShareGivesTheSameBits) {
   std::map<std::array<int, 3>, Outcome> references;
   int units = 0;
   for (std::uint64_t seed = 0; seed < 36; ++seed) {
-    const Choice choice = random_choice(seed);
+    Choice choice = random_choice(81, seed);
+    choice[Dtype] = seed % 2 == 0 ? 1 : 3;  // bf16
     SCOPED_TRACE(describe(choice));
     Outcome& reference = references[{choice[Dtype], choice[Accumulation], choice[Head]}];
     separate_device = false;
@@ -106,11 +96,7 @@ TEST_F(UnderBackwardTest, IsDoneWithBackwardAndWithoutItAfterwards) {
   EXPECT_GT(in_all, first->bytes_nvme_write);  // the table is still to come
   EXPECT_LT(in_all - first->bytes_nvme_write, first->bytes_nvme_write);
   EXPECT_TRUE(engine->close().has_value());
-  const std::string path = directory_ / "trace.json";
-  ASSERT_TRUE(timeline.write(path).has_value());
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_NE(text.str().find("update under backward"), std::string::npos);
+  EXPECT_NE(text_of(timeline).find("update under backward"), std::string::npos);
 }
 
 TEST_F(UnderBackwardTest, WaitsForTheNormWhereAGradientMayBeClippedOrTheStepSkipped) {
