@@ -95,10 +95,8 @@ struct Simulated {
   zero3::StepTime time;
 };
 
-constexpr std::uint32_t none_under_backward = zero3::StepPlanRequest().first_under_backward;
-
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
-                           std::uint64_t micro_batches, std::uint32_t first_under_backward) {
+                           std::uint64_t micro_batches, std::vector<bool> under_backward) {
   ARTESIAN_TRY(step,
                zero3::plan_step({.placement = &placement,
                                  .stages = plan.stages,
@@ -109,7 +107,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .separate_device = plan.gpu,
                                  .ranks = plan.ranks,
-                                 .first_under_backward = first_under_backward}));
+                                 .under_backward = std::move(under_backward)}));
   Simulated done;
   done.moved = step.moved;
   done.time = zero3::simulate_step({.placement = &placement,
@@ -121,9 +119,9 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
 }
 
 /// As the engine decides it, from a step without.
-std::uint32_t first_under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
-                                      const Simulated& without, std::uint64_t micro_batches) {
-  if (!zero3::may_update_under_backward(plan.config)) return none_under_backward;
+std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
+                                    const Simulated& without, std::uint64_t micro_batches) {
+  if (!zero3::may_update_under_backward(plan.config)) return {};
   zero3::MovedByKind update;
   for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
     update += zero3::update_moves(placement, unit, plan.gpu, /*live=*/true);
@@ -150,15 +148,16 @@ std::uint32_t first_under_backward_of(const PlanCase& plan, const zero3::Placeme
       .backward_disk = part * others / 2,
       .update = plan.gpu ? 0.0 : std::max(0.0, computed - without.time.model_seconds),
       .update_disk = update_disk};
-  return zero3::first_under_backward(placement, *plan.stages, zero3::share_under_backward(times));
+  return zero3::units_under_backward(placement, *plan.stages, zero3::share_under_backward(times));
 }
 
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
                            std::uint64_t micro_batches) {
-  ARTESIAN_TRY(without, simulate(plan, placement, micro_batches, none_under_backward));
-  const std::uint32_t first = first_under_backward_of(plan, placement, without, micro_batches);
-  if (first >= placement.units.size()) return without;
-  return simulate(plan, placement, micro_batches, first);
+  ARTESIAN_TRY(without, simulate(plan, placement, micro_batches, {}));
+  const auto under_backward = under_backward_of(plan, placement, without, micro_batches);
+  const auto end = under_backward.end();
+  if (std::find(under_backward.begin(), end, true) == end) return without;
+  return simulate(plan, placement, micro_batches, under_backward);
 }
 
 /// b + (b - a) * further, for each figure.

@@ -479,9 +479,9 @@ Result<void> Engine::Impl::begin_update_under_backward() {
     const double part =
         static_cast<double>(losses_pending.size()) / static_cast<double>(config.accumulation_steps);
     under_backward->decide(share_under_backward(update_times(*measured, part)));
-    const auto units = state->layout().units.size();
-    log(LogLevel::Info, "update: " + std::to_string(units - under_backward->first()) + " of " +
-                            std::to_string(units) + " units under backward");
+    log(LogLevel::Info, "update: " + std::to_string(under_backward->count()) + " of " +
+                            std::to_string(under_backward->units().size()) +
+                            " units under backward");
   }
   const double lr = learning_rate(config.scheduler, config.optimizer, updates);
   ARTESIAN_TRY_VOID(under_backward->begin(adam_step(lr, 1.0 / scaler.scale())));
@@ -773,8 +773,8 @@ const Placement& Engine::placement() const noexcept {
 const Config& Engine::config() const noexcept {
   return impl_->config;
 }
-std::uint32_t Engine::first_under_backward() const noexcept {
-  return impl_->under_backward->first();
+const std::vector<bool>& Engine::units_under_backward() const noexcept {
+  return impl_->under_backward->units();
 }
 aio::EngineKind Engine::io_engine() const noexcept {
   return impl_->io->kind();

@@ -123,7 +123,7 @@ class Engine {
   /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
   /// result with `end` set (step_guard.h). The update is deferred: it is fixed and begun here, and
   /// each unit gets its share when the next forward, or anything else, comes to it; some have it
-  /// since the last backward (first_under_backward()). What that adds to the step's figures is in
+  /// since the last backward (units_under_backward()). What that adds to the step's figures is in
   /// take_completed(). Errors: Invalid (out of order); Io, Corrupt.
   Result<StepResult> step();
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
@@ -143,9 +143,8 @@ class Engine {
                            const std::function<Result<void>(std::span<const float>)>& sink);
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
-  /// Units from this one on are updated under backward, as far as their gradients are final there;
-  /// the number of units: none.
-  std::uint32_t first_under_backward() const noexcept;
+  /// By unit: it is updated under backward. Of steps from here on, until the share is decided.
+  const std::vector<bool>& units_under_backward() const noexcept;
   aio::EngineKind io_engine() const noexcept;
   /// What each folder of nvme_path has carried since the start.
   std::vector<SwapPathUse> path_use() const;

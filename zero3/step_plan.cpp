@@ -178,7 +178,7 @@ class DryRun {
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
       if (&access < &accesses_[last_backward]) continue;
       for (const auto unit : final_[access.stage]) {
-        if (unit < request_.first_under_backward) continue;
+        if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
         add_update(unit).under_backward = updated[unit] = true;
       }
     }

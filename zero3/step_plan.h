@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "base/result.h"
@@ -81,8 +80,8 @@ struct StepPlanRequest {
   std::uint64_t lookup_width = 0;  // elements of such a row
   bool separate_device = false;
   std::uint64_t ranks = 1;
-  /// Units from here on are updated under backward where they can be (under_backward.h).
-  std::uint32_t first_under_backward = std::numeric_limits<std::uint32_t>::max();
+  /// By unit: it is updated under backward (units_under_backward); none where it is empty.
+  std::vector<bool> under_backward{};
 };
 
 struct StepPlan {

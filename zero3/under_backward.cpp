@@ -1,6 +1,7 @@
 #include "zero3/under_backward.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "zero3/step_plan.h"
@@ -71,32 +72,37 @@ double share_under_backward(const UpdateTimes& times) noexcept {
   // In forward (1 - x) * update_disk + forward_disk is to fit forward + (1 - x) * update, in
   // backward x * update_disk + backward_disk is to fit backward + x * update.
   const double uncovered = times.update_disk - times.update;
-  if (uncovered <= 0.0) return 0.0;
-  const double needed = 1.0 - (times.forward - times.forward_disk) / uncovered;
+  const double computed = times.forward + times.backward;
+  if (uncovered <= 0.0 || computed <= 0.0) return 0.0;
+  const double of_backward = times.backward / computed;
+  const double disk = times.forward_disk + times.backward_disk + uncovered;
+  const double even = (disk * of_backward - times.backward_disk) / uncovered;
   const double possible = (times.backward - times.backward_disk) / uncovered;
-  return std::clamp(std::min(needed, possible), 0.0, 1.0);
+  return std::clamp(std::min(even, possible), 0.0, 1.0);
 }
 
-std::uint32_t first_under_backward(const Placement& placement, const std::vector<StageSpec>& stages,
-                                   double share) {
+std::vector<bool> units_under_backward(const Placement& placement,
+                                       const std::vector<StageSpec>& stages, double share) {
   const auto units = static_cast<std::uint32_t>(placement.layout.units.size());
+  const std::vector<std::uint32_t> candidates = in_order(final_after_stage(placement, stages));
   std::vector<double> bytes(units);
-  double total = 0.0;
   for (std::uint32_t unit = 0; unit < units; ++unit) {
     const Moved moved = update_moves(placement, unit, /*separate=*/false, /*live=*/true).total();
     bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
-    total += bytes[unit];
   }
-  std::vector<std::uint32_t> candidates = in_order(final_after_stage(placement, stages));
-  std::sort(candidates.begin(), candidates.end(), std::greater<>());
-  std::uint32_t first = units;
-  double taken = 0.0;
+  double possible = 0.0;
+  for (const std::uint32_t unit : candidates) possible += bytes[unit];
+  std::vector<bool> chosen(units, false);
+  if (possible == 0.0) return chosen;
+  const double wanted = share * std::accumulate(bytes.begin(), bytes.end(), 0.0);
+  const double part = std::min(1.0, wanted / possible);
+  double owed = 0.0;
   for (const std::uint32_t unit : candidates) {
-    if (taken + bytes[unit] / 2 > share * total) break;
-    taken += bytes[unit];
-    first = unit;
+    owed += part * bytes[unit];
+    chosen[unit] = share > 0.0 && owed >= bytes[unit] / 2;
+    if (chosen[unit]) owed -= bytes[unit];
   }
-  return first;
+  return chosen;
 }
 
 UnderBackward::UnderBackward(const Config& config, const ModelState& state,
@@ -106,20 +112,20 @@ UnderBackward::UnderBackward(const Config& config, const ModelState& state,
       stages_(stages),
       gradients_(gradients),
       optimizer_(optimizer),
-      first_(static_cast<std::uint32_t>(state.layout().units.size())) {
-  const Placement& placement = state.placement();
-  by_stage_.resize(stages.size());
+      units_(state.layout().units.size(), false),
+      by_stage_(stages.size()) {
   if (!may_update_under_backward(config)) return;
-  undecided_ = first_under_backward(placement, stages, 1.0) < first_;
+  const std::vector<bool> most = units_under_backward(state.placement(), stages, 1.0);
+  undecided_ = std::find(most.begin(), most.end(), true) != most.end();
   if (undecided_ && share.has_value()) decide(*share);
 }
 
 void UnderBackward::decide(double share) {
   undecided_ = false;
-  first_ = first_under_backward(state_.placement(), stages_, share);
+  units_ = units_under_backward(state_.placement(), stages_, share);
   by_stage_ = final_after_stage(state_.placement(), stages_);
   for (auto& units : by_stage_) {
-    std::erase_if(units, [this](std::uint32_t unit) { return unit < first_; });
+    std::erase_if(units, [this](std::uint32_t unit) { return !units_[unit]; });
   }
 }
 

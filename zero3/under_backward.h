@@ -1,9 +1,10 @@
 // The update under backward: where nothing about it waits for the step's last gradient, a unit is
-// updated once its own gradient is final, while the units below it are still in backward. Those
-// that come first in forward are left to it as ever (Optimizer::begin_step), so that the disk works
-// under both. Which units that are is said by pure functions.
+// updated once its own gradient is final, while the units below it are still in backward. The
+// others are left to the next forward as ever (Optimizer::begin_step), so that the disk works under
+// both. Which units that are is said by pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -36,14 +37,16 @@ struct UpdateTimes {
   double update_disk = 0.0;  // of the disk for all of it
 };
 
-/// The share of the update that backward takes, 0 to 1: what forward has no time for, as far as
-/// backward has. What is updated there is read again for the next forward, so never more.
+/// The share of the update that backward takes, 0 to 1: that with which the disk is as busy under
+/// backward as it is under forward, whatever its speed turns out to be; but no more than backward
+/// has time for, since what is updated there is read again for the next forward.
 double share_under_backward(const UpdateTimes& times) noexcept;
 
-/// The first unit of those that are updated under backward, units.size() for none: the last ones,
-/// with that share of the bytes that the update moves on NVMe, as near as units allow.
-std::uint32_t first_under_backward(const Placement& placement, const std::vector<StageSpec>& stages,
-                                   double share);
+/// By unit, whether it is updated under backward: that share of the bytes that the update moves on
+/// NVMe, as near as units allow, spread evenly over those that may be, so that the disk has some of
+/// the update to do at any time of forward and of backward.
+std::vector<bool> units_under_backward(const Placement& placement,
+                                       const std::vector<StageSpec>& stages, double share);
 
 /// Runs it, in steps of an engine. Thread: the compute thread.
 class UnderBackward {
@@ -55,8 +58,9 @@ class UnderBackward {
   /// It is allowed, there is something to update so, and the share is still to be chosen.
   bool undecided() const noexcept { return undecided_; }
   void decide(double share);
-  /// The first unit of those that are updated under backward; units.size(): none.
-  std::uint32_t first() const noexcept { return first_; }
+  /// By unit: it is updated under backward.
+  const std::vector<bool>& units() const noexcept { return units_; }
+  std::ptrdiff_t count() const noexcept { return std::count(units_.begin(), units_.end(), true); }
   /// The last backward of the step begins, and all losses are finite. Errors: Io, Timeout.
   Result<void> begin(const kernels::AdamStep& constants) noexcept;
   /// What is added to a stage's gradients was added: updates units that need no waiting. A gradient
@@ -72,8 +76,8 @@ class UnderBackward {
   Optimizer& optimizer_;
   bool undecided_ = false;
   bool stopped_ = false;
-  std::uint32_t first_;
-  std::vector<std::vector<std::uint32_t>> by_stage_;  // of final_after_stage, from first_ on
+  std::vector<bool> units_;
+  std::vector<std::vector<std::uint32_t>> by_stage_;  // these of final_after_stage
 };
 
 }  // namespace artesian::zero3

@@ -131,7 +131,7 @@ class Equality : public testing::Test {
     std::string digest;
     bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
     bool split_masters = false;  // of some unit
-    std::size_t units_under_backward = 0;
+    std::ptrdiff_t units_under_backward = 0;
     std::array<std::uint64_t, tiering::tier_count> inputs{};  // bytes kept in each tier
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
@@ -318,8 +318,8 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
   for (const UnitPlacement& unit : (*engine)->placement().units) {
     outcome.split_masters = outcome.split_masters || unit.master == Master::Split;
   }
-  outcome.units_under_backward =
-      (*engine)->placement().layout.units.size() - (*engine)->first_under_backward();
+  const std::vector<bool>& under_backward = (*engine)->units_under_backward();
+  outcome.units_under_backward = std::count(under_backward.begin(), under_backward.end(), true);
   for (const Tier tier : {Tier::Device, Tier::Host, Tier::Nvme}) {
     outcome.inputs[static_cast<std::size_t>(tier)] = (*engine)->placement().inputs.bytes_in(tier);
   }

@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
+#include "zero3/under_backward.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -30,10 +32,8 @@ std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound)
   return random_word(51, seed, draw) % bound;
 }
 
-constexpr std::uint32_t none = StepPlanRequest().first_under_backward;
-
 Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t ranks = 1,
-               std::uint64_t host_bytes = plenty, std::uint32_t first_under_backward = none,
+               std::uint64_t host_bytes = plenty, double share_under_backward = 0.0,
                int layers = 3) {
   Case made{.model = make_small_model(512, 64, layers, below(seed, 0, 2) == 0),
             .config = std::move(config),
@@ -51,17 +51,19 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                       .ranks = ranks})
           .value();
   const ZeroConfig& zero = made.config.zero;
-  made.plan = plan_step({.placement = &made.placement,
-                         .stages = &made.model.stages,
-                         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
-                                    zero.max_reuse_distance},
-                         .micro_batches = made.config.accumulation_steps,
-                         .tokens = 32,
-                         .lookup_width = 64,
-                         .separate_device = separate,
-                         .ranks = ranks,
-                         .first_under_backward = first_under_backward})
-                  .value();
+  made.plan =
+      plan_step(
+          {.placement = &made.placement,
+           .stages = &made.model.stages,
+           .limits = {zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance},
+           .micro_batches = made.config.accumulation_steps,
+           .tokens = 32,
+           .lookup_width = 64,
+           .separate_device = separate,
+           .ranks = ranks,
+           .under_backward =
+               units_under_backward(made.placement, made.model.stages, share_under_backward)})
+          .value();
   return made;
 }
 
@@ -89,9 +91,8 @@ Config random_config(std::uint64_t seed) {
 }
 
 Case random_case(std::uint64_t seed) {
-  const std::uint64_t first = below(seed, 9, 12);
   return make_case(seed, random_config(seed), below(seed, 7, 2) == 0, 1 + 3 * below(seed, 8, 2),
-                   plenty, first < 6 ? static_cast<std::uint32_t>(first) : none);
+                   plenty, std::array{0.0, 0.3, 0.7, 1.0}[below(seed, 9, 4)]);
 }
 
 StepTimeRequest request_of(const Case& of, double disk = 1e8) {
@@ -175,8 +176,8 @@ TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
   // Disk and computing take about as long: under forward alone the disk then rests in backward.
   const Config config = config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16);
   const std::uint64_t host = 3 << 20;
-  const auto seconds = [&](std::uint32_t first) {
-    const Case of = make_case(1, config, false, 1, host, first, 12);
+  const auto seconds = [&](double share) {
+    const Case of = make_case(1, config, false, 1, host, share, 12);
     EXPECT_EQ(of.plan.moved.grad.nvme_read, 0u);
     StepTimeRequest request = request_of(of);
     request.rates.memory = 1e12;
@@ -190,10 +191,10 @@ TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
     EXPECT_GE(taken, 1.0);
     return taken;
   };
-  const double deferred = seconds(none);
-  const double shared = seconds(5);
+  const double deferred = seconds(0.0);
+  const double shared = seconds(0.6);
   EXPECT_LT(shared, 0.85 * deferred);
-  EXPECT_LT(shared, seconds(0));  // where all that can be is, forward has too little
+  EXPECT_LT(shared, seconds(1.0));  // where all that can be is, forward has too little
 }
 
 TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
