@@ -10,7 +10,7 @@ import sys
 
 MODELS = {  # layers, hidden, heads, vocabulary; budget of each of our tiers
     "124m": (12, 768, 12, 50257, "512MiB"),
-    "355m": (24, 1024, 16, 50257, "768MiB"),
+    "355m": (24, 1024, 16, 50257, "1GiB"),
     "tiny": (2, 64, 2, 512, "1MiB"),
 }
 LENGTH = 128
@@ -33,6 +33,7 @@ class Contestant:
     kind: str  # artesian, torch or deepspeed
     dtype: str
     setting: str = ""  # of DeepSpeed; ours: "two" folders
+    clipped: bool = True
 
 
 CONTESTANTS = {
@@ -46,6 +47,9 @@ CONTESTANTS = {
     "artesian_bf16_two": Contestant(
         "Artesian bf16, over two folders of the disk", "artesian", "bf16", "two"
     ),
+    "artesian_bf16_free": Contestant(
+        "Artesian bf16, offloaded to NVMe, nothing clipped", "artesian", "bf16", clipped=False
+    ),
     "torch_bf16": Contestant("PyTorch bf16, fp32 master, all in RAM", "torch", "bf16"),
     "deepspeed_lim": Contestant(
         "DeepSpeed bf16, all on NVMe, least memory", "deepspeed", "bf16", "lim"
@@ -53,12 +57,17 @@ CONTESTANTS = {
     "deepspeed_mid": Contestant(
         "DeepSpeed bf16, all on NVMe, pipelined", "deepspeed", "bf16", "mid"
     ),
+    "deepspeed_mid_free": Contestant(
+        "DeepSpeed bf16, all on NVMe, pipelined, nothing clipped", "deepspeed", "bf16", "mid",
+        clipped=False,
+    ),
 }
 # Each of ours, and with what it is compared.
 RIVALS = {
     "artesian_fp32": ["torch_fp32", "deepspeed_fp32"],
     "artesian_bf16": ["torch_bf16", "deepspeed_lim", "deepspeed_mid"],
     "artesian_bf16_two": ["artesian_bf16"],
+    "artesian_bf16_free": ["deepspeed_mid_free", "artesian_bf16"],
 }
 
 
@@ -102,7 +111,8 @@ def base_config(contestant):
         "optimizer": {"type": "AdamW", "params": OPTIMIZER},
         "aio": AIO,
     }
-    return config | ({"bf16": {"enabled": True}} if contestant.dtype == "bf16" else {})
+    config |= {"bf16": {"enabled": True}} if contestant.dtype == "bf16" else {}
+    return config | ({} if contestant.clipped else FREE)
 
 
 def our_config(contestant, name, folder):
