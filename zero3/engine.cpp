@@ -549,10 +549,10 @@ void Engine::Impl::update_between_operators() {
   if (failed_ahead.has_value() || !optimizer->may_update_ahead()) return;
   const std::uint64_t begin = system_clock().now_ns();
   const auto work = [&] { return optimizer->update_ahead(); };
-  auto updated = under_backward->begun() ? work() : go_on_updating(work);
+  auto updated = updating.has_value() ? go_on_updating(work) : work();
   if (!updated.has_value()) failed_ahead = std::move(updated).error();
   const std::uint64_t end = system_clock().now_ns();
-  if (under_backward->begun()) under_backward_ns += end - begin;
+  if (!updating.has_value()) under_backward_ns += end - begin;
   if (options.timeline == nullptr) return;
   options.timeline->add(Lane::Optimizer, "update ahead", begin, end);
 }

@@ -12,6 +12,9 @@
 #include "kernels/split_master.h"
 
 namespace artesian::zero3 {
+
+using tiering::Tier;
+
 namespace {
 
 constexpr std::uint64_t slice = 16384;  // elements of one task on the compute team
@@ -183,22 +186,47 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit,
   return {};
 }
 
-Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units,
-                                   const kernels::AdamStep& constants) noexcept {
+Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept {
   ARTESIAN_CHECK(pass_ == Pass::None);
   pass_ = pass;
   units_ = std::move(units);
   updated_ = final_ = 0;
   const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
-  return stream_.begin(units_, options, [this, constants](const SubGroup& group) {
-    return update(group, constants);
-  });
+  return stream_.begin(units_, options,
+                       [this](const SubGroup& group) { return update(group, constants_); });
+}
+
+/// In order; but what backward has updated.
+std::vector<std::uint32_t> Optimizer::updated_by_team() const {
+  std::vector<std::uint32_t> units;
+  for (const std::uint32_t unit : all_units_) {
+    if (!done_[unit] && !state_.placement().units[unit].updated_on_device) units.push_back(unit);
+  }
+  return units;
+}
+
+Result<void> Optimizer::begin_reading() noexcept {
+  const auto& units = state_.placement().units;
+  const bool gradients_in_memory =
+      std::all_of(units.begin(), units.end(), [this](const UnitPlacement& unit) {
+        return unit.grad == Tier::Host || (unit.grad == Tier::Device && !state_.separate_device());
+      });
+  if (pass_ == Pass::Reading || !gradients_in_memory) return {};
+  return begin_pass(Pass::Reading, updated_by_team());
+}
+
+Result<void> Optimizer::stop_reading() noexcept {
+  if (pass_ != Pass::Reading) return {};
+  pass_ = Pass::None;
+  return stream_.abandon();
 }
 
 Result<void> Optimizer::begin_under_backward(const kernels::AdamStep& constants,
                                              std::vector<std::uint32_t> units) noexcept {
+  ARTESIAN_TRY_VOID(stop_reading());
   for (const std::uint32_t unit : units) done_[unit] = true;
-  return begin_pass(Pass::UnderBackward, std::move(units), constants);
+  constants_ = constants;
+  return begin_pass(Pass::UnderBackward, std::move(units));
 }
 
 void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
@@ -221,18 +249,17 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
     ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
     ARTESIAN_TRY_VOID(state_.device().finish(copied));
   }
-  std::vector<std::uint32_t> units;
   for (const std::uint32_t unit : all_units_) {
-    if (done_[unit]) continue;
-    if (state_.placement().units[unit].updated_on_device) {
-      ARTESIAN_TRY_VOID(update_on_device(unit, constants));
-    } else {
-      residency_.begin_refresh(unit);
-      units.push_back(unit);
-    }
+    if (!state_.placement().units[unit].updated_on_device) continue;
+    ARTESIAN_TRY_VOID(update_on_device(unit, constants));
   }
+  constants_ = constants;
+  std::vector<std::uint32_t> units = updated_by_team();
   done_.assign(done_.size(), false);
-  return begin_pass(Pass::Deferred, std::move(units), constants);
+  for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
+  if (pass_ != Pass::Reading) return begin_pass(Pass::Deferred, std::move(units));
+  pass_ = Pass::Deferred;
+  return stream_.read_on();
 }
 
 Result<void> Optimizer::update_next() noexcept {
@@ -249,12 +276,14 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
 }
 
 bool Optimizer::may_update_ahead() const noexcept {
+  if (pass_ == Pass::Reading) return stream_.may_read_on();
   if (pass_ == Pass::None || updated_ == units_.size()) return false;
   const bool may = under_backward() ? updated_ < final_ : residency_.follows(units_[updated_]);
   return may && stream_.may_advance();
 }
 
 Result<void> Optimizer::update_ahead() noexcept {
+  if (pass_ == Pass::Reading) return stream_.read_on();
   for (; may_update_ahead(); ++updated_) {
     const std::uint32_t next = units_[updated_];
     ARTESIAN_TRY(done, stream_.advance_within(next));
@@ -276,6 +305,7 @@ Result<void> Optimizer::finish_step() noexcept {
 }
 
 Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {
+  ARTESIAN_TRY_VOID(stop_reading());
   kernels::Digest total;
   for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
     const ParameterPlace& place = state_.layout().places[parameter];
@@ -307,6 +337,7 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
 Result<void> Optimizer::read_master(
     std::uint32_t parameter,
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  ARTESIAN_TRY_VOID(stop_reading());
   const ParameterPlace& place = state_.layout().places[parameter];
   const auto body = [&](const SubGroup& group) -> Result<void> {
     return for_each_piece(

@@ -4,7 +4,7 @@
 //
 // A step is deferred: begin_step fixes what it does, and each unit is updated when somebody comes
 // to it, in the order in which the next forward does. Until then its gradient must stay, and its
-// parameters and state are last step's.
+// parameters and state are last step's. What is updated first may have been read by then.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,10 @@ class Optimizer {
   /// All of them are, and all are updated. Errors: as update_up_to.
   Result<void> finish_under_backward() noexcept;
   bool under_backward() const noexcept { return pass_ == Pass::UnderBackward; }
+  /// Begins to read what begin_step will update first, as much as the ring takes: for the time in
+  /// which gradients are still to come. Nothing where some of them come through the ring as well.
+  /// Errors: Io, Timeout.
+  Result<void> begin_reading() noexcept;
   /// Begins one update of every other unit from its accumulated gradient: starts the first reads,
   /// and updates what a separate device updates by itself. Gathered parameters follow, and those
   /// that are gathered from here on. Errors: Io, Timeout.
@@ -47,8 +51,8 @@ class Optimizer {
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
   /// Updates what is next and needs no waiting: under backward units with a final gradient, later
-  /// those whose slots are there to be filled, so that no byte more or less is moved. Errors: as
-  /// update_up_to.
+  /// those whose slots are there to be filled, so that no byte more or less is moved. Or reads on.
+  /// Errors: as update_up_to.
   Result<void> update_ahead() noexcept;
   /// Whether that would do anything now.
   bool may_update_ahead() const noexcept;
@@ -75,9 +79,10 @@ class Optimizer {
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   Result<void> update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
   Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
-  enum class Pass : std::uint8_t { None, UnderBackward, Deferred };
-  Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units,
-                          const kernels::AdamStep& constants) noexcept;
+  enum class Pass : std::uint8_t { None, Reading, UnderBackward, Deferred };
+  Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
+  Result<void> stop_reading() noexcept;
+  std::vector<std::uint32_t> updated_by_team() const;
   Result<void> update_next() noexcept;
 
   ModelState& state_;
@@ -86,6 +91,7 @@ class Optimizer {
   std::vector<std::uint32_t> all_units_;  // in order of first use
   std::vector<bool> done_;                // by unit: updated under this step's backward
   Pass pass_ = Pass::None;
+  kernels::AdamStep constants_;       // of the pass
   std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
   std::size_t updated_ = 0;           // of these
   std::size_t final_ = 0;             // of these: their gradients are final

@@ -46,10 +46,7 @@ class Simulation {
       one_step();
       time_.seconds = end_of_step_ - begin_;
     }
-    for (StepSpan& span : time_.spans) {
-      span.begin -= begin_;
-      span.end -= begin_;
-    }
+    place_spans();
     // A resource cannot do a step's work in less, whatever the steps before have left it.
     const double disk = busy(Resource::DiskRead) + busy(Resource::DiskWrite);
     if (rates_.disk == tiering::Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
@@ -58,6 +55,25 @@ class Simulation {
   }
 
  private:
+  /// Within the step: what the step before has read for this one is drawn where this one does the
+  /// same for the next.
+  void place_spans() {
+    std::vector<StepSpan> placed;
+    for (StepSpan span : time_.spans) {
+      span.begin -= begin_;
+      span.end -= begin_;
+      if (span.begin < 0.0) {
+        StepSpan early = span;
+        early.begin = std::max(0.0, span.begin + time_.seconds);
+        early.end = std::min(0.0, span.end) + time_.seconds;
+        placed.push_back(early);
+        span.begin = 0.0;
+      }
+      if (span.end > span.begin || span.begin > 0.0) placed.push_back(span);
+    }
+    time_.spans = std::move(placed);
+  }
+
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
 
   static double seconds_for(std::uint64_t bytes, double rate) {
@@ -93,25 +109,35 @@ class Simulation {
     queue_updates(/*under_backward=*/false);
     norm_begin_ = Schedule::none;
     const auto& events = request_.plan->events;
+    const bool some = std::any_of(events.begin(), events.end(),
+                                  [](const StepEvent& event) { return event.under_backward; });
     const std::size_t last_backward = begin_of_last_backward();
+    Task reads_begin = Schedule::none;
     for (std::size_t index = 0; index < events.size(); ++index) {
       if (index == last_backward) {
         finish_update();
-        queue_updates(/*under_backward=*/true);
+        reads_begin = schedule_.join({barrier_, computed_});
+        if (some) queue_updates(/*under_backward=*/true);
       }
       see(events[index]);
     }
     while (worked_on_ < items_.size()) work_on_next();
     barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_, gathered_});
+    const bool reads_early = !some && last_backward < events.size() && gradients_in_memory();
+    reads_begin_ = reads_early ? reads_begin : barrier_;
     end_of_step_ = schedule_.finish(barrier_);
   }
 
-  /// events.size() where none is updated under it.
+  /// Then the ring may be filled before the last of them has come (Optimizer::begin_reading).
+  bool gradients_in_memory() const {
+    return std::all_of(plan_.units.begin(), plan_.units.end(), [this](const UnitPlacement& unit) {
+      return unit.grad == Tier::Host || (unit.grad == Tier::Device && !separate_);
+    });
+  }
+
   std::size_t begin_of_last_backward() const {
     const auto& events = request_.plan->events;
-    const bool some = std::any_of(events.begin(), events.end(),
-                                  [](const StepEvent& event) { return event.under_backward; });
-    for (std::size_t index = events.size(); some && index-- > 0;) {
+    for (std::size_t index = events.size(); index-- > 0;) {
       const StepEvent& event = events[index];
       const bool last_stage = event.stage + 1 == plan_.layout.stages.size();
       const bool computes = event.kind == Kind::Compute && event.direction == Direction::Backward;
@@ -346,8 +372,9 @@ class Simulation {
     double part(double seconds) const { return seconds / static_cast<double>(count); }
   };
 
-  /// All of the update that the step before has left: its first reads begin with this step. Or
-  /// that of this step's last backward: they begin with that.
+  /// All of the update that the step before has left: its reads begin with this step, those that
+  /// fill the ring with that step's last backward. Or that of this step's last backward: all begin
+  /// with it.
   void queue_updates(bool under_backward) {
     items_.clear();
     for (const StepEvent& event : request_.plan->events) {
@@ -373,15 +400,16 @@ class Simulation {
   void read_ahead() {
     const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
     for (; issued_ < items_.size() && issued_ < worked_on_ + depth; ++issued_) {
+      const bool fills = issued_ < depth;
+      const Task begin = fills && !under_backward_ ? reads_begin_ : not_before_;
       read_item(items_[issued_],
-                issued_ < depth ? Schedule::none : items_[issued_ - depth].written);
+                schedule_.join({begin, fills ? Schedule::none : items_[issued_ - depth].written}));
     }
   }
 
-  void read_item(Item& item, Task free) {
-    item.read =
-        add(Kind::Update, Resource::DiskRead,
-            item.part(seconds_for(item.moved.nvme_read, rates_.disk_read)), {not_before_, free});
+  void read_item(Item& item, Task before) {
+    item.read = add(Kind::Update, Resource::DiskRead,
+                    item.part(seconds_for(item.moved.nvme_read, rates_.disk_read)), {before});
     if (!separate_) return;
     item.read = add(Kind::Update, Resource::ToHost,
                     item.part(seconds_for(item.moved.to_host, rates_.to_host)), {item.read});
@@ -411,20 +439,21 @@ class Simulation {
   const Rates& rates_;
   const bool separate_;
   Schedule schedule_;
-  std::vector<Task> fetched_;         // by unit
-  std::vector<Task> put_;             // by stage: its inputs are in their tier
-  Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
-  std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
-  std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
-  Task norm_begin_ = Schedule::none;  // of this step
-  std::size_t grad_turn_ = 0;         // of these: taken so far
-  std::vector<Item> items_;           // of the update that this step carries, or its own
-  std::size_t worked_on_ = 0;         // of these
-  std::size_t may_work_on_ = 0;       // of these: may be worked on without being asked for
-  std::size_t issued_ = 0;            // of these: their reads are queued
-  std::uint64_t grain_ = 1;           // sub-groups that count as one
-  bool under_backward_ = false;       // the latter
-  Task not_before_ = Schedule::none;  // the update's reads
+  std::vector<Task> fetched_;          // by unit
+  std::vector<Task> put_;              // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;        // before the inputs that were taken last were waited for
+  std::vector<Task> grad_written_;     // by unit: its spilled gradients are on the disk
+  std::vector<Task> grad_items_;       // of the ring: what such gradients left in them is written
+  Task norm_begin_ = Schedule::none;   // of this step
+  std::size_t grad_turn_ = 0;          // of these: taken so far
+  std::vector<Item> items_;            // of the update that this step carries, or its own
+  std::size_t worked_on_ = 0;          // of these
+  std::size_t may_work_on_ = 0;        // of these: may be worked on without being asked for
+  std::size_t issued_ = 0;             // of these: their reads are queued
+  std::uint64_t grain_ = 1;            // sub-groups that count as one
+  bool under_backward_ = false;        // the latter
+  Task not_before_ = Schedule::none;   // the update's reads
+  Task reads_begin_ = Schedule::none;  // those that fill the ring, of what a step leaves
   Task computed_ = Schedule::none;
   Task worked_ = Schedule::none;    // by the host's CPU
   Task written_ = Schedule::none;   // the optimizer's writes

@@ -339,7 +339,7 @@ bool SubGroupStream::worthwhile() const noexcept {
 }
 
 bool SubGroupStream::may_advance() const noexcept {
-  return worthwhile() || (under_way() && issued_ < tasks_.size() && may_look_ahead());
+  return worthwhile() || may_read_on();
 }
 
 Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
@@ -348,8 +348,20 @@ Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
     while (current_ < end && ready()) ARTESIAN_TRY_VOID(advance_to(current_ + 1));
   }
   const bool done = current_ >= end;
-  ARTESIAN_TRY_VOID(advance_to(current_));  // starts reads
+  ARTESIAN_TRY_VOID(read_on());
   return done;
+}
+
+Result<void> SubGroupStream::abandon() noexcept {
+  Result<void> first;
+  for (std::size_t task = current_; task < issued_; ++task) {
+    if (items_[task] == nullptr) continue;
+    auto outcome = items_[task]->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+    free_items_.push_back({items_[task], {}});
+  }
+  current_ = tasks_.size();
+  return first;
 }
 
 Result<void> SubGroupStream::finish() noexcept {

@@ -60,6 +60,14 @@ class SubGroupStream {
   Result<bool> advance_within(std::uint32_t unit) noexcept;
   /// Whether that would do anything now.
   bool may_advance() const noexcept;
+  /// Starts as many more reads as it can without waiting. Errors: Io, Timeout.
+  Result<void> read_on() noexcept { return advance_to(current_); }
+  /// Whether that would do anything now.
+  bool may_read_on() const noexcept {
+    return under_way() && issued_ < tasks_.size() && may_look_ahead();
+  }
+  /// Ends the pass where it is: waits for what it reads, and forgets it. Errors: Io, Timeout.
+  Result<void> abandon() noexcept;
   /// The rest of the pass. Writes may still be in flight in the ring. Errors: as advance_past.
   Result<void> finish() noexcept;
   /// begin and finish.

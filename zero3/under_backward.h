@@ -61,7 +61,8 @@ class UnderBackward {
   /// By unit: it is updated under backward.
   const std::vector<bool>& units() const noexcept { return units_; }
   std::ptrdiff_t count() const noexcept { return std::count(units_.begin(), units_.end(), true); }
-  /// The last backward of the step begins, and all losses are finite. Errors: Io, Timeout.
+  /// The last backward of the step begins, and all losses are finite. Where nothing is updated
+  /// under it, what comes first afterwards is read. Errors: Io, Timeout.
   Result<void> begin(const kernels::AdamStep& constants) noexcept;
   /// What is added to a stage's gradients was added: updates units that need no waiting. A gradient
   /// that is not finite stops that for the rest of the step. Errors: as Optimizer::update_up_to.

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "tests/zero3/budgets.h"
 #include "tests/zero3/equality.h"
 
 namespace artesian::zero3 {
@@ -66,6 +67,34 @@ TEST_F(DeferredUpdate, GoesOnBetweenTheOperatorsOfForward) {
   }
   EXPECT_TRUE(engine->close().has_value());
   EXPECT_NE(text_of(timeline).find("update ahead"), std::string::npos);
+}
+
+TEST_F(DeferredUpdate, ReadsUnderBackwardWhatItUpdatesFirst) {
+  Choice in_memory = run;  // but for the optimizer's state
+  in_memory[ParamHome] = 1;
+  in_memory[Live] = in_memory[Reuse] = in_memory[Bucket] = 2;
+  Config config = config_of(in_memory);
+  config.artesian.host_memory = host_budget_for_gradients(module_of(in_memory), config, true);
+  std::vector<std::string> digests;
+  for (const bool asked : {false, true}) {  // for a digest meanwhile: what was read is read again
+    auto engine = Engine::create(module_of(in_memory), config, {}).value();
+    RandomWeights weights(module_of(in_memory).parameters(), 1);
+    ASSERT_TRUE(engine->initialize(weights).has_value());
+    for (int step = 0; step < 3; ++step) {
+      const std::string before = engine->digest().value();
+      ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+      const std::uint64_t read = engine->path_use().front().bytes_read;
+      ASSERT_TRUE(engine->backward().has_value());
+      EXPECT_GT(engine->path_use().front().bytes_read, read);
+      if (asked) {
+        EXPECT_EQ(engine->digest().value(), before);
+      }
+      ASSERT_TRUE(engine->step().has_value());
+    }
+    digests.push_back(engine->digest().value());
+    EXPECT_TRUE(engine->close().has_value());
+  }
+  EXPECT_EQ(digests[0], digests[1]);
 }
 
 TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {

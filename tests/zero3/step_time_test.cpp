@@ -197,6 +197,28 @@ TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
   EXPECT_LT(shared, seconds(1.0));  // where all that can be is, forward has too little
 }
 
+TEST(StepTime, WhatFillsTheRingIsReadUnderBackward) {
+  // No memory nor checksum takes time: a longer ring hides its own reads, and nothing else.
+  Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
+  const auto seconds = [&](std::uint32_t items) {
+    of.placement.ring_count = items;
+    StepTimeRequest request = request_of(of, 1e7);
+    request.rates.memory = 1e12;
+    request.rates.checksum = 0.0;
+    const StepTime time = simulate_step(request);
+    for (const StepSpan& span : time.spans) {
+      EXPECT_GE(span.begin, 0.0);
+      EXPECT_LE(span.end, time.seconds * (1 + 1e-9));
+    }
+    return time.seconds;
+  };
+  const std::uint64_t item = of.placement.sub_group * of.placement.state_size_max();
+  const double one = seconds(1);
+  const double two = seconds(2);
+  EXPECT_LT(two, one);
+  EXPECT_LE(one - two, 2 * static_cast<double>(item) / 1e7);
+}
+
 TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
   for (const std::uint64_t micro_batches : {1u, 2u, 5u}) {
     Config config = config_of(Offload::Cpu, Offload::Cpu);
