@@ -131,6 +131,11 @@ class Changes {
         plan.config.activation_checkpointing = plan.config.cpu_checkpointing = true;
       });
     }
+    const bool clips = plan_.config.gradient_clipping != 0.0;
+    if (plan_.config.param_dtype == DType::BFloat16 && plan_.config.check_grad_overflow && !clips) {
+      change("bf16.check_grad_overflow", "true", "false",
+             [](PlanCase& plan) { plan.config.check_grad_overflow = false; });
+    }
     if (plan_.config.param_dtype == DType::Float32) {
       change("bf16.enabled", "false", "true", [](PlanCase& plan) {
         plan.config.param_dtype = plan.config.grad_accum_dtype = DType::BFloat16;

@@ -172,6 +172,26 @@ TEST_F(Planner, ChangesAreCasesOfTheirOwn) {
             figures_of(changed).tokens_per_s);
 }
 
+TEST_F(Planner, OffersTheUpdateUnderBackwardWhereNothingIsClipped) {
+  PlanCase now = plan(Offload::None, Offload::Nvme);
+  now.host_bytes = on_nvme().host_bytes;
+  for (double* seconds : {&now.compute.block_forward, &now.compute.block_backward}) *seconds *= 20;
+  now.config.check_grad_overflow = true;
+  const auto offered = [&](double clipping) {
+    now.config.gradient_clipping = clipping;
+    const auto changes = find_changes(now, figures_of(now));
+    const auto found = std::find_if(changes.begin(), changes.end(), [](const Change& change) {
+      return change.key == "bf16.check_grad_overflow";
+    });
+    return found == changes.end() ? 0.0 : found->tokens_per_s;
+  };
+  EXPECT_EQ(offered(1.0), 0.0);
+  const double with = offered(0.0);
+  EXPECT_GT(with, 0.0);
+  now.config.check_grad_overflow = false;
+  EXPECT_EQ(with, figures_of(now).tokens_per_s);
+}
+
 TEST_F(Planner, OffersNothingToAStepThatOnlyComputes) {
   PlanCase now = plan(Offload::Cpu, Offload::Cpu);
   now.compute = {1, 2, 1, 2};
