@@ -1,5 +1,6 @@
 #include "tiering/block_checksums.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/check.h"
@@ -13,35 +14,47 @@ BlockChecksums::BlockChecksums(std::uint64_t run_id, std::uint32_t shard, std::u
   ARTESIAN_CHECK(blocks > 0);
 }
 
-std::uint64_t BlockChecksums::checksum(std::uint64_t block, std::uint64_t generation,
-                                       const std::byte* data, std::uint64_t length) const noexcept {
-  const std::array<std::uint64_t, 4> place{run_id_, shard_, block, generation};
+std::uint64_t BlockChecksums::sum(std::uint64_t block, Generation generation, std::uint64_t offset,
+                                  const std::byte* data, std::uint64_t length) const noexcept {
+  ARTESIAN_CHECK(block < entries_.size(), block, entries_.size());
+  ARTESIAN_CHECK(data != nullptr && length > 0, data, length);
+  ARTESIAN_CHECK(offset % piece_bytes == 0, offset, piece_bytes);
+  const std::uint64_t which = entries_[block].generation + (generation == Generation::Next ? 1 : 0);
+  const std::array<std::uint64_t, 4> place{run_id_, shard_, block, which};
   const std::uint64_t seed = kernels::checksum64(place.data(), sizeof(place), 0);
-  return kernels::checksum64(data, length, seed);
+  constexpr std::uint64_t golden_ratio = 0x9e3779b97f4a7c15;  // seeds that differ in many bits
+  std::uint64_t sum = 0;
+  for (std::uint64_t done = 0; done < length; done += piece_bytes) {
+    const std::uint64_t piece = (offset + done) / piece_bytes;
+    sum += kernels::checksum64(data + done, std::min(length - done, piece_bytes),
+                               seed + piece * golden_ratio);
+  }
+  return sum;
 }
 
 void BlockChecksums::seal(std::uint64_t block, const std::byte* data,
                           std::uint64_t length) noexcept {
-  ARTESIAN_CHECK(block < entries_.size(), block, entries_.size());
-  ARTESIAN_CHECK(data != nullptr && length > 0, data, length);
-  Entry& entry = entries_[block];
-  ++entry.generation;
-  entry.checksum = checksum(block, entry.generation, data, length);
+  seal(block, sum(block, Generation::Next, 0, data, length));
 }
 
-void BlockChecksums::seal_unchecked(std::uint64_t block) noexcept {
+void BlockChecksums::seal(std::uint64_t block, std::uint64_t sum) noexcept {
   ARTESIAN_CHECK(block < entries_.size(), block, entries_.size());
-  ++entries_[block].generation;
+  Entry& entry = entries_[block];
+  ++entry.generation;
+  entry.checksum = sum;
 }
 
 BlockChecksums::Finding BlockChecksums::compare(std::uint64_t block, const std::byte* data,
                                                 std::uint64_t length) const noexcept {
+  return compare(block, sum(block, Generation::Current, 0, data, length));
+}
+
+BlockChecksums::Finding BlockChecksums::compare(std::uint64_t block,
+                                                std::uint64_t sum) const noexcept {
   ARTESIAN_CHECK(block < entries_.size(), block, entries_.size());
-  ARTESIAN_CHECK(data != nullptr && length > 0, data, length);
   const Entry& entry = entries_[block];
   if (entry.generation == 0) return Finding::NeverSealed;
-  return checksum(block, entry.generation, data, length) == entry.checksum ? Finding::Match
-                                                                           : Finding::Mismatch;
+  return sum == entry.checksum ? Finding::Match : Finding::Mismatch;
 }
 
 std::uint64_t BlockChecksums::generation(std::uint64_t block) const noexcept {

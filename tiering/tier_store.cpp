@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/units.h"
-#include "tiering/block_checksums.h"
 #include "tiering/in_flight.h"
 #include "tiering/superblock.h"
 
@@ -103,6 +102,8 @@ class TierStore::Impl {
   void check_sealed(const Shard& shard, ByteRange range) const noexcept;
   Error timeout(Error error) const;
   Error corrupt(const Shard& shard, std::uint64_t block, BlockChecksums::Finding finding);
+  std::uint64_t sum(ShardId id, std::uint64_t block, BlockChecksums::Generation generation,
+                    ByteRange part, const std::byte* data) noexcept;
 
   Shard& at(ShardId id) noexcept {
     const auto index = static_cast<std::size_t>(id);
@@ -400,6 +401,19 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
   return error;
 }
 
+std::uint64_t TierStore::Impl::sum(ShardId id, std::uint64_t block,
+                                   BlockChecksums::Generation generation, ByteRange part,
+                                   const std::byte* data) noexcept {
+  const Shard& shard = at(id);
+  ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block);
+  if (!compares(block)) return 0;
+  const std::uint64_t begin = block * shard.options.block_bytes;
+  const std::uint64_t length = std::min(shard.options.block_bytes, shard.options.bytes - begin);
+  const std::uint64_t end = part.offset + part.length;
+  ARTESIAN_CHECK(end == length || (end < length && end % checksum_piece_bytes == 0), end, length);
+  return shard.checksums->sum(block, generation, part.offset, data, part.length);
+}
+
 Result<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOptions& options,
                                                    std::vector<ShardOptions> shards,
                                                    pinned::Pool& device, pinned::Pool& host,
@@ -476,20 +490,33 @@ bool TierStore::writing(ShardId id) const noexcept {
 }
 
 void TierStore::seal(ShardId id, std::uint64_t block, const std::byte* data) noexcept {
-  Shard& shard = impl_->at(id);
-  if (impl_->compares(block)) {
-    shard.checksums->seal(block, data, block_length(id, block));
-  } else {
-    shard.checksums->seal_unchecked(block);
-  }
+  seal_sum(id, block, sum_to_seal(id, block, {0, block_length(id, block)}, data));
+}
+
+std::uint64_t TierStore::sum_to_seal(ShardId id, std::uint64_t block, ByteRange part,
+                                     const std::byte* data) const noexcept {
+  return impl_->sum(id, block, BlockChecksums::Generation::Next, part, data);
+}
+
+std::uint64_t TierStore::sum_to_verify(ShardId id, std::uint64_t block, ByteRange part,
+                                       const std::byte* data) const noexcept {
+  return impl_->sum(id, block, BlockChecksums::Generation::Current, part, data);
+}
+
+void TierStore::seal_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept {
+  impl_->at(id).checksums->seal(block, sum);
 }
 
 Result<void> TierStore::verify(ShardId id, std::uint64_t block, const std::byte* data) noexcept {
+  return verify_sum(id, block, sum_to_verify(id, block, {0, block_length(id, block)}, data));
+}
+
+Result<void> TierStore::verify_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept {
   const Shard& shard = impl_->at(id);
   ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block);
   if (!impl_->compares(block)) return {};
   impl_->blocks_verified_.fetch_add(1, std::memory_order_relaxed);
-  const auto finding = shard.checksums->compare(block, data, block_length(id, block));
+  const auto finding = shard.checksums->compare(block, sum);
   if (finding == BlockChecksums::Finding::Match) return {};
   return impl_->corrupt(shard, block, finding);
 }

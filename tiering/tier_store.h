@@ -7,9 +7,9 @@
 // paths (tiering/stripe.h), whose transfers then have a part for each. Each block has an
 // out-of-band checksum (XXH3-64 seeded with run id, shard, block index and generation): `seal`
 // computes it from the bytes about to be written, `verify` compares it with bytes just read, both
-// while the block is hot in cache, on whatever thread casts or updates it. A block's generation
-// grows with each seal, so a flipped, stale or misplaced block is an error that names the shard,
-// never a silently wrong weight.
+// while the block, or a part of it (`sum_to_seal`, `sum_to_verify`), is hot in cache, on whatever
+// thread casts or updates it. A block's generation grows with each seal, so a flipped, stale or
+// misplaced block is an error that names the shard, never a silently wrong weight.
 //
 // Note [A disk that does not answer]: a wait that runs into its deadline returns Timeout, and from
 // then on waits return at once with what is there, until something comes back: a hung disk costs
@@ -19,7 +19,8 @@
 // stay, and the next run reclaims them.
 //
 // Thread: all calls from the compute thread, except seal and verify, which any thread may call for
-// distinct blocks. A read of a shard with writes in flight is a caller's error (see `writing`).
+// distinct blocks, and the sums, for any parts of blocks that nobody seals meanwhile. A read of a
+// shard with writes in flight is a caller's error (see `writing`).
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,7 @@
 #include "base/result.h"
 #include "base/timeline.h"
 #include "pinned/pool.h"
+#include "tiering/block_checksums.h"
 #include "tiering/machine.h"
 #include "tiering/swap_file.h"
 #include "tiering/tier.h"
@@ -128,6 +130,17 @@ class TierStore {
   void seal(ShardId id, std::uint64_t block, const std::byte* data) noexcept;
   /// Errors: Corrupt, naming shard, block, file and offset.
   Result<void> verify(ShardId id, std::uint64_t block, const std::byte* data) noexcept;
+  /// Parts of a block begin and end at multiples of this, or end with the block.
+  static constexpr std::uint64_t checksum_piece_bytes = BlockChecksums::piece_bytes;
+  /// seal and verify in parts: of bytes `part` of the block, which are at `data`. The sums of all
+  /// parts of the block are added up (they wrap). They are 0 where `options.verify` leaves it out.
+  std::uint64_t sum_to_seal(ShardId id, std::uint64_t block, ByteRange part,
+                            const std::byte* data) const noexcept;
+  std::uint64_t sum_to_verify(ShardId id, std::uint64_t block, ByteRange part,
+                              const std::byte* data) const noexcept;
+  void seal_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
+  /// Errors: Corrupt, as verify.
+  Result<void> verify_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
   /// Bytes of block `block`: block_bytes, or less for the last.
   std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
 

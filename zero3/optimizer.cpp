@@ -17,7 +17,7 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t slice = 16384;  // elements of one task on the compute team
+constexpr std::uint64_t slice = GroupBlocks::slice;
 
 /// The part of a parameter that lies within a sub-group.
 struct Overlap {
@@ -107,32 +107,28 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
   return {};
 }
 
-Result<void> Optimizer::fill(const SubGroup& group, WeightSource& weights) noexcept {
-  std::mutex mutex;
-  std::optional<Error> first_error;
-  state_.executor().parallel_for(group.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
-    auto filled = fill_slice(group, weights, begin, end);
-    if (filled.has_value()) return;
-    const std::lock_guard lock(mutex);
-    if (!first_error.has_value()) first_error = std::move(filled).error();
-  });
-  if (first_error.has_value()) return *std::move(first_error);
-  return {};
-}
-
 Result<void> Optimizer::initialize(
     WeightSource& weights,
     const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept {
   std::uint64_t total = 0;
   for (const Unit& unit : state_.layout().units) total += unit.image;
   std::uint64_t done = 0;
-  const auto body = [&](const SubGroup& group) -> Result<void> {
-    ARTESIAN_TRY_VOID(fill(group, weights));
+  std::mutex mutex;
+  std::optional<Error> first_error;
+  const auto fill = [&](const SubGroup& group, std::uint64_t begin, std::uint64_t end) {
+    auto filled = fill_slice(group, weights, begin, end);
+    if (filled.has_value()) return;
+    const std::lock_guard lock(mutex);
+    if (!first_error.has_value()) first_error = std::move(filled).error();
+  };
+  const auto after = [&](const SubGroup& group) -> Result<void> {
+    if (first_error.has_value()) return *first_error;
     done += group.count;
     if (progress) progress(done, total);
     return {};
   };
-  ARTESIAN_TRY_VOID(stream_.run(all_units_, {.write_state = true}, body));
+  ARTESIAN_TRY_VOID(
+      stream_.run(all_units_, {.write_state = true}, {.slice = fill, .after = after}));
   return state_.ring().finish();
 }
 
@@ -158,16 +154,18 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
   return arrays;
 }
 
-Result<void> Optimizer::update(const SubGroup& group, const kernels::AdamStep& constants) noexcept {
-  const std::uint64_t param_size = dtype_size(state_.placement().param_dtype);
-  const bool separate = state_.separate_device();
-  state_.executor().parallel_for(group.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
-    kernels::adam_step(arrays_of(group, begin), end - begin, constants);
-    if (separate) return;
-    residency_.refresh(group.unit, group.first + begin, end - begin,
-                       group.param + begin * param_size);
-  });
-  if (!separate) return {};
+/// One slice of a sub-group: elements [begin, end) of it.
+void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
+                             std::uint64_t end) noexcept {
+  kernels::adam_step(arrays_of(group, begin), end - begin, constants_);
+  if (state_.separate_device()) return;
+  residency_.refresh(group.unit, group.first + begin, end - begin,
+                     group.param + begin * dtype_size(state_.placement().param_dtype));
+}
+
+/// What follows when all of its slices are done.
+Result<void> Optimizer::follow(const SubGroup& group) noexcept {
+  if (!state_.separate_device()) return {};
   return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.first, group.count,
                                     group.param);
 }
@@ -193,7 +191,9 @@ Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) 
   updated_ = final_ = 0;
   const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
   return stream_.begin(units_, options,
-                       [this](const SubGroup& group) { return update(group, constants_); });
+                       {.slice = [this](const SubGroup& group, std::uint64_t begin,
+                                        std::uint64_t end) { update_slice(group, begin, end); },
+                        .after = [this](const SubGroup& group) { return follow(group); }});
 }
 
 /// In order; but what backward has updated.

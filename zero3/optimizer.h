@@ -73,11 +73,11 @@ class Optimizer {
   }
 
  private:
-  Result<void> fill(const SubGroup& group, WeightSource& weights) noexcept;
   Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
                           std::uint64_t end) noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
-  Result<void> update(const SubGroup& group, const kernels::AdamStep& constants) noexcept;
+  void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  Result<void> follow(const SubGroup& group) noexcept;
   Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
   enum class Pass : std::uint8_t { None, Reading, UnderBackward, Deferred };
   Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;

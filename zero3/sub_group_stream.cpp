@@ -1,8 +1,6 @@
 #include "zero3/sub_group_stream.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 
 #include "base/clock.h"
 
@@ -144,37 +142,33 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
   return read(state_.grad(task.unit), first * size, count * size, grad_offset());
 }
 
-Result<void> SubGroupStream::verify(const SubGroup& group) noexcept {
-  struct Block {
-    ShardId shard;
-    std::uint64_t block;
-    const void* data;
-  };
-  std::array<Block, 5> blocks{};
-  std::size_t count = 0;
-  const auto add = [&](ShardId shard, std::uint64_t block, const void* data) {
-    if (on_nvme(shard)) blocks[count++] = {shard, block, data};
-  };
+/// The record of a sub-group's optimizer state, and its parameter.
+void SubGroupStream::list_state(const SubGroup& group, bool with_param,
+                                GroupBlocks& blocks) const noexcept {
+  const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
-  if (options_.read_state) {
-    for (std::uint64_t block = 0; block < record_blocks(group.unit); ++block) {
-      add(record, block, group.exp_avg + block * group.count);
-    }
-    if (state_.placement().update_reads_param(group.unit)) {
-      add(state_.param(group.unit), group.index, group.param);
-    }
+  const bool split = plan.units[group.unit].master == Master::Split;
+  blocks.list(record, 0, group.exp_avg, 4);
+  blocks.list(record, 1, group.exp_avg_sq, 4);
+  if (record_blocks(group.unit) == 3) {
+    blocks.list(record, 2, group.exp_avg_sq + group.count, split ? 2 : 4);
   }
-  if (options_.read_grad) add(state_.grad(group.unit), group.index, group.grad);
-  std::atomic<std::size_t> bad{count};
-  state_.executor().parallel_for(count, 1, [&](std::uint64_t from, std::uint64_t to) {
-    for (auto index = static_cast<std::size_t>(from); index < to; ++index) {
-      const auto* data = static_cast<const std::byte*>(blocks[index].data);
-      if (!state_.store().verify(blocks[index].shard, blocks[index].block, data)) bad = index;
-    }
-  });
-  if (bad == count) return {};
-  const Block& worst = blocks[bad];
-  return state_.store().verify(worst.shard, worst.block, static_cast<const std::byte*>(worst.data));
+  if (!with_param) return;
+  blocks.list(state_.param(group.unit), group.index, group.param, dtype_size(plan.param_dtype));
+}
+
+void SubGroupStream::list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  const Placement& plan = state_.placement();
+  if (options_.read_state) list_state(group, plan.update_reads_param(group.unit), blocks);
+  if (!options_.read_grad) return;
+  blocks.list(state_.grad(group.unit), group.index, group.grad, dtype_size(plan.grad_dtype));
+}
+
+void SubGroupStream::list_written(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  if (options_.write_state) list_state(group, /*with_param=*/true, blocks);
+  if (!options_.write_grad) return;
+  blocks.list(state_.grad(group.unit), group.index, group.grad,
+              dtype_size(state_.placement().grad_dtype));
 }
 
 Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
@@ -183,19 +177,8 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
   const ShardId param = state_.param(group.unit);
   const std::uint64_t param_size = dtype_size(plan.param_dtype);
   const std::uint64_t record_bytes = plan.record_bytes(group.unit, group.index);
-  const std::uint64_t of_record = on_nvme(record) ? record_blocks(group.unit) : 0;
-  const std::uint64_t block_count = of_record + (on_nvme(param) ? 1 : 0);
-  state_.executor().parallel_for(block_count, 1, [&](std::uint64_t from, std::uint64_t to) {
-    for (std::uint64_t block = from; block < to; ++block) {
-      if (block < of_record) {
-        state_.store().seal(record, block, item.data() + block * group.count * 4);
-      } else {
-        state_.store().seal(param, group.index, group.param);
-      }
-    }
-  });
-  if (of_record != 0) item.write(record, {0, record_bytes}, 0);
-  if (block_count != of_record) {
+  if (on_nvme(record)) item.write(record, {0, record_bytes}, 0);
+  if (on_nvme(param)) {
     item.write(param, {group.first * param_size, group.count * param_size}, param_offset());
   }
   if (out_of_reach(record)) {
@@ -207,10 +190,8 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
 }
 
 void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
-  const ShardId grad = state_.grad(group.unit);
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
-  state_.store().seal(grad, group.index, group.grad);
-  item.write(grad, {group.first * size, group.count * size}, grad_offset());
+  item.write(state_.grad(group.unit), {group.first * size, group.count * size}, grad_offset());
 }
 
 /// Then nothing moves between the item and a separate device.
@@ -220,22 +201,56 @@ bool SubGroupStream::of_gradients_alone() const noexcept {
                       [&](const Task& task) { return out_of_reach(state_.grad(task.unit)); });
 }
 
+/// `work(begin, end)` on the elements of a sub-group, on the compute team.
+template <typename Work>
+void SubGroupStream::for_each_slice(const SubGroup& group, const Work& work) {
+  constexpr std::uint64_t slice = GroupBlocks::slice;
+  const std::uint64_t slices = (group.count + slice - 1) / slice;
+  state_.executor().parallel_for(slices, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (; from < to; ++from) work(from * slice, std::min((from + 1) * slice, group.count));
+  });
+}
+
+/// Verifies what was read, runs the body, and makes the checksums of what will be written.
+Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written) noexcept {
+  GroupBlocks read(state_.store());
+  list_read(group, read);
+  list_written(group, written);
+  const bool sliced = body_.slice != nullptr;
+  if (sliced || !read.empty()) {
+    for_each_slice(group, [&](std::uint64_t begin, std::uint64_t end) {
+      read.add_to_verify(begin, end);
+      if (!sliced) return;
+      body_.slice(group, begin, end);
+      written.add_to_seal(begin, end);
+    });
+  }
+  ARTESIAN_TRY_VOID(read.verify());
+  if (body_.after) ARTESIAN_TRY_VOID(body_.after(group));
+  if (sliced || written.empty()) return {};
+  for_each_slice(group,
+                 [&](std::uint64_t begin, std::uint64_t end) { written.add_to_seal(begin, end); });
+  return {};
+}
+
 Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexcept {
   const SubGroup group = locate(task, item);
   if (item != nullptr) {
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(item->finish());
     wait_ns_ += system_clock().now_ns() - before;
-    ARTESIAN_TRY_VOID(verify(group));
   }
-  ARTESIAN_TRY_VOID(body_(group));
+  GroupBlocks written(state_.store());
+  ARTESIAN_TRY_VOID(work_on(group, written));
   if (item == nullptr) return {};
   if (state_.separate_device() && !on_host_alone_) ARTESIAN_TRY_VOID(item->hold());
+  written.seal();
   if (options_.write_grad) write_grad(group, *item);
   return options_.write_state ? write(group, *item) : Result<void>();
 }
 
-Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept {
+Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
+                                         SlicedBody body) noexcept {
   current_ = tasks_.size();  // no pass, if this fails
   options_ = options;
   on_host_alone_ = of_gradients_alone();
@@ -303,14 +318,24 @@ Result<void> SubGroupStream::advance_to(std::size_t end) noexcept {
   return outcome;
 }
 
-Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
-                                   const SubGroupStreamOptions& options, Body body) noexcept {
+void SubGroupStream::list_tasks(const std::vector<std::uint32_t>& units) {
   ARTESIAN_CHECK(!under_way());
   tasks_.clear();
   for (const auto unit : units) {
     const std::uint64_t count = state_.placement().sub_group_count(unit);
     for (std::uint64_t index = 0; index < count; ++index) tasks_.push_back({unit, index});
   }
+}
+
+Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
+                                   const SubGroupStreamOptions& options, Body body) noexcept {
+  list_tasks(units);
+  return begin_tasks(options, {.slice = {}, .after = std::move(body)});
+}
+
+Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
+                                   const SubGroupStreamOptions& options, SlicedBody body) noexcept {
+  list_tasks(units);
   return begin_tasks(options, std::move(body));
 }
 
@@ -374,6 +399,13 @@ Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
   return finish();
 }
 
+Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
+                                 const SubGroupStreamOptions& options,
+                                 const SlicedBody& body) noexcept {
+  ARTESIAN_TRY_VOID(begin(units, options, body));
+  return finish();
+}
+
 Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                                        const SubGroupStreamOptions& options,
                                        const Body& body) noexcept {
@@ -383,7 +415,7 @@ Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, 
   for (std::uint64_t index = first / sub_group; index * sub_group < first + count; ++index) {
     tasks_.push_back({unit, index});
   }
-  ARTESIAN_TRY_VOID(begin_tasks(options, body));
+  ARTESIAN_TRY_VOID(begin_tasks(options, {.slice = {}, .after = body}));
   return finish();
 }
 
@@ -393,7 +425,7 @@ Result<void> SubGroupStream::run_some(std::uint32_t unit, const std::vector<std:
   ARTESIAN_CHECK(!under_way());
   tasks_.clear();
   for (const std::uint64_t index : indices) tasks_.push_back({unit, index});
-  ARTESIAN_TRY_VOID(begin_tasks(options, body));
+  ARTESIAN_TRY_VOID(begin_tasks(options, {.slice = {}, .after = body}));
   return finish();
 }
 

@@ -5,6 +5,14 @@
 // disk is busy with the next ones that do. Initialisation (write), the optimizer step (read,
 // write), export and digest (read), and the passes over gradients that spill are the same loop. It
 // may pause between units: transfers go on.
+//
+// Note [Slices]: verifying, updating and sealing a sub-group one after the other would fetch it
+// from DRAM three times. Work that comes in slices is done between the checksums of its slice, by
+// the thread that makes these, in whose cache it is. The price: whether a block is what was written
+// shows when all of its slices are done. So work of slices may see damaged bytes, and what it made
+// of them may be in state that is in memory and in gathered parameters when the pass ends with the
+// error. Nothing of that sub-group is sealed or written then, and nothing of what is in memory may
+// be used again: the engine remembers the error, and answers every later call with it.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +20,7 @@
 #include <optional>
 #include <vector>
 
+#include "zero3/group_blocks.h"
 #include "zero3/state.h"
 
 namespace artesian::zero3 {
@@ -45,12 +54,22 @@ class SubGroupStream {
  public:
   /// May enqueue copies of the sub-group's memory in the queue ToDevice.
   using Body = std::function<Result<void>(const SubGroup&)>;
+  /// Note [Slices].
+  struct SlicedBody {
+    /// Works on elements [begin, end), on the compute team.
+    std::function<void(const SubGroup&, std::uint64_t begin, std::uint64_t end)> slice;
+    /// Once all slices are done and what was read is known to be good; it changes nothing that is
+    /// written. Nothing of the sub-group is if it returns an error. May be null.
+    Body after;
+  };
 
   explicit SubGroupStream(ModelState& state) noexcept : state_(state) {}
   /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
   /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                      Body body) noexcept;
+  Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
+                     SlicedBody body) noexcept;
   /// Goes on until the sub-groups of `unit`, and of those before it, are done, and starts as many
   /// more reads as it can without waiting. Errors: Io, Corrupt, NoSpace, Timeout, and those of the
   /// body.
@@ -73,6 +92,8 @@ class SubGroupStream {
   /// begin and finish.
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const Body& body) noexcept;
+  Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
+                   const SlicedBody& body) noexcept;
   /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
   Result<void> run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                          const SubGroupStreamOptions& options, const Body& body) noexcept;
@@ -100,7 +121,8 @@ class SubGroupStream {
     std::optional<Task> wrote;      // may be in flight
     std::optional<Error> failed{};  // what came of it, once known
   };
-  Result<void> begin_tasks(const SubGroupStreamOptions& options, Body body) noexcept;
+  void list_tasks(const std::vector<std::uint32_t>& units);
+  Result<void> begin_tasks(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
   bool of_gradients_alone() const noexcept;
   Result<void> advance_to(std::size_t end) noexcept;
   Result<void> run_next() noexcept;
@@ -117,7 +139,12 @@ class SubGroupStream {
   bool may_look_ahead() const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
-  Result<void> verify(const SubGroup& group) noexcept;
+  void list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept;
+  void list_written(const SubGroup& group, GroupBlocks& blocks) const noexcept;
+  void list_state(const SubGroup& group, bool with_param, GroupBlocks& blocks) const noexcept;
+  template <typename Work>
+  void for_each_slice(const SubGroup& group, const Work& work);
+  Result<void> work_on(const SubGroup& group, GroupBlocks& written) noexcept;
   Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
   void write_grad(const SubGroup& group, tiering::StagingItem& item) noexcept;
   bool on_nvme(tiering::ShardId id) const noexcept;
@@ -130,7 +157,7 @@ class SubGroupStream {
   // Of the pass under way:
   SubGroupStreamOptions options_;
   bool on_host_alone_ = false;  // of_gradients_alone()
-  Body body_;
+  SlicedBody body_;             // without slices: `after` is the whole work
   std::vector<Task> tasks_;
   std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
   std::vector<tiering::StagingItem*> items_;  // by task, or null

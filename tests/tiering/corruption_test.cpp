@@ -10,7 +10,6 @@
 
 #include "tests/support/process.h"
 #include "tests/tiering/tier_store_harness.h"
-#include "tiering/block_checksums.h"
 
 namespace artesian::tiering {
 namespace {
@@ -137,22 +136,6 @@ TEST_P(CorruptionTest, EveryStaleBlockIsDetected) {
   EXPECT_EQ(detected(), 0u);
   store_back(earlier);  // as if the second write had been lost
   EXPECT_EQ(detected(), blocks);
-}
-
-TEST(BlockChecksums, DependOnRunShardBlockAndGeneration) {
-  std::vector<std::byte> data(block_bytes);
-  fill(data.data(), block_bytes, 1);
-  using Finding = BlockChecksums::Finding;
-  BlockChecksums checksums(7, 1, 2);
-  EXPECT_EQ(checksums.compare(0, data.data(), block_bytes), Finding::NeverSealed);
-  checksums.seal(0, data.data(), block_bytes);
-  EXPECT_EQ(checksums.generation(0), 1u);
-  EXPECT_EQ(checksums.generation(1), 0u);
-  EXPECT_EQ(checksums.compare(0, data.data(), block_bytes), Finding::Match);
-  EXPECT_EQ(checksums.compare(0, data.data(), block_bytes - 1), Finding::Mismatch);
-  EXPECT_EQ(checksums.compare(1, data.data(), block_bytes), Finding::NeverSealed);
-  data[17] ^= std::byte{1};
-  EXPECT_EQ(checksums.compare(0, data.data(), block_bytes), Finding::Mismatch);
 }
 
 }  // namespace

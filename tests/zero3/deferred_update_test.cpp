@@ -1,6 +1,7 @@
 // Proves the promises of the deferred update: step() leaves it to the next forward; whatever else
 // comes to the weights completes it first; a step is complete, with all its figures, when its
-// update is; and an error in it ends the run with that error alone.
+// update is; and an error in it ends the run with that error alone, so that nobody sees weights
+// that damaged state may have got into.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -15,9 +16,10 @@ class DeferredUpdate : public Equality {
   DeferredUpdate() : Equality(tiny), batch(scale.samples, scale.length) { at::set_num_threads(1); }
 
   /// All on NVMe in fp32, a ring of one item; trained for some steps.
-  std::unique_ptr<Engine> trained(int steps) {
-    auto engine = Engine::create(module_of(run), config_of(run), {}).value();
-    RandomWeights weights(module_of(run).parameters(), 1);
+  std::unique_ptr<Engine> trained(int steps) { return trained(steps, run); }
+  std::unique_ptr<Engine> trained(int steps, const Choice& choice) {
+    auto engine = Engine::create(module_of(choice), config_of(choice), {}).value();
+    RandomWeights weights(module_of(choice).parameters(), 1);
     EXPECT_TRUE(engine->initialize(weights).has_value());
     for (int step = 0; step < steps; ++step) {
       forward_and_backward(*engine);
@@ -123,19 +125,34 @@ TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {
   EXPECT_GT(written, 0u);
 }
 
+// With parameters on NVMe, and with those that are gathered where they live, in memory.
 TEST_F(DeferredUpdate, AnErrorInItEndsTheRunWithThatError) {
-  const auto engine = trained(2);
-  static_cast<void>(engine->take_completed());
-  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
-  const auto forward = engine->forward(batch.batch());
-  ASSERT_FALSE(forward.has_value());
-  EXPECT_EQ(forward.error().code, ErrorCode::Corrupt) << forward.error().to_string();
-  EXPECT_FALSE(engine->take_completed().has_value());
-  EXPECT_EQ(engine->step().error().to_string(), forward.error().to_string());
-  EXPECT_EQ(engine->finish_update().error().to_string(), forward.error().to_string());
-  EXPECT_EQ(engine->digest().error().to_string(), forward.error().to_string());
-  EXPECT_TRUE(engine->close().has_value());
-  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+  for (const int param_home : {2, 1, 0}) {
+    SCOPED_TRACE(param_home);
+    Choice choice = run;
+    choice[ParamHome] = param_home;
+    const auto engine = trained(2, choice);
+    static_cast<void>(engine->take_completed());
+    ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+    const auto forward = engine->forward(batch.batch());
+    ASSERT_FALSE(forward.has_value());
+    EXPECT_EQ(forward.error().code, ErrorCode::Corrupt) << forward.error().to_string();
+    EXPECT_FALSE(engine->take_completed().has_value());
+    const std::string text = forward.error().to_string();
+    EXPECT_EQ(engine->forward(batch.batch()).error().to_string(), text);
+    EXPECT_EQ(engine->evaluate(batch.batch()).error().to_string(), text);
+    EXPECT_EQ(engine->backward().error().to_string(), text);
+    EXPECT_EQ(engine->step().error().to_string(), text);
+    EXPECT_EQ(engine->finish_update().error().to_string(), text);
+    EXPECT_EQ(engine->digest().error().to_string(), text);
+    const auto none = [](std::span<const float>) -> Result<void> {
+      ADD_FAILURE() << "was shown weights";
+      return {};
+    };
+    EXPECT_EQ(engine->read_master(0, none).error().to_string(), text);
+    EXPECT_TRUE(engine->close().has_value());
+    EXPECT_TRUE(std::filesystem::is_empty(directory_));
+  }
 }
 
 TEST_F(DeferredUpdate, IsDroppedByClose) {

@@ -1,0 +1,53 @@
+// GroupBlocks: the checksum blocks of one sub-group that a pass reads from NVMe, or writes there,
+// and what the team has made of them so far. Their checksums are sums over pieces, so each thread
+// adds those of the elements that it works on, while it has them in its cache; what comes of all of
+// them is known once all threads are done.
+//
+// Thread: `add_...` any, for disjoint elements; the rest the compute thread, before and after.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "base/result.h"
+#include "tiering/tier_store.h"
+
+namespace artesian::zero3 {
+
+class GroupBlocks {
+ public:
+  /// Elements at whose multiples the arrays of a sub-group may be cut: pieces of any dtype.
+  static constexpr std::uint64_t slice = 16384;
+  static_assert(slice * 2 % tiering::TierStore::checksum_piece_bytes == 0);
+
+  explicit GroupBlocks(tiering::TierStore& store) noexcept : store_(store) {}
+
+  /// A block, which is an array of elements of this size; nothing for a shard that is in memory.
+  void list(tiering::ShardId shard, std::uint64_t block, const void* data,
+            std::uint64_t element_size) noexcept;
+  bool empty() const noexcept { return count_ == 0; }
+
+  /// Elements [begin, end) of each block, as they have been read, or as they will be written.
+  void add_to_verify(std::uint64_t begin, std::uint64_t end) noexcept;
+  void add_to_seal(std::uint64_t begin, std::uint64_t end) noexcept;
+
+  /// Of blocks all of whose elements were added. Errors: Corrupt, of the first that is damaged.
+  Result<void> verify() noexcept;
+  void seal() noexcept;
+
+ private:
+  struct Block {
+    tiering::ShardId shard{};
+    std::uint64_t block = 0;
+    const std::byte* data = nullptr;
+    std::uint64_t element_size = 0;
+    std::atomic<std::uint64_t> sum{0};
+  };
+
+  tiering::TierStore& store_;
+  std::array<Block, 5> blocks_;  // two moments, what else the record has, parameter, gradient
+  std::size_t count_ = 0;
+};
+
+}  // namespace artesian::zero3
