@@ -50,8 +50,9 @@ __attribute__((section(".preinit_array"),
 }  // namespace
 
 void set_up_process() {
-  // One arena and early mmap: freed activations go back to the system, so that peak memory is what
-  // is in use and not what was.
+  // One arena of malloc's and early mmap: what is freed goes back to the system, so that peak
+  // memory is what is in use and not what was. Large tensors, which come and go in each step, are
+  // not malloc's (zero3/activation_memory.cpp): after the first steps it calls the kernel no more.
   // NOLINTBEGIN(concurrency-mt-unsafe): there is one thread yet
   ::mallopt(M_ARENA_MAX, 1);
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);

@@ -1,6 +1,7 @@
 // Bytes of the process beside the tiers' pools, each counted where it is taken: what LibTorch has
 // on the CPU (activations, gradients on their way, temporaries), the program itself, the other
-// heap.
+// heap. LibTorch's large tensors come from an arena: memory that is kept for the next ones counts
+// as nobody's, for at the peak there is none.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 namespace artesian::zero3 {
 
 /// The most of each so far; all 0 without track_activations() (engine.h). With both pools they add
-/// up to the process's peak resident memory, but for what malloc keeps free and thread stacks.
+/// up to the process's peak resident memory, but for what malloc keeps free, huge pages that
+/// tensors use in part, and thread stacks.
 struct MemoryBesideTiers {
   std::uint64_t activations = 0;  // of LibTorch's CPU allocator, at any time
   std::uint64_t program = 0;      // code and data, and what was there before the first tensor
