@@ -1,6 +1,6 @@
 // Counts what LibTorch allocates on the CPU: an allocator in front of the default one, which has
 // the large pieces from an arena of its own, so that a step does not get its memory page by page
-// from the kernel, and clear, each time (a fifth of its time). The rest of the heap is malloc's own
+// from the kernel, and clear, each time (a third of its time). The rest of the heap is malloc's own
 // count less what LibTorch has of it.
 #include "zero3/activation_memory.h"
 
