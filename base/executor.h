@@ -11,8 +11,9 @@ namespace artesian {
 class Executor {
  public:
   virtual ~Executor() = default;
-  /// Runs `body(begin, end)` over [0, count) cut at multiples of `grain`, each piece once, on the
-  /// team; returns when all are done. `body` must not throw. The cut never affects results.
+  /// Runs `body(begin, end)` over [0, count) in pieces of at least `grain`, but for the last, each
+  /// once, on the team; returns when all are done. `body` must not throw. The cut never affects
+  /// results.
   virtual void parallel_for(std::uint64_t count, std::uint64_t grain,
                             const std::function<void(std::uint64_t, std::uint64_t)>& body) = 0;
 };
