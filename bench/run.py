@@ -11,6 +11,7 @@ import signal
 import sys
 
 from report import ROOT, Report, say
+from step_jobs import SETTLED
 
 PARTS = ["adam", "disk", "step", "bound", "ladder"]
 
@@ -28,7 +29,7 @@ def parse(arguments):
     add("--contestants", default="", help="step: only these, by the names in the table")
     add("--rounds", default="124m=2,355m=1", help="step: processes per contestant")
     add("--steps", default="124m=3,355m=5", help="step: measured steps of one process")
-    add("--warm-up", type=int, default=3, help="step: steps before those; ours settles in 3")
+    add("--warm-up", type=int, default=SETTLED, help="step: steps before those")
     add("--ladder-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--ladder-rounds", type=int, default=2, help="ladder: processes per rung")
     add("--ladder-steps", type=int, default=3, help="ladder: measured steps of one process")

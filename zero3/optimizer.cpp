@@ -13,8 +13,6 @@
 
 namespace artesian::zero3 {
 
-using tiering::Tier;
-
 namespace {
 
 constexpr std::uint64_t slice = GroupBlocks::slice;
@@ -206,12 +204,8 @@ std::vector<std::uint32_t> Optimizer::updated_by_team() const {
 }
 
 Result<void> Optimizer::begin_reading() noexcept {
-  const auto& units = state_.placement().units;
-  const bool gradients_in_memory =
-      std::all_of(units.begin(), units.end(), [this](const UnitPlacement& unit) {
-        return unit.grad == Tier::Host || (unit.grad == Tier::Device && !state_.separate_device());
-      });
-  if (pass_ == Pass::Reading || !gradients_in_memory) return {};
+  if (pass_ == Pass::Reading) return {};
+  if (!state_.placement().gradients_in_memory(state_.separate_device())) return {};
   return begin_pass(Pass::Reading, updated_by_team());
 }
 

@@ -3,6 +3,7 @@
 // the key to change.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -101,6 +102,13 @@ struct Placement {
   std::uint64_t state_size(std::uint32_t unit) const noexcept;
   std::uint64_t state_size_max() const noexcept;
   std::uint64_t record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Whether the update finds every gradient where this process reads it, without a transfer.
+  bool gradients_in_memory(bool separate_device) const noexcept {
+    return std::all_of(units.begin(), units.end(), [=](const UnitPlacement& unit) {
+      return unit.grad == tiering::Tier::Host ||
+             (unit.grad == tiering::Tier::Device && !separate_device);
+    });
+  }
   /// Whether the update needs the old parameters, too.
   bool update_reads_param(std::uint32_t unit) const noexcept {
     return units[unit].master != Master::Own;

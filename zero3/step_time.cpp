@@ -123,16 +123,10 @@ class Simulation {
     }
     while (worked_on_ < items_.size()) work_on_next();
     barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_, gathered_});
-    const bool reads_early = !some && last_backward < events.size() && gradients_in_memory();
+    const bool fills_ring = plan_.gradients_in_memory(separate_);  // Optimizer::begin_reading
+    const bool reads_early = !some && last_backward < events.size() && fills_ring;
     reads_begin_ = reads_early ? reads_begin : barrier_;
     end_of_step_ = schedule_.finish(barrier_);
-  }
-
-  /// Then the ring may be filled before the last of them has come (Optimizer::begin_reading).
-  bool gradients_in_memory() const {
-    return std::all_of(plan_.units.begin(), plan_.units.end(), [this](const UnitPlacement& unit) {
-      return unit.grad == Tier::Host || (unit.grad == Tier::Device && !separate_);
-    });
   }
 
   std::size_t begin_of_last_backward() const {
