@@ -461,7 +461,6 @@ kernels::AdamStep Engine::Impl::adam_step(double lr, double multiplier) const {
 }
 
 Result<void> Engine::Impl::begin_update(const StepResult& result, double multiplier) {
-  if (under_backward->begun()) ARTESIAN_TRY_VOID(optimizer->finish_under_backward());
   ARTESIAN_TRY_VOID(optimizer->begin_step(adam_step(result.lr, multiplier)));
   ++updates;
   tensors->bump_versions();

@@ -186,7 +186,7 @@ Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) 
   ARTESIAN_CHECK(pass_ == Pass::None);
   pass_ = pass;
   units_ = std::move(units);
-  updated_ = final_ = 0;
+  updated_ = 0;
   const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
   return stream_.begin(units_, options,
                        {.slice = [this](const SubGroup& group, std::uint64_t begin,
@@ -203,41 +203,40 @@ std::vector<std::uint32_t> Optimizer::updated_by_team() const {
   return units;
 }
 
-Result<void> Optimizer::begin_reading() noexcept {
-  if (pass_ == Pass::Reading) return {};
-  if (!state_.placement().gradients_in_memory(state_.separate_device())) return {};
-  return begin_pass(Pass::Reading, updated_by_team());
-}
-
 Result<void> Optimizer::stop_reading() noexcept {
-  if (pass_ != Pass::Reading) return {};
+  if (pass_ != Pass::Ahead) return {};
   pass_ = Pass::None;
   return stream_.abandon();
 }
 
-Result<void> Optimizer::begin_under_backward(const kernels::AdamStep& constants,
-                                             std::vector<std::uint32_t> units) noexcept {
+Result<void> Optimizer::begin_ahead(const kernels::AdamStep& constants,
+                                    std::vector<std::uint32_t> units) noexcept {
+  ARTESIAN_CHECK(!under_backward());
+  if (pass_ == Pass::Ahead && units.empty()) return {};  // of a step that was skipped
   ARTESIAN_TRY_VOID(stop_reading());
   for (const std::uint32_t unit : units) done_[unit] = true;
+  ahead_ = units.size();
+  final_ = 0;
   constants_ = constants;
-  return begin_pass(Pass::UnderBackward, std::move(units));
+  if (state_.placement().gradients_in_memory(state_.separate_device())) {
+    const std::vector<std::uint32_t> rest = updated_by_team();
+    units.insert(units.end(), rest.begin(), rest.end());
+  }
+  if (units.empty()) return {};
+  return begin_pass(Pass::Ahead, std::move(units));
 }
 
 void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
-  ARTESIAN_CHECK(under_backward() && units_[final_] == unit, unit, final_);
+  ARTESIAN_CHECK(under_backward() && final_ < ahead_ && units_[final_] == unit, unit, final_);
   residency_.begin_refresh(unit);
   ++final_;
 }
 
-Result<void> Optimizer::finish_under_backward() noexcept {
-  ARTESIAN_CHECK(under_backward());
-  while (final_ < units_.size()) gradient_is_final(units_[final_]);
-  while (updated_ < units_.size()) ARTESIAN_TRY_VOID(update_next());
-  pass_ = Pass::None;
-  return {};
-}
-
 Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept {
+  if (under_backward()) {
+    while (final_ < ahead_) gradient_is_final(units_[final_]);
+    while (updated_ < ahead_) ARTESIAN_TRY_VOID(update_next());
+  }
   if (state_.separate_device()) {  // copies out of homes must end before these change
     ARTESIAN_TRY_VOID(state_.device().join_queues());
     ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
@@ -251,7 +250,9 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
   std::vector<std::uint32_t> units = updated_by_team();
   done_.assign(done_.size(), false);
   for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
-  if (pass_ != Pass::Reading) return begin_pass(Pass::Deferred, std::move(units));
+  const bool reads = pass_ == Pass::Ahead && updated_ < units_.size();
+  pass_ = Pass::None;
+  if (!reads) return begin_pass(Pass::Deferred, std::move(units));
   pass_ = Pass::Deferred;
   return stream_.read_on();
 }
@@ -269,22 +270,26 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
   return {};
 }
 
+/// The next unit's gradient is final, and its slot, where the model reads it, is there.
+bool Optimizer::may_update_next() const noexcept {
+  if (updated_ == units_.size()) return false;
+  return pass_ == Pass::Ahead ? updated_ < final_ : residency_.follows(units_[updated_]);
+}
+
 bool Optimizer::may_update_ahead() const noexcept {
-  if (pass_ == Pass::Reading) return stream_.may_read_on();
-  if (pass_ == Pass::None || updated_ == units_.size()) return false;
-  const bool may = under_backward() ? updated_ < final_ : residency_.follows(units_[updated_]);
-  return may && stream_.may_advance();
+  if (pass_ == Pass::None) return false;
+  return stream_.may_read_on() || (may_update_next() && stream_.may_advance());
 }
 
 Result<void> Optimizer::update_ahead() noexcept {
-  if (pass_ == Pass::Reading) return stream_.read_on();
-  for (; may_update_ahead(); ++updated_) {
+  if (pass_ == Pass::None) return {};
+  for (; may_update_next() && stream_.may_advance(); ++updated_) {
     const std::uint32_t next = units_[updated_];
     ARTESIAN_TRY(done, stream_.advance_within(next));
     if (!done) return {};
     ARTESIAN_TRY_VOID(residency_.end_refresh(next));
   }
-  return {};
+  return stream_.may_read_on() ? stream_.read_on() : Result<void>();
 }
 
 Result<void> Optimizer::finish_step() noexcept {

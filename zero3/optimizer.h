@@ -30,28 +30,25 @@ class Optimizer {
   Result<void> initialize(
       WeightSource& weights,
       const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
-  /// Begins the part of an update that backward has time for: of these units, in this order, each
-  /// once its gradient is final: starts their first reads. Errors: Io, Timeout.
-  Result<void> begin_under_backward(const kernels::AdamStep& constants,
-                                    std::vector<std::uint32_t> units) noexcept;
+  /// Begins an update while gradients are still to come: of `units`, in this order, each once its
+  /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
+  /// but not where some gradients come through the ring as well. Errors: Io, Timeout.
+  Result<void> begin_ahead(const kernels::AdamStep& constants,
+                           std::vector<std::uint32_t> units) noexcept;
   /// The accumulated gradient of the next of these units is what it will be.
   void gradient_is_final(std::uint32_t unit) noexcept;
-  /// All of them are, and all are updated. Errors: as update_up_to.
-  Result<void> finish_under_backward() noexcept;
-  bool under_backward() const noexcept { return pass_ == Pass::UnderBackward; }
-  /// Begins to read what begin_step will update first, as much as the ring takes: for the time in
-  /// which gradients are still to come. Nothing where some of them come through the ring as well.
-  /// Errors: Io, Timeout.
-  Result<void> begin_reading() noexcept;
-  /// Begins one update of every other unit from its accumulated gradient: starts the first reads,
-  /// and updates what a separate device updates by itself. Gathered parameters follow, and those
-  /// that are gathered from here on. Errors: Io, Timeout.
+  /// Some unit is updated so, and begin_step is still to come.
+  bool under_backward() const noexcept { return pass_ == Pass::Ahead && ahead_ != 0; }
+  /// All gradients are final. Updates the rest of begin_ahead's units; begins one update of every
+  /// other unit from its accumulated gradient, and updates what a separate device updates by
+  /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
+  /// update_up_to.
   Result<void> begin_step(const kernels::AdamStep& constants) noexcept;
   /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
   /// Updates what is next and needs no waiting: under backward units with a final gradient, later
-  /// those whose slots are there to be filled, so that no byte more or less is moved. Or reads on.
+  /// those whose slots are there to be filled, so that no byte more or less is moved. And reads on.
   /// Errors: as update_up_to.
   Result<void> update_ahead() noexcept;
   /// Whether that would do anything now.
@@ -79,9 +76,10 @@ class Optimizer {
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> follow(const SubGroup& group) noexcept;
   Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
-  enum class Pass : std::uint8_t { None, Reading, UnderBackward, Deferred };
+  enum class Pass : std::uint8_t { None, Ahead, Deferred };
   Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
   Result<void> stop_reading() noexcept;
+  bool may_update_next() const noexcept;
   std::vector<std::uint32_t> updated_by_team() const;
   Result<void> update_next() noexcept;
 
@@ -93,9 +91,10 @@ class Optimizer {
   Pass pass_ = Pass::None;
   kernels::AdamStep constants_;       // of the pass
   std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
-  std::size_t updated_ = 0;           // of these
-  std::size_t final_ = 0;             // of these: their gradients are final
-  std::uint64_t drained_ns_ = 0;      // waited for the last writes of a pass
+  std::size_t ahead_ = 0;             // of these, the first ones: begin_ahead's
+  std::size_t final_ = 0;             // of those: their gradients are final
+  std::size_t updated_ = 0;
+  std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };
 
 }  // namespace artesian::zero3

@@ -46,7 +46,10 @@ class Simulation {
       one_step();
       time_.seconds = end_of_step_ - begin_;
     }
-    place_spans();
+    for (StepSpan& span : time_.spans) {
+      span.begin -= begin_;
+      span.end -= begin_;
+    }
     // A resource cannot do a step's work in less, whatever the steps before have left it.
     const double disk = busy(Resource::DiskRead) + busy(Resource::DiskWrite);
     if (rates_.disk == tiering::Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
@@ -55,25 +58,6 @@ class Simulation {
   }
 
  private:
-  /// Within the step: what the step before has read for this one is drawn where this one does the
-  /// same for the next.
-  void place_spans() {
-    std::vector<StepSpan> placed;
-    for (StepSpan span : time_.spans) {
-      span.begin -= begin_;
-      span.end -= begin_;
-      if (span.begin < 0.0) {
-        StepSpan early = span;
-        early.begin = std::max(0.0, span.begin + time_.seconds);
-        early.end = std::min(0.0, span.end) + time_.seconds;
-        placed.push_back(early);
-        span.begin = 0.0;
-      }
-      if (span.end > span.begin || span.begin > 0.0) placed.push_back(span);
-    }
-    time_.spans = std::move(placed);
-  }
-
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
 
   static double seconds_for(std::uint64_t bytes, double rate) {
@@ -106,26 +90,20 @@ class Simulation {
   Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
 
   void one_step() {
-    queue_updates(/*under_backward=*/false);
+    if (!reads_early()) begin_updates_left();
+    last_backward_ = false;
     norm_begin_ = Schedule::none;
     const auto& events = request_.plan->events;
-    const bool some = std::any_of(events.begin(), events.end(),
-                                  [](const StepEvent& event) { return event.under_backward; });
     const std::size_t last_backward = begin_of_last_backward();
-    Task reads_begin = Schedule::none;
     for (std::size_t index = 0; index < events.size(); ++index) {
       if (index == last_backward) {
         finish_update();
-        reads_begin = schedule_.join({barrier_, computed_});
-        if (some) queue_updates(/*under_backward=*/true);
+        begin_updates_ahead();
       }
       see(events[index]);
     }
-    while (worked_on_ < items_.size()) work_on_next();
+    while (worked_on_ < ahead_) work_on_next();
     barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_, gathered_});
-    const bool fills_ring = plan_.gradients_in_memory(separate_);  // Optimizer::begin_reading
-    const bool reads_early = !some && last_backward < events.size() && fills_ring;
-    reads_begin_ = reads_early ? reads_begin : barrier_;
     end_of_step_ = schedule_.finish(barrier_);
   }
 
@@ -188,7 +166,7 @@ class Simulation {
         event.direction == Direction::Forward ? request_.stages.forward : request_.stages.backward;
     const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
     time_.model_seconds += seconds;
-    if (event.direction == Direction::Backward && !under_backward_) finish_update();
+    if (event.direction == Direction::Backward && !last_backward_) finish_update();
     if (event.direction == Direction::Forward) may_work_on_ = items_below(event.updated_ahead);
     const int parts = worked_on_ < may_work_on_ && !separate_ ? operators : 1;
     for (int part = 0; part < parts; ++part) {
@@ -197,10 +175,11 @@ class Simulation {
     }
   }
 
-  /// Items of units below that one.
+  /// Items of units below that one, and those of the step's own update.
   std::size_t items_below(std::uint32_t unit) const {
-    const auto end = std::find_if(items_.begin(), items_.end(),
-                                  [unit](const Item& item) { return item.unit >= unit; });
+    const auto left = items_.begin() + static_cast<std::ptrdiff_t>(ahead_);
+    const auto end =
+        std::find_if(left, items_.end(), [unit](const Item& item) { return item.unit >= unit; });
     return static_cast<std::size_t>(end - items_.begin());
   }
 
@@ -234,7 +213,6 @@ class Simulation {
   /// What has been read by now.
   void update_ahead() {
     while (worked_on_ < may_work_on_) {
-      read_ahead();
       const Item& next = items_[worked_on_];
       if (schedule_.finish(next.read) > schedule_.finish(computed_)) return;
       work_on_next();
@@ -242,8 +220,8 @@ class Simulation {
   }
 
   void work_on_next() {
-    read_ahead();
     work_on_item(items_[worked_on_++]);
+    read_ahead();
   }
 
   /// The host waits for its writes before new gradients come.
@@ -366,11 +344,34 @@ class Simulation {
     double part(double seconds) const { return seconds / static_cast<double>(count); }
   };
 
-  /// All of the update that the step before has left: its reads begin with this step, those that
-  /// fill the ring with that step's last backward. Or that of this step's last backward: all begin
-  /// with it.
-  void queue_updates(bool under_backward) {
+  /// Optimizer::begin_ahead does, with the last backward, for the update of the next forward.
+  bool reads_early() const { return plan_.gradients_in_memory(separate_); }
+
+  /// All of the update that the step before has left, read from this step's begin on.
+  void begin_updates_left() {
     items_.clear();
+    list_updates(/*under_backward=*/false);
+    begin_updates(/*ahead=*/0, barrier_);
+  }
+
+  /// What is updated under the last backward, read from its begin on, and what is read behind it.
+  void begin_updates_ahead() {
+    items_.clear();
+    list_updates(/*under_backward=*/true);
+    const std::size_t ahead = items_.size();
+    if (reads_early()) list_updates(/*under_backward=*/false);
+    begin_updates(ahead, schedule_.join({barrier_, computed_}));
+    last_backward_ = true;
+  }
+
+  void begin_updates(std::size_t ahead, Task not_before) {
+    ahead_ = ahead;
+    not_before_ = not_before;
+    worked_on_ = may_work_on_ = issued_ = 0;
+    read_ahead();
+  }
+
+  void list_updates(bool under_backward) {
     for (const StepEvent& event : request_.plan->events) {
       if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
       if (event.under_backward != under_backward) continue;
@@ -383,10 +384,6 @@ class Simulation {
                      .touched = update_bytes(event.unit) + (fills ? slot : 0),
                      .count = count});
     }
-    worked_on_ = may_work_on_ = issued_ = 0;
-    under_backward_ = under_backward;
-    not_before_ = under_backward ? schedule_.join({barrier_, computed_}) : barrier_;
-    read_ahead();
   }
 
   /// As SubGroupStream does it: as far as there are items, and a read waits until the write of the
@@ -394,10 +391,8 @@ class Simulation {
   void read_ahead() {
     const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
     for (; issued_ < items_.size() && issued_ < worked_on_ + depth; ++issued_) {
-      const bool fills = issued_ < depth;
-      const Task begin = fills && !under_backward_ ? reads_begin_ : not_before_;
-      read_item(items_[issued_],
-                schedule_.join({begin, fills ? Schedule::none : items_[issued_ - depth].written}));
+      const Task taken = issued_ < depth ? Schedule::none : items_[issued_ - depth].written;
+      read_item(items_[issued_], schedule_.join({not_before_, taken}));
     }
   }
 
@@ -433,21 +428,21 @@ class Simulation {
   const Rates& rates_;
   const bool separate_;
   Schedule schedule_;
-  std::vector<Task> fetched_;          // by unit
-  std::vector<Task> put_;              // by stage: its inputs are in their tier
-  Task taken_ = Schedule::none;        // before the inputs that were taken last were waited for
-  std::vector<Task> grad_written_;     // by unit: its spilled gradients are on the disk
-  std::vector<Task> grad_items_;       // of the ring: what such gradients left in them is written
-  Task norm_begin_ = Schedule::none;   // of this step
-  std::size_t grad_turn_ = 0;          // of these: taken so far
-  std::vector<Item> items_;            // of the update that this step carries, or its own
-  std::size_t worked_on_ = 0;          // of these
-  std::size_t may_work_on_ = 0;        // of these: may be worked on without being asked for
-  std::size_t issued_ = 0;             // of these: their reads are queued
-  std::uint64_t grain_ = 1;            // sub-groups that count as one
-  bool under_backward_ = false;        // the latter
-  Task not_before_ = Schedule::none;   // the update's reads
-  Task reads_begin_ = Schedule::none;  // those that fill the ring, of what a step leaves
+  std::vector<Task> fetched_;         // by unit
+  std::vector<Task> put_;             // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
+  std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
+  std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
+  Task norm_begin_ = Schedule::none;  // of this step
+  std::size_t grad_turn_ = 0;         // of these: taken so far
+  std::vector<Item> items_;           // of the update under way: a step's own, the next one's
+  std::size_t ahead_ = 0;             // of these: under a step's own backward
+  std::size_t worked_on_ = 0;         // of these
+  std::size_t may_work_on_ = 0;       // of these: may be worked on without being asked for
+  std::size_t issued_ = 0;            // of these: their reads are queued
+  std::uint64_t grain_ = 1;           // sub-groups that count as one
+  bool last_backward_ = false;        // it has begun
+  Task not_before_ = Schedule::none;  // the update's reads
   Task computed_ = Schedule::none;
   Task worked_ = Schedule::none;    // by the host's CPU
   Task written_ = Schedule::none;   // the optimizer's writes

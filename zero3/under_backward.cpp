@@ -131,9 +131,7 @@ void UnderBackward::decide(double share) {
 
 Result<void> UnderBackward::begin(const kernels::AdamStep& constants) noexcept {
   stopped_ = false;
-  auto units = in_order(by_stage_);
-  if (units.empty()) return optimizer_.begin_reading();
-  return optimizer_.begin_under_backward(constants, std::move(units));
+  return optimizer_.begin_ahead(constants, in_order(by_stage_));
 }
 
 Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {
