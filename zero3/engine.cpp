@@ -258,6 +258,7 @@ Result<Placement> Engine::Impl::place(DType compute_dtype, const Budgets& budget
                                           .device_bytes = budgets.device,
                                           .host_bytes = budgets.host,
                                           .split_master = options.split_master,
+                                          .spare_device = options.spare_device,
                                           .input_elements = options.input_elements,
                                           .activation_bytes = budgets.activations}));
   if (config.cpu_checkpointing && !placement.inputs.some()) {

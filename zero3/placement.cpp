@@ -97,19 +97,18 @@ class Planner {
       place.updated_on_device = request_.separate_device && place.param == Tier::Device &&
                                 place.optimizer == Tier::Device;
       if (place.updated_on_device) place.grad = Tier::Device;
-      place.master = master_of(place);
+      place.master = master_of(place, zero.offload_param.device == Offload::None);
       plan_.units.push_back(place);
     }
     set_aliases();
   }
 
-  /// Split, but where all parameters are to be on a separate device and the state in host memory:
-  /// whole weights are nearer to the update there. Kernels of such a device take whole ones.
-  Master master_of(const UnitPlacement& place) const noexcept {
+  /// Split, but where the parameters are on a separate device and the state in host memory: whole
+  /// weights are nearer to the update there. Kernels of such a device take whole ones.
+  Master master_of(const UnitPlacement& place, bool param_on_device) const noexcept {
     if (plan_.param_dtype == DType::Float32) return Master::Parameter;
     if (plan_.param_dtype != DType::BFloat16 || !request_.split_master) return Master::Own;
-    const bool far = request_.separate_device && place.optimizer == Tier::Host &&
-                     config_.zero.offload_param.device == Offload::None;
+    const bool far = request_.separate_device && place.optimizer == Tier::Host && param_on_device;
     return far || place.updated_on_device ? Master::Own : Master::Split;
   }
 
@@ -177,12 +176,13 @@ class Planner {
     for (bool cut = false;; cut = true) {
       lay_out(persistent_max);
       size_device_buffers();
-      const DeviceNeed need = device_need();
+      DeviceNeed need = device_need();
       const std::uint64_t minimum = need.fixed + need.stage + plan_.device_gradient_bytes;
       if (minimum <= request_.device_bytes) {
-        const std::uint64_t room = request_.device_bytes - plan_.device_gradient_bytes;
-        plan_.device_pool_bytes =
-            std::min(round_down(room, 4096), need.fixed + slots_max(need.stage, need.all));
+        const std::uint64_t room =
+            round_down(request_.device_bytes - plan_.device_gradient_bytes, 4096);
+        if (keep_params_on_device(room, need)) need = device_need();
+        plan_.device_pool_bytes = std::min(room, need.fixed + slots_max(need.stage, need.all));
         if (cut) {
           plan_.notes.push_back(
               "stage3_param_persistence_threshold: only " + std::to_string(persistent_numel()) +
@@ -193,6 +193,41 @@ class Planner {
       if (persistent_numel() == 0) return device_error(need, minimum);
       persistent_max = persistent_numel() / 2;
     }
+  }
+
+  /// Parameters meant for NVMe that device memory has room for beside the slots of the others have
+  /// their homes there, in order of first use: where a slot saves fetches, a home also saves what
+  /// the update reads and writes. The others keep slots for the stage that needs most and for what
+  /// is fetched ahead of it. Only where compute reads the home itself. Returns whether there are
+  /// any.
+  bool keep_params_on_device(std::uint64_t room, const DeviceNeed& need) {
+    const ZeroConfig& zero = config_.zero;
+    const bool own_slots = plan_.param_dtype != plan_.compute_dtype || plan_.sharding.param != 1;
+    const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
+    if (own_slots || !meant_for_nvme || !request_.spare_device) return false;
+    const std::uint64_t size = dtype_size(plan_.param_dtype);
+    const auto bytes_of = [&](std::uint64_t elements) {  // at most all
+      return elements >= need.all / size ? need.all : elements * size;
+    };
+    std::uint64_t left = std::min(room - need.fixed, bytes_of(zero.max_live_parameters));
+    if (left < need.all) left -= std::min(left, need.stage + bytes_of(zero.prefetch_bucket_size));
+    std::uint64_t elements = 0;
+    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+      UnitPlacement& place = plan_.units[index];
+      const Unit& unit = plan_.layout.units[index];
+      const bool updated_there = request_.separate_device && place.optimizer == Tier::Device;
+      if (unit.persistent || updated_there || slot_bytes(unit) > left) continue;
+      left -= slot_bytes(unit);
+      elements += unit.numel;
+      place.param = Tier::Device;
+      place.master = master_of(place, /*param_on_device=*/true);
+    }
+    if (elements == 0) return false;
+    set_aliases();
+    plan_.notes.push_back("artesian.device_memory: " + std::to_string(elements) +
+                          " elements of parameters stay on the device; a smaller budget, or "
+                          "stage3_max_live_parameters, puts more on NVMe");
+    return true;
   }
 
   void size_device_buffers() {

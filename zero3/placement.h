@@ -27,6 +27,7 @@ struct PlacementRequest {
   std::uint64_t host_bytes = 0;
   std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
   bool split_master = true;  // where it costs no bytes; false: nowhere
+  bool spare_device = true;  // holds parameters that are meant for NVMe; false: none
   /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
   /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
   std::vector<std::uint64_t> input_elements{};

@@ -32,7 +32,8 @@ inline std::uint64_t host_budget_for_gradients(const Module& module, const Confi
                             .config = &config,
                             .compute_dtype = DType::Float32,
                             .device_bytes = std::uint64_t{1} << 40,
-                            .split_master = split_master},
+                            .split_master = split_master,
+                            .spare_device = false},
                            [](const Placement& placement) {
                              return std::none_of(
                                  placement.units.begin(), placement.units.end(),

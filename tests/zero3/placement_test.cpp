@@ -22,6 +22,7 @@ struct Case {
   std::uint64_t host = std::uint64_t{1} << 40;
   bool separate = false;
   bool split_master = true;
+  bool spare_device = true;
 
   Result<Placement> place() const {
     return make_placement({.parameters = &model.parameters,
@@ -31,7 +32,8 @@ struct Case {
                            .separate_device = separate,
                            .device_bytes = device,
                            .host_bytes = host,
-                           .split_master = split_master});
+                           .split_master = split_master,
+                           .spare_device = spare_device});
   }
 };
 
@@ -460,12 +462,81 @@ TEST(Placement, DeviceMemoryThatLiveParametersNeverUseIsNotTaken) {
 TEST(Placement, ParametersUsedInHostMemoryTakeNoDeviceMemory) {
   Case given = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
   given.config.zero.param_persistence_threshold = 0;
+  given.spare_device = false;
   const auto pool_at = [&](std::uint64_t kept) {
     given.config.zero.offload_param.max_in_cpu = kept;
     return given.place().value().device_pool_bytes;
   };
   EXPECT_GT(pool_at(0), 200'000u);
   EXPECT_EQ(pool_at(1'000'000), 0u);
+}
+
+std::uint64_t params_in(const Placement& plan, Tier tier) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (plan.units[unit].param == tier) bytes += plan.param_bytes(unit);
+  }
+  return bytes;
+}
+
+/// More of it never puts more of them on NVMe, and leaves the others their slots.
+TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
+  for (const bool separate : {false, true}) {
+    Case given = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
+    given.separate = separate;
+    given.config.zero.param_persistence_threshold = 0;
+    given.config.zero.prefetch_bucket_size = 4096;
+    given.device = smallest(given, &Case::device);
+    const Placement least = given.place().value();
+    const std::uint64_t stage = least.device_pool_bytes;
+    const std::uint64_t all = params_in(least, Tier::Nvme);
+    EXPECT_EQ(params_in(least, Tier::Device), 0u);
+    std::uint64_t last = all;
+    std::set<std::uint64_t> seen;
+    for (; last != 0; given.device += 4096) {
+      const Placement plan = given.place().value();
+      expect_within(given, plan);
+      const std::uint64_t on_nvme = params_in(plan, Tier::Nvme);
+      EXPECT_EQ(on_nvme + params_in(plan, Tier::Device), all);
+      ASSERT_LE(on_nvme, last);
+      const std::uint64_t slots = plan.device_pool_bytes - plan.device_homes();
+      if (on_nvme != 0 && on_nvme != all) {
+        EXPECT_GE(slots, std::min(on_nvme, stage + 4096 * 4));
+        ASSERT_FALSE(plan.notes.empty());
+        EXPECT_EQ(plan.notes[0].rfind("artesian.device_memory: ", 0), 0u) << plan.notes[0];
+      }
+      if (on_nvme == 0) {
+        EXPECT_EQ(slots, 0u);
+      }
+      seen.insert(last = on_nvme);
+    }
+    EXPECT_GT(seen.size(), 2u);
+  }
+}
+
+TEST(Placement, ParametersStayOnTheDeviceOnlyAsFarAsTheyMay) {
+  Case given = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
+  given.config.zero.param_persistence_threshold = 0;
+  const auto there = [&] { return params_in(given.place().value(), Tier::Device); };
+  EXPECT_GT(there(), 0u);
+  given.spare_device = false;
+  EXPECT_EQ(there(), 0u);
+  given.spare_device = true;
+  given.config.zero.prefetch_bucket_size = 0;
+  std::uint64_t last = 0;
+  for (const std::uint64_t live : {0, 20'000, 30'000, 60'000}) {
+    given.config.zero.max_live_parameters = live;
+    EXPECT_LE(there(), live * 4);
+    EXPECT_GE(there(), last);
+    last = there();
+  }
+  EXPECT_GT(last, 0u);
+  given.config.zero.max_live_parameters = 1'000'000;
+  given.config.zero.offload_param.device = Offload::Cpu;
+  EXPECT_EQ(there(), 0u);
+  given.config.zero.offload_param.device = Offload::Nvme;
+  given.config.param_dtype = DType::Float16;  // computed in fp32: the home would not be the slot
+  EXPECT_EQ(there(), 0u);
 }
 
 TEST(Placement, PersistenceIsCutToTheBudgetWithANote) {

@@ -4,6 +4,8 @@
 // link. The batches look rows up evenly, so that every sub-group of a table is touched.
 #include <ATen/Parallel.h>
 
+#include <set>
+
 #include "base/random.h"
 #include "tests/support/separate_device.h"
 #include "tests/zero3/budgets.h"
@@ -273,6 +275,24 @@ TEST_F(StepPlanTest, SplitMasterWeightsOfParametersInMemoryMakeItTenAndTen) {
     EXPECT_GT(moved.optimizer.nvme_write, 0u);
     EXPECT_EQ(moved.optimizer.nvme_read, moved.optimizer.nvme_write);
     EXPECT_LT(moved.optimizer.nvme_write, whole.optimizer.nvme_write);
+  }
+}
+
+TEST_F(StepPlanTest, ParametersThatStayOnTheDeviceMoveNoByteOfNvme) {
+  // An untied model in fp32 and in bf16, natively; device memory from the least to enough for all.
+  for (const int dtype : {0, 3}) {
+    std::set<std::uint64_t> written;
+    const Choice run{2, 2, 0, 0, 1, 2, 2, 0, 2, 1, 1, dtype, 0, 1};
+    const Config least = steady(config_of(run));
+    for (const std::uint64_t more : {0, 32, 64, 128, 256}) {
+      Config config = least;
+      *config.artesian.device_memory += more << 10;
+      const MovedByKind moved = expect_as_planned(run, config, nullptr);
+      EXPECT_EQ(moved.param.nvme_read == 0, moved.param.nvme_write == 0);
+      written.insert(moved.param.nvme_write);
+    }
+    EXPECT_GT(written.size(), 2u);
+    EXPECT_EQ(*written.begin(), 0u);
   }
 }
 

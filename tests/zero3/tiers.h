@@ -41,7 +41,8 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
                                         .config = &config,
                                         .compute_dtype = DType::Float32,
                                         .device_bytes = options.device_bytes,
-                                        .host_bytes = options.host_bytes})
+                                        .host_bytes = options.host_bytes,
+                                        .spare_device = false})
                             .value();
   for (UnitPlacement& unit : placement.units) {
     unit.grad = options.grad;

@@ -114,7 +114,7 @@ class Trainer : public testing::Test {
     if (!config.artesian.host_memory.has_value()) {
       config.artesian.host_memory = host_budget_for_gradients(module, config);
     }
-    auto made = Engine::create(module, config, {});
+    auto made = Engine::create(module, config, {.spare_device = false});
     EXPECT_TRUE(made.has_value()) << made.error().to_string();
     RandomWeights weights(module.parameters(), 1);
     const auto initialized = (*made)->initialize(weights);
