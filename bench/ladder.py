@@ -27,13 +27,15 @@ def rungs(name):
     sub_group = SUB_GROUPS.get(name, 1 << 18)
     ring = 16 * 16 * sub_group  # a quarter for four of 16 bytes an element
     serial = ["serial-update", "forward-alone", "one-by-one", "whole-master"]
+    slots = [*serial, "slots-alone"]
     found = {"sub_group_size": sub_group, "max_in_cpu": 0, "host_memory": ring}
-    yield "one sub-group at a time, gradients flushed", found | {"buffer_count": 1}, serial
-    yield "four sub-groups in flight", found | {"buffer_count": 4}, serial
+    yield "one sub-group at a time, gradients flushed", found | {"buffer_count": 1}, slots
+    yield "four sub-groups in flight", found | {"buffer_count": 4}, slots
     found |= {"buffer_count": 4, "host_memory": ring + 2 * parameters_of(name)}
-    yield "gradients stay in host memory", found, serial
+    yield "gradients stay in host memory", found, slots
     found = {"host_memory": step_jobs.MODELS[name][4]}
-    yield "host memory keeps what saves most", found, serial
+    yield "host memory keeps what saves most", found, slots
+    yield "device memory keeps parameters", found, serial
     yield "update under the next forward", found, serial[1:]
     yield "micro-batches layer by layer", found, ["forward-alone", "whole-master"]
     yield "split master weights", found, ["forward-alone"]

@@ -2,12 +2,12 @@
 // it is asked for, and prints a JSON line for each measured step and one for the run.
 //
 //   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [forward-alone] [one-by-one]
-//     [whole-master]
+//     [whole-master] [slots-alone]
 //
 // serial-update: the update is complete before the next forward begins. forward-alone: none of it
-// runs under backward. one-by-one: a forward and a
-// backward for each micro-batch, instead of layer by layer. whole-master: fp32 master weights
-// beside bf16 parameters, instead of their low halves.
+// runs under backward. one-by-one: a forward and a backward for each micro-batch, instead of layer
+// by layer. whole-master: fp32 master weights beside bf16 parameters, instead of their low halves.
+// slots-alone: spare device memory has no homes of parameters.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -35,6 +35,7 @@ struct Rung {
   bool forward_alone = false;
   bool one_by_one = false;
   bool whole_master = false;
+  bool slots_alone = false;
 };
 
 class Run {
@@ -95,7 +96,8 @@ Result<void> measure(const Rung& rung) {
   ARTESIAN_TRY(model, models::read_model_config(rung.model));
   ARTESIAN_TRY(config, zero3::read_config(rung.config, {}));
   const auto module = models::make_module(model);
-  zero3::EngineOptions options{.split_master = !rung.whole_master};
+  zero3::EngineOptions options{.split_master = !rung.whole_master,
+                               .spare_device = !rung.slots_alone};
   if (rung.forward_alone) options.share_under_backward = 0.0;
   ARTESIAN_TRY(engine, zero3::Engine::create(*module, config, options));
   zero3::RandomWeights weights(module->parameters(), 1);
@@ -129,7 +131,8 @@ int main(int argc, char** argv) {
                                               .serial_update = given("serial-update"),
                                               .forward_alone = given("forward-alone"),
                                               .one_by_one = given("one-by-one"),
-                                              .whole_master = given("whole-master")});
+                                              .whole_master = given("whole-master"),
+                                              .slots_alone = given("slots-alone")});
   if (done.has_value()) return 0;
   std::fprintf(stderr, "ladder_bench: %s\n", done.error().to_string().c_str());
   return 1;
