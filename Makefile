@@ -16,7 +16,8 @@ lint:
 asan tsan:
 	@tools/setup.sh tools/sanitize.sh $@
 
-# PART=adam, disk, step, bound or ladder runs one; ARGUMENTS="..." goes to bench/run.py, which has --help.
+# PART=adam, disk, step, bound, plan or ladder runs one; ARGUMENTS="..." goes to bench/run.py, which
+# has --help.
 bench:
 	@PART=$(PART) tools/setup.sh --with bench tools/bench.sh $(ARGUMENTS)
 

@@ -13,7 +13,7 @@ import sys
 from report import ROOT, Report, say
 from step_jobs import SETTLED
 
-PARTS = ["adam", "disk", "step", "bound", "ladder"]
+PARTS = ["adam", "disk", "step", "bound", "plan", "ladder"]
 
 
 def parse(arguments):
@@ -23,7 +23,7 @@ def parse(arguments):
     add("--repeats", type=int, default=9, help="of each measurement of adam; disk makes 5")
     add("--elements", type=float, default=100e6, help="adam: parameters of one step")
     add("--disk-repeats", type=int, default=5)
-    add("--size", default="1GiB", help="disk: bytes of the file")
+    add("--size", default="1GiB", help="disk and plan: bytes of the file")
     add("--points", default="128K/8,128K/32,1M/8,1M/32,8M/8", help="disk: block size/queue depth")
     add("--models", default="124m,355m", help="step: sizes, of 124m, 355m and tiny")
     add("--contestants", default="", help="step: only these, by the names in the table")
@@ -35,6 +35,9 @@ def parse(arguments):
     add("--ladder-steps", type=int, default=3, help="ladder: measured steps of one process")
     add("--bound-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--bound-rounds", type=int, default=3, help="bound: of step, memory and fio in turn")
+    add("--plan-model", default="124m", choices=["124m", "355m", "tiny"])
+    add("--plan-rounds", type=int, default=2, help="plan: of each case, planned, run, planned")
+    add("--tune-seconds", type=float, default=60, help="plan: of aio_bench tune, before all")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")
     add("--work", type=pathlib.Path, default=ROOT / "bench/out/work", help="folder on the disk")

@@ -51,10 +51,10 @@ def two_cores():
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
 
-def output_of(command):
+def output_of(command, env=None):
     """What it prints, run to its end on two cores. Raises Failed with what it said last."""
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, preexec_fn=two_cores
+        list(map(str, command)), capture_output=True, text=True, preexec_fn=two_cores, env=env
     )  # fmt: skip
     if done.returncode != 0:
         raise Failed(f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/units.h"
+
 namespace artesian::tiering {
 namespace {
 
@@ -43,6 +45,22 @@ class Fields {
     blame(name, "must be a whole number above 0");
     return 0;
   }
+  std::uint64_t multiple(const char* name, std::uint64_t of, std::uint64_t high) {
+    const std::uint64_t value = count(name);
+    if (value % of == 0 && value <= high) return value;
+    blame(name,
+          "must be a multiple of " + std::to_string(of) + ", at most " + std::to_string(high));
+    return of;
+  }
+  aio::Polling polling(const char* name) {
+    const std::string word = text(name);
+    for (const aio::Polling each : {aio::Polling::None, aio::Polling::Submission,
+                                    aio::Polling::Completion, aio::Polling::Both}) {
+      if (word == aio::polling_name(each)) return each;
+    }
+    blame(name, "must be off, sqpoll, iopoll or both");
+    return aio::Polling::None;
+  }
   double number(const char* name, double low, double high) {
     const Json* value = find(name);
     const double got = value != nullptr && value->is_number() ? value->get<double>() : std::nan("");
@@ -60,6 +78,33 @@ class Fields {
   const Json& object_;
 };
 
+/// As a config's aio section.
+Json print_settings(const aio::EngineOptions& settings) {
+  return {{"block_size", settings.block_size},
+          {"queue_depth", settings.queue_depth},
+          {"intra_op_parallelism", settings.threads},
+          {"single_submit", settings.single_submit},
+          {"overlap_events", settings.overlap_events}};
+}
+
+/// A profile without them is one of before they were kept.
+std::optional<aio::EngineOptions> read_best(const Json& json, Fields& fields) {
+  const auto found = json.find("aio");
+  if (found == json.end()) return {};
+  Fields aio(*found);
+  aio::EngineOptions best;
+  best.block_size = aio.multiple("block_size", 4096, aio::block_size_max);
+  best.queue_depth =
+      static_cast<std::uint32_t>(aio.multiple("queue_depth", 1, aio::queue_depth_max));
+  best.threads =
+      static_cast<std::uint32_t>(aio.multiple("intra_op_parallelism", 1, aio::threads_max));
+  best.single_submit = aio.boolean("single_submit");
+  best.overlap_events = aio.boolean("overlap_events");
+  if (!aio.fault.empty()) fields.blame("aio", aio.fault);
+  best.polling = fields.polling("polling");
+  return best;
+}
+
 Error refusal(ErrorCode code, const std::string& path, const std::string& what) {
   Error error = make_error(code, "this is no machine profile that can be used (" + what +
                                      "); run aio_bench tune again to replace it");
@@ -69,6 +114,18 @@ Error refusal(ErrorCode code, const std::string& path, const std::string& what) 
 
 }  // namespace
 
+std::string describe(const aio::EngineOptions& settings) {
+  std::string text = "block_size " + format_size(settings.block_size) + ", queue_depth " +
+                     std::to_string(settings.queue_depth);
+  if (settings.threads != 1) text += ", intra_op_parallelism " + std::to_string(settings.threads);
+  if (settings.single_submit) text += ", single_submit true";
+  if (!settings.overlap_events) text += ", overlap_events false";
+  if (settings.polling != aio::Polling::None) {
+    text += std::string(", polling ") + aio::polling_name(settings.polling);
+  }
+  return text;
+}
+
 std::string print_machine_profile(const MachineProfile& profile) {
   Json rates = Json::array();
   for (const MachineProfile::Rate& rate : profile.rates) {
@@ -76,17 +133,21 @@ std::string print_machine_profile(const MachineProfile& profile) {
                      {"read_share", rate.read_share},
                      {"gb_per_s", rate.gb_per_s}});
   }
-  const Json json = {{"format", format},
-                     {"version", MachineProfile::version},
-                     {"path", profile.path},
-                     {"file_system", profile.file_system},
-                     {"measured_at", profile.measured_at},
-                     {"direct", profile.direct},
-                     {"duplex", profile.duplex},
-                     {"queue_depth", profile.queue_depth},
-                     {"threads", profile.threads},
-                     {"engine", profile.engine},
-                     {"rates", std::move(rates)}};
+  Json json = {{"format", format},
+               {"version", MachineProfile::version},
+               {"path", profile.path},
+               {"file_system", profile.file_system},
+               {"measured_at", profile.measured_at},
+               {"direct", profile.direct},
+               {"duplex", profile.duplex},
+               {"queue_depth", profile.queue_depth},
+               {"threads", profile.threads},
+               {"engine", profile.engine}};
+  if (profile.best.has_value()) {
+    json["polling"] = aio::polling_name(profile.best->polling);
+    json["aio"] = print_settings(*profile.best);
+  }
+  json["rates"] = std::move(rates);
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -112,6 +173,7 @@ Result<MachineProfile> parse_machine_profile(std::string_view text, const std::s
                          .queue_depth = fields.count("queue_depth"),
                          .threads = fields.count("threads"),
                          .engine = fields.text("engine"),
+                         .best = read_best(json, fields),
                          .rates = {}};
   const Json* rates = fields.find("rates");
   if (rates == nullptr || !rates->is_array()) {

@@ -7,10 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "aio/engine.h"
 #include "base/result.h"
 #include "tiering/stripe.h"
 
@@ -33,11 +35,16 @@ struct MachineProfile {
   std::uint64_t queue_depth = 0;  // blocks in flight per thread, for all rates
   std::uint64_t threads = 0;
   std::string engine;  // "io_uring"
+  /// The settings that moved most. None in profiles of before they were kept.
+  std::optional<aio::EngineOptions> best{};
   std::vector<Rate> rates;
 
   /// Of reads alone and of writes alone, at the block size nearest to this one; 0 where missing.
   DiskSpeed speed(std::uint64_t block_size) const;
 };
+
+/// "block_size 256 KiB, queue_depth 64", and whatever else of them is not as by default.
+std::string describe(const aio::EngineOptions& settings);
 
 std::string print_machine_profile(const MachineProfile& profile);
 

@@ -27,6 +27,15 @@ constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t granule = 64 << 10;
 constexpr std::uint64_t in_flight_max = 256 * mib;
 
+aio::EngineOptions engine_options(const Settings& settings) {
+  return {.block_size = settings.block_size,
+          .queue_depth = settings.queue_depth,
+          .threads = settings.threads,
+          .single_submit = settings.single_submit,
+          .overlap_events = settings.overlap_events,
+          .polling = settings.polling};
+}
+
 struct TuneOptions {
   std::vector<std::string> directories;
   std::uint64_t size = 0;
@@ -240,12 +249,7 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
                              std::uint64_t file_first, std::uint64_t file_count) {
   const std::uint64_t begin_ns = system_clock().now_ns();
   Transfers transfers{.access = access,
-                      .engine = {.block_size = settings.block_size,
-                                 .queue_depth = settings.queue_depth,
-                                 .threads = settings.threads,
-                                 .single_submit = settings.single_submit,
-                                 .overlap_events = settings.overlap_events,
-                                 .polling = settings.polling},
+                      .engine = engine_options(settings),
                       .kind = &settings.engine,
                       .seconds = seconds,
                       .file_first = file_first,
@@ -312,6 +316,7 @@ Result<void> Tuner::measure_path(std::uint64_t index) {
              .queue_depth = settings.queue_depth,
              .threads = settings.threads,
              .engine = engine_kind_name(settings.engine),
+             .best = engine_options(settings),
              .rates = {}};
   const double seconds = seconds_per_measurement(options_.budget_seconds);
   const std::uint64_t chosen = settings.block_size;

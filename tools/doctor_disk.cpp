@@ -155,6 +155,29 @@ Finding examine_free_space(std::uint64_t bytes) {
   return finding;
 }
 
+Finding examine_profile(const Result<tiering::MachineProfile>& profile, const std::string& path) {
+  Finding finding{.name = "io_settings"};
+  const std::string command = "aio_bench tune --path " + path;
+  const std::string measured = profile.has_value() ? "measured " + profile->measured_at : "";
+  if (profile.has_value() && profile->best.has_value()) {
+    finding.value = tiering::describe(*profile->best) + ", " + profile->engine + "; " + measured;
+    finding.meaning = "taken by every config without an aio section";
+    return finding;
+  }
+  const bool missing = !profile.has_value() && profile.error().system_error == ENOENT;
+  if (profile.has_value() || missing) {
+    finding.value = missing ? "never measured" : measured + ", without settings";
+    finding.meaning = "a config without an aio section gets the defaults; " + command +
+                      " finds what is best for this disk";
+    return finding;
+  }
+  finding.level = Level::Warn;
+  finding.value = profile.error().to_string();
+  finding.meaning = "a config without an aio section gets the defaults";
+  finding.fix = command;
+  return finding;
+}
+
 StripedPath striped_path(const std::string& path) {
   StripedPath striped{.path = path, .folder = tiering::resolved_folder(path).string(), .disks = {}};
   const Place place = tiering::place_of(path);
@@ -229,6 +252,8 @@ Findings examine_path(const std::string& path) {
   }
   auto free_bytes = system_files().free_bytes(place.folder);
   if (free_bytes.has_value()) add(examine_free_space(*free_bytes));
+  const auto profile = tiering::machine_profile_path(place.folder);
+  if (profile.has_value()) add(examine_profile(tiering::load_machine_profile(*profile), path));
   return findings;
 }
 

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "tiering/block_device.h"
+#include "tiering/machine_profile.h"
 #include "tiering/mount.h"
 #include "tools/doctor_report.h"
 
@@ -17,6 +19,8 @@ namespace artesian::tools {
 Finding examine_file_system(const tiering::Mount& mount);
 Finding examine_disks(const std::vector<tiering::BlockDevice>& disks, std::size_t numa_nodes);
 Finding examine_free_space(std::uint64_t bytes);
+/// What `aio_bench tune` kept of the disk below `path`; an Io error with ENOENT: nothing.
+Finding examine_profile(const Result<tiering::MachineProfile>& profile, const std::string& path);
 
 /// A folder among those over which a run is to divide its swap.
 struct StripedPath {

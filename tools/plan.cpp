@@ -42,8 +42,9 @@ class PlanRun {
     ARTESIAN_TRY_VOID(read_config());
     ARTESIAN_TRY_VOID(check_measure());
     ARTESIAN_TRY_VOID(choose_memory());
-    ARTESIAN_TRY(rates, choose_rates(options_, plan_));
-    report_.rates = std::move(rates);
+    ARTESIAN_TRY(chosen, choose_rates(options_, plan_));
+    report_.rates = std::move(chosen.rates);
+    for (std::string& each : chosen.notes) note(std::move(each));
     return {};
   }
 

@@ -1,12 +1,11 @@
 #include "tools/plan_rates.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/log.h"
 #include "models/flops.h"
-#include "tiering/machine_profile.h"
 #include "tools/plan_probe.h"
+#include "zero3/path_io.h"
 
 namespace artesian::tools {
 namespace {
@@ -27,12 +26,12 @@ class Chooser {
  public:
   Chooser(const PlanOptions& options, PlanCase& plan) : options_(options), plan_(plan) {}
 
-  Result<std::vector<RateSource>> run() {
+  Result<ChosenRates> run() {
     choose_disk();
     choose_memory();
     if (plan_.gpu) choose_links();
     ARTESIAN_TRY_VOID(choose_compute());
-    return std::move(sources_);
+    return ChosenRates{.rates = std::move(sources_), .notes = std::move(notes_)};
   }
 
  private:
@@ -47,19 +46,11 @@ class Chooser {
     return value;
   }
 
-  /// The folders of the swap files, or where those that do not exist will be made.
-  std::vector<std::string> disk_folders() const {
+  /// The folders of the swap files.
+  const std::vector<std::string>& disk_folders() const {
     const zero3::ZeroConfig& zero = plan_.config.zero;
-    std::vector<std::string> folders;
-    for (std::filesystem::path path : zero.offload_optimizer.device == zero3::Offload::Nvme
-                                          ? zero.offload_optimizer.nvme_paths
-                                          : zero.offload_param.nvme_paths) {
-      std::error_code ignored;
-      path = std::filesystem::absolute(path, ignored);
-      if (!std::filesystem::exists(path, ignored)) path = path.parent_path();
-      folders.push_back(path.string());
-    }
-    return folders;
+    const bool optimizer = zero.offload_optimizer.device == zero3::Offload::Nvme;
+    return optimizer ? zero.offload_optimizer.nvme_paths : zero.offload_param.nvme_paths;
   }
 
   struct Disks {
@@ -69,22 +60,25 @@ class Chooser {
   };
 
   /// As `aio_bench tune` measured them; unless it measured all, as assumed.
-  Disks disks() const {
+  Disks disks() {
     Disks disks;
-    std::vector<std::string> profiles;  // one for each file system
+    const std::vector<std::string>& folders = disk_folders();
+    // A GPU is one of another machine, where nothing is known, and each folder is a disk.
+    std::vector<zero3::SavedProfile> saved(folders.size());
+    if (!plan_.gpu) saved = zero3::saved_profiles(folders);
+    zero3::PathIoChoice io = zero3::choose_path_io(plan_.config, folders, saved);
+    notes_ = std::move(io.notes);
+    std::vector<std::string> names;  // one for each file system
     std::size_t measured = 0;
-    for (const std::string& folder : disk_folders()) {
-      const auto path = tiering::machine_profile_path(folder);
-      // For a GPU, and so for another machine, each folder is a disk.
-      const std::string name = path.has_value() && !plan_.gpu ? *path : folder;
-      const auto known = std::find(profiles.begin(), profiles.end(), name);
-      const auto device = static_cast<std::uint64_t>(known - profiles.begin());
-      if (known == profiles.end()) profiles.push_back(name);
+    for (std::size_t path = 0; path < folders.size(); ++path) {
+      const std::string& name = saved[path].file.empty() ? folders[path] : saved[path].file;
+      const auto known = std::find(names.begin(), names.end(), name);
+      const auto device = static_cast<std::uint64_t>(known - names.begin());
+      if (known == names.end()) names.push_back(name);
       disks.paths.push_back({.speed = {assumed_read, assumed_write}, .device = device});
-      if (!path.has_value() || plan_.gpu) continue;
-      const auto profile = tiering::load_machine_profile(*path);
+      const auto& profile = saved[path].profile;
       if (!profile.has_value()) continue;
-      const tiering::DiskSpeed speed = profile->speed(plan_.config.aio.block_size);
+      const tiering::DiskSpeed speed = profile->speed(io.paths[path].options.block_size);
       if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) continue;
       disks.paths.back().speed = speed;
       disks.duplex = disks.duplex && profile->duplex;
@@ -169,11 +163,12 @@ class Chooser {
   const PlanOptions& options_;
   PlanCase& plan_;
   std::vector<RateSource> sources_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace
 
-Result<std::vector<RateSource>> choose_rates(const PlanOptions& options, PlanCase& plan) {
+Result<ChosenRates> choose_rates(const PlanOptions& options, PlanCase& plan) {
   return Chooser(options, plan).run();
 }
 

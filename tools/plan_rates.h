@@ -17,7 +17,12 @@ struct RateSource {
   std::string source;  // "given", "measured ...", "assumed ..."
 };
 
+struct ChosenRates {
+  std::vector<RateSource> rates;
+  std::vector<std::string> notes;  // of the I/O settings that rates are for (zero3/path_io.h)
+};
+
 /// Fills the rates and the compute seconds of `plan`. Errors: those of measuring.
-Result<std::vector<RateSource>> choose_rates(const PlanOptions& options, PlanCase& plan);
+Result<ChosenRates> choose_rates(const PlanOptions& options, PlanCase& plan);
 
 }  // namespace artesian::tools

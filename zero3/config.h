@@ -125,6 +125,9 @@ struct Config {
   bool cpu_checkpointing = false;         // and these in host memory or on NVMe
   ZeroConfig zero;
   AioConfig aio;
+  /// The config has no aio section: what `aio_bench tune` found for a disk goes before `aio`
+  /// (path_io.h). A Config that was not read from JSON says what it means, unless it sets this.
+  bool aio_from_profile = false;
   ArtesianConfig artesian;
   std::vector<std::string> notes;  // one line each: accepted keys without effect, what was resolved
 

@@ -377,7 +377,10 @@ constexpr ConfigKey keys[] = {
      .nullable = true,
      .text = "asynchronous updates of less important gradients"},
 
-    {.path = "aio", .type = Section, .text = "transfers to NVMe"},
+    {.path = "aio",
+     .type = Section,
+     .text = "transfers to NVMe; absent: as `aio_bench tune` found best for the disk of nvme_path "
+             "(docs/io.md), or else the defaults below"},
     {.path = "zero_optimization.aio", .type = Section, .effect = Alias, .detail = "aio"},
     {.path = "aio.block_size",
      .type = Integer,

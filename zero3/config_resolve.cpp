@@ -237,6 +237,7 @@ class Resolver {
   }
 
   void aio() {
+    config_.aio_from_profile = !settings_.given("aio");
     config_.aio.block_size = settings_.integer("aio.block_size");
     config_.aio.queue_depth = static_cast<std::uint32_t>(settings_.integer("aio.queue_depth"));
     config_.aio.intra_op_parallelism =

@@ -11,7 +11,6 @@
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "base/machine.h"
-#include "base/units.h"
 #include "tiering/host_nodes.h"
 #include "zero3/activation_memory.h"
 #include "zero3/compute_device.h"
@@ -274,7 +273,8 @@ Result<Placement> Engine::Impl::place(DType compute_dtype, const Budgets& budget
 Result<void> Engine::Impl::create_state(Placement placement) {
   ARTESIAN_TRY(paths, swap_paths_of(config, options.path_disks));
   auto nodes = tiering::nodes_of_host(compute.backend->numa_node(), paths.directories);
-  ARTESIAN_TRY(engine, make_io_engine(config, paths.directories.size()));
+  for (const std::string& note : paths.notes) log(LogLevel::Info, note);
+  ARTESIAN_TRY(engine, make_io_engine(config, paths.io));
   io = std::move(engine);
   ModelStateOptions state_options{.placement = std::move(placement),
                                   .paths = std::move(paths),

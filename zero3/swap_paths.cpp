@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "tiering/block_device.h"
-#include "tiering/machine_profile.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -54,6 +53,23 @@ class Collector {
   std::vector<std::filesystem::path> resolved_;
 };
 
+/// At the block sizes in use; empty unless `aio_bench tune` measured all.
+std::vector<tiering::PathDisk> saved_disks(const std::vector<SavedProfile>& profiles,
+                                           const std::vector<PathIo>& io) {
+  std::vector<tiering::PathDisk> disks;
+  std::vector<std::string> files;  // one for each disk
+  for (std::size_t path = 0; path < profiles.size(); ++path) {
+    const auto& [file, profile, fault] = profiles[path];
+    if (!profile.has_value()) return {};
+    const tiering::DiskSpeed speed = profile->speed(io[path].options.block_size);
+    if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) return {};
+    const auto found = std::find(files.begin(), files.end(), file);
+    disks.push_back({.speed = speed, .device = static_cast<std::uint64_t>(found - files.begin())});
+    if (found == files.end()) files.push_back(file);
+  }
+  return disks;
+}
+
 }  // namespace
 
 Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
@@ -72,9 +88,6 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
   };
   ARTESIAN_TRY(paths, resolve_swap_paths(folders(config.zero.offload_param),
                                          folders(config.zero.offload_optimizer)));
-  // What one request to the kernel moves: stripes cut none of them in two, and no file gets its
-  // bytes in larger pieces than it is asked for.
-  paths.stripe_bytes = std::min(config.aio.block_size, stripe_bytes_max);
   if (!disks.empty() && disks.size() != paths.directories.size()) {
     return make_error(ErrorCode::Invalid, "path_disks: got " + std::to_string(disks.size()) +
                                               ", allowed none or " +
@@ -82,9 +95,18 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
                                               ", one for each folder of nvme_path");
   }
   paths.disks = disks;
-  if (paths.directories.size() > 1 && disks.empty()) {
-    paths.disks = saved_disks(paths.directories, config.aio.block_size);
-  }
+  const bool asks_for_disks = paths.directories.size() > 1 && disks.empty();
+  std::vector<SavedProfile> profiles;
+  if (asks_for_disks || config.aio_from_profile) profiles = saved_profiles(paths.directories);
+  PathIoChoice chosen = choose_path_io(config, paths.directories, profiles);
+  paths.io = std::move(chosen.paths);
+  paths.notes = std::move(chosen.notes);
+  // What one request to the kernel moves, at most: stripes cut none of them in two, and no file
+  // gets its bytes in larger pieces than it is asked for.
+  std::uint64_t block_size = paths.io.empty() ? config.aio.block_size : 0;
+  for (const PathIo& io : paths.io) block_size = std::max(block_size, io.options.block_size);
+  paths.stripe_bytes = std::min(block_size, stripe_bytes_max);
+  if (asks_for_disks) paths.disks = saved_disks(profiles, paths.io);
   return paths;
 }
 
@@ -106,25 +128,6 @@ SwapPathsUse SwapPathsUse::operator-(const SwapPathsUse& before) const {
     since.paths[path].bytes_written -= before.paths[path].bytes_written;
   }
   return since;
-}
-
-std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
-                                           std::uint64_t block_size) {
-  std::vector<tiering::PathDisk> disks;
-  std::vector<std::string> profiles;  // one for each disk
-  for (const std::string& directory : directories) {
-    const auto path = tiering::machine_profile_path(tiering::place_of(directory).folder);
-    if (!path.has_value()) return {};
-    const auto profile = tiering::load_machine_profile(*path);
-    if (!profile.has_value()) return {};
-    const tiering::DiskSpeed speed = profile->speed(block_size);
-    if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) return {};
-    const auto found = std::find(profiles.begin(), profiles.end(), *path);
-    disks.push_back(
-        {.speed = speed, .device = static_cast<std::uint64_t>(found - profiles.begin())});
-    if (found == profiles.end()) profiles.push_back(*path);
-  }
-  return disks;
 }
 
 }  // namespace artesian::zero3

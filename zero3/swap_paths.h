@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "tiering/stripe.h"
 #include "zero3/config.h"
+#include "zero3/path_io.h"
 
 namespace artesian::zero3 {
 
@@ -19,6 +20,8 @@ struct SwapPaths {
   std::uint32_t param_volume = 0;
   std::uint32_t optimizer_volume = 0;
   std::vector<tiering::PathDisk> disks{};  // of each directory, or empty: not known
+  std::vector<PathIo> io{};                // of each directory
+  std::vector<std::string> notes{};        // where these are from
   std::uint64_t stripe_bytes = 1 << 20;
 };
 
@@ -41,13 +44,9 @@ Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
                                      const std::vector<std::string>& optimizer);
 
 /// Those of a configuration; with their disks as given, or where there are several and
-/// `aio_bench tune` measured all. Errors: as above; Invalid (disks are not as many).
+/// `aio_bench tune` measured all; and with its settings, or those of its machine profiles
+/// (path_io.h). Errors: as above; Invalid (disks are not as many).
 Result<SwapPaths> swap_paths_of(const Config& config,
                                 const std::vector<tiering::PathDisk>& disks = {});
-
-/// The disks below these folders, which need not exist yet, at this block size; empty unless
-/// `aio_bench tune` measured all.
-std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
-                                           std::uint64_t block_size);
 
 }  // namespace artesian::zero3

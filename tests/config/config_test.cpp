@@ -346,6 +346,16 @@ TEST(ConfigValues, AioAsTheTunerPrintsIt) {
   EXPECT_EQ(config.aio.block_size, 8388608u);
 }
 
+TEST(ConfigValues, AioIsLeftToAProfileOnlyWithoutASection) {
+  EXPECT_TRUE(parse("{}").aio_from_profile);
+  EXPECT_TRUE(parse(R"({"artesian": {"engine": "threads"}})").aio_from_profile);
+  EXPECT_FALSE(parse(R"({"aio": {"single_submit": false}})").aio_from_profile);
+  EXPECT_FALSE(parse(R"({"aio": {"queue_depth": "auto"}})").aio_from_profile);
+  EXPECT_FALSE(parse(R"({"aio": {}})").aio_from_profile);
+  EXPECT_FALSE(parse(R"({"zero_optimization": {"aio": {"queue_depth": 8}}})").aio_from_profile);
+  EXPECT_FALSE(Config().aio_from_profile);  // made in code: what it says is meant
+}
+
 TEST(ConfigValues, WhatAccelerateWrites) {
   const Config config =
       parse(R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import bound  # noqa: E402
 import disk  # noqa: E402
 import ladder  # noqa: E402
+import plan  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import step  # noqa: E402
@@ -291,6 +292,73 @@ def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
 def test_a_bound_without_fio_is_a_word(tmp_path):
     found, _ = bench(tmp_path, "bound")
     assert found["results"] == [] and "fio" in found["notes"][0]
+
+
+def planned(seconds, read):
+    moved = dict.fromkeys(plan.LINKS, {"total": 0}) | {"nvme_read": {"total": read}}
+    return {"step": {"seconds": seconds}, "bytes_per_step": moved}
+
+
+def test_a_plan_is_judged_by_seconds_and_bytes(tmp_path):
+    def line(step, seconds, read):
+        moved = dict.fromkeys(plan.LINKS, 0) | {"nvme_read": read}
+        return {"step": step, "step_s": seconds, "bytes": moved}
+
+    same = plan.compare(planned(3.0, 100), [line(4, 4.0, 100), line(5, 6.0, 100)], planned(5.0, 0))
+    assert same["predicted"] == 4.0 and same["measured"] == 5.0 and same["differ"] == []
+    other = plan.compare(planned(3.0, 100), [line(4, 4.0, 100), line(5, 4.0, 99)], planned(3.0, 0))
+    assert other["differ"] == ["step 5: nvme_read: planned 100, moved 99"]
+    made = report.Report("plan", tmp_path)
+    row = plan.add_case(made, run.parse([]), "the demo", [same])
+    assert row == ["the demo", "4.00 (4.00..4.00)", "5.00 (5.00..5.00)", "0.80 (0.80..0.80)", "yes"]
+    assert made.ratios[0]["median"] == 0.8 and made.notes == []
+    assert plan.add_case(made, run.parse([]), "bf16", [same, other])[-1] == "no"
+    assert made.notes == ["bf16: bytes are NOT as planned: " + other["differ"][0]]
+    assert [result["bytes_as_planned"] for result in made.results] == [True, False]
+
+
+def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path):
+    (_, demo), *others = plan.cases("124m", tmp_path)
+    original = json.loads((ROOT / "examples/demo.json").read_text())
+    zero = demo.pop("zero_optimization")
+    assert original.pop("zero_optimization") | {
+        key: zero[key] for key in ["offload_param", "offload_optimizer"]
+    } == zero
+    assert zero["offload_param"]["nvme_path"] == str(tmp_path)
+    assert demo == original
+    assert len(others) == 6
+    assert len({json.dumps(config) for _, config in others}) == 6
+
+
+@needs_programs
+def test_plan_of_a_tiny_model(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    arguments = ["--plan-model", "tiny", "--plan-rounds", "1"]
+    arguments += ["--size", "16MiB", "--tune-seconds", "0.6"]
+    found, output = bench(tmp_path, "plan", *arguments)
+    assert found["notes"] == []
+    assert [result["parameters"]["case"] for result in found["results"]] == [
+        words for words, _ in plan.cases("tiny", tmp_path)
+    ]
+    for result, ratio in zip(found["results"], found["ratios"], strict=True):
+        assert result["bytes_as_planned"] is True
+        assert result["bytes"] == sum(result["planned_bytes"][link] for link in plan.LINKS[:2])
+        expected = result["predicted"]["median"] / result["seconds"]["median"]
+        assert ratio["median"] == pytest.approx(expected) and ratio["aim"] is None
+    moved = [result["bytes"] for result in found["results"]]
+    assert moved[0] > 0 and moved[-1] == 0
+    assert "| everything in memory |" in output and "by aio_bench tune, GB/s: read " in output
+    assert list((tmp_path / "work").iterdir()) == [] and not cache.exists()
+
+
+@needs_programs
+def test_a_plan_of_what_cannot_run_is_a_word(tmp_path):
+    found, _ = bench(tmp_path, "plan", "--plan-model", "tiny", "--size", "1MiB")
+    assert found["results"] == []
+    (note,) = found["notes"]
+    assert note.startswith("not measured: exit code 2: ") and "--size: got 1.00 MiB" in note
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_every_part_says_how_long_it_takes():

@@ -1,7 +1,14 @@
 """What holds for every Python test."""
 
+import os
 import signal
+import tempfile
 
 # A runner in the background of a script leaves SIGINT ignored, which programs under test would
 # inherit; one with a handler of its own hands on the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Machine profiles of whoever runs the tests would change what programs under test choose and say.
+# It is set before tests are imported, which copy the environment, and removed at the end.
+no_profiles = tempfile.TemporaryDirectory(prefix="artesian-cache-")
+os.environ["XDG_CACHE_HOME"] = no_profiles.name

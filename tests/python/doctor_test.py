@@ -84,6 +84,12 @@ def test_direct_io_that_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_io_settings_of_a_disk_that_was_never_measured(tmp_path):
+    found = findings("--path", tmp_path, XDG_CACHE_HOME=str(tmp_path))["io_settings"]
+    assert found["value"] == "never measured"
+    assert f"aio_bench tune --path {tmp_path}" in found["meaning"]
+
+
 def test_a_folder_in_memory_is_no_disk():
     found = findings("--path", "/dev/shm")
     assert found["file_system"]["status"] == "warn"

@@ -23,6 +23,12 @@ MachineProfile made_up() {
           .queue_depth = 32,
           .threads = 2,
           .engine = "io_uring",
+          .best = aio::EngineOptions{.block_size = 262144,
+                                     .queue_depth = 64,
+                                     .threads = 2,
+                                     .single_submit = true,
+                                     .overlap_events = false,
+                                     .polling = aio::Polling::Both},
           .rates = {{.block_size = 131072, .read_share = 1, .gb_per_s = 1.25},
                     {.block_size = 1048576, .read_share = 0.5, .gb_per_s = 1.0 / 3}}};
 }
@@ -41,6 +47,15 @@ void expect_same(const MachineProfile& one, const MachineProfile& other) {
   EXPECT_EQ(one.queue_depth, other.queue_depth);
   EXPECT_EQ(one.threads, other.threads);
   EXPECT_EQ(one.engine, other.engine);
+  ASSERT_EQ(one.best.has_value(), other.best.has_value());
+  if (one.best.has_value()) {
+    EXPECT_EQ(one.best->block_size, other.best->block_size);
+    EXPECT_EQ(one.best->queue_depth, other.best->queue_depth);
+    EXPECT_EQ(one.best->threads, other.best->threads);
+    EXPECT_EQ(one.best->single_submit, other.best->single_submit);
+    EXPECT_EQ(one.best->overlap_events, other.best->overlap_events);
+    EXPECT_EQ(one.best->polling, other.best->polling);
+  }
   ASSERT_EQ(one.rates.size(), other.rates.size());
   for (std::size_t index = 0; index < one.rates.size(); ++index) {
     EXPECT_EQ(one.rates[index].block_size, other.rates[index].block_size);
@@ -53,6 +68,25 @@ TEST(MachineProfile, ComesBackAsItWas) {
   auto back = parse_machine_profile(print_machine_profile(made_up()), "p.json");
   ASSERT_TRUE(back.has_value()) << back.error().to_string();
   expect_same(*back, made_up());
+}
+
+TEST(MachineProfile, OfBeforeTheBestSettingsWereKeptHasNone) {
+  MachineProfile old = made_up();
+  old.best.reset();
+  const std::string text = print_machine_profile(old);
+  EXPECT_EQ(text.find("\"aio\""), text.npos);
+  EXPECT_EQ(text.find("\"polling\""), text.npos);
+  auto back = parse_machine_profile(text, "p.json");
+  ASSERT_TRUE(back.has_value()) << back.error().to_string();
+  expect_same(*back, old);
+}
+
+TEST(MachineProfile, DescribesSettingsByWhatIsNotTheDefault) {
+  EXPECT_EQ(describe({.block_size = 262144, .queue_depth = 64}),
+            "block_size 256 KiB, queue_depth 64");
+  EXPECT_EQ(describe(*made_up().best),
+            "block_size 256 KiB, queue_depth 64, intra_op_parallelism 2, single_submit true, "
+            "overlap_events false, polling both");
 }
 
 TEST(MachineProfile, IgnoresFieldsThatItDoesNotKnow) {
@@ -74,6 +108,16 @@ TEST(MachineProfile, IsRefusedByTheFieldAtFault) {
                 {"\"queue_depth\": 32", "\"queue_depth\": -1", "queue_depth: must be"},
                 {"\"engine\": \"io_uring\"", "\"engine\": null", "engine: must be a string"},
                 {"\"threads\"", "\"thread\"", "threads: is missing"},
+                {"\"aio\": {", "\"aio\": 7, \"other\": {", "aio: block_size: is missing"},
+                {"262144", "262145", "aio: block_size: must be a multiple of 4096, at most"},
+                {"\"queue_depth\": 64", "\"queue_depth\": 4097",
+                 "aio: queue_depth: must be a multiple of 1, at most 4096"},
+                {"\"intra_op_parallelism\": 2", "\"intra_op_parallelism\": 0",
+                 "aio: intra_op_parallelism: must be a whole number above 0"},
+                {"\"single_submit\": true", "\"single_submit\": \"true\"",
+                 "aio: single_submit: must be true or false"},
+                {"\"overlap_events\"", "\"overlap\"", "aio: overlap_events: is missing"},
+                {"\"both\"", "\"all\"", "polling: must be off, sqpoll, iopoll or both"},
                 {"\"rates\": [", "\"rates\": [7, ", "rates: block_size: is missing"},
                 {"\"read_share\": 0.5", "\"read_share\": 1.5", "rates: read_share: must be"},
                 {"\"gb_per_s\": 1.25", "\"gb_per_s\": \"fast\"", "rates: gb_per_s: must be"}};

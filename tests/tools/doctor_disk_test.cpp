@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
@@ -41,6 +42,34 @@ TEST(Disks, WithSeveralNodesTheNearestIsNamed) {
   const BlockDevice disk{.name = "nvme0n1", .nvme = true, .numa_node = 1};
   EXPECT_NE(examine_disks({disk}, 2).meaning.find("--cpunodebind=1"), std::string::npos);
   EXPECT_EQ(examine_disks({disk}, 1).meaning.find("--cpunodebind"), std::string::npos);
+}
+
+TEST(IoSettings, OfAMachineProfileAreToldAndOneOfNoUseIsWarnedOf) {
+  tiering::MachineProfile profile{
+      .path = "/nvme",
+      .file_system = "ext4",
+      .measured_at = "2026-01-31T12:00:00Z",
+      .queue_depth = 64,
+      .threads = 1,
+      .engine = "libaio",
+      .best = aio::EngineOptions{.block_size = 262144, .queue_depth = 64},
+      .rates = {}};
+  const Finding tuned = examine_profile(profile, "/nvme/swap");
+  EXPECT_EQ(tuned.level, Level::Ok);
+  EXPECT_EQ(tuned.value,
+            "block_size 256 KiB, queue_depth 64, libaio; measured 2026-01-31T12:00:00Z");
+  profile.best.reset();
+  const Finding old = examine_profile(profile, "/nvme/swap");
+  EXPECT_EQ(old.level, Level::Ok);
+  EXPECT_EQ(old.value, "measured 2026-01-31T12:00:00Z, without settings");
+  EXPECT_NE(old.meaning.find("aio_bench tune --path /nvme/swap"), std::string::npos);
+  const Finding none = examine_profile(make_error(ErrorCode::Io, "cannot open", ENOENT), "/nvme");
+  EXPECT_EQ(none.level, Level::Ok);
+  EXPECT_EQ(none.value, "never measured");
+  const Finding broken = examine_profile(make_error(ErrorCode::Invalid, "no profile"), "/nvme");
+  EXPECT_EQ(broken.level, Level::Warn);
+  EXPECT_EQ(broken.value, "no profile");
+  EXPECT_EQ(broken.fix, "aio_bench tune --path /nvme");
 }
 
 TEST(FileSystems, WhatIsNoLocalDiskIsWarnedOf) {

@@ -98,6 +98,39 @@ TEST(SwapPaths, OfAConfigurationAreThoseInUse) {
             "path_disks: got 2, allowed none or 1, one for each folder of nvme_path");
 }
 
+TEST(SwapPaths, StripesAreOfTheLargestBlockOfTheirFolders) {
+  const test_support::TemporaryDirectory directory;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread
+  ASSERT_EQ(setenv("XDG_CACHE_HOME", directory.path().c_str(), 1), 0);
+  Config config = config_with({directory.file("a"), directory.file("b")});
+  config.aio.block_size = 65536;
+  const std::string file = tiering::machine_profile_path(directory.path()).value();
+  const tiering::MachineProfile profile{
+      .path = directory.path(),
+      .file_system = "ext4",
+      .measured_at = "2026-01-31T12:00:00Z",
+      .queue_depth = 8,
+      .threads = 1,
+      .engine = "threads",
+      .best = aio::EngineOptions{.block_size = 2 << 20, .queue_depth = 3},
+      .rates = {{.block_size = 65536, .gb_per_s = 1},
+                {.block_size = 65536, .read_share = 0, .gb_per_s = 1},
+                {.block_size = 2 << 20, .gb_per_s = 3},
+                {.block_size = 2 << 20, .read_share = 0, .gb_per_s = 3}}};
+  ASSERT_TRUE(tiering::save_machine_profile(file, profile).has_value());
+  const SwapPaths given = swap_paths_of(config).value();
+  EXPECT_EQ(given.stripe_bytes, 65536u);
+  EXPECT_EQ(given.disks[0].speed.read_bytes_per_s, 1e9);
+  EXPECT_TRUE(given.notes.empty());
+  config.aio_from_profile = true;
+  const SwapPaths chosen = swap_paths_of(config).value();
+  EXPECT_EQ(chosen.stripe_bytes, 2u << 20);
+  ASSERT_EQ(chosen.io.size(), 2u);
+  EXPECT_EQ(chosen.io[1].options.queue_depth, 3u);
+  EXPECT_EQ(chosen.disks[0].speed.read_bytes_per_s, 3e9);  // at the block size in use
+  EXPECT_EQ(chosen.notes.size(), 1u);
+}
+
 TEST(SwapPaths, SavedProfilesGiveTheDisksOfAllFoldersOrNone) {
   const test_support::TemporaryDirectory directory;
   // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread

@@ -1,0 +1,171 @@
+"""Part `plan`: what `artesian plan` says of a step beside what a run of it takes: the training of
+`make demo`, and the same with one thing changed. It is planned before and after each run, so that a
+drifting machine disturbs both alike, by the rates that `aio_bench tune` finds first. These are kept
+in a cache of this part's own: what is known of the disk already stays as it is, and is not used."""
+
+import json
+import os
+import shutil
+import statistics
+
+import step
+import step_jobs
+from report import ROOT, say, spread, summary
+
+LENGTH = 256  # tokens of a sample, as tools/demo.sh has them
+STEPS = 6  # of a run; the first ones settle, and a digest of all state comes with the last
+LINKS = ["nvme_read", "nvme_write", "h2d", "d2h"]
+ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}
+# The demo's budget of each tier, and more.
+BUDGETS = {"124m": ("512MiB", "2GiB"), "355m": ("1GiB", "4GiB"), "tiny": ("1MiB", "4MiB")}
+
+
+def estimate(options):
+    seconds = options.plan_rounds * ROUND_SECONDS[options.plan_model] + options.tune_seconds
+    return f"about {max(1, round(seconds / 60))} minutes"
+
+
+def tiers(budget):
+    return {"artesian": {"device_memory": budget, "host_memory": budget}}
+
+
+def cases(name, folder):
+    """Of each: words, its config."""
+    demo = json.loads((ROOT / "examples/demo.json").read_text())
+    zero = demo["zero_optimization"]
+    for offload in ["offload_param", "offload_optimizer"]:
+        zero[offload]["nvme_path"] = str(folder)
+    least, more = BUDGETS[name]
+    demo |= tiers(least)
+    whole = {key: value for key, value in demo.items() if key != "fp16"}
+    yield "the demo", demo
+    yield "fp32", whole
+    yield "bf16", whole | {"bf16": {"enabled": True}}
+    in_host = zero | {"offload_param": {"device": "cpu"}}
+    yield "parameters in host memory", demo | {"zero_optimization": in_host}
+    four = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
+    yield f"four micro-batches of 1 x {LENGTH}", demo | four
+    yield f"{more} for each tier", demo | tiers(more)
+    in_memory = {"zero_optimization": {"stage": 3}, "artesian": {"device_memory": "12GiB"}}
+    yield "everything in memory", demo | in_memory
+
+
+class Job:
+    """What is planned and run; files of its own in the work folder, removed at the end."""
+
+    def __init__(self, options):
+        self.options = options
+        self.folder = options.work / "plan"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.swap = self.folder / "nvme"
+        self.swap.mkdir(parents=True)
+        self.model = step_jobs.model_of(options.plan_model, self.folder / "model")
+        self.tokens, self.log = self.folder / "tokens.bin", self.folder / "steps.jsonl"
+        self.config = self.folder / "config.json"
+        step_jobs.write_tokens(options.plan_model, self.tokens)
+
+    def output_of(self, program, *arguments):
+        variables = os.environ | {"XDG_CACHE_HOME": str((self.folder / "cache").resolve())}
+        return step.output_of([self.options.programs / program, *arguments], env=variables)
+
+    def tune(self):
+        flags = ["--size", self.options.size, "--budget-seconds", self.options.tune_seconds]
+        return json.loads(self.output_of("aio_bench", "tune", "--path", self.swap, *flags,
+                                         "--json", "-"))  # fmt: skip
+
+    def take(self, config):
+        self.config.write_text(json.dumps(config))
+
+    def words(self):
+        return ["--model", self.model, "--config", self.config, "--seq-len", LENGTH]
+
+    def plan(self):
+        return json.loads(self.output_of("artesian", "plan", *self.words(), "--json", "-"))
+
+    def train(self):
+        """The measured steps' lines."""
+        flags = ["--data", self.tokens, "--init", "--seed", 1, "--steps", STEPS, "--quiet"]
+        self.output_of("artesian", "train", *self.words(), *flags, "--log-jsonl", self.log)
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        if any(line["overflow"] for line in lines):
+            raise step.Failed("a step was skipped: its bytes are not a step's")
+        return [line for line in lines[step_jobs.SETTLED :] if line.get("digest") is None]
+
+    def close(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def compare(before, lines, after):
+    """One round: seconds of both, and the bytes that are not as planned."""
+    planned = {link: before["bytes_per_step"][link]["total"] for link in LINKS}
+    differ = [
+        f"step {line['step']}: {link}: planned {planned[link]}, moved {line['bytes'][link]}"
+        for line in lines for link in LINKS if line["bytes"][link] != planned[link]
+    ]  # fmt: skip
+    return {
+        "predicted": statistics.mean(each["step"]["seconds"] for each in (before, after)),
+        "before": before["step"]["seconds"],
+        "after": after["step"]["seconds"],
+        "measured": statistics.median(line["step_s"] for line in lines),
+        "planned_bytes": planned,
+        "differ": differ,
+    }
+
+
+def add_case(report, options, words, rounds):
+    """Returns the table's row."""
+    name = f"gpt2-{options.plan_model}"
+    measured = [each["measured"] for each in rounds]
+    predicted = summary(each["predicted"] for each in rounds)
+    planned = rounds[0]["planned_bytes"]
+    differ = [line for each in rounds for line in each["differ"]]
+    report.add(
+        "plan", {"model": name, "sequence": LENGTH, "case": words}, measured,
+        planned["nvme_read"] + planned["nvme_write"], True,
+        predicted=predicted, before=[each["before"] for each in rounds],
+        after=[each["after"] for each in rounds], planned_bytes=planned,
+        bytes_as_planned=not differ,
+    )  # fmt: skip
+    for line in differ:
+        report.note(f"{words}: bytes are NOT as planned: {line}")
+    ratio = summary(each["predicted"] / each["measured"] for each in rounds)
+    report.ratio(f"predicted / measured, {words}", ratio)
+    cells = [spread(predicted), spread(summary(measured)), spread(ratio)]
+    return [words, *cells, "no" if differ else "yes"]
+
+
+def measure(options, job):
+    """The rounds of each case, every second one backwards."""
+    todo = list(cases(options.plan_model, job.swap))
+    found = {words: [] for words, _ in todo}
+    for number in range(options.plan_rounds):
+        for words, config in todo if number % 2 == 0 else reversed(todo):
+            job.take(config)
+            round_of = compare(job.plan(), job.train(), job.plan())
+            found[words].append(round_of)
+            say(
+                f"plan: round {number + 1}: {words}: predicted {round_of['predicted']:.2f} s, "
+                f"measured {round_of['measured']:.2f} s"
+            )
+    return found
+
+
+def run(report, options, programs):
+    job = Job(options)
+    try:
+        rates = job.tune()
+        found = measure(options, job)
+    except step.Failed as failed:
+        report.note(f"not measured: {failed}")
+        return
+    finally:
+        job.close()
+    rows = [add_case(report, options, words, rounds) for words, rounds in found.items()]
+    kinds = ["read", "write", "mixed"]
+    disk = ", ".join(f"{kind} {rates[kind]['gb_per_s']:.2f}" for kind in kinds)
+    title = (
+        f"The demo's training with GPT-2 {options.plan_model}, 2 threads; seconds of a step, "
+        f"median (min..max) of {options.plan_rounds} rounds; by aio_bench tune, GB/s: {disk}"
+    )
+    header = ["", "predicted", "measured", "predicted / measured", "bytes as planned"]
+    report.table(title, header, rows)
