@@ -156,7 +156,8 @@ class Engine {
   virtual void cancel(Completion& completion) noexcept = 0;
   /// Gives up waiting for ever: unless it is ready already, the completion becomes ready, as
   /// Timeout, and without its buffer if the kernel may still write to it (base/buffer.h, Note
-  /// [Abandoned memory]). Its callback runs on the caller's thread.
+  /// [Abandoned memory]). Its callback runs on the caller's thread. A call into the kernel that is
+  /// stuck may look its file's descriptor up yet: keep the file open, for ever.
   virtual void abandon(Completion& completion) noexcept = 0;
   /// Waits until nothing is in flight. Errors: Timeout, with the table of what is in the kernel.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;

@@ -247,18 +247,22 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
   return count;
 }
 
+/// See Note [Abandoned transfers].
+bool EngineBase::is_abandoned(const Block& block) const noexcept {
+  if (!abandoned_any_.load()) return false;
+  const Lock locked = lock();
+  return block.completion == nullptr;
+}
+
 std::uint64_t EngineBase::length_to_ask(const Block& block) const noexcept {
-  if (faults_ == nullptr) return block.rest();
-  const std::uint64_t length = faults_->length_to_ask(block);
-  ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
-  return length;
+  const std::uint64_t rest = block.rest();
+  const std::uint64_t length = faults_ == nullptr ? rest : faults_->length_to_ask(block);
+  ARTESIAN_CHECK(length != 0 && length <= rest, length, rest);
+  return is_abandoned(block) ? 0 : length;
 }
 
 EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const noexcept {
-  if (abandoned_any_.load()) {  // see Note [Abandoned transfers]
-    const Lock locked = lock();
-    if (block.completion == nullptr) return Verdict::Done;
-  }
+  if (is_abandoned(block)) return Verdict::Done;
   if (faults_ != nullptr) result = faults_->answer(block, result);
   const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
   ARTESIAN_CHECK(moved <= block.rest(), moved, block.rest());

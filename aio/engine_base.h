@@ -21,7 +21,8 @@
 // Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
 // gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
 // lose their pointer to it, its buffer is never given back, and a block that comes back after all
-// ends there, without being continued, as its descriptor may be another file's by then. Its thread
+// ends there, without being continued, as its descriptor may be another file's by then; so does one
+// that a progress thread has taken and not handed over yet. Its thread
 // cannot be joined and its ring cannot be closed; so an engine that has such blocks when it is
 // destroyed is kept as it is, for the rest of the process: EngineOwner does that, the only place
 // where engines are destroyed.
@@ -121,7 +122,7 @@ class EngineBase : public Engine {
   std::uint64_t in_flight(const Lock& lock) const noexcept;
   /// Fills slots from the front with the next blocks, most urgent class first; returns how many.
   std::size_t take(const Lock& lock, std::span<Block* const> slots) noexcept;
-  /// Bytes to ask the kernel for next.
+  /// Bytes to ask the kernel for next. 0: it was abandoned meanwhile, and is done.
   std::uint64_t length_to_ask(const Block& block) const noexcept;
   int stalls_on(const Block& block) const noexcept {
     return faults_ == nullptr ? -1 : faults_->stalls_on(block);
@@ -157,6 +158,7 @@ class EngineBase : public Engine {
   bool may_take(const List& queue) const noexcept;
   void begin(Completion& completion) const noexcept;
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;
+  bool is_abandoned(const Block& block) const noexcept;
   void cut_off(const Lock& lock, Completion& completion) noexcept;
   std::string describe_in_flight(const Lock& lock) const;
   List& queue_of(const Completion& completion) noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/units.h"
 
 namespace artesian::aio {
 namespace {
@@ -15,16 +16,31 @@ std::uintptr_t begin_of(const iovec& piece) {
 
 FixedBuffers::FixedBuffers(std::span<const std::span<std::byte>> ranges, std::uint64_t piece_size) {
   for (const std::span<std::byte> range : ranges) {
-    for (std::uint64_t at = 0; at < range.size(); at += piece_size) {
-      const std::uint64_t length = std::min(piece_size, range.size() - at);
-      pieces_.push_back({.iov_base = range.data() + at, .iov_len = length});
+    // See Note [Whole huge pages].
+    const auto begin = reinterpret_cast<std::uintptr_t>(range.data());
+    const std::uint64_t first = round_up(begin, huge_page_size) - begin;
+    const std::uint64_t end = round_down(begin + range.size(), huge_page_size);
+    if (end <= begin + first) {
+      add(range, piece_size);
+      continue;
     }
+    const std::uint64_t last = end - begin;
+    add(range.first(first), piece_size);
+    add(range.subspan(first, last - first), piece_size);
+    add(range.subspan(last), piece_size);
   }
   std::sort(pieces_.begin(), pieces_.end(),
             [](const iovec& left, const iovec& right) { return begin_of(left) < begin_of(right); });
   for (std::size_t index = 1; index < pieces_.size(); ++index) {
     const iovec& before = pieces_[index - 1];
     ARTESIAN_CHECK(begin_of(before) + before.iov_len <= begin_of(pieces_[index]), index);
+  }
+}
+
+void FixedBuffers::add(std::span<std::byte> range, std::uint64_t piece_size) {
+  for (std::uint64_t at = 0; at < range.size(); at += piece_size) {
+    const std::uint64_t length = std::min(piece_size, range.size() - at);
+    pieces_.push_back({.iov_base = range.data() + at, .iov_len = length});
   }
 }
 

@@ -86,7 +86,7 @@ class LaneEngine final : public EngineBase {
   bool open(Lane& lane) noexcept;
   bool fill(Lane& lane) noexcept;
   void reap(Lane& lane) noexcept;
-  void prepare(Lane& lane, Block& block) noexcept;
+  bool prepare(Lane& lane, Block& block) noexcept;
   void answer_ask(Lane& lane, Lock& lock) noexcept;
   int await_answer(Lane& lane, Lock& lock) noexcept;
 
@@ -192,15 +192,20 @@ bool LaneEngine<Queue>::fill(Lane& lane) noexcept {
     const bool last = stopping(locked) && count == 0 && lane.queue.blocks_pending() == 0;
     locked.unlock();
     if (count == slots.size()) lane.asleep.store(false);
-    for (std::size_t index = 0; index < count; ++index) prepare(lane, *slots[index]);
+    lane.done.clear();
+    for (std::size_t index = 0; index < count; ++index) {
+      if (!prepare(lane, *slots[index])) lane.done.push_back(slots[index]);
+    }
     lane.free.erase(lane.free.begin(), lane.free.begin() + static_cast<std::ptrdiff_t>(count));
-    if (!ended) return !last;
-    finish({}, 0);  // callbacks of what ended without the kernel; they may submit
+    if (!ended && lane.done.empty()) return !last;
+    lane.free.insert(lane.free.end(), lane.done.begin(), lane.done.end());
+    finish(lane.done, 0);  // callbacks of what ended without the kernel; they may submit
   }
 }
 
+/// Returns whether the block is on its way: not once it was abandoned.
 template <typename Queue>
-void LaneEngine<Queue>::prepare(Lane& lane, Block& block) noexcept {
+bool LaneEngine<Queue>::prepare(Lane& lane, Block& block) noexcept {
   bool stalls = false;
   if constexpr (requires { lane.queue.poll(block, 0); }) {
     const int descriptor = stalls_on(block);
@@ -208,19 +213,21 @@ void LaneEngine<Queue>::prepare(Lane& lane, Block& block) noexcept {
     if (stalls) lane.queue.poll(block, descriptor);
   }
   if (abandoned_any()) lane.queue.stop_registering_files();
-  if (!stalls) lane.queue.prepare(block, length_to_ask(block));
+  if (!stalls) {
+    const std::uint64_t length = length_to_ask(block);
+    if (length == 0) return false;
+    lane.queue.prepare(block, length);
+  }
   if (lane.queue.blocks_queued() >= blocks_per_call_) lane.queue.submit();
+  return true;
 }
 
 template <typename Queue>
 void LaneEngine<Queue>::reap(Lane& lane) noexcept {
   lane.done.clear();
   for (const Answer& answer : lane.queue.reap()) {
-    if (settle(*answer.block, answer.result) == Verdict::Continue) {
-      prepare(lane, *answer.block);
-    } else {
-      lane.done.push_back(answer.block);
-    }
+    const bool goes_on = settle(*answer.block, answer.result) == Verdict::Continue;
+    if (!goes_on || !prepare(lane, *answer.block)) lane.done.push_back(answer.block);
   }
   const std::uint64_t submit_calls = lane.queue.exchange_submit_calls();
   if (lane.done.empty() && submit_calls == 0) return;

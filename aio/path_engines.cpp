@@ -71,10 +71,11 @@ EngineStatistics PathEngines::statistics() const noexcept {
     const EngineStatistics one = engine->statistics();
     for (const auto sum :
          {&EngineStatistics::submit_calls, &EngineStatistics::blocks,
-          &EngineStatistics::blocks_registered, &EngineStatistics::blocks_direct,
-          &EngineStatistics::blocks_misaligned, &EngineStatistics::blocks_in_kernel_max,
-          &EngineStatistics::bytes_read, &EngineStatistics::bytes_written,
-          &EngineStatistics::continued, &EngineStatistics::read_retries}) {
+          &EngineStatistics::blocks_registered, &EngineStatistics::blocks_of_registered_files,
+          &EngineStatistics::blocks_direct, &EngineStatistics::blocks_misaligned,
+          &EngineStatistics::blocks_in_kernel_max, &EngineStatistics::bytes_read,
+          &EngineStatistics::bytes_written, &EngineStatistics::continued,
+          &EngineStatistics::read_retries}) {
       all.*sum += one.*sum;
     }
     for (const auto worst : {&EngineStatistics::latency_us_p50, &EngineStatistics::latency_us_p95,

@@ -22,6 +22,11 @@ ENGINES = ["io_uring", "threads"]
 # DeepSpeed's single_submit, overlap_events and intra_op_parallelism.
 SETTINGS = [*itertools.product([False], [False, True], [1, 2, 4]), (True, True, 1)]
 RIVALS = {"fio": "fio", "deepspeed": "DeepSpeed aio"}
+# What is to be reached everywhere: at least so much of a rival's GB/s, at most so much of fio's
+# CPU time per GB.
+RATE_AIMS = {"fio": 0.97, "deepspeed": 1.0}
+CPU_AIM = 1.1
+FIO_GRAIN = "; fio counts whole milliseconds of user and of system time: a larger --size says more"
 LATENCIES = 400  # reads of one block
 
 
@@ -181,11 +186,12 @@ def block_name(size):
 
 def evaluate(report, found, operation, block, depth):
     """Adds the results of one point; returns its row, and its row of CPU seconds per GB."""
-    rates, row = {}, [operation, f"{block_name(block)} x {depth}"]
+    rates, cpu, row = {}, {}, [operation, f"{block_name(block)} x {depth}"]
     cpu_row = list(row)
     for name, repeats in found.items():
         rates[name] = [moved / seconds / 1e9 for moved, seconds, _, _ in repeats]
-        cpu = [cpu / (moved / 1e9) for moved, _, cpu, _ in repeats]
+        # A microsecond is the grain of that clock.
+        cpu[name] = [max(cpu, 1e-6) / (moved / 1e9) for moved, _, cpu, _ in repeats]
         report.add(
             f"{operation}_{name}",
             {"block_size": block, "queue_depth": depth},
@@ -193,16 +199,21 @@ def evaluate(report, found, operation, block, depth):
             repeats[0][0],
             repeats[0][3],
             gb_per_s=summary(rates[name]),
-            cpu_seconds_per_gb=summary(cpu),
+            cpu_seconds_per_gb=summary(cpu[name]),
         )
         row.append(spread(summary(rates[name])))
-        cpu_row.append(spread(summary(cpu), 3))
+        cpu_row.append(spread(summary(cpu[name]), 4))
     for rival in RIVALS:
         if rival not in found:
             continue
+        point, pair = f"{operation} {row[1]}", f"Artesian io_uring / {RIVALS[rival]}"
         quotient = paired_ratio(rates["io_uring"], rates[rival])
-        report.ratio(f"{operation} {row[1]}: GB/s, Artesian io_uring / {RIVALS[rival]}", quotient)
+        report.ratio(f"{point}: GB/s, {pair}", quotient, RATE_AIMS[rival])
         row.append(spread(quotient))
+        quotient = paired_ratio(cpu["io_uring"], cpu[rival])
+        aim = CPU_AIM if rival == "fio" else None
+        report.ratio(f"{point}: CPU seconds per GB, {pair}", quotient, aim)
+        cpu_row.append(spread(quotient))
     return row, cpu_row
 
 
@@ -237,7 +248,8 @@ def all_points(report, options, with_fio, deepspeed, file):
     quotients = [f"io_uring / {words}" for words in rivals]
     title = f"GB/s, file of {options.size}, direct, 2 MiB pages, median (min..max)"
     report.table(title, ["", "block x depth", *names, *quotients], rows)
-    report.table("CPU seconds per GB", ["", "block x depth", *names], cpu_rows)
+    title = "CPU seconds per GB" + (FIO_GRAIN if with_fio else "")
+    report.table(title, ["", "block x depth", *names, *quotients], cpu_rows)
     if deepspeed:
         latency_table(report, options, deepspeed)
 

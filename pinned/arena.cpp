@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
+#include "pinned/aligned_mapping.h"
 
 namespace artesian::pinned {
 namespace {
@@ -34,17 +35,9 @@ Result<std::unique_ptr<Arena>> Arena::reserve(std::uint64_t bytes) noexcept {
     return make_error(ErrorCode::Unsupported, "addresses are limited (ulimit -v)");
   }
   const std::uint64_t size = round_up(bytes, granule_size);
-  const std::uint64_t mapped_size = size + granule_size;  // room to align the start
-  if (size == 0 || mapped_size < size) return refused(bytes, ENOMEM);
-  void* const mapped =
-      mmap(nullptr, mapped_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) return refused(bytes, errno);
-  auto* const start = static_cast<std::byte*>(mapped);
-  const auto address = reinterpret_cast<std::uintptr_t>(mapped);
-  auto* const base = start + (round_up(address, granule_size) - address);
-  // As in MemoryRange::map: what cannot be unmapped costs addresses alone.
-  if (base != start) (void)munmap(start, static_cast<std::size_t>(base - start));
-  (void)munmap(base + size, static_cast<std::size_t>(start + mapped_size - (base + size)));
+  static_assert(granule_size == huge_page_size);
+  std::byte* const base = map_aligned(size, PROT_NONE, MAP_NORESERVE);
+  if (base == nullptr) return refused(bytes, errno);
   (void)madvise(base, size, MADV_HUGEPAGE);  // refused: small pages, all else the same
   try {
     return std::unique_ptr<Arena>(new Arena(base, size));

@@ -14,11 +14,11 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
+#include "pinned/aligned_mapping.h"
 
 namespace artesian::pinned {
 namespace {
 
-constexpr std::uint64_t huge_page_size = 2ull << 20;
 constexpr std::uint64_t widened_from = 64ull << 10;  // see Note [Small ranges]
 
 // madvise accepts the advice even where the administrator switched transparent huge pages off.
@@ -54,28 +54,13 @@ Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& nam
   // See Note [Small ranges].
   const bool widen = bytes < huge_page_size && bytes >= widened_from && huge_pages_enabled();
   const std::uint64_t kept_bytes = widen ? huge_page_size : bytes;
-  const std::uint64_t mapped_bytes = kept_bytes + huge_page_size;  // room to align the start
-  void* mapped = MAP_FAILED;
-  errno = ENOMEM;
-  if (mapped_bytes > kept_bytes) {
-    mapped =
-        mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  }
-  if (mapped == MAP_FAILED) {
+  std::byte* const data = map_aligned(kept_bytes, PROT_READ | PROT_WRITE);
+  if (data == nullptr) {
     return make_error(ErrorCode::Exhausted,
                       "cannot reserve " + format_size(bytes) + " of memory for " + name +
                           "; lower the memory budget",
                       errno);
   }
-  const auto start = reinterpret_cast<std::uintptr_t>(mapped);
-  const std::uint64_t head = round_up(start, huge_page_size) - start;
-  const std::uint64_t tail = huge_page_size - head;
-  auto* data = static_cast<std::byte*>(mapped) + head;
-  // Returning the slack cannot fail for page-aligned pieces of our own mapping, but for the limit
-  // on the number of mappings; the slack was never touched, so keeping it then costs nothing but
-  // addresses.
-  if (head != 0) (void)munmap(mapped, head);
-  if (tail != 0) (void)munmap(data + kept_bytes, tail);
   MemoryRange range(data, bytes, kept_bytes);
   range.huge_pages_ = madvise(data, kept_bytes, MADV_HUGEPAGE) == 0 && huge_pages_enabled();
   // A forked child (a data loader, say) must neither copy nor write what is in flight here.

@@ -142,8 +142,7 @@ Result<void> Comparer::make_files() {
                                      .granule = options_.engine.block_size,
                                      .buffer_bytes = slot_count(options_.engine, options_.size) *
                                                      options_.engine.block_size,
-                                     .direct = options_.direct,
-                                     .marks = Marks::Sampled},
+                                     .direct = options_.direct},
                                     stop_));
   ground_ = std::move(made);
   ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write)));
@@ -213,6 +212,9 @@ Result<void> Comparer::run() {
       if (!first) ARTESIAN_TRY_VOID(measure_ours(comparison));
     }
   }
+  if (options_.accesses == std::vector{Access::Read}) return {};
+  ARTESIAN_TRY(right, ground_->all_right(transfers_of(Access::Read)));
+  verified_ = verified_ && right;
   return {};
 }
 
@@ -264,7 +266,7 @@ Json Comparer::to_json() const {
 }
 
 std::string Comparer::to_text() const {
-  char line[240];
+  char line[280];
   std::snprintf(line, sizeof line, "blocks of %s, depth %u, %s, %s pages, %u repeats, medians\n",
                 format_size(options_.engine.block_size).c_str(), options_.engine.queue_depth,
                 ground_->direct() ? "direct" : "buffered", huge_pages_ ? "2 MiB" : "4 KiB",
@@ -273,14 +275,16 @@ std::string Comparer::to_text() const {
   for (const Comparison& each : comparisons_) {
     const auto ratio = quotients(each.ours.gb_per_s, each.fio.gb_per_s);
     const auto [low, high] = std::minmax_element(ratio.begin(), ratio.end());
+    const auto cpu = quotients(each.ours.cpu_seconds_per_gb, each.fio.cpu_seconds_per_gb);
+    const auto [cpu_low, cpu_high] = std::minmax_element(cpu.begin(), cpu.end());
     std::snprintf(
         line, sizeof line,
         "%-5s artesian %s %.3f GB/s, fio %s %.3f: ratio %.3f (%.3f..%.3f); CPU s/GB %.4f, "
-        "%.4f; p99 us %.0f, %.0f\n",
+        "%.4f: ratio %.2f (%.2f..%.2f); p99 us %.0f, %.0f\n",
         access_name(each.access), engine_, median(each.ours.gb_per_s), fio_engine_,
         median(each.fio.gb_per_s), median(ratio), *low, *high, median(each.ours.cpu_seconds_per_gb),
-        median(each.fio.cpu_seconds_per_gb), median(each.ours.latency_us_p99),
-        median(each.fio.latency_us_p99));
+        median(each.fio.cpu_seconds_per_gb), median(cpu), *cpu_low, *cpu_high,
+        median(each.ours.latency_us_p99), median(each.fio.latency_us_p99));
     text += line;
   }
   return text;

@@ -2,9 +2,9 @@
 // pool of buffers. Filled once, it serves any number of measurements.
 //
 // The files are unlinked as soon as they are open: whatever ends the program, nothing stays behind.
-// Each granule of a file remembers the pass that wrote it last, so that every block read, by any
-// measurement, can be told right from wrong (tools/bench_pattern.h). With several directories block
-// i goes to file i modulo their number.
+// Each granule of a file remembers the pass and the buffer that wrote it last, so that every block
+// read, by any measurement, can be told right from wrong (tools/bench_pattern.h). With several
+// directories block i goes to file i modulo their number.
 #pragma once
 
 #include <atomic>
@@ -31,17 +31,12 @@ const char* access_name(Access access) noexcept;
 inline constexpr aio::EngineKind engine_kinds[] = {
     aio::EngineKind::IoUring, aio::EngineKind::Libaio, aio::EngineKind::Threads};
 
-/// How densely what is written is marked. Each mark touches a line of memory that transfers never
-/// do: marks in every sector cost the CPU more than the transfer itself.
-enum class Marks : std::uint8_t { EverySector, Sampled };
-
 struct GroundOptions {
   std::vector<std::string> directories;  // must exist
   std::uint64_t size = 0;                // bytes of all files together, multiple of 4096
   std::uint64_t granule = 0;             // bytes; every block size is a multiple of it
   std::uint64_t buffer_bytes = 0;        // of the pool; more than any measurement has in flight
   Direct direct = Direct::IfAligned;
-  Marks marks = Marks::EverySector;
 };
 
 struct Transfers {
@@ -61,7 +56,7 @@ struct Measurement {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   double seconds = 0;
-  double cpu_seconds = 0;  // user and system, all threads
+  double cpu_seconds = 0;  // of transfers: user and system, all threads
   aio::EngineStatistics statistics;
   bool right = false;  // everything read was what had been written
 
@@ -80,7 +75,7 @@ class Ground {
   Result<void> fill(const Transfers& transfers);
   /// Errors: Io, NoSpace, Cancelled, and what make_engine refuses.
   Result<Measurement> measure(const Transfers& transfers);
-  /// Reads all of the files and compares every byte. Only with marks in every sector.
+  /// Reads all of the files and compares every byte.
   Result<bool> all_right(const Transfers& transfers);
 
   bool direct() const noexcept;
@@ -88,10 +83,15 @@ class Ground {
 
  private:
   friend class Sweep;
+  /// What wrote a granule last: see tools/bench_pattern.h.
+  struct Writer {
+    std::uint32_t pass = 0;
+    std::uint32_t buffer = 0;
+  };
   struct WorkFile {
     std::unique_ptr<File> file;
     std::uint64_t size = 0;
-    std::vector<std::uint32_t> pass_of_granule;  // that wrote it last
+    std::vector<Writer> writers;  // of its granules
   };
 
   Ground(const GroundOptions& options, const std::atomic<int>& stop)
@@ -104,6 +104,7 @@ class Ground {
   std::vector<WorkFile> files_;
   std::unique_ptr<pinned::Pool> pool_;
   std::uint32_t pass_next_ = 0;
+  std::atomic<std::uint32_t> buffer_next_ = 0;
 };
 
 /// A new file of `size` bytes, reserved, that no directory names any more. Errors: Io, NoSpace.

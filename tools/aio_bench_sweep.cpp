@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 
 #include "base/units.h"
 
@@ -16,6 +17,14 @@ std::uint64_t taken(double share, std::uint64_t count) {
 
 bool takes(double share, std::uint64_t sequence) {
   return taken(share, sequence + 1) != taken(share, sequence);
+}
+
+/// Of the calling thread.
+std::uint64_t cpu_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_nsec);
 }
 
 }  // namespace
@@ -55,6 +64,9 @@ Result<void> Sweep::prepare() {
     Slot& slot = slots_.emplace_back();
     slot.sweep = this;
     slot.kept = std::move(buffer);
+    if (transfers_.access == Access::Write) {
+      mark(slot, ground_.pass_next_, {slot.kept.data(), transfers_.engine.block_size});
+    }
   }
   return {};
 }
@@ -116,26 +128,46 @@ bool Sweep::begin(Slot& slot, BufferLease buffer) noexcept {
   return true;
 }
 
+void Sweep::mark(Slot& slot, std::uint32_t pass, std::span<std::byte> memory) noexcept {
+  const std::uint64_t granule = ground_.options_.granule;
+  const auto granules = static_cast<std::uint32_t>(memory.size() / granule);
+  slot.marked_pass = pass;
+  slot.buffer_first = ground_.buffer_next_.fetch_add(granules);
+  for (std::uint32_t index = 0; index < granules; ++index) {
+    Pattern::mark(memory.subspan(index * granule, granule), slot.buffer_first + index);
+  }
+}
+
+/// Of what is written back, the marks stay those that were read.
+void Sweep::stamp(Slot& slot, std::span<std::byte> block) noexcept {
+  const std::uint64_t granule = ground_.options_.granule;
+  Ground::Writer* writer = &file_of(slot.block).writers[offset_of(slot.block) / granule];
+  std::uint32_t buffer = slot.buffer_first;
+  for (std::uint64_t at = 0; at < block.size(); at += granule, ++writer, ++buffer) {
+    const auto part = block.subspan(at, std::min(granule, block.size() - at));
+    Pattern::stamp(part, offset_of(slot.block) + at, slot.pass);
+    *writer = {.pass = slot.pass, .buffer = slot.writes_back ? writer->buffer : buffer};
+  }
+}
+
 void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noexcept {
-  const std::uint64_t offset = offset_of(slot.block);
-  Ground::WorkFile& file = file_of(slot.block);
   const bool mixed = transfers_.access == Access::Mixed;
   aio::Priority priority = aio::Priority::Demand;
   if (mixed) priority = aio::Priority::OptimizerRead;
   if (operation == aio::Operation::Write) {
     if (mixed) priority = aio::Priority::WriteBack;
-    const bool dense = ground_.options_.marks == Marks::EverySector;
-    const std::uint64_t granule = ground_.options_.granule;
-    Pattern::stamp({buffer.data(), slot.length}, offset, slot.pass,
-                   dense ? Pattern::sector : std::min(Pattern::sample, granule));
-    for (std::uint64_t at = offset; at < offset + slot.length; at += granule) {
-      file.pass_of_granule[at / granule] = slot.pass;
+    // Else buffers that come to the same places in every pass would hide a write that was lost.
+    if (!slot.writes_back && slot.marked_pass != slot.pass) {
+      const std::uint64_t begin_ns = cpu_ns();
+      mark(slot, slot.pass, {buffer.data(), transfers_.engine.block_size});
+      marking_cpu_ns_ += cpu_ns() - begin_ns;
     }
+    stamp(slot, {buffer.data(), slot.length});
   }
   slot.completion.prepare({.operation = operation,
                            .priority = priority,
-                           .file = file.file.get(),
-                           .offset = offset,
+                           .file = file_of(slot.block).file.get(),
+                           .offset = offset_of(slot.block),
                            .length = slot.length},
                           std::move(buffer), finished, &slot);
   Completion* const list[] = {&slot.completion};
@@ -162,6 +194,7 @@ void Sweep::finish(Slot& slot) noexcept {
   const bool read = slot.completion.request().operation == aio::Operation::Read;
   (read ? bytes_read_ : bytes_written_) += *result;
   BufferLease buffer = slot.completion.take_buffer();
+  if (read) slot.marked_pass.reset();
   if (read && !is_right(slot, {buffer.data(), slot.length}, check_)) wrong_ = true;
   if (read && slot.writes_back) {
     submit(slot, aio::Operation::Write, std::move(buffer));
@@ -190,21 +223,19 @@ bool Sweep::is_right(const Slot& slot, std::span<const std::byte> moved,
   const std::uint64_t begin = offset_of(slot.block);
   const auto good = [&](std::uint64_t at, const auto& look) {
     const auto part = moved.subspan(at, std::min(granule, moved.size() - at));
-    return look(part, begin + at, file.pass_of_granule[(begin + at) / granule]);
+    return look(part, begin + at, file.writers[(begin + at) / granule]);
   };
   if (check == Check::Nothing) return true;
   if (check == Check::Spot) {
     const std::uint64_t granules = round_up(moved.size(), granule) / granule;
     const std::uint64_t turn = slot.block + slot.pass;
-    return good(turn % granules * granule,
-                [&](auto part, std::uint64_t offset, std::uint32_t pass) {
-                  return Pattern::spot(part, offset, pass, turn / granules);
-                });
+    return good(turn % granules * granule, [&](auto part, auto offset, auto writer) {
+      return Pattern::spot(part, offset, writer.pass, turn / granules);
+    });
   }
   for (std::uint64_t at = 0; at < moved.size(); at += granule) {
-    const bool right = good(at, [&](auto part, std::uint64_t offset, std::uint32_t pass) {
-      return check == Check::Sampled ? Pattern::sampled(part, offset, pass)
-                                     : ground_.pattern_.whole(part, offset, pass);
+    const bool right = good(at, [&](auto part, auto offset, auto writer) {
+      return ground_.pattern_.whole(part, offset, writer.pass, writer.buffer);
     });
     if (!right) return false;
   }
@@ -214,10 +245,8 @@ bool Sweep::is_right(const Slot& slot, std::span<const std::byte> moved,
 bool Sweep::right() const {
   if (wrong_) return false;
   if (transfers_.access != Access::Read) return true;
-  const bool dense = ground_.options_.marks == Marks::EverySector;
-  const Check check = dense ? Check::Whole : Check::Sampled;
   return std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-    return slot.length == 0 || is_right(slot, {slot.kept.data(), slot.length}, check);
+    return slot.length == 0 || is_right(slot, {slot.kept.data(), slot.length}, Check::Whole);
   });
 }
 

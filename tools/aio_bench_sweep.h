@@ -19,20 +19,24 @@ namespace artesian::bench {
 
 class Sweep {
  public:
-  enum class Check : std::uint8_t { Nothing, Spot, Sampled, Whole };
+  enum class Check : std::uint8_t { Nothing, Spot, Whole };
 
   Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check);
 
-  /// Takes its buffers. Errors: Exhausted.
+  /// Takes its buffers, and marks those that it is to write. Errors: Exhausted.
   Result<void> prepare();
   /// Goes over the files once, or until the time is over. Errors: Io, NoSpace, Cancelled.
   Result<void> run();
   std::uint64_t bytes_read() const noexcept { return bytes_read_; }
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
+  /// CPU time of run() that went into marking buffers for later passes.
+  double marking_cpu_seconds() const noexcept {
+    return static_cast<double>(marking_cpu_ns_) * 1e-9;
+  }
   /// Passes over the files that it has begun.
   std::uint32_t laps() const noexcept { return static_cast<std::uint32_t>(next_ / blocks_ + 1); }
-  /// Whether what was read was right, as far as it was looked at; then all that the buffers hold
-  /// after a read sweep.
+  /// Whether what was read was right, as far as it was looked at; then every byte that the buffers
+  /// hold after a read sweep.
   bool right() const;
 
  private:
@@ -44,7 +48,9 @@ class Sweep {
     std::uint64_t length = 0;
     std::uint32_t pass = 0;
     bool writes_back = false;
-    BufferLease kept;  // while nothing is in flight
+    std::uint32_t buffer_first = 0;            // the marks of its buffer's granules, from here on,
+    std::optional<std::uint32_t> marked_pass;  // are of this pass; none: others' are there
+    BufferLease kept;                          // while nothing is in flight
   };
 
   static void finished(Completion& completion, void* context) noexcept;
@@ -52,6 +58,8 @@ class Sweep {
   bool begin(Slot& slot, BufferLease buffer) noexcept;
   void begin_an_idle_slot() noexcept;
   void submit(Slot& slot, aio::Operation operation, BufferLease buffer) noexcept;
+  void mark(Slot& slot, std::uint32_t pass, std::span<std::byte> memory) noexcept;
+  void stamp(Slot& slot, std::span<std::byte> block) noexcept;
   std::optional<std::uint64_t> next_sequence() noexcept;
   Ground::WorkFile& file_of(std::uint64_t block) const noexcept;
   std::uint64_t offset_of(std::uint64_t block) const noexcept;
@@ -72,6 +80,7 @@ class Sweep {
   std::atomic<std::uint64_t> next_ = 0;
   std::atomic<std::uint64_t> bytes_read_ = 0;
   std::atomic<std::uint64_t> bytes_written_ = 0;
+  std::atomic<std::uint64_t> marking_cpu_ns_ = 0;
   std::atomic<bool> wrong_ = false;
   std::atomic<bool> failed_ = false;
   std::vector<std::atomic<bool>> in_flight_;  // by block: a lap must not meet the one before

@@ -196,8 +196,7 @@ Result<void> Tuner::prepare() {
   GroundOptions ground{.directories = options_.directories,
                        .size = options_.size,
                        .granule = granule,
-                       .buffer_bytes = std::max(in_flight_max_, 32 * mib),
-                       .marks = Marks::Sampled};
+                       .buffer_bytes = std::max(in_flight_max_, 32 * mib)};
   ARTESIAN_TRY(made, Ground::create(ground, stop_signal()));
   ground_ = std::move(made);
   if (!ground_->direct()) {

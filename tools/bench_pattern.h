@@ -1,7 +1,13 @@
-// The bytes that aio_bench moves, so that every block read can be told right from wrong. The first
-// word of each 4096-byte sector is a stamp of (offset in the file, pass): stale and misplaced data
-// differ there. The rest of a block depends on the position in the block alone, so that a buffer is
-// filled once and only stamped before each write.
+// The bytes that aio_bench moves, so that every block read can be told right from wrong.
+//
+// The first word of each 4096-byte sector says where it comes from. Once in 256 KiB that is a stamp
+// of (offset in the file, pass), which no other write has: it is made before each write. In all
+// other sectors it is a mark of (buffer, position in it), made before the clock starts and anew for
+// each later pass over the file: a stamp in every sector of every write took more of the CPU's time
+// than the write itself. So stale data differ in every sector, as do those of a block that another
+// buffer has written; two blocks of one buffer and pass differ in their stamps alone. What is
+// written back keeps the marks that were read, and differs from those in its stamps. The rest of a
+// block depends on the position in the block, so that a buffer is filled once.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +33,15 @@ class Pattern {
   void fill(std::span<std::byte> block) const noexcept {
     std::memcpy(block.data(), body_.data(), block.size());
   }
-  /// Every `step` bytes: `whole` needs every sector's, `sampled` is content with every sample's.
-  static void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint64_t pass,
-                    std::uint64_t step = sector) noexcept {
-    for (std::uint64_t at = 0; at < block.size(); at += step) {
+  /// In every sector. `buffer` is a number that no other buffer has, nor this one before.
+  static void mark(std::span<std::byte> block, std::uint32_t buffer) noexcept {
+    for (std::uint64_t at = 0; at < block.size(); at += sector) {
+      store(block.data() + at, mark_of(at, buffer));
+    }
+  }
+  /// In place of the mark of each sample's first sector.
+  static void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint32_t pass) noexcept {
+    for (std::uint64_t at = 0; at < block.size(); at += sample) {
       store(block.data() + at, stamp_of(offset + at, pass));
     }
   }
@@ -38,25 +49,19 @@ class Pattern {
   /// Whether one of the samples is right, another one from pass to pass and from block to block:
   /// cheap enough for a timed run. Each look is at a line of memory that the transfer itself never
   /// touches: at one in 64 KiB they were a seventh of the CPU time of direct reads.
-  static bool spot(std::span<const std::byte> block, std::uint64_t offset, std::uint64_t pass,
+  static bool spot(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
                    std::uint64_t choice) noexcept {
     const std::uint64_t at = choice % samples_of(block.size()) * sample;
     return load(block.data() + at) == stamp_of(offset + at, pass);
   }
-  /// Whether all samples are right.
-  static bool sampled(std::span<const std::byte> block, std::uint64_t offset,
-                      std::uint64_t pass) noexcept {
-    for (std::uint64_t at = 0; at < block.size(); at += sample) {
-      if (load(block.data() + at) != stamp_of(offset + at, pass)) return false;
-    }
-    return true;
-  }
-  /// Whether every byte is right.
-  bool whole(std::span<const std::byte> block, std::uint64_t offset,
-             std::uint64_t pass) const noexcept {
+  /// Whether every byte is right: stamped so, in a buffer marked so.
+  bool whole(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
+             std::uint32_t buffer) const noexcept {
     for (std::uint64_t at = 0; at < block.size(); at += sector) {
       constexpr std::uint64_t word = sizeof(std::uint64_t);
-      if (load(block.data() + at) != stamp_of(offset + at, pass)) return false;
+      const bool stamped = at % sample == 0;
+      const std::uint64_t first = stamped ? stamp_of(offset + at, pass) : mark_of(at, buffer);
+      if (load(block.data() + at) != first) return false;
       if (std::memcmp(block.data() + at + word, body_.data() + at + word, sector - word) != 0) {
         return false;
       }
@@ -75,8 +80,11 @@ class Pattern {
   static std::uint64_t samples_of(std::uint64_t size) noexcept {
     return (size + sample - 1) / sample;
   }
-  static std::uint64_t stamp_of(std::uint64_t offset, std::uint64_t pass) noexcept {
+  static std::uint64_t stamp_of(std::uint64_t offset, std::uint32_t pass) noexcept {
     return mix(offset ^ mix(pass));
+  }
+  static std::uint64_t mark_of(std::uint64_t at, std::uint32_t buffer) noexcept {
+    return mix(at ^ mix(~std::uint64_t{buffer}));  // of numbers that no pass has
   }
   static void store(std::byte* target, std::uint64_t word) noexcept {
     std::memcpy(target, &word, sizeof word);

@@ -228,26 +228,49 @@ TEST_P(EngineAbandons, OneTransferIsGivenUpAndTheOthersGoOn) {
   EXPECT_TRUE(lines_of_log.empty()) << "nothing was in flight any more: " << lines_of_log[0];
 }
 
-/// The first call of each block waits until it is let go, and then asks for one sector.
-class LateShortTransfer final : public FaultSeam {
+/// A point at which the first to come is held until it is let go.
+class Gate {
  public:
-  std::uint64_t length_to_ask(const Block&) noexcept override {
-    ++calls;
+  void pass() {
+    if (passed_.exchange(true)) return;
     arrived_.count_down();
     released_.wait();
-    return 512;
   }
+  /// Waits until one is held.
   void await() { arrived_.wait(); }
   void release() { released_.count_down(); }
-  std::atomic<int> calls = 0;
 
  private:
+  std::atomic<bool> passed_ = false;
   std::latch arrived_{1};
   std::latch released_{1};
 };
 
+/// The first call moves one sector; its answer is late.
+class LateShortAnswer final : public FaultSeam {
+ public:
+  std::uint64_t length_to_ask(const Block& block) noexcept override {
+    return std::min<std::uint64_t>(512, block.rest());
+  }
+  std::int64_t answer(const Block&, std::int64_t result) noexcept override {
+    gate.pass();
+    return result;
+  }
+  Gate gate;
+};
+
+/// The first block is taken, and late to be handed to the kernel.
+class LateTransfer final : public FaultSeam {
+ public:
+  std::uint64_t length_to_ask(const Block& block) noexcept override {
+    gate.pass();
+    return block.rest();
+  }
+  Gate gate;
+};
+
 TEST_P(EngineAbandons, ATransferThatComesBackLateIsNotContinued) {
-  LateShortTransfer late;
+  LateShortAnswer late;
   const auto file = filled("file", 8192);
   auto engine = make({.queue_depth = 1}, &late);
   Completion read;
@@ -255,14 +278,42 @@ TEST_P(EngineAbandons, ATransferThatComesBackLateIsNotContinued) {
   const std::byte* const memory = lease.data();
   read.prepare({.file = file.get(), .length = 8192}, std::move(lease));
   submit(*engine, read);
-  late.await();
+  late.gate.await();
   engine->abandon(read);
   EXPECT_EQ(error_of(read).code, ErrorCode::Timeout);
-  late.release();
-  engine.reset();  // the late block was back
-  EXPECT_EQ(late.calls, 1);
+  late.gate.release();
+  Completion next;  // takes the place of the one that is late
+  next.prepare({.file = file.get(), .length = 512}, read_lease(512));
+  run(*engine, next);
   EXPECT_EQ(memory[511], byte_at(511));
   EXPECT_EQ(memory[512], std::byte{0xee}) << "its descriptor may be another file's by then";
+  engine.reset();
+}
+
+TEST_P(EngineAbandons, WhatTheKernelDoesNotHaveYetItNeverGets) {
+  LateTransfer late;
+  const auto other = filled("other", 512);
+  auto engine = make({.queue_depth = 1}, &late);
+  Completion write;
+  int number = -1;
+  {
+    const auto file = create("file");
+    number = file->descriptor();
+    write.prepare({.operation = Operation::Write, .file = file.get(), .length = 8192},
+                  write_lease(0, 8192));
+    submit(*engine, write);
+    late.gate.await();
+    engine->abandon(write);
+  }
+  const auto next = create("next");
+  EXPECT_EQ(next->descriptor(), number);
+  late.gate.release();
+  Completion read;  // takes the place of the one that is late
+  read.prepare({.file = other.get(), .length = 512}, read_lease(512));
+  run(*engine, read);
+  expect_moved(read);
+  EXPECT_EQ(next->size().value(), 0u) << "written to a file that it was not meant for";
+  engine.reset();
 }
 
 }  // namespace

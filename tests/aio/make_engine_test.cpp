@@ -227,6 +227,30 @@ TEST(FixedBuffers, CutsRangesAndFindsWhatLiesWithinOnePiece) {
   EXPECT_EQ(FixedBuffers().find(data, 1), std::nullopt);
 }
 
+TEST(FixedBuffers, KeepsSmallPagesApartFromWholeHugePages) {
+  constexpr std::uint64_t huge = FixedBuffers::huge_page_size;
+  constexpr std::uintptr_t at = 1000 * huge;  // nobody looks behind the addresses
+  const auto pieces = [](std::uintptr_t begin, std::uint64_t size, std::uint64_t piece_size) {
+    const std::span<std::byte> ranges[] = {{reinterpret_cast<std::byte*>(begin), size}};
+    const FixedBuffers buffers(ranges, piece_size);
+    std::vector<std::pair<std::uintptr_t, std::uint64_t>> found;
+    for (const iovec& piece : buffers.pieces()) {
+      found.emplace_back(reinterpret_cast<std::uintptr_t>(piece.iov_base), piece.iov_len);
+    }
+    return found;
+  };
+  using Pieces = std::vector<std::pair<std::uintptr_t, std::uint64_t>>;
+  constexpr std::uint64_t page = 4096;
+  EXPECT_EQ(pieces(at, 3 * huge, 4 * huge), (Pieces{{at, 3 * huge}}));
+  EXPECT_EQ(pieces(at, 3 * huge + page, 4 * huge), (Pieces{{at, 3 * huge}, {at + 3 * huge, page}}));
+  EXPECT_EQ(pieces(at - page, 3 * huge, 4 * huge),
+            (Pieces{{at - page, page}, {at, 2 * huge}, {at + 2 * huge, huge - page}}));
+  EXPECT_EQ(pieces(at, 3 * huge + page, 2 * huge),
+            (Pieces{{at, 2 * huge}, {at + 2 * huge, huge}, {at + 3 * huge, page}}));
+  EXPECT_EQ(pieces(at - page, huge, 4 * huge), (Pieces{{at - page, huge}})) << "none is whole";
+  EXPECT_EQ(pieces(at + page, page, 4 * huge), (Pieces{{at + page, page}}));
+}
+
 TEST(LatencyHistogram, PercentilesAreRightToSomePercent) {
   LatencyHistogram histogram;
   EXPECT_EQ(histogram.percentile_ns(50), 0u);

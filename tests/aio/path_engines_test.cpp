@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
+#include <numeric>
 #include <utility>
 
 #include "base/log.h"
@@ -130,6 +132,42 @@ TEST(PathEngines, ShareTheRoomForRegisteredMemoryInTurn) {
   EXPECT_EQ(lines[1],
             "io_uring cannot register 4.00 KiB of buffers (Cannot allocate memory; see ulimit "
             "-l): transfers go unregistered");
+}
+
+/// An engine whose counters say what number they are, from `first` on.
+class CountingEngine final : public Engine {
+ public:
+  static constexpr std::size_t counters = sizeof(EngineStatistics) / sizeof(std::uint64_t);
+  using Counters = std::array<std::uint64_t, counters>;
+  explicit CountingEngine(std::uint64_t first) : first_(first) {}
+  EngineStatistics statistics() const noexcept override {
+    Counters values{};
+    std::iota(values.begin(), values.end(), first_);
+    return std::bit_cast<EngineStatistics>(values);
+  }
+  void submit(std::span<Completion* const>) noexcept override {}
+  Result<void> wait(Completion&, Deadline) noexcept override { return {}; }
+  void cancel(Completion&) noexcept override {}
+  void abandon(Completion&) noexcept override {}
+  Result<void> drain(Deadline) noexcept override { return {}; }
+  EngineKind kind() const noexcept override { return EngineKind::Threads; }
+
+ private:
+  const std::uint64_t first_;
+};
+
+TEST(PathEngines, SumEveryCounterAndTakeTheWorstLatency) {
+  std::uint64_t first = 0;
+  const auto both =
+      make_path_engines(2, [&first]() -> Result<std::unique_ptr<Engine>> {
+        return std::unique_ptr<Engine>(std::make_unique<CountingEngine>(first += 1000));
+      }).value();
+  const auto values = std::bit_cast<CountingEngine::Counters>(both->statistics());
+  constexpr std::size_t latencies = 3;  // the last ones
+  for (std::size_t index = 0; index < values.size(); ++index) {
+    const bool sum = index + latencies < values.size();
+    EXPECT_EQ(values[index], sum ? 3000 + 2 * index : 2000 + index) << index;
+  }
 }
 
 TEST(PathEngines, OfOnePathAreTheEngineItself) {

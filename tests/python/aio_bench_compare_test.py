@@ -108,6 +108,8 @@ def test_flags_act(folder, fake, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0].startswith("blocks of 64.0 KiB, depth 2, buffered, 4 KiB pages, 6 repeats")
     assert lines[1].startswith("read  artesian threads ") and "fio io_uring 2.097" in lines[1]
+    cpu = only["cpu_ratio"]
+    assert f": ratio {cpu['median']:.2f} ({cpu['min']:.2f}..{cpu['max']:.2f}); p99" in lines[1]
     calls = log.read_text().splitlines()
     assert "--runtime" not in calls[1]  # the filling is one pass
     assert all("--time_based=1 --runtime=1" in call for call in calls[2:])
@@ -174,6 +176,24 @@ def test_a_fio_that_fails_is_one_line(folder, fake, text, code, expected):
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("aio_bench: error: ") and expected in line
+
+
+# In place of a disk: a sector of every file that its caller has open and unnamed turns to zeros.
+SPOILS = """
+for file in /proc/$PPID/fd/*; do
+  case "$(readlink $file)" in *artesian-aio-bench-*)
+    dd if=/dev/zero of=$file bs=4096 seek=77 count=1 conv=notrunc,fsync 2> /dev/null;;
+  esac
+done
+"""
+
+
+def test_writes_of_the_last_repeat_are_verified_too(folder, fake):
+    fake(MADE_UP + SPOILS)
+    result = compare(folder, *SMALL, "--op", "write")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert f"aio_bench: error: wrong data: {folder}: what was read is not" in result.stderr
 
 
 @pytest.mark.parametrize(

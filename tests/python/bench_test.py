@@ -105,8 +105,11 @@ def test_a_point_of_the_disk_is_rated_in_bytes_per_second(tmp_path):
                    "1.50 (1.00..2.00)", "2.00 (2.00..2.00)"]  # fmt: skip
     found |= {"deepspeed": [(1e9, 1.0, 0.1, True), (1e9, 1.0, 0.1, True)]}
     assert disk.evaluate(made, found, "read", 1 << 20, 32)[0][-1] == "3.00 (2.00..4.00)"
-    assert cpu_row[2:5] == ["0.100 (0.100..0.100)", "0.200 (0.200..0.200)", "0.150 (0.100..0.200)"]
-    assert made.ratios[0]["median"] == 2.0
+    assert cpu_row == ["read", "1 MiB x 32", "0.1000 (0.1000..0.1000)", "0.2000 (0.2000..0.2000)",
+                       "0.1500 (0.1000..0.2000)", "0.75 (0.50..1.00)"]  # fmt: skip
+    rate, cpu = made.ratios[:2]
+    assert (rate["median"], rate["aim"]) == (2.0, 0.97) and "GB/s" in rate["name"]
+    assert (cpu["median"], cpu["aim"]) == (0.75, 1.1) and "CPU seconds per GB" in cpu["name"]
     assert by_name(made.as_json())["read_fio"]["bytes"] == 8e9
 
 
