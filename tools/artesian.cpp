@@ -27,7 +27,9 @@ int run_train(const CLI::App& command) {
 
 int run_plan(const CLI::App& command) {
   const auto options = artesian::tools::read_plan_flags(command);
-  return options.has_value() ? artesian::tools::run_plan(*options) : fail(options.error().message);
+  if (!options.has_value()) return fail(options.error().message);
+  artesian::zero3::track_activations();  // what is measured is to compute as a run does
+  return artesian::tools::run_plan(*options);
 }
 
 int run_doctor(const CLI::App& command) {
