@@ -21,18 +21,26 @@ namespace {
 
 constexpr double flops_max = 4e11;  // of one run of a stage: seconds on a small machine
 // After one to warm up; more where they are short, of which another program spoils a few.
-constexpr int runs_min = 2;
-constexpr int runs_max = 8;
-constexpr double enough_s = 0.5;
+constexpr int runs_min = 3;
+constexpr int runs_max = 9;
+constexpr double enough_s = 1.0;
+constexpr std::size_t blocks_max = 4;
 
 double seconds_since(std::uint64_t begin_ns) {
   return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
 }
 
+/// Of one sample count: medians.
 struct StageTime {
-  double forward = 1e30;
-  double backward = 1e30;
+  double forward = 0.0;
+  double backward = 0.0;
 };
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 class StageProbe {
  public:
@@ -42,34 +50,47 @@ class StageProbe {
         length_(static_cast<std::int64_t>(length)),
         options_(at::TensorOptions().dtype(zero3::scalar_type(dtype))) {}
 
-  StageTime run(std::size_t stage, std::uint64_t samples) {
+  /// Forward through `copies` of the stage, one upon the other, and back, as a run does it: so that
+  /// weights and what backward needs come from memory, not from the caches.
+  StageTime run(std::size_t stage, std::uint64_t samples, std::size_t copies) {
     const auto count = static_cast<std::int64_t>(samples);
-    std::vector<at::Tensor> inputs;
-    for (const auto parameter : module_->stages()[stage].parameters) {
-      const auto& shape = module_->parameters()[parameter].shape;
-      inputs.push_back(at::full(shape, 0.01, options_).requires_grad_(true));
+    std::vector<std::vector<at::Tensor>> weights(copies);
+    for (auto& each : weights) {
+      for (const auto parameter : module_->stages()[stage].parameters) {
+        const auto& shape = module_->parameters()[parameter].shape;
+        each.push_back(at::full(shape, 0.01, options_).requires_grad_(true));
+      }
     }
     const at::Tensor ids = at::zeros({count, length_}, at::kLong);
-    const at::Tensor input = at::rand({count, length_, hidden_}, options_).requires_grad_(true);
-    StageTime best;
+    const at::Tensor input = at::rand({count, length_, hidden_}, options_);
+    std::vector<double> forward;
+    std::vector<double> backward;
     double taken = 0.0;
     for (int round = 0; round <= runs_max; ++round) {
       if (round > runs_min && taken >= enough_s) break;
+      std::vector<at::Tensor> inputs;
+      std::vector<at::Tensor> outputs;
       const std::uint64_t begin = system_clock().now_ns();
-      const at::Tensor output = module_->forward(stage, input, inputs, {ids, ids});
-      const double forward = seconds_since(begin);
+      for (const auto& of_copy : weights) {
+        inputs.push_back((outputs.empty() ? input : outputs.back()).detach().requires_grad_(true));
+        outputs.push_back(module_->forward(stage, inputs.back(), of_copy, {ids, ids}));
+      }
       const std::uint64_t turn = system_clock().now_ns();
-      std::vector<at::Tensor> wanted = inputs;
-      wanted.push_back(input);
-      const auto gradients =
-          torch::autograd::grad({output}, wanted, {at::ones_like(output)}, c10::nullopt, false,
-                                /*allow_unused=*/true);
+      at::Tensor gradient = at::ones_like(outputs.back());
+      for (std::size_t copy = copies; copy-- > 0;) {
+        std::vector<at::Tensor> wanted = weights[copy];
+        wanted.push_back(inputs[copy]);
+        gradient = torch::autograd::grad({outputs[copy]}, wanted, {gradient}, c10::nullopt, false,
+                                         /*allow_unused=*/true)
+                       .back();
+        outputs.pop_back();
+      }
       if (round == 0) continue;
       taken += seconds_since(begin);
-      best.forward = std::min(best.forward, forward);
-      best.backward = std::min(best.backward, seconds_since(turn));
+      forward.push_back(static_cast<double>(turn - begin) * 1e-9 / static_cast<double>(copies));
+      backward.push_back(seconds_since(turn) / static_cast<double>(copies));
     }
-    return best;
+    return {median(std::move(forward)), median(std::move(backward))};
   }
 
   std::size_t stages() const { return module_->stages().size(); }
@@ -96,15 +117,16 @@ double probe_product(const models::ModelConfig& config, DType dtype) {
   return 2.0 * 256 * static_cast<double>(width * width) / std::max(best, 1e-9);
 }
 
-/// Whether weights, gradients and activations of the largest stage are small beside what is free.
-bool fits(const models::ModelConfig& config, DType dtype, std::uint64_t tokens) {
+/// How many times weights, gradients and activations of the largest stage go into half of what is
+/// free.
+std::size_t stages_that_fit(const models::ModelConfig& config, DType dtype, std::uint64_t tokens) {
   const auto forward = models::forward_flops_per_token(config, 0);
   const double weights = std::max(forward.block, forward.head) / 2;
   const double needed =
       3 * weights * static_cast<double>(dtype_size(dtype)) +
       2 * static_cast<double>(models::activation_bytes(config, {.tokens = tokens})) /
           static_cast<double>(models::layer_count(config));
-  return needed < static_cast<double>(available_memory()) / 2;
+  return static_cast<std::size_t>(static_cast<double>(available_memory()) / 2 / needed);
 }
 
 }  // namespace
@@ -115,7 +137,8 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
     const auto flops = models::forward_flops_per_token(config, length);
     const double of_sample = 3 * std::max(flops.block, flops.head) * static_cast<double>(length);
     ProbedCompute probed;
-    probed.by_product = of_sample > 10 * flops_max || !fits(config, dtype, length);
+    const std::size_t fit = stages_that_fit(config, dtype, length);
+    probed.by_product = of_sample > 10 * flops_max || fit == 0;
     if (probed.by_product) {
       const double rate = probe_product(config, dtype);
       probed.seconds = token_seconds(flops, rate);
@@ -126,8 +149,9 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
     const std::uint64_t tried = std::min(samples, affordable);
     const double tokens = static_cast<double>(tried * length);
     StageProbe probe(config, dtype, length);
-    const StageTime block = probe.run(1, tried);
-    const StageTime head = probe.run(probe.stages() - 1, tried);
+    const auto copies = std::clamp<std::size_t>(fit, 1, blocks_max);
+    const StageTime block = probe.run(1, tried, copies);
+    const StageTime head = probe.run(probe.stages() - 1, tried, 1);
     probed.seconds = {block.forward / tokens, block.backward / tokens, head.forward / tokens,
                       head.backward / tokens};
     const auto layers = static_cast<double>(models::layer_count(config));
@@ -139,7 +163,7 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
 }
 
 ProbedMemory probe_memory() {
-  constexpr std::int64_t elements = 4 << 20;
+  constexpr std::int64_t elements = 24 << 20;  // 384 MiB: more than caches hold
   constexpr std::int64_t grain = 1 << 16;
   std::vector<float> state(static_cast<std::size_t>(elements) * 3, 0.5f);
   std::vector<std::uint16_t> halves(static_cast<std::size_t>(elements) * 2, 0x3800);
