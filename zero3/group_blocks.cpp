@@ -36,7 +36,7 @@ Result<void> GroupBlocks::verify() noexcept {
   for (std::size_t index = 0; index < count_; ++index) {
     auto verified =
         store_.verify_sum(blocks_[index].shard, blocks_[index].block, blocks_[index].sum);
-    if (first.has_value() && !verified.has_value()) first = std::move(verified);
+    if (!verified.has_value() && first.has_value()) first = std::move(verified);
   }
   return first;
 }

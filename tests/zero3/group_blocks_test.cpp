@@ -233,6 +233,18 @@ TEST_P(GroupBlocksTest, DamageToAnySliceOfAnyArrayIsFoundAndNothingIsWritten) {
   ASSERT_TRUE(fixture.check(std::byte{0xff}).has_value());
 }
 
+TEST_P(GroupBlocksTest, DamageToSeveralArraysIsOneError) {
+  Fixture fixture(GetParam().first, GetParam().second);
+  const std::vector<std::string> names = fixture.names_read();
+  for (const std::string& name : names) fixture.flip(name, 7);
+  const auto updated = fixture.update();
+  ASSERT_FALSE(updated.has_value());
+  EXPECT_EQ(updated.error().code, ErrorCode::Corrupt);
+  EXPECT_EQ(fixture.state->store().statistics().verify_failures, names.size());
+  for (const std::string& name : names) fixture.flip(name, 7);
+  ASSERT_TRUE(fixture.update().has_value());
+}
+
 TEST_P(GroupBlocksTest, WhatIsNotVerifiedIsNotSealedEither) {
   Fixture off(GetParam().first, GetParam().second, Verify::Off);
   for (const std::string& name : off.names_read()) off.flip(name, slice);
