@@ -339,13 +339,6 @@ std::string describe(const Settings& settings) {
   return text;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 double Point::gb_per_s(Access access) const {
   std::vector<double> rates;
   for (const Sample& sample : of(access)) rates.push_back(sample.gb_per_s);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tools/aio_bench_ground.h"
+#include "tools/median.h"
 
 namespace artesian::bench {
 
@@ -110,7 +111,6 @@ Result<SearchResult> search(const SearchOptions& options, const Measure& measure
 /// What drift says about the disk, one sentence each, with `bytes_written` so far.
 std::vector<std::string> drift_warnings(const Drift& drift, double bytes_written);
 
-/// The middle of the values, or the mean of the two in the middle; 0 for none.
-double median(std::vector<double> values);
+using tools::median;
 
 }  // namespace artesian::bench

@@ -13,6 +13,7 @@
 #include "models/activation_bytes.h"
 #include "models/flops.h"
 #include "models/registry.h"
+#include "tools/median.h"
 #include "zero3/from_torch.h"
 #include "zero3/parameter_tensors.h"
 
@@ -30,17 +31,11 @@ double seconds_since(std::uint64_t begin_ns) {
   return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
 }
 
-/// Of one sample count: medians.
+/// Medians, in seconds.
 struct StageTime {
   double forward = 0.0;
   double backward = 0.0;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 class StageProbe {
  public:

@@ -135,9 +135,13 @@ class Planner {
 
   /// What slots can ever take at once: what may stay or come ahead, and one demand on top of it.
   std::uint64_t slots_max(std::uint64_t stage, std::uint64_t all) const {
+    return std::min(all, page_up(slots_of(config_.zero.max_live_parameters, all)) + stage);
+  }
+
+  /// Bytes of the slots of so many elements; at most `all`.
+  std::uint64_t slots_of(std::uint64_t elements, std::uint64_t all) const {
     const std::uint64_t size = dtype_size(plan_.compute_dtype);
-    if (config_.zero.max_live_parameters >= all / size) return all;
-    return std::min(all, page_up(config_.zero.max_live_parameters * size) + stage);
+    return elements >= all / size ? all : elements * size;
   }
 
   struct DeviceNeed {
@@ -205,12 +209,9 @@ class Planner {
     const bool own_slots = plan_.param_dtype != plan_.compute_dtype || plan_.sharding.param != 1;
     const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
     if (own_slots || !meant_for_nvme || !request_.spare_device) return false;
-    const std::uint64_t size = dtype_size(plan_.param_dtype);
-    const auto bytes_of = [&](std::uint64_t elements) {  // at most all
-      return elements >= need.all / size ? need.all : elements * size;
-    };
-    std::uint64_t left = std::min(room - need.fixed, bytes_of(zero.max_live_parameters));
-    if (left < need.all) left -= std::min(left, need.stage + bytes_of(zero.prefetch_bucket_size));
+    const std::uint64_t ahead = slots_of(zero.prefetch_bucket_size, need.all);
+    std::uint64_t left = std::min(room - need.fixed, slots_of(zero.max_live_parameters, need.all));
+    if (left < need.all) left -= std::min(left, need.stage + ahead);
     std::uint64_t elements = 0;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       UnitPlacement& place = plan_.units[index];

@@ -52,6 +52,15 @@ void expect_defaults(const PathIo& io) {
   EXPECT_FALSE(io.engine.has_value());
 }
 
+/// These, and no other setting as by default.
+void expect_unlike_defaults(const PathIo& io, std::uint64_t block_size, std::uint32_t depth) {
+  EXPECT_EQ(io.options.block_size, block_size);
+  EXPECT_EQ(io.options.queue_depth, depth);
+  EXPECT_EQ(io.options.threads, 2u);
+  EXPECT_TRUE(io.options.single_submit);
+  EXPECT_FALSE(io.options.overlap_events);
+}
+
 TEST(PathIo, OfAProfileIsTakenWhereTheConfigSaysNothing) {
   auto profile = measured();
   profile.best->threads = 2;
@@ -59,11 +68,7 @@ TEST(PathIo, OfAProfileIsTakenWhereTheConfigSaysNothing) {
   profile.best->overlap_events = false;
   const PathIoChoice choice = choose(undecided(), profile);
   const PathIo& io = choice.paths.at(0);
-  EXPECT_EQ(io.options.block_size, 262144u);
-  EXPECT_EQ(io.options.queue_depth, 64u);
-  EXPECT_EQ(io.options.threads, 2u);
-  EXPECT_TRUE(io.options.single_submit);
-  EXPECT_FALSE(io.options.overlap_events);
+  expect_unlike_defaults(io, 262144u, 64u);
   EXPECT_EQ(io.engine, aio::EngineKind::IoUring);
   EXPECT_EQ(choice.notes,
             Lines{"aio: block_size 256 KiB, queue_depth 64, intra_op_parallelism 2, single_submit "
@@ -81,11 +86,7 @@ TEST(PathIo, OfAConfigIsTakenWhereThatHasASection) {
   config.artesian.polling = PollingChoice::Completion;
   const PathIoChoice choice = choose(config, measured());
   const PathIo& io = choice.paths.at(0);
-  EXPECT_EQ(io.options.block_size, 8192u);
-  EXPECT_EQ(io.options.queue_depth, 3u);
-  EXPECT_EQ(io.options.threads, 2u);
-  EXPECT_TRUE(io.options.single_submit);
-  EXPECT_FALSE(io.options.overlap_events);
+  expect_unlike_defaults(io, 8192u, 3u);
   EXPECT_EQ(io.options.polling, aio::Polling::Completion);
   EXPECT_FALSE(io.engine.has_value());
   EXPECT_TRUE(choice.notes.empty());

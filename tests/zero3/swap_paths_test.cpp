@@ -98,6 +98,16 @@ TEST(SwapPaths, OfAConfigurationAreThoseInUse) {
             "path_disks: got 2, allowed none or 1, one for each folder of nvme_path");
 }
 
+tiering::MachineProfile profile_with(std::vector<tiering::MachineProfile::Rate> rates) {
+  return {.path = "/nvme",
+          .file_system = "ext4",
+          .measured_at = "2026-01-31T12:00:00Z",
+          .queue_depth = 8,
+          .threads = 1,
+          .engine = "threads",
+          .rates = std::move(rates)};
+}
+
 TEST(SwapPaths, StripesAreOfTheLargestBlockOfTheirFolders) {
   const test_support::TemporaryDirectory directory;
   // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread
@@ -105,18 +115,11 @@ TEST(SwapPaths, StripesAreOfTheLargestBlockOfTheirFolders) {
   Config config = config_with({directory.file("a"), directory.file("b")});
   config.aio.block_size = 65536;
   const std::string file = tiering::machine_profile_path(directory.path()).value();
-  const tiering::MachineProfile profile{
-      .path = directory.path(),
-      .file_system = "ext4",
-      .measured_at = "2026-01-31T12:00:00Z",
-      .queue_depth = 8,
-      .threads = 1,
-      .engine = "threads",
-      .best = aio::EngineOptions{.block_size = 2 << 20, .queue_depth = 3},
-      .rates = {{.block_size = 65536, .gb_per_s = 1},
-                {.block_size = 65536, .read_share = 0, .gb_per_s = 1},
-                {.block_size = 2 << 20, .gb_per_s = 3},
-                {.block_size = 2 << 20, .read_share = 0, .gb_per_s = 3}}};
+  auto profile = profile_with({{.block_size = 65536, .gb_per_s = 1},
+                               {.block_size = 65536, .read_share = 0, .gb_per_s = 1},
+                               {.block_size = 2 << 20, .gb_per_s = 3},
+                               {.block_size = 2 << 20, .read_share = 0, .gb_per_s = 3}});
+  profile.best = aio::EngineOptions{.block_size = 2 << 20, .queue_depth = 3};
   ASSERT_TRUE(tiering::save_machine_profile(file, profile).has_value());
   const SwapPaths given = swap_paths_of(config).value();
   EXPECT_EQ(given.stripe_bytes, 65536u);
@@ -137,14 +140,8 @@ TEST(SwapPaths, SavedProfilesGiveTheDisksOfAllFoldersOrNone) {
   ASSERT_EQ(setenv("XDG_CACHE_HOME", directory.path().c_str(), 1), 0);
   const Config config = config_with({directory.file("a"), directory.file("b")});
   EXPECT_TRUE(swap_paths_of(config).value().disks.empty());
-  const tiering::MachineProfile profile{
-      .path = directory.path(),
-      .file_system = "ext4",
-      .measured_at = "2026-01-31T12:00:00Z",
-      .queue_depth = 8,
-      .threads = 1,
-      .engine = "threads",
-      .rates = {{.block_size = 1 << 20, .gb_per_s = 2}, {.block_size = 1 << 20, .read_share = 0}}};
+  const auto profile = profile_with(
+      {{.block_size = 1 << 20, .gb_per_s = 2}, {.block_size = 1 << 20, .read_share = 0}});
   auto measured = profile;
   measured.rates[1].gb_per_s = 1;
   const std::string file = tiering::machine_profile_path(directory.path()).value();
