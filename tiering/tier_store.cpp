@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <deque>
 #include <optional>
 #include <utility>
 
@@ -20,18 +21,13 @@ constexpr std::uint64_t block_bytes_max = 1 << 20;
 constexpr std::uint64_t sample_stride = 16;  // Verify::Sample looks at every 16th block
 constexpr std::uint64_t probe_bytes = 64 << 20;
 constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about a disk
+constexpr std::uint32_t shadow_bit = 1u << 31;       // of a checksum's seed, beside the shard's id
 constexpr double probe_seconds = 0.4;                // over all paths, per direction
 
-struct Shard {
-  explicit Shard(ShardOptions given)
-      : options(std::move(given)),
-        blocks(round_up(options.bytes, options.block_bytes) / options.block_bytes) {}
-
-  ShardOptions options;
-  std::uint64_t blocks;
+/// Where a shard's blocks are on nvme, and what was written there last.
+struct Place {
+  std::vector<Segment> segments;            // empty for homes in memory; offsets are in the file
   std::optional<BlockChecksums> checksums;  // not before the space is there that they are of
-  BufferLease memory;                       // device and host homes
-  std::vector<Segment> segments;            // nvme homes; offsets are those in the file
 
   /// The segment with this byte.
   std::size_t segment_of(std::uint64_t offset) const noexcept {
@@ -41,8 +37,31 @@ struct Shard {
     ARTESIAN_CHECK(after != segments.begin(), offset);
     return static_cast<std::size_t>(after - segments.begin()) - 1;
   }
-  std::uint64_t end_of(std::size_t segment) const noexcept {
-    return segment + 1 < segments.size() ? segments[segment + 1].begin : options.bytes;
+  std::uint64_t seals() const noexcept {
+    std::uint64_t sum = 0;
+    for (std::uint64_t block = 0; block < checksums->blocks(); ++block) {
+      sum += checksums->generation(block);
+    }
+    return sum;
+  }
+};
+
+struct Shard {
+  explicit Shard(ShardOptions given)
+      : options(std::move(given)),
+        blocks(round_up(options.bytes, options.block_bytes) / options.block_bytes) {}
+
+  ShardOptions options;
+  std::uint64_t blocks;
+  BufferLease memory;  // device and host homes
+  Place place;
+  std::optional<Place> shadow;
+  bool shadowed = false;           // it is written to the shadow
+  std::uint64_t sealed_until = 0;  // then, with all blocks sealed, the shadow has so many seals
+
+  Place& written() noexcept { return shadowed ? *shadow : place; }
+  std::uint64_t end_of(const Place& at, std::size_t segment) const noexcept {
+    return segment + 1 < at.segments.size() ? at.segments[segment + 1].begin : options.bytes;
   }
 };
 
@@ -56,6 +75,13 @@ void check_shard(const ShardOptions& shard, std::size_t volumes) {
   ARTESIAN_CHECK(shard.block_bytes > 0 && shard.block_bytes % sector_size == 0, shard.block_bytes);
   ARTESIAN_CHECK(shard.block_bytes <= block_bytes_max, shard.block_bytes);
   ARTESIAN_CHECK(shard.home != Tier::Nvme || shard.volume < volumes, shard.volume, volumes);
+}
+
+/// Those in this path's file lie `by` further on in it.
+void move_segments(Place& place, std::size_t path, std::uint64_t by) noexcept {
+  for (Segment& segment : place.segments) {
+    if (segment.path == path) segment.offset += by;
+  }
 }
 
 /// One volume for each directory, where nobody said otherwise; with equal weights.
@@ -88,7 +114,9 @@ class TierStore::Impl {
   Result<void> make_memory_homes(std::vector<ShardOptions> shards, pinned::Pool& device,
                                  pinned::Pool& host) noexcept;
   Result<void> make_swap_files(FileSystem& files, pinned::Pool& staging) noexcept;
+  Striping striping() const;
   Striping lay_out();
+  Result<void> grow(std::vector<ShardOptions> shards, std::span<const ShardId> shadowed) noexcept;
   std::vector<std::uint64_t> bytes_to_probe() const;
   Result<void> weigh_paths(pinned::Pool& staging) noexcept;
   Result<void> probe(std::uint32_t path, std::uint64_t bytes, double seconds,
@@ -99,7 +127,7 @@ class TierStore::Impl {
                 aio::Operation operation, aio::Priority priority) noexcept;
   Result<void> finish(aio::Completion& completion, std::uint32_t path) noexcept;
   void add_span(const Transfer& transfer, const Shard& shard);
-  void check_sealed(const Shard& shard, ByteRange range) const noexcept;
+  void check_sealed(Shard& shard, ByteRange range) const noexcept;
   Error timeout(Error error) const;
   Error corrupt(const Shard& shard, std::uint64_t block, BlockChecksums::Finding finding);
   std::uint64_t sum(ShardId id, std::uint64_t block, BlockChecksums::Generation generation,
@@ -120,7 +148,7 @@ class TierStore::Impl {
 
   const TierStoreOptions options_;
   aio::Engine& engine_;
-  std::vector<Shard> shards_;
+  std::deque<Shard> shards_;
   std::vector<std::unique_ptr<SwapFile>> swap_files_;
   std::vector<Volume> volumes_;
   std::vector<PathDisk> disks_;  // of each directory; speeds are 0 until known
@@ -147,14 +175,13 @@ Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinne
   ARTESIAN_TRY_VOID(make_swap_files(files, host));
   // Small blocks of what no disk holds would take more memory than there is.
   for (std::uint32_t index = 0; index < shards_.size(); ++index) {
-    shards_[index].checksums.emplace(options_.run_id, index, shards_[index].blocks);
+    shards_[index].place.checksums.emplace(options_.run_id, index, shards_[index].blocks);
   }
   return {};
 }
 
 Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards,
                                                 pinned::Pool& device, pinned::Pool& host) noexcept {
-  shards_.reserve(shards.size());
   for (ShardOptions& options : shards) {
     check_shard(options, volumes_.size());
     shards_.emplace_back(std::move(options));
@@ -171,17 +198,62 @@ Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards
   return {};
 }
 
-/// The segments of every shard, by the weights as they are.
+/// By the weights as they are.
+Striping TierStore::Impl::striping() const {
+  return Striping({.volumes = volumes_,
+                   .paths = static_cast<std::uint32_t>(options_.directories.size()),
+                   .stripe_bytes = options_.stripe_bytes});
+}
+
+/// The segments of every shard.
 Striping TierStore::Impl::lay_out() {
-  Striping striping({.volumes = volumes_,
-                     .paths = static_cast<std::uint32_t>(options_.directories.size()),
-                     .stripe_bytes = options_.stripe_bytes});
+  Striping laid_out = striping();
   for (Shard& shard : shards_) {
     const ShardOptions& options = shard.options;
     if (options.home != Tier::Nvme) continue;
-    shard.segments = striping.place(options.volume, options.bytes, options.block_bytes);
+    shard.place.segments = laid_out.place(options.volume, options.bytes, options.block_bytes);
   }
-  return striping;
+  return laid_out;
+}
+
+Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
+                                   std::span<const ShardId> shadowed) noexcept {
+  Striping laid_out = striping();
+  const auto place = [&](const ShardOptions& shard) {
+    ARTESIAN_CHECK(shard.home == Tier::Nvme, shard.name);
+    return Place{.segments = laid_out.place(shard.volume, shard.bytes, shard.block_bytes),
+                 .checksums = {}};
+  };
+  std::vector<Place> places;
+  for (const ShardOptions& shard : shards) {
+    check_shard(shard, volumes_.size());
+    places.push_back(place(shard));
+  }
+  for (const ShardId id : shadowed) places.push_back(place(at(id).options));
+  const std::vector<std::uint64_t>& payloads = laid_out.payloads();
+  for (std::size_t path = 0; path < payloads.size(); ++path) {  // all, before any is given out
+    SwapFile& swap = *swap_files_[path];
+    if (payloads[path] != 0) ARTESIAN_TRY_VOID(swap.grow(swap.bytes_used() + payloads[path]));
+  }
+  for (std::size_t path = 0; path < payloads.size(); ++path) {
+    if (payloads[path] == 0) continue;
+    ARTESIAN_TRY(extent, swap_files_[path]->allocate(payloads[path]));
+    for (Place& given : places) move_segments(given, path, extent.offset);
+  }
+  auto given = places.begin();
+  for (ShardOptions& options : shards) {
+    const auto index = static_cast<std::uint32_t>(shards_.size());
+    Shard& shard = shards_.emplace_back(std::move(options));
+    shard.place = std::move(*given++);
+    shard.place.checksums.emplace(options_.run_id, index, shard.blocks);
+  }
+  for (const ShardId id : shadowed) {
+    ARTESIAN_CHECK(!at(id).shadow.has_value(), at(id).options.name);
+    const std::uint32_t seed = static_cast<std::uint32_t>(id) | shadow_bit;
+    at(id).shadow = std::move(*given++);
+    at(id).shadow->checksums.emplace(options_.run_id, seed, at(id).blocks);
+  }
+  return {};
 }
 
 /// Where bytes are divided by speed, a file has to be there for it to be measured: it gets its size
@@ -210,11 +282,7 @@ Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& s
     if (striped) ARTESIAN_TRY_VOID(swap_files_[path]->grow(payloads[path]));
     ARTESIAN_TRY(extent, swap_files_[path]->allocate(payloads[path]));
     ARTESIAN_CHECK(extent.length == payloads[path], extent.length, payloads[path]);
-    for (Shard& shard : shards_) {
-      for (Segment& segment : shard.segments) {
-        if (segment.path == path) segment.offset += extent.offset;
-      }
-    }
+    for (Shard& shard : shards_) move_segments(shard.place, path, extent.offset);
   }
   return {};
 }
@@ -297,14 +365,14 @@ Result<void> TierStore::Impl::close() noexcept {
   return outcome;
 }
 
-void TierStore::Impl::check_sealed(const Shard& shard, ByteRange range) const noexcept {
+void TierStore::Impl::check_sealed(Shard& shard, ByteRange range) const noexcept {
   const std::uint64_t block_bytes = shard.options.block_bytes;
   const std::uint64_t end = range.offset + range.length;
   ARTESIAN_CHECK(range.offset % block_bytes == 0, range.offset, block_bytes);
   ARTESIAN_CHECK(end % block_bytes == 0 || end == shard.options.bytes, end, block_bytes);
   if (options_.verify == Verify::Off) return;
   for (std::uint64_t block = range.offset / block_bytes; block * block_bytes < end; ++block) {
-    ARTESIAN_CHECK(shard.checksums->generation(block) != 0, shard.options.name, block);
+    ARTESIAN_CHECK(shard.written().checksums->generation(block) != 0, shard.options.name, block);
   }
 }
 
@@ -321,11 +389,12 @@ void TierStore::Impl::transfer(Transfer& transfer, ShardId id, ByteRange range, 
   const bool writes = operation == aio::Operation::Write;
   if (writes) check_sealed(shard, range);
   transfer.begin(operation, std::move(buffer));
+  const Place& place = writes ? shard.written() : shard.place;
   const std::uint64_t end = range.offset + range.length;
-  std::size_t index = shard.segment_of(range.offset);
+  std::size_t index = place.segment_of(range.offset);
   for (std::uint64_t at = range.offset; at < end; ++index) {
-    const Segment& segment = shard.segments[index];
-    const std::uint64_t length = std::min(end, shard.end_of(index)) - at;
+    const Segment& segment = place.segments[index];
+    const std::uint64_t length = std::min(end, shard.end_of(place, index)) - at;
     const aio::Request request{.operation = operation,
                                .priority = priority,
                                .file = &swap_files_[segment.path]->file(),
@@ -383,7 +452,7 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
                                BlockChecksums::Finding finding) {
   verify_failures_.fetch_add(1, std::memory_order_relaxed);
   const bool never = finding == BlockChecksums::Finding::NeverSealed;
-  const std::string generation = std::to_string(shard.checksums->generation(block));
+  const std::string generation = std::to_string(shard.place.checksums->generation(block));
   Error error = make_error(
       ErrorCode::Corrupt,
       "shard " + shard.options.name + ", block " + std::to_string(block) +
@@ -394,7 +463,7 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
   error.offset = offset;
   error.length = std::min(shard.options.block_bytes, shard.options.bytes - offset);
   if (shard.options.home == Tier::Nvme) {
-    const Segment& segment = shard.segments[shard.segment_of(offset)];
+    const Segment& segment = shard.place.segments[shard.place.segment_of(offset)];
     error.file = swap_files_[segment.path]->file().path();
     error.offset = segment.offset + (offset - segment.begin);
   }
@@ -404,14 +473,16 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
 std::uint64_t TierStore::Impl::sum(ShardId id, std::uint64_t block,
                                    BlockChecksums::Generation generation, ByteRange part,
                                    const std::byte* data) noexcept {
-  const Shard& shard = at(id);
+  Shard& shard = at(id);
   ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block);
   if (!compares(block)) return 0;
+  const bool sealing = generation == BlockChecksums::Generation::Next;
+  const Place& place = sealing ? shard.written() : shard.place;
   const std::uint64_t begin = block * shard.options.block_bytes;
   const std::uint64_t length = std::min(shard.options.block_bytes, shard.options.bytes - begin);
   const std::uint64_t end = part.offset + part.length;
   ARTESIAN_CHECK(end == length || (end < length && end % checksum_piece_bytes == 0), end, length);
-  return shard.checksums->sum(block, generation, part.offset, data, part.length);
+  return place.checksums->sum(block, generation, part.offset, data, part.length);
 }
 
 Result<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOptions& options,
@@ -432,6 +503,35 @@ TierStore::~TierStore() = default;  // Impl checks that close() was called
 
 Result<void> TierStore::close() noexcept {
   return impl_->close();
+}
+
+Result<void> TierStore::grow(std::vector<ShardOptions> shards,
+                             std::span<const ShardId> shadowed) noexcept {
+  return impl_->grow(std::move(shards), shadowed);
+}
+
+std::size_t TierStore::size() const noexcept {
+  return impl_->shards_.size();
+}
+
+void TierStore::begin_shadow(ShardId id) noexcept {
+  Shard& shard = impl_->at(id);
+  ARTESIAN_CHECK(shard.shadow.has_value() && !shard.shadowed, shard.options.name);
+  shard.shadowed = true;
+  shard.sealed_until = shard.shadow->seals() + shard.blocks;
+}
+
+void TierStore::commit_shadow(ShardId id) noexcept {
+  Shard& shard = impl_->at(id);
+  ARTESIAN_CHECK(shard.shadowed && shard.shadow->seals() == shard.sealed_until, shard.options.name);
+  std::swap(shard.place, *shard.shadow);
+  shard.shadowed = false;
+}
+
+void TierStore::drop_shadow(ShardId id) noexcept {
+  Shard& shard = impl_->at(id);
+  ARTESIAN_CHECK(shard.shadowed, shard.options.name);
+  shard.shadowed = false;
 }
 
 const ShardOptions& TierStore::shard(ShardId id) const noexcept {
@@ -504,7 +604,7 @@ std::uint64_t TierStore::sum_to_verify(ShardId id, std::uint64_t block, ByteRang
 }
 
 void TierStore::seal_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept {
-  impl_->at(id).checksums->seal(block, sum);
+  impl_->at(id).written().checksums->seal(block, sum);
 }
 
 Result<void> TierStore::verify(ShardId id, std::uint64_t block, const std::byte* data) noexcept {
@@ -516,7 +616,7 @@ Result<void> TierStore::verify_sum(ShardId id, std::uint64_t block, std::uint64_
   ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block);
   if (!impl_->compares(block)) return {};
   impl_->blocks_verified_.fetch_add(1, std::memory_order_relaxed);
-  const auto finding = shard.checksums->compare(block, sum);
+  const auto finding = shard.place.checksums->compare(block, sum);
   if (finding == BlockChecksums::Finding::Match) return {};
   return impl_->corrupt(shard, block, finding);
 }

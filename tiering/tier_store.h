@@ -11,6 +11,10 @@
 // thread casts or updates it. A block's generation grows with each seal, so a flipped, stale or
 // misplaced block is an error that names the shard, never a silently wrong weight.
 //
+// Note [Shadows]: a shard on nvme may have a second place, its shadow, so that what is written can
+// be taken back: from begin_shadow on it is written there, and still read where it was.
+// commit_shadow makes the one the other; drop_shadow leaves all as it was. Nothing is copied.
+//
 // Note [A disk that does not answer]: a wait that runs into its deadline returns Timeout, and from
 // then on waits return at once with what is there, until something comes back: a hung disk costs
 // one deadline, not one per transfer. The kernel may still write to the buffers of what is in
@@ -25,6 +29,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -105,6 +110,12 @@ class TierStore {
   /// Drains and removes the swap files. Errors: Io; Timeout, after which it may be asked again.
   Result<void> close() noexcept;
 
+  /// Reserves space for `shards`, all on nvme, which get the next ids, and for a shadow of each of
+  /// `shadowed`. Errors: Io, NoSpace, after which no shard is more than it was.
+  Result<void> grow(std::vector<ShardOptions> shards, std::span<const ShardId> shadowed) noexcept;
+  /// How many shards there are: the next one's id.
+  std::size_t size() const noexcept;
+
   const ShardOptions& shard(ShardId id) const noexcept;
   /// First byte of a device- or host-homed shard: [shard.bytes]. Not for nvme homes.
   std::byte* memory(ShardId id) noexcept;
@@ -141,6 +152,11 @@ class TierStore {
   void seal_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
   /// Errors: Corrupt, as verify.
   Result<void> verify_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
+  /// Note [Shadows]. From here on seals and writes are of the shadow.
+  void begin_shadow(ShardId id) noexcept;
+  /// All blocks were sealed since; reads are of what was written then.
+  void commit_shadow(ShardId id) noexcept;
+  void drop_shadow(ShardId id) noexcept;
   /// Bytes of block `block`: block_bytes, or less for the last.
   std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
 

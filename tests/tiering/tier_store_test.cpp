@@ -273,6 +273,56 @@ TEST_P(TierStoreTest, AnyThreadMaySealAndVerifyDistinctBlocks) {
   EXPECT_TRUE(store->close().has_value());
 }
 
+TEST_P(TierStoreTest, AShadowIsTakenBackOrBecomesThePlace) {
+  const std::uint64_t bytes = 5 * sector;
+  auto store = harness_.must_open({nvme_shard("s", bytes, 2 * sector)});
+  ASSERT_TRUE(write_range(harness_, *store, first, {0, bytes}, 1).has_value());
+  ASSERT_TRUE(store->grow({nvme_shard("later", sector, sector)}, {{first}}).has_value());
+  const ShardId later{1};
+  EXPECT_EQ(store->size(), 2u);
+  ASSERT_TRUE(write_range(harness_, *store, later, {0, sector}, 9).has_value());
+  const auto expect = [&](ShardId id, std::uint64_t stream) {
+    const ShardOptions& shard = store->shard(id);
+    std::vector<std::byte> expected(shard.bytes);
+    fill(expected.data(), shard.bytes, stream);
+    auto read = read_range(harness_, *store, id, {0, shard.bytes});
+    ASSERT_TRUE(read.has_value());
+    EXPECT_EQ(std::memcmp(read->data(), expected.data(), shard.bytes), 0) << stream;
+    for (std::uint64_t block = 0; block * shard.block_bytes < shard.bytes; ++block) {
+      const std::byte* data = read->data() + block * shard.block_bytes;
+      EXPECT_TRUE(store->verify(id, block, data).has_value());
+    }
+  };
+  std::uint64_t place = 1;  // what is there
+  for (std::uint64_t stream = 2; stream < 10; ++stream) {
+    store->begin_shadow(first);
+    ASSERT_TRUE(write_range(harness_, *store, first, {0, bytes}, stream).has_value());
+    expect(first, place);  // the shadow is not read
+    const bool keeps = stream % 3 != 0;
+    keeps ? store->commit_shadow(first) : store->drop_shadow(first);
+    if (keeps) place = stream;
+    expect(first, place);
+    if (stream % 4 != 0) continue;
+    place = 100 + stream;
+    ASSERT_TRUE(write_range(harness_, *store, first, {0, bytes}, place).has_value());
+    expect(first, place);
+  }
+  expect(later, 9);
+  EXPECT_TRUE(store->close().has_value());
+}
+
+TEST(TierStoreGrow, AFullDiskLeavesTheStoreAsItWas) {
+  Harness harness(Backend::Memory);
+  auto store = harness.must_open({nvme_shard("s", 600 << 20, 1 << 20)});
+  const auto refused = store->grow({nvme_shard("more", sector, sector)}, {{first}});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::NoSpace) << refused.error().to_string();
+  EXPECT_EQ(store->size(), 1u);
+  EXPECT_TRUE(store->grow({nvme_shard("more", sector, sector)}, {}).has_value());
+  EXPECT_EQ(store->size(), 2u);
+  EXPECT_TRUE(store->close().has_value());
+}
+
 TEST(TierStoreTimeout, SaysWhatHangsAndGoesOnLater) {
   Harness harness(Backend::Memory);
   auto store =
@@ -372,7 +422,16 @@ TEST_F(TierStoreDeathTest, WrongUseAborts) {
   EXPECT_DEATH(store_->read(completion, ShardId{1}, {0, sector}, harness_.buffer(sector),
                             aio::Priority::Demand),
                "CHECK failed");
-  EXPECT_DEATH(store_.reset(), "CHECK failed");  // without close
+  EXPECT_DEATH(store_->begin_shadow(first), "CHECK failed");  // it has none
+  EXPECT_DEATH(store_.reset(), "CHECK failed");               // without close
+}
+
+TEST_F(TierStoreDeathTest, AShadowThatWasNotSealedWholeCannotBeKept) {
+  EXPECT_TRUE(store_->grow({}, {{first}}).has_value());
+  EXPECT_DEATH(store_->drop_shadow(first), "CHECK failed");  // it was not begun
+  store_->begin_shadow(first);
+  store_->seal(first, 0, data_.data());
+  EXPECT_DEATH(store_->commit_shadow(first), "CHECK failed");
 }
 
 TEST_F(TierStoreDeathTest, OverlappingTransfersAbort) {
