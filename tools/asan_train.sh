@@ -7,7 +7,8 @@
 # only where they pass malloc, memcpy and the like.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-engine_tests=(zero3_deferred_update_test zero3_kept_inputs_engine_test zero3_under_backward_test)
+engine_tests=(zero3_deferred_update_test zero3_kept_inputs_engine_test zero3_under_backward_test
+  zero3_speculative_update_test)
 tools/build.sh asan-train artesian "${engine_tests[@]}" || exit 1
 program="$PWD/build-asan-train/bin/artesian"
 folder="$(mktemp -d "$PWD/build-asan-train/train-XXXXXX")"

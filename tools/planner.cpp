@@ -93,6 +93,7 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
 struct Simulated {
   zero3::MovedByKind moved;
   zero3::StepTime time;
+  std::uint64_t shadows = 0;  // bytes on NVMe, of an update that may be taken back
 };
 
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
@@ -107,7 +108,8 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .separate_device = plan.gpu,
                                  .ranks = plan.ranks,
-                                 .under_backward = std::move(under_backward)}));
+                                 .under_backward = std::move(under_backward),
+                                 .speculative = zero3::waits_for_norm(plan.config)}));
   Simulated done;
   done.moved = step.moved;
   done.time = zero3::simulate_step({.placement = &placement,
@@ -148,7 +150,8 @@ std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement
       .backward_disk = part * others / 2,
       .update = plan.gpu ? 0.0 : std::max(0.0, computed - without.time.model_seconds),
       .update_disk = update_disk};
-  return zero3::units_under_backward(placement, *plan.stages, zero3::share_under_backward(times));
+  return zero3::units_under_backward(placement, *plan.stages, zero3::share_under_backward(times),
+                                     zero3::waits_for_norm(plan.config));
 }
 
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
@@ -157,7 +160,10 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   const auto under_backward = under_backward_of(plan, placement, without, micro_batches);
   const auto end = under_backward.end();
   if (std::find(under_backward.begin(), end, true) == end) return without;
-  return simulate(plan, placement, micro_batches, under_backward);
+  ARTESIAN_TRY(done, simulate(plan, placement, micro_batches, under_backward));
+  const bool speculative = zero3::waits_for_norm(plan.config);
+  if (speculative) done.shadows = zero3::shadow_bytes(placement, under_backward);
+  return done;
 }
 
 /// b + (b - a) * further, for each figure.
@@ -302,6 +308,7 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   take_memory(placement, figures);
   ARTESIAN_TRY(done, simulate(plan, placement));
   figures.moved = done.moved;
+  figures.nvme.buffers = done.shadows;
   figures.time = std::move(done.time);
   take_time(plan, figures);
   return figures;

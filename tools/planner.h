@@ -56,7 +56,7 @@ struct TierBytes {
   std::uint64_t grad = 0;       // accumulators
   std::uint64_t optimizer = 0;  // homes
   std::uint64_t gathered = 0;   // slots
-  std::uint64_t buffers = 0;    // staging, and the gradients of a stage
+  std::uint64_t buffers = 0;    // staging, gradients of a stage; shadows of optimizer state
   std::uint64_t input = 0;      // of stages, kept for backward
   std::uint64_t used() const noexcept {
     return param + grad + optimizer + gathered + buffers + input;

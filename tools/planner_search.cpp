@@ -8,6 +8,7 @@
 #include "models/model_config.h"
 #include "tools/planner.h"
 #include "tools/print.h"
+#include "zero3/under_backward.h"
 
 namespace artesian::tools {
 
@@ -135,6 +136,10 @@ class Changes {
     if (plan_.config.param_dtype == DType::BFloat16 && plan_.config.check_grad_overflow && !clips) {
       change("bf16.check_grad_overflow", "true", "false",
              [](PlanCase& plan) { plan.config.check_grad_overflow = false; });
+    }
+    if (!plan_.config.artesian.speculative_update && zero3::waits_for_norm(plan_.config)) {
+      change("artesian.speculative_update", "false", "true",
+             [](PlanCase& plan) { plan.config.artesian.speculative_update = true; });
     }
     if (plan_.config.param_dtype == DType::Float32) {
       change("bf16.enabled", "false", "true", [](PlanCase& plan) {

@@ -169,6 +169,7 @@ void Summary::add(const zero3::StepResult& result) {
   if (steps_++ == 0) first_ = result;
   last_ = result;
   skipped_ += result.overflow ? 1 : 0;
+  taken_back_ += result.taken_back ? 1 : 0;
   tokens_ += result.tokens;
   seconds_ += result.step_s;
   bytes_written_ += result.bytes_nvme_write;
@@ -189,6 +190,11 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
           (skipped_ != 0 ? tools::print(" (%llu steps skipped: overflow)",
                                         static_cast<unsigned long long>(skipped_))
                          : std::string()));
+  if (taken_back_ != 0) {
+    row("update under backward",
+        tools::print("taken back in %llu steps, which were clipped or skipped",
+                     static_cast<unsigned long long>(taken_back_)));
+  }
   row("tokens/s", tools::print("%.0f", rate(static_cast<double>(tokens_), seconds_)));
   row("step time", tools::print("%.3f s measured", seconds_ / steps) +
                        (last_.predicted_step_s == last_.predicted_step_s

@@ -74,6 +74,7 @@ class Summary {
 
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_ = 0;
+  std::uint64_t taken_back_ = 0;
   std::uint64_t tokens_ = 0;
   std::uint64_t bytes_written_ = 0;
   double seconds_ = 0.0;

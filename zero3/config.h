@@ -103,6 +103,7 @@ struct ArtesianConfig {
   std::optional<DType> compute_dtype;  // absent: auto
   EngineChoice engine = EngineChoice::Auto;
   PollingChoice polling = PollingChoice::Off;
+  bool speculative_update = true;         // under backward: under_backward.h
   std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
 
   bool operator==(const ArtesianConfig&) const = default;

@@ -472,6 +472,11 @@ constexpr ConfigKey keys[] = {
      .choices = "off|sqpoll|iopoll|both",
      .text = "of io_uring: hand transfers over, or wait for them, without calls and interrupts, by "
              "spinning on a core (docs/io.md); where refused, without it"},
+    {.path = "artesian.speculative_update",
+     .type = Boolean,
+     .fallback = "true",
+     .text = "update under backward what optimizer state on NVMe has room for a second time there, "
+             "and take it back where the norm clips it or a gradient is not finite"},
     {.path = "artesian.skipped_steps_max",
      .type = Integer,
      .fallback = "100",

@@ -271,6 +271,7 @@ class Resolver {
                    : polling == "iopoll" ? PollingChoice::Completion
                    : polling == "both"   ? PollingChoice::Both
                                          : PollingChoice::Off;
+    ours.speculative_update = settings_.boolean("artesian.speculative_update");
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
   }
 

@@ -48,15 +48,6 @@ std::uint64_t random_run_id() {
   return (std::uint64_t{device()} << 32) | device();
 }
 
-tiering::Verify verify_of(VerifyMode mode) noexcept {
-  switch (mode) {
-    case VerifyMode::Full: return tiering::Verify::Full;
-    case VerifyMode::Sample: return tiering::Verify::Sample;
-    case VerifyMode::Off: return tiering::Verify::Off;
-  }
-  return tiering::Verify::Full;
-}
-
 Error out_of_order(const char* call, const std::string& text) {
   return make_error(ErrorCode::Invalid, std::string(call) + "(): out of order: " + text);
 }
@@ -149,7 +140,9 @@ class Engine::Impl {
   std::optional<StepResult> updating;  // the step whose update is under way, so far
   std::optional<StepResult> completed;
   std::optional<Error> failed_ahead;    // of an update between operators, for who comes next
-  std::optional<StepResult> measured;   // the second step, by which backward gets its share
+  bool updated_before = false;          // the last step was not skipped
+  std::uint64_t step_to_measure = 0;    // the first after such a one: it is whole
+  std::optional<StepResult> measured;   // that step, by which backward gets its share
   std::uint64_t under_backward_ns = 0;  // updating, in this step
   struct {                              // a part of the step that has the disk to itself
     std::uint64_t begin_ns = 0;
@@ -213,8 +206,10 @@ Result<void> Engine::Impl::build() {
       std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
   gradients = std::make_unique<Gradients>(*state);
   optimizer = std::make_unique<Optimizer>(*state, *residency);
-  under_backward.emplace(config, *state, module.stages(), *gradients, *optimizer,
-                         options.share_under_backward);
+  under_backward.emplace(config, *state, module.stages(), *gradients, *optimizer);
+  if (under_backward->undecided() && options.share_under_backward.has_value()) {
+    ARTESIAN_TRY_VOID(under_backward->decide(*options.share_under_backward));
+  }
   ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
                                                 compute.torch));
   tensors = std::move(leaves);
@@ -319,7 +314,7 @@ Result<void> Engine::Impl::check_weights(const char* call) const {
   ARTESIAN_TRY_VOID(check_ready(call));
   if (!under_backward->begun()) return {};
   return out_of_order(
-      call, "backward() has begun the update (gradient_clipping is 0); call step() first");
+      call, "backward() has begun the update (nothing clips or skips it); call step() first");
 }
 
 Result<void> Engine::Impl::check_forward(const char* call, std::size_t count) const {
@@ -478,20 +473,18 @@ Result<void> Engine::Impl::begin_update_under_backward() {
   if (under_backward->undecided() && measured.has_value()) {
     const double part =
         static_cast<double>(losses_pending.size()) / static_cast<double>(config.accumulation_steps);
-    under_backward->decide(share_under_backward(update_times(*measured, part)));
-    log(LogLevel::Info, "update: " + std::to_string(under_backward->count()) + " of " +
-                            std::to_string(under_backward->units().size()) +
-                            " units under backward");
+    const double share = share_under_backward(update_times(*measured, part));
+    ARTESIAN_TRY_VOID(under_backward->decide(share));
   }
   const double lr = learning_rate(config.scheduler, config.optimizer, updates);
-  ARTESIAN_TRY_VOID(under_backward->begin(adam_step(lr, 1.0 / scaler.scale())));
+  ARTESIAN_TRY_VOID(under_backward->begin(adam_step(lr, 1.0 / scaler.scale()), scaler.scale()));
   under_backward_ns += system_clock().now_ns() - begin;
   return {};
 }
 
 Result<void> Engine::Impl::update_under_backward(std::size_t stage) {
   if (failed_ahead.has_value()) return *failed_ahead;
-  if (!under_backward->begun()) return {};
+  if (!optimizer->under_backward()) return {};
   const std::uint64_t begin = system_clock().now_ns();
   ARTESIAN_TRY_VOID(under_backward->accumulated(stage));
   const std::uint64_t end = system_clock().now_ns();
@@ -559,10 +552,11 @@ void Engine::Impl::update_between_operators() {
 
 Result<void> Engine::Impl::finish_update() {
   if (failed_ahead.has_value()) return *failed_ahead;
+  ARTESIAN_TRY_VOID(under_backward->take_back());  // of a step that has not been taken
   if (!updating.has_value()) return {};
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);
-  if (completed->step == 2) measured = completed;
+  if (completed->step == step_to_measure) measured = completed;
   end_phase(/*ends_update=*/true);
   return {};
 }
@@ -584,12 +578,15 @@ Result<StepResult> Engine::Impl::finish_step() {
   auto verdict = guard.judge(step, result.overflow_parameter, scaler, under_backward->begun());
   result.overflow = verdict.skip;
   result.end = poison = std::move(verdict.end);
-  if (!result.overflow) {
-    // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
-    const double excess = (result.grad_norm + 1e-6) / config.gradient_clipping;
-    const double clip = config.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
-    ARTESIAN_TRY_VOID(begin_update(result, 1.0 / (result.loss_scale * clip)));
-  }
+  // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
+  const double excess = (result.grad_norm + 1e-6) / config.gradient_clipping;
+  const double clip = config.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
+  const bool as_begun = !result.overflow && clip == 1.0;
+  result.taken_back = optimizer->speculative() && !as_begun;
+  ARTESIAN_TRY_VOID(under_backward->judged(as_begun));
+  if (!result.overflow) ARTESIAN_TRY_VOID(begin_update(result, 1.0 / (result.loss_scale * clip)));
+  if (!result.overflow && updated_before && step_to_measure == 0) step_to_measure = step;
+  updated_before = !result.overflow;
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher->look_ahead_to_next_step());
   const std::uint64_t end = system_clock().now_ns();
   if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "norm", begin, end);

@@ -69,6 +69,7 @@ struct StepResult {
   double lr = 0.0;
   double loss_scale = 1.0;
   bool overflow = false;           // skipped: a loss or gradient was not finite
+  bool taken_back = false;         // what of the update was made under backward: under_backward.h
   std::string overflow_parameter;  // the first with a non-finite gradient
   std::optional<Error> end;        // set: no step may follow, and every later call returns it
   double grad_norm = 0.0;          // before clipping; not finite on overflow

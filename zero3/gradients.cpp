@@ -296,16 +296,18 @@ Result<void> Gradients::begin_norm_of_spilled() noexcept {
   return stream_.begin(units, {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
 }
 
-bool Gradients::sum_final(std::uint32_t unit) noexcept {
+std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(started_[unit] && state_.placement().units[unit].grad == Tier::Host, unit);
   norm_of_unit_in_host(unit);
   summed_[unit] = true;
-  const auto& parameters = state_.layout().units[unit].parameters;
-  return std::all_of(parameters.begin(), parameters.end(), [&](std::uint32_t parameter) {
-    const auto& partials = partials_[parameter];
-    return std::all_of(partials.begin(), partials.end(),
-                       [](const Partial& partial) { return partial.finite; });
-  });
+  double sum = 0.0;
+  for (const auto parameter : state_.layout().units[unit].parameters) {
+    for (const Partial& partial : partials_[parameter]) {
+      if (!partial.finite) return std::nullopt;
+      sum += partial.sum;
+    }
+  }
+  return sum;
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,8 +54,8 @@ class Gradients {
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
-  /// accumulator is in host memory, ahead of norm(). Returns whether all are finite.
-  bool sum_final(std::uint32_t unit) noexcept;
+  /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
+  std::optional<double> sum_final(std::uint32_t unit) noexcept;
   /// What ended a run that ends with this error: a write that `add` has left in flight and that
   /// failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;

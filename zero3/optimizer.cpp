@@ -156,9 +156,28 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
 void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
                              std::uint64_t end) noexcept {
   kernels::adam_step(arrays_of(group, begin), end - begin, constants_);
-  if (state_.separate_device()) return;
+  refresh_slice(group, begin, end);
+}
+
+void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
+                              std::uint64_t end) noexcept {
+  if (state_.separate_device()) return;  // follow() does
   residency_.refresh(group.unit, group.first + begin, end - begin,
                      group.param + begin * dtype_size(state_.placement().param_dtype));
+}
+
+/// The parameters as they were before an update that wrote the rest to shadows.
+void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
+                              std::uint64_t end) noexcept {
+  const DType dtype = state_.placement().param_dtype;
+  const std::uint64_t size = dtype_size(dtype);
+  if (group.saved != nullptr) {
+    std::memcpy(group.param + begin * size, group.saved + begin * size, (end - begin) * size);
+  } else {
+    static_cast<void>(
+        kernels::narrow(group.master + begin, group.param + begin * size, dtype, end - begin));
+  }
+  refresh_slice(group, begin, end);
 }
 
 /// What follows when all of its slices are done.
@@ -187,7 +206,8 @@ Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) 
   pass_ = pass;
   units_ = std::move(units);
   updated_ = 0;
-  const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
+  SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
+  if (speculative()) options.units_saved = ahead_;
   return stream_.begin(units_, options,
                        {.slice = [this](const SubGroup& group, std::uint64_t begin,
                                         std::uint64_t end) { update_slice(group, begin, end); },
@@ -209,13 +229,25 @@ Result<void> Optimizer::stop_reading() noexcept {
   return stream_.abandon();
 }
 
+/// Of the state that begin_ahead's units have: every record.
+template <typename Visit>
+void Optimizer::for_each_shadow(const Visit& visit) noexcept {
+  for (std::size_t place = 0; place < ahead_; ++place) {
+    const std::uint64_t count = state_.placement().sub_group_count(units_[place]);
+    for (std::uint64_t index = 0; index < count; ++index) {
+      visit(state_.optimizer(units_[place], index));
+    }
+  }
+}
+
 Result<void> Optimizer::begin_ahead(const kernels::AdamStep& constants,
-                                    std::vector<std::uint32_t> units) noexcept {
+                                    std::vector<std::uint32_t> units, bool speculative) noexcept {
   ARTESIAN_CHECK(!under_backward());
   if (pass_ == Pass::Ahead && units.empty()) return {};  // of a step that was skipped
   ARTESIAN_TRY_VOID(stop_reading());
   for (const std::uint32_t unit : units) done_[unit] = true;
   ahead_ = units.size();
+  speculative_ = speculative;
   final_ = 0;
   constants_ = constants;
   if (state_.placement().gradients_in_memory(state_.separate_device())) {
@@ -223,7 +255,29 @@ Result<void> Optimizer::begin_ahead(const kernels::AdamStep& constants,
     units.insert(units.end(), rest.begin(), rest.end());
   }
   if (units.empty()) return {};
-  return begin_pass(Pass::Ahead, std::move(units));
+  ARTESIAN_TRY_VOID(begin_pass(Pass::Ahead, std::move(units)));
+  if (speculative_) for_each_shadow([&](auto record) { state_.store().begin_shadow(record); });
+  return {};
+}
+
+Result<void> Optimizer::take_back() noexcept {
+  ARTESIAN_CHECK(speculative());
+  for_each_shadow([&](auto record) { state_.store().drop_shadow(record); });
+  ARTESIAN_TRY_VOID(stop_reading());
+  // The others whose gradients are final, up to final_, are being refreshed still.
+  for (std::size_t place = 0; place < updated_; ++place) residency_.begin_refresh(units_[place]);
+  const SubGroupStreamOptions options{.restore_param = true};
+  ARTESIAN_TRY_VOID(stream_.run_on_done(
+      options, {.slice = [this](const SubGroup& group, std::uint64_t begin,
+                                std::uint64_t end) { restore_slice(group, begin, end); },
+                .after = [this](const SubGroup& group) { return follow(group); }}));
+  for (std::size_t place = 0; place < final_; ++place) {
+    ARTESIAN_TRY_VOID(residency_.end_refresh(units_[place]));
+  }
+  done_.assign(done_.size(), false);
+  ahead_ = final_ = updated_ = 0;
+  speculative_ = false;
+  return {};
 }
 
 void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
@@ -236,6 +290,7 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
   if (under_backward()) {
     while (final_ < ahead_) gradient_is_final(units_[final_]);
     while (updated_ < ahead_) ARTESIAN_TRY_VOID(update_next());
+    if (speculative_) for_each_shadow([&](auto record) { state_.store().commit_shadow(record); });
   }
   if (state_.separate_device()) {  // copies out of homes must end before these change
     ARTESIAN_TRY_VOID(state_.device().join_queues());

@@ -32,13 +32,20 @@ class Optimizer {
       const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
   /// Begins an update while gradients are still to come: of `units`, in this order, each once its
   /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
-  /// but not where some gradients come through the ring as well. Errors: Io, Timeout.
-  Result<void> begin_ahead(const kernels::AdamStep& constants,
-                           std::vector<std::uint32_t> units) noexcept;
+  /// but not where some gradients come through the ring as well. `speculative`: it may be taken
+  /// back; then all optimizer state of `units` is on NVMe and has shadows (ModelState). Errors: Io,
+  /// Timeout.
+  Result<void> begin_ahead(const kernels::AdamStep& constants, std::vector<std::uint32_t> units,
+                           bool speculative) noexcept;
   /// The accumulated gradient of the next of these units is what it will be.
   void gradient_is_final(std::uint32_t unit) noexcept;
   /// Some unit is updated so, and begin_step is still to come.
   bool under_backward() const noexcept { return pass_ == Pass::Ahead && ahead_ != 0; }
+  /// It may be taken back.
+  bool speculative() const noexcept { return under_backward() && speculative_; }
+  /// Takes it back: weights, moments and gathered parameters are what they were before. What
+  /// begin_step then begins is of all units. Errors: as update_up_to.
+  Result<void> take_back() noexcept;
   /// All gradients are final. Updates the rest of begin_ahead's units; begins one update of every
   /// other unit from its accumulated gradient, and updates what a separate device updates by
   /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
@@ -75,6 +82,10 @@ class Optimizer {
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> follow(const SubGroup& group) noexcept;
+  void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  template <typename Visit>
+  void for_each_shadow(const Visit& visit) noexcept;
   Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
   enum class Pass : std::uint8_t { None, Ahead, Deferred };
   Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
@@ -92,6 +103,7 @@ class Optimizer {
   kernels::AdamStep constants_;       // of the pass
   std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
   std::size_t ahead_ = 0;             // of these, the first ones: begin_ahead's
+  bool speculative_ = false;          // which may be taken back
   std::size_t final_ = 0;             // of those: their gradients are final
   std::size_t updated_ = 0;
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass

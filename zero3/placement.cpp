@@ -503,15 +503,22 @@ class Planner {
     return all;
   }
 
-  /// Spread over the update; where backward takes a part of it, first what is left to the beginning
-  /// of forward, with little to hide it.
+  /// Spread over the update; where backward takes a part of it, by whole units, as it does, and
+  /// first what is left to the beginning of forward, with little to hide it.
   std::vector<std::uint64_t> order_of_state(const std::vector<Candidate>& state) const {
-    std::vector<std::uint64_t> order = spread_order(state.size());
-    if (!may_update_under_backward(config_)) return order;
+    if (!may_update_under_backward(config_)) return spread_order(state.size());
+    std::vector<std::vector<std::uint64_t>> of_unit(plan_.units.size());
+    for (std::uint64_t place = 0; place < state.size(); ++place) {
+      of_unit[state[static_cast<std::size_t>(place)].unit].push_back(place);
+    }
+    std::vector<std::uint64_t> units = spread_order(of_unit.size());
     const std::vector<bool> early = final_early(plan_.layout, *request_.stages);
-    std::stable_partition(order.begin(), order.end(), [&](std::uint64_t place) {
-      return !early[state[static_cast<std::size_t>(place)].unit];
-    });
+    std::stable_partition(units.begin(), units.end(),
+                          [&](std::uint64_t unit) { return !early[unit]; });
+    std::vector<std::uint64_t> order;
+    for (const std::uint64_t unit : units) {
+      order.insert(order.end(), of_unit[unit].begin(), of_unit[unit].end());
+    }
     return order;
   }
 

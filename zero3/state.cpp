@@ -21,6 +21,15 @@ bool timed_out(const Result<void>& outcome) noexcept {
 
 }  // namespace
 
+tiering::Verify verify_of(VerifyMode mode) noexcept {
+  switch (mode) {
+    case VerifyMode::Full: return tiering::Verify::Full;
+    case VerifyMode::Sample: return tiering::Verify::Sample;
+    case VerifyMode::Off: return tiering::Verify::Off;
+  }
+  return tiering::Verify::Full;
+}
+
 std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
   std::vector<ShardOptions> shards;
   const auto add = [&](ShardOptions options) {
@@ -51,6 +60,28 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
   }
   list_inputs(paths, shards);
   return shards;
+}
+
+Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcept {
+  std::vector<ShardOptions> shards;
+  std::vector<ShardId> records;
+  std::map<std::uint32_t, ShardId> saved;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit]) continue;
+    for (std::uint64_t index = 0; index < placement_.sub_group_count(unit); ++index) {
+      records.push_back(optimizer(unit, index));
+    }
+    if (!placement_.update_reads_param(unit)) continue;
+    ShardOptions shard = store_->shard(param(unit));
+    shard.name += " before the update";
+    shard.home = Tier::Nvme;
+    shard.volume = store_->shard(optimizer(unit, 0)).volume;
+    saved.emplace(unit, static_cast<ShardId>(store_->size() + shards.size()));
+    shards.push_back(std::move(shard));
+  }
+  ARTESIAN_TRY_VOID(store_->grow(std::move(shards), records));
+  saved_param_ = std::move(saved);
+  return {};
 }
 
 void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {

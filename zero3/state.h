@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,6 +28,8 @@
 #include "zero3/swap_paths.h"
 
 namespace artesian::zero3 {
+
+tiering::Verify verify_of(VerifyMode mode) noexcept;
 
 struct ModelStateOptions {
   Placement placement;
@@ -63,6 +66,13 @@ class ModelState {
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
+  /// Reserves what it takes to take an update of these units back, all of whose records are on
+  /// NVMe: for each record a shadow, and for each unit's parameters, where the update works on
+  /// these, a shard for what they were. Once. Errors: Io, NoSpace.
+  Result<void> reserve_shadows(const std::vector<bool>& units) noexcept;
+  /// The latter; of units that have one.
+  bool saves_param(std::uint32_t unit) const noexcept { return saved_param_.contains(unit); }
+  tiering::ShardId saved_param(std::uint32_t unit) const noexcept { return saved_param_.at(unit); }
   /// Of a stage's input that is kept in a tier: placement().inputs says whether it is.
   tiering::ShardId input(std::size_t stage, std::uint64_t micro_batch) const noexcept {
     return inputs_[static_cast<std::size_t>(placement_.inputs.place(stage, micro_batch))];
@@ -123,7 +133,8 @@ class ModelState {
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;
-  std::vector<tiering::ShardId> inputs_;  // by place
+  std::map<std::uint32_t, tiering::ShardId> saved_param_;  // by unit
+  std::vector<tiering::ShardId> inputs_;                   // by place
 };
 
 }  // namespace artesian::zero3

@@ -179,7 +179,9 @@ class DryRun {
       if (&access < &accesses_[last_backward]) continue;
       for (const auto unit : final_[access.stage]) {
         if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
-        add_update(unit).under_backward = updated[unit] = true;
+        StepEvent& update = add_update(unit);
+        update.under_backward = updated[unit] = true;
+        if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
       }
     }
     add_rows();

@@ -82,6 +82,7 @@ struct StepPlanRequest {
   std::uint64_t ranks = 1;
   /// By unit: it is updated under backward (units_under_backward); none where it is empty.
   std::vector<bool> under_backward{};
+  bool speculative = false;  // that may be taken back, but is not
 };
 
 struct StepPlan {

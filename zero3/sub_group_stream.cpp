@@ -1,6 +1,8 @@
 #include "zero3/sub_group_stream.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -11,7 +13,8 @@ using tiering::StagingItem;
 using tiering::Tier;
 
 // An item's bytes: [record of the optimizer state][parameter][gradient], each as long as for a
-// whole sub-group, so that offsets do not depend on the task.
+// whole sub-group, so that offsets do not depend on the task. What a parameter was is where the
+// gradient would be, which is in memory then.
 std::uint64_t SubGroupStream::param_offset() const noexcept {
   return state_.placement().sub_group * state_.placement().state_size_max();
 }
@@ -35,6 +38,7 @@ bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
 }
 
 SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
+  if (options_.restore_param) return Item::ToRead;
   const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
   const bool record = passes(state_.optimizer(task.unit, task.index));
   const bool param = passes(state_.param(task.unit));
@@ -129,13 +133,18 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
     if (!out_of_reach(id)) return {};
     return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
-  if (options_.read_state) {
+  const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  if (options_.restore_param && state_.saves_param(task.unit)) {
+    return read(state_.saved_param(task.unit), first * param_size, count * param_size,
+                saved_offset());
+  }
+  if (options_.read_state || options_.restore_param) {
     ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0,
                            plan.record_bytes(task.unit, task.index), 0));
-    const std::uint64_t size = dtype_size(plan.param_dtype);
-    if (plan.update_reads_param(task.unit)) {
-      ARTESIAN_TRY_VOID(read(state_.param(task.unit), first * size, count * size, param_offset()));
-    }
+  }
+  if (options_.read_state && plan.update_reads_param(task.unit)) {
+    ARTESIAN_TRY_VOID(
+        read(state_.param(task.unit), first * param_size, count * param_size, param_offset()));
   }
   if (!options_.read_grad) return {};
   const std::uint64_t size = dtype_size(plan.grad_dtype);
@@ -153,19 +162,37 @@ void SubGroupStream::list_state(const SubGroup& group, bool with_param,
   if (record_blocks(group.unit) == 3) {
     blocks.list(record, 2, group.exp_avg_sq + group.count, split ? 2 : 4);
   }
-  if (!with_param) return;
-  blocks.list(state_.param(group.unit), group.index, group.param, dtype_size(plan.param_dtype));
+  if (with_param) list_param(group, blocks);
+}
+
+void SubGroupStream::list_param(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  blocks.list(state_.param(group.unit), group.index, group.param,
+              dtype_size(state_.placement().param_dtype));
+}
+
+void SubGroupStream::list_saved(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  blocks.list(state_.saved_param(group.unit), group.index, group.saved,
+              dtype_size(state_.placement().param_dtype));
 }
 
 void SubGroupStream::list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept {
   const Placement& plan = state_.placement();
   if (options_.read_state) list_state(group, plan.update_reads_param(group.unit), blocks);
+  if (options_.restore_param) {
+    if (group.saved != nullptr) return list_saved(group, blocks);
+    list_state(group, /*with_param=*/false, blocks);
+  }
   if (!options_.read_grad) return;
   blocks.list(state_.grad(group.unit), group.index, group.grad, dtype_size(plan.grad_dtype));
 }
 
 void SubGroupStream::list_written(const SubGroup& group, GroupBlocks& blocks) const noexcept {
-  if (options_.write_state) list_state(group, /*with_param=*/true, blocks);
+  if (options_.write_state) {
+    list_state(group, /*with_param=*/true, blocks);
+    if (group.saved != nullptr) list_saved(group, blocks);
+  } else if (options_.restore_param) {
+    list_param(group, blocks);
+  }
   if (!options_.write_grad) return;
   blocks.list(state_.grad(group.unit), group.index, group.grad,
               dtype_size(state_.placement().grad_dtype));
@@ -174,19 +201,28 @@ void SubGroupStream::list_written(const SubGroup& group, GroupBlocks& blocks) co
 Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
   const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
-  const ShardId param = state_.param(group.unit);
-  const std::uint64_t param_size = dtype_size(plan.param_dtype);
   const std::uint64_t record_bytes = plan.record_bytes(group.unit, group.index);
   if (on_nvme(record)) item.write(record, {0, record_bytes}, 0);
-  if (on_nvme(param)) {
-    item.write(param, {group.first * param_size, group.count * param_size}, param_offset());
-  }
   if (out_of_reach(record)) {
     ARTESIAN_TRY_VOID(item.copy_to_device(state_.store().memory(record), 0, record_bytes));
   }
+  if (group.saved != nullptr) {
+    const std::uint64_t size = dtype_size(plan.param_dtype);
+    item.write(state_.saved_param(group.unit), {group.first * size, group.count * size},
+               saved_offset());
+  }
+  return write_param(group, item);
+}
+
+Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& item) noexcept {
+  const ShardId param = state_.param(group.unit);
+  const std::uint64_t size = dtype_size(state_.placement().param_dtype);
+  if (on_nvme(param)) {
+    item.write(param, {group.first * size, group.count * size}, param_offset());
+  }
   if (!out_of_reach(param)) return {};
-  return item.copy_to_device(state_.store().memory(param) + group.first * param_size,
-                             param_offset(), group.count * param_size);
+  return item.copy_to_device(state_.store().memory(param) + group.first * size, param_offset(),
+                             group.count * size);
 }
 
 void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
@@ -196,7 +232,7 @@ void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexce
 
 /// Then nothing moves between the item and a separate device.
 bool SubGroupStream::of_gradients_alone() const noexcept {
-  return !options_.read_state && !options_.write_state &&
+  return !options_.read_state && !options_.write_state && !options_.restore_param &&
          std::none_of(tasks_.begin(), tasks_.end(),
                       [&](const Task& task) { return out_of_reach(state_.grad(task.unit)); });
 }
@@ -218,9 +254,13 @@ Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written
   list_written(group, written);
   const bool sliced = body_.slice != nullptr;
   if (sliced || !read.empty()) {
+    const std::uint64_t size = dtype_size(state_.placement().param_dtype);
     for_each_slice(group, [&](std::uint64_t begin, std::uint64_t end) {
       read.add_to_verify(begin, end);
       if (!sliced) return;
+      if (group.saved != nullptr && options_.write_state) {
+        std::memcpy(group.saved + begin * size, group.param + begin * size, (end - begin) * size);
+      }
       body_.slice(group, begin, end);
       written.add_to_seal(begin, end);
     });
@@ -234,7 +274,9 @@ Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written
 }
 
 Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexcept {
-  const SubGroup group = locate(task, item);
+  SubGroup group = locate(task, item);
+  const bool saved = options_.restore_param || current_ < saved_end_;
+  if (saved && state_.saves_param(task.unit)) group.saved = item->data() + saved_offset();
   if (item != nullptr) {
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(item->finish());
@@ -246,6 +288,7 @@ Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexce
   if (state_.separate_device() && !on_host_alone_) ARTESIAN_TRY_VOID(item->hold());
   written.seal();
   if (options_.write_grad) write_grad(group, *item);
+  if (options_.restore_param) return write_param(group, *item);
   return options_.write_state ? write(group, *item) : Result<void>();
 }
 
@@ -262,6 +305,7 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
   items_.assign(tasks_.size(), nullptr);
   current_ = issued_ = 0;
   writers_waiting_ = 0;
+  saved_end_ = 0;
   unit_end_.assign(state_.layout().units.size(), 0);
   for (std::size_t place = 0; place < tasks_.size(); ++place) {
     unit_end_[tasks_[place].unit] = place + 1;
@@ -303,7 +347,7 @@ Result<void> SubGroupStream::run_next() noexcept {
   StagingItem* item = items_[current_];
   ARTESIAN_TRY_VOID(run_one(tasks_[current_], item));
   if (item != nullptr) {
-    const bool writes = options_.write_state || options_.write_grad;
+    const bool writes = options_.write_state || options_.write_grad || options_.restore_param;
     free_items_.push_back({item, writes ? std::optional(tasks_[current_]) : std::nullopt});
   }
   ++current_;
@@ -336,7 +380,9 @@ Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
 Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
                                    const SubGroupStreamOptions& options, SlicedBody body) noexcept {
   list_tasks(units);
-  return begin_tasks(options, std::move(body));
+  auto begun = begin_tasks(options, std::move(body));
+  if (options.units_saved != 0) saved_end_ = unit_end_[units[options.units_saved - 1]];
+  return begun;
 }
 
 Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
@@ -385,8 +431,17 @@ Result<void> SubGroupStream::abandon() noexcept {
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
     free_items_.push_back({items_[task], {}});
   }
+  done_ = current_;
   current_ = tasks_.size();
   return first;
+}
+
+Result<void> SubGroupStream::run_on_done(const SubGroupStreamOptions& options,
+                                         SlicedBody body) noexcept {
+  ARTESIAN_CHECK(!under_way());
+  tasks_.resize(std::exchange(done_, 0));
+  ARTESIAN_TRY_VOID(begin_tasks(options, std::move(body)));
+  return finish();
 }
 
 Result<void> SubGroupStream::finish() noexcept {

@@ -40,6 +40,7 @@ struct SubGroup {
   std::uint16_t* master_low = nullptr;
   std::byte* grad = nullptr;   // [count] of grad_dtype
   std::byte* param = nullptr;  // [count] of param_dtype, where the fresh parameter goes
+  std::byte* saved = nullptr;  // [count] of param_dtype: what it was, where that is kept
 };
 
 struct SubGroupStreamOptions {
@@ -47,6 +48,12 @@ struct SubGroupStreamOptions {
   bool read_grad = false;
   bool write_state = false;
   bool write_grad = false;  // of units whose gradients are on NVMe
+  /// The work on the first so many units may be taken back: what parameters were goes to their
+  /// saved_param (ModelState), where there is one. For state it is the caller who sees to shadows.
+  std::size_t units_saved = 0;
+  /// Takes it back: reads what parameters were, or the state that they come from, and writes
+  /// nothing but them.
+  bool restore_param = false;
   aio::Priority read_priority = aio::Priority::OptimizerRead;
 };
 
@@ -87,6 +94,8 @@ class SubGroupStream {
   }
   /// Ends the pass where it is: waits for what it reads, and forgets it. Errors: Io, Timeout.
   Result<void> abandon() noexcept;
+  /// Runs `body` on the sub-groups that the pass had done when it was abandoned.
+  Result<void> run_on_done(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
   /// The rest of the pass. Writes may still be in flight in the ring. Errors: as advance_past.
   Result<void> finish() noexcept;
   /// begin and finish.
@@ -139,6 +148,8 @@ class SubGroupStream {
   bool may_look_ahead() const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
+  void list_param(const SubGroup& group, GroupBlocks& blocks) const noexcept;
+  void list_saved(const SubGroup& group, GroupBlocks& blocks) const noexcept;
   void list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept;
   void list_written(const SubGroup& group, GroupBlocks& blocks) const noexcept;
   void list_state(const SubGroup& group, bool with_param, GroupBlocks& blocks) const noexcept;
@@ -146,12 +157,14 @@ class SubGroupStream {
   void for_each_slice(const SubGroup& group, const Work& work);
   Result<void> work_on(const SubGroup& group, GroupBlocks& written) noexcept;
   Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
+  Result<void> write_param(const SubGroup& group, tiering::StagingItem& item) noexcept;
   void write_grad(const SubGroup& group, tiering::StagingItem& item) noexcept;
   bool on_nvme(tiering::ShardId id) const noexcept;
   bool out_of_reach(tiering::ShardId id) const noexcept;
   std::uint64_t record_blocks(std::uint32_t unit) const noexcept;
   std::uint64_t param_offset() const noexcept;
   std::uint64_t grad_offset() const noexcept;
+  std::uint64_t saved_offset() const noexcept { return grad_offset(); }
 
   ModelState& state_;
   // Of the pass under way:
@@ -161,7 +174,9 @@ class SubGroupStream {
   std::vector<Task> tasks_;
   std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
   std::vector<tiering::StagingItem*> items_;  // by task, or null
+  std::size_t saved_end_ = 0;                 // the place after the last of units_saved
   std::size_t current_ = 0;                   // the first task that is not done
+  std::size_t done_ = 0;                      // of a pass that was abandoned: where current_ was
   std::size_t issued_ = 0;                    // tasks of which all reads have been started
   std::uint32_t writers_waiting_ = 0;         // of these, those that will take an item to write
   std::vector<FreeItem> free_items_;          // not of a task; the first was given back first

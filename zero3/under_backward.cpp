@@ -1,18 +1,23 @@
 #include "zero3/under_backward.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <set>
 
-#include "zero3/step_plan.h"
+#include "base/log.h"
 
 namespace artesian::zero3 {
 
 using tiering::Tier;
 
+bool waits_for_norm(const Config& config) noexcept {
+  return config.gradient_clipping != 0.0 || config.check_grad_overflow ||
+         config.param_dtype == DType::Float16;
+}
+
 bool may_update_under_backward(const Config& config) noexcept {
-  return config.gradient_clipping == 0.0 && !config.check_grad_overflow &&
-         config.param_dtype != DType::Float16;
+  return config.artesian.speculative_update || !waits_for_norm(config);
 }
 
 namespace {
@@ -43,6 +48,16 @@ std::vector<std::uint32_t> in_order(const std::vector<std::vector<std::uint32_t>
     units.insert(units.end(), stage->begin(), stage->end());
   }
   return units;
+}
+
+/// Whether an update of the unit may be taken back: Note [Speculation].
+bool may_be_taken_back(const Placement& placement, std::uint32_t unit) {
+  const bool room = dtype_size(placement.grad_dtype) >= dtype_size(placement.param_dtype);
+  if (!room && placement.update_reads_param(unit)) return false;
+  for (std::uint64_t index = 0; index < placement.sub_group_count(unit); ++index) {
+    if (placement.optimizer_home(unit, index) != Tier::Nvme) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -82,9 +97,13 @@ double share_under_backward(const UpdateTimes& times) noexcept {
 }
 
 std::vector<bool> units_under_backward(const Placement& placement,
-                                       const std::vector<StageSpec>& stages, double share) {
+                                       const std::vector<StageSpec>& stages, double share,
+                                       bool speculative) {
   const auto units = static_cast<std::uint32_t>(placement.layout.units.size());
-  const std::vector<std::uint32_t> candidates = in_order(final_after_stage(placement, stages));
+  std::vector<std::uint32_t> candidates = in_order(final_after_stage(placement, stages));
+  std::erase_if(candidates, [&](std::uint32_t unit) {
+    return speculative && !may_be_taken_back(placement, unit);
+  });
   std::vector<double> bytes(units);
   for (std::uint32_t unit = 0; unit < units; ++unit) {
     const Moved moved = update_moves(placement, unit, /*separate=*/false, /*live=*/true).total();
@@ -105,43 +124,91 @@ std::vector<bool> units_under_backward(const Placement& placement,
   return chosen;
 }
 
-UnderBackward::UnderBackward(const Config& config, const ModelState& state,
+Moved saved_moves(const Placement& placement, std::uint32_t unit) {
+  if (!placement.update_reads_param(unit)) return {};
+  return {.nvme_write = placement.optimizer_bytes(unit) / placement.state_size(unit) *
+                        dtype_size(placement.param_dtype)};
+}
+
+std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& units) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit]) continue;
+    bytes += placement.optimizer_bytes(unit) + saved_moves(placement, unit).nvme_write;
+  }
+  return bytes;
+}
+
+UnderBackward::UnderBackward(const Config& config, ModelState& state,
                              const std::vector<StageSpec>& stages, Gradients& gradients,
-                             Optimizer& optimizer, std::optional<double> share)
+                             Optimizer& optimizer)
     : state_(state),
       stages_(stages),
       gradients_(gradients),
       optimizer_(optimizer),
+      speculative_(waits_for_norm(config)),
+      norm_max_(config.gradient_clipping > 0 ? config.gradient_clipping
+                                             : std::numeric_limits<double>::infinity()),
       units_(state.layout().units.size(), false),
       by_stage_(stages.size()) {
   if (!may_update_under_backward(config)) return;
-  const std::vector<bool> most = units_under_backward(state.placement(), stages, 1.0);
+  const std::vector<bool> most = units_under_backward(state.placement(), stages, 1.0, speculative_);
   undecided_ = std::find(most.begin(), most.end(), true) != most.end();
-  if (undecided_ && share.has_value()) decide(*share);
 }
 
-void UnderBackward::decide(double share) {
+Result<void> UnderBackward::decide(double share) noexcept {
   undecided_ = false;
-  units_ = units_under_backward(state_.placement(), stages_, share);
+  const std::vector<bool> chosen =
+      units_under_backward(state_.placement(), stages_, share, speculative_);
+  if (speculative_) {
+    auto reserved = state_.reserve_shadows(chosen);
+    if (!reserved.has_value() && reserved.error().code == ErrorCode::NoSpace) {
+      log(LogLevel::Info,
+          "artesian.speculative_update: the update stays under forward, which is slower: " +
+              reserved.error().to_string());
+      return {};
+    }
+    ARTESIAN_TRY_VOID(std::move(reserved));
+  }
+  units_ = chosen;
   by_stage_ = final_after_stage(state_.placement(), stages_);
   for (auto& units : by_stage_) {
     std::erase_if(units, [this](std::uint32_t unit) { return !units_[unit]; });
   }
+  log(LogLevel::Info, "update: " + std::to_string(count()) + " of " +
+                          std::to_string(units_.size()) + " units under backward" +
+                          (speculative_ ? ", taken back where the norm says so" : ""));
+  return {};
 }
 
-Result<void> UnderBackward::begin(const kernels::AdamStep& constants) noexcept {
+Result<void> UnderBackward::begin(const kernels::AdamStep& constants, double loss_scale) noexcept {
   stopped_ = false;
-  return optimizer_.begin_ahead(constants, in_order(by_stage_));
+  sum_squares_ = 0.0;
+  sum_squares_max_ = norm_max_ * loss_scale * norm_max_ * loss_scale;
+  const bool tries = expected_ || !speculative_;
+  return optimizer_.begin_ahead(
+      constants, tries ? in_order(by_stage_) : std::vector<std::uint32_t>(), speculative_);
 }
 
 Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {
-  if (!begun() || stopped_) return {};
+  if (!optimizer_.under_backward() || stopped_) return {};
   for (const std::uint32_t unit : by_stage_[stage]) {
-    stopped_ = !gradients_.sum_final(unit);
+    const auto sum_squares = gradients_.sum_final(unit);
+    sum_squares_ += sum_squares.value_or(0.0);
+    stopped_ = !sum_squares.has_value() || (speculative_ && sum_squares_ > sum_squares_max_);
     if (stopped_) return {};
     optimizer_.gradient_is_final(unit);
   }
   return optimizer_.update_ahead();
+}
+
+Result<void> UnderBackward::take_back() noexcept {
+  return optimizer_.speculative() ? optimizer_.take_back() : Result<void>();
+}
+
+Result<void> UnderBackward::judged(bool as_begun) noexcept {
+  expected_ = as_begun;
+  return as_begun ? Result<void>() : take_back();
 }
 
 }  // namespace artesian::zero3

@@ -244,6 +244,7 @@ TEST(ConfigKeys, DefaultsOfTheTableAreDefaultsOfTheStruct) {
   EXPECT_EQ(empty->aio.queue_depth, fresh.aio.queue_depth);
   EXPECT_EQ(empty->aio.overlap_events, fresh.aio.overlap_events);
   EXPECT_EQ(empty->check_grad_overflow, fresh.check_grad_overflow);
+  EXPECT_EQ(empty->artesian.speculative_update, fresh.artesian.speculative_update);
   EXPECT_EQ(empty->artesian.skipped_steps_max, fresh.artesian.skipped_steps_max);
 }
 

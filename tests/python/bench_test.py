@@ -282,11 +282,11 @@ def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "fio_mixed", fio_mixed)
     options = run.parse(["--bound-rounds", "2"])
     made = report.Report("bound", tmp_path)
-    row = bound.one_case(made, options, "model", "tokens", (1, 128, True), "file")
+    row = bound.one_case(made, options, "model", "tokens", (1, 128, bound.CLIPPED), "file")
     assert shares == [0.75, 0.75]  # of the bytes, read
     assert made.ratios[0]["median"] == 5.0 / 4.0  # 4 GB at 1 GB/s, longer than 3 s
     seconds[False] = [5.0]
-    bound.one_case(made, options, "model", "tokens", (1, 128, True), "file")
+    bound.one_case(made, options, "model", "tokens", (1, 128, bound.CLIPPED), "file")
     assert made.ratios[1]["median"] == 1.0
     assert row[0] == "1 x 128, clipped" and row[-1].startswith("1.25 ")
 

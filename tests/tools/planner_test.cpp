@@ -101,7 +101,7 @@ TEST_F(Planner, AStepOfManyMicroBatchesIsCarriedOn) {
 TEST_F(Planner, WithoutClippingBackwardTakesAPartOfTheUpdate) {
   PlanCase clipped = on_nvme();
   clipped.config.accumulation_steps = 1;
-  clipped.config.check_grad_overflow = false;
+  clipped.config.check_grad_overflow = clipped.config.artesian.speculative_update = false;
   clipped.rates.disk_read = 4e8;  // forward alone is too short for the update
   clipped.rates.disk_write = 2e8;
   clipped.compute = {1e-3, 2e-3, 2e-3, 4e-3};
@@ -115,6 +115,14 @@ TEST_F(Planner, WithoutClippingBackwardTakesAPartOfTheUpdate) {
   EXPECT_NEAR(static_cast<double>(after.moved.optimizer.nvme_write), state, 0.01 * state);
   free.config.check_grad_overflow = true;
   EXPECT_EQ(figures_of(free).time.seconds, before.time.seconds);
+  EXPECT_EQ(before.nvme.buffers, 0u);
+  clipped.config.artesian.speculative_update = true;
+  const PlanFigures tried = figures_of(clipped);
+  EXPECT_LT(tried.time.seconds, before.time.seconds);
+  EXPECT_GT(tried.nvme.buffers,
+            0u);  // shadows: of two moments and the master weights' lower halves
+  EXPECT_EQ(tried.moved.optimizer.nvme_write - before.moved.optimizer.nvme_write,
+            tried.nvme.buffers / 12 * 2);  // what parameters were
 }
 
 TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
@@ -177,19 +185,24 @@ TEST_F(Planner, OffersTheUpdateUnderBackwardWhereNothingIsClipped) {
   now.host_bytes = on_nvme().host_bytes;
   for (double* seconds : {&now.compute.block_forward, &now.compute.block_backward}) *seconds *= 20;
   now.config.check_grad_overflow = true;
-  const auto offered = [&](double clipping) {
+  now.config.artesian.speculative_update = false;
+  const auto offered = [&](const char* key, double clipping) {
     now.config.gradient_clipping = clipping;
     const auto changes = find_changes(now, figures_of(now));
-    const auto found = std::find_if(changes.begin(), changes.end(), [](const Change& change) {
-      return change.key == "bf16.check_grad_overflow";
-    });
+    const auto found = std::find_if(changes.begin(), changes.end(),
+                                    [&](const Change& change) { return change.key == key; });
     return found == changes.end() ? 0.0 : found->tokens_per_s;
   };
-  EXPECT_EQ(offered(1.0), 0.0);
-  const double with = offered(0.0);
+  const double tried = offered("artesian.speculative_update", 1.0);
+  EXPECT_GT(tried, 0.0);
+  EXPECT_EQ(offered("bf16.check_grad_overflow", 1.0), 0.0);
+  const double with = offered("bf16.check_grad_overflow", 0.0);
   EXPECT_GT(with, 0.0);
   now.config.check_grad_overflow = false;
   EXPECT_EQ(with, figures_of(now).tokens_per_s);
+  now.config.gradient_clipping = 1.0;
+  now.config.artesian.speculative_update = true;
+  EXPECT_EQ(tried, figures_of(now).tokens_per_s);
 }
 
 TEST_F(Planner, OffersNothingToAStepThatOnlyComputes) {

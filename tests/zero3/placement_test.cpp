@@ -288,7 +288,7 @@ TEST(Placement, WhatIsUpdatedUnderForwardAloneStaysInHostMemoryFirst) {
     Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Nvme);
     given.host = 600'000 + random_word(seed, 9, 0) % (1u << 19);
     given.config.zero.sub_group_size = 4096;
-    given.config.check_grad_overflow = false;
+    given.config.artesian.speculative_update = false;
     const auto in_host = [&] {  // sub-groups of the looked-up table, and of all others
       std::array<std::uint64_t, 3> count{};
       const Placement plan = given.place().value();
@@ -301,8 +301,12 @@ TEST(Placement, WhatIsUpdatedUnderForwardAloneStaysInHostMemoryFirst) {
       return count;
     };
     const auto spread = in_host();
-    given.config.gradient_clipping = 0.0;
+    given.config.artesian.speculative_update = true;
     const auto first = in_host();
+    given.config.artesian.speculative_update = false;
+    given.config.gradient_clipping = 0.0;
+    given.config.check_grad_overflow = false;
+    EXPECT_EQ(in_host(), first);
     EXPECT_EQ(first[0] + first[1], spread[0] + spread[1]);
     EXPECT_EQ(first[0], std::min(first[2], first[0] + first[1]));
     some_of_the_table += spread[0] < first[0] ? 1 : 0;

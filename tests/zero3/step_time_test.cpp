@@ -51,19 +51,19 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                       .ranks = ranks})
           .value();
   const ZeroConfig& zero = made.config.zero;
-  made.plan =
-      plan_step(
-          {.placement = &made.placement,
-           .stages = &made.model.stages,
-           .limits = {zero.prefetch_bucket_size, zero.max_live_parameters, zero.max_reuse_distance},
-           .micro_batches = made.config.accumulation_steps,
-           .tokens = 32,
-           .lookup_width = 64,
-           .separate_device = separate,
-           .ranks = ranks,
-           .under_backward =
-               units_under_backward(made.placement, made.model.stages, share_under_backward)})
-          .value();
+  made.plan = plan_step({.placement = &made.placement,
+                         .stages = &made.model.stages,
+                         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
+                                    zero.max_reuse_distance},
+                         .micro_batches = made.config.accumulation_steps,
+                         .tokens = 32,
+                         .lookup_width = 64,
+                         .separate_device = separate,
+                         .ranks = ranks,
+                         .under_backward = units_under_backward(made.placement, made.model.stages,
+                                                                share_under_backward,
+                                                                /*speculative=*/false)})
+                  .value();
   return made;
 }
 

@@ -111,15 +111,18 @@ TEST_F(UnderBackwardTest, WaitsForTheNormWhereAGradientMayBeClippedOrTheStepSkip
     return chosen;
   };
   EXPECT_GT(units(unclipped(run)), 0u);
+  EXPECT_FALSE(waits_for_norm(unclipped(run)));
   Config clipped = unclipped(run);
   clipped.gradient_clipping = 1.0;
-  EXPECT_EQ(units(clipped), 0u);
   Config skipping = unclipped(run);
   skipping.check_grad_overflow = true;
-  EXPECT_EQ(units(skipping), 0u);
   Choice half = run;
   half[Dtype] = 2;
-  EXPECT_EQ(units(unclipped(half)), 0u);
+  for (Config config : {clipped, skipping, unclipped(half)}) {
+    EXPECT_TRUE(waits_for_norm(config));
+    config.artesian.speculative_update = false;
+    EXPECT_EQ(units(config), 0u);
+  }
 }
 
 TEST_F(UnderBackwardTest, IsDecidedByTheSecondStepAndLeavesTheBits) {
@@ -243,7 +246,7 @@ TEST_F(UnderBackwardTest, IsSpreadOverTheUnitsInTheirShareOfTheBytes) {
     return sum;
   };
   const double total = bytes(std::vector<bool>(placement.units.size(), true));
-  const std::vector<bool> most = units_under_backward(placement, stages, 1.0);
+  const std::vector<bool> most = units_under_backward(placement, stages, 1.0, false);
   double largest = 0.0;
   for (std::uint32_t unit = 0; unit < most.size(); ++unit) {
     std::vector<bool> one(most.size(), false);
@@ -251,12 +254,12 @@ TEST_F(UnderBackwardTest, IsSpreadOverTheUnitsInTheirShareOfTheBytes) {
     largest = std::max(largest, bytes(one));
   }
   for (const double share : {0.0, 0.1, 0.25, 0.4, 0.6, 1.0}) {
-    const std::vector<bool> units = units_under_backward(placement, stages, share);
+    const std::vector<bool> units = units_under_backward(placement, stages, share, false);
     for (std::uint32_t unit = 0; unit < units.size(); ++unit) EXPECT_LE(units[unit], most[unit]);
     const double wanted = std::min(share * total, bytes(most));
     EXPECT_LE(std::abs(bytes(units) - wanted), largest / 2 * (1 + 1e-9)) << share;
   }
-  EXPECT_EQ(count(units_under_backward(placement, stages, 0.0)), 0u);
+  EXPECT_EQ(count(units_under_backward(placement, stages, 0.0, false)), 0u);
   EXPECT_TRUE(engine->close().has_value());
 }
 

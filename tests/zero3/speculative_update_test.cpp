@@ -1,0 +1,260 @@
+// Proves the promises of the update under backward that may be taken back (under_backward.h, Note
+// [Speculation]): the same bits as an update that waited, whether it is kept, taken back because of
+// a clip factor, an overflow or a caller, or only tried after some steps; a disk without room for
+// shadows costs time alone; and faults in it end the run.
+#include "zero3/under_backward.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fcntl.h>
+
+#include "tests/support/diverted_files.h"
+#include "tests/support/separate_device.h"
+#include "tests/zero3/budgets.h"
+#include "tests/zero3/equality.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::SeparateDevice;
+
+constexpr double never_reached = 1e6;
+
+class SpeculativeUpdateTest : public Equality {
+ protected:
+  SpeculativeUpdateTest() : Equality(tiny), batch(scale.samples, scale.length) {
+    at::set_num_threads(1);
+  }
+
+  Config clipped(const Choice& choice, double clipping) const {
+    Config config = config_of(choice);
+    config.gradient_clipping = clipping;
+    const bool on_nvme = choice[ParamHome] == 2 && choice[OptimizerHome] == 2;
+    if (choice[Budget] == 0 && on_nvme && choice[Schedule] != 4 && !separate_device) {
+      config.artesian.host_memory =  // else gradients would spill
+          host_budget_for_gradients(module_of(choice), config, choice[Masters] == 0);
+    }
+    return config;
+  }
+  /// Everything in memory, each update after its step's norm.
+  Outcome reference(const Choice& choice, double clipping) {
+    Choice simple{0,           0, 2, 2, 0, 2, 2, 2, 2, 2, 0, choice[Dtype], choice[Accumulation],
+                  choice[Head]};
+    simple[Masters] = 1;
+    Config config = clipped(simple, clipping);
+    config.artesian.speculative_update = false;
+    return train(simple, config);
+  }
+  std::unique_ptr<Engine> create(const Config& config, EngineOptions options = {}) {
+    options.share_under_backward = 1.0;
+    auto engine = Engine::create(module_of(run), config, options).value();
+    RandomWeights weights(module_of(run).parameters(), 1);
+    EXPECT_TRUE(engine->initialize(weights).has_value());
+    return engine;
+  }
+  void forward_and_backward(Engine& engine) {
+    EXPECT_TRUE(engine.forward(batch.batch()).has_value());
+    const auto backward = engine.backward();
+    EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
+  }
+  /// So many steps of which `between` sees the engine between backward and step().
+  template <typename Between>
+  std::string digest_after(const Config& config, int steps, const Between& between) {
+    auto engine = create(config);
+    for (int step = 0; step < steps; ++step) {
+      forward_and_backward(*engine);
+      between(*engine, step);
+      EXPECT_TRUE(engine->step().has_value());
+    }
+    const std::string digest = engine->digest().value();
+    EXPECT_TRUE(engine->close().has_value());
+    return digest;
+  }
+  static std::ptrdiff_t count(const std::vector<bool>& units) {
+    return std::count(units.begin(), units.end(), true);
+  }
+  static std::ptrdiff_t taken_back(const Outcome& outcome) {
+    return std::count_if(outcome.steps.begin(), outcome.steps.end(),
+                         [](const StepResult& step) { return step.taken_back; });
+  }
+
+  // All on NVMe in bf16, but for the gradients; an untied head.
+  const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
+  TokenBatch batch;
+};
+
+/// A norm that about half of the steps exceed.
+double median_norm(const std::vector<StepResult>& steps) {
+  std::vector<double> norms;
+  for (const StepResult& step : steps) {
+    if (!step.overflow) norms.push_back(step.grad_norm);
+  }
+  std::sort(norms.begin(), norms.end());
+  return norms[norms.size() / 2];
+}
+
+TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
+  std::map<std::array<int, 3>, double> medians;
+  std::map<std::array<int, 4>, Outcome> references;
+  std::ptrdiff_t units = 0, backs = 0, overflows = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Choice choice = random_choice(83, seed);
+    if (seed % 4 != 3) choice[OptimizerHome] = 2;
+    SCOPED_TRACE(describe(choice));
+    const std::array<int, 3> model{choice[Dtype], choice[Accumulation], choice[Head]};
+    separate_device = false;
+    if (!medians.contains(model)) medians[model] = median_norm(reference(choice, 0.0).steps);
+    const int clip = static_cast<int>(seed % 3);  // by a norm that some steps have; never; always
+    const double clipping = std::array{medians[model], never_reached, 1e-3}[seed % 3];
+    Outcome& expected = references[{model[0], model[1], model[2], clip}];
+    if (expected.steps.empty()) expected = reference(choice, clipping);
+    separate_device = seed % 6 == 5;
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    const Config config = clipped(choice, clipping);
+    EngineOptions options;
+    options.share_under_backward = std::array{1.0, 0.5}[seed % 2];
+    if (choice[SwapFolders] == 2) options.path_disks = unlike_disks(config);
+    if (separate_device) options.backend = &device;
+    const Outcome outcome = train(choice, config, options);
+    expect_same(outcome, expected);
+    if (HasFatalFailure()) return;
+    units += outcome.units_under_backward;
+    backs += taken_back(outcome);
+    for (const StepResult& step : outcome.steps) overflows += step.taken_back && step.overflow;
+  }
+  EXPECT_GE(units, 60);
+  EXPECT_GE(backs, 15);
+  EXPECT_GE(overflows, 10);
+}
+
+TEST_F(SpeculativeUpdateTest, IsMadeUnderBackwardOnlyAfterAStepThatKeptIt) {
+  const auto writes = [&](const Config& config) {  // until step(), of each
+    auto engine = create(config);
+    EXPECT_EQ(count(engine->units_under_backward()),
+              std::ssize(engine->placement().layout.units) - 1);  // all but the looked-up table
+    std::vector<std::uint64_t> written;
+    for (int step = 0; step < 3; ++step) {
+      forward_and_backward(*engine);
+      const auto result = engine->step();
+      EXPECT_EQ(result->taken_back, step == 0 && config.gradient_clipping < 1.0);
+      EXPECT_TRUE(engine->finish_update().has_value());
+      static_cast<void>(engine->take_completed());
+      written.push_back(result->bytes_nvme_write);
+    }
+    EXPECT_TRUE(engine->close().has_value());
+    return written;
+  };
+  for (const std::uint64_t bytes : writes(clipped(run, never_reached))) EXPECT_GT(bytes, 0u);
+  EXPECT_EQ(writes(clipped(run, 1e-3))[2], 0u);
+  Config off = clipped(run, never_reached);
+  off.artesian.speculative_update = false;
+  auto engine = create(off);
+  EXPECT_EQ(count(engine->units_under_backward()), 0);
+  EXPECT_TRUE(engine->close().has_value());
+}
+
+TEST_F(SpeculativeUpdateTest, WhoComesToTheWeightsBeforeTheStepTakesItBack) {
+  const Config config = clipped(run, never_reached);
+  const auto nobody = [](Engine&, int) {};
+  const std::string expected = digest_after(config, 5, nobody);
+  std::string before;
+  const auto evaluates = [&](Engine& engine, int step) {
+    if (step != 2 && step != 3) return;
+    EXPECT_TRUE(engine.evaluate(batch.batch()).has_value());
+    if (step == 3) before = engine.digest().value();
+  };
+  EXPECT_EQ(digest_after(config, 5, evaluates), expected);
+  EXPECT_EQ(digest_after(config, 3, nobody), before);  // the weights of three steps
+}
+
+TEST_F(SpeculativeUpdateTest, IsDroppedByClose) {
+  const auto engine = create(clipped(run, never_reached));
+  forward_and_backward(*engine);
+  EXPECT_TRUE(engine->close().has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+/// A disk that has the space that is asked for at first, and none besides.
+class FullDisk final : public test_support::DivertedFiles {
+ public:
+  Result<std::unique_ptr<File>> open(const std::string& path,
+                                     const OpenOptions& options) noexcept override {
+    ARTESIAN_TRY(file, DivertedFiles::open(path, options));
+    return std::unique_ptr<File>(std::make_unique<Full>(std::move(file)));
+  }
+
+ private:
+  class Full final : public test_support::ForwardingFile {
+   public:
+    using ForwardingFile::ForwardingFile;
+    Result<void> allocate(std::uint64_t bytes) noexcept override {
+      ARTESIAN_TRY(size, this->size());
+      if (size != 0) return make_error(ErrorCode::NoSpace, "full", ENOSPC);
+      return ForwardingFile::allocate(bytes);
+    }
+  };
+};
+
+TEST_F(SpeculativeUpdateTest, OnAFullDiskTheUpdateWaitsForTheNorm) {
+  const Config config = clipped(run, never_reached);
+  const std::string expected = digest_after(config, 3, [](Engine&, int) {});
+  FullDisk files;
+  auto engine = create(config, {.files = &files});
+  EXPECT_EQ(count(engine->units_under_backward()), 0);
+  for (int step = 0; step < 3; ++step) {
+    forward_and_backward(*engine);
+    EXPECT_TRUE(engine->step().has_value());
+  }
+  EXPECT_EQ(engine->digest().value(), expected);
+  EXPECT_TRUE(engine->close().has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(SpeculativeUpdateTest, DamageToAShadowThatWasKeptIsFound) {
+  const auto engine = create(clipped(run, never_reached));
+  forward_and_backward(*engine);
+  ASSERT_TRUE(engine->step().has_value());
+  ASSERT_TRUE(engine->finish_update().has_value());
+  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+  const auto digest = engine->digest();
+  ASSERT_FALSE(digest.has_value());
+  EXPECT_EQ(digest.error().code, ErrorCode::Corrupt) << digest.error().to_string();
+  EXPECT_TRUE(engine->close().has_value());
+}
+
+TEST_F(SpeculativeUpdateTest, AnErrorInTakingItBackEndsTheRunWithThatError) {
+  test_support::DivertedFiles files;
+  const auto engine = create(clipped(run, never_reached), {.files = &files});
+  forward_and_backward(*engine);
+  ASSERT_TRUE(engine->step().has_value());
+  forward_and_backward(*engine);
+  const int memory = ::open("/proc/self/mem", O_RDONLY);  // at an address without any: EIO
+  files.diverted = memory;
+  const auto evaluated = engine->evaluate(batch.batch());
+  ASSERT_FALSE(evaluated.has_value());
+  EXPECT_EQ(evaluated.error().code, ErrorCode::Io) << evaluated.error().to_string();
+  EXPECT_EQ(engine->step().error().to_string(), evaluated.error().to_string());
+  files.diverted = -1;
+  static_cast<void>(engine->close().has_value());  // what was in flight has failed, too
+  ::close(memory);
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(SpeculativeUpdateTest, IsOfUnitsWhoseStateIsAllOnNvme) {
+  Choice choice = run;
+  choice[Budget] = 3;  // some of the state in host memory
+  auto engine = create(clipped(choice, never_reached));
+  const Placement& plan = engine->placement();
+  const std::vector<bool> units = units_under_backward(plan, module_of(run).stages(), 1.0, true);
+  EXPECT_GT(count(units), 0);
+  EXPECT_LT(count(units), count(units_under_backward(plan, module_of(run).stages(), 1.0, false)));
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    for (std::uint64_t index = 0; units[unit] && index < plan.sub_group_count(unit); ++index) {
+      EXPECT_EQ(plan.optimizer_home(unit, index), Tier::Nvme);
+    }
+  }
+  EXPECT_TRUE(engine->close().has_value());
+}
+
+}  // namespace
+}  // namespace artesian::zero3
