@@ -32,6 +32,8 @@ enum class EngineKind : std::uint8_t { IoUring, Libaio, Threads };
 /// over needs no call; it spins, and sleeps after 10 ms without any. Completion (IOPOLL): direct
 /// transfers are waited for by asking the disk, not by its interrupts, while their thread spins.
 enum class Polling : std::uint8_t { None, Submission, Completion, Both };
+inline constexpr Polling pollings[] = {Polling::None, Polling::Submission, Polling::Completion,
+                                       Polling::Both};
 
 constexpr bool polls_submission(Polling polling) noexcept {
   return polling == Polling::Submission || polling == Polling::Both;
@@ -191,6 +193,8 @@ inline constexpr std::uint32_t threads_max = 64;
 const char* engine_kind_name(EngineKind kind) noexcept;
 /// "off", "sqpoll", "iopoll" or "both".
 const char* polling_name(Polling polling) noexcept;
+/// "off, sqpoll, iopoll or both": what is allowed, as messages say it.
+std::string polling_words();
 
 /// Makes an engine of this kind. Errors: Invalid (options), Unsupported (the kernel refuses it).
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind, const EngineOptions& options) noexcept;

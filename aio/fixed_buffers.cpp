@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/huge_page.h"
 #include "base/units.h"
 
 namespace artesian::aio {

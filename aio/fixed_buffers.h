@@ -22,7 +22,6 @@ namespace artesian::aio {
 class FixedBuffers {
  public:
   static constexpr std::uint64_t piece_size_max = std::uint64_t{1} << 30;
-  static constexpr std::uint64_t huge_page_size = std::uint64_t{2} << 20;
 
   FixedBuffers() = default;
   /// The ranges must not overlap.

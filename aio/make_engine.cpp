@@ -101,6 +101,15 @@ const char* polling_name(Polling polling) noexcept {
   return "off";
 }
 
+std::string polling_words() {
+  std::string words;
+  for (const Polling& polling : pollings) {
+    if (!words.empty()) words += &polling == std::end(pollings) - 1 ? " or " : ", ";
+    words += polling_name(polling);
+  }
+  return words;
+}
+
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind,
                                             const EngineOptions& options) noexcept {
   ARTESIAN_TRY_VOID(check_options(options));

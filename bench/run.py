@@ -23,6 +23,7 @@ def parse(arguments):
     add("--repeats", type=int, default=9, help="of each measurement of adam; disk makes 5")
     add("--elements", type=float, default=100e6, help="adam: parameters of one step")
     add("--disk-repeats", type=int, default=5)
+    add("--disk-seconds", type=int, default=2, help="disk: of each; 0: once over the file")
     add("--size", default="1GiB", help="disk and plan: bytes of the file")
     add("--points", default="128K/8,128K/32,1M/8,1M/32,8M/8", help="disk: block size/queue depth")
     add("--models", default="124m,355m", help="step: sizes, of 124m, 355m and tiny")

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "base/check.h"
+#include "base/huge_page.h"
 #include "base/units.h"
 
 namespace artesian::pinned {

@@ -6,8 +6,6 @@
 
 namespace artesian::pinned {
 
-inline constexpr std::uint64_t huge_page_size = 2ull << 20;
-
 /// Anonymous private memory, with these flags of mmap besides; the caller unmaps it. `bytes` is a
 /// multiple of 4096. Null, and errno, where the kernel refuses or there are no such addresses.
 std::byte* map_aligned(std::uint64_t bytes, int protection, int flags = 0) noexcept;

@@ -35,7 +35,6 @@ Result<std::unique_ptr<Arena>> Arena::reserve(std::uint64_t bytes) noexcept {
     return make_error(ErrorCode::Unsupported, "addresses are limited (ulimit -v)");
   }
   const std::uint64_t size = round_up(bytes, granule_size);
-  static_assert(granule_size == huge_page_size);
   std::byte* const base = map_aligned(size, PROT_NONE, MAP_NORESERVE);
   if (base == nullptr) return refused(bytes, errno);
   (void)madvise(base, size, MADV_HUGEPAGE);  // refused: small pages, all else the same

@@ -23,6 +23,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/huge_page.h"
 #include "base/result.h"
 #include "pinned/free_list.h"
 
@@ -39,7 +40,7 @@ struct ArenaStatistics {
 /// Thread-safe.
 class Arena {
  public:
-  static constexpr std::uint64_t granule_size = 2ull << 20;
+  static constexpr std::uint64_t granule_size = huge_page_size;
 
   /// Reserves addresses for at most `bytes`, rounded up to granules.
   /// Errors: Exhausted (refused), Unsupported (addresses are limited, RLIMIT_AS: others need them).

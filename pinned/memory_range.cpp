@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/huge_page.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"

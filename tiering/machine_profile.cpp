@@ -54,11 +54,10 @@ class Fields {
   }
   aio::Polling polling(const char* name) {
     const std::string word = text(name);
-    for (const aio::Polling each : {aio::Polling::None, aio::Polling::Submission,
-                                    aio::Polling::Completion, aio::Polling::Both}) {
+    for (const aio::Polling each : aio::pollings) {
       if (word == aio::polling_name(each)) return each;
     }
-    blame(name, "must be off, sqpoll, iopoll or both");
+    blame(name, "must be " + aio::polling_words());
     return aio::Polling::None;
   }
   double number(const char* name, double low, double high) {
@@ -77,15 +76,6 @@ class Fields {
  private:
   const Json& object_;
 };
-
-/// As a config's aio section.
-Json print_settings(const aio::EngineOptions& settings) {
-  return {{"block_size", settings.block_size},
-          {"queue_depth", settings.queue_depth},
-          {"intra_op_parallelism", settings.threads},
-          {"single_submit", settings.single_submit},
-          {"overlap_events", settings.overlap_events}};
-}
 
 /// A profile without them is one of before they were kept.
 std::optional<aio::EngineOptions> read_best(const Json& json, Fields& fields) {
@@ -126,6 +116,14 @@ std::string describe(const aio::EngineOptions& settings) {
   return text;
 }
 
+Json aio_section(const aio::EngineOptions& settings) {
+  return {{"block_size", settings.block_size},
+          {"queue_depth", settings.queue_depth},
+          {"intra_op_parallelism", settings.threads},
+          {"single_submit", settings.single_submit},
+          {"overlap_events", settings.overlap_events}};
+}
+
 std::string print_machine_profile(const MachineProfile& profile) {
   Json rates = Json::array();
   for (const MachineProfile::Rate& rate : profile.rates) {
@@ -145,7 +143,7 @@ std::string print_machine_profile(const MachineProfile& profile) {
                {"engine", profile.engine}};
   if (profile.best.has_value()) {
     json["polling"] = aio::polling_name(profile.best->polling);
-    json["aio"] = print_settings(*profile.best);
+    json["aio"] = aio_section(*profile.best);
   }
   json["rates"] = std::move(rates);
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

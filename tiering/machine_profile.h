@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,6 +46,9 @@ struct MachineProfile {
 
 /// "block_size 256 KiB, queue_depth 64", and whatever else of them is not as by default.
 std::string describe(const aio::EngineOptions& settings);
+
+/// As a config's aio section has them.
+nlohmann::ordered_json aio_section(const aio::EngineOptions& settings);
 
 std::string print_machine_profile(const MachineProfile& profile);
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/huge_page.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "tools/aio_bench_flags.h"
@@ -114,9 +115,9 @@ class Comparer {
 /// can be reserved, neither is to have them.
 Result<void> Comparer::choose_memory() {
   if (options_.memory != "plain") {
-    constexpr std::uint64_t page = HugePageReservation::page_size;
     const std::uint64_t bytes = options_.engine.block_size * options_.engine.queue_depth;
-    auto made = HugePageReservation::make(round_up(bytes, page) / page + 16, system_huge_pages());
+    auto made = HugePageReservation::make(round_up(bytes, huge_page_size) / huge_page_size + 16,
+                                          system_huge_pages());
     if (made) {
       huge_pages_.emplace(std::move(made).value());
       return {};

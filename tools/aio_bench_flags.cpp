@@ -47,15 +47,6 @@ std::string either(const std::vector<std::string>& words) {
   return text;
 }
 
-constexpr aio::Polling pollings[] = {aio::Polling::None, aio::Polling::Submission,
-                                     aio::Polling::Completion, aio::Polling::Both};
-
-std::vector<std::string> polling_names() {
-  std::vector<std::string> names;
-  for (const aio::Polling polling : pollings) names.emplace_back(polling_name(polling));
-  return names;
-}
-
 std::vector<std::string> engine_names() {
   std::vector<std::string> names;
   for (const aio::EngineKind kind : engine_kinds) names.emplace_back(engine_kind_name(kind));
@@ -162,12 +153,12 @@ const aio::EngineKind* FlagReader::engine(const std::string& flag) {
 }
 
 aio::Polling FlagReader::polling(const std::string& flag) {
-  const std::string typed = word(flag, polling_names());
-  const auto* const found =
-      std::find_if(std::begin(pollings), std::end(pollings),
-                   [&](aio::Polling polling) { return typed == polling_name(polling); });
-  ARTESIAN_CHECK(found != std::end(pollings));
-  return *found;
+  std::vector<std::string> names;
+  for (const aio::Polling polling : aio::pollings) names.emplace_back(polling_name(polling));
+  const std::string typed = word(flag, names);
+  const auto found = std::find(names.begin(), names.end(), typed);
+  ARTESIAN_CHECK(found != names.end());
+  return aio::pollings[found - names.begin()];
 }
 
 void FlagReader::check_directory(const std::string& flag, const std::string& path) {
@@ -249,10 +240,6 @@ std::string engine_words() {
   std::vector<std::string> words = engine_names();
   words.emplace_back("auto");
   return either(words);
-}
-
-std::string polling_words() {
-  return either(polling_names());
 }
 
 const std::atomic<int>& stop_signal() noexcept {

@@ -72,9 +72,6 @@ void add_switch(CLI::App& app, const char* flag, const std::string& description)
 /// "io_uring, threads or auto".
 std::string engine_words();
 
-/// "off, sqpoll, iopoll or both".
-std::string polling_words();
-
 /// The signal that asked to stop, or 0. A second one ends the process at once.
 const std::atomic<int>& stop_signal() noexcept;
 /// From now on signals are only noted, and a file-size limit is an error of the write.

@@ -10,14 +10,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json settings_json(const Settings& settings) {
-  return {{"block_size", settings.block_size},
-          {"queue_depth", settings.queue_depth},
-          {"intra_op_parallelism", settings.threads},
-          {"single_submit", settings.single_submit},
-          {"overlap_events", settings.overlap_events}};
-}
-
 struct Spread {
   double low = 0, middle = 0, high = 0;
 };
@@ -46,7 +38,7 @@ Json rates_json(const Point& point, Access access) {
 }
 
 Json point_json(const Point& point) {
-  Json json = settings_json(point.settings);
+  Json json = tiering::aio_section(engine_options(point.settings));
   json["engine"] = engine_kind_name(point.settings.engine);
   for (const Access access : accesses) {
     json[std::string(access_name(access)) + "_gb_per_s"] = point.gb_per_s(access);
@@ -78,7 +70,7 @@ Json path_json(const PathReport& path) {
 
 Json to_json(const TuneReport& report) {
   const SearchResult& found = report.found;
-  Json json = {{"aio", settings_json(found.winner.settings)},
+  Json json = {{"aio", tiering::aio_section(engine_options(found.winner.settings))},
                {"engine", engine_kind_name(found.winner.settings.engine)},
                {"polling", polling_name(found.winner.settings.polling)}};
   for (const Access access : accesses) json[access_name(access)] = rates_json(found.winner, access);

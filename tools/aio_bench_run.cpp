@@ -130,7 +130,7 @@ void add_run_flags(CLI::App& command) {
   add_switch(command, "--single-submit", "One system call per block");
   add_switch(command, "--no-overlap-events", "Fill, drain, fill the queue");
   add_value(command, "--polling", "WORD",
-            "Of io_uring: " + polling_words() + " (default: off); it spins on a core");
+            "Of io_uring: " + aio::polling_words() + " (default: off); it spins on a core");
   add_switch(command, "--no-direct", "Through the page cache");
   add_value(command, "--read-share", "X",
             "Of the bytes of --op mixed, how many are read (default: 0.5)");

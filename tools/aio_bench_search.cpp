@@ -330,6 +330,15 @@ Result<SearchResult> Search::run() {
 
 }  // namespace
 
+aio::EngineOptions engine_options(const Settings& settings) noexcept {
+  return {.block_size = settings.block_size,
+          .queue_depth = settings.queue_depth,
+          .threads = settings.threads,
+          .single_submit = settings.single_submit,
+          .overlap_events = settings.overlap_events,
+          .polling = settings.polling};
+}
+
 std::string describe(const Settings& settings) {
   std::string text = format_size(settings.block_size) + " x " +
                      std::to_string(settings.queue_depth) + " x " +

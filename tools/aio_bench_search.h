@@ -34,6 +34,8 @@ struct Settings {
   std::uint64_t bytes_in_flight() const noexcept { return block_size * queue_depth * threads; }
 };
 
+aio::EngineOptions engine_options(const Settings& settings) noexcept;
+
 /// "1.00 MiB x 32 x 1, io_uring".
 std::string describe(const Settings& settings);
 

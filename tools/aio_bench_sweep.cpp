@@ -145,7 +145,7 @@ void Sweep::stamp(Slot& slot, std::span<std::byte> block) noexcept {
   std::uint32_t buffer = slot.buffer_first;
   for (std::uint64_t at = 0; at < block.size(); at += granule, ++writer, ++buffer) {
     const auto part = block.subspan(at, std::min(granule, block.size() - at));
-    Pattern::stamp(part, offset_of(slot.block) + at, slot.pass);
+    ground_.pattern_.stamp(part, offset_of(slot.block) + at, slot.pass);
     *writer = {.pass = slot.pass, .buffer = slot.writes_back ? writer->buffer : buffer};
   }
 }
@@ -230,7 +230,7 @@ bool Sweep::is_right(const Slot& slot, std::span<const std::byte> moved,
     const std::uint64_t granules = round_up(moved.size(), granule) / granule;
     const std::uint64_t turn = slot.block + slot.pass;
     return good(turn % granules * granule, [&](auto part, auto offset, auto writer) {
-      return Pattern::spot(part, offset, writer.pass, turn / granules);
+      return ground_.pattern_.spot(part, offset, writer.pass, turn / granules);
     });
   }
   for (std::uint64_t at = 0; at < moved.size(); at += granule) {

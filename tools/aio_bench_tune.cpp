@@ -27,15 +27,6 @@ constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t granule = 64 << 10;
 constexpr std::uint64_t in_flight_max = 256 * mib;
 
-aio::EngineOptions engine_options(const Settings& settings) {
-  return {.block_size = settings.block_size,
-          .queue_depth = settings.queue_depth,
-          .threads = settings.threads,
-          .single_submit = settings.single_submit,
-          .overlap_events = settings.overlap_events,
-          .polling = settings.polling};
-}
-
 struct TuneOptions {
   std::vector<std::string> directories;
   std::uint64_t size = 0;
@@ -411,7 +402,7 @@ void add_tune_flags(CLI::App& command) {
   add_switch(command, "--exhaustive",
              "Measure every setting instead of searching; takes several budgets");
   add_value(command, "--polling", "WORD",
-            "Of io_uring, in all measurements: " + polling_words() + " (default: off)");
+            "Of io_uring, in all measurements: " + aio::polling_words() + " (default: off)");
   add_value(command, "--json", "FILE", "Write everything as JSON to a file, or - for stdout");
   add_value(command, "--config-out", "FILE", "Write the settings, as a config has them");
   add_value(command, "--apply", "FILE",

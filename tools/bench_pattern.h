@@ -1,29 +1,35 @@
 // The bytes that aio_bench moves, so that every block read can be told right from wrong.
 //
-// The first word of each 4096-byte sector says where it comes from. Once in 256 KiB that is a stamp
-// of (offset in the file, pass), which no other write has: it is made before each write. In all
-// other sectors it is a mark of (buffer, position in it), made before the clock starts and anew for
-// each later pass over the file: a stamp in every sector of every write took more of the CPU's time
-// than the write itself. So stale data differ in every sector, as do those of a block that another
-// buffer has written; two blocks of one buffer and pass differ in their stamps alone. What is
-// written back keeps the marks that were read, and differs from those in its stamps. The rest of a
-// block depends on the position in the block, so that a buffer is filled once.
+// The first word of each 4096-byte sector says where it comes from. Once in a quarter of a block,
+// and at most once in 256 KiB, that is a stamp of (offset in the file, pass), which no other write
+// has: it is made before each write. In all other sectors it is a mark of (buffer, position in it),
+// made before the clock starts and anew for each later pass over the file: a stamp in every sector
+// of every write took more of the CPU's time than the write itself, and one in every 256 KiB of a
+// block of 8 MiB still an eighth of it. So stale data differ in every sector, as do those of a
+// block that another buffer has written; two blocks of one buffer and pass differ in their stamps
+// alone. What is written back keeps the marks that were read, and differs from those in its stamps.
+// The rest of a block depends on the position in the block, so that a buffer is filled once.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "base/units.h"
+
 namespace artesian::bench {
 
 class Pattern {
  public:
   static constexpr std::uint64_t sector = 4096;
-  static constexpr std::uint64_t sample = 64 * sector;
+  static constexpr std::uint64_t sample_min = 64 * sector;
 
-  explicit Pattern(std::uint64_t block_size) : body_(block_size) {
+  /// A multiple of 8. What is written by one pattern is to be looked at by one of that size.
+  explicit Pattern(std::uint64_t block_size)
+      : body_(block_size), sample_(std::max(sample_min, round_up(block_size / 4, sector))) {
     for (std::uint64_t at = 0; at < block_size; at += sizeof(std::uint64_t)) {
       store(body_.data() + at, mix(at));
     }
@@ -40,8 +46,8 @@ class Pattern {
     }
   }
   /// In place of the mark of each sample's first sector.
-  static void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint32_t pass) noexcept {
-    for (std::uint64_t at = 0; at < block.size(); at += sample) {
+  void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint32_t pass) const noexcept {
+    for (std::uint64_t at = 0; at < block.size(); at += sample_) {
       store(block.data() + at, stamp_of(offset + at, pass));
     }
   }
@@ -49,9 +55,10 @@ class Pattern {
   /// Whether one of the samples is right, another one from pass to pass and from block to block:
   /// cheap enough for a timed run. Each look is at a line of memory that the transfer itself never
   /// touches: at one in 64 KiB they were a seventh of the CPU time of direct reads.
-  static bool spot(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
-                   std::uint64_t choice) noexcept {
-    const std::uint64_t at = choice % samples_of(block.size()) * sample;
+  bool spot(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
+            std::uint64_t choice) const noexcept {
+    const std::uint64_t samples = round_up(block.size(), sample_) / sample_;
+    const std::uint64_t at = choice % samples * sample_;
     return load(block.data() + at) == stamp_of(offset + at, pass);
   }
   /// Whether every byte is right: stamped so, in a buffer marked so.
@@ -59,7 +66,7 @@ class Pattern {
              std::uint32_t buffer) const noexcept {
     for (std::uint64_t at = 0; at < block.size(); at += sector) {
       constexpr std::uint64_t word = sizeof(std::uint64_t);
-      const bool stamped = at % sample == 0;
+      const bool stamped = at % sample_ == 0;
       const std::uint64_t first = stamped ? stamp_of(offset + at, pass) : mark_of(at, buffer);
       if (load(block.data() + at) != first) return false;
       if (std::memcmp(block.data() + at + word, body_.data() + at + word, sector - word) != 0) {
@@ -77,9 +84,6 @@ class Pattern {
     value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
     return value ^ (value >> 31);
   }
-  static std::uint64_t samples_of(std::uint64_t size) noexcept {
-    return (size + sample - 1) / sample;
-  }
   static std::uint64_t stamp_of(std::uint64_t offset, std::uint32_t pass) noexcept {
     return mix(offset ^ mix(pass));
   }
@@ -96,6 +100,7 @@ class Pattern {
   }
 
   std::vector<std::byte> body_;
+  const std::uint64_t sample_;  // bytes from stamp to stamp
 };
 
 }  // namespace artesian::bench

@@ -19,8 +19,6 @@ HugePageCounters system_huge_pages();
 /// Reserves pages while it lives, and sets the machine's number back to what it was.
 class HugePageReservation {
  public:
-  static constexpr std::uint64_t page_size = 2 << 20;
-
   /// Sees to it that `pages` are free. Errors: Unsupported (with what refused), after setting
   /// everything back.
   static Result<HugePageReservation> make(std::uint64_t pages, const HugePageCounters& counters);

@@ -1,4 +1,5 @@
 // The table's rows on zero_optimization, aio and our own section.
+#include "aio/engine.h"
 #include "zero3/config_keys.h"
 
 namespace artesian::zero3::detail {
@@ -386,20 +387,20 @@ constexpr ConfigKey keys[] = {
      .type = Integer,
      .fallback = "1048576",
      .low = 4096,
-     .high = 1073741824,
+     .high = aio::block_size_max,
      .multiple = 4096,
      .text = "bytes of one request"},
     {.path = "aio.queue_depth",
      .type = Integer,
      .fallback = "8",
      .low = 1,
-     .high = 32768,
+     .high = aio::queue_depth_max,
      .text = "requests in flight on one thread"},
     {.path = "aio.intra_op_parallelism",
      .type = Integer,
      .fallback = "1",
      .low = 1,
-     .high = 1024,
+     .high = aio::threads_max,
      .text = "threads of one transfer"},
     {.path = "aio.thread_count",
      .type = Integer,

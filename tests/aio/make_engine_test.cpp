@@ -12,6 +12,7 @@
 #include <new>
 
 #include "aio/fixed_buffers.h"
+#include "base/huge_page.h"
 #include "base/log.h"
 #include "tests/aio/faults.h"
 #include "tests/support/process.h"
@@ -228,7 +229,7 @@ TEST(FixedBuffers, CutsRangesAndFindsWhatLiesWithinOnePiece) {
 }
 
 TEST(FixedBuffers, KeepsSmallPagesApartFromWholeHugePages) {
-  constexpr std::uint64_t huge = FixedBuffers::huge_page_size;
+  constexpr std::uint64_t huge = huge_page_size;
   constexpr std::uintptr_t at = 1000 * huge;  // nobody looks behind the addresses
   const auto pieces = [](std::uintptr_t begin, std::uint64_t size, std::uint64_t piece_size) {
     const std::span<std::byte> ranges[] = {{reinterpret_cast<std::byte*>(begin), size}};

@@ -4,11 +4,13 @@ that reserved huge pages are given back, whatever happens."""
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from build_folder import PROGRAMS, ROOT
@@ -113,6 +115,32 @@ def test_a_point_of_the_disk_is_rated_in_bytes_per_second(tmp_path):
     assert by_name(made.as_json())["read_fio"]["bytes"] == 8e9
 
 
+@pytest.mark.parametrize("seconds", [0, 3])
+def test_ours_and_fio_are_measured_for_as_long(tmp_path, monkeypatch, seconds):
+    said = {
+        "aio_bench": {"bytes": 8, "seconds": 4, "cpu_seconds": 2, "direct": True},
+        "fio": {"jobs": [{"read": {"io_bytes": 6, "runtime": 2000}, "usr_cpu": 30, "sys_cpu": 20,
+                          "job_runtime": 2000}]},
+    }  # fmt: skip
+    calls = {}
+
+    def run(command, **_):
+        name = pathlib.Path(command[0]).name
+        calls[name] = command
+        return types.SimpleNamespace(returncode=0, stdout=json.dumps(said[name]))
+
+    monkeypatch.setattr(disk.subprocess, "run", run)
+    options = types.SimpleNamespace(
+        programs=pathlib.Path("/"), work=tmp_path, size="1GiB", disk_seconds=seconds
+    )
+    assert disk.ours(options, "io_uring", "read", 4096, 2) == (8, 4, 2, True)
+    assert disk.fio(options, tmp_path / "file", "read", 4096, 2) == (6, 2.0, 1.0, True)
+    assert ("--seconds" in calls["aio_bench"]) == (seconds != 0)
+    assert ("--runtime=3" in calls["fio"]) == ("--time_based=1" in calls["fio"]) == (seconds != 0)
+    if seconds:
+        assert calls["aio_bench"][-2:] == ["--seconds", "3"]
+
+
 def test_two_rounds_give_everybody_the_same_mean_place():
     names = ["a", "b", "c"]
     orders = list(step.rounds_of(names, 6))
@@ -212,7 +240,8 @@ def test_adam(tmp_path):
 
 @needs_programs
 def test_disk(tmp_path):
-    arguments = ["--size", "4MiB", "--points", "64K/4,1M/2", "--disk-repeats", "2"]
+    arguments = ["--size", "4MiB", "--points", "64K/4,1M/2", "--disk-repeats", "2",
+                 "--disk-seconds", "0"]  # fmt: skip
     found, output = bench(tmp_path, "disk", *arguments)
     assert {result["name"] for result in found["results"]} == {
         "read_io_uring", "read_threads", "write_io_uring", "write_threads",

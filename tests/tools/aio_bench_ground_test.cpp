@@ -1,6 +1,6 @@
 // Proves that aio_bench's verification of a whole file sees what a disk can get wrong, though only
-// one sector in 256 KiB is stamped while the clock runs: between measurements a test changes the
-// file behind its back, by a byte, a sector or a block.
+// one sector in a quarter of a block is stamped while the clock runs: between measurements a test
+// changes the file behind its back, by a byte, a sector or a block.
 #include "tools/aio_bench_ground.h"
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@ namespace artesian::bench {
 namespace {
 
 constexpr std::uint64_t sector = Pattern::sector;
-constexpr std::uint64_t block_size = 2 * Pattern::sample;
+constexpr std::uint64_t block_size = 2 * Pattern::sample_min;
 constexpr std::uint64_t blocks = 4;
 constexpr std::uint64_t stamped = 0;  // sectors of a block
 constexpr std::uint64_t marked = 65;
@@ -104,7 +104,7 @@ TEST_F(BenchGround, AcceptsWhatEveryKindOfMeasurementLeaves) {
 TEST_F(BenchGround, SeesAnyByteThatChanged) {
   measure(transfers(Access::Write));
   for (const std::uint64_t at : {std::uint64_t{0}, sector + 1, marked * sector,
-                                 block_size + Pattern::sample - 1, blocks * block_size - 1}) {
+                                 block_size + Pattern::sample_min - 1, blocks * block_size - 1}) {
     Bytes changed = get(at, 1);
     changed[0] ^= std::byte{4};
     put(at, changed);

@@ -14,7 +14,7 @@ std::vector<std::byte> written(const Pattern& pattern, std::uint64_t offset, std
   std::vector<std::byte> block(block_size);
   pattern.fill(block);
   Pattern::mark(block, buffer);
-  Pattern::stamp(block, offset, pass);
+  pattern.stamp(block, offset, pass);
   return block;
 }
 
@@ -28,18 +28,20 @@ TEST(BenchPattern, AcceptsWhatWasWritten) {
 
 TEST(BenchPattern, LooksAtEverySampleInTurn) {
   constexpr std::uint64_t samples = 3;
-  std::vector<std::byte> block(samples * Pattern::sample - Pattern::sector);  // the last is short
-  Pattern::stamp(block, 0, 5);
+  constexpr std::uint64_t sample = Pattern::sample_min;
+  std::vector<std::byte> block(samples * sample - Pattern::sector);  // the last is short
+  const Pattern pattern(block.size());
+  pattern.stamp(block, 0, 5);
   for (std::uint64_t wrong = 0; wrong < samples; ++wrong) {
-    block[wrong * Pattern::sample] ^= std::byte{1};
+    block[wrong * sample] ^= std::byte{1};
     for (std::uint64_t choice = 0; choice < 2 * samples; ++choice) {
-      EXPECT_EQ(Pattern::spot(block, 0, 5, choice), choice % samples != wrong);
+      EXPECT_EQ(pattern.spot(block, 0, 5, choice), choice % samples != wrong);
     }
-    block[wrong * Pattern::sample] ^= std::byte{1};
+    block[wrong * sample] ^= std::byte{1};
   }
   const std::span<const std::byte> tail(block.data(), Pattern::sector);
-  EXPECT_TRUE(Pattern::spot(tail, 0, 5, 7));
-  EXPECT_FALSE(Pattern::spot(tail, 0, 4, 7));
+  EXPECT_TRUE(pattern.spot(tail, 0, 5, 7));
+  EXPECT_FALSE(pattern.spot(tail, 0, 4, 7));
 }
 
 TEST(BenchPattern, SeesMisplacedAndStaleBlocks) {
@@ -48,27 +50,35 @@ TEST(BenchPattern, SeesMisplacedAndStaleBlocks) {
   EXPECT_FALSE(pattern.whole(block, 2 * block_size, 2, 7));
   EXPECT_FALSE(pattern.whole(block, 3 * block_size, 1, 7));
   EXPECT_FALSE(pattern.whole(block, 3 * block_size, 2, 6));
-  EXPECT_FALSE(Pattern::spot(block, 2 * block_size, 2, 0));
-  EXPECT_FALSE(Pattern::spot(block, 3 * block_size, 1, 0));
+  EXPECT_FALSE(pattern.spot(block, 2 * block_size, 2, 0));
+  EXPECT_FALSE(pattern.spot(block, 3 * block_size, 1, 0));
 }
 
-TEST(BenchPattern, StampsEachSampleAndMarksAllOtherSectors) {
-  constexpr std::uint64_t size = 2 * Pattern::sample;
-  std::vector<std::byte> block(size);
-  std::vector<std::byte> other(size);
-  const auto differing = [&] {
-    std::vector<std::uint64_t> sectors;
-    for (std::uint64_t at = 0; at < size; at += Pattern::sector) {
-      if (std::memcmp(&block[at], &other[at], 8) != 0) sectors.push_back(at);
+TEST(BenchPattern, StampsFourSectorsAtMostAndMarksAllOthers) {
+  constexpr std::uint64_t sample = Pattern::sample_min;
+  for (const std::uint64_t size : {2 * sample, 4 * sample, 16 * sample}) {
+    const Pattern pattern(size);
+    std::vector<std::byte> block(size);
+    std::vector<std::byte> other(size);
+    const auto differing = [&] {
+      std::vector<std::uint64_t> sectors;
+      for (std::uint64_t at = 0; at < size; at += Pattern::sector) {
+        if (std::memcmp(&block[at], &other[at], 8) != 0) sectors.push_back(at);
+      }
+      return sectors;
+    };
+    Pattern::mark(block, 1);
+    Pattern::mark(other, 2);
+    EXPECT_EQ(differing().size(), size / Pattern::sector);
+    other = block;
+    pattern.stamp(other, 0, 1);
+    std::vector<std::uint64_t> expected;
+    const std::uint64_t stamps = std::min<std::uint64_t>(4, size / sample);
+    for (std::uint64_t index = 0; index < stamps; ++index) {
+      expected.push_back(index * (size / stamps));
     }
-    return sectors;
-  };
-  Pattern::mark(block, 1);
-  Pattern::mark(other, 2);
-  EXPECT_EQ(differing().size(), size / Pattern::sector);
-  other = block;
-  Pattern::stamp(other, 0, 1);
-  EXPECT_EQ(differing(), (std::vector<std::uint64_t>{0, Pattern::sample}));
+    EXPECT_EQ(differing(), expected) << size;
+  }
 }
 
 TEST(BenchPattern, SeesEveryFlippedBit) {
