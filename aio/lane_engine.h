@@ -5,7 +5,8 @@
 // Note [Wake-up]: a lane sets `asleep` before it looks into the queues, and submitters queue before
 // they look at `asleep`; both under the mutex in between. So either the lane sees the work, or the
 // submitter sees a sleeping lane and writes its eventfd. A lane whose slots are all taken is not
-// asleep: it looks again when a block is back.
+// asleep: it looks again when a block is back. A lane's own thread, submitting from a callback,
+// writes nothing: it looks into the queues after its callbacks, before it sleeps.
 //
 // Note [Plugging]: when more than two transfers come in one call, the kernel holds them back until
 // the last is prepared, and merges neighbours. For small blocks that saves work (16 KiB x 32 in one
@@ -73,6 +74,7 @@ class LaneEngine final : public EngineBase {
     std::vector<Block*> done;
     FixedBuffers buffers;
     std::atomic<bool> asleep = false;
+    std::thread::id id;   // of its thread, set by that before anything is submitted
     Ask ask = Ask::Open;  // this and `answer`: under the mutex
     int answer = 0;       // errno
     std::thread thread;
@@ -153,7 +155,7 @@ void LaneEngine<Queue>::wake(std::uint64_t blocks) noexcept {
   for (const auto& lane : lanes_) {
     if (blocks == 0) return;
     if (!lane->asleep.exchange(false)) continue;
-    lane->queue.wake();
+    if (lane->id != std::this_thread::get_id()) lane->queue.wake();
     blocks -= std::min<std::uint64_t>(blocks, options_.queue_depth);
   }
 }
@@ -161,6 +163,7 @@ void LaneEngine<Queue>::wake(std::uint64_t blocks) noexcept {
 template <typename Queue>
 void LaneEngine<Queue>::run(Lane& lane) noexcept {
   enter_progress_thread();
+  lane.id = std::this_thread::get_id();
   if (!open(lane)) return;
   while (fill(lane)) {
     // Without overlap_events, what is in the kernel comes back whole before more is taken.

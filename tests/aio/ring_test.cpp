@@ -1,13 +1,16 @@
 // Proves what the io_uring engine does when its rings are in trouble: ten times as many completions
 // as the queue holds are all reaped, and lost ones are fatal and named (reliability.md test 9); a
 // kernel that refuses submissions gets the transfers back as errors, and the thread sleeps. The
-// refusals are real, by seccomp filters.
+// refusals are real, by seccomp filters. And that a callback that submits wakes nobody: its own
+// thread is awake.
 #include "aio/ring.h"
 
 #include <dirent.h>
 
 #include <fstream>
 
+#include "aio/engine_base.h"
+#include "aio/lane_engine.h"
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/process.h"
 #include "tests/support/seccomp.h"
@@ -65,6 +68,45 @@ TEST_P(RingTest, TenTimesTheQueueUnreapedAreAllReaped) {
   EXPECT_EQ(answers, std::vector<std::uint64_t>(count, 1));
   EXPECT_TRUE(filled_right(memory, 0, count * length));
   ring.close();
+}
+
+/// A ring that counts how often others are woken through it.
+struct CountingRing : Ring {
+  static inline std::atomic<int> wakes = 0;
+  void wake() const noexcept {
+    ++wakes;
+    Ring::wake();
+  }
+};
+
+TEST_P(RingTest, CallbacksThatSubmitWriteNoEventfd) {
+  struct Chain {
+    Engine* engine = nullptr;
+    Completion completion;
+    std::uint64_t left = 100;
+    static void next(Completion& completion, void* context) noexcept {
+      auto* chain = static_cast<Chain*>(context);
+      if (--chain->left == 0) return;
+      const Request request = completion.request();
+      completion.prepare(request, completion.take_buffer(), next, chain);
+      Completion* const list[] = {&completion};
+      chain->engine->submit(list);
+    }
+  };
+  // One transfer at a time: a lane of two slots always has one free, and could take more.
+  auto made = std::make_unique<LaneEngine<CountingRing>>(
+      EngineKind::IoUring, EngineOptions{.block_size = 4096, .queue_depth = 2}, nullptr);
+  if (!made->start()) GTEST_SKIP() << "no io_uring here";
+  EngineOwner engine(std::move(made));
+  const auto file = filled("file", 4096);
+  Chain chain{.engine = &engine, .completion = {}};
+  chain.completion.prepare({.file = file.get(), .length = 4096}, read_lease(4096), Chain::next,
+                           &chain);
+  CountingRing::wakes = 0;
+  submit(engine, chain.completion);
+  ASSERT_TRUE(engine.drain(Deadline::after_seconds(patience_s)));
+  EXPECT_EQ(chain.left, 0u);
+  EXPECT_LE(CountingRing::wakes, 1);  // the first submission's
 }
 
 TEST_P(RingTest, LostCompletionsAreFatalAndNamed) {
