@@ -20,8 +20,15 @@ ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}
 BUDGETS = {"124m": ("512MiB", "2GiB"), "355m": ("1GiB", "4GiB"), "tiny": ("1MiB", "4MiB")}
 
 
+def asked(options):
+    return [words.strip() for words in options.plan_cases.split(",") if words.strip()]
+
+
 def estimate(options):
-    seconds = options.plan_rounds * ROUND_SECONDS[options.plan_model] + options.tune_seconds
+    all_cases = len(list(cases(options.plan_model, "")))
+    share = len(asked(options)) / all_cases if asked(options) else 1
+    seconds = options.plan_rounds * share * ROUND_SECONDS[options.plan_model]
+    seconds += options.tune_seconds
     return f"about {max(1, round(seconds / 60))} minutes"
 
 
@@ -48,6 +55,15 @@ def cases(name, folder):
     yield f"{more} for each tier", demo | tiers(more)
     in_memory = {"zero_optimization": {"stage": 3}, "artesian": {"device_memory": "12GiB"}}
     yield "everything in memory", demo | in_memory
+
+
+def chosen(options, todo):
+    """Those that --plan-cases names, or all."""
+    known = [words for words, _ in todo]
+    for words in asked(options):
+        if words not in known:
+            raise step.Failed(f'--plan-cases: got "{words}", allowed {", ".join(known)}')
+    return [case for case in todo if not asked(options) or case[0] in asked(options)]
 
 
 class Job:
@@ -134,9 +150,8 @@ def add_case(report, options, words, rounds):
     return [words, *cells, "no" if differ else "yes"]
 
 
-def measure(options, job):
+def measure(options, job, todo):
     """The rounds of each case, every second one backwards."""
-    todo = list(cases(options.plan_model, job.swap))
     found = {words: [] for words, _ in todo}
     for number in range(options.plan_rounds):
         for words, config in todo if number % 2 == 0 else reversed(todo):
@@ -153,8 +168,9 @@ def measure(options, job):
 def run(report, options, programs):
     job = Job(options)
     try:
+        todo = chosen(options, list(cases(options.plan_model, job.swap)))
         rates = job.tune()
-        found = measure(options, job)
+        found = measure(options, job, todo)
     except step.Failed as failed:
         report.note(f"not measured: {failed}")
         return

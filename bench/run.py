@@ -38,6 +38,7 @@ def parse(arguments):
     add("--bound-rounds", type=int, default=3, help="bound: of step, memory and fio in turn")
     add("--plan-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--plan-rounds", type=int, default=2, help="plan: of each case, planned, run, planned")
+    add("--plan-cases", default="", help="plan: only these, by the words in the table")
     add("--tune-seconds", type=float, default=60, help="plan: of aio_bench tune, before all")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")

@@ -363,6 +363,16 @@ def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path
 
 
 @needs_programs
+def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
+    todo = list(plan.cases("124m", tmp_path))
+    assert plan.chosen(run.parse([]), todo) == todo
+    options = run.parse(["--plan-cases", "bf16, the demo"])
+    assert plan.chosen(options, todo) == [todo[0], todo[2]]
+    assert plan.estimate(options) == "about 3 minutes"  # two of seven, twice, and a minute of tune
+    with pytest.raises(step.Failed, match='got "fp8", allowed the demo, fp32, '):
+        plan.chosen(run.parse(["--plan-cases", "the demo,fp8"]), todo)
+
+
 def test_plan_of_a_tiny_model(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
