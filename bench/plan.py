@@ -33,7 +33,9 @@ def estimate(options):
 
 
 def tiers(budget):
-    return {"artesian": {"device_memory": budget, "host_memory": budget}}
+    """Without what depends on time: how much is updated under backward, and with it the bytes."""
+    memory = {"device_memory": budget, "host_memory": budget}
+    return {"artesian": memory | {"speculative_update": False}}
 
 
 def cases(name, folder):
