@@ -187,6 +187,21 @@ Result<void> SwapFile::grow(std::uint64_t bytes) noexcept {
   return no_space(impl_->options_, needed_for(bytes), reserved, impl_->files_);
 }
 
+Result<void> SwapFile::grow_into_half(std::uint64_t bytes) noexcept {
+  const std::string& directory = impl_->options_.directory;
+  const std::uint64_t reserved = needed_for(impl_->payload_bytes_);
+  const std::uint64_t more = std::max(needed_for(bytes), reserved) - reserved;
+  ARTESIAN_TRY(free, impl_->files_.free_bytes(directory));
+  if (more <= free / 2) return grow(bytes);
+  Error error =
+      make_error(ErrorCode::NoSpace,
+                 "of the " + format_size(free) + " that are free half at most is taken, " +
+                     format_size(more) + " are needed; free some space",
+                 ENOSPC);
+  error.file = directory;
+  return error;
+}
+
 SwapFile::SwapFile(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 
 SwapFile::~SwapFile() = default;  // Impl checks that close() was called

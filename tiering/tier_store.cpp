@@ -233,7 +233,8 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
   const std::vector<std::uint64_t>& payloads = laid_out.payloads();
   for (std::size_t path = 0; path < payloads.size(); ++path) {  // all, before any is given out
     SwapFile& swap = *swap_files_[path];
-    if (payloads[path] != 0) ARTESIAN_TRY_VOID(swap.grow(swap.bytes_used() + payloads[path]));
+    if (payloads[path] != 0)
+      ARTESIAN_TRY_VOID(swap.grow_into_half(swap.bytes_used() + payloads[path]));
   }
   for (std::size_t path = 0; path < payloads.size(); ++path) {
     if (payloads[path] == 0) continue;

@@ -111,7 +111,8 @@ class TierStore {
   Result<void> close() noexcept;
 
   /// Reserves space for `shards`, all on nvme, which get the next ids, and for a shadow of each of
-  /// `shadowed`. Errors: Io, NoSpace, after which no shard is more than it was.
+  /// `shadowed`: what a run can do without, so half of what is free at most. Errors: Io, NoSpace,
+  /// after which no shard is more than it was.
   Result<void> grow(std::vector<ShardOptions> shards, std::span<const ShardId> shadowed) noexcept;
   /// How many shards there are: the next one's id.
   std::size_t size() const noexcept;

@@ -311,12 +311,14 @@ TEST_P(TierStoreTest, AShadowIsTakenBackOrBecomesThePlace) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-TEST(TierStoreGrow, AFullDiskLeavesTheStoreAsItWas) {
+TEST(TierStoreGrow, MoreThanHalfOfWhatIsFreeIsRefusedAndLeavesTheStoreAsItWas) {
   Harness harness(Backend::Memory);
-  auto store = harness.must_open({nvme_shard("s", 600 << 20, 1 << 20)});
+  auto store = harness.must_open({nvme_shard("s", 400 << 20, 1 << 20)});  // 623 MiB are left
   const auto refused = store->grow({nvme_shard("more", sector, sector)}, {{first}});
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::NoSpace) << refused.error().to_string();
+  EXPECT_NE(refused.error().message.find("half at most is taken, 400 MiB"), std::string::npos)
+      << refused.error().to_string();
   EXPECT_EQ(store->size(), 1u);
   EXPECT_TRUE(store->grow({nvme_shard("more", sector, sector)}, {}).has_value());
   EXPECT_EQ(store->size(), 2u);
