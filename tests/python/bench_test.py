@@ -357,6 +357,7 @@ def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path
         key: zero[key] for key in ["offload_param", "offload_optimizer"]
     } == zero
     assert zero["offload_param"]["nvme_path"] == str(tmp_path)
+    assert demo["artesian"].pop("speculative_update") is False
     assert demo == original
     assert len(others) == 6
     assert len({json.dumps(config) for _, config in others}) == 6
