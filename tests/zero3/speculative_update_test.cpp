@@ -2,16 +2,12 @@
 // [Speculation]): the same bits as an update that waited, whether it is kept, taken back because of
 // a clip factor, an overflow or a caller, or only tried after some steps; a disk without room for
 // shadows costs time alone; and faults in it end the run.
-#include "zero3/under_backward.h"
-
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fcntl.h>
 
 #include "tests/support/diverted_files.h"
 #include "tests/support/separate_device.h"
-#include "tests/zero3/budgets.h"
-#include "tests/zero3/equality.h"
+#include "tests/zero3/under_backward_harness.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -20,12 +16,8 @@ using test_support::SeparateDevice;
 
 constexpr double never_reached = 1e6;
 
-class SpeculativeUpdateTest : public Equality {
+class SpeculativeUpdateTest : public UpdateUnderBackward {
  protected:
-  SpeculativeUpdateTest() : Equality(tiny), batch(scale.samples, scale.length) {
-    at::set_num_threads(1);
-  }
-
   Config clipped(const Choice& choice, double clipping) const {
     Config config = config_of(choice);
     config.gradient_clipping = clipping;
@@ -38,24 +30,10 @@ class SpeculativeUpdateTest : public Equality {
   }
   /// Everything in memory, each update after its step's norm.
   Outcome reference(const Choice& choice, double clipping) {
-    Choice simple{0,           0, 2, 2, 0, 2, 2, 2, 2, 2, 0, choice[Dtype], choice[Accumulation],
-                  choice[Head]};
-    simple[Masters] = 1;
+    const Choice simple = in_memory(choice);
     Config config = clipped(simple, clipping);
     config.artesian.speculative_update = false;
     return train(simple, config);
-  }
-  std::unique_ptr<Engine> create(const Config& config, EngineOptions options = {}) {
-    options.share_under_backward = 1.0;
-    auto engine = Engine::create(module_of(run), config, options).value();
-    RandomWeights weights(module_of(run).parameters(), 1);
-    EXPECT_TRUE(engine->initialize(weights).has_value());
-    return engine;
-  }
-  void forward_and_backward(Engine& engine) {
-    EXPECT_TRUE(engine.forward(batch.batch()).has_value());
-    const auto backward = engine.backward();
-    EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
   }
   /// So many steps of which `between` sees the engine between backward and step().
   template <typename Between>
@@ -70,17 +48,10 @@ class SpeculativeUpdateTest : public Equality {
     EXPECT_TRUE(engine->close().has_value());
     return digest;
   }
-  static std::ptrdiff_t count(const std::vector<bool>& units) {
-    return std::count(units.begin(), units.end(), true);
-  }
   static std::ptrdiff_t taken_back(const Outcome& outcome) {
     return std::count_if(outcome.steps.begin(), outcome.steps.end(),
                          [](const StepResult& step) { return step.taken_back; });
   }
-
-  // All on NVMe in bf16, but for the gradients; an untied head.
-  const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
-  TokenBatch batch;
 };
 
 /// A norm that about half of the steps exceed.
@@ -131,7 +102,7 @@ TEST_F(SpeculativeUpdateTest, IsMadeUnderBackwardOnlyAfterAStepThatKeptIt) {
   const auto writes = [&](const Config& config) {  // until step(), of each
     auto engine = create(config);
     EXPECT_EQ(count(engine->units_under_backward()),
-              std::ssize(engine->placement().layout.units) - 1);  // all but the looked-up table
+              engine->placement().layout.units.size() - 1);  // all but the looked-up table
     std::vector<std::uint64_t> written;
     for (int step = 0; step < 3; ++step) {
       forward_and_backward(*engine);
@@ -149,7 +120,7 @@ TEST_F(SpeculativeUpdateTest, IsMadeUnderBackwardOnlyAfterAStepThatKeptIt) {
   Config off = clipped(run, never_reached);
   off.artesian.speculative_update = false;
   auto engine = create(off);
-  EXPECT_EQ(count(engine->units_under_backward()), 0);
+  EXPECT_EQ(count(engine->units_under_backward()), 0u);
   EXPECT_TRUE(engine->close().has_value());
 }
 
@@ -200,7 +171,7 @@ TEST_F(SpeculativeUpdateTest, OnAFullDiskTheUpdateWaitsForTheNorm) {
   const std::string expected = digest_after(config, 3, [](Engine&, int) {});
   FullDisk files;
   auto engine = create(config, {.files = &files});
-  EXPECT_EQ(count(engine->units_under_backward()), 0);
+  EXPECT_EQ(count(engine->units_under_backward()), 0u);
   for (int step = 0; step < 3; ++step) {
     forward_and_backward(*engine);
     EXPECT_TRUE(engine->step().has_value());
@@ -246,7 +217,7 @@ TEST_F(SpeculativeUpdateTest, IsOfUnitsWhoseStateIsAllOnNvme) {
   auto engine = create(clipped(choice, never_reached));
   const Placement& plan = engine->placement();
   const std::vector<bool> units = units_under_backward(plan, module_of(run).stages(), 1.0, true);
-  EXPECT_GT(count(units), 0);
+  EXPECT_GT(count(units), 0u);
   EXPECT_LT(count(units), count(units_under_backward(plan, module_of(run).stages(), 1.0, false)));
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     for (std::uint64_t index = 0; units[unit] && index < plan.sub_group_count(unit); ++index) {

@@ -1,14 +1,10 @@
 // Proves the promises of the update under backward: the same bits as without, whatever its share;
 // only where nothing waits for the last gradient; what comes to the weights meanwhile is refused;
 // and faults in it end the run.
-#include "zero3/under_backward.h"
-
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "tests/support/separate_device.h"
-#include "tests/zero3/budgets.h"
-#include "tests/zero3/equality.h"
+#include "tests/zero3/under_backward_harness.h"
 #include "zero3/step_plan.h"
 
 namespace artesian::zero3 {
@@ -16,12 +12,8 @@ namespace {
 
 using test_support::SeparateDevice;
 
-class UnderBackwardTest : public Equality {
+class UnderBackwardTest : public UpdateUnderBackward {
  protected:
-  UnderBackwardTest() : Equality(tiny), batch(scale.samples, scale.length) {
-    at::set_num_threads(1);
-  }
-
   Config unclipped(const Choice& choice) const {
     Config config = config_of(choice);
     config.gradient_clipping = 0.0;
@@ -32,31 +24,6 @@ class UnderBackwardTest : public Equality {
     }
     return config;
   }
-  static std::size_t count(const std::vector<bool>& units) {
-    return static_cast<std::size_t>(std::count(units.begin(), units.end(), true));
-  }
-  /// Everything in memory, all of the update under forward.
-  static Choice in_memory(const Choice& choice) {
-    Choice same{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, choice[Dtype], choice[Accumulation], choice[Head]};
-    same[Masters] = 1;
-    return same;
-  }
-  std::unique_ptr<Engine> create(const Config& config, EngineOptions options = {}) {
-    options.share_under_backward = 1.0;
-    auto engine = Engine::create(module_of(run), config, options).value();
-    RandomWeights weights(module_of(run).parameters(), 1);
-    EXPECT_TRUE(engine->initialize(weights).has_value());
-    return engine;
-  }
-  void forward_and_backward(Engine& engine) {
-    EXPECT_TRUE(engine.forward(batch.batch()).has_value());
-    const auto backward = engine.backward();
-    EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
-  }
-
-  // All on NVMe in bf16, but for the gradients; an untied head.
-  const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
-  TokenBatch batch;
 };
 
 TEST_F(UnderBackwardTest, OfAnyShareGivesTheSameBits) {
