@@ -14,6 +14,10 @@ namespace artesian::kernels {
 /// (source == (std::uint16_t*)(target + n) - n): elements are expanded front to back.
 void expand(const void* source, DType source_dtype, float* target, std::uint64_t count) noexcept;
 
+/// The same past the caches, about twice as fast where the target is not in them and not read soon.
+void expand_streamed(const void* source, DType source_dtype, float* target,
+                     std::uint64_t count) noexcept;
+
 /// target[i] = round(source[i]), without overlap. Shape: both [n], any n. Returns whether every
 /// *result* is finite.
 bool narrow(const float* source, void* target, DType target_dtype, std::uint64_t count) noexcept;

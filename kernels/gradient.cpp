@@ -14,37 +14,51 @@ HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
 /// Joins full vectors and returns whether all are finite; count is a multiple of their length.
-template <Accumulate how, DType acc_dtype, DType grad_dtype>
+template <Accumulate how, DType acc_dtype, DType grad_dtype, Store store>
 HWY_NOINLINE bool accumulate_vectors(Element<acc_dtype>* acc, const float* grad,
                                      std::uint64_t count) {
   const FloatTag d;
   auto largest = hn::Zero(MagnitudeTag<acc_dtype>());
   for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
     prefetch_beyond(grad + i);
-    prefetch_beyond(acc + i);
+    if constexpr (how == Accumulate::Add) prefetch_beyond(acc + i);
     auto value = round_to<grad_dtype>(d, hn::LoadU(d, grad + i));
     if constexpr (how == Accumulate::Add) value = hn::Add(load<acc_dtype>(d, acc + i), value);
-    largest = store_watched<acc_dtype>(value, acc + i, largest);
+    largest = store_watched<acc_dtype, store>(value, acc + i, largest);
   }
   return all_finite<acc_dtype>(largest);
 }
 
-/// The same for any count.
+/// The same for fewer elements than a vector has.
+template <Accumulate how, DType acc_dtype, DType grad_dtype>
+bool accumulate_few(Element<acc_dtype>* acc, const float* grad, std::uint64_t count) {
+  constexpr std::size_t lanes = hn::MaxLanes(FloatTag());
+  if (count == 0) return true;
+  float padded[lanes] = {};
+  Element<acc_dtype> result[lanes] = {};
+  std::memcpy(padded, grad, count * sizeof(float));
+  if (how == Accumulate::Add) std::memcpy(result, acc, count * sizeof(result[0]));
+  const bool finite =
+      accumulate_vectors<how, acc_dtype, grad_dtype, Store::Cached>(result, padded, lanes);
+  std::memcpy(acc, result, count * sizeof(result[0]));
+  return finite;
+}
+
+/// The same for any count. What is only written is streamed: nobody reads it soon.
 template <Accumulate how, DType acc_dtype, DType grad_dtype>
 bool accumulate_any(void* acc, const float* grad, std::uint64_t count) {
   constexpr std::size_t lanes = hn::MaxLanes(FloatTag());
+  constexpr Store store = how == Accumulate::Set ? Store::Streamed : Store::Cached;
   auto* sum = static_cast<Element<acc_dtype>*>(acc);
-  const std::uint64_t full = count - count % lanes;
-  const bool finite = accumulate_vectors<how, acc_dtype, grad_dtype>(sum, grad, full);
-  const std::uint64_t rest = count - full;
-  if (rest == 0) return finite;
-  float padded[lanes] = {};
-  Element<acc_dtype> result[lanes] = {};
-  std::memcpy(padded, grad + full, rest * sizeof(float));
-  if (how == Accumulate::Add) std::memcpy(result, sum + full, rest * sizeof(result[0]));
-  const bool rest_finite = accumulate_vectors<how, acc_dtype, grad_dtype>(result, padded, lanes);
-  std::memcpy(sum + full, result, rest * sizeof(result[0]));
-  return finite && rest_finite;
+  const std::uint64_t head =
+      store == Store::Streamed ? unaligned_head(sum, lanes * sizeof(sum[0]), count) : 0;
+  bool finite = accumulate_few<how, acc_dtype, grad_dtype>(sum, grad, head);
+  const std::uint64_t rest = (count - head) % lanes;
+  const std::uint64_t full = count - head - rest;
+  finite &= accumulate_vectors<how, acc_dtype, grad_dtype, store>(sum + head, grad + head, full);
+  finite &= accumulate_few<how, acc_dtype, grad_dtype>(sum + head + full, grad + head + full, rest);
+  if constexpr (store == Store::Streamed) hwy::FlushStream();
+  return finite;
 }
 
 template <Accumulate how, DType acc_dtype>

@@ -147,6 +147,31 @@ HWY_INLINE hn::Vec<D> load(D d, const Element<dtype>* source) {
   }
 }
 
+/// Whether a store goes past the caches: then what is not read soon takes none of their lines, and
+/// lines that are written whole are not read from memory first. Whoever streams ends with
+/// hwy::FlushStream(), before others may see it.
+enum class Store : std::uint8_t { Cached, Streamed };
+
+/// Streamed: `target` is aligned to the vector.
+template <Store how, class V, class D, typename T>
+HWY_INLINE void store_vector(V value, D d, T* target) {
+  // Highway's own writes 16 bytes of a smaller vector.
+  if constexpr (how == Store::Streamed && hn::MaxLanes(D()) * sizeof(T) >= 16) {
+    hn::Stream(value, d, target);
+  } else {
+    hn::StoreU(value, d, target);
+  }
+}
+
+/// Elements of `count` before the first one that a vector of `vector_bytes` may be streamed to.
+template <typename T>
+HWY_INLINE std::uint64_t unaligned_head(const T* target, std::size_t vector_bytes,
+                                        std::uint64_t count) {
+  const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(target) % vector_bytes;
+  const std::uint64_t head = past == 0 ? 0 : (vector_bytes - past) / sizeof(T);
+  return head < count ? head : count;
+}
+
 template <DType dtype, class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, Element<dtype>* target) {
   if constexpr (dtype == DType::Float32) {
@@ -178,18 +203,18 @@ template <DType dtype>
 using Magnitudes = hn::Vec<MagnitudeTag<dtype>>;
 
 /// Stores rounded values. Returns the largest magnitudes with theirs.
-template <DType dtype>
+template <DType dtype, Store how = Store::Cached>
 HWY_INLINE Magnitudes<dtype> store_watched(FloatVector value, Element<dtype>* target,
                                            Magnitudes<dtype> largest) {
   const FloatTag d;
   const MagnitudeTag<dtype> dm;
   Magnitudes<dtype> pattern;
   if constexpr (dtype == DType::Float32) {
-    hn::StoreU(value, d, target);
+    store_vector<how>(value, d, target);
     pattern = hn::BitCast(dm, value);
   } else {
     const auto bits = round_bits<dtype>(d, value);
-    hn::StoreU(bits, HalfTag<FloatTag>(), target);
+    store_vector<how>(bits, HalfTag<FloatTag>(), target);
     pattern = hn::BitCast(dm, bits);
   }
   const auto no_sign = hn::Set(dm, hwy::LimitsMax<hn::TFromD<MagnitudeTag<dtype>>>());

@@ -232,7 +232,7 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
     }
     std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
     if (cast) {
-      kernels::expand(data, slot.unit.stored, reinterpret_cast<float*>(target), count);
+      kernels::expand_streamed(data, slot.unit.stored, reinterpret_cast<float*>(target), count);
     } else if (!from_nvme) {
       std::memcpy(target, data, count * stored);
     }
@@ -333,7 +333,7 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
   if (slot.unit.stored == slot.unit.computed) {
     std::memcpy(target, fresh, count * dtype_size(slot.unit.stored));
   } else {
-    kernels::expand(fresh, slot.unit.stored, reinterpret_cast<float*>(target), count);
+    kernels::expand_streamed(fresh, slot.unit.stored, reinterpret_cast<float*>(target), count);
   }
 }
 

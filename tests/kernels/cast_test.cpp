@@ -83,10 +83,13 @@ TEST_P(CastOnTarget, AllLengthsAndAlignmentsLeaveTheRestAlone) {
       EXPECT_EQ(narrow(values.data() + 1, fast.data() + at, dtype, count),
                 narrow_naive(values.data() + 1, naive.data() + at, dtype, count));
       EXPECT_EQ(fast, naive) << dtype_name(dtype) << count;
-      std::vector<float> wide(count + offset + 20, 3.0f), wide_naive = wide;
-      expand(naive.data() + at, dtype, wide.data() + offset, count);
+      std::vector<float> wide_naive(count + offset + 20, 3.0f);
+      auto wide = wide_naive, streamed = wide_naive;
       expand_naive(naive.data() + at, dtype, wide_naive.data() + offset, count);
+      expand(naive.data() + at, dtype, wide.data() + offset, count);
       EXPECT_EQ(std::memcmp(wide.data(), wide_naive.data(), wide.size() * 4), 0) << count;
+      expand_streamed(naive.data() + at, dtype, streamed.data() + offset, count);
+      EXPECT_EQ(std::memcmp(streamed.data(), wide_naive.data(), wide.size() * 4), 0) << count;
     }
   }
 }
@@ -118,16 +121,18 @@ TEST_P(CastOnTarget, ExpandsInPlaceFromTheTail) {
     source[i] = static_cast<std::uint16_t>(random_word(test_seed(), 5, i));
   }
   std::vector<float> expected(large), memory(large);
-  for (const DType dtype : halves) {
-    expand_naive(source.data(), dtype, expected.data(), large);
-    const auto check = [&](std::uint64_t n) {
-      auto* tail = reinterpret_cast<std::uint16_t*>(memory.data() + n) - n;
-      std::memcpy(tail, source.data(), n * 2);
-      expand(tail, dtype, memory.data(), n);
-      ASSERT_EQ(std::memcmp(memory.data(), expected.data(), n * 4), 0) << n;
-    };
-    for (std::uint64_t n = 1; n <= 5000; ++n) check(n);
-    check(large);
+  for (const auto how : {&expand, &expand_streamed}) {
+    for (const DType dtype : halves) {
+      expand_naive(source.data(), dtype, expected.data(), large);
+      const auto check = [&](std::uint64_t n) {
+        auto* tail = reinterpret_cast<std::uint16_t*>(memory.data() + n) - n;
+        std::memcpy(tail, source.data(), n * 2);
+        how(tail, dtype, memory.data(), n);
+        ASSERT_EQ(std::memcmp(memory.data(), expected.data(), n * 4), 0) << n;
+      };
+      for (std::uint64_t n = 1; n <= 5000; ++n) check(n);
+      check(large);
+    }
   }
 }
 
