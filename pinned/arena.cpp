@@ -65,12 +65,44 @@ std::span<std::byte> Arena::take(std::uint64_t bytes) noexcept {
     free_.give(*offset, length);
     return {};
   }
-  const bool is_new = lengths_.emplace(*offset, length).second;
-  ARTESIAN_CHECK(is_new, *offset, length);
+  return use(*offset, length);
+}
+
+std::span<std::byte> Arena::take_kept(std::uint64_t bytes) noexcept {
+  ARTESIAN_CHECK(bytes > 0);
+  if (bytes > bytes_) return {};
+  const std::uint64_t length = round_up(bytes, page_size);
+  const std::lock_guard lock(mutex_);
+  const auto offset = highest_kept(length);
+  if (!offset) return {};
+  free_.take_at(*offset, length);
+  return use(*offset, length);
+}
+
+/// Where `length` bytes are free on granules that are held.
+std::optional<std::uint64_t> Arena::highest_kept(std::uint64_t length) const noexcept {
+  const auto& runs = free_.runs();
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+    std::uint64_t end = std::min(run->offset + run->length, bytes_usable_);
+    std::uint64_t begin = end;  // what is between them is held
+    while (begin > run->offset && end - begin < length) {
+      const std::uint64_t granule = (begin - 1) / granule_size;
+      begin = std::max(run->offset, granule * granule_size);
+      if (!granules_[granule].held) end = begin;
+    }
+    if (end - begin >= length) return end - length;
+  }
+  return std::nullopt;
+}
+
+/// Of bytes that are not free any more.
+std::span<std::byte> Arena::use(std::uint64_t offset, std::uint64_t length) noexcept {
+  const bool is_new = lengths_.emplace(offset, length).second;
+  ARTESIAN_CHECK(is_new, offset, length);
   bytes_in_use_peak_ = std::max(bytes_in_use_peak_, bytes_ - free_.bytes_free());
-  hold(*offset, length);
+  hold(offset, length);
   return_what_is_over();
-  return {base_ + *offset, length};
+  return {base_ + offset, length};
 }
 
 std::uint64_t Arena::give_back(void* data) noexcept {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -53,7 +54,10 @@ class Arena {
   /// At least `bytes` (rounded up to 4096), aligned to 4096, of any content. Empty where no free
   /// run is that long, or the kernel gives no more.
   std::span<std::byte> take(std::uint64_t bytes) noexcept;
-  /// What take() gave, by its address alone; returns its size. Checks that it was given.
+  /// The same of memory that is held but not in use, at the highest such place: so for a time,
+  /// without taking memory from the kernel now, and out of the way of what comes next.
+  std::span<std::byte> take_kept(std::uint64_t bytes) noexcept;
+  /// What one of them gave, by its address alone; returns its size. Checks that it was given.
   std::uint64_t give_back(void* data) noexcept;
   /// Whether the address lies in the range.
   bool contains(const void* data) const noexcept {
@@ -70,6 +74,8 @@ class Arena {
  private:
   Arena(std::byte* base, std::uint64_t bytes);
   bool make_usable(std::uint64_t bytes) noexcept;
+  std::optional<std::uint64_t> highest_kept(std::uint64_t length) const noexcept;
+  std::span<std::byte> use(std::uint64_t offset, std::uint64_t length) noexcept;
   void hold(std::uint64_t offset, std::uint64_t length) noexcept;
   void return_what_is_over() noexcept;
 

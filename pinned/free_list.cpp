@@ -40,6 +40,28 @@ std::optional<std::uint64_t> FreeList::take_high(std::uint64_t length) noexcept 
   return offset;
 }
 
+void FreeList::take_at(std::uint64_t offset, std::uint64_t length) noexcept {
+  ARTESIAN_CHECK(length > 0 && length % grain_ == 0 && offset % grain_ == 0, offset, length);
+  const auto next =
+      std::upper_bound(runs_.begin(), runs_.end(), offset,
+                       [](std::uint64_t wanted, const Run& run) { return wanted < run.offset; });
+  ARTESIAN_CHECK(next != runs_.begin(), offset);
+  const auto run = std::prev(next);
+  const std::uint64_t end = run->offset + run->length;
+  ARTESIAN_CHECK(offset + length <= end, offset, length, end);
+  bytes_free_ -= length;
+  run->length = offset - run->offset;
+  const Run rest{.offset = offset + length, .length = end - offset - length};
+  if (run->length == 0 && rest.length == 0) {
+    runs_.erase(run);
+  } else if (run->length == 0) {
+    *run = rest;
+  } else if (rest.length != 0) {
+    ARTESIAN_CHECK(runs_.size() < runs_.capacity(), runs_.size());
+    runs_.insert(next, rest);
+  }
+}
+
 void FreeList::give(std::uint64_t offset, std::uint64_t length) noexcept {
   ARTESIAN_CHECK(length > 0 && length % grain_ == 0 && offset % grain_ == 0, offset, length);
   ARTESIAN_CHECK(offset < bytes_ && length <= bytes_ - offset, offset, length, bytes_);

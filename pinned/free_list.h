@@ -23,6 +23,8 @@ class FreeList {
   std::optional<std::uint64_t> take_low(std::uint64_t length) noexcept;
   /// The same from the other side: the last run that is long enough, cut from its high end.
   std::optional<std::uint64_t> take_high(std::uint64_t length) noexcept;
+  /// [offset, offset + length), which is free.
+  void take_at(std::uint64_t offset, std::uint64_t length) noexcept;
   /// Frees [offset, offset + length), and checks that no byte of it was free already.
   void give(std::uint64_t offset, std::uint64_t length) noexcept;
 

@@ -2,8 +2,9 @@
 
 namespace artesian::tiering {
 
-StagingItem::StagingItem(BufferLease memory, TierStore& store, Device& device) noexcept
-    : memory_(std::move(memory)), store_(store), device_(device) {
+StagingItem::StagingItem(BufferLease memory, TierStore& store, Device& device,
+                         bool borrowed) noexcept
+    : memory_(std::move(memory)), store_(store), device_(device), borrowed_(borrowed) {
   ARTESIAN_CHECK(memory_.data() != nullptr && memory_.size() % 4096 == 0, memory_.size());
 }
 
@@ -84,19 +85,35 @@ bool StagingItem::idle() const noexcept {
 Result<std::unique_ptr<StagingRing>> StagingRing::create(TierStore& store, pinned::Pool& pool,
                                                          std::uint64_t item_bytes,
                                                          std::uint32_t count, Device& device) {
-  auto ring = std::make_unique<StagingRing>();
+  std::unique_ptr<StagingRing> ring(new StagingRing(store, device));
   for (std::uint32_t index = 0; index < count; ++index) {
     ARTESIAN_TRY(memory, pool.lease(item_bytes));
-    ring->items_.push_back(std::make_unique<StagingItem>(std::move(memory), store, device));
+    ring->items_.push_back(
+        std::make_unique<StagingItem>(std::move(memory), store, device, /*borrowed=*/false));
   }
   return ring;
 }
 
+StagingItem& StagingRing::add_borrowed(BufferLease memory) {
+  ARTESIAN_CHECK(memory.size() >= item_bytes(), memory.size());
+  borrowed_.push_back(
+      std::make_unique<StagingItem>(std::move(memory), store_, device_, /*borrowed=*/true));
+  return *borrowed_.back();
+}
+
+void StagingRing::remove(const StagingItem& borrowed) noexcept {
+  const auto erased =
+      std::erase_if(borrowed_, [&](const auto& item) { return item.get() == &borrowed; });
+  ARTESIAN_CHECK(erased == 1, erased);
+}
+
 Result<void> StagingRing::finish() noexcept {
   Result<void> first;
-  for (auto& item : items_) {
-    auto outcome = item->finish();
-    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+  for (auto* items : {&items_, &borrowed_}) {
+    for (auto& item : *items) {
+      auto outcome = item->finish();
+      if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+    }
   }
   return first;
 }

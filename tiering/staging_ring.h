@@ -20,11 +20,12 @@ namespace artesian::tiering {
 /// from the disk and the device.
 class StagingItem final : public BufferOwner {
  public:
-  StagingItem(BufferLease memory, TierStore& store, Device& device) noexcept;
+  StagingItem(BufferLease memory, TierStore& store, Device& device, bool borrowed) noexcept;
   ~StagingItem();  // checks that nothing is in flight
 
   std::byte* data() const noexcept { return memory_.data(); }
   std::uint64_t size() const noexcept { return memory_.size(); }
+  bool borrowed() const noexcept { return borrowed_; }
   /// Starts a transfer between `range` of the shard and this item's bytes from `item_offset`.
   void read(ShardId id, ByteRange range, std::uint64_t item_offset,
             aio::Priority priority) noexcept;
@@ -54,6 +55,7 @@ class StagingItem final : public BufferOwner {
   BufferLease memory_;
   TierStore& store_;
   Device& device_;
+  const bool borrowed_;
   DeviceFence from_device_;
   DeviceFence to_device_;
   std::array<InFlight, transfers_max> in_flight_;
@@ -70,11 +72,22 @@ class StagingRing {
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(items_.size()); }
   /// Item number `turn` of an endless sequence. It may have transfers in flight: `finish` first.
   StagingItem& at(std::uint64_t turn) noexcept { return *items_[turn % items_.size()]; }
-  /// Waits for all transfers. Errors: the first one's.
+  std::uint64_t item_bytes() const noexcept { return items_.front()->size(); }
+  /// One more, not among at(), in memory that is not the ring's own: at least item_bytes. remove()
+  /// gives that back, when nothing is in flight.
+  StagingItem& add_borrowed(BufferLease memory);
+  void remove(const StagingItem& borrowed) noexcept;
+  std::size_t borrowed() const noexcept { return borrowed_.size(); }
+  /// Waits for all transfers, those of borrowed items, too. Errors: the first one's.
   Result<void> finish() noexcept;
 
  private:
+  StagingRing(TierStore& store, Device& device) noexcept : store_(store), device_(device) {}
+
+  TierStore& store_;
+  Device& device_;
   std::vector<std::unique_ptr<StagingItem>> items_;
+  std::vector<std::unique_ptr<StagingItem>> borrowed_;
 };
 
 }  // namespace artesian::tiering

@@ -35,6 +35,7 @@ constexpr bool with_arena = true;
 std::atomic<std::uint64_t> bytes_now{0};
 std::atomic<std::uint64_t> bytes_peak{0};
 std::atomic<std::uint64_t> bytes_of_malloc{0};  // part of bytes_now
+std::atomic<std::uint64_t> bytes_lent{0};       // of the arena, not to LibTorch
 
 /// As many addresses as there is memory. Nothing where they are refused: malloc has all, as
 /// without.
@@ -106,6 +107,23 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
+class KeptActivations final : public BufferLender {
+ public:
+  bool may_lend(std::uint64_t bytes) const noexcept override {
+    return bytes_now.load() + 2 * (bytes_lent.load() + bytes) <= bytes_peak.load();
+  }
+  BufferLease borrow(std::uint64_t bytes) noexcept override {
+    if (!may_lend(bytes)) return {};
+    const auto piece = arena()->take_kept(bytes);
+    if (piece.empty()) return {};
+    bytes_lent.fetch_add(piece.size());
+    return {piece.data(), piece.size(), this};
+  }
+  void give_back(std::byte* data, std::uint64_t) noexcept override {
+    bytes_lent.fetch_sub(arena()->give_back(data));
+  }
+};
+
 /// Bytes that malloc has handed out, LibTorch's among them.
 std::uint64_t bytes_allocated() noexcept {
   const struct mallinfo2 info = ::mallinfo2();
@@ -145,6 +163,15 @@ MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept {
 
 std::uint64_t activations_now() noexcept {
   return bytes_now.load();
+}
+
+BufferLender* kept_activations() noexcept {
+  static KeptActivations lender;
+  return at_start.tracked && arena() != nullptr ? &lender : nullptr;
+}
+
+std::uint64_t activations_lent() noexcept {
+  return bytes_lent.load();
 }
 
 void track_activations() {

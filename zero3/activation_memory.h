@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/buffer.h"
+
 namespace artesian::zero3 {
 
 /// The most of each so far; all 0 without track_activations() (engine.h). With both pools they add
@@ -23,5 +25,12 @@ MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept;
 
 /// What LibTorch has on the CPU now; 0 without track_activations().
 std::uint64_t activations_now() noexcept;
+
+/// Lends what is kept for LibTorch's next tensors, of which it leaves them half: so what both have
+/// stays below LibTorch's own peak while tensors grow no faster than loans come back. Null without
+/// track_activations(). Thread-safe.
+BufferLender* kept_activations() noexcept;
+/// Bytes of it that are lent now.
+std::uint64_t activations_lent() noexcept;
 
 }  // namespace artesian::zero3

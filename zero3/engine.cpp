@@ -205,7 +205,7 @@ Result<void> Engine::Impl::build() {
   prefetcher =
       std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
   gradients = std::make_unique<Gradients>(*state);
-  optimizer = std::make_unique<Optimizer>(*state, *residency);
+  optimizer = std::make_unique<Optimizer>(*state, *residency, kept_activations());
   under_backward.emplace(config, *state, module.stages(), *gradients, *optimizer);
   if (under_backward->undecided() && options.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward->decide(*options.share_under_backward));
@@ -484,6 +484,7 @@ Result<void> Engine::Impl::begin_update_under_backward() {
 
 Result<void> Engine::Impl::update_under_backward(std::size_t stage) {
   if (failed_ahead.has_value()) return *failed_ahead;
+  optimizer->stage_is_done();
   if (!optimizer->under_backward()) return {};
   const std::uint64_t begin = system_clock().now_ns();
   ARTESIAN_TRY_VOID(under_backward->accumulated(stage));
@@ -583,7 +584,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   const double clip = config.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
   const bool as_begun = !result.overflow && clip == 1.0;
   result.taken_back = optimizer->speculative() && !as_begun;
-  ARTESIAN_TRY_VOID(under_backward->judged(as_begun));
+  ARTESIAN_TRY_VOID(under_backward->judged(as_begun, result.overflow));
   if (!result.overflow) ARTESIAN_TRY_VOID(begin_update(result, 1.0 / (result.loss_scale * clip)));
   if (!result.overflow && updated_before && step_to_measure == 0) step_to_measure = step;
   updated_before = !result.overflow;

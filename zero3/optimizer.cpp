@@ -71,8 +71,8 @@ void store_split(const SubGroup& group, std::uint64_t begin, std::span<const flo
 
 }  // namespace
 
-Optimizer::Optimizer(ModelState& state, tiering::Residency& residency)
-    : state_(state), residency_(residency), stream_(state) {
+Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender)
+    : state_(state), residency_(residency), lender_(lender), stream_(state) {
   all_units_.resize(state.layout().units.size());
   std::iota(all_units_.begin(), all_units_.end(), 0u);
   done_.resize(all_units_.size());
@@ -226,7 +226,12 @@ std::vector<std::uint32_t> Optimizer::updated_by_team() const {
 Result<void> Optimizer::stop_reading() noexcept {
   if (pass_ != Pass::Ahead) return {};
   pass_ = Pass::None;
+  stream_.borrow_from(nullptr);
   return stream_.abandon();
+}
+
+Result<void> Optimizer::skip() noexcept {
+  return state_.ring().borrowed() == 0 ? Result<void>() : stop_reading();
 }
 
 /// Of the state that begin_ahead's units have: every record.
@@ -280,6 +285,10 @@ Result<void> Optimizer::take_back() noexcept {
   return {};
 }
 
+void Optimizer::stage_is_done() noexcept {
+  if (pass_ == Pass::Ahead && !state_.separate_device()) stream_.borrow_from(lender_);
+}
+
 void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(under_backward() && final_ < ahead_ && units_[final_] == unit, unit, final_);
   residency_.begin_refresh(unit);
@@ -287,6 +296,7 @@ void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
 }
 
 Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept {
+  stream_.borrow_from(nullptr);  // soon forward needs all memory
   if (under_backward()) {
     while (final_ < ahead_) gradient_is_final(units_[final_]);
     while (updated_ < ahead_) ARTESIAN_TRY_VOID(update_next());
@@ -333,11 +343,13 @@ bool Optimizer::may_update_next() const noexcept {
 
 bool Optimizer::may_update_ahead() const noexcept {
   if (pass_ == Pass::None) return false;
-  return stream_.may_read_on() || (may_update_next() && stream_.may_advance());
+  return stream_.may_give_back() || stream_.may_read_on() ||
+         (may_update_next() && stream_.may_advance());
 }
 
 Result<void> Optimizer::update_ahead() noexcept {
   if (pass_ == Pass::None) return {};
+  ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
   for (; may_update_next() && stream_.may_advance(); ++updated_) {
     const std::uint32_t next = units_[updated_];
     ARTESIAN_TRY(done, stream_.advance_within(next));
@@ -355,6 +367,7 @@ Result<void> Optimizer::finish_step() noexcept {
   const std::uint64_t before = system_clock().now_ns();
   ARTESIAN_TRY_VOID(state_.ring().finish());
   drained_ns_ += system_clock().now_ns() - before;
+  ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
   return state_.separate_device() ? state_.device().join_queues() : Result<void>();
 }
 

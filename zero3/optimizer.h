@@ -22,8 +22,9 @@ namespace artesian::zero3 {
 
 class Optimizer {
  public:
-  /// The state and the residency must outlive it.
-  Optimizer(ModelState& state, tiering::Residency& residency);
+  /// All must outlive it. Under backward, unless the device is separate, it reads ahead into memory
+  /// of the lender's, too, where there is one: Note [Borrowed items] in sub_group_stream.h.
+  Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender = nullptr);
 
   /// Fills master weights and parameters from `weights`, moments with zero, straight into their
   /// homes; `progress(done, total)` in elements. Errors: the source's, Io, NoSpace, Timeout.
@@ -55,13 +56,20 @@ class Optimizer {
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
   /// Updates what is next and needs no waiting: under backward units with a final gradient, later
-  /// those whose slots are there to be filled, so that no byte more or less is moved. And reads on.
+  /// those whose slots are there to be filled, so that no byte more or less is moved. And reads on,
+  /// and gives back what was borrowed.
   /// Errors: as update_up_to.
   Result<void> update_ahead() noexcept;
   /// Whether that would do anything now.
   bool may_update_ahead() const noexcept;
   /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
   Result<void> finish_step() noexcept;
+  /// Backward has left a stage: from the first one on, which has needed the most memory, reads go to
+  /// memory of the lender's, too.
+  void stage_is_done() noexcept;
+  /// The step that backward has read ahead for is not updated: what was borrowed for that goes
+  /// back, since the next forward comes first. Errors: Io, Timeout.
+  Result<void> skip() noexcept;
   bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
   /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
   /// placement. Errors: Io, Corrupt, Timeout.
@@ -96,6 +104,7 @@ class Optimizer {
 
   ModelState& state_;
   tiering::Residency& residency_;
+  BufferLender* const lender_;
   SubGroupStream stream_;
   std::vector<std::uint32_t> all_units_;  // in order of first use
   std::vector<bool> done_;                // by unit: updated under this step's backward

@@ -85,13 +85,58 @@ Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
   return item;
 }
 
+/// Free items that are not borrowed.
+std::uint32_t SubGroupStream::own_free_items() const noexcept {
+  const auto own = std::count_if(free_items_.begin(), free_items_.end(),
+                                 [](const FreeItem& free) { return !free.item->borrowed(); });
+  return static_cast<std::uint32_t>(own);
+}
+
 /// Without waiting, and with an item left for tasks before it that only write: these take theirs
 /// when they come, so that they hold none from reading ahead.
 bool SubGroupStream::may_look_ahead() const noexcept {
-  if (free_items_.size() <= (writers_waiting_ != 0 ? 1u : 0u)) return false;
+  if (own_free_items() <= (writers_waiting_ != 0 ? 1u : 0u)) return false;
   const std::size_t writer = writer_of(tasks_[issued_]);
   if (writer < free_items_.size()) return free_items_[writer].item->idle();
   return idle_item() < free_items_.size();
+}
+
+/// Whether the next task may be read to memory of the lender's: nothing of it is being written.
+bool SubGroupStream::may_borrow() const noexcept {
+  return lender_ != nullptr && state_.ring().count() != 0 &&
+         writer_of(tasks_[issued_]) == free_items_.size() &&
+         lender_->may_lend(state_.ring().item_bytes());
+}
+
+/// For the next task; null where there is none.
+StagingItem* SubGroupStream::borrow() {
+  if (!may_borrow()) return nullptr;
+  BufferLease memory = lender_->borrow(state_.ring().item_bytes());
+  return memory ? &state_.ring().add_borrowed(std::move(memory)) : nullptr;
+}
+
+bool SubGroupStream::may_give_back() const noexcept {
+  return state_.ring().borrowed() != 0 &&
+         std::any_of(free_items_.begin(), free_items_.end(), [](const FreeItem& free) {
+           return free.item->borrowed() && free.item->idle();
+         });
+}
+
+Result<void> SubGroupStream::give_back_borrowed() noexcept {
+  Result<void> first;
+  if (state_.ring().borrowed() == 0) return first;
+  for (std::size_t place = 0; place < free_items_.size();) {
+    StagingItem* const item = free_items_[place].item;
+    if (!item->borrowed() || !item->idle()) {
+      ++place;
+      continue;
+    }
+    auto outcome = item->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+    free_items_.erase(free_items_.begin() + static_cast<std::ptrdiff_t>(place));
+    state_.ring().remove(*item);
+  }
+  return first;
 }
 
 SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
@@ -311,7 +356,8 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
     unit_end_[tasks_[place].unit] = place + 1;
   }
   tiering::StagingRing& ring = state_.ring();
-  if (free_items_.size() != ring.count()) {  // else in the order in which they were given back
+  ARTESIAN_TRY_VOID(give_back_borrowed());
+  if (own_free_items() != ring.count()) {  // else in the order in which they were given back
     free_items_.clear();
     for (std::uint32_t turn = 0; turn < ring.count(); ++turn) {
       free_items_.push_back({&ring.at(turn), {}});
@@ -322,12 +368,18 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
 
 /// Starts reads as long as none has to wait, or only the current task's.
 Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
+  ARTESIAN_TRY_VOID(give_back_borrowed());
   for (; issued_ < tasks_.size(); ++issued_) {
     const Item need = item_for(tasks_[issued_]);
     if (need == Item::ToRead) {
-      const bool may_wait = wait && issued_ == current_;
-      if (!may_wait && !may_look_ahead()) return {};
-      ARTESIAN_TRY(item, take_item(tasks_[issued_]));
+      const bool free = may_look_ahead();
+      StagingItem* item = free ? nullptr : borrow();
+      if (item == nullptr) {
+        const bool may_wait = wait && issued_ == current_;
+        if (!free && !may_wait) return {};
+        ARTESIAN_TRY(taken, take_item(tasks_[issued_]));
+        item = taken;
+      }
       items_[issued_] = item;
       ARTESIAN_TRY_VOID(issue_reads(tasks_[issued_], *item));
     } else if (need == Item::ToWrite) {
@@ -433,7 +485,8 @@ Result<void> SubGroupStream::abandon() noexcept {
   }
   done_ = current_;
   current_ = tasks_.size();
-  return first;
+  auto given_back = give_back_borrowed();
+  return first.has_value() ? std::move(given_back) : std::move(first);
 }
 
 Result<void> SubGroupStream::run_on_done(const SubGroupStreamOptions& options,

@@ -13,6 +13,12 @@
 // of them may be in state that is in memory and in gathered parameters when the pass ends with the
 // error. Nothing of that sub-group is sealed or written then, and nothing of what is in memory may
 // be used again: the engine remembers the error, and answers every later call with it.
+//
+// Note [Borrowed items]: how far a pass reads ahead is bounded by the ring. Under backward the disk
+// would then rest, while memory that activations have left stands empty until the next forward.
+// Items in such memory are read into as into the ring's own, by the same pass in the same order;
+// each goes back as soon as its sub-group is written, which is while forward begins. Nothing is
+// read that would not be read, so bytes stay as they are.
 #pragma once
 
 #include <cstdint>
@@ -71,6 +77,13 @@ class SubGroupStream {
   };
 
   explicit SubGroupStream(ModelState& state) noexcept : state_(state) {}
+  /// Reads may go to memory of this lender, too, which outlives the stream, or of nobody: null.
+  /// What is borrowed already goes back by itself: Note [Borrowed items].
+  void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
+  /// Gives back what has nothing in flight. Errors: Io: what was written from it was not.
+  Result<void> give_back_borrowed() noexcept;
+  /// Whether that would do anything now.
+  bool may_give_back() const noexcept;
   /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
   /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
@@ -90,7 +103,7 @@ class SubGroupStream {
   Result<void> read_on() noexcept { return advance_to(current_); }
   /// Whether that would do anything now.
   bool may_read_on() const noexcept {
-    return under_way() && issued_ < tasks_.size() && may_look_ahead();
+    return under_way() && issued_ < tasks_.size() && (may_look_ahead() || may_borrow());
   }
   /// Ends the pass where it is: waits for what it reads, and forgets it. Errors: Io, Timeout.
   Result<void> abandon() noexcept;
@@ -145,7 +158,10 @@ class SubGroupStream {
   std::size_t writer_of(const Task& task) const noexcept;
   std::size_t idle_item() const noexcept;
   Result<tiering::StagingItem*> take_item(const Task& task) noexcept;
+  std::uint32_t own_free_items() const noexcept;
   bool may_look_ahead() const noexcept;
+  bool may_borrow() const noexcept;
+  tiering::StagingItem* borrow();
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
   void list_param(const SubGroup& group, GroupBlocks& blocks) const noexcept;
@@ -167,6 +183,7 @@ class SubGroupStream {
   std::uint64_t saved_offset() const noexcept { return grad_offset(); }
 
   ModelState& state_;
+  BufferLender* lender_ = nullptr;
   // Of the pass under way:
   SubGroupStreamOptions options_;
   bool on_host_alone_ = false;  // of_gradients_alone()

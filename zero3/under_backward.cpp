@@ -206,9 +206,10 @@ Result<void> UnderBackward::take_back() noexcept {
   return optimizer_.speculative() ? optimizer_.take_back() : Result<void>();
 }
 
-Result<void> UnderBackward::judged(bool as_begun) noexcept {
+Result<void> UnderBackward::judged(bool as_begun, bool skipped) noexcept {
   expected_ = as_begun;
-  return as_begun ? Result<void>() : take_back();
+  if (!as_begun) ARTESIAN_TRY_VOID(take_back());
+  return skipped ? optimizer_.skip() : Result<void>();
 }
 
 }  // namespace artesian::zero3

@@ -96,8 +96,8 @@ class UnderBackward {
   /// Takes the step's update back, as far as it has begun one that may be. Errors: as accumulated.
   Result<void> take_back() noexcept;
   /// All gradients are known; `as_begun`: the step is updated with the constants of begin(). If
-  /// not, takes that back. Errors: as accumulated.
-  Result<void> judged(bool as_begun) noexcept;
+  /// not, takes that back. `skipped`: it is not updated. Errors: as accumulated.
+  Result<void> judged(bool as_begun, bool skipped) noexcept;
 
  private:
   ModelState& state_;

@@ -162,6 +162,26 @@ TEST(Arena, AGranuleInUseInPartStays) {
   EXPECT_EQ(resident(large.data() + granule, granule), granule);
 }
 
+TEST(Arena, WhatIsKeptIsGivenFromTheEnd) {
+  const auto arena = make_arena(16 * granule);
+  EXPECT_TRUE(arena->take_kept(page).empty());            // nothing has been used yet
+  const auto first = take_and_fill(*arena, 3 * granule);  // 0..3
+  const auto fence = take_and_fill(*arena, granule);      // 3..4
+  const auto last = take_and_fill(*arena, 2 * granule);   // 4..6
+  EXPECT_TRUE(arena->take_kept(page).empty());            // all is in use
+  arena->give_back(first.data());
+  arena->give_back(last.data());
+  EXPECT_EQ(arena->take_kept(granule + page).data(), last.data() + granule - page);
+  EXPECT_EQ(arena->take_kept(granule).data(), first.data() + 2 * granule);  // its last granule
+  EXPECT_TRUE(arena->take_kept(3 * granule).empty());
+  EXPECT_EQ(arena->statistics().bytes_held, 6 * granule);
+  EXPECT_EQ(arena->statistics().bytes_returned, 0u);
+  (void)take_and_fill(*arena, 3 * granule);  // 6..9: eight at once, so that one of the gap goes
+  EXPECT_EQ(arena->statistics().bytes_held, arena->statistics().bytes_held_bound);
+  EXPECT_TRUE(arena->take_kept(2 * granule).empty());  // some of the gap is not held any more
+  EXPECT_EQ(fence[0], std::byte{1});
+}
+
 /// Takes and gives back at random, and knows what is in use.
 class Model {
  public:
@@ -184,6 +204,7 @@ class Model {
     EXPECT_LE(found.bytes_held, found.bytes_held_bound);
     EXPECT_LE(resident(start_, end_), found.bytes_held);
   }
+  std::uint64_t kept() const { return kept_; }
   void give_back_all() {
     while (!pieces_.empty()) give_back();
   }
@@ -197,7 +218,14 @@ class Model {
   void take() {
     // Of all sizes alike: from a page to some granules.
     const std::uint64_t bytes = (random_() % 15 + 1) << (random_() % 20);
-    const auto piece = must_take(arena_, bytes);
+    const std::uint64_t held = arena_.statistics().bytes_held;
+    auto piece = random_() % 4 == 0 ? arena_.take_kept(bytes) : std::span<std::byte>();
+    if (!piece.empty()) {
+      ++kept_;
+      EXPECT_EQ(arena_.statistics().bytes_held, held);
+    } else {
+      piece = must_take(arena_, bytes);
+    }
     if (piece.empty()) return;
     if (start_ == nullptr) start_ = piece.data();
     ASSERT_GE(piece.size(), bytes);
@@ -242,10 +270,12 @@ class Model {
   std::byte* start_ = nullptr;  // of the range: where the first piece lies
   std::uint64_t end_ = 0;       // of what has been used
   std::uint64_t most_granules_ = 0;
+  std::uint64_t kept_ = 0;  // pieces of what was held
 };
 
 TEST(Arena, RandomPiecesNeverOverlapAndTheBoundHolds) {
   const std::uint64_t seed = test_support::test_seed(1);
+  std::uint64_t returned = 0;
   for (std::uint64_t round = 0; round < 4; ++round) {
     const auto arena = make_arena(1ull << 30);
     Model model(*arena, seed + round);
@@ -253,12 +283,14 @@ TEST(Arena, RandomPiecesNeverOverlapAndTheBoundHolds) {
       model.step();
       if (i % 50 == 0) model.check();
     }
-    EXPECT_GT(arena->statistics().bytes_returned, 0u);  // the bound had to be kept
+    EXPECT_GT(model.kept(), 50u);
+    returned += arena->statistics().bytes_returned;
     model.give_back_all();
     model.check();
     EXPECT_EQ(arena->statistics().bytes_in_use, 0u);
     EXPECT_FALSE(arena->take(1ull << 30).empty());  // all in one piece again
   }
+  EXPECT_GT(returned, 0u);  // the bound had to be kept
 }
 
 TEST(Arena, ThreadsTakeAndGiveBackEachOthersPieces) {

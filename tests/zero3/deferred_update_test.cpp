@@ -7,6 +7,7 @@
 
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/equality.h"
+#include "zero3/activation_memory.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -97,6 +98,35 @@ TEST_F(DeferredUpdate, ReadsUnderBackwardWhatItUpdatesFirst) {
     EXPECT_TRUE(engine->close().has_value());
   }
   EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST_F(DeferredUpdate, ReadsAheadIntoMemoryThatActivationsHaveLeft) {
+  track_activations();
+  static_cast<void>(at::empty({4 << 20}));  // as activations of a larger model leave it
+  Choice in_memory = run;                   // but for the optimizer's state
+  in_memory[ParamHome] = 1;
+  in_memory[Live] = in_memory[Reuse] = in_memory[Bucket] = 2;
+  Config config = config_of(in_memory);
+  config.artesian.host_memory = host_budget_for_gradients(module_of(in_memory), config, true);
+  auto engine = Engine::create(module_of(in_memory), config, {}).value();
+  RandomWeights weights(module_of(in_memory).parameters(), 1);
+  ASSERT_TRUE(engine->initialize(weights).has_value());
+  std::uint64_t lent = 0;
+  for (int step = 0; step < 4; ++step) {
+    ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+    ASSERT_TRUE(engine->backward().has_value());
+    lent += activations_lent();
+    EXPECT_LE(2 * activations_lent() + activations_now(), memory_beside_tiers(0).activations);
+    if (step == 2) {  // what was borrowed goes back to whatever else comes
+      ASSERT_TRUE(engine->digest().has_value());
+      EXPECT_EQ(activations_lent(), 0u);
+    }
+    ASSERT_TRUE(engine->step().has_value());
+  }
+  EXPECT_GT(lent, 0u);
+  ASSERT_TRUE(engine->finish_update().has_value());
+  EXPECT_EQ(activations_lent(), 0u);
+  EXPECT_TRUE(engine->close().has_value());
 }
 
 TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {

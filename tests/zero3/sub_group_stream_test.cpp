@@ -1,11 +1,13 @@
 // Proves that a sub-group's state comes back as it was left, whatever part of it is in host memory
 // and whatever passes through the ring, however many items that has; that sub-groups which only
-// write hold no item from reading ahead; and that those wholly in memory need no ring.
+// write hold no item from reading ahead; that borrowed items take what the ring has no room for,
+// and go back; and that those wholly in memory need no ring.
 #include "zero3/sub_group_stream.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/random.h"
@@ -45,6 +47,31 @@ class PlacedTiers {
   SmallModel model;
   std::unique_ptr<ModelState> state;
   std::vector<std::uint32_t> units;  // all
+};
+
+/// Lends so many pieces at a time.
+class Lender final : public BufferLender {
+ public:
+  explicit Lender(std::uint64_t most) : most_(most) {}
+  ~Lender() { EXPECT_EQ(lent, 0u); }
+  bool may_lend(std::uint64_t) const noexcept override { return lent < most_; }
+  BufferLease borrow(std::uint64_t bytes) noexcept override {
+    if (!may_lend(bytes)) return {};
+    const std::uint64_t size = (bytes + 4095) / 4096 * 4096;
+    ++lent;
+    ++lent_in_all;
+    return {static_cast<std::byte*>(std::aligned_alloc(4096, size)), size, this};
+  }
+  void give_back(std::byte* data, std::uint64_t) noexcept override {
+    std::free(data);
+    --lent;
+  }
+
+  std::uint64_t lent = 0;
+  std::uint64_t lent_in_all = 0;
+
+ private:
+  const std::uint64_t most_;
 };
 
 float value_of(const SubGroup& group, std::uint64_t array, std::uint64_t round) {
@@ -94,6 +121,7 @@ void expect_values(const SubGroup& group, std::uint64_t round) {
 }
 
 TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
+  std::uint64_t lent = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     std::uint64_t draw = 0;
@@ -108,6 +136,7 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
         }
       }
     });
+    Lender lender(random_word(seed, 4, draw++) % 6);
     SubGroupStream stream(*tiers.state);
     const SubGroupStreamOptions first{.write_state = true};
     const SubGroupStreamOptions update{.read_state = true, .write_state = true};
@@ -120,6 +149,7 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
       };
       ASSERT_TRUE(stream.begin(tiers.units, round == 0 ? first : update, body).has_value());
       for (const std::uint32_t unit : tiers.units) {  // at some, go on as far as that needs no wait
+        stream.borrow_from(coin() ? &lender : nullptr);
         for (int tries = coin() ? 0 : 20; tries > 0; --tries) {
           const auto done = stream.advance_within(unit);
           ASSERT_TRUE(done.has_value());
@@ -130,7 +160,11 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
       }
       ASSERT_TRUE(stream.finish().has_value());
       ASSERT_TRUE(tiers.state->ring().finish().has_value());
+      ASSERT_TRUE(stream.give_back_borrowed().has_value());
+      EXPECT_EQ(lender.lent, 0u);
     }
+    lent += lender.lent_in_all;
+    stream.borrow_from(nullptr);
     const auto check = [&](const SubGroup& group) -> Result<void> {
       expect_values(group, 2);
       return {};
@@ -138,6 +172,35 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
     ASSERT_TRUE(stream.run(tiers.units, {.read_state = true}, check).has_value());
     ASSERT_TRUE(tiers.state->ring().finish().has_value());
   }
+  EXPECT_GT(lent, 100u);
+}
+
+TEST(SubGroupStream, ReadsAsFarAheadAsItMayBorrow) {
+  PlacedTiers tiers(DType::Float32, [](Placement& placement) { placement.ring_count = 2; });
+  SubGroupStream stream(*tiers.state);
+  const auto zero = [](const SubGroup& group) -> Result<void> {
+    write_values(group, 0);
+    return {};
+  };
+  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, zero).has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  const auto body = [](const SubGroup& group) -> Result<void> {
+    expect_values(group, 0);
+    return {};
+  };
+  Lender lender(3);
+  stream.borrow_from(&lender);
+  ASSERT_TRUE(stream.begin(tiers.units, {.read_state = true}, body).has_value());
+  EXPECT_EQ(lender.lent, 3u);
+  EXPECT_EQ(tiers.state->ring().borrowed(), 3u);
+  stream.borrow_from(nullptr);
+  ASSERT_TRUE(stream.advance_past(tiers.units.back()).has_value());
+  EXPECT_EQ(lender.lent, 0u);
+  stream.borrow_from(&lender);  // and when the pass is given up
+  ASSERT_TRUE(stream.begin(tiers.units, {.read_state = true}, body).has_value());
+  EXPECT_EQ(lender.lent, 3u);
+  ASSERT_TRUE(stream.abandon().has_value());
+  EXPECT_EQ(lender.lent, 0u);
 }
 
 TEST(SubGroupStream, SubGroupsThatOnlyWriteHoldNoItemFromReadingAhead) {
