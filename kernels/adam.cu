@@ -1,6 +1,7 @@
 // Adam on the device: one pass, memory bound.
 #include "kernels/adam.cuh"
 #include "kernels/cuda.h"
+#include "kernels/launch.cuh"
 
 namespace artesian::kernels::cuda {
 namespace {
@@ -35,8 +36,8 @@ Result<void> adam_step(const AdamArrays& arrays, std::uint64_t count, const Adam
   if (count == 0) return {};
   AdamArrays on_device = arrays;
   if (arrays.param_out == arrays.param) on_device.param_out = nullptr;  // written already
-  with_dtype(arrays.grad_dtype, [&](auto grad) {
-    with_dtype(arrays.param_out_dtype, [&](auto out) {
+  return with_dtype(arrays.grad_dtype, [&](auto grad) {
+    return with_dtype(arrays.param_out_dtype, [&](auto out) {
       constexpr DType grad_dtype = decltype(grad)::value;
       constexpr DType out_dtype = decltype(out)::value;
       const bool vectors =
@@ -44,12 +45,10 @@ Result<void> adam_step(const AdamArrays& arrays, std::uint64_t count, const Adam
           aligned_for_four(arrays.exp_avg_sq) &&
           aligned_for_four(static_cast<const Element<grad_dtype>*>(arrays.grad)) &&
           aligned_for_four(static_cast<const Element<out_dtype>*>(on_device.param_out));
-      adam_kernel<grad_dtype, out_dtype><<<blocks_for(count), threads_per_block, 0, stream>>>(
-          on_device, count, make_adam_constants(step), vectors);
+      return launch(adam_kernel<grad_dtype, out_dtype>, blocks_for(count), threads_per_block,
+                    stream, on_device, count, make_adam_constants(step), vectors);
     });
   });
-  ARTESIAN_TRY_CUDA(cudaGetLastError());
-  return {};
 }
 
 }  // namespace artesian::kernels::cuda

@@ -1,6 +1,7 @@
 // Casts on the device.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
+#include "kernels/launch.cuh"
 
 namespace artesian::kernels::cuda {
 namespace {
@@ -40,29 +41,25 @@ __global__ void __launch_bounds__(threads_per_block)
 Result<void> expand(const void* source, DType source_dtype, float* target, std::uint64_t count,
                     cudaStream_t stream) {
   if (count == 0) return {};
-  with_dtype(source_dtype, [&](auto constant) {
+  return with_dtype(source_dtype, [&](auto constant) {
     constexpr DType dtype = decltype(constant)::value;
     const auto* elements = static_cast<const Element<dtype>*>(source);
     const bool vectors = aligned_for_four(elements) && aligned_for_four(target);
-    expand_kernel<dtype>
-        <<<blocks_for(count), threads_per_block, 0, stream>>>(elements, target, count, vectors);
+    return launch(expand_kernel<dtype>, blocks_for(count), threads_per_block, stream, elements,
+                  target, count, vectors);
   });
-  ARTESIAN_TRY_CUDA(cudaGetLastError());
-  return {};
 }
 
 Result<void> narrow(const float* source, void* target, DType target_dtype, std::uint64_t count,
                     std::uint32_t* not_finite, cudaStream_t stream) {
   if (count == 0) return {};
-  with_dtype(target_dtype, [&](auto constant) {
+  return with_dtype(target_dtype, [&](auto constant) {
     constexpr DType dtype = decltype(constant)::value;
     auto* elements = static_cast<Element<dtype>*>(target);
     const bool vectors = aligned_for_four(source) && aligned_for_four(elements);
-    narrow_kernel<dtype><<<blocks_for(count), threads_per_block, 0, stream>>>(
-        source, elements, count, not_finite, vectors);
+    return launch(narrow_kernel<dtype>, blocks_for(count), threads_per_block, stream, source,
+                  elements, count, not_finite, vectors);
   });
-  ARTESIAN_TRY_CUDA(cudaGetLastError());
-  return {};
 }
 
 }  // namespace artesian::kernels::cuda

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "kernels/cuda_error.h"
+#include "base/result.h"
 
 #ifdef __FAST_MATH__
 #error "fast math would change the bits of the step"
@@ -131,12 +131,13 @@ struct DTypeConstant {
 };
 
 template <typename Function>
-void with_dtype(DType dtype, Function&& function) {
+Result<void> with_dtype(DType dtype, Function&& function) {
   switch (dtype) {
     case DType::Float32: return function(DTypeConstant<DType::Float32>());
     case DType::Float16: return function(DTypeConstant<DType::Float16>());
-    case DType::BFloat16: return function(DTypeConstant<DType::BFloat16>());
+    case DType::BFloat16: break;
   }
+  return function(DTypeConstant<DType::BFloat16>());
 }
 
 }  // namespace artesian::kernels::cuda

@@ -1,6 +1,7 @@
 // Gradient kernels on the device. Unscaling is part of Adam (grad_multiplier), as on the CPU.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
+#include "kernels/launch.cuh"
 
 namespace artesian::kernels::cuda {
 namespace {
@@ -63,18 +64,16 @@ Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, 
                                  std::uint64_t count, Accumulate how, std::uint32_t* not_finite,
                                  cudaStream_t stream) {
   if (count == 0) return {};
-  with_dtype(acc_dtype, [&](auto acc_constant) {
-    with_dtype(grad_dtype, [&](auto grad_constant) {
+  return with_dtype(acc_dtype, [&](auto acc_constant) {
+    return with_dtype(grad_dtype, [&](auto grad_constant) {
       constexpr DType acc_type = decltype(acc_constant)::value;
       constexpr DType grad_type = decltype(grad_constant)::value;
       auto* sum = static_cast<Element<acc_type>*>(acc);
       const bool vectors = aligned_for_four(sum) && aligned_for_four(grad);
-      accumulate_kernel<acc_type, grad_type><<<blocks_for(count), threads_per_block, 0, stream>>>(
-          sum, grad, count, how, not_finite, vectors);
+      return launch(accumulate_kernel<acc_type, grad_type>, blocks_for(count), threads_per_block,
+                    stream, sum, grad, count, how, not_finite, vectors);
     });
   });
-  ARTESIAN_TRY_CUDA(cudaGetLastError());
-  return {};
 }
 
 Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* partial_sums,
@@ -82,13 +81,11 @@ Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, dou
   if (count == 0) return {};
   const std::uint64_t blocks = (count - 1) / norm_block + 1;
   const auto grid = static_cast<unsigned>((blocks - 1) / norm_blocks_per_block + 1);
-  with_dtype(dtype, [&](auto constant) {
+  return with_dtype(dtype, [&](auto constant) {
     constexpr DType type = decltype(constant)::value;
-    sum_squares_kernel<type><<<grid, virtual_lanes * norm_blocks_per_block, 0, stream>>>(
-        static_cast<const Element<type>*>(data), count, blocks, partial_sums);
+    return launch(sum_squares_kernel<type>, grid, virtual_lanes * norm_blocks_per_block, stream,
+                  static_cast<const Element<type>*>(data), count, blocks, partial_sums);
   });
-  ARTESIAN_TRY_CUDA(cudaGetLastError());
-  return {};
 }
 
 }  // namespace artesian::kernels::cuda

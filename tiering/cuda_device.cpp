@@ -20,10 +20,41 @@ namespace {
 constexpr auto poll_pause = std::chrono::microseconds(20);
 constexpr int polls_before_pause = 200;  // most waits are for a copy that is about to end
 
+constexpr int capability_major_min = 8;  // cmake/cuda.cmake: sm_80, and PTX for newer ones
+
 Error no_device(const std::string& reason) {
   return make_error(ErrorCode::Unsupported,
                     "device: got cuda, allowed cpu here: no CUDA device answers (" + reason +
                         "); check nvidia-smi and CUDA_VISIBLE_DEVICES, or compute on the CPU");
+}
+
+/// CUDA has one error for no driver and for one that is too old.
+Error no_driver() {
+  constexpr int needed = CUDART_VERSION / 1000;  // one of the same major version will do
+  int version = 0;
+  static_cast<void>(cudaDriverGetVersion(&version));
+  const std::string found = version == 0 ? "there is no NVIDIA driver"
+                                         : "the NVIDIA driver is for CUDA " +
+                                               std::to_string(version / 1000) + "." +
+                                               std::to_string(version % 1000 / 10);
+  return make_error(ErrorCode::Unsupported, "device: got cuda, allowed cpu here: " + found +
+                                                "; install a driver for CUDA " +
+                                                std::to_string(needed) +
+                                                " or newer, or compute on the CPU");
+}
+
+Result<void> check_capability(int index) {
+  int major = 0;
+  const cudaError_t status =
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
+  ARTESIAN_TRY_VOID(kernels::cuda::from_cuda(status, "asking for the compute capability"));
+  if (major >= capability_major_min) return {};
+  return make_error(ErrorCode::Unsupported,
+                    "device: got cuda:" + std::to_string(index) + ", of compute capability " +
+                        std::to_string(major) + ", allowed " +
+                        std::to_string(capability_major_min) +
+                        ".0 or newer (A100, RTX 30); name another one, or compute on the CPU");
 }
 
 }  // namespace
@@ -31,9 +62,11 @@ Error no_device(const std::string& reason) {
 Result<void> CudaDevice::check(int index) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the caller has it
+  if (status == cudaErrorInsufficientDriver) return no_driver();
   if (status != cudaSuccess) return no_device(cudaGetErrorString(status));
   if (count == 0) return no_device("the driver shows none");
-  if (index >= 0 && index < count) return {};
+  if (index >= 0 && index < count) return check_capability(index);
   const std::string last = std::to_string(count - 1);
   return make_error(ErrorCode::Invalid,
                     "device: got cuda:" + std::to_string(index) + ", allowed " +
@@ -52,16 +85,19 @@ Result<std::uint64_t> CudaDevice::free_memory(int index) {
 
 Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t compute) {
   ARTESIAN_TRY_VOID(check(index));
-  ARTESIAN_TRY_CUDA(cudaSetDevice(index));
   std::unique_ptr<CudaDevice> device(new CudaDevice(index));
+  ARTESIAN_TRY_VOID(device->select());
   device->lane(Queue::Compute).stream = compute;
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
     // Without the default stream's implicit waits: all order is by fences.
-    ARTESIAN_TRY_CUDA(
-        cudaStreamCreateWithFlags(&device->lane(queue).stream, cudaStreamNonBlocking));
+    ARTESIAN_TRY_VOID(
+        device->done(cudaStreamCreateWithFlags(&device->lane(queue).stream, cudaStreamNonBlocking),
+                     "creating a stream"));
   }
-  ARTESIAN_TRY_CUDA(cudaMalloc(reinterpret_cast<void**>(&device->not_finite_), 4));
-  ARTESIAN_TRY_CUDA(cudaMemsetAsync(device->not_finite_, 0, 4, compute));
+  ARTESIAN_TRY_VOID(device->done(cudaMalloc(reinterpret_cast<void**>(&device->not_finite_), 4),
+                                 "allocating 4 bytes"));
+  ARTESIAN_TRY_VOID(
+      device->zero(Queue::Compute, reinterpret_cast<std::byte*>(device->not_finite_), 4));
   return device;
 }
 
@@ -75,7 +111,7 @@ std::optional<std::uint32_t> CudaDevice::numa_node() const {
 }
 
 CudaDevice::~CudaDevice() {
-  select();
+  if (not_finite_ != nullptr && idle()) static_cast<void>(cudaFree(not_finite_));
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
     if (stream(queue) != nullptr) static_cast<void>(cudaStreamDestroy(stream(queue)));
   }
@@ -85,100 +121,135 @@ CudaDevice::~CudaDevice() {
     }
   }
   for (cudaEvent_t event : free_events_) static_cast<void>(cudaEventDestroy(event));
-  static_cast<void>(cudaFree(not_finite_));
 }
 
-/// The device is this thread's, and LibTorch or a caller may have chosen another one. Failures show
-/// in the call that follows.
-void CudaDevice::select() const noexcept {
-  static_cast<void>(cudaSetDevice(index_));
+/// Makes the device this thread's: LibTorch or a caller may have chosen another one.
+Result<void> CudaDevice::select() const {
+  return done(cudaSetDevice(index_), "choosing the device");
+}
+
+/// With the device's name, and what may have done it.
+Error CudaDevice::explained(Error error, cudaError_t status) const {
+  error.message = name() + ": " + error.message;
+  if (status == cudaErrorIllegalAddress) {
+    error.message += "; it may be a parameter that was used outside its stage";
+  }
+  return error;
+}
+
+/// The outcome of a call. An error is the caller's then, not the thread's last one any more.
+Result<void> CudaDevice::done(cudaError_t status, const char* doing) const {
+  if (status == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());
+  return explained(kernels::cuda::from_cuda(status, doing).error(), status);
+}
+
+/// As done, of a kernel.
+Result<void> CudaDevice::launched(Result<void> outcome) const {
+  if (outcome.has_value()) return outcome;
+  return explained(std::move(outcome).error(), cudaGetLastError());
+}
+
+/// Waits until nothing that was enqueued uses memory any more; not a second time for a device that
+/// does not answer. False if something may, or the device has failed: it gives nothing back then.
+bool CudaDevice::idle() noexcept {
+  const double seconds = wait_seconds();
+  if (silent_) set_wait_seconds(0.0);
+  const auto passed = finish_all();
+  set_wait_seconds(seconds);
+  return passed.has_value();
+}
+
+Error CudaDevice::out_of_memory(std::uint64_t bytes, std::uint64_t free,
+                                std::uint64_t total) const {
+  return make_error(ErrorCode::Exhausted,
+                    "artesian.device_memory: " + std::to_string(bytes) + " bytes (" +
+                        format_size(bytes) + ") asked for, " + std::to_string(free) + " bytes (" +
+                        format_size(free) + ") free of " + format_size(total) + " on " + name() +
+                        "; lower it, or free the GPU's memory");
 }
 
 Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t bytes) {
-  select();
-  const std::uint64_t size = round_up(bytes, 4096);
+  ARTESIAN_TRY_VOID(select());
   std::size_t free = 0;
   std::size_t total = 0;
-  ARTESIAN_TRY_CUDA(cudaMemGetInfo(&free, &total));
+  ARTESIAN_TRY_VOID(done(cudaMemGetInfo(&free, &total), "asking for its memory"));
+  if (bytes > total) return out_of_memory(bytes, free, total);
+  const std::uint64_t size = round_up(bytes, 4096);
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, size);
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());  // not a failure of the device: later calls may work
-    return make_error(ErrorCode::Exhausted,
-                      "artesian.device_memory: " + std::to_string(size) + " bytes (" +
-                          format_size(size) + ") asked for, " + std::to_string(free) + " bytes (" +
-                          format_size(free) + ") free of " + format_size(total) + " on " + name() +
-                          "; lower it, or free the GPU's memory");
+    return out_of_memory(size, free, total);
   }
-  ARTESIAN_TRY_VOID(kernels::cuda::from_cuda(status, "cudaMalloc"));
-  const int index = index_;
+  ARTESIAN_TRY_VOID(done(status, "allocating the device tier"));
   return pinned::Pool::over({static_cast<std::byte*>(memory), static_cast<std::size_t>(size)},
-                            "device memory", [memory, index] {
-                              static_cast<void>(cudaSetDevice(index));
-                              static_cast<void>(cudaFree(memory));
+                            "device memory", [this, memory] {
+                              if (idle()) static_cast<void>(cudaFree(memory));
                             });
 }
 
 Result<void> CudaDevice::register_host(std::span<std::byte> range) {
-  select();
-  const cudaError_t status = cudaHostRegister(range.data(), range.size(), cudaHostRegisterPortable);
-  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
-  return kernels::cuda::from_cuda(status, "cudaHostRegister");
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaHostRegister(range.data(), range.size(), cudaHostRegisterPortable),
+              "page-locking host memory");
 }
 
 void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {
-  select();
+  if (!idle()) return;
   static_cast<void>(cudaHostUnregister(range.data()));
+  static_cast<void>(cudaGetLastError());
 }
 
 Result<void> CudaDevice::copy_to_device(std::byte* target, const std::byte* source,
                                         std::uint64_t bytes) {
-  select();
-  ARTESIAN_TRY_CUDA(
-      cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream(Queue::ToDevice)));
+  ARTESIAN_TRY_VOID(select());
+  ARTESIAN_TRY_VOID(
+      done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream(Queue::ToDevice)),
+           "copying to the device"));
   bytes_to_device_ += bytes;
   return {};
 }
 
 Result<void> CudaDevice::copy_to_host(std::byte* target, const std::byte* source,
                                       std::uint64_t bytes) {
-  select();
-  ARTESIAN_TRY_CUDA(
-      cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream(Queue::ToHost)));
+  ARTESIAN_TRY_VOID(select());
+  ARTESIAN_TRY_VOID(
+      done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream(Queue::ToHost)),
+           "copying to the host"));
   bytes_to_host_ += bytes;
   return {};
 }
 
 Result<void> CudaDevice::zero(Queue queue, std::byte* target, std::uint64_t bytes) {
-  select();
-  ARTESIAN_TRY_CUDA(cudaMemsetAsync(target, 0, bytes, stream(queue)));
-  return {};
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaMemsetAsync(target, 0, bytes, stream(queue)), "clearing device memory");
 }
 
 Result<void> CudaDevice::expand(Queue queue, const std::byte* source, DType source_dtype,
                                 float* target, std::uint64_t count) {
-  select();
-  return kernels::cuda::expand(source, source_dtype, target, count, stream(queue));
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::expand(source, source_dtype, target, count, stream(queue)));
 }
 
 Result<void> CudaDevice::accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
                                              const float* grad, DType grad_dtype,
                                              std::uint64_t count, kernels::Accumulate how) {
-  select();
-  return kernels::cuda::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how,
-                                            not_finite_, stream(queue));
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how,
+                                                     not_finite_, stream(queue)));
 }
 
 Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,
                                      std::uint64_t count, double* partial_sums) {
-  select();
-  return kernels::cuda::sum_squares(data, dtype, count, partial_sums, stream(queue));
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::sum_squares(data, dtype, count, partial_sums, stream(queue)));
 }
 
 Result<void> CudaDevice::adam_step(Queue queue, const kernels::AdamArrays& arrays,
                                    std::uint64_t count, const kernels::AdamStep& step) {
-  select();
-  return kernels::cuda::adam_step(arrays, count, step, stream(queue));
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::adam_step(arrays, count, step, stream(queue)));
 }
 
 Result<cudaEvent_t> CudaDevice::take_event() {
@@ -188,14 +259,16 @@ Result<cudaEvent_t> CudaDevice::take_event() {
     return event;
   }
   cudaEvent_t event = nullptr;
-  ARTESIAN_TRY_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  ARTESIAN_TRY_VOID(
+      done(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
   return event;
 }
 
 /// Takes back the events that have passed. False once one has failed.
 bool CudaDevice::settle(Lane& lane) noexcept {
   while (failure_ == cudaSuccess && !lane.pending.empty()) {
-    const cudaError_t status = cudaEventQuery(lane.pending.front().event);
+    cudaError_t status = cudaSetDevice(index_);
+    if (status == cudaSuccess) status = cudaEventQuery(lane.pending.front().event);
     if (status == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());  // "not ready" would be the next launch's error
       break;
@@ -212,14 +285,14 @@ bool CudaDevice::settle(Lane& lane) noexcept {
 }
 
 Result<DeviceFence> CudaDevice::record(Queue queue) {
-  select();
+  ARTESIAN_TRY_VOID(select());
   Lane& own = lane(queue);
   settle(own);
   ARTESIAN_TRY(event, take_event());
-  const cudaError_t status = cudaEventRecord(event, own.stream);
-  if (status != cudaSuccess) {
+  const auto recorded = done(cudaEventRecord(event, own.stream), "recording an event");
+  if (!recorded.has_value()) {
     free_events_.push_back(event);
-    return std::move(kernels::cuda::from_cuda(status, "cudaEventRecord")).error();
+    return recorded.error();
   }
   own.pending.push_back({++own.recorded, event});
   return DeviceFence{queue, own.recorded};
@@ -242,30 +315,21 @@ Result<void> CudaDevice::wait(Queue queue, DeviceFence fence) {
   if (fence.queue == queue) return {};
   const Recorded* recorded = find(fence);
   if (recorded == nullptr) return {};
-  select();
-  ARTESIAN_TRY_CUDA(cudaStreamWaitEvent(stream(queue), recorded->event, 0));
-  return {};
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaStreamWaitEvent(stream(queue), recorded->event, 0), "waiting in a stream");
 }
 
 bool CudaDevice::ready(DeviceFence fence) noexcept {
   Lane& own = lane(fence.queue);
   if (fence.sequence <= own.passed) return true;
-  select();
   return !settle(own) || fence.sequence <= own.passed;
-}
-
-Result<void> CudaDevice::give_up(const std::string& doing, cudaError_t status) const {
-  auto failed = kernels::cuda::from_cuda(status, doing.c_str());
-  failed.error().message = name() + ": " + failed.error().message +
-                           "; an illegal memory access may be a parameter that was used outside "
-                           "its stage";
-  return failed;
 }
 
 Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
   const Deadline deadline = Deadline::after_seconds(wait_seconds());
   for (int polls = 0; !ready(fence); ++polls) {
     if (system_clock().now_ns() > deadline.at_ns) {
+      silent_ = true;
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%g", wait_seconds());
       return make_error(ErrorCode::Timeout,
@@ -277,7 +341,8 @@ Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
       std::this_thread::sleep_for(poll_pause);
     }
   }
-  return failure_ == cudaSuccess ? Result<void>() : give_up("waiting for " + name(), failure_);
+  silent_ = false;
+  return done(failure_, "waiting for what was enqueued");
 }
 
 }  // namespace artesian::tiering

@@ -3,6 +3,10 @@
 // streams of their own, so both directions of the bus and the kernels go on at once. Fences are
 // events; they are few, and reused once they have passed.
 //
+// What gives memory back (the destructor, the arena's, unregister_host) first waits until the
+// device is idle. Where it does not answer in wait_seconds, the memory stays for as long as the
+// process: the device may still write there, and cudaFree might wait for it without end.
+//
 // Plain C++: needs the CUDA toolkit, not nvcc. Built only where there is one.
 #pragma once
 
@@ -20,8 +24,8 @@ namespace artesian::tiering {
 
 class CudaDevice final : public Device {
  public:
-  /// Whether GPU `index` is there. Errors: Unsupported: no driver or no GPU; Invalid: no such
-  /// index; both say what to do.
+  /// Whether GPU `index` is there. Errors: Unsupported: no driver or one that is too old, no GPU or
+  /// one that is too old; Invalid: no such index; all say what to do.
   static Result<void> check(int index);
   /// Free bytes of its memory. Errors: as check; Io.
   static Result<std::uint64_t> free_memory(int index);
@@ -54,7 +58,7 @@ class CudaDevice final : public Device {
   Result<void> wait(Queue queue, DeviceFence fence) override;
   bool ready(DeviceFence fence) noexcept override;
   Result<void> finish(DeviceFence fence) noexcept override;
-  void begin_compute() noexcept override { select(); }
+  void begin_compute() noexcept override { static_cast<void>(select().has_value()); }
 
  private:
   struct Recorded {
@@ -70,17 +74,22 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) noexcept : index_(index) {}
   Lane& lane(Queue queue) noexcept { return lanes_[static_cast<std::size_t>(queue)]; }
   cudaStream_t stream(Queue queue) noexcept { return lane(queue).stream; }
-  void select() const noexcept;
+  Result<void> select() const;
   Result<cudaEvent_t> take_event();
   bool settle(Lane& lane) noexcept;
   const Recorded* find(DeviceFence fence) noexcept;
-  Result<void> give_up(const std::string& doing, cudaError_t status) const;
+  Result<void> done(cudaError_t status, const char* doing) const;
+  Result<void> launched(Result<void> outcome) const;
+  Error explained(Error error, cudaError_t status) const;
+  Error out_of_memory(std::uint64_t bytes, std::uint64_t free, std::uint64_t total) const;
+  bool idle() noexcept;
 
   const int index_;
   std::array<Lane, queue_count> lanes_;
   std::vector<cudaEvent_t> free_events_;
   std::uint32_t* not_finite_ = nullptr;  // where kernels note what norms find anyway
   cudaError_t failure_ = cudaSuccess;    // of an event: all that follows fails
+  bool silent_ = false;                  // the last wait came to its deadline
 };
 
 }  // namespace artesian::tiering

@@ -143,6 +143,29 @@ TEST(CudaGradient, AccumulationEqualsTheNaiveVersion) {
   }
 }
 
+// More elements than one round of the largest grid does, each of them once.
+TEST(CudaGradient, AccumulatesWhatTheGridGoesRoundFor) {
+  constexpr std::uint64_t count = (std::uint64_t{65536} * 256 * 4) + 1029;
+  const auto value = [](std::uint64_t i) { return static_cast<float>(i % 127); };  // exact in bf16
+  std::vector<float> grad(count);
+  for (std::uint64_t i = 0; i < count; ++i) grad[i] = value(i);
+  void* grad_device = nullptr;
+  ASSERT_EQ(cudaMalloc(&grad_device, count * 4), cudaSuccess);
+  ASSERT_EQ(cudaMemcpy(grad_device, grad.data(), count * 4, cudaMemcpyHostToDevice), cudaSuccess);
+  const DeviceCopy acc(Bytes(count * 2, 0)), flag(Bytes(4, 0));
+  ASSERT_TRUE(cuda::accumulate_gradient(acc.at<void>(0), DType::BFloat16,
+                                        static_cast<const float*>(grad_device), DType::BFloat16,
+                                        count, Accumulate::Add, flag.at<std::uint32_t>(0), nullptr)
+                  .has_value());
+  const Bytes sums = acc.back();
+  std::uint64_t wrong = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    wrong += load_element(sums.data(), DType::BFloat16, i) == value(i) ? 0 : 1;
+  }
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(cudaFree(grad_device), cudaSuccess);
+}
+
 TEST(CudaGradient, SumsOfSquaresEqualTheNaiveVersionBlockByBlock) {
   for (const DType dtype : dtypes) {
     for (const std::uint64_t count : {1ull, 17ull, 65535ull, 65536ull, 65537ull, 700001ull}) {

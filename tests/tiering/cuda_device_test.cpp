@@ -14,7 +14,19 @@ namespace {
 struct Cuda {
   static std::unique_ptr<Device> make() { return CudaDevice::open(0, nullptr).value(); }
 };
-INSTANTIATE_TYPED_TEST_SUITE_P(OnAGpu, DeviceContract, Cuda);
+/// Beside a LibTorch whose current stream is not the default one.
+struct CudaWithAStream {
+  static std::unique_ptr<Device> make() {
+    static const cudaStream_t stream = [] {  // of the process
+      cudaStream_t made = nullptr;
+      EXPECT_EQ(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), cudaSuccess);
+      return made;
+    }();
+    return CudaDevice::open(0, stream).value();
+  }
+};
+using Backends = testing::Types<Cuda, CudaWithAStream>;
+INSTANTIATE_TYPED_TEST_SUITE_P(OnAGpu, DeviceContract, Backends);
 
 TEST(CudaDevice, MemoryBeyondTheGpusNamesTheBudgetAndLeavesTheDeviceAlone) {
   auto device = CudaDevice::open(0, nullptr).value();
