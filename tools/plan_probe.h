@@ -24,9 +24,10 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
 
 struct ProbedMemory {  // bytes per second, by all threads
   double kernels = 0.0;
-  double checksum = 0.0;
+  double checksum = 0.0;  // made beside them, of what they have in the caches
 };
 
+/// Of the optimizer's update, slice by slice, with checksums and without.
 ProbedMemory probe_memory();
 
 }  // namespace artesian::tools

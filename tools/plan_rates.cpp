@@ -120,7 +120,7 @@ class Chooser {
     if (plan_.config.artesian.verify == zero3::VerifyMode::Off) {
       rates.checksum = 0.0;
     } else {
-      say("checksums", rates.checksum, measures ? "measured on all threads" : "as cpu_kernels");
+      say("checksums", rates.checksum, measures ? "measured: beside Adam" : "as cpu_kernels");
     }
   }
 
