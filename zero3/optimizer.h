@@ -64,7 +64,7 @@ class Optimizer {
   bool may_update_ahead() const noexcept;
   /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
   Result<void> finish_step() noexcept;
-  /// Backward has left a stage: from the first one on, which has needed the most memory, reads go to
+  /// Backward has left a stage: after the first one, which needs the most memory, reads go to
   /// memory of the lender's, too.
   void stage_is_done() noexcept;
   /// The step that backward has read ahead for is not updated: what was borrowed for that goes
