@@ -57,8 +57,7 @@ class Optimizer {
   Result<void> update_up_to(std::uint32_t unit) noexcept;
   /// Updates what is next and needs no waiting: under backward units with a final gradient, later
   /// those whose slots are there to be filled, so that no byte more or less is moved. And reads on,
-  /// and gives back what was borrowed.
-  /// Errors: as update_up_to.
+  /// and gives back what was borrowed. Errors: as update_up_to.
   Result<void> update_ahead() noexcept;
   /// Whether that would do anything now.
   bool may_update_ahead() const noexcept;
