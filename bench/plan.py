@@ -1,7 +1,8 @@
 """Part `plan`: what `artesian plan` says of a step beside what a run of it takes: the training of
 `make demo`, and the same with one thing changed. It is planned before and after each run, so that a
 drifting machine disturbs both alike, by the rates that `aio_bench tune` finds first. These are kept
-in a cache of this part's own: what is known of the disk already stays as it is, and is not used."""
+in a cache of this part's own: what is known of the disk already stays as it is, and is not used.
+And what the run itself predicts of each measured step from the steps before it."""
 
 import json
 import os
@@ -125,6 +126,7 @@ def compare(before, lines, after):
         "before": before["step"]["seconds"],
         "after": after["step"]["seconds"],
         "measured": statistics.median(line["step_s"] for line in lines),
+        "own": statistics.median(line["predicted_step_s"] / line["step_s"] for line in lines),
         "planned_bytes": planned,
         "differ": differ,
     }
@@ -148,7 +150,9 @@ def add_case(report, options, words, rounds):
         report.note(f"{words}: bytes are NOT as planned: {line}")
     ratio = summary(each["predicted"] / each["measured"] for each in rounds)
     report.ratio(f"predicted / measured, {words}", ratio)
-    cells = [spread(predicted), spread(summary(measured)), spread(ratio)]
+    own = summary(each["own"] for each in rounds)
+    report.ratio(f"the run's own prediction / measured, {words}", own)
+    cells = [spread(predicted), spread(summary(measured)), spread(ratio), spread(own)]
     return [words, *cells, "no" if differ else "yes"]
 
 
@@ -185,5 +189,6 @@ def run(report, options, programs):
         f"The demo's training with GPT-2 {options.plan_model}, 2 threads; seconds of a step, "
         f"median (min..max) of {options.plan_rounds} rounds; by aio_bench tune, GB/s: {disk}"
     )
-    header = ["", "predicted", "measured", "predicted / measured", "bytes as planned"]
+    header = ["", "predicted", "measured", "predicted / measured", "by the run itself / measured"]
+    header += ["bytes as planned"]
     report.table(title, header, rows)

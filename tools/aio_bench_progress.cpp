@@ -16,16 +16,16 @@ std::size_t columns() {
 
 }  // namespace
 
-Progress::Progress(double seconds_planned)
-    : seconds_planned_(seconds_planned), terminal_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() {
   clear();
 }
 
-void Progress::show(const std::string& stage, double share, const std::string& detail) {
-  share = std::clamp(share, 0.0, 1.0);
-  const double left = (1 - share) * seconds_planned_;
+void Progress::show(const std::string& stage, double gone_s, double planned_s,
+                    const std::string& detail) {
+  const double share = std::clamp(gone_s / planned_s, 0.0, 1.0);
+  const double left = (1 - share) * planned_s;
   char line[240];
   if (!terminal_) {
     if (stage == stage_) return;

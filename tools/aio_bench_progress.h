@@ -8,18 +8,18 @@ namespace artesian::bench {
 
 class Progress {
  public:
-  explicit Progress(double seconds_planned);
+  Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   ~Progress();
 
-  /// `share`: done, 0 to 1. `detail`: what was measured last; shown on a terminal alone.
-  void show(const std::string& stage, double share, const std::string& detail);
+  /// `gone_s` of about `planned_s` seconds. `detail`: what was measured last; shown on a terminal
+  /// alone.
+  void show(const std::string& stage, double gone_s, double planned_s, const std::string& detail);
   /// Takes the bar away, so that other lines can be printed.
   void clear();
 
  private:
-  const double seconds_planned_;
   const bool terminal_;
   bool shown_ = false;
   std::string stage_;

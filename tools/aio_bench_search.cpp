@@ -11,6 +11,7 @@ namespace {
 
 constexpr double measurements_planned = 400;
 constexpr double variation_share = 0.68;  // of the budget, after which only finalists are measured
+constexpr int grid_passes = 2;
 constexpr int head_to_head_min = 7;
 constexpr int head_to_head_max = 15;
 constexpr std::size_t finalists_max = 4;
@@ -42,6 +43,27 @@ std::vector<T> near(const std::vector<T>& values, const T& centre) {
   return taken;
 }
 
+bool allowed(const SearchOptions& options, const Settings& settings, std::uint64_t in_flight_max) {
+  return settings.bytes_in_flight() <= in_flight_max || settings == options.start;
+}
+
+std::vector<Settings> whole_grid(const SearchOptions& options) {
+  const SearchSpace& space = options.space;
+  std::vector<Settings> grid;
+  for (const std::uint64_t block : space.block_sizes) {
+    for (const std::uint32_t depth : space.queue_depths) {
+      for (const std::uint32_t threads : space.threads) {
+        for (const aio::EngineKind engine : space.engines) {
+          const Settings settings{
+              .block_size = block, .queue_depth = depth, .threads = threads, .engine = engine};
+          if (allowed(options, settings, space.bytes_in_flight_max)) grid.push_back(settings);
+        }
+      }
+    }
+  }
+  return grid;
+}
+
 class Search {
  public:
   Search(const SearchOptions& options, const Measure& measure)
@@ -56,7 +78,7 @@ class Search {
   using Points = std::vector<Point>;
 
   bool allowed(const Settings& settings) const {
-    return settings.bytes_in_flight() <= in_flight_max_ || settings == options_.start;
+    return bench::allowed(options_, settings, in_flight_max_);
   }
   bool time_left() const { return spent_ < variation_share * options_.budget_seconds; }
   Result<void> sample(Point& point, Access access);
@@ -227,19 +249,10 @@ Result<void> Search::vary_all() {
 Result<void> Search::grid() {
   stage_ = "grid";
   Points points;
-  const SearchSpace& space = options_.space;
-  for (const std::uint64_t block : space.block_sizes) {
-    for (const std::uint32_t depth : space.queue_depths) {
-      for (const std::uint32_t threads : space.threads) {
-        for (const aio::EngineKind engine : space.engines) {
-          const Settings settings{
-              .block_size = block, .queue_depth = depth, .threads = threads, .engine = engine};
-          if (allowed(settings)) points.push_back({.settings = settings, .samples = {}});
-        }
-      }
-    }
+  for (const Settings& settings : whole_grid(options_)) {
+    points.push_back({.settings = settings, .samples = {}});
   }
-  ARTESIAN_TRY_VOID(passes(points, 2));
+  ARTESIAN_TRY_VOID(passes(points, grid_passes));
   keep(points);
   current_ = best_of(points).settings;
   return {};
@@ -362,6 +375,13 @@ double Point::score() const {
 
 double seconds_per_measurement(double budget_seconds) noexcept {
   return std::clamp(budget_seconds / measurements_planned, 0.002, 0.5);
+}
+
+double planned_seconds(const SearchOptions& options) {
+  if (!options.exhaustive) return options.budget_seconds;
+  const auto measurements = static_cast<double>(whole_grid(options).size() * grid_passes * 3);
+  return measurements * seconds_per_measurement(options.budget_seconds) +
+         (1 - variation_share) * options.budget_seconds;
 }
 
 Result<SearchResult> search(const SearchOptions& options, const Measure& measure) {

@@ -107,6 +107,9 @@ using Measure =
 /// Seconds of one measurement within such a budget.
 double seconds_per_measurement(double budget_seconds) noexcept;
 
+/// What a search costs, about.
+double planned_seconds(const SearchOptions& options);
+
 /// Errors: those of `measure`.
 Result<SearchResult> search(const SearchOptions& options, const Measure& measure);
 

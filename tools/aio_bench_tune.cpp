@@ -97,12 +97,15 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
 class Tuner {
  public:
   explicit Tuner(const TuneOptions& options)
-      : options_(options), start_ns_(system_clock().now_ns()), progress_(options.budget_seconds) {}
+      : options_(options), start_ns_(system_clock().now_ns()), planned_s_(options.budget_seconds) {}
 
   Result<TuneReport> run();
 
  private:
   void warn(const std::string& text);
+  void show(const std::string& stage, const std::string& detail) {
+    progress_.show(stage, seconds_since(start_ns_), planned_s_, detail);
+  }
   Result<void> prepare();
   void find_engines();
   SearchSpace space() const;
@@ -116,6 +119,7 @@ class Tuner {
 
   const TuneOptions& options_;
   const std::uint64_t start_ns_;
+  double planned_s_;
   Progress progress_;
   TuneReport report_;
   std::unique_ptr<Ground> ground_;
@@ -166,7 +170,7 @@ void Tuner::find_engines() {
 }
 
 Result<void> Tuner::prepare() {
-  progress_.show("writing " + format_size(options_.size), 0, "");
+  show("writing " + format_size(options_.size), "");
   for (const std::string& directory : options_.directories) {
     const DiskFacts facts = disk_facts(directory);
     report_.paths.push_back({.path = directory,
@@ -273,12 +277,12 @@ Result<void> Tuner::search_all() {
   const std::uint64_t blocks_max = options.space.block_sizes.back();
   options.start.block_size = std::min(options.start.block_size, blocks_max);
   while (options.start.bytes_in_flight() > in_flight_max_) options.start.queue_depth /= 2;
-  const double planned = options_.budget_seconds;
+  planned_s_ = gone + planned_seconds(options) + profile_seconds();
   options.progress = [&](const SearchProgress& now) {
     char detail[160];
     std::snprintf(detail, sizeof detail, "%s: %s %.2f GB/s", describe(*now.settings).c_str(),
                   access_name(now.access), now.gb_per_s);
-    progress_.show(now.stage, seconds_since(start_ns_) / planned, detail);
+    show(now.stage, detail);
   };
   auto measure = [this](const Settings& settings, Access access, double seconds) {
     return sample(settings, access, seconds, 0, report_.paths.size());
@@ -320,8 +324,7 @@ Result<void> Tuner::measure_path(std::uint64_t index) {
       path.curve.push_back({.block_size = block, .access = access, .sample = got});
       const double share = access == Access::Read ? 1 : access == Access::Write ? 0 : 0.5;
       profile.rates.push_back({.block_size = block, .read_share = share, .gb_per_s = got.gb_per_s});
-      progress_.show("profile of " + path.path, seconds_since(start_ns_) / options_.budget_seconds,
-                     describe(settings));
+      show("profile of " + path.path, describe(settings));
     }
     if (block == chosen) profile.duplex = tiering::is_duplex(rates[0], rates[1], rates[2]);
   }

@@ -105,8 +105,9 @@ def test_a_point_of_the_disk_is_rated_in_bytes_per_second(tmp_path):
     row, cpu_row = disk.evaluate(made, found, "read", 1 << 20, 32)
     assert row == ["read", "1 MiB x 32", "3.00 (2.00..4.00)", "1.00 (1.00..1.00)",
                    "1.50 (1.00..2.00)", "2.00 (2.00..2.00)"]  # fmt: skip
+    found |= {"fastest": [(6e9, 2.0, 0.1, True), (8e9, 2.0, 0.1, True)]}
     found |= {"deepspeed": [(1e9, 1.0, 0.1, True), (1e9, 1.0, 0.1, True)]}
-    assert disk.evaluate(made, found, "read", 1 << 20, 32)[0][-1] == "3.00 (2.00..4.00)"
+    assert disk.evaluate(made, found, "read", 1 << 20, 32)[0][-1] == "3.50 (3.00..4.00)"
     assert cpu_row == ["read", "1 MiB x 32", "0.1000 (0.1000..0.1000)", "0.2000 (0.2000..0.2000)",
                        "0.1500 (0.1000..0.2000)", "0.75 (0.50..1.00)"]  # fmt: skip
     rate, cpu = made.ratios[:2]
@@ -115,12 +116,37 @@ def test_a_point_of_the_disk_is_rated_in_bytes_per_second(tmp_path):
     assert by_name(made.as_json())["read_fio"]["bytes"] == 8e9
 
 
+def test_what_cannot_mix_has_an_empty_cell(tmp_path):
+    names = ["io_uring", "fastest", "deepspeed"]
+    contestants = {name: lambda *_: (4e9, 1.0, 0.1, True) for name in names}
+    options = types.SimpleNamespace(disk_repeats=2)
+    rows = {}
+    for operation in disk.OPERATIONS:
+        found = disk.measure(options, contestants, operation, 1 << 20, 32)
+        rows[operation] = disk.evaluate(report.Report("disk", tmp_path), found, operation, 4096, 2)
+    assert all(all(cells) for cells in rows["write"])
+    assert all(cells[3:] == ["", "", ""] for cells in rows["mixed"])
+
+
+def test_ours_beside_deepspeed_has_the_fastest_threads(monkeypatch):
+    asked = []
+
+    def ours(_, engine, *point):
+        asked.append(point[-1])
+        return 4e9, {1: 3.0, 2: 1.0, 4: 2.0}[point[-1]], 0.1, True
+
+    monkeypatch.setattr(disk, "ours", ours)
+    fastest = disk.Fastest(None)
+    assert fastest("read", 4096, 1) == fastest("read", 4096, 1) == (4e9, 1.0, 0.1, True)
+    assert asked == [1, 2, 4, 2, 2]  # each once, then the fastest
+
+
 @pytest.mark.parametrize("seconds", [0, 3])
 def test_ours_and_fio_are_measured_for_as_long(tmp_path, monkeypatch, seconds):
     said = {
         "aio_bench": {"bytes": 8, "seconds": 4, "cpu_seconds": 2, "direct": True},
         "fio": {"jobs": [{"read": {"io_bytes": 6, "runtime": 2000}, "usr_cpu": 30, "sys_cpu": 20,
-                          "job_runtime": 2000}]},
+                          "write": {"io_bytes": 1, "runtime": 1000}, "job_runtime": 2000}]},
     }  # fmt: skip
     calls = {}
 
@@ -134,7 +160,8 @@ def test_ours_and_fio_are_measured_for_as_long(tmp_path, monkeypatch, seconds):
         programs=pathlib.Path("/"), work=tmp_path, size="1GiB", disk_seconds=seconds
     )
     assert disk.ours(options, "io_uring", "read", 4096, 2) == (8, 4, 2, True)
-    assert disk.fio(options, tmp_path / "file", "read", 4096, 2) == (6, 2.0, 1.0, True)
+    assert disk.fio(options, tmp_path / "file", "mixed", 4096, 2) == (7, 2.0, 1.0, True)
+    assert "--rw=rw" in calls["fio"]
     assert ("--seconds" in calls["aio_bench"]) == (seconds != 0)
     assert ("--runtime=3" in calls["fio"]) == ("--time_based=1" in calls["fio"]) == (seconds != 0)
     if seconds:
@@ -244,10 +271,11 @@ def test_disk(tmp_path):
                  "--disk-seconds", "0"]  # fmt: skip
     found, output = bench(tmp_path, "disk", *arguments)
     assert {result["name"] for result in found["results"]} == {
-        "read_io_uring", "read_threads", "write_io_uring", "write_threads",
-    }  # fmt: skip
-    assert len(found["results"]) == 8
-    assert all(result["bytes"] == 4 << 20 for result in found["results"])
+        f"{operation}_{engine}" for operation in disk.OPERATIONS for engine in disk.ENGINES
+    }
+    assert len(found["results"]) == 12
+    for result in found["results"]:  # mixed reads all of the file and writes it back
+        assert result["bytes"] == (8 << 20 if "mixed" in result["name"] else 4 << 20)
     assert all(result["gb_per_s"]["median"] > 0 for result in found["results"])
     assert found["notes"] == ["not compared with fio: asked to leave it out"]
     assert found["ratios"] == []
@@ -334,16 +362,18 @@ def planned(seconds, read):
 def test_a_plan_is_judged_by_seconds_and_bytes(tmp_path):
     def line(step, seconds, read):
         moved = dict.fromkeys(plan.LINKS, 0) | {"nvme_read": read}
-        return {"step": step, "step_s": seconds, "bytes": moved}
+        return {"step": step, "step_s": seconds, "predicted_step_s": 3.0, "bytes": moved}
 
     same = plan.compare(planned(3.0, 100), [line(4, 4.0, 100), line(5, 6.0, 100)], planned(5.0, 0))
     assert same["predicted"] == 4.0 and same["measured"] == 5.0 and same["differ"] == []
+    assert same["own"] == pytest.approx((3 / 4 + 3 / 6) / 2)
     other = plan.compare(planned(3.0, 100), [line(4, 4.0, 100), line(5, 4.0, 99)], planned(3.0, 0))
     assert other["differ"] == ["step 5: nvme_read: planned 100, moved 99"]
     made = report.Report("plan", tmp_path)
     row = plan.add_case(made, run.parse([]), "the demo", [same])
-    assert row == ["the demo", "4.00 (4.00..4.00)", "5.00 (5.00..5.00)", "0.80 (0.80..0.80)", "yes"]
-    assert made.ratios[0]["median"] == 0.8 and made.notes == []
+    assert row == ["the demo", "4.00 (4.00..4.00)", "5.00 (5.00..5.00)", "0.80 (0.80..0.80)",
+                   "0.62 (0.62..0.62)", "yes"]  # fmt: skip
+    assert [ratio["median"] for ratio in made.ratios] == [0.8, 0.625] and made.notes == []
     assert plan.add_case(made, run.parse([]), "bf16", [same, other])[-1] == "no"
     assert made.notes == ["bf16: bytes are NOT as planned: " + other["differ"][0]]
     assert [result["bytes_as_planned"] for result in made.results] == [True, False]
@@ -384,7 +414,8 @@ def test_plan_of_a_tiny_model(tmp_path, monkeypatch):
     assert [result["parameters"]["case"] for result in found["results"]] == [
         words for words, _ in plan.cases("tiny", tmp_path)
     ]
-    for result, ratio in zip(found["results"], found["ratios"], strict=True):
+    assert all(ratio["median"] > 0 for ratio in found["ratios"])
+    for result, ratio in zip(found["results"], found["ratios"][::2], strict=True):
         assert result["bytes_as_planned"] is True
         assert result["bytes"] == sum(result["planned_bytes"][link] for link in plan.LINKS[:2])
         expected = result["predicted"]["median"] / result["seconds"]["median"]

@@ -233,6 +233,7 @@ TEST(SearchResult, OfAnExhaustiveSearchHasMeasuredAll) {
     }
   }
   EXPECT_EQ(result->points.size(), settings);
+  EXPECT_NEAR(planned_seconds(options) / result->seconds, 1, 0.1);
   EXPECT_NEAR(disk.score(result->winner.settings) / best_of_grid(disk, options.space), 1, 0.005);
 }
 
