@@ -1,11 +1,14 @@
 """Part `bound`: a step of ours from NVMe beside what no schedule can beat: the longer of the same
 step with everything in memory, and of its bytes at the rate at which fio moves such a mix of reads
-and writes. Once where the disk takes longer, once where the cores do. All three are measured in
-turn, so that a drifting machine disturbs them alike."""
+and writes. Once where the disk takes longer, once where the cores do. And beside the step in memory
+while fio moves as many bytes at the step's pace: what a busy disk costs the cores, with no schedule
+at all. All are measured in turn, so that a drifting machine disturbs them alike."""
 
+import contextlib
 import json
 import shutil
 import statistics
+import subprocess
 
 import disk
 import step
@@ -20,8 +23,16 @@ CASES = [
     for samples, length in [(1, 128), (4, 256)]
     for norm in [CLIPPED, IN_BOUNDS, FREE]
 ]
+COLUMNS = {
+    "step": "step",
+    "in_memory": "step in memory",
+    "beside": "the same, beside fio at its pace",
+    "disk": "its bytes by fio",
+    "fio_gb_per_s": "fio, GB/s",
+    "own_bound": "bound by our own rates",
+}
 STEPS = 4  # measured ones of a process
-ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}
+ROUND_SECONDS = {"124m": 540, "355m": 840, "tiny": 45}
 BLOCK, DEPTH = 1 << 20, 32
 AIM = 1.05
 
@@ -63,17 +74,36 @@ def median(lines, value):
     return statistics.median(value(line) for line in lines)
 
 
+@contextlib.contextmanager
+def fio_beside(options, file, read, written):
+    """fio moves so many bytes a second, both ways, or as many as it can."""
+    command = disk.fio_command(options, file, "rw", BLOCK, DEPTH, rate=f"{read:.0f},{written:.0f}",
+                               time_based=1, runtime=3600)  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+        if process.poll() is not None:
+            raise disk.Missing(f"fio ended beside a step, with exit code {process.returncode}")
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def one_round(options, model, tokens, case, file):
     nvme = train(options, model, tokens, True, case)
     memory = train(options, model, tokens, False, case)
     read = median(nvme, lambda line: line["bytes"]["nvme_read"])
     written = median(nvme, lambda line: line["bytes"]["nvme_write"])
+    step_s = median(nvme, lambda line: line["step_s"])
+    with fio_beside(options, file, read / step_s, written / step_s):
+        beside = train(options, model, tokens, False, case)
     rate = disk.fio_mixed(options, file, read / (read + written), BLOCK, DEPTH)
     in_memory = median(memory, lambda line: line["step_s"])
     return {
-        "step": median(nvme, lambda line: line["step_s"]),
+        "step": step_s,
         "own_bound": median(nvme, lambda line: line["bound_step_s"]),
         "in_memory": in_memory,
+        "beside": median(beside, lambda line: line["step_s"]),
         "disk": (read + written) / rate / 1e9,
         "bound": max(in_memory, (read + written) / rate / 1e9),
         "moved": read + written,
@@ -90,7 +120,8 @@ def one_case(report, options, model, tokens, case, file):
         found = rounds[-1]
         say(
             f"bound: {words}, round {number + 1}: step {found['step']:.2f} s, in memory "
-            f"{found['in_memory']:.2f} s, disk {found['disk']:.2f} s"
+            f"{found['in_memory']:.2f} s, beside fio {found['beside']:.2f} s, disk "
+            f"{found['disk']:.2f} s"
         )
     of = {key: summary(each[key] for each in rounds) for key in rounds[0]}
     ratio = summary(each["step"] / each["bound"] for each in rounds)
@@ -98,11 +129,11 @@ def one_case(report, options, model, tokens, case, file):
     parameters |= {"sequence": length, "norm": norm}
     report.add(
         "bound", parameters, of["step"]["all"], of["moved"]["median"], True,
-        in_memory=of["in_memory"], disk_seconds=of["disk"], fio_gb_per_s=of["fio_gb_per_s"],
-        own_bound=of["own_bound"],
+        in_memory=of["in_memory"], beside=of["beside"], disk_seconds=of["disk"],
+        fio_gb_per_s=of["fio_gb_per_s"], own_bound=of["own_bound"],
     )  # fmt: skip
     report.ratio(f"step / bound, {words}", ratio, AIM)
-    cells = [spread(of[key]) for key in ["step", "in_memory", "disk", "fio_gb_per_s", "own_bound"]]
+    cells = [spread(of[key]) for key in COLUMNS]
     return [words, *cells, spread(ratio)]
 
 
@@ -127,5 +158,4 @@ def run(report, options, programs):
         f"GPT-2 {options.bound_model} in bf16, {step_jobs.MODELS[options.bound_model][4]} for each "
         f"tier, 2 threads; seconds, median (min..max) of {options.bound_rounds} rounds"
     )
-    header = ["tokens a step", "step", "step in memory", "its bytes by fio", "fio, GB/s"]
-    report.table(title, [*header, "bound by our own rates", "step / bound"], rows)
+    report.table(title, ["tokens a step", *COLUMNS.values(), "step / bound"], rows)

@@ -14,6 +14,7 @@ import json
 import pathlib
 import shutil
 import subprocess
+import time
 
 import deepspeed_setup
 from report import ROOT, paired_ratio, say, spread, summary
@@ -91,13 +92,18 @@ def huge_pages(count, setting=HUGE_PAGES, free=free_huge_pages):
             setting.write_text(str(before))
 
 
-def aio_bench(options, engine, operation, block, depth, threads=1):
+def aio_bench_command(options, engine, operation, block, depth, threads=1):
     command = [options.programs / "aio_bench", "run", "--path", options.work, "--json", "-"]
     command += ["--size", options.size, "--op", operation, "--engine", engine]
     command += ["--block-size", block, "--queue-depth", depth, "--threads", threads]
     if options.disk_seconds:
         command += ["--seconds", options.disk_seconds]
-    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    return list(map(str, command))
+
+
+def aio_bench(*point):
+    command = aio_bench_command(*point)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
@@ -129,6 +135,7 @@ class DeepSpeed:
     def __init__(self, options, environment, file):
         self.job = {"file": str(file), "size": size_of(options.size)}
         self.best = {}
+        self.memory = 0  # bytes, at most
         self.process = subprocess.Popen(
             [str(environment.python), str(ROOT / "bench/disk_worker.py")], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -148,7 +155,9 @@ class DeepSpeed:
         answer = self.process.stdout.readline()
         if not answer:
             raise Missing("DeepSpeed's aio handle ended without an answer")
-        return json.loads(answer)
+        answer = json.loads(answer)
+        self.memory = answer["memory"]
+        return answer
 
     def __call__(self, operation, block, depth):
         point = operation, block, depth
@@ -162,8 +171,7 @@ class DeepSpeed:
         return self.ask(block, 1, SETTINGS[0], count=LATENCIES)["latencies"]
 
 
-def fio_job(options, file, operation, block, depth, **more):
-    """fio's own account of one job."""
+def fio_command(options, file, operation, block, depth, **more):
     settings = {
         "name": "bench",
         "filename": file,
@@ -181,7 +189,12 @@ def fio_job(options, file, operation, block, depth, **more):
         "fallocate": "none",
         "output-format": "json",
     }
-    command = ["fio", *(f"--{key}={value}" for key, value in (settings | more).items())]
+    return ["fio", *(f"--{key}={value}" for key, value in (settings | more).items())]
+
+
+def fio_job(options, file, operation, block, depth, **more):
+    """fio's own account of one job."""
+    command = fio_command(options, file, operation, block, depth, **more)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise Missing(f"fio failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
@@ -210,7 +223,7 @@ def fio_mixed(options, file, read, block, depth):
 
 
 def measure(options, contestants, operation, block, depth):
-    """Contestant -> list of what each repeat moved, took, and burnt of CPU; none where it cannot."""
+    """Contestant -> what each repeat moved, took, and burnt of CPU; nothing where it cannot."""
     found = {name: [] for name in contestants}
     names = [name for name in contestants if operation != "mixed" or name not in EITHER]
     for repeat in range(options.disk_repeats):
@@ -317,6 +330,26 @@ def latency_table(report, options, deepspeed):
         )  # fmt: skip
     title = "Microseconds of a read that is alone, Artesian io_uring / DeepSpeed aio"
     report.table(title, ["block", "p50", "p99"], rows)
+    block, depth = max(points(options), key=lambda point: point[0] * point[1])
+    report.note(
+        f"peak memory: all of aio_bench, with {block * depth >> 20} MiB of buffers, "
+        f"{memory_of_ours(options, block, depth)} MiB; DeepSpeed's handles, without Python and the "
+        f"tensor of {options.size} that each call moves, {deepspeed.memory >> 20} MiB"
+    )
+
+
+def memory_of_ours(options, block, depth):
+    """Peak, in MiB, looked at while it runs: what wait4 says begins with Python's own."""
+    command = aio_bench_command(options, "io_uring", "read", block, depth)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status = pathlib.Path(f"/proc/{process.pid}/status")
+    peak = 0
+    while process.poll() is None:
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):  # not of one that has ended
+                peak = max(peak, int(line.split()[1]) >> 10)
+        time.sleep(0.005)
+    return peak
 
 
 def with_deepspeed(report, options, with_fio):

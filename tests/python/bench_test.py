@@ -2,6 +2,7 @@
 files have the fields that bench/report.py promises, from tiny runs without DeepSpeed and fio; and
 that reserved huge pages are given back, whatever happens."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -284,6 +285,13 @@ def test_disk(tmp_path):
 
 
 @needs_programs
+def test_the_memory_of_a_run_of_ours_has_its_buffers(tmp_path):
+    options = run.parse(["--work", str(tmp_path), "--size", "64MiB", "--disk-seconds", "1"])
+    few, many = (disk.memory_of_ours(options, 1 << 20, depth) for depth in [2, 34])
+    assert 28 < many - few < 40 and 2 < few < 64  # MiB
+
+
+@needs_programs
 def test_step_of_a_tiny_model_trains_the_same(tmp_path):
     if shutil.disk_usage(tmp_path).free < 1 << 30:
         pytest.skip("needs 1 GiB of free disk")
@@ -335,12 +343,22 @@ def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
         shares.append(read)
         return 1.0  # GB/s
 
+    paces = []
+
+    @contextlib.contextmanager
+    def fio_beside(options, file, read, written):
+        paces.append((read, written))
+        yield
+
     monkeypatch.setattr(bound, "train", train)
+    monkeypatch.setattr(bound, "fio_beside", fio_beside)
     monkeypatch.setattr(disk, "fio_mixed", fio_mixed)
     options = run.parse(["--bound-rounds", "2"])
     made = report.Report("bound", tmp_path)
     row = bound.one_case(made, options, "model", "tokens", (1, 128, bound.CLIPPED), "file")
     assert shares == [0.75, 0.75]  # of the bytes, read
+    assert paces == [(3e9 / 5.0, 1e9 / 5.0)] * 2  # in the step's seconds
+    assert made.results[0]["beside"]["median"] == 3.0
     assert made.ratios[0]["median"] == 5.0 / 4.0  # 4 GB at 1 GB/s, longer than 3 s
     seconds[False] = [5.0]
     bound.one_case(made, options, "model", "tokens", (1, 128, bound.CLIPPED), "file")
@@ -349,6 +367,17 @@ def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
 
 
 @needs_programs
+def test_fio_beside_a_step_ends_with_it(monkeypatch):
+    monkeypatch.setattr(disk, "fio_command", lambda *_, **more: ["sleep", str(more["runtime"])])
+    with bound.fio_beside(None, "file", 1.0, 1.0) as process:
+        assert process.poll() is None
+    assert process.returncode == -signal.SIGTERM
+    monkeypatch.setattr(disk, "fio_command", lambda *_, **__: ["false"])
+    with pytest.raises(disk.Missing, match="exit code 1"):
+        with bound.fio_beside(None, "file", 1.0, 1.0) as process:
+            process.wait()
+
+
 def test_a_bound_without_fio_is_a_word(tmp_path):
     found, _ = bench(tmp_path, "bound")
     assert found["results"] == [] and "fio" in found["notes"][0]
