@@ -28,7 +28,7 @@ std::uint64_t activations_now() noexcept;
 
 /// Lends what is kept for LibTorch's next tensors, of which it leaves them half: so what both have
 /// stays below LibTorch's own peak while tensors grow no faster than loans come back. Null without
-/// track_activations(). Thread-safe.
+/// track_activations(), and under sanitizers. Thread-safe.
 BufferLender* kept_activations() noexcept;
 /// Bytes of it that are lent now.
 std::uint64_t activations_lent() noexcept;
