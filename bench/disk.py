@@ -113,28 +113,28 @@ def ours(*point):
 
 
 class Fastest:
-    """Ours, of each point with the fastest of THREADS, tried once: DeepSpeed's rival."""
+    """A contestant, of each point with the fastest of its settings, tried once."""
 
-    def __init__(self, options):
-        self.options = options
+    def __init__(self, settings, contestant):
+        self.settings = settings
+        self.contestant = contestant
         self.best = {}
 
     def __call__(self, *point):
-        def tried(threads):
-            moved, seconds, *_ = ours(self.options, "io_uring", *point, threads)
+        def rate(settings):
+            moved, seconds, *_ = self.contestant(settings, *point)
             return moved / seconds
 
         if point not in self.best:
-            self.best[point] = max(THREADS, key=tried)
-        return ours(self.options, "io_uring", *point, self.best[point])
+            self.best[point] = max(self.settings, key=rate)
+        return self.contestant(self.best[point], *point)
 
 
 class DeepSpeed:
-    """disk_worker.py, as a contestant: of each point with the fastest of SETTINGS, tried once."""
+    """disk_worker.py, as a contestant."""
 
     def __init__(self, options, environment, file):
         self.job = {"file": str(file), "size": size_of(options.size)}
-        self.best = {}
         self.memory = 0  # bytes, at most
         self.process = subprocess.Popen(
             [str(environment.python), str(ROOT / "bench/disk_worker.py")], text=True,
@@ -159,12 +159,8 @@ class DeepSpeed:
         self.memory = answer["memory"]
         return answer
 
-    def __call__(self, operation, block, depth):
-        point = operation, block, depth
-        if point not in self.best:
-            tried = {s: self.ask(block, depth, s, operation=operation) for s in SETTINGS}
-            self.best[point] = min(tried, key=lambda s: tried[s]["seconds"])
-        got = self.ask(block, depth, self.best[point], operation=operation)
+    def __call__(self, settings, operation, block, depth):
+        got = self.ask(block, depth, settings, operation=operation)
         return self.job["size"], got["seconds"], got["cpu"], True
 
     def latencies(self, block):
@@ -286,7 +282,12 @@ def contestants_of(options, file, with_fio, deepspeed):
     found = {name: engine(name) for name in ENGINES}
     if with_fio:
         found["fio"] = lambda *point: fio(options, file, *point)
-    return found | ({"fastest": Fastest(options), "deepspeed": deepspeed} if deepspeed else {})
+    if deepspeed:
+        found["fastest"] = Fastest(
+            THREADS, lambda threads, *point: ours(options, "io_uring", *point, threads)
+        )
+        found["deepspeed"] = Fastest(SETTINGS, deepspeed)
+    return found
 
 
 def fill(options, file):

@@ -129,17 +129,25 @@ def test_what_cannot_mix_has_an_empty_cell(tmp_path):
     assert all(cells[3:] == ["", "", ""] for cells in rows["mixed"])
 
 
-def test_ours_beside_deepspeed_has_the_fastest_threads(monkeypatch):
+def test_the_fastest_setting_of_a_point_is_tried_for_once():
     asked = []
 
-    def ours(_, engine, *point):
-        asked.append(point[-1])
-        return 4e9, {1: 3.0, 2: 1.0, 4: 2.0}[point[-1]], 0.1, True
+    def contestant(threads, *point):
+        asked.append((threads, *point))
+        return 4e9, {1: 3.0, 2: 1.0, 4: 2.0}[threads], 0.1, True
 
-    monkeypatch.setattr(disk, "ours", ours)
-    fastest = disk.Fastest(None)
+    fastest = disk.Fastest(disk.THREADS, contestant)
     assert fastest("read", 4096, 1) == fastest("read", 4096, 1) == (4e9, 1.0, 0.1, True)
-    assert asked == [1, 2, 4, 2, 2]  # each once, then the fastest
+    assert asked == [(threads, "read", 4096, 1) for threads in [1, 2, 4, 2, 2]]
+
+
+def test_ours_beside_deepspeed_has_its_fastest_threads(monkeypatch):
+    seconds = {1: 3.0, 2: 1.0, 4: 2.0}
+    monkeypatch.setattr(disk, "ours", lambda *point: (4e9, seconds[point[-1]], 0.1, True))
+    found = disk.contestants_of(None, "file", False, deepspeed=lambda *_: (1e9, 1.0, 0.1, True))
+    assert found["fastest"]("read", 4096, 1) == (4e9, 1.0, 0.1, True)
+    assert found["deepspeed"]("read", 4096, 1) == (1e9, 1.0, 0.1, True)
+    assert "fastest" not in disk.contestants_of(None, "file", False, None)
 
 
 @pytest.mark.parametrize("seconds", [0, 3])
@@ -147,7 +155,7 @@ def test_ours_and_fio_are_measured_for_as_long(tmp_path, monkeypatch, seconds):
     said = {
         "aio_bench": {"bytes": 8, "seconds": 4, "cpu_seconds": 2, "direct": True},
         "fio": {"jobs": [{"read": {"io_bytes": 6, "runtime": 2000}, "usr_cpu": 30, "sys_cpu": 20,
-                          "write": {"io_bytes": 1, "runtime": 1000}, "job_runtime": 2000}]},
+                          "write": {"io_bytes": 0, "runtime": 0}, "job_runtime": 2000}]},
     }  # fmt: skip
     calls = {}
 
@@ -161,6 +169,9 @@ def test_ours_and_fio_are_measured_for_as_long(tmp_path, monkeypatch, seconds):
         programs=pathlib.Path("/"), work=tmp_path, size="1GiB", disk_seconds=seconds
     )
     assert disk.ours(options, "io_uring", "read", 4096, 2) == (8, 4, 2, True)
+    assert disk.fio(options, tmp_path / "file", "read", 4096, 2) == (6, 2.0, 1.0, True)
+    assert "--rw=read" in calls["fio"]
+    said["fio"]["jobs"][0]["write"] = {"io_bytes": 1, "runtime": 1000}
     assert disk.fio(options, tmp_path / "file", "mixed", 4096, 2) == (7, 2.0, 1.0, True)
     assert "--rw=rw" in calls["fio"]
     assert ("--seconds" in calls["aio_bench"]) == (seconds != 0)
@@ -366,7 +377,6 @@ def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
     assert row[0] == "1 x 128, clipped" and row[-1].startswith("1.25 ")
 
 
-@needs_programs
 def test_fio_beside_a_step_ends_with_it(monkeypatch):
     monkeypatch.setattr(disk, "fio_command", lambda *_, **more: ["sleep", str(more["runtime"])])
     with bound.fio_beside(None, "file", 1.0, 1.0) as process:
@@ -378,6 +388,7 @@ def test_fio_beside_a_step_ends_with_it(monkeypatch):
             process.wait()
 
 
+@needs_programs
 def test_a_bound_without_fio_is_a_word(tmp_path):
     found, _ = bench(tmp_path, "bound")
     assert found["results"] == [] and "fio" in found["notes"][0]
@@ -422,7 +433,6 @@ def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path
     assert len({json.dumps(config) for _, config in others}) == 6
 
 
-@needs_programs
 def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
     todo = list(plan.cases("124m", tmp_path))
     assert plan.chosen(run.parse([]), todo) == todo
@@ -433,6 +443,7 @@ def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
         plan.chosen(run.parse(["--plan-cases", "the demo,fp8"]), todo)
 
 
+@needs_programs
 def test_plan_of_a_tiny_model(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
