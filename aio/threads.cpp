@@ -7,10 +7,15 @@
 #include <condition_variable>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace artesian::aio {
 namespace {
+
+// Note [Idle workers]: each sleeps on a condition variable of its own. glibc before 2.41 can lose a
+// notify_one where several threads wait on one (its bug 25847): once in some million the block of
+// that wake stayed in the queue until the deadline.
 
 class ThreadPool final : public EngineBase {
  public:
@@ -28,13 +33,22 @@ class ThreadPool final : public EngineBase {
 
  private:
   void wake(std::uint64_t blocks) noexcept override;
-  void wake_all() noexcept override { work_.notify_all(); }
+  void wake_all() noexcept override { wake(workers_max); }
   void run() noexcept;
+  void call_idle(const Lock&, std::uint64_t count) noexcept;
+  void sleep(Lock& lock) noexcept;
   bool may_take(const Lock& lock) const noexcept;
   void move(Block& block) const noexcept;
 
+  /// A worker that sleeps, on its stack: Note [Idle workers].
+  struct Idle {
+    std::condition_variable called;
+    bool is_called = false;
+    Idle* next = nullptr;
+  };
+
   std::vector<std::thread> workers_;
-  std::condition_variable work_;
+  Idle* idle_ = nullptr;   // those that nobody has called; the last to fall asleep first
   bool draining_ = false;  // without overlap_events: no new blocks until all are back
 };
 
@@ -59,8 +73,23 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::wake(std::uint64_t blocks) noexcept {
-  if (blocks >= workers_.size()) return work_.notify_all();
-  for (std::uint64_t count = 0; count < blocks; ++count) work_.notify_one();
+  call_idle(lock(), blocks);
+}
+
+/// Notifies while it holds the lock: an idle worker's condition variable is gone once that has it.
+void ThreadPool::call_idle(const Lock&, std::uint64_t count) noexcept {
+  for (; count != 0 && idle_ != nullptr; --count) {
+    Idle& worker = *std::exchange(idle_, idle_->next);
+    worker.is_called = true;
+    worker.called.notify_one();
+  }
+}
+
+/// Until somebody calls.
+void ThreadPool::sleep(Lock& lock) noexcept {
+  Idle self;
+  self.next = std::exchange(idle_, &self);
+  self.called.wait(lock, [&] { return self.is_called; });
 }
 
 bool ThreadPool::may_take(const Lock& lock) const noexcept {
@@ -73,7 +102,7 @@ void ThreadPool::run() noexcept {
   Block* const slot = &block;
   Lock locked = lock();
   while (true) {
-    work_.wait(locked, [&] { return may_take(locked) || stopping(locked); });
+    while (!may_take(locked) && !stopping(locked)) sleep(locked);
     if (!may_take(locked)) return;
     const bool taken = !draining_ && take(locked, {&slot, 1}) == 1;
     const bool full = blocks_in_kernel(locked) == workers_.size();
@@ -88,7 +117,7 @@ void ThreadPool::run() noexcept {
     locked.lock();
     if (draining_ && blocks_in_kernel(locked) == 0) {
       draining_ = false;
-      work_.notify_all();
+      call_idle(locked, workers_max);
     }
   }
 }
