@@ -14,8 +14,8 @@ namespace artesian::aio {
 namespace {
 
 // Note [Idle workers]: each sleeps on a condition variable of its own. glibc before 2.41 can lose a
-// notify_one where several threads wait on one (its bug 25847): once in some million the block of
-// that wake stayed in the queue until the deadline.
+// notify_one where several threads wait on one (its bug 25847), and the block of that wake would
+// stay in the queue.
 
 class ThreadPool final : public EngineBase {
  public:

@@ -39,6 +39,7 @@ Gradients::Gradients(ModelState& state) : state_(state), stream_(state) {
 void Gradients::begin_step() noexcept {
   started_.assign(started_.size(), false);
   summed_ = started_;
+  held_.clear();  // of a step that was given up
 }
 
 Result<void> Gradients::finish_writes() noexcept {
@@ -159,38 +160,76 @@ Result<void> Gradients::add_in_host(std::uint32_t unit, const std::vector<Piece>
   return accumulate(memory, 0, pieces, source, fresh);
 }
 
-/// The sub-groups with pieces; of a first addition all.
+/// Its place in the buffer; where that is full, the others are written.
+Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
+  const Placement& plan = state_.placement();
+  std::uint64_t used = 0;
+  for (Held& held : held_) {
+    if (held.unit == unit) return &held;
+    used += plan.grad_bytes(held.unit);
+  }
+  if (used + plan.grad_bytes(unit) > plan.grad_buffer_bytes) {
+    ARTESIAN_TRY_VOID(write_back());
+    used = 0;
+  }
+  ARTESIAN_CHECK(used + plan.grad_bytes(unit) <= plan.grad_buffer_bytes, used, unit);
+  const auto groups = static_cast<std::size_t>(plan.sub_group_count(unit));
+  held_.push_back({unit, state_.grad_buffer().data() + used, std::vector<bool>(groups)});
+  return &held_.back();
+}
+
+/// Reads the sub-groups with pieces that are not there.
+Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& pieces) noexcept {
+  const Placement& plan = state_.placement();
+  std::vector<std::uint64_t> missing;
+  for (const Piece& piece : pieces) {
+    const std::uint64_t last = (piece.image_first + piece.count - 1) / plan.sub_group;
+    for (std::uint64_t group = piece.image_first / plan.sub_group; group <= last; ++group) {
+      if (held.there[static_cast<std::size_t>(group)]) continue;
+      held.there[static_cast<std::size_t>(group)] = true;
+      missing.push_back(group);
+    }
+  }
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    std::memcpy(held.data + group.first * size, group.grad, group.count * size);
+    return {};
+  };
+  if (missing.empty()) return {};
+  return stream_.run_some(held.unit, missing,
+                          {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
+}
+
 Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
                                     const Source& source, bool fresh) noexcept {
-  const Placement& plan = state_.placement();
-  std::vector<std::uint64_t> touched;
-  std::vector<std::vector<Piece>> inside;  // by place in `touched`
-  for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
-    const std::uint64_t first = group * plan.sub_group;
-    const std::uint64_t last = first + plan.sub_group_numel(unit, group);
-    std::vector<Piece> parts;
-    for (const Piece& piece : pieces) {
-      const std::uint64_t begin = std::max(piece.image_first, first);
-      const std::uint64_t end = std::min(piece.image_first + piece.count, last);
-      if (begin >= end) continue;
-      const std::uint64_t skipped = (begin - piece.image_first) * dtype_size(source.dtype);
-      parts.push_back({begin, end - begin, piece.data + skipped});
-    }
-    if (parts.empty() && !fresh) continue;
-    touched.push_back(group);
-    inside.push_back(std::move(parts));
+  ARTESIAN_TRY(place, hold(unit));
+  Held& held = *place;
+  if (fresh) {
+    std::memset(held.data, 0, state_.placement().grad_bytes(unit));
+    held.there.assign(held.there.size(), true);
+  } else if (auto read = read_touched(held, pieces); !read.has_value()) {
+    return cause_of(std::move(read).error());
   }
-  writing_ = true;
-  auto parts = inside.begin();
-  const auto body = [&](const SubGroup& group) -> Result<void> {
-    if (fresh) std::memset(group.grad, 0, group.count * dtype_size(plan.grad_dtype));
-    return accumulate(group.grad, group.first, *parts++, source, fresh);
-  };
-  auto added = stream_.run_some(
-      unit, touched,
-      {.read_grad = !fresh, .write_grad = true, .read_priority = aio::Priority::Demand}, body);
-  if (added.has_value()) return {};
-  return cause_of(std::move(added).error());
+  return accumulate(held.data, 0, pieces, source, fresh);
+}
+
+Result<void> Gradients::write_back() noexcept {
+  const std::uint64_t size = element_size();
+  for (const Held& held : held_) {
+    const auto body = [&](const SubGroup& group) -> Result<void> {
+      std::memcpy(group.grad, held.data + group.first * size, group.count * size);
+      return {};
+    };
+    std::vector<std::uint64_t> groups;
+    for (std::uint64_t group = 0; group < held.there.size(); ++group) {
+      if (held.there[static_cast<std::size_t>(group)]) groups.push_back(group);
+    }
+    writing_ = true;
+    auto written = stream_.run_some(held.unit, groups, {.write_grad = true}, body);
+    if (!written.has_value()) return cause_of(std::move(written).error());
+  }
+  held_.clear();
+  return {};
 }
 
 Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
@@ -228,6 +267,7 @@ Result<void> Gradients::complete() noexcept {
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
+  ARTESIAN_TRY_VOID(write_back());
   return finish_writes();
 }
 

@@ -4,9 +4,11 @@
 // gradients are summed per row in fp32 in (micro-batch, position) order and added once, after
 // everything else.
 //
-// Where they spill, sub-groups are read ahead and written behind through the staging ring
-// (zero3/sub_group_stream.h). Writes go on when `add` has returned, beside the next stage's
-// backward; each is waited for before its sub-group is read or written again, all by complete().
+// Where they spill, micro-batches are added in one buffer in host memory, a stage's units at a
+// time: what a unit has already is read when it comes to be added to, and written once by
+// write_back(), both through the staging ring (zero3/sub_group_stream.h). Only the sub-groups that
+// something is added to are moved. Writes go on beside the next stage's backward; each is waited
+// for before its sub-group is read or written again, all by complete().
 #pragma once
 
 #include <cstdint>
@@ -53,6 +55,9 @@ class Gradients {
   /// keep their order within a row index: (micro-batch, position).
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
+  /// Writes what was added to units that spill: to be called when a stage's gradients are all
+  /// added. Errors: as add.
+  Result<void> write_back() noexcept;
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
   /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
   std::optional<double> sum_final(std::uint32_t unit) noexcept;
@@ -85,8 +90,16 @@ class Gradients {
                           bool fresh) noexcept;
   Result<void> add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
                            const Source& source, bool fresh) noexcept;
+  /// A unit in the buffer.
+  struct Held {
+    std::uint32_t unit;
+    std::byte* data;
+    std::vector<bool> there;  // by sub-group: read, or set
+  };
   Result<void> add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
                            const Source& source, bool fresh) noexcept;
+  Result<Held*> hold(std::uint32_t unit) noexcept;
+  Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
   Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                              const Source& source, bool fresh) noexcept;
   Result<void> accumulate(std::byte* base, std::uint64_t base_first,
@@ -119,6 +132,7 @@ class Gradients {
     bool finite = true;
   };
   std::vector<std::vector<Partial>> partials_;  // by parameter, by block of 64 Ki elements
+  std::vector<Held> held_;                      // side by side, from the buffer's begin on
   bool writing_ = false;                        // some spilled unit's sub-groups, maybe
   std::vector<std::byte> block_;                // one norm block, for spilled units
 };

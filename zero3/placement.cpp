@@ -439,25 +439,50 @@ class Planner {
     return bytes;
   }
 
+  /// Where gradients spill, those of one stage are added to in host memory.
+  std::uint64_t grad_buffer() const { return any_nvme() ? plan_.largest_stage_grad_bytes() : 0; }
+
   Result<void> place_host() {
-    const std::uint64_t must = host_homes() + input_buffers_min();
+    const std::uint64_t must = host_homes() + input_buffers_min() + grad_buffer();
     if (must > request_.host_bytes) return host_error(must);
     const std::uint64_t room = request_.host_bytes - must;
     plan_.host_pool_bytes = host_homes();
-    if (any_nvme() && !request_.separate_device && keep_everything(room)) return {};
+    if (any_nvme() && !request_.separate_device && keep_everything(room + grad_buffer())) {
+      return {};
+    }
     if (!size_ring(room)) return host_error(must);
     const std::uint64_t rest = room - ring_bytes() - staging_min(plan_.sub_group);
     size_staging(rest);
     plan_.host_pool_bytes += ring_bytes() + staging_bytes();
-    const std::uint64_t spare = rest - staging_share(rest) - input_buffers_share(rest);
+    std::uint64_t spare = rest - staging_share(rest) - input_buffers_share(rest);
     if (!any_nvme()) {
       keep_inputs(spare);
       return {};
     }
-    keep(choose_residents(candidates(), {spare, config_.zero.offload_param.max_in_cpu}));
+    spare += grad_buffer();
+    look_for_a_smaller_ring(must, room, spare - choose_spare_residents(spare));
     size_input_buffers(rest);
-    look_for_a_smaller_ring(must, room, spare);
     return {};
+  }
+
+  /// Fills `spare`; where gradients spill then, it is less by the buffer in which they are added.
+  /// Returns that buffer's bytes.
+  std::uint64_t choose_spare_residents(std::uint64_t spare) {
+    const std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
+    const auto all = candidates();
+    const auto gradients = [](const std::vector<Candidate>& some) {
+      return std::count_if(some.begin(), some.end(), [](const Candidate& candidate) {
+        return candidate.kind == ResidentKind::Gradient;
+      });
+    };
+    auto residents = choose_residents(all, {spare, elements});
+    if (gradients(residents) != gradients(all)) {
+      plan_.grad_buffer_bytes = grad_buffer();
+      plan_.host_pool_bytes += plan_.grad_buffer_bytes;
+      residents = choose_residents(all, {spare - plan_.grad_buffer_bytes, elements});
+    }
+    keep(residents);
+    return plan_.grad_buffer_bytes;
   }
 
   std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }
@@ -467,19 +492,18 @@ class Planner {
     if (fetches_.empty()) {  // they do not depend on the ring
       fetches_ = fetches_of_a_pass(plan_, *request_.stages, PrefetchLimits::of(config_.zero));
     }
-    const std::uint64_t micro_batches = config_.accumulation_steps;
     std::vector<Candidate> all;
     std::vector<Candidate> state;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       const UnitPlacement& place = plan_.units[index];
-      if (place.grad != Tier::Device) {  // written by each pass; read by all but the first, for the
-                                         // norm, and by the optimizer
+      // Micro-batches are taken to run at once.
+      if (place.grad != Tier::Device) {  // written; read for the norm and by the optimizer
         all.push_back({.kind = ResidentKind::Gradient,
                        .unit = index,
                        .bytes = plan_.grad_bytes(index),
-                       .moves = 2 * micro_batches + 1});
+                       .moves = 3});
       }
-      // The optimizer writes it, and may read it, too. Micro-batches are taken to run at once.
+      // The optimizer writes it, and may read it, too.
       if (place.param == Tier::Nvme) {
         all.push_back({.kind = ResidentKind::Parameter,
                        .unit = index,
@@ -606,6 +630,7 @@ class Planner {
       least = 8 * ring_bytes();
       below = least - ring_bytes() + plan_.ring_item_bytes;
     }
+    below += grad_buffer();  // if no gradient spills there
     if (spare < below + record) smaller_ring_ = must + least - 1;
   }
 
@@ -618,7 +643,7 @@ class Planner {
                           ", allowed at least " + std::to_string(minimum) + " bytes (" +
                           format_size(minimum) + "): " + std::to_string(missing) +
                           " bytes missing for what offload to cpu keeps there" +
-                          (any_nvme() ? "" : " and the gradients") +
+                          (any_nvme() ? " and one stage's gradients" : " and the gradients") +
                           "; raise it, or offload_param / offload_optimizer to nvme");
   }
 
@@ -647,67 +672,6 @@ class Planner {
 };
 
 }  // namespace
-
-std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
-  return ranks == 1 ? image : round_up((image + ranks - 1) / ranks, image_alignment);
-}
-
-std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
-  return Sharding::share(layout.units[unit].image, sharding.param) * dtype_size(param_dtype);
-}
-
-std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
-  return Sharding::share(layout.units[unit].image, sharding.grad) * dtype_size(grad_dtype);
-}
-
-std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
-  return Sharding::share(layout.units[unit].image, sharding.optimizer) * state_size(unit);
-}
-
-std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
-  switch (units[unit].master) {
-    case Master::Own: return 12;
-    case Master::Parameter: return 8;
-    case Master::Split: return 10;
-  }
-  return 12;
-}
-
-std::uint64_t Placement::state_size_max() const noexcept {
-  std::uint64_t most = 0;
-  for (std::uint32_t unit = 0; unit < units.size(); ++unit) most = std::max(most, state_size(unit));
-  return most;
-}
-
-std::uint64_t Placement::record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept {
-  return sub_group_numel(unit, index) * state_size(unit);
-}
-
-std::uint64_t Placement::device_homes() const noexcept {
-  std::uint64_t bytes = expansion_bytes + grad_scratch_bytes;
-  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
-    if (units[unit].param == Tier::Device) bytes += param_bytes(unit);
-    if (units[unit].optimizer == Tier::Device) bytes += optimizer_bytes(unit);
-    if (units[unit].grad == Tier::Device) bytes += grad_bytes(unit);
-  }
-  return bytes;
-}
-
-std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
-  return (Sharding::share(layout.units[unit].image, sharding.optimizer) + sub_group - 1) /
-         sub_group;
-}
-
-std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
-  const std::uint64_t share = Sharding::share(layout.units[unit].image, sharding.optimizer);
-  return std::min(sub_group, share - index * sub_group);
-}
-
-tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {
-  const auto& in_host = units[unit].optimizer_in_host;
-  return index < in_host.size() && in_host[static_cast<std::size_t>(index)] ? Tier::Host
-                                                                            : units[unit].optimizer;
-}
 
 KeptInputs most_inputs(const PlacementRequest& request) {
   return inputs_within(request, request.host_bytes);

@@ -77,7 +77,8 @@ struct Placement {
   // are on their way to host memory.
   std::uint64_t device_gradient_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
-  std::uint64_t ring_item_bytes = 0;  // 0: no ring
+  std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h
+  std::uint64_t ring_item_bytes = 0;    // 0: no ring
   std::uint32_t ring_count = 0;
   // Of a separate device, 0 without one: the pinned buffers through which parameters come from NVMe
   // and gradients to the host, and its own buffers for pieces to expand and for gradient kernels.
@@ -98,6 +99,8 @@ struct Placement {
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
+  /// Bytes of gradients of the stage with most, of those that are not on a separate device.
+  std::uint64_t largest_stage_grad_bytes() const noexcept;
   /// Bytes of optimizer state for each element, of a unit and the most of any; and those of one
   /// sub-group's record: [exp_avg, exp_avg_sq, what is kept of the master weights].
   std::uint64_t state_size(std::uint32_t unit) const noexcept;

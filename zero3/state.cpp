@@ -190,6 +190,10 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
                                                   placement_.ring_count, device_));
   ring_ = std::move(ring);
+  if (placement_.grad_buffer_bytes != 0) {
+    ARTESIAN_TRY(buffer, host_->lease(placement_.grad_buffer_bytes));
+    grad_buffer_ = std::move(buffer);
+  }
   const KeptInputs& inputs = placement_.inputs;
   ARTESIAN_TRY(depot, tiering::Depot::create(
                           {.buffer_bytes = inputs.block_bytes, .buffer_count = inputs.buffer_count},

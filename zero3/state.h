@@ -88,6 +88,10 @@ class ModelState {
   std::span<std::byte> grad_scratch() const noexcept {
     return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
   }
+  /// Where gradients that spill are added to, a stage's at a time; empty where none does.
+  std::span<std::byte> grad_buffer() const noexcept {
+    return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
+  }
   /// The units as they are gathered, for a Residency over store(), device_pool() and loader().
   std::vector<tiering::ResidentUnit> resident_units() const;
   tiering::StagingRing& ring() noexcept { return *ring_; }
@@ -125,6 +129,7 @@ class ModelState {
   std::unique_ptr<tiering::DeviceLoader> loader_;
   std::unique_ptr<tiering::DeviceReader> reader_;
   BufferLease grad_scratch_;
+  BufferLease grad_buffer_;
   bool stalled_ = false;  // close() ran into its deadline
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;

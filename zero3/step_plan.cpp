@@ -307,9 +307,9 @@ class DryRun {
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
     if (!spilled(event.unit)) return moved;
-    const std::uint64_t first = event.sets ? 1 : 0;
-    moved.nvme_read = touched_bytes(event.unit, parameters) / ranks * (event.micro_batches - first);
-    moved.nvme_write = moved.nvme_read + first * placement_.grad_bytes(event.unit);
+    const std::uint64_t touched = touched_bytes(event.unit, parameters) / ranks;
+    moved.nvme_read = event.sets ? 0 : touched;  // once for all micro-batches that run at once
+    moved.nvme_write = event.sets ? placement_.grad_bytes(event.unit) : touched;
     return moved;
   }
 
@@ -326,11 +326,10 @@ class DryRun {
       }
     }
     if (spilled(place.unit)) {
-      const std::uint64_t bytes = touched_bytes(place.unit, {*lookup});
-      event.moved.grad.nvme_read = event.moved.grad.nvme_write = bytes;
-      if (!started_[place.unit]) {
-        event.moved.grad.nvme_write += placement_.grad_bytes(place.unit);
-      }
+      const bool sets = !started_[place.unit];
+      const std::uint64_t touched = touched_bytes(place.unit, {*lookup});
+      event.moved.grad.nvme_read = sets ? 0 : touched;
+      event.moved.grad.nvme_write = sets ? placement_.grad_bytes(place.unit) : touched;
     }
     started_[place.unit] = true;
   }

@@ -285,6 +285,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
 }
 
 Result<void> UnitGraphs::accumulated(std::size_t stage) {
+  ARTESIAN_TRY_VOID(gradients_.write_back());
   return options_.accumulated ? options_.accumulated(stage) : Result<void>();
 }
 

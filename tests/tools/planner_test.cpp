@@ -121,8 +121,8 @@ TEST_F(Planner, WithoutClippingBackwardTakesAPartOfTheUpdate) {
   EXPECT_LT(tried.time.seconds, before.time.seconds);
   EXPECT_GT(tried.nvme.buffers,
             0u);  // shadows: of two moments and the master weights' lower halves
-  EXPECT_EQ(tried.moved.optimizer.nvme_write - before.moved.optimizer.nvme_write,
-            tried.nvme.buffers / 12 * 2);  // what parameters were
+  const std::uint64_t saved = tried.nvme.buffers / 12 * 2;  // what parameters were
+  EXPECT_NEAR(static_cast<double>(tried.moved.optimizer.nvme_write - saved), state, 0.01 * state);
 }
 
 TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {

@@ -88,6 +88,8 @@ void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool f
     if (by_unit[unit].empty()) continue;
     ASSERT_TRUE(gradients_.add(unit, by_unit[unit]).has_value());
   }
+  if (stream % 2 != 0) return;  // left to whoever needs the room
+  ASSERT_TRUE(gradients_.write_back().has_value());
 }
 
 /// The embedding's rows; some come often, most never.
@@ -226,6 +228,7 @@ class WatchedEngine final : public aio::Engine {
     for (const aio::Completion* completion : completions) {
       const bool reads = completion->request().operation == aio::Operation::Read;
       if (reads && waits == 0) ++reads_before_first_wait;
+      (reads ? bytes_read : bytes_written) += completion->request().length;
     }
     engine_->submit(completions);
   }
@@ -245,6 +248,8 @@ class WatchedEngine final : public aio::Engine {
   std::uint64_t waited_ns = 0;
   std::uint64_t waits = 0;
   std::uint64_t reads_before_first_wait = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
 
  private:
   std::unique_ptr<aio::Engine> engine_;
@@ -321,11 +326,46 @@ TEST_F(SpilledGradients, AreWrittenBehindUntilTheirUnitIsReadAgain) {
   ASSERT_GE(tiers_->state->ring().count(), 2u);
   gradients_->begin_step();
   add(0);
+  ASSERT_TRUE(gradients_->write_back().has_value());
   add(1);
+  ASSERT_TRUE(gradients_->write_back().has_value());
   EXPECT_EQ(engine_->waits, 0u);
   add(0);
   EXPECT_GE(engine_->waits, 2u);  // for what it had written, and for what is read
   EXPECT_EQ(engine_->reads_before_first_wait, 0u);
+}
+
+TEST_F(SpilledGradients, AreMovedOnceForAllMicroBatchesOfAStage) {
+  make(2048);
+  const std::uint32_t unit = tiers_->layout().places[0].unit;
+  const std::uint64_t bytes = tiers_->state->placement().grad_bytes(unit);
+  const auto moved = [&] {
+    const std::uint64_t before = engine_->bytes_read + engine_->bytes_written;
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) add(unit);
+    EXPECT_TRUE(gradients_->write_back().has_value());
+    return engine_->bytes_read + engine_->bytes_written - before;
+  };
+  gradients_->begin_step();
+  EXPECT_EQ(moved(), bytes);      // written
+  EXPECT_EQ(moved(), 2 * bytes);  // read and written
+}
+
+TEST_F(SpilledGradients, MoveOnlyTheSubGroupsThatRowsAreAddedTo) {
+  make(2048);
+  const ParameterPlace& place = tiers_->layout().places[0];
+  const std::uint64_t sub_group = 2048 * gradients_->element_size();
+  gradients_->begin_step();
+  add(place.unit);
+  ASSERT_TRUE(gradients_->write_back().has_value());
+  const std::vector<float> row(hidden, 0.0f);
+  const std::vector<std::int64_t> rows{0, 1, 700, 700};  // the first two are of one sub-group
+  const std::vector<const float*> pointers(rows.size(), row.data());
+  const std::uint64_t read = engine_->bytes_read;
+  const std::uint64_t written = engine_->bytes_written;
+  ASSERT_TRUE(gradients_->add_rows(0, rows, pointers, hidden).has_value());
+  ASSERT_TRUE(gradients_->write_back().has_value());
+  EXPECT_EQ(engine_->bytes_read - read, 2 * sub_group);
+  EXPECT_EQ(engine_->bytes_written - written, 2 * sub_group);
 }
 
 /// Fails one transfer, of those in one direction.
@@ -396,6 +436,7 @@ TEST_P(SpilledGradientsFaults, NameTheShard) {
     for (std::uint32_t unit = 0; unit < tiers.layout().units.size(); ++unit) {
       fault.lowest = ~std::uint64_t{0};
       ASSERT_TRUE(gradients.add(unit, {}).has_value());
+      ASSERT_TRUE(gradients.write_back().has_value());
       ASSERT_TRUE(tiers.state->ring().finish().has_value());
       shard_at[fault.lowest] = tiers.state->store().shard(tiers.state->grad(unit)).name;
     }
@@ -428,6 +469,7 @@ TEST(SpilledGradientsInFlight, AreTheCauseOfLaterErrorsOfTheirFile) {
   fault.operation = aio::Operation::Write;
   fault.left = 0;
   ASSERT_TRUE(gradients.add(0, {}).has_value());
+  ASSERT_TRUE(gradients.write_back().has_value());
   ASSERT_TRUE(engine.drain(Deadline::after_seconds(60)).has_value());
   // As a fetch would.
   ASSERT_GE(tiers.state->ring().count(), 2u);

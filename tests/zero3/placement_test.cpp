@@ -61,7 +61,7 @@ std::uint64_t bytes_in(const Placement& plan, Tier tier) {
     }
   }
   if (tier == Tier::Host) {
-    bytes += plan.ring_count * plan.ring_item_bytes;
+    bytes += plan.ring_count * plan.ring_item_bytes + plan.grad_buffer_bytes;
     bytes += plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
   }
   if (tier == Tier::Device) bytes += plan.expansion_bytes + plan.grad_scratch_bytes;
@@ -104,7 +104,6 @@ std::vector<std::uint64_t> uses(const Case& given, const Placement& plan) {
 
 /// Bytes that a step moves to and from NVMe where no parameter stays gathered.
 std::uint64_t nvme_traffic(const Case& given, const Placement& plan) {
-  const std::uint64_t micro_batches = given.config.accumulation_steps;  // which run at once
   const auto fetches = uses(given, plan);
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
@@ -116,7 +115,7 @@ std::uint64_t nvme_traffic(const Case& given, const Placement& plan) {
       bytes += image * dtype_size(plan.param_dtype) * (fetches[index] - 1 + by_update);
     }
     if (place.grad == Tier::Nvme) {
-      bytes += image * dtype_size(plan.grad_dtype) * (2 * micro_batches + 1);
+      bytes += image * dtype_size(plan.grad_dtype) * 3;  // written; read for norm and update
     }
     for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
       if (plan.optimizer_home(index, group) != Tier::Nvme) continue;

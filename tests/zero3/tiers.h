@@ -48,6 +48,10 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
     unit.grad = options.grad;
     if (!options.spare_memory_holds_state) unit.optimizer_in_host.clear();
   }
+  if (options.grad == tiering::Tier::Nvme) {
+    placement.grad_buffer_bytes = placement.largest_stage_grad_bytes();
+    placement.host_pool_bytes += placement.grad_buffer_bytes;
+  }
   return placement;
 }
 
