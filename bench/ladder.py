@@ -22,13 +22,20 @@ def parameters_of(name):
     return 12 * layers * hidden**2 + (vocabulary + 1024) * hidden
 
 
+def largest_stage_of(name):
+    """Elements of its parameters: where gradients spill, host memory has room to add these."""
+    _, hidden, _, vocabulary, _ = step_jobs.MODELS[name]
+    return max((vocabulary + 1024) * hidden, 13 * hidden**2)
+
+
 def rungs(name):
     """Of each: words, settings, flags of ladder_bench."""
     sub_group = SUB_GROUPS.get(name, 1 << 18)
     ring = 16 * 16 * sub_group  # a quarter for four of 16 bytes an element
+    least = ring + 2 * largest_stage_of(name)
     serial = ["serial-update", "forward-alone", "one-by-one", "whole-master"]
     slots = [*serial, "slots-alone"]
-    found = {"sub_group_size": sub_group, "max_in_cpu": 0, "host_memory": ring}
+    found = {"sub_group_size": sub_group, "max_in_cpu": 0, "host_memory": least}
     yield "one sub-group at a time, gradients flushed", found | {"buffer_count": 1}, slots
     yield "four sub-groups in flight", found | {"buffer_count": 4}, slots
     found |= {"buffer_count": 4, "host_memory": ring + 2 * parameters_of(name)}
