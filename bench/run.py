@@ -11,7 +11,7 @@ import signal
 import sys
 
 from report import ROOT, Report, say
-from step_jobs import SETTLED
+from step_jobs import SETTLED, per_model
 
 PARTS = ["adam", "disk", "step", "bound", "plan", "ladder"]
 
@@ -28,8 +28,8 @@ def parse(arguments):
     add("--points", default="128K/8,128K/32,1M/8,1M/32,8M/8", help="disk: block size/queue depth")
     add("--models", default="124m,355m", help="step: sizes, of 124m, 355m and tiny")
     add("--contestants", default="", help="step: only these, by the names in the table")
-    add("--rounds", default="124m=2,355m=1", help="step: processes per contestant")
-    add("--steps", default="124m=3,355m=5", help="step: measured steps of one process")
+    add("--rounds", type=per_model, default="124m=2,355m=1", help="step: processes per contestant")
+    add("--steps", type=per_model, default="124m=3,355m=5", help="step: measured steps of each")
     add("--warm-up", type=int, default=SETTLED, help="step: steps before those")
     add("--ladder-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--ladder-rounds", type=int, default=2, help="ladder: processes per rung")

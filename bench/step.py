@@ -29,13 +29,9 @@ class Failed(Exception):
     """What a contestant said last."""
 
 
-def per_model(text):
-    return {name: int(value) for name, value in (item.split("=") for item in text.split(","))}
-
-
 def plan(options):
     """Model -> (rounds, warm-up, measured steps)."""
-    rounds, steps = per_model(options.rounds), per_model(options.steps)
+    rounds, steps = options.rounds, options.steps
     names = options.models.split(",")
     return {name: (rounds.get(name, 1), options.warm_up, steps.get(name, 5)) for name in names}
 

@@ -71,6 +71,13 @@ RIVALS = {
 }
 
 
+def per_model(text):
+    """Model -> number, of "124m=2,355m=1", or of one number for all. Errors: ValueError."""
+    if text.isdigit():
+        return dict.fromkeys(MODELS, int(text))
+    return {name: int(value) for name, value in (item.split("=") for item in text.split(","))}
+
+
 def largest_parameter(name):
     _, hidden, _, vocabulary, _ = MODELS[name]
     return vocabulary * hidden

@@ -190,6 +190,15 @@ def test_two_rounds_give_everybody_the_same_mean_place():
     assert {order[0] for order in orders[::2]} == set(names)
 
 
+def test_rounds_are_of_each_model_or_one_number_for_all(capsys):
+    assert run.parse(["--rounds", "124m=2,355m=1"]).rounds == {"124m": 2, "355m": 1}
+    assert run.parse(["--rounds", "3"]).rounds["355m"] == 3
+    with pytest.raises(SystemExit) as refused:
+        run.parse(["--rounds", "some"])
+    assert refused.value.code == 2
+    assert "argument --rounds" in capsys.readouterr().err
+
+
 def test_steps_of_a_log_are_checked_against_clock_and_kernel():
     def line(seconds, read):
         return {"step_s": seconds, "bytes": {"nvme_read": read, "nvme_write": read}}
