@@ -17,22 +17,22 @@ RUNG_SECONDS = {"124m": 45, "355m": 130, "tiny": 3}  # start included
 SUB_GROUPS = {"tiny": 1 << 11}  # elements; of the others as large as ours get
 
 
-def parameters_of(name):
-    layers, hidden, _, vocabulary, _ = step_jobs.MODELS[name]
-    return 12 * layers * hidden**2 + (vocabulary + 1024) * hidden
-
-
-def largest_stage_of(name):
-    """Elements of its parameters: where gradients spill, host memory has room to add these."""
+def embedding_of(name):
+    """Elements of the largest stage: where gradients spill, host memory has room to add these."""
     _, hidden, _, vocabulary, _ = step_jobs.MODELS[name]
-    return max((vocabulary + 1024) * hidden, 13 * hidden**2)
+    return (vocabulary + 1024) * hidden
+
+
+def parameters_of(name):
+    layers, hidden, *_ = step_jobs.MODELS[name]
+    return 12 * layers * hidden**2 + embedding_of(name)
 
 
 def rungs(name):
     """Of each: words, settings, flags of ladder_bench."""
     sub_group = SUB_GROUPS.get(name, 1 << 18)
     ring = 16 * 16 * sub_group  # a quarter for four of 16 bytes an element
-    least = ring + 2 * largest_stage_of(name)
+    least = ring + 2 * embedding_of(name)
     serial = ["serial-update", "forward-alone", "one-by-one", "whole-master"]
     slots = [*serial, "slots-alone"]
     found = {"sub_group_size": sub_group, "max_in_cpu": 0, "host_memory": least}

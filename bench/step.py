@@ -31,9 +31,11 @@ class Failed(Exception):
 
 def plan(options):
     """Model -> (rounds, warm-up, measured steps)."""
-    rounds, steps = options.rounds, options.steps
     names = options.models.split(",")
-    return {name: (rounds.get(name, 1), options.warm_up, steps.get(name, 5)) for name in names}
+    return {
+        name: (options.rounds.get(name, 1), options.warm_up, options.steps.get(name, 5))
+        for name in names
+    }
 
 
 def estimate(options):

@@ -460,14 +460,14 @@ class Planner {
       return {};
     }
     spare += grad_buffer();
-    look_for_a_smaller_ring(must, room, spare - choose_spare_residents(spare));
+    keep_residents(spare);
+    look_for_a_smaller_ring(must, room, spare - plan_.grad_buffer_bytes);
     size_input_buffers(rest);
     return {};
   }
 
   /// Fills `spare`; where gradients spill then, it is less by the buffer in which they are added.
-  /// Returns that buffer's bytes.
-  std::uint64_t choose_spare_residents(std::uint64_t spare) {
+  void keep_residents(std::uint64_t spare) {
     const std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
     const auto all = candidates();
     const auto gradients = [](const std::vector<Candidate>& some) {
@@ -482,7 +482,6 @@ class Planner {
       residents = choose_residents(all, {spare - plan_.grad_buffer_bytes, elements});
     }
     keep(residents);
-    return plan_.grad_buffer_bytes;
   }
 
   std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }

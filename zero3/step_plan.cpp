@@ -307,10 +307,14 @@ class DryRun {
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
     if (!spilled(event.unit)) return moved;
-    const std::uint64_t touched = touched_bytes(event.unit, parameters) / ranks;
-    moved.nvme_read = event.sets ? 0 : touched;  // once for all micro-batches that run at once
-    moved.nvme_write = event.sets ? placement_.grad_bytes(event.unit) : touched;
+    move_spilled(event.unit, event.sets, touched_bytes(event.unit, parameters) / ranks, moved);
     return moved;
+  }
+
+  /// Once for all micro-batches that run at once: `touched` bytes, of a first addition all.
+  void move_spilled(std::uint32_t unit, bool sets, std::uint64_t touched, Moved& moved) const {
+    moved.nvme_read = sets ? 0 : touched;
+    moved.nvme_write = sets ? placement_.grad_bytes(unit) : touched;
   }
 
   void add_rows() {
@@ -326,10 +330,8 @@ class DryRun {
       }
     }
     if (spilled(place.unit)) {
-      const bool sets = !started_[place.unit];
-      const std::uint64_t touched = touched_bytes(place.unit, {*lookup});
-      event.moved.grad.nvme_read = sets ? 0 : touched;
-      event.moved.grad.nvme_write = sets ? placement_.grad_bytes(place.unit) : touched;
+      move_spilled(place.unit, !started_[place.unit], touched_bytes(place.unit, {*lookup}),
+                   event.moved.grad);
     }
     started_[place.unit] = true;
   }

@@ -292,6 +292,11 @@ class Formula:
         longest = min(shape.sub_group // sub_group * shape.buffers, stage, room // 8 // item, 256)
         return max(shape.buffers, longest) * item
 
+    def grad_buffer(self):
+        if "nvme" not in (self.shape.param, self.shape.optimizer):
+            return 0
+        return self.g * max(sum(size for _, size in stage) for stage in self.stages)
+
     def worth(self):
         """How often a step moves a byte of each kind to or from NVMe, if it is there."""
         shape = self.shape
@@ -370,13 +375,12 @@ class Formula:
         there = self.keep(room)
         total = homes
         if sum(there.values()) < self.all_that_could_be_there():
-            buffer = self.g * max(sum(size for _, size in stage) for stage in self.stages)
-            buffer = buffer if "nvme" in (shape.param, shape.optimizer) else 0
+            buffer = self.grad_buffer()
             ring = self.ring(room - buffer)
             ring += self.input_buffers(room - buffer - ring)
             total += self.add("host: ring", ring)
             there = self.keep(room - ring)
-            if there["gradients"] < self.g * self.all and buffer:
+            if there["gradients"] < self.g * self.all:
                 total += self.add("host: buffer of gradients", buffer)
                 there = self.keep(room - ring - buffer)
         self.spilled = self.g * self.all - there["gradients"]
