@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/units.h"
 #include "kernels/cast.h"
 #include "kernels/gradient.h"
 
@@ -27,9 +28,7 @@ Gradients::Gradients(ModelState& state) : state_(state), stream_(state) {
     partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
   }
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
-    if (spilled(unit)) {
-      block_.resize(norm_block * dtype_size(plan.grad_dtype));
-    } else if (!on_device(unit)) {  // padding must be zero, and fresh memory need not be
+    if (!spilled(unit) && !on_device(unit)) {  // padding must be zero; fresh memory need not be
       std::memset(state.store().memory(state.grad(unit)), 0,
                   plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
     }
@@ -178,13 +177,29 @@ Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
   return &held_.back();
 }
 
-/// Reads the sub-groups with pieces that are not there.
+/// The norm blocks that some of the elements are in, all of one parameter: [first, last) of the
+/// image.
+std::pair<std::uint64_t, std::uint64_t> Gradients::blocks_of(std::uint32_t unit,
+                                                             const Piece& piece) const noexcept {
+  const Layout& layout = state_.layout();
+  const auto& parameters = layout.units[unit].parameters;
+  const auto parameter = std::find_if(parameters.begin(), parameters.end(), [&](auto index) {
+    return piece.image_first < layout.places[index].first + layout.places[index].numel;
+  });
+  ARTESIAN_CHECK(parameter != parameters.end(), unit, piece.image_first);
+  const ParameterPlace& place = layout.places[*parameter];
+  const std::uint64_t first = round_down(piece.image_first - place.first, norm_block);
+  const std::uint64_t last = round_up(piece.image_first + piece.count - place.first, norm_block);
+  return {place.first + first, place.first + std::min(last, place.numel)};
+}
+
+/// Reads those sub-groups, of norm blocks with pieces, that are not there.
 Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& pieces) noexcept {
   const Placement& plan = state_.placement();
   std::vector<std::uint64_t> missing;
   for (const Piece& piece : pieces) {
-    const std::uint64_t last = (piece.image_first + piece.count - 1) / plan.sub_group;
-    for (std::uint64_t group = piece.image_first / plan.sub_group; group <= last; ++group) {
+    const auto [first, last] = blocks_of(held.unit, piece);
+    for (std::uint64_t group = first / plan.sub_group; group * plan.sub_group < last; ++group) {
       if (held.there[static_cast<std::size_t>(group)]) continue;
       held.there[static_cast<std::size_t>(group)] = true;
       missing.push_back(group);
@@ -216,6 +231,7 @@ Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>
 Result<void> Gradients::write_back() noexcept {
   const std::uint64_t size = element_size();
   for (const Held& held : held_) {
+    norm_of_unit(held.unit, held.data, &held);
     const auto body = [&](const SubGroup& group) -> Result<void> {
       std::memcpy(group.grad, held.data + group.first * size, group.count * size);
       return {};
@@ -278,67 +294,37 @@ Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
   return add_pieces(unit, {}, {}, /*fresh=*/true);
 }
 
-void Gradients::norm_of_unit_in_host(std::uint32_t unit) noexcept {
+/// Of an accumulator in host memory; of one in the buffer the blocks that are there as a whole: the
+/// others are as they were.
+void Gradients::norm_of_unit(std::uint32_t unit, const std::byte* memory,
+                             const Held* held) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const std::byte* memory = state_.store().memory(state_.grad(unit));
+  const auto there = [&](std::uint64_t first, std::uint64_t count) {
+    const std::uint64_t last = (first + count - 1) / plan.sub_group;
+    for (std::uint64_t group = first / plan.sub_group; group <= last; ++group) {
+      if (!held->there[static_cast<std::size_t>(group)]) return false;
+    }
+    return true;
+  };
   for (const auto parameter : plan.layout.units[unit].parameters) {
     const ParameterPlace& place = plan.layout.places[parameter];
     auto& partials = partials_[parameter];
     state_.executor().parallel_for(partials.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
       for (std::uint64_t block = from; block < to; ++block) {
-        const std::uint64_t first = block * norm_block;
-        const auto sum =
-            kernels::sum_squares(memory + (place.first + first) * size, plan.grad_dtype,
-                                 std::min(norm_block, place.numel - first));
+        const std::uint64_t first = place.first + block * norm_block;
+        const std::uint64_t count = std::min(norm_block, place.numel - block * norm_block);
+        if (held != nullptr && !there(first, count)) continue;
+        const auto sum = kernels::sum_squares(memory + first * size, plan.grad_dtype, count);
         partials[static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
       }
     });
   }
 }
 
-/// Sub-groups cut norm blocks: their parts are put together in block_, and summed when complete.
-void Gradients::norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
-                             const std::byte* data) noexcept {
-  const ParameterPlace& place = state_.layout().places[parameter];
-  const DType dtype = state_.placement().grad_dtype;
-  const std::uint64_t size = dtype_size(dtype);
-  std::uint64_t at = std::max(first, place.first);
-  while (at < std::min(last, place.first + place.numel)) {
-    const std::uint64_t block = (at - place.first) / norm_block;
-    const std::uint64_t block_first = place.first + block * norm_block;
-    const std::uint64_t block_last = std::min(block_first + norm_block, place.first + place.numel);
-    const std::uint64_t end = std::min(last, block_last);
-    std::memcpy(block_.data() + (at - block_first) * size, data + (at - first) * size,
-                (end - at) * size);
-    if (end == block_last) {
-      const auto sum = kernels::sum_squares(block_.data(), dtype, block_last - block_first);
-      partials_[parameter][static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
-    }
-    at = end;
-  }
-}
-
-/// One pass over all of them, whose reads begin here.
-Result<void> Gradients::begin_norm_of_spilled() noexcept {
-  ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
-  std::vector<std::uint32_t> units;
-  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-    if (spilled(unit)) units.push_back(unit);
-  }
-  const auto body = [this](const SubGroup& group) -> Result<void> {
-    for (const auto parameter : state_.layout().units[group.unit].parameters) {
-      norm_of_part(parameter, group.first, group.first + group.count, group.grad);
-    }
-    return {};
-  };
-  if (units.empty()) return {};
-  return stream_.begin(units, {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
-}
-
 std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(started_[unit] && state_.placement().units[unit].grad == Tier::Host, unit);
-  norm_of_unit_in_host(unit);
+  norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
   summed_[unit] = true;
   double sum = 0.0;
   for (const auto parameter : state_.layout().units[unit].parameters) {
@@ -351,17 +337,16 @@ std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {
-  ARTESIAN_TRY_VOID(begin_norm_of_spilled());
+  ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     if (summed_[unit]) continue;
     ARTESIAN_CHECK(started_[unit]);
     if (on_device(unit)) {
       ARTESIAN_TRY_VOID(norm_of_unit_on_device(unit));
-    } else if (!spilled(unit)) {
-      norm_of_unit_in_host(unit);
+    } else if (!spilled(unit)) {  // of those that spill write_back() has the sums
+      norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
     }
   }
-  ARTESIAN_TRY_VOID(stream_.finish());
   GradientNorm norm;
   for (std::uint32_t parameter = 0; parameter < partials_.size(); ++parameter) {
     for (const Partial& partial : partials_[parameter]) {

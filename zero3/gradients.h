@@ -6,9 +6,10 @@
 //
 // Where they spill, micro-batches are added in one buffer in host memory, a stage's units at a
 // time: what a unit has already is read when it comes to be added to, and written once by
-// write_back(), both through the staging ring (zero3/sub_group_stream.h). Only the sub-groups that
-// something is added to are moved. Writes go on beside the next stage's backward; each is waited
-// for before its sub-group is read or written again, all by complete().
+// write_back(), both through the staging ring (zero3/sub_group_stream.h). Only the sub-groups of
+// norm blocks that something is added to are moved, and such blocks are summed before that: the
+// norm reads nothing. Writes go on beside the next stage's backward; each is waited for before its
+// sub-group is read or written again, all by complete().
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero3/state.h"
@@ -55,8 +57,8 @@ class Gradients {
   /// keep their order within a row index: (micro-batch, position).
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
-  /// Writes what was added to units that spill: to be called when a stage's gradients are all
-  /// added. Errors: as add.
+  /// Sums and writes what was added to units that spill: to be called when a stage's gradients are
+  /// all added. Errors: as add.
   Result<void> write_back() noexcept;
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
   /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
@@ -99,6 +101,8 @@ class Gradients {
   Result<void> add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
                            const Source& source, bool fresh) noexcept;
   Result<Held*> hold(std::uint32_t unit) noexcept;
+  std::pair<std::uint64_t, std::uint64_t> blocks_of(std::uint32_t unit,
+                                                    const Piece& piece) const noexcept;
   Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
   Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                              const Source& source, bool fresh) noexcept;
@@ -110,11 +114,9 @@ class Gradients {
       const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
   void accumulate_piece(std::byte* target, const Piece& piece, DType dtype, bool fresh) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
-  void norm_of_unit_in_host(std::uint32_t unit) noexcept;
+  void norm_of_unit(std::uint32_t unit, const std::byte* memory,
+                    const Held* held = nullptr) noexcept;
   Result<void> norm_of_unit_on_device(std::uint32_t unit) noexcept;
-  Result<void> begin_norm_of_spilled() noexcept;
-  void norm_of_part(std::uint32_t parameter, std::uint64_t first, std::uint64_t last,
-                    const std::byte* data) noexcept;
   Result<void> finish_writes() noexcept;
   bool on_device(std::uint32_t unit) const noexcept;
   bool spilled(std::uint32_t unit) const noexcept {
@@ -134,7 +136,6 @@ class Gradients {
   std::vector<std::vector<Partial>> partials_;  // by parameter, by block of 64 Ki elements
   std::vector<Held> held_;                      // side by side, from the buffer's begin on
   bool writing_ = false;                        // some spilled unit's sub-groups, maybe
-  std::vector<std::byte> block_;                // one norm block, for spilled units
 };
 
 }  // namespace artesian::zero3

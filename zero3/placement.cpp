@@ -47,6 +47,8 @@ KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_roo
                          host_room);
 }
 
+using Cost = std::pair<bool, std::uint64_t>;
+
 class Planner {
  public:
   explicit Planner(const PlacementRequest& request) : request_(request), config_(*request.config) {
@@ -68,10 +70,8 @@ class Planner {
     return std::move(plan_);
   }
 
-  /// Bytes that residents save a step.
-  std::uint64_t saved() const noexcept { return saved_; }
-  /// Bytes that a step moves to and from NVMe nevertheless.
-  std::uint64_t moved() const noexcept { return movable_ - saved_; }
+  /// What residents leave a step to do: whether gradients spill, then bytes to and from NVMe.
+  Cost cost() const noexcept { return {spills_, movable_ - saved_}; }
   /// The largest host budget with a smaller ring, if what that leaves for residents might save
   /// more.
   std::optional<std::uint64_t> budget_of_a_smaller_ring() const noexcept { return smaller_ring_; }
@@ -488,26 +488,26 @@ class Planner {
 
   /// Everything that could be on NVMe, in the order in which the optimizer comes to it.
   std::vector<Candidate> candidates() {
-    if (fetches_.empty()) {  // they do not depend on the ring
-      fetches_ = fetches_of_a_pass(plan_, *request_.stages, PrefetchLimits::of(config_.zero));
+    if (moves_.empty()) {  // they do not depend on the ring
+      moves_ = moves_of_a_pass(plan_, *request_.stages, PrefetchLimits::of(config_.zero));
     }
     std::vector<Candidate> all;
     std::vector<Candidate> state;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       const UnitPlacement& place = plan_.units[index];
       // Micro-batches are taken to run at once.
-      if (place.grad != Tier::Device) {  // written; read for the norm and by the optimizer
+      if (place.grad != Tier::Device) {
         all.push_back({.kind = ResidentKind::Gradient,
                        .unit = index,
                        .bytes = plan_.grad_bytes(index),
-                       .moves = 3});
+                       .moves = moves_[index].gradient});
       }
       // The optimizer writes it, and may read it, too.
       if (place.param == Tier::Nvme) {
         all.push_back({.kind = ResidentKind::Parameter,
                        .unit = index,
                        .bytes = plan_.param_bytes(index),
-                       .moves = fetches_[index] + (plan_.update_reads_param(index) ? 2 : 1),
+                       .moves = moves_[index].fetches + (plan_.update_reads_param(index) ? 2 : 1),
                        .elements = plan_.layout.units[index].numel});
       }
       if (place.optimizer != Tier::Nvme) continue;
@@ -586,6 +586,8 @@ class Planner {
           break;
       }
     }
+    spills_ = std::any_of(plan_.units.begin(), plan_.units.end(),
+                          [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
     note_residents(state, elements);
     set_aliases();
   }
@@ -664,9 +666,10 @@ class Planner {
   const PlacementRequest& request_;
   const Config& config_;
   Placement plan_;
-  std::vector<std::uint64_t> fetches_;  // by unit, of a step with one micro-batch
+  std::vector<UnitMoves> moves_;
   std::uint64_t movable_ = 0;  // bytes of a step, with everything that could be on NVMe there
   std::uint64_t saved_ = 0;
+  bool spills_ = false;  // some gradient
   std::optional<std::uint64_t> smaller_ring_;
 };
 
@@ -680,7 +683,7 @@ namespace {
 
 struct Planned {
   Placement placement;
-  std::uint64_t moved = 0;  // bytes of a step, to and from NVMe
+  Cost cost;
 };
 
 /// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
@@ -688,18 +691,14 @@ struct Planned {
 Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   Planner planner(request);
   ARTESIAN_TRY(placement, planner.run());
-  Planned best{std::move(placement), planner.moved()};
-  std::uint64_t saved = planner.saved();
+  Planned best{std::move(placement), planner.cost()};
   PlacementRequest less = request;
   for (auto budget = planner.budget_of_a_smaller_ring(); budget.has_value();) {
     less.host_bytes = *budget;
     Planner below(less);
     auto plan = below.run();
     if (!plan.has_value()) break;  // a ring cannot be smaller
-    if (below.saved() > saved) {
-      saved = below.saved();
-      best = {std::move(plan).value(), below.moved()};
-    }
+    if (below.cost() < best.cost) best = {std::move(plan).value(), below.cost()};
     budget = below.budget_of_a_smaller_ring();
   }
   return best;
@@ -733,7 +732,7 @@ Result<Placement> make_placement(const PlacementRequest& request) {
     PlacementRequest whole = request;
     whole.split_master = false;
     auto other = place_with_best_ring(whole);
-    if (other.has_value() && other->moved < best->moved) return std::move(other->placement);
+    if (other.has_value() && other->cost < best->cost) return std::move(other->placement);
   }
   if (!best.has_value()) return std::move(best).error();
   return std::move(best->placement);

@@ -12,6 +12,14 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
                    [](const Candidate& a, const Candidate& b) {
                      return a.moves != b.moves ? a.moves > b.moves : a.kind < b.kind;
                    });
+  const auto is_gradient = [](const Candidate& each) {
+    return each.kind == ResidentKind::Gradient;
+  };
+  std::uint64_t gradients = 0;
+  for (const Candidate& each : candidates) gradients += is_gradient(each) ? each.bytes : 0;
+  if (gradients <= limits.bytes) {
+    std::stable_partition(candidates.begin(), candidates.end(), is_gradient);
+  }
   std::vector<Candidate> residents;
   for (const Candidate& candidate : candidates) {
     if (candidate.bytes > limits.bytes || candidate.elements > limits.elements_max) continue;
@@ -32,16 +40,23 @@ std::vector<std::uint64_t> spread_order(std::uint64_t count) {
   return order;
 }
 
-std::vector<std::uint64_t> fetches_of_a_pass(const Placement& placement,
-                                             const std::vector<StageSpec>& stages,
-                                             const PrefetchLimits& limits) {
-  std::vector<std::uint64_t> fetches(placement.units.size(), 0);
-  const auto step = plan_step({.placement = &placement, .stages = &stages, .limits = limits});
-  if (!step.has_value()) return fetches;  // lack of room, which the placement rules out
-  for (const StepEvent& event : step->events) {
-    if (event.kind == StepEvent::Kind::Fetch) ++fetches[event.unit];
+std::vector<UnitMoves> moves_of_a_pass(Placement placement, const std::vector<StageSpec>& stages,
+                                       const PrefetchLimits& limits) {
+  for (UnitPlacement& place : placement.units) {
+    if (place.grad != tiering::Tier::Device) place.grad = tiering::Tier::Nvme;
   }
-  return fetches;
+  std::vector<UnitMoves> moves(placement.units.size());
+  const auto step = plan_step({.placement = &placement, .stages = &stages, .limits = limits});
+  if (!step.has_value()) return moves;  // lack of room, which the placement rules out
+  for (const StepEvent& event : step->events) {
+    UnitMoves& unit = moves[event.unit];
+    if (event.kind == StepEvent::Kind::Fetch) ++unit.fetches;
+    unit.gradient += event.moved.grad.nvme_read + event.moved.grad.nvme_write;
+  }
+  for (std::uint32_t unit = 0; unit < moves.size(); ++unit) {
+    moves[unit].gradient /= placement.grad_bytes(unit);
+  }
+  return moves;
 }
 
 }  // namespace artesian::zero3

@@ -188,7 +188,7 @@ class DryRun {
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
-      if (spilled(unit)) event.moved.grad.nvme_write = placement_.grad_bytes(unit);
+      if (spilled(unit)) move_spilled(unit, true, 0, event.moved.grad);
     }
     ARTESIAN_TRY_VOID(prefetcher_.end_step());
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
@@ -245,7 +245,6 @@ class DryRun {
 
   void add_norm(std::uint32_t unit) {
     StepEvent& event = add(Kind::Norm, unit);
-    if (spilled(unit)) event.moved.grad.nvme_read = placement_.grad_bytes(unit);
     if (placement_.sharding.grad == 1) {  // reduced once, at the end
       const std::uint64_t bytes = placement_.grad_bytes(unit);
       const std::uint64_t others = request_.ranks - 1;
@@ -261,8 +260,8 @@ class DryRun {
 
   bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
 
-  /// The bytes of the sub-groups that hold elements of these parameters.
-  std::uint64_t touched_bytes(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) {
+  /// Elements of the sub-groups that hold some of these parameters.
+  std::uint64_t touched(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) const {
     std::uint64_t elements = 0;
     std::uint64_t counted = 0;                 // sub-groups below are counted
     for (const auto parameter : parameters) {  // ascending, as they lie in the image
@@ -274,7 +273,7 @@ class DryRun {
       elements += std::min(end * size, layout_.units[unit].image) - begin * size;
       counted = end;
     }
-    return grad_bytes(elements);
+    return elements;
   }
 
   /// As UnitGraphs and Gradients do it: by unit, what a first addition leaves becomes zero.
@@ -306,15 +305,17 @@ class DryRun {
       moved.to_host = rounded / ranks * event.micro_batches;
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
-    if (!spilled(event.unit)) return moved;
-    move_spilled(event.unit, event.sets, touched_bytes(event.unit, parameters) / ranks, moved);
+    if (spilled(event.unit)) {
+      move_spilled(event.unit, event.sets, touched(event.unit, parameters), moved);
+    }
     return moved;
   }
 
-  /// Once for all micro-batches that run at once: `touched` bytes, of a first addition all.
-  void move_spilled(std::uint32_t unit, bool sets, std::uint64_t touched, Moved& moved) const {
-    moved.nvme_read = sets ? 0 : touched;
-    moved.nvme_write = sets ? placement_.grad_bytes(unit) : touched;
+  /// Once for all micro-batches that run at once: so many elements, of a first addition all.
+  void move_spilled(std::uint32_t unit, bool sets, std::uint64_t elements, Moved& moved) const {
+    const std::uint64_t bytes = grad_bytes(elements) / placement_.sharding.grad;
+    moved.nvme_read = sets ? 0 : bytes;
+    moved.nvme_write = sets ? placement_.grad_bytes(unit) : bytes;
   }
 
   void add_rows() {
@@ -330,7 +331,7 @@ class DryRun {
       }
     }
     if (spilled(place.unit)) {
-      move_spilled(place.unit, !started_[place.unit], touched_bytes(place.unit, {*lookup}),
+      move_spilled(place.unit, !started_[place.unit], touched(place.unit, {*lookup}),
                    event.moved.grad);
     }
     started_[place.unit] = true;

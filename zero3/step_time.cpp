@@ -260,7 +260,7 @@ class Simulation {
     if (separate_) {
       task = add(event.kind, Resource::ToHost, seconds_for(moved.to_host, rates_.to_host), {task});
     }
-    if (plan_.units[event.unit].grad == Tier::Nvme) {
+    if (moved.nvme_read + moved.nvme_write > 0) {
       stream_gradients(event, task, bytes);
     } else {
       worked_ = add(event.kind, worker(), memory_seconds(bytes), {task, worked_});

@@ -305,7 +305,8 @@ class Formula:
         fetches = 0 if kept else 1  # in backward; forward is given what the update makes
         update = 1 if shape.dtype == "fp16" else 2
         return {
-            "gradients": 3,
+            "tied gradient": 4 if shape.tied else 2,  # rows are added after everything else
+            "gradients": 2,
             "parameters": fetches + update,
             "inputs": 2 * -(-shape.accumulation // self.at_once()),
             "optimizer": 2,
@@ -330,13 +331,16 @@ class Formula:
         return min(room // 8, 2 * self.input_bytes(), 64 * MIB)
 
     def keep(self, room):
-        """Fills `room` of host memory; what is worth most comes first, of equal worth in this
-        order. Returns the bytes of each kind that are there."""
+        """Fills `room` of host memory: all gradients if they fit; then what is worth most, of equal
+        worth in this order. Returns the bytes of each kind that are there."""
         shape = self.shape
-        there = {"gradients": 0, "parameters": 0, "inputs": 0, "optimizer": 0}
+        kinds = ["tied gradient", "gradients", "parameters", "inputs", "optimizer"]
+        there = dict.fromkeys(kinds, 0)
         left = shape.max_in_cpu
         worth = self.worth()
-        for kind in sorted(there, key=lambda kind: -worth[kind]):
+        if self.g * self.all <= room:
+            worth["tied gradient"] = worth["gradients"] = 5
+        for kind in sorted(kinds, key=lambda kind: -worth[kind]):
             if kind == "optimizer":
                 if shape.optimizer == "nvme":
                     there[kind] = min(self.s * self.all, room - sum(there.values()))
@@ -347,14 +351,18 @@ class Formula:
                 count = min(self.all_inputs(), (room - sum(there.values())) // self.input_bytes())
                 there[kind] = count * self.input_bytes()
                 continue
-            for size, stays in self.units:  # unit by unit, in model order, each that still fits
-                width = self.g if kind == "gradients" else self.p
+            units = self.units  # unit by unit, in model order, each that still fits
+            if kind != "parameters":
+                units = units[:1] if kind == "tied gradient" else units[1:]
+            for size, stays in units:
+                width = self.p if kind == "parameters" else self.g
                 if kind == "parameters" and (stays or size in self.stay or size > left):
                     continue
                 if sum(there.values()) + width * size > room:
                     continue
                 there[kind] += width * size
                 left -= size if kind == "parameters" else 0
+        there["gradients"] += there.pop("tied gradient")
         return there
 
     def all_that_could_be_there(self):

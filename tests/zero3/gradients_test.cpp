@@ -301,14 +301,14 @@ TEST_F(SpilledGradients, CountTheWaitForTheirWrites) {
   EXPECT_GE(gradients_->wait_seconds() - before, waited * (1 - 1e-9));
 }
 
-TEST_F(SpilledGradients, AreReadAheadForTheNormAcrossUnits) {
-  make(1 << 18);  // one sub-group a unit
-  const std::uint64_t items = tiers_->state->ring().count();
-  ASSERT_GT(items, 1u);
-  ASSERT_EQ(sub_groups(0), 1u);
+TEST_F(SpilledGradients, AreNotReadForTheNorm) {
+  make(6144);
+  const std::uint64_t read = engine_->bytes_read;
+  gradients_->begin_step();
+  for (std::uint32_t unit = units(); unit-- > 0;) add(unit);
+  ASSERT_TRUE(gradients_->complete().has_value());
   EXPECT_EQ(gradients_->norm().value().sum_squares, 0.0);
-  EXPECT_EQ(engine_->reads_before_first_wait, std::min<std::uint64_t>(items, units()));
-  EXPECT_GE(gradients_->wait_seconds(), static_cast<double>(engine_->waited_ns) * (1e-9 - 1e-18));
+  EXPECT_EQ(engine_->bytes_read, read);
 }
 
 TEST_F(SpilledGradients, AreReadAheadWhereTheyAreAddedTo) {
@@ -350,22 +350,23 @@ TEST_F(SpilledGradients, AreMovedOnceForAllMicroBatchesOfAStage) {
   EXPECT_EQ(moved(), 2 * bytes);  // read and written
 }
 
-TEST_F(SpilledGradients, MoveOnlyTheSubGroupsThatRowsAreAddedTo) {
+TEST_F(SpilledGradients, MoveOnlyTheNormBlocksThatRowsAreAddedTo) {
   make(2048);
   const ParameterPlace& place = tiers_->layout().places[0];
-  const std::uint64_t sub_group = 2048 * gradients_->element_size();
+  ASSERT_GT(place.numel, kernels::norm_block);
   gradients_->begin_step();
   add(place.unit);
   ASSERT_TRUE(gradients_->write_back().has_value());
   const std::vector<float> row(hidden, 0.0f);
-  const std::vector<std::int64_t> rows{0, 1, 700, 700};  // the first two are of one sub-group
+  const std::vector<std::int64_t> rows{0, 1, 700, 700};  // all in the first block
   const std::vector<const float*> pointers(rows.size(), row.data());
+  const std::uint64_t block = kernels::norm_block * gradients_->element_size();
   const std::uint64_t read = engine_->bytes_read;
   const std::uint64_t written = engine_->bytes_written;
   ASSERT_TRUE(gradients_->add_rows(0, rows, pointers, hidden).has_value());
   ASSERT_TRUE(gradients_->write_back().has_value());
-  EXPECT_EQ(engine_->bytes_read - read, 2 * sub_group);
-  EXPECT_EQ(engine_->bytes_written - written, 2 * sub_group);
+  EXPECT_EQ(engine_->bytes_read - read, block);
+  EXPECT_EQ(engine_->bytes_written - written, block);
 }
 
 /// Fails one transfer, of those in one direction.

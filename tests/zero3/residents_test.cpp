@@ -1,5 +1,6 @@
-// Proves what choose_residents promises: never over a limit, most worth first, more room never
-// saves less, and never worse than the best choice by more than one candidate; that an order is
+// Proves what choose_residents promises: never over a limit, all gradients if they fit, then most
+// worth first, more room never saves less but where they first do, and never worse than the best
+// choice by more than one candidate; that an order is
 // spread evenly; and that the fetches that are
 // counted are about those of the Prefetcher, whose look-ahead costs a unit or two.
 #include "zero3/residents.h"
@@ -57,25 +58,40 @@ std::uint64_t best_by_brute_force(const std::vector<Candidate>& candidates, std:
 constexpr std::uint64_t no_limit = ~std::uint64_t{0};
 
 TEST(Residents, SaveNeverLessWithMoreRoomAndNearlyTheMost) {
+  std::uint64_t gradients_first = 0;
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
     const auto candidates = random_candidates(seed);
+    std::vector<Candidate> gradients;
+    std::vector<Candidate> others;
     std::uint64_t largest = 0;
     for (const Candidate& candidate : candidates) {
+      (candidate.kind == ResidentKind::Gradient ? gradients : others).push_back(candidate);
       largest = std::max(largest, candidate.bytes * candidate.moves);
     }
+    const Sum all_gradients = sum_of(gradients);
+    bool fitted = false;
     std::uint64_t before = 0;
     for (std::uint64_t room = 0; room <= sum_of(candidates).bytes; room += 7) {
       const Sum sum = sum_of(choose_residents(candidates, {room, no_limit}));
       ASSERT_LE(sum.bytes, room);
+      const bool fit = all_gradients.bytes <= room;  // then they are in any choice
+      if (fit && !fitted && sum.saved < before) {
+        ++gradients_first;
+        before = 0;
+      }
+      fitted = fit;
       ASSERT_GE(sum.saved, before);
       before = sum.saved;
-      const std::uint64_t best = best_by_brute_force(candidates, room);
+      const std::uint64_t best =
+          fit ? all_gradients.saved + best_by_brute_force(others, room - all_gradients.bytes)
+              : best_by_brute_force(candidates, room);
       ASSERT_LE(sum.saved, best);
       ASSERT_GE(sum.saved + largest, best);
     }
     EXPECT_EQ(choose_residents(candidates, {no_limit, no_limit}).size(), candidates.size());
   }
+  EXPECT_GT(gradients_first, 10u);
 }
 
 TEST(Residents, ElementsAreAnUpperBoundOfParametersAlone) {
@@ -100,11 +116,17 @@ TEST(Residents, WhatIsWorthMostComesFirstAndThenByKind) {
       {.kind = ResidentKind::Parameter, .unit = 1, .bytes = 1, .moves = 3},
       {.kind = ResidentKind::Parameter, .unit = 2, .bytes = 1, .moves = 4},
       {.kind = ResidentKind::Gradient, .unit = 3, .bytes = 1, .moves = 3},
-      {.kind = ResidentKind::Gradient, .unit = 4, .bytes = 1, .moves = 3}};
-  const auto residents = choose_residents(candidates, {no_limit, no_limit});
-  std::vector<std::uint32_t> units;
-  for (const Candidate& resident : residents) units.push_back(resident.unit);
-  EXPECT_EQ(units, (std::vector<std::uint32_t>{2, 3, 4, 1, 0}));
+      {.kind = ResidentKind::Gradient, .unit = 4, .bytes = 4, .moves = 3}};
+  const auto units = [&](std::uint64_t room) {
+    std::vector<std::uint32_t> chosen;
+    for (const auto& resident : choose_residents(candidates, {room, no_limit})) {
+      chosen.push_back(resident.unit);
+    }
+    return chosen;
+  };
+  EXPECT_EQ(units(4), (std::vector<std::uint32_t>{2, 3, 1, 0}));  // no room for all gradients
+  EXPECT_EQ(units(5), (std::vector<std::uint32_t>{3, 4}));
+  EXPECT_EQ(units(8), (std::vector<std::uint32_t>{3, 4, 2, 1, 0}));
 }
 
 TEST(Residents, EveryBeginningOfTheOrderIsSpreadEvenly) {
@@ -181,11 +203,10 @@ TEST(Residents, FetchesAreThoseOfAPrefetcherThatMovesBytes) {
       for (const std::uint64_t distance : {0u, 20'000u, 60'000u, 1'000'000u}) {
         SCOPED_TRACE("live " + std::to_string(live) + ", distance " + std::to_string(distance));
         const PrefetchLimits limits{50'000'000, live, distance};
-        const auto fetches =
-            fetches_of_a_pass(tiers.state->placement(), tiers.model.stages, limits);
+        const auto moves = moves_of_a_pass(tiers.state->placement(), tiers.model.stages, limits);
         std::uint64_t expected = 0;
-        for (std::size_t unit = 0; unit < fetches.size(); ++unit) {
-          expected += fetches[unit] * tiers.layout().units[unit].image * sizeof(float);
+        for (std::size_t unit = 0; unit < moves.size(); ++unit) {
+          expected += moves[unit].fetches * tiers.layout().units[unit].image * sizeof(float);
         }
         EXPECT_EQ(bytes_fetched(tiers, limits), expected);
       }
