@@ -49,10 +49,15 @@ class Missing(Exception):
 
 
 def estimate(options):
-    gib = size_of(options.size) / (1 << 30)
-    count = len(points(options)) * len(OPERATIONS) * options.disk_repeats
-    each = 3 * options.disk_seconds + (2 if options.disk_seconds else 6) * gib + 0.8
-    return f"about {max(1, round(count * each / 60))} minutes"
+    once = 0.7 * size_of(options.size) / (1 << 30)  # seconds over the file
+    timed = (options.disk_seconds or once) + once + 0.3
+    each = 3 * options.disk_repeats * timed
+    either = 0.0
+    if not options.without_deepspeed:  # the trials for the fastest settings, too
+        theirs = len(SETTINGS) + options.disk_repeats
+        either = (len(THREADS) + options.disk_repeats) * timed + theirs * once
+    seconds = len(points(options)) * (len(OPERATIONS) * each + 2 * either)
+    return f"about {max(1, round(seconds / 60))} minutes"
 
 
 def size_of(text):
@@ -235,12 +240,11 @@ def block_name(size):
 
 def evaluate(report, found, operation, block, depth):
     """Adds the results of one point; returns its row, and its row of CPU seconds per GB."""
-    rates, cpu, row = {}, {}, [operation, f"{block_name(block)} x {depth}"]
-    cpu_row = list(row)
+    rates, cpu, place = {}, {}, [operation, f"{block_name(block)} x {depth}"]
+    cells = []  # (of rates, of CPU time), of each column
     for name, repeats in found.items():
         if not repeats:
-            row.append("")
-            cpu_row.append("")
+            cells.append(("", ""))
             continue
         rates[name] = [moved / seconds / 1e9 for moved, seconds, _, _ in repeats]
         # A microsecond is the grain of that clock.
@@ -254,25 +258,22 @@ def evaluate(report, found, operation, block, depth):
             gb_per_s=summary(rates[name]),
             cpu_seconds_per_gb=summary(cpu[name]),
         )
-        row.append(spread(summary(rates[name])))
-        cpu_row.append(spread(summary(cpu[name]), 4))
+        cells.append((spread(summary(rates[name])), spread(summary(cpu[name]), 4)))
     for rival in RIVALS:
         if rival not in found:
             continue
         if not found[rival]:
-            row.append("")
-            cpu_row.append("")
+            cells.append(("", ""))
             continue
         mine = RIVALS[rival]
-        point, pair = f"{operation} {row[1]}", f"{CONTESTANTS[mine]} / {CONTESTANTS[rival]}"
-        quotient = paired_ratio(rates[mine], rates[rival])
-        report.ratio(f"{point}: GB/s, {pair}", quotient, RATE_AIMS[rival])
-        row.append(spread(quotient))
-        quotient = paired_ratio(cpu[mine], cpu[rival])
+        point, pair = " ".join(place), f"{CONTESTANTS[mine]} / {CONTESTANTS[rival]}"
+        rate = paired_ratio(rates[mine], rates[rival])
+        report.ratio(f"{point}: GB/s, {pair}", rate, RATE_AIMS[rival])
+        burnt = paired_ratio(cpu[mine], cpu[rival])
         aim = CPU_AIM if rival == "fio" else None
-        report.ratio(f"{point}: CPU seconds per GB, {pair}", quotient, aim)
-        cpu_row.append(spread(quotient))
-    return row, cpu_row
+        report.ratio(f"{point}: CPU seconds per GB, {pair}", burnt, aim)
+        cells.append((spread(rate), spread(burnt)))
+    return [*place, *(rate for rate, _ in cells)], [*place, *(burnt for _, burnt in cells)]
 
 
 def contestants_of(options, file, with_fio, deepspeed):
