@@ -56,7 +56,7 @@ def estimate(options):
     if not options.without_deepspeed:  # the trials for the fastest settings, too
         theirs = len(SETTINGS) + options.disk_repeats
         either = (len(THREADS) + options.disk_repeats) * timed + theirs * once
-    seconds = len(points(options)) * (len(OPERATIONS) * each + 2 * either)
+    seconds = len(options.points) * (len(OPERATIONS) * each + 2 * either)
     return f"about {max(1, round(seconds / 60))} minutes"
 
 
@@ -65,9 +65,9 @@ def size_of(text):
     return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
 
 
-def points(options):
-    """(block size, queue depth) of each point."""
-    pairs = [point.split("/") for point in options.points.split(",")]
+def points(text):
+    """(block size, queue depth) of each point of "128K/8,1M/32". Errors: ValueError."""
+    pairs = [point.split("/") for point in text.split(",")]
     return [(size_of(block), int(depth)) for block, depth in pairs]
 
 
@@ -301,7 +301,7 @@ def all_points(report, options, with_fio, deepspeed, file):
     rows, cpu_rows = [], []
     contestants = contestants_of(options, file, with_fio, deepspeed)
     for operation in OPERATIONS:
-        for block, depth in points(options):
+        for block, depth in options.points:
             found = measure(options, contestants, operation, block, depth)
             row, cpu_row = evaluate(report, found, operation, block, depth)
             rows.append(row)
@@ -320,7 +320,7 @@ def all_points(report, options, with_fio, deepspeed, file):
 def latency_table(report, options, deepspeed):
     """One request at a time: what a demand read costs."""
     rows = []
-    for block in dict.fromkeys(block for block, _ in points(options)):
+    for block in dict.fromkeys(block for block, _ in options.points):
         got = aio_bench(options, "io_uring", "read", block, 1)
         theirs = deepspeed.latencies(block)
         at = {key: theirs[int(len(theirs) * share)] for key, share in [("p50", 0.5), ("p99", 0.99)]}
@@ -332,7 +332,7 @@ def latency_table(report, options, deepspeed):
         )  # fmt: skip
     title = "Microseconds of a read that is alone, Artesian io_uring / DeepSpeed aio"
     report.table(title, ["block", "p50", "p99"], rows)
-    block, depth = max(points(options), key=lambda point: point[0] * point[1])
+    block, depth = max(options.points, key=lambda point: point[0] * point[1])
     report.note(
         f"peak memory: all of aio_bench, with {block * depth >> 20} MiB of buffers, "
         f"{memory_of_ours(options, block, depth)} MiB; DeepSpeed's handles, without Python and the "
@@ -369,7 +369,7 @@ def with_deepspeed(report, options, with_fio):
 
 
 def run(report, options, programs):
-    needed = max(-(-block * depth // HUGE_PAGE) for block, depth in points(options)) + 16
+    needed = max(-(-block * depth // HUGE_PAGE) for block, depth in options.points) + 16
     try:
         if options.without_fio:
             raise Missing("asked to leave it out")

@@ -10,8 +10,9 @@ import pathlib
 import signal
 import sys
 
+from disk import points
 from report import ROOT, Report, say
-from step_jobs import SETTLED, per_model
+from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
 PARTS = ["adam", "disk", "step", "bound", "plan", "ladder"]
 
@@ -25,9 +26,12 @@ def parse(arguments):
     add("--disk-repeats", type=int, default=5)
     add("--disk-seconds", type=int, default=2, help="disk: of each; 0: once over the file")
     add("--size", default="1GiB", help="disk and plan: bytes of the file")
-    add("--points", default="128K/8,128K/32,1M/8,1M/32,8M/8", help="disk: block size/queue depth")
-    add("--models", default="124m,355m", help="step: sizes, of 124m, 355m and tiny")
-    add("--contestants", default="", help="step: only these, by the names in the table")
+    add("--points", type=points, default="128K/8,128K/32,1M/8,1M/32,8M/8",
+        help="disk: block size/queue depth")  # fmt: skip
+    add("--models", type=some_of(MODELS), default="124m,355m",
+        help="step: sizes, of " + ", ".join(MODELS))  # fmt: skip
+    add("--contestants", type=some_of(CONTESTANTS), default="",
+        help="step: only these, of " + ", ".join(CONTESTANTS))  # fmt: skip
     add("--rounds", type=per_model, default="124m=2,355m=1", help="step: processes per contestant")
     add("--steps", type=per_model, default="124m=3,355m=5", help="step: measured steps of each")
     add("--warm-up", type=int, default=SETTLED, help="step: steps before those")

@@ -31,10 +31,9 @@ class Failed(Exception):
 
 def plan(options):
     """Model -> (rounds, warm-up, measured steps)."""
-    names = options.models.split(",")
     return {
         name: (options.rounds.get(name, 1), options.warm_up, options.steps.get(name, 5))
-        for name in names
+        for name in options.models
     }
 
 
@@ -197,8 +196,7 @@ def end(process):
 
 
 def chosen(options, environment):
-    asked = [name for name in options.contestants.split(",") if name]
-    names = asked or list(CONTESTANTS)
+    names = options.contestants or list(CONTESTANTS)
     return [n for n in names if environment or CONTESTANTS[n].kind != "deepspeed"]
 
 

@@ -1,5 +1,6 @@
 """Models, data and contestants of part `step`: who trains what with which configuration."""
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -76,6 +77,19 @@ def per_model(text):
     if text.isdigit():
         return dict.fromkeys(MODELS, int(text))
     return {name: int(value) for name, value in (item.split("=") for item in text.split(","))}
+
+
+def some_of(allowed):
+    """Names, of "one,another", or none of "". Errors: ArgumentTypeError, for argparse."""
+
+    def parse(text):
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"got {name}, allowed are {', '.join(allowed)}")
+        return names
+
+    return parse
 
 
 def largest_parameter(name):

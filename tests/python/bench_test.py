@@ -199,6 +199,21 @@ def test_rounds_are_of_each_model_or_one_number_for_all(capsys):
     assert "argument --rounds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words, what",
+    [
+        (["--contestants", "artesian_bf16,deepspeed"], "got deepspeed, allowed are artesian_fp32, "),
+        (["--models", "7b"], "got 7b, allowed are 124m, "),
+        (["--points", "1m/32"], "invalid points value: '1m/32'"),
+    ],
+)
+def test_names_that_are_not_known_are_told_with_those_that_are(capsys, words, what):
+    with pytest.raises(SystemExit) as refused:
+        run.parse(words)
+    assert refused.value.code == 2
+    assert f"argument {words[0]}: {what}" in capsys.readouterr().err
+
+
 def test_steps_of_a_log_are_checked_against_clock_and_kernel():
     def line(seconds, read):
         return {"step_s": seconds, "bytes": {"nvme_read": read, "nvme_write": read}}
