@@ -47,6 +47,7 @@ KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_roo
                          host_room);
 }
 
+/// What residents leave a step to do: whether gradients spill, then bytes to and from NVMe.
 using Cost = std::pair<bool, std::uint64_t>;
 
 class Planner {
@@ -70,7 +71,6 @@ class Planner {
     return std::move(plan_);
   }
 
-  /// What residents leave a step to do: whether gradients spill, then bytes to and from NVMe.
   Cost cost() const noexcept { return {spills_, movable_ - saved_}; }
   /// The largest host budget with a smaller ring, if what that leaves for residents might save
   /// more.
@@ -586,8 +586,7 @@ class Planner {
           break;
       }
     }
-    spills_ = std::any_of(plan_.units.begin(), plan_.units.end(),
-                          [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
+    spills_ = plan_.gradients_spill();
     note_residents(state, elements);
     set_aliases();
   }

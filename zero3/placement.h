@@ -113,6 +113,12 @@ struct Placement {
              (unit.grad == tiering::Tier::Device && !separate_device);
     });
   }
+  /// Whether some unit's gradients are on NVMe.
+  bool gradients_spill() const noexcept {
+    return std::any_of(units.begin(), units.end(), [](const UnitPlacement& unit) {
+      return unit.grad == tiering::Tier::Nvme;
+    });
+  }
   /// Whether the update needs the old parameters, too.
   bool update_reads_param(std::uint32_t unit) const noexcept {
     return units[unit].master != Master::Own;

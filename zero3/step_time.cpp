@@ -92,7 +92,7 @@ class Simulation {
   void one_step() {
     if (!reads_early()) begin_updates_left();
     last_backward_ = false;
-    norm_begin_ = Schedule::none;
+    norm_begun_ = false;
     const auto& events = request_.plan->events;
     const std::size_t last_backward = begin_of_last_backward();
     for (std::size_t index = 0; index < events.size(); ++index) {
@@ -247,7 +247,7 @@ class Simulation {
   /// To the host where it is apart, then the kernels; where they spill, in the ring.
   void gradients(const StepEvent& event) {
     const Moved& moved = event.moved.grad;
-    if (event.kind == Kind::Norm && norm_begin_ == Schedule::none) begin_norm();
+    if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
     const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
     const std::uint64_t bytes =
         event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
@@ -270,9 +270,10 @@ class Simulation {
 
   /// The host waits until all gradients are written.
   void begin_norm() {
-    norm_begin_ = schedule_.join({computed_, separate_ ? worked_ : Schedule::none});
-    for (const Task item : grad_items_) norm_begin_ = schedule_.join({norm_begin_, item});
-    (separate_ ? worked_ : computed_) = norm_begin_;
+    Task begin = schedule_.join({computed_, separate_ ? worked_ : Schedule::none});
+    for (const Task item : grad_items_) begin = schedule_.join({begin, item});
+    (separate_ ? worked_ : computed_) = begin;
+    norm_begun_ = true;
   }
 
   /// Sub-groups are read ahead as far as there are items, and written behind; a unit is not read
@@ -284,11 +285,7 @@ class Simulation {
     const auto part = [&](double seconds) { return seconds / static_cast<double>(count); };
     const double work =
         part(memory_seconds(touched) + checksum_seconds(moved.nvme_read + moved.nvme_write));
-    if (event.kind != Kind::Norm) {
-      given = schedule_.join({given, worked_, grad_written_[event.unit]});
-    } else if (moved.bus == 0) {
-      given = norm_begin_;  // reads go on across units
-    }
+    given = schedule_.join({given, worked_, grad_written_[event.unit]});
     std::vector<Task> reads;
     for (std::uint64_t index = 0; index < count; ++index) {
       for (; reads.size() < std::min<std::uint64_t>(count, index + depth);) {
@@ -433,7 +430,7 @@ class Simulation {
   Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
   std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
   std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
-  Task norm_begin_ = Schedule::none;  // of this step
+  bool norm_begun_ = false;           // of this step
   std::size_t grad_turn_ = 0;         // of these: taken so far
   std::vector<Item> items_;           // of the update under way: a step's own, the next one's
   std::size_t ahead_ = 0;             // of these: under a step's own backward

@@ -73,9 +73,7 @@ std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>
 std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
                                                           const std::vector<StageSpec>& stages) {
   const auto in_host = [&](std::uint32_t unit) { return placement.units[unit].grad == Tier::Host; };
-  const bool spills =
-      std::any_of(placement.units.begin(), placement.units.end(),
-                  [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
+  const bool spills = placement.gradients_spill();
   auto by_stage = last_in_backward(placement.layout, stages);
   for (auto& units : by_stage) {
     std::erase_if(units, [&](std::uint32_t unit) { return spills || !in_host(unit); });

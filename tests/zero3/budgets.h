@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 
 #include "zero3/placement.h"
 
@@ -34,11 +33,7 @@ inline std::uint64_t host_budget_for_gradients(const Module& module, const Confi
                             .device_bytes = std::uint64_t{1} << 40,
                             .split_master = split_master,
                             .spare_device = false},
-                           [](const Placement& placement) {
-                             return std::none_of(
-                                 placement.units.begin(), placement.units.end(),
-                                 [](const auto& unit) { return unit.grad == tiering::Tier::Nvme; });
-                           });
+                           [](const Placement& placement) { return !placement.gradients_spill(); });
 }
 
 }  // namespace artesian::zero3

@@ -102,11 +102,6 @@ std::vector<std::uint64_t> uses(const Case& given, const Placement& plan) {
   return count;
 }
 
-bool spills(const Placement& plan) {
-  return std::any_of(plan.units.begin(), plan.units.end(),
-                     [](const UnitPlacement& unit) { return unit.grad == Tier::Nvme; });
-}
-
 /// Whether the unit's table is looked up in the first stage, and computed with in the last.
 bool tied_table(const Case& given, const Placement& plan, std::uint32_t unit) {
   const auto& last = plan.layout.stages.back();
@@ -217,10 +212,11 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
       if (!plan.has_value()) continue;
       expect_within(given, *plan);
       const std::uint64_t bytes = nvme_traffic(given, *plan);
-      ASSERT_LE(spills(*plan), spilled) << "seed " << seed << ", host " << given.host;
+      const bool spills = plan->gradients_spill();
+      ASSERT_LE(spills, spilled) << "seed " << seed << ", host " << given.host;
       // Where all gradients first fit, they take the place of what would save more.
-      if (spilled && !spills(*plan)) before = ~std::uint64_t{0};
-      spilled = spills(*plan);
+      if (spilled && !spills) before = ~std::uint64_t{0};
+      spilled = spills;
       ASSERT_LE(bytes, before) << "seed " << seed << ", host " << given.host;
       if (first == 0) first = bytes;
       before = bytes;
@@ -367,7 +363,7 @@ TEST(Placement, GradientsSpillOnlyWhenHostMemoryLacks) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
   auto plan = given.place();
   ASSERT_TRUE(plan.has_value());
-  EXPECT_FALSE(spills(*plan));
+  EXPECT_FALSE(plan->gradients_spill());
   given.host = smallest(given, &Case::host);
   plan = given.place();
   ASSERT_TRUE(plan.has_value());
