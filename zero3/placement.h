@@ -115,9 +115,8 @@ struct Placement {
   }
   /// Whether some unit's gradients are on NVMe.
   bool gradients_spill() const noexcept {
-    return std::any_of(units.begin(), units.end(), [](const UnitPlacement& unit) {
-      return unit.grad == tiering::Tier::Nvme;
-    });
+    return std::any_of(units.begin(), units.end(),
+                       [](const UnitPlacement& unit) { return unit.grad == tiering::Tier::Nvme; });
   }
   /// Whether the update needs the old parameters, too.
   bool update_reads_param(std::uint32_t unit) const noexcept {

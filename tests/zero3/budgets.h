@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-
 #include "zero3/placement.h"
 
 namespace artesian::zero3 {
