@@ -468,20 +468,11 @@ class Planner {
 
   /// Fills `spare`; where gradients spill then, it is less by the buffer in which they are added.
   void keep_residents(std::uint64_t spare) {
-    const std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
-    const auto all = candidates();
-    const auto gradients = [](const std::vector<Candidate>& some) {
-      return std::count_if(some.begin(), some.end(), [](const Candidate& candidate) {
-        return candidate.kind == ResidentKind::Gradient;
-      });
-    };
-    auto residents = choose_residents(all, {spare, elements});
-    if (gradients(residents) != gradients(all)) {
-      plan_.grad_buffer_bytes = grad_buffer();
-      plan_.host_pool_bytes += plan_.grad_buffer_bytes;
-      residents = choose_residents(all, {spare - plan_.grad_buffer_bytes, elements});
-    }
-    keep(residents);
+    auto all = candidates();
+    if (gradient_bytes(all) > spare) plan_.grad_buffer_bytes = grad_buffer();
+    plan_.host_pool_bytes += plan_.grad_buffer_bytes;
+    keep(choose_residents(
+        std::move(all), {spare - plan_.grad_buffer_bytes, config_.zero.offload_param.max_in_cpu}));
   }
 
   std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }

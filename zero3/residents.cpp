@@ -7,17 +7,26 @@
 
 namespace artesian::zero3 {
 
+namespace {
+
+bool is_gradient(const Candidate& candidate) noexcept {
+  return candidate.kind == ResidentKind::Gradient;
+}
+
+}  // namespace
+
+std::uint64_t gradient_bytes(const std::vector<Candidate>& candidates) {
+  std::uint64_t bytes = 0;
+  for (const Candidate& each : candidates) bytes += is_gradient(each) ? each.bytes : 0;
+  return bytes;
+}
+
 std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, ResidentLimits limits) {
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) {
                      return a.moves != b.moves ? a.moves > b.moves : a.kind < b.kind;
                    });
-  const auto is_gradient = [](const Candidate& each) {
-    return each.kind == ResidentKind::Gradient;
-  };
-  std::uint64_t gradients = 0;
-  for (const Candidate& each : candidates) gradients += is_gradient(each) ? each.bytes : 0;
-  if (gradients <= limits.bytes) {
+  if (gradient_bytes(candidates) <= limits.bytes) {
     std::stable_partition(candidates.begin(), candidates.end(), is_gradient);
   }
   std::vector<Candidate> residents;

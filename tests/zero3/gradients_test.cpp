@@ -319,6 +319,7 @@ TEST_F(SpilledGradients, AreReadAheadWhereTheyAreAddedTo) {
   ASSERT_GT(sub_groups(unit), items);
   add(unit);
   EXPECT_EQ(engine_->reads_before_first_wait, items);
+  EXPECT_GE(gradients_->wait_seconds(), static_cast<double>(engine_->waited_ns) * (1e-9 - 1e-18));
 }
 
 TEST_F(SpilledGradients, AreWrittenBehindUntilTheirUnitIsReadAgain) {

@@ -1,7 +1,6 @@
 // Proves what choose_residents promises: never over a limit, all gradients if they fit, then most
 // worth first, more room never saves less but where they first do, and never worse than the best
-// choice by more than one candidate; that an order is
-// spread evenly; and that the fetches that are
+// choice by more than one candidate; that an order is spread evenly; and that the fetches that are
 // counted are about those of the Prefetcher, whose look-ahead costs a unit or two.
 #include "zero3/residents.h"
 
