@@ -53,6 +53,17 @@ std::vector<PathBytes> divide_over_paths(const MovedByKind& moved, std::span<con
   return bytes;
 }
 
+void Remainder::see(double seconds) {
+  seen_[count_ % seen_.size()] = seconds;
+  ++count_;
+}
+
+double Remainder::seconds() const {
+  if (count_ < 2) return 0.0;
+  const auto end = seen_.begin() + static_cast<std::ptrdiff_t>(std::min(count_, seen_.size()));
+  return *std::min_element(seen_.begin(), end);
+}
+
 void Prediction::begin_step(bool carries_update) {
   carries_update_ = carries_update;
   so_far_s_ = computed_s_ = disk_s_ = 0.0;
@@ -60,18 +71,21 @@ void Prediction::begin_step(bool carries_update) {
 
 /// Of what the disks need as probed.
 double Prediction::expected_seconds(bool updates, double probed_s) const {
-  const std::optional<double> own = (updates ? with_update_ : without_).share();
-  const std::optional<double> other = (updates ? without_ : with_update_).share();
+  const std::optional<double> own = (updates ? with_update_ : without_).rate.share();
+  const std::optional<double> other = (updates ? without_ : with_update_).rate.share();
   return probed_s / own.value_or(other.value_or(1.0));
 }
 
 /// The same phase of the next step is expected to take the longer of what was computed in it and of
-/// what its bytes take on the disks.
+/// what its bytes take on the disks, and what such phases take beyond that.
 void Prediction::end_phase(const PhaseUse& use) {
   const double computed = use.seconds - use.waited_s;
   const double probed = disk_seconds(disks_, use.bytes);
-  (use.updates ? with_update_ : without_).see(probed, use.seconds, use.waited_s);
-  so_far_s_ += std::max(computed, expected_seconds(use.updates, probed));
+  Kind& kind = use.updates ? with_update_ : without_;
+  kind.rate.see(probed, use.seconds, use.waited_s);
+  const double explained = std::max(computed, expected_seconds(use.updates, probed));
+  kind.remainder.see(std::max(0.0, use.seconds - explained));
+  so_far_s_ += explained + kind.remainder.seconds();
   computed_s_ += computed;
   disk_s_ += probed;
 }

@@ -3,10 +3,13 @@
 // forward that carries an update is one, what follows up to step() another. What bytes take goes by
 // the disks' speed as it was probed, until phases have told better (disk_rate.h): those that
 // complete an update about those, the others about the others, and either about both while the
-// other kind has told nothing. Pure: no clock, no disk, and nothing that a run computes depends on
-// it.
+// other kind has told nothing. What such a phase takes beyond both, mostly waits at its beginning
+// that nothing can hide, is expected again once it has come back. Pure: no clock, no disk, and
+// nothing that a run computes depends on it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <limits>
 #include <span>
 #include <vector>
@@ -39,6 +42,18 @@ struct PhaseUse {
   std::vector<tiering::PathBytes> bytes{};  // [folders]
 };
 
+/// What phases of a kind take beyond what explains them: what the last three have in common. One
+/// alone tells nothing.
+class Remainder {
+ public:
+  void see(double seconds);
+  double seconds() const;
+
+ private:
+  std::array<double, 3> seen_ = {};  // in turn
+  std::size_t count_ = 0;
+};
+
 class Prediction {
  public:
   Prediction() = default;
@@ -59,11 +74,15 @@ class Prediction {
   double disk_s() const noexcept { return disk_s_; }
 
  private:
+  struct Kind {  // of phases
+    DiskRate rate;
+    Remainder remainder;
+  };
   double expected_seconds(bool updates, double probed_s) const;
 
   std::vector<tiering::PathDisk> disks_;
-  DiskRate with_update_;  // in phases that complete one
-  DiskRate without_;
+  Kind with_update_;  // those that complete one
+  Kind without_;
   bool carries_update_ = false;
   double so_far_s_ = 0.0;  // of the next step, from the phases of this one
   double computed_s_ = 0.0;

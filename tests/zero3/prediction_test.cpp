@@ -1,7 +1,8 @@
 // Proves the prediction of a step on made-up disks and phases: folders of one disk add up, and
 // disks work side by side; a phase takes the longer of what was computed in it and of its bytes;
 // the first step's, which carried no update, gets one added; and a later one that carried none
-// leaves what is expected of those that do.
+// leaves what is expected of those that do. What phases take beyond that is expected once it has
+// come back.
 #include "zero3/prediction.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +75,8 @@ TEST(Prediction, NothingIsKnownBeforeTheFirstStep) {
 TEST(Prediction, APhaseTakesTheLongerOfItsWorkAndItsBytes) {
   Prediction prediction({disk});
   prediction.begin_step(true);
-  prediction.end_phase({.seconds = 5.0, .waited_s = 1.0, .bytes = {{2 * gb, gb}}});  // 4 and 2
+  prediction.end_phase(
+      {.updates = true, .seconds = 5.0, .waited_s = 1.0, .bytes = {{2 * gb, gb}}});  // 4 and 2
   prediction.end_phase({.seconds = 1.2, .waited_s = 0.7, .bytes = {{2 * gb, 0}}});   // 0.5 and 1
   EXPECT_DOUBLE_EQ(prediction.computed_s(), 4.5);
   EXPECT_DOUBLE_EQ(prediction.disk_s(), 3.0);
@@ -122,6 +124,28 @@ TEST(Prediction, ADiskThatIsWaitedForTellsItsSpeed) {
   const PhaseUse slower{
       .updates = true, .seconds = 9.0, .waited_s = 8.0, .bytes = {{4 * gb, 2 * gb}}};
   EXPECT_DOUBLE_EQ(next_after(prediction, slower, waiting), 8.0 + 2.5);
+}
+
+TEST(Prediction, AWaitThatComesBackIsExpectedAgain) {
+  Prediction prediction({disk});
+  const auto forward = [](double waited) {  // 3 computed, and 1 of disk
+    return PhaseUse{
+        .updates = true, .seconds = 3.0 + waited, .waited_s = waited, .bytes = {{2 * gb, 0}}};
+  };
+  const PhaseUse rest{.seconds = 2.0, .bytes = {{0, 0}}};
+  EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.75), rest), 5.0);  // it may be chance
+  EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.25), rest), 5.25);
+  EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.5), rest), 5.25);
+  EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.5), rest), 5.25);
+  EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.5), rest), 5.5);  // the second was long ago
+  EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.0), rest), 5.0);
+  // A phase that its bytes explain has nothing beyond them.
+  Prediction bound({disk});
+  const PhaseUse bytes{
+      .updates = true, .seconds = 4.0, .waited_s = 2.0, .bytes = {{4 * gb, 2 * gb}}};
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_DOUBLE_EQ(next_after(bound, bytes, rest), 6.0);
+  }
 }
 
 TEST(Prediction, TheFirstUpdateIsExpectedAtTheSpeedOfTheFirstStep) {
