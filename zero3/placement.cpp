@@ -52,7 +52,9 @@ using Cost = std::pair<bool, std::uint64_t>;
 
 class Planner {
  public:
-  explicit Planner(const PlacementRequest& request) : request_(request), config_(*request.config) {
+  /// `slots_ahead`: device memory has slots for all that is fetched ahead.
+  Planner(const PlacementRequest& request, bool slots_ahead)
+      : request_(request), config_(*request.config), slots_ahead_(slots_ahead) {
     plan_.param_dtype = config_.param_dtype;
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
@@ -147,6 +149,7 @@ class Planner {
   struct DeviceNeed {
     std::uint64_t fixed = 0;  // homes and persistent slots
     std::uint64_t stage = 0;  // slots of the stage that needs most
+    std::uint64_t next = 0;   // and of the one that needs most beside it
     std::uint64_t all = 0;    // slots of all units
     std::string largest_stage;
   };
@@ -159,16 +162,25 @@ class Planner {
       if (plan_.units[index].aliased) continue;
       (unit.persistent ? need.fixed : need.all) += slot_bytes(unit);
     }
-    for (std::size_t stage = 0; stage < plan_.layout.stages.size(); ++stage) {
+    std::vector<bool> taken(plan_.units.size(), false);
+    const auto slots_of_stage = [&](std::size_t stage) {
       std::uint64_t bytes = 0;
       for (const auto index : plan_.layout.stages[stage]) {
         const Unit& unit = plan_.layout.units[index];
-        if (!plan_.units[index].aliased && !unit.persistent) bytes += slot_bytes(unit);
+        const bool own = !plan_.units[index].aliased && !unit.persistent && !taken[index];
+        bytes += own ? slot_bytes(unit) : 0;
       }
-      if (bytes >= need.stage) {
-        need.stage = bytes;
-        need.largest_stage = (*request_.stages)[stage].name;
-      }
+      return bytes;
+    };
+    std::size_t largest = 0;
+    for (std::size_t stage = 0; stage < plan_.layout.stages.size(); ++stage) {
+      if (slots_of_stage(stage) >= slots_of_stage(largest)) largest = stage;
+    }
+    need.stage = slots_of_stage(largest);
+    need.largest_stage = (*request_.stages)[largest].name;
+    for (const auto index : plan_.layout.stages[largest]) taken[index] = true;
+    for (std::size_t stage = 0; stage < plan_.layout.stages.size(); ++stage) {
+      need.next = std::max(need.next, slots_of_stage(stage));
     }
     return need;
   }
@@ -199,26 +211,31 @@ class Planner {
     }
   }
 
-  /// Parameters meant for NVMe that device memory has room for beside the slots of the others have
-  /// their homes there, in order of first use: where a slot saves fetches, a home also saves what
-  /// the update reads and writes. The others keep slots for the stage that needs most and for what
-  /// is fetched ahead of it. Only where compute reads the home itself. Returns whether there are
+  /// Parameters meant for NVMe that device memory has room for beside slots have their homes there,
+  /// in order of first use: where a slot saves fetches, a home also saves what the update reads and
+  /// writes. Slots are left for the stage that needs most, for one beside it, and for what is
+  /// fetched ahead; where compute reads a home itself it takes none. Not where ranks share them,
+  /// nor on a separate device whose kernels would have to expand them. Returns whether there are
   /// any.
   bool keep_params_on_device(std::uint64_t room, const DeviceNeed& need) {
     const ZeroConfig& zero = config_.zero;
-    const bool own_slots = plan_.param_dtype != plan_.compute_dtype || plan_.sharding.param != 1;
     const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
-    if (own_slots || !meant_for_nvme || !request_.spare_device) return false;
-    const std::uint64_t ahead = slots_of(zero.prefetch_bucket_size, need.all);
-    std::uint64_t left = std::min(room - need.fixed, slots_of(zero.max_live_parameters, need.all));
-    if (left < need.all) left -= std::min(left, need.stage + ahead);
+    const bool expands = plan_.param_dtype != plan_.compute_dtype;
+    if (plan_.sharding.param != 1 || (expands && request_.separate_device)) return false;
+    if (!meant_for_nvme || !request_.spare_device) return false;
+    const std::uint64_t bucket = slots_ahead_ ? slots_of(zero.prefetch_bucket_size, need.all) : 0;
+    const std::uint64_t slots = std::min(need.all, need.stage + std::max(bucket, need.next));
+    std::uint64_t left = room - need.fixed;
+    if (!expands) left = std::min(left, slots_of(zero.max_live_parameters, need.all));
+    if (expands || left < need.all) left -= std::min(left, slots);
     std::uint64_t elements = 0;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       UnitPlacement& place = plan_.units[index];
       const Unit& unit = plan_.layout.units[index];
       const bool updated_there = request_.separate_device && place.optimizer == Tier::Device;
-      if (unit.persistent || updated_there || slot_bytes(unit) > left) continue;
-      left -= slot_bytes(unit);
+      const std::uint64_t bytes = plan_.param_bytes(static_cast<std::uint32_t>(index));
+      if (unit.persistent || updated_there || bytes > left) continue;
+      left -= bytes;
       elements += unit.numel;
       place.param = Tier::Device;
       place.master = master_of(place, /*param_on_device=*/true);
@@ -226,8 +243,9 @@ class Planner {
     if (elements == 0) return false;
     set_aliases();
     plan_.notes.push_back("artesian.device_memory: " + std::to_string(elements) +
-                          " elements of parameters stay on the device; a smaller budget, or "
-                          "stage3_max_live_parameters, puts more on NVMe");
+                          " elements of parameters stay on the device; a smaller budget" +
+                          (expands ? "" : ", or stage3_max_live_parameters,") +
+                          " puts more on NVMe");
     return true;
   }
 
@@ -655,6 +673,7 @@ class Planner {
 
   const PlacementRequest& request_;
   const Config& config_;
+  const bool slots_ahead_;
   Placement plan_;
   std::vector<UnitMoves> moves_;
   std::uint64_t movable_ = 0;  // bytes of a step, with everything that could be on NVMe there
@@ -678,20 +697,33 @@ struct Planned {
 
 /// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
 /// they would save less than below the leap, what was right there stays.
-Result<Planned> place_with_best_ring(const PlacementRequest& request) {
-  Planner planner(request);
+Result<Planned> place_with_best_ring(const PlacementRequest& request, bool slots_ahead) {
+  Planner planner(request, slots_ahead);
   ARTESIAN_TRY(placement, planner.run());
   Planned best{std::move(placement), planner.cost()};
   PlacementRequest less = request;
   for (auto budget = planner.budget_of_a_smaller_ring(); budget.has_value();) {
     less.host_bytes = *budget;
-    Planner below(less);
+    Planner below(less, slots_ahead);
     auto plan = below.run();
     if (!plan.has_value()) break;  // a ring cannot be smaller
     if (below.cost() < best.cost) best = {std::move(plan).value(), below.cost()};
     budget = below.budget_of_a_smaller_ring();
   }
   return best;
+}
+
+/// Slots for what is fetched ahead from NVMe are room for homes where nothing is.
+Result<Planned> place_with_best_slots(const PlacementRequest& request) {
+  auto homes = place_with_best_ring(request, /*slots_ahead=*/false);
+  if (homes.has_value()) {
+    const auto& units = homes->placement.units;
+    const bool fetches = std::any_of(units.begin(), units.end(), [](const UnitPlacement& unit) {
+      return unit.param == Tier::Nvme;
+    });
+    if (!fetches) return homes;
+  }
+  return place_with_best_ring(request, /*slots_ahead=*/true);
 }
 
 /// Whether the update fetches upper halves from NVMe although memory has most of the optimizer
@@ -717,11 +749,11 @@ bool fetches_halves_alone(const Placement& plan) noexcept {
 /// Split master weights take less memory and fewer bytes; but where host memory has the state and
 /// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
 Result<Placement> make_placement(const PlacementRequest& request) {
-  auto best = place_with_best_ring(request);
+  auto best = place_with_best_slots(request);
   if (best.has_value() && fetches_halves_alone(best->placement)) {
     PlacementRequest whole = request;
     whole.split_master = false;
-    auto other = place_with_best_ring(whole);
+    auto other = place_with_best_slots(whole);
     if (other.has_value() && other->cost < best->cost) return std::move(other->placement);
   }
   if (!best.has_value()) return std::move(best).error();

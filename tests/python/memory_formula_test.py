@@ -207,8 +207,14 @@ class Formula:
         kept = {name for name, size in sizes.items() if size <= shape.threshold}
         self.persistent = sum(sizes[name] for name in kept)
         self.units = self.list_units(kept)
-        streamed = [[size for name, size in stage if name not in kept] for stage in self.stages]
-        self.largest_stage = max(map(sum, streamed))
+        streamed = [
+            {name: size for name, size in stage if name not in kept} for stage in self.stages
+        ]
+        largest = max(streamed, key=lambda stage: sum(stage.values()))
+        self.largest_stage = sum(largest.values())
+        self.next_stage = max(
+            sum(size for name, size in stage.items() if name not in largest) for stage in streamed
+        )
         in_graph = [self.stages[0][1:], *self.stages[1:]]  # a look-up has no dense gradient
         self.largest_gradient = max(sum(size for _, size in stage) for stage in in_graph)
         width = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -217,7 +223,10 @@ class Formula:
         self.c = 4
         self.s = {"fp32": 8, "bf16": 10, "fp16": 12}[shape.dtype]
         self.spilled = self.in_host = self.state_in_host = self.inputs_on_nvme = 0
-        self.stay = self.stay_on_device()
+        self.stay = self.stay_on_device(0)
+        if self.parameters_on_nvme():  # then some are fetched ahead
+            self.stay = self.stay_on_device(PREFETCH_BUCKET)
+        self.terms = {}
 
     def list_units(self, kept):
         """(elements, persistent) in model order: a stage's streamed and its persistent parameters,
@@ -246,25 +255,35 @@ class Formula:
         homes += self.c * self.persistent if self.p != self.c else 0
         return homes + self.c * self.largest_gradient
 
-    def stay_on_device(self):
-        """Units whose parameters are meant for NVMe, and are in spare device memory."""
+    def stay_on_device(self, ahead):
+        """By unit, its elements whose parameters are meant for NVMe, and are in spare device
+        memory, beside slots for so many that are fetched ahead."""
         shape = self.shape
-        if shape.param != "nvme" or self.p != self.c:
-            return []
+        if shape.param != "nvme":
+            return [0] * len(self.units)
         streamed = self.c * (self.all - self.persistent)
-        left = min(shape.device * MIB - self.device_homes(), self.c * shape.live)
-        if left < streamed:
-            left -= self.c * (self.largest_stage + PREFETCH_BUCKET)
+        slots = min(streamed, self.c * (self.largest_stage + max(ahead, self.next_stage)))
+        left = shape.device * MIB - self.device_homes()
+        if self.p == self.c:
+            left = min(left, self.c * shape.live)
+        if self.p != self.c or left < streamed:
+            left -= slots
         units = []
         for size, stays in self.units:
-            if not stays and self.c * size <= left:
-                left -= self.c * size
-                units.append(size)
+            there = not stays and self.p * size <= left
+            left -= self.p * size if there else 0
+            units.append(size if there else 0)
         return units
+
+    def parameters_on_nvme(self):
+        self.host()
+        streamed = self.all - self.persistent - sum(self.stay)
+        return self.shape.param == "nvme" and self.in_host < self.p * streamed
 
     def device(self):
         shape = self.shape
-        streamed = self.all - self.persistent - sum(self.stay)
+        own = self.all - self.persistent  # what has slots of its own
+        own -= sum(self.stay) if self.p == self.c else 0
         on_device = shape.param == "none"
         need = self.add("device: parameters", self.p * (self.all if on_device else self.persistent))
         need += self.add("device: parameters meant for nvme", self.p * sum(self.stay))
@@ -273,7 +292,7 @@ class Formula:
         if self.p != self.c:
             need += self.add("device: gathered persistent", self.c * self.persistent)
         if self.p != self.c or shape.param == "nvme":
-            slots = self.c * min(streamed, shape.live + self.largest_stage)
+            slots = self.c * min(own, shape.live + self.largest_stage)
             need += self.add("device: gathered", slots)
         if self.p == self.c:
             need -= self.add("device: used in host memory", self.in_host)
@@ -300,7 +319,7 @@ class Formula:
     def worth(self):
         """How often a step moves a byte of each kind to or from NVMe, if it is there."""
         shape = self.shape
-        gathered = self.c * (self.all - self.persistent)
+        gathered = self.c * (self.all - self.persistent) + self.p * sum(self.stay)
         kept = shape.live >= self.all and self.device_homes() + gathered <= shape.device * MIB
         fetches = 0 if kept else 1  # in backward; forward is given what the update makes
         update = 1 if shape.dtype == "fp16" else 2
@@ -351,12 +370,16 @@ class Formula:
                 count = min(self.all_inputs(), (room - sum(there.values())) // self.input_bytes())
                 there[kind] = count * self.input_bytes()
                 continue
-            units = self.units  # unit by unit, in model order, each that still fits
+            # Unit by unit, in model order, each that still fits.
+            units = [
+                (size, stays or on_device)
+                for (size, stays), on_device in zip(self.units, self.stay)
+            ]
             if kind != "parameters":
                 units = units[:1] if kind == "tied gradient" else units[1:]
-            for size, stays in units:
+            for size, elsewhere in units:
                 width = self.p if kind == "parameters" else self.g
-                if kind == "parameters" and (stays or size in self.stay or size > left):
+                if kind == "parameters" and (elsewhere or size > left):
                     continue
                 if sum(there.values()) + width * size > room:
                     continue

@@ -146,7 +146,7 @@ TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
       EXPECT_EQ(figures.host.used(), placement->host_pool_bytes);
       EXPECT_EQ(figures.nvme.used(), placement->nvme_param_bytes + placement->nvme_optimizer_bytes);
       // The upper halves of master weights are not kept twice, where parameters are near enough.
-      const bool near = param == Offload::Cpu || (param == Offload::None && !gpu);
+      const bool near = param == Offload::Cpu || !gpu;
       EXPECT_EQ(figures.elements * (near ? 10 : 12) / mib, (figures.host.optimizer - 1) / mib);
     }
   }

@@ -248,6 +248,7 @@ TEST(Placement, MasterWeightsAreSplitWhereTheUpperHalvesAreAtHand) {
                      std::to_string(static_cast<int>(optimizer)) + (separate ? "s" : ""));
         Case given = make_case(DType::BFloat16, param, optimizer);
         given.separate = separate;
+        given.spare_device = false;
         given.config.zero.param_persistence_threshold = 0;
         const bool far = separate && param == Offload::None && optimizer != Offload::Nvme;
         // With host memory for all of the state, but for no parameters.
@@ -273,6 +274,7 @@ TEST(Placement, SplitOrWholeWhicheverMovesFewerBytes) {
   for (const Offload optimizer : {Offload::Cpu, Offload::Nvme}) {
     for (std::uint64_t seed = 0; seed < 300; ++seed) {
       Case given = make_case(DType::BFloat16, Offload::Nvme, optimizer);
+      given.spare_device = false;
       given.host = 100'000 + random_word(seed, 6, 0) % (2u << 20);
       given.config.zero.offload_param.max_in_cpu = random_word(seed, 6, 1) % 2 * 1'000'000;
       given.config.zero.max_reuse_distance = 0;  // nothing stays gathered: nvme_traffic() is exact
@@ -405,6 +407,7 @@ TEST(Placement, SpareHostMemoryHoldsMoreOptimizerStateThanWholeUnitsWould) {
 
 TEST(Placement, WhereEverythingFitsNothingIsOnNvmeAndThereIsNoRing) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.spare_device = false;
   given.config.zero.offload_param.max_in_cpu = 1'000'000'000;
   std::uint64_t all = 0;
   const auto roomy = given.place().value();
@@ -426,6 +429,7 @@ TEST(Placement, WhereEverythingFitsNothingIsOnNvmeAndThereIsNoRing) {
 
 TEST(Placement, WhatSavesMoreBytesForItsMemoryStaysInIt) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.spare_device = false;
   given.config.zero.param_persistence_threshold = 0;
   given.config.zero.offload_param.max_in_cpu = 1'000'000'000;
   std::uint64_t image = 0;
@@ -447,6 +451,7 @@ TEST(Placement, WhatSavesMoreBytesForItsMemoryStaysInIt) {
 
 TEST(Placement, MaxInCpuKeepsSoManyElementsInHostMemory) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.spare_device = false;
   given.config.zero.param_persistence_threshold = 0;
   for (const std::uint64_t elements : {0u, 9000u, 20000u, 1000000u}) {
     given.config.zero.offload_param.max_in_cpu = elements;
@@ -463,6 +468,7 @@ TEST(Placement, MaxInCpuKeepsSoManyElementsInHostMemory) {
 
 TEST(Placement, DeviceMemoryThatLiveParametersNeverUseIsNotTaken) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.spare_device = false;
   given.config.zero.param_persistence_threshold = 0;
   const auto pool_at = [&](std::uint64_t live) {
     given.config.zero.max_live_parameters = live;
@@ -497,10 +503,14 @@ std::uint64_t params_in(const Placement& plan, Tier tier) {
   return bytes;
 }
 
-/// More of it never puts more of them on NVMe, and leaves the others their slots.
+/// More of it never puts more of them on NVMe, and leaves slots for those that need some: the
+/// others, or all where compute has another dtype.
 TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
-  for (const bool separate : {false, true}) {
-    Case given = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
+  const std::vector<std::pair<DType, bool>> cases{
+      {DType::Float32, false}, {DType::Float32, true}, {DType::Float16, false}};
+  for (const auto& [dtype, separate] : cases) {
+    SCOPED_TRACE(std::string(dtype_name(dtype)) + (separate ? "s" : ""));
+    Case given = make_case(dtype, Offload::Nvme, Offload::Nvme);
     given.separate = separate;
     given.config.zero.param_persistence_threshold = 0;
     given.config.zero.prefetch_bucket_size = 4096;
@@ -509,6 +519,7 @@ TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
     const std::uint64_t stage = least.device_pool_bytes;
     const std::uint64_t all = params_in(least, Tier::Nvme);
     EXPECT_EQ(params_in(least, Tier::Device), 0u);
+    const bool expands = dtype != DType::Float32;
     std::uint64_t last = all;
     std::set<std::uint64_t> seen;
     for (; last != 0; given.device += 4096) {
@@ -519,12 +530,13 @@ TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
       ASSERT_LE(on_nvme, last);
       const std::uint64_t slots = plan.device_pool_bytes - plan.device_homes();
       if (on_nvme != 0 && on_nvme != all) {
-        EXPECT_GE(slots, std::min(on_nvme, stage + 4096 * 4));
+        EXPECT_GE(slots, std::min(expands ? 2 * all : on_nvme, stage + 4096 * 4));
         ASSERT_FALSE(plan.notes.empty());
         EXPECT_EQ(plan.notes[0].rfind("artesian.device_memory: ", 0), 0u) << plan.notes[0];
       }
       if (on_nvme == 0) {
-        EXPECT_EQ(slots, 0u);
+        EXPECT_EQ(slots > stage, expands);  // of one stage more
+        EXPECT_EQ(slots == 0, !expands);
       }
       seen.insert(last = on_nvme);
     }
@@ -553,7 +565,10 @@ TEST(Placement, ParametersStayOnTheDeviceOnlyAsFarAsTheyMay) {
   given.config.zero.offload_param.device = Offload::Cpu;
   EXPECT_EQ(there(), 0u);
   given.config.zero.offload_param.device = Offload::Nvme;
-  given.config.param_dtype = DType::Float16;  // computed in fp32: the home would not be the slot
+  given.config.param_dtype = DType::Float16;  // computed in fp32: slots are apart from homes
+  given.config.zero.max_live_parameters = 0;
+  EXPECT_GT(there(), 0u);
+  given.separate = true;
   EXPECT_EQ(there(), 0u);
 }
 

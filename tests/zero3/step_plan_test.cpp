@@ -83,6 +83,7 @@ class StepPlanTest : public Equality {
     auto engine = Engine::create(module, config,
                                  {.backend = device,
                                   .split_master = run[Masters] == 0,
+                                  .spare_device = spare_device,
                                   .share_under_backward = share_under_backward,
                                   .input_elements = input_elements(module)});
     EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
@@ -145,6 +146,7 @@ class StepPlanTest : public Equality {
 
   int compared = 0;
   bool together = false;  // all micro-batches of a step, layer by layer
+  bool spare_device = true;
   double share_under_backward = 0.0;
   std::ptrdiff_t under_backward = 0;  // units that were allowed to be updated there
 };
@@ -203,6 +205,7 @@ TEST_F(StepPlanTest, AllUnderBackwardIsTheClosedFormOfSixteen) {
   // 16 and 14 in all; but the look-up table is updated under forward, and not read by backward.
   Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, 0, 1};
   run[Masters] = 1;
+  spare_device = false;
   share_under_backward = 1.0;
   Config config = config_of(run);
   config.gradient_clipping = 0.0;
@@ -221,6 +224,7 @@ TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
   // An untied model, nothing gathered for longer: 4M read and 2 written per element of an image,
   // but for the look-up table's, which backward does not need, and for the first forward, which
   // takes what the update makes; 12 each of the optimizer's state.
+  spare_device = false;
   for (const int accumulation : {0, 1, 2}) {
     const Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 2, accumulation, 1};
     const Config config = steady(config_of(run));
@@ -243,6 +247,7 @@ TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
 TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
   // As above, in bf16: with nothing of the state in host memory 10 + 4M are read, of which the
   // optimizer reads 10 and the old parameters 2, and 12 are written; 14 with whole master weights.
+  spare_device = false;
   for (const int masters : {0, 1}) {
     for (const int accumulation : {0, 1, 2}) {
       Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, accumulation, 1};
@@ -258,7 +263,8 @@ TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
                                             .compute_dtype = DType::Float32,
                                             .device_bytes = *config.artesian.device_memory,
                                             .host_bytes = *config.artesian.host_memory,
-                                            .split_master = masters == 0})
+                                            .split_master = masters == 0,
+                                            .spare_device = false})
                                 .value();
       std::uint64_t elements = 0;
       for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
