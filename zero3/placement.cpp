@@ -52,9 +52,7 @@ using Cost = std::pair<bool, std::uint64_t>;
 
 class Planner {
  public:
-  /// `slots_ahead`: device memory has slots for all that is fetched ahead.
-  Planner(const PlacementRequest& request, bool slots_ahead)
-      : request_(request), config_(*request.config), slots_ahead_(slots_ahead) {
+  explicit Planner(const PlacementRequest& request) : request_(request), config_(*request.config) {
     plan_.param_dtype = config_.param_dtype;
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
@@ -213,21 +211,18 @@ class Planner {
 
   /// Parameters meant for NVMe that device memory has room for beside slots have their homes there,
   /// in order of first use: where a slot saves fetches, a home also saves what the update reads and
-  /// writes. Slots are left for the stage that needs most, for one beside it, and for what is
-  /// fetched ahead; where compute reads a home itself it takes none. Not where ranks share them,
-  /// nor on a separate device whose kernels would have to expand them. Returns whether there are
-  /// any.
+  /// writes. Slots are left for the stage that needs most, and for what is fetched ahead of it: one
+  /// stage more; where compute reads a home itself it takes none. Not where ranks share them, nor
+  /// on a separate device whose kernels would have to expand them. Returns whether there are any.
   bool keep_params_on_device(std::uint64_t room, const DeviceNeed& need) {
     const ZeroConfig& zero = config_.zero;
     const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
     const bool expands = plan_.param_dtype != plan_.compute_dtype;
     if (plan_.sharding.param != 1 || (expands && request_.separate_device)) return false;
     if (!meant_for_nvme || !request_.spare_device) return false;
-    const std::uint64_t bucket = slots_ahead_ ? slots_of(zero.prefetch_bucket_size, need.all) : 0;
-    const std::uint64_t slots = std::min(need.all, need.stage + std::max(bucket, need.next));
     std::uint64_t left = room - need.fixed;
     if (!expands) left = std::min(left, slots_of(zero.max_live_parameters, need.all));
-    if (expands || left < need.all) left -= std::min(left, slots);
+    if (expands || left < need.all) left -= std::min(left, need.stage + need.next);
     std::uint64_t elements = 0;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       UnitPlacement& place = plan_.units[index];
@@ -673,7 +668,6 @@ class Planner {
 
   const PlacementRequest& request_;
   const Config& config_;
-  const bool slots_ahead_;
   Placement plan_;
   std::vector<UnitMoves> moves_;
   std::uint64_t movable_ = 0;  // bytes of a step, with everything that could be on NVMe there
@@ -697,33 +691,20 @@ struct Planned {
 
 /// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
 /// they would save less than below the leap, what was right there stays.
-Result<Planned> place_with_best_ring(const PlacementRequest& request, bool slots_ahead) {
-  Planner planner(request, slots_ahead);
+Result<Planned> place_with_best_ring(const PlacementRequest& request) {
+  Planner planner(request);
   ARTESIAN_TRY(placement, planner.run());
   Planned best{std::move(placement), planner.cost()};
   PlacementRequest less = request;
   for (auto budget = planner.budget_of_a_smaller_ring(); budget.has_value();) {
     less.host_bytes = *budget;
-    Planner below(less, slots_ahead);
+    Planner below(less);
     auto plan = below.run();
     if (!plan.has_value()) break;  // a ring cannot be smaller
     if (below.cost() < best.cost) best = {std::move(plan).value(), below.cost()};
     budget = below.budget_of_a_smaller_ring();
   }
   return best;
-}
-
-/// Slots for what is fetched ahead from NVMe are room for homes where nothing is.
-Result<Planned> place_with_best_slots(const PlacementRequest& request) {
-  auto homes = place_with_best_ring(request, /*slots_ahead=*/false);
-  if (homes.has_value()) {
-    const auto& units = homes->placement.units;
-    const bool fetches = std::any_of(units.begin(), units.end(), [](const UnitPlacement& unit) {
-      return unit.param == Tier::Nvme;
-    });
-    if (!fetches) return homes;
-  }
-  return place_with_best_ring(request, /*slots_ahead=*/true);
 }
 
 /// Whether the update fetches upper halves from NVMe although memory has most of the optimizer
@@ -749,11 +730,11 @@ bool fetches_halves_alone(const Placement& plan) noexcept {
 /// Split master weights take less memory and fewer bytes; but where host memory has the state and
 /// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
 Result<Placement> make_placement(const PlacementRequest& request) {
-  auto best = place_with_best_slots(request);
+  auto best = place_with_best_ring(request);
   if (best.has_value() && fetches_halves_alone(best->placement)) {
     PlacementRequest whole = request;
     whole.split_master = false;
-    auto other = place_with_best_slots(whole);
+    auto other = place_with_best_ring(whole);
     if (other.has_value() && other->cost < best->cost) return std::move(other->placement);
   }
   if (!best.has_value()) return std::move(best).error();

@@ -23,7 +23,6 @@ TIER_MARGIN = 16 * MIB
 PROCESS_MARGIN = 64 * MIB
 STEPS = 2
 POSITIONS = 256
-PREFETCH_BUCKET = 50_000_000  # elements
 
 
 @dataclasses.dataclass
@@ -223,10 +222,7 @@ class Formula:
         self.c = 4
         self.s = {"fp32": 8, "bf16": 10, "fp16": 12}[shape.dtype]
         self.spilled = self.in_host = self.state_in_host = self.inputs_on_nvme = 0
-        self.stay = self.stay_on_device(0)
-        if self.parameters_on_nvme():  # then some are fetched ahead
-            self.stay = self.stay_on_device(PREFETCH_BUCKET)
-        self.terms = {}
+        self.stay = self.stay_on_device()
 
     def list_units(self, kept):
         """(elements, persistent) in model order: a stage's streamed and its persistent parameters,
@@ -255,30 +251,24 @@ class Formula:
         homes += self.c * self.persistent if self.p != self.c else 0
         return homes + self.c * self.largest_gradient
 
-    def stay_on_device(self, ahead):
+    def stay_on_device(self):
         """By unit, its elements whose parameters are meant for NVMe, and are in spare device
-        memory, beside slots for so many that are fetched ahead."""
+        memory."""
         shape = self.shape
         if shape.param != "nvme":
             return [0] * len(self.units)
         streamed = self.c * (self.all - self.persistent)
-        slots = min(streamed, self.c * (self.largest_stage + max(ahead, self.next_stage)))
         left = shape.device * MIB - self.device_homes()
         if self.p == self.c:
             left = min(left, self.c * shape.live)
         if self.p != self.c or left < streamed:
-            left -= slots
+            left -= self.c * (self.largest_stage + self.next_stage)
         units = []
         for size, stays in self.units:
             there = not stays and self.p * size <= left
             left -= self.p * size if there else 0
             units.append(size if there else 0)
         return units
-
-    def parameters_on_nvme(self):
-        self.host()
-        streamed = self.all - self.persistent - sum(self.stay)
-        return self.shape.param == "nvme" and self.in_host < self.p * streamed
 
     def device(self):
         shape = self.shape
