@@ -707,6 +707,18 @@ Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   return best;
 }
 
+/// Homes in spare device memory that compute cannot read itself take room in which parameters could
+/// stay gathered: only where that saves bytes.
+Result<Planned> place_with_best_homes(const PlacementRequest& request) {
+  auto best = place_with_best_ring(request);
+  const bool expands = request.config->param_dtype != request.compute_dtype;
+  if (!best.has_value() || !request.spare_device || !expands || request.ranks != 1) return best;
+  PlacementRequest without = request;
+  without.spare_device = false;
+  auto other = place_with_best_ring(without);
+  return other.has_value() && !(best->cost < other->cost) ? std::move(other) : std::move(best);
+}
+
 /// Whether the update fetches upper halves from NVMe although memory has most of the optimizer
 /// state. As long as it has not, there is better use for the room that splitting leaves.
 bool fetches_halves_alone(const Placement& plan) noexcept {
@@ -730,11 +742,11 @@ bool fetches_halves_alone(const Placement& plan) noexcept {
 /// Split master weights take less memory and fewer bytes; but where host memory has the state and
 /// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
 Result<Placement> make_placement(const PlacementRequest& request) {
-  auto best = place_with_best_ring(request);
+  auto best = place_with_best_homes(request);
   if (best.has_value() && fetches_halves_alone(best->placement)) {
     PlacementRequest whole = request;
     whole.split_master = false;
-    auto other = place_with_best_ring(whole);
+    auto other = place_with_best_homes(whole);
     if (other.has_value() && other->cost < best->cost) return std::move(other->placement);
   }
   if (!best.has_value()) return std::move(best).error();

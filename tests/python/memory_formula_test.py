@@ -222,7 +222,9 @@ class Formula:
         self.c = 4
         self.s = {"fp32": 8, "bf16": 10, "fp16": 12}[shape.dtype]
         self.spilled = self.in_host = self.state_in_host = self.inputs_on_nvme = 0
-        self.stay = self.stay_on_device()
+        self.stay = [0] * len(self.units)
+        if self.p == self.c or self.something_on_nvme():
+            self.stay = self.stay_on_device()
 
     def list_units(self, kept):
         """(elements, persistent) in model order: a stage's streamed and its persistent parameters,
@@ -269,6 +271,12 @@ class Formula:
             left -= self.p * size if there else 0
             units.append(size if there else 0)
         return units
+
+    def something_on_nvme(self):
+        self.host()
+        found = any(self.swap())
+        self.terms = {}
+        return found
 
     def device(self):
         shape = self.shape

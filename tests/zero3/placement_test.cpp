@@ -572,6 +572,18 @@ TEST(Placement, ParametersStayOnTheDeviceOnlyAsFarAsTheyMay) {
   EXPECT_EQ(there(), 0u);
 }
 
+/// Compute expands what it needs: homes on the device would only take the room of slots.
+TEST(Placement, WhereHostMemoryHasEverythingParametersHaveTheirHomesThere) {
+  Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.config.zero.param_persistence_threshold = 0;
+  given.config.zero.offload_param.max_in_cpu = 1'000'000'000;
+  const Placement roomy = given.place().value();
+  EXPECT_EQ(params_in(roomy, Tier::Device), 0u);
+  EXPECT_EQ(roomy.nvme_param_bytes + roomy.nvme_optimizer_bytes, 0u);
+  given.host = roomy.host_pool_bytes - 1;
+  EXPECT_GT(params_in(given.place().value(), Tier::Device), 0u);
+}
+
 TEST(Placement, PersistenceIsCutToTheBudgetWithANote) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
   given.config.zero.param_persistence_threshold = 0;
