@@ -92,7 +92,7 @@ def make_config(tmp_path, offload="nvme", accumulation=1, optimizer=None, **chan
             "offload_optimizer": dict(place),
         },
         "artesian": {
-            "device_memory": "16MiB",
+            "device_memory": "512KiB" if offload == "nvme" else "16MiB",
             "host_memory": "1MiB" if offload == "nvme" else "32MiB",
             "compute_dtype": "fp32",
         },

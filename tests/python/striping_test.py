@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not ARTESIAN.exists(), reason=f"{ARTESIAN} is no
 KEY = "zero_optimization.offload_param.nvme_path"
 
 
-def over(place, *folders, optimizer=None, text=False, **zero):  # noqa: F811
+def over(place, *folders, optimizer=None, text=False, device="16MiB", **zero):  # noqa: F811
     """A config whose state is divided over these folders, in stripes of 16 KiB."""
 
     def change(config):
@@ -30,6 +30,7 @@ def over(place, *folders, optimizer=None, text=False, **zero):  # noqa: F811
         sections["offload_param"]["max_in_cpu"] = 0
         sections.update(zero)
         config["aio"] = {"block_size": 16384}
+        config["artesian"]["device_memory"] = device
 
     return place.write_config(change)
 
@@ -64,7 +65,9 @@ def test_the_number_of_folders_changes_no_bit(place):  # noqa: F811
 
 def test_the_log_says_what_each_step_moved_through_each_folder(place):  # noqa: F811
     one, two, three = made(place, "one", "two", "three")
-    config = over(place, one, optimizer=[two, three], stage3_param_persistence_threshold=0)
+    config = over(
+        place, one, optimizer=[two, three], device="128KiB", stage3_param_persistence_threshold=0
+    )
     steps = place.trained(config=config, steps=4)
     for step in steps:
         paths = step["bytes"]["paths"]

@@ -204,6 +204,7 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
     given.config.zero.offload_param.max_in_cpu = draw(5) % 3 * 20'000;
     given.config.zero.offload_optimizer.buffer_count = 1 + draw(6) % 5;
     given.config.accumulation_steps = 1 + draw(7) % 3;
+    given.spare_device = draw(8) % 2 == 0;
     std::uint64_t before = ~std::uint64_t{0};
     std::uint64_t first = 0;
     bool spilled = true;
@@ -223,6 +224,35 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
     }
     if (optimizer == Offload::Nvme) {
       EXPECT_LT(before, first / 2) << "seed " << seed;
+    }
+  }
+}
+
+TEST_P(PlacementOf, MoreDeviceMemoryNeverMeansMoreBytesToAndFromNvme) {
+  const auto [dtype, param, optimizer, separate] = GetParam();
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    const auto draw = [&](std::uint64_t index) { return random_word(seed, 7, index); };
+    Case given = make_case(dtype, param, optimizer);
+    given.separate = separate;
+    given.config.zero.max_reuse_distance = 0;  // nothing stays gathered: nvme_traffic() is exact
+    given.config.zero.max_live_parameters = 0;
+    given.config.zero.param_persistence_threshold = 0;
+    given.config.zero.sub_group_size = 2048 + draw(0) % 20000;
+    given.config.zero.offload_param.max_in_cpu = draw(1) % 3 * 20'000;
+    given.host = smallest(given, &Case::host) + draw(2) % (1u << 20);
+    const std::uint64_t least = smallest(given, &Case::device);
+    std::uint64_t before = ~std::uint64_t{0};
+    bool spilled = true;
+    for (given.device = least; given.device < least + (1u << 20); given.device += 16384) {
+      const Placement plan = given.place().value();
+      expect_within(given, plan);
+      const bool spills = plan.gradients_spill();
+      ASSERT_LE(spills, spilled) << "seed " << seed << ", device " << given.device;
+      if (spilled && !spills) before = ~std::uint64_t{0};  // as above
+      spilled = spills;
+      const std::uint64_t bytes = nvme_traffic(given, plan);
+      ASSERT_LE(bytes, before) << "seed " << seed << ", device " << given.device;
+      before = bytes;
     }
   }
 }
