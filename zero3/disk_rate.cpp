@@ -13,14 +13,13 @@ constexpr double share_min = 0.25;   // of the probed speed
 void DiskRate::see(double probed_s, double taken_s, double waited_s) {
   const bool waits = taken_s > 0.0 && waited_s >= waited_min * taken_s;
   if (!waits || probed_s < share_min * taken_s) return;
-  seen_[count_ % seen_.size()] = probed_s / taken_s;
-  ++count_;
+  seen_.add(probed_s / taken_s);
 }
 
 std::optional<double> DiskRate::share() const {
-  if (count_ == 0) return {};
-  const auto end = seen_.begin() + static_cast<std::ptrdiff_t>(std::min(count_, seen_.size()));
-  return *std::max_element(seen_.begin(), end);
+  const auto seen = seen_.all();
+  if (seen.empty()) return {};
+  return *std::max_element(seen.begin(), seen.end());
 }
 
 }  // namespace artesian::zero3

@@ -12,9 +12,9 @@
 // Pure: no clock, no disk.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <optional>
+
+#include "zero3/last_values.h"
 
 namespace artesian::zero3 {
 
@@ -26,8 +26,7 @@ class DiskRate {
   std::optional<double> share() const;
 
  private:
-  std::array<double, 8> seen_ = {};  // the last ones, in turn
-  std::size_t count_ = 0;
+  LastValues<8> seen_;
 };
 
 }  // namespace artesian::zero3

@@ -172,9 +172,11 @@ class Planner {
     };
     std::size_t largest = 0;
     for (std::size_t stage = 0; stage < plan_.layout.stages.size(); ++stage) {
-      if (slots_of_stage(stage) >= slots_of_stage(largest)) largest = stage;
+      const std::uint64_t bytes = slots_of_stage(stage);
+      if (bytes < need.stage) continue;
+      need.stage = bytes;
+      largest = stage;
     }
-    need.stage = slots_of_stage(largest);
     need.largest_stage = (*request_.stages)[largest].name;
     for (const auto index : plan_.layout.stages[largest]) taken[index] = true;
     for (std::size_t stage = 0; stage < plan_.layout.stages.size(); ++stage) {
@@ -707,12 +709,21 @@ Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   return best;
 }
 
-/// Homes in spare device memory that compute cannot read itself take room in which parameters could
-/// stay gathered: only where that saves bytes.
+/// Whether spare device memory has homes that compute does not read itself.
+bool expands_homes(const PlacementRequest& request, const Placement& plan) noexcept {
+  if (request.config->zero.offload_param.device != Offload::Nvme) return false;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    const UnitPlacement& place = plan.units[unit];
+    const bool spare = place.param == Tier::Device && !plan.layout.units[unit].persistent;
+    if (spare && !place.aliased) return true;
+  }
+  return false;
+}
+
+/// These take room in which parameters could stay gathered: only where that saves bytes.
 Result<Planned> place_with_best_homes(const PlacementRequest& request) {
   auto best = place_with_best_ring(request);
-  const bool expands = request.config->param_dtype != request.compute_dtype;
-  if (!best.has_value() || !request.spare_device || !expands || request.ranks != 1) return best;
+  if (!best.has_value() || !expands_homes(request, best->placement)) return best;
   PlacementRequest without = request;
   without.spare_device = false;
   auto other = place_with_best_ring(without);

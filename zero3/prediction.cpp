@@ -19,6 +19,11 @@ double seconds_for(std::uint64_t bytes, double bytes_per_s) {
   return bytes_per_s > 0.0 ? static_cast<double>(bytes) / bytes_per_s : 0.0;
 }
 
+/// One alone tells nothing.
+double in_common(std::span<const double> seconds) {
+  return seconds.size() < 2 ? 0.0 : *std::min_element(seconds.begin(), seconds.end());
+}
+
 std::uint64_t part_of(std::uint64_t bytes, double share) {
   return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * share));
 }
@@ -53,17 +58,6 @@ std::vector<PathBytes> divide_over_paths(const MovedByKind& moved, std::span<con
   return bytes;
 }
 
-void Remainder::see(double seconds) {
-  seen_[count_ % seen_.size()] = seconds;
-  ++count_;
-}
-
-double Remainder::seconds() const {
-  if (count_ < 2) return 0.0;
-  const auto end = seen_.begin() + static_cast<std::ptrdiff_t>(std::min(count_, seen_.size()));
-  return *std::min_element(seen_.begin(), end);
-}
-
 void Prediction::begin_step(bool carries_update) {
   carries_update_ = carries_update;
   so_far_s_ = computed_s_ = disk_s_ = 0.0;
@@ -84,8 +78,8 @@ void Prediction::end_phase(const PhaseUse& use) {
   Kind& kind = use.updates ? with_update_ : without_;
   kind.rate.see(probed, use.seconds, use.waited_s);
   const double explained = std::max(computed, expected_seconds(use.updates, probed));
-  kind.remainder.see(std::max(0.0, use.seconds - explained));
-  so_far_s_ += explained + kind.remainder.seconds();
+  kind.beyond.add(std::max(0.0, use.seconds - explained));
+  so_far_s_ += explained + in_common(kind.beyond.all());
   computed_s_ += computed;
   disk_s_ += probed;
 }

@@ -8,8 +8,6 @@
 // nothing that a run computes depends on it.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <limits>
 #include <span>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "tiering/stripe.h"
 #include "tiering/tier_store.h"
 #include "zero3/disk_rate.h"
+#include "zero3/last_values.h"
 #include "zero3/step_plan.h"
 
 namespace artesian::zero3 {
@@ -42,18 +41,6 @@ struct PhaseUse {
   std::vector<tiering::PathBytes> bytes{};  // [folders]
 };
 
-/// What phases of a kind take beyond what explains them: what the last three have in common. One
-/// alone tells nothing.
-class Remainder {
- public:
-  void see(double seconds);
-  double seconds() const;
-
- private:
-  std::array<double, 3> seen_ = {};  // in turn
-  std::size_t count_ = 0;
-};
-
 class Prediction {
  public:
   Prediction() = default;
@@ -76,7 +63,7 @@ class Prediction {
  private:
   struct Kind {  // of phases
     DiskRate rate;
-    Remainder remainder;
+    LastValues<3> beyond;  // seconds that neither computing nor their bytes explain
   };
   double expected_seconds(bool updates, double probed_s) const;
 

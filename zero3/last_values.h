@@ -1,0 +1,24 @@
+// LastValues: the last few of a series of figures, for who judges by them. Pure.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+
+namespace artesian::zero3 {
+
+template <std::size_t count_max>
+class LastValues {
+ public:
+  /// Takes the place of the oldest, where there are as many already.
+  void add(double value) { values_[count_++ % count_max] = value; }
+  /// In no particular order.
+  std::span<const double> all() const { return {values_.data(), std::min(count_, count_max)}; }
+
+ private:
+  std::array<double, count_max> values_ = {};
+  std::size_t count_ = 0;  // of the series
+};
+
+}  // namespace artesian::zero3
