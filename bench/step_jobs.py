@@ -73,10 +73,13 @@ RIVALS = {
 
 
 def per_model(text):
-    """Model -> number, of "124m=2,355m=1", or of one number for all. Errors: ValueError."""
+    """Model -> number, of "124m=2,355m=1", or of one number for all. Errors: ValueError and
+    ArgumentTypeError, for argparse."""
     if text.isdigit():
         return dict.fromkeys(MODELS, int(text))
-    return {name: int(value) for name, value in (item.split("=") for item in text.split(","))}
+    numbers = dict(item.split("=") for item in text.split(","))
+    some_of(MODELS)(",".join(numbers))
+    return {name: int(number) for name, number in numbers.items()}
 
 
 def some_of(allowed):

@@ -204,6 +204,7 @@ def test_rounds_are_of_each_model_or_one_number_for_all(capsys):
     [
         (["--contestants", "artesian_bf16,deepspeed"], "got deepspeed, allowed are artesian_fp32"),
         (["--models", "7b"], "got 7b, allowed are 124m"),
+        (["--rounds", "124m=1,7b=2"], "got 7b, allowed are 124m"),
         (["--points", "1m/32"], "invalid points value: '1m/32'"),
     ],
 )
