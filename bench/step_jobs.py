@@ -77,9 +77,16 @@ def per_model(text):
     ArgumentTypeError, for argparse."""
     if text.isdigit():
         return dict.fromkeys(MODELS, int(text))
-    numbers = dict(item.split("=") for item in text.split(","))
-    some_of(MODELS)(",".join(numbers))
-    return {name: int(number) for name, number in numbers.items()}
+    items = (item.split("=") for item in text.split(","))
+    numbers = {name.strip(): int(number) for name, number in items}
+    expect_known(numbers, MODELS)
+    return numbers
+
+
+def expect_known(names, allowed):
+    for name in names:
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"got {name}, allowed are {', '.join(allowed)}")
 
 
 def some_of(allowed):
@@ -87,9 +94,7 @@ def some_of(allowed):
 
     def parse(text):
         names = [name.strip() for name in text.split(",") if name.strip()]
-        for name in names:
-            if name not in allowed:
-                raise argparse.ArgumentTypeError(f"got {name}, allowed are {', '.join(allowed)}")
+        expect_known(names, allowed)
         return names
 
     return parse

@@ -193,6 +193,7 @@ def test_two_rounds_give_everybody_the_same_mean_place():
 def test_rounds_are_of_each_model_or_one_number_for_all(capsys):
     assert run.parse(["--rounds", "124m=2,355m=1"]).rounds == {"124m": 2, "355m": 1}
     assert run.parse(["--rounds", "3"]).rounds["355m"] == 3
+    assert run.parse(["--rounds", "124m=1, 355m=2"]).rounds == {"124m": 1, "355m": 2}
     with pytest.raises(SystemExit) as refused:
         run.parse(["--rounds", "some"])
     assert refused.value.code == 2
