@@ -42,7 +42,7 @@ def rungs(name):
     yield "gradients stay in host memory", found, slots
     found = {"host_memory": step_jobs.MODELS[name][4]}
     yield "host memory keeps what saves most", found, slots
-    yield "device memory keeps parameters", found, serial
+    yield "device memory keeps parameters and state", found, serial
     yield "update under the next forward", found, serial[1:]
     yield "micro-batches layer by layer", found, ["forward-alone", "whole-master"]
     yield "split master weights", found, ["forward-alone"]

@@ -86,6 +86,11 @@ void ParameterList::zero_row(std::int64_t row) {
   specs_.back().zero_row = static_cast<std::uint64_t>(row);
 }
 
+void ParameterList::tiled() {
+  ARTESIAN_CHECK(!specs_.empty());
+  specs_.back().tiled = true;
+}
+
 std::vector<zero3::StageSpec> decoder_stages(const DecoderShape& shape) {
   std::vector<zero3::StageSpec> stages;
   std::uint32_t next = 0;

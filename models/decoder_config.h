@@ -32,6 +32,8 @@ class ParameterList {
   void ones(std::string name, std::int64_t count);
   /// Row `row` of the matrix listed last starts as zeros.
   void zero_row(std::int64_t row);
+  /// The matrix listed last is the head's: it works on it in tiles (linear_cross_entropy.h).
+  void tiled();
   std::vector<zero3::ParameterSpec> take() { return std::move(specs_); }
 
  private:

@@ -50,6 +50,7 @@ std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config) {
     list.zeros(name + ".bias", hidden);
   };
   list.matrix("wte.weight", config.vocab_size, hidden, deviation);
+  if (config.tie_word_embeddings) list.tiled();
   list.matrix("wpe.weight", config.positions, hidden, deviation);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     const std::string block = "h." + std::to_string(layer) + ".";
@@ -67,6 +68,7 @@ std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config) {
   layer_norm("ln_f");
   if (!config.tie_word_embeddings) {
     list.matrix("lm_head.weight", config.vocab_size, hidden, deviation);
+    list.tiled();
   }
   return list.take();
 }

@@ -77,6 +77,7 @@ std::vector<zero3::ParameterSpec> llama_parameters(const LlamaConfig& config) {
   const std::int64_t keys = config.key_value_heads * config.head;
   list.matrix("embed_tokens.weight", config.vocab_size, hidden, config.initializer_range);
   if (config.padding.has_value()) list.zero_row(*config.padding);
+  if (config.tie_word_embeddings) list.tiled();
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     const std::string block = "layers." + std::to_string(layer) + ".";
     list.ones(block + "input_layernorm.weight", hidden);
@@ -90,7 +91,10 @@ std::vector<zero3::ParameterSpec> llama_parameters(const LlamaConfig& config) {
     linear(block + "mlp.down_proj", hidden, config.inner, config.mlp_bias);
   }
   list.ones("norm.weight", hidden);
-  if (!config.tie_word_embeddings) linear("lm_head", config.vocab_size, hidden, false);
+  if (!config.tie_word_embeddings) {
+    linear("lm_head", config.vocab_size, hidden, false);
+    list.tiled();
+  }
   return list.take();
 }
 

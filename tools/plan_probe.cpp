@@ -39,12 +39,20 @@ struct StageTime {
   double backward = 0.0;
 };
 
+/// Gradients that come in parts go nowhere: to round them is not of the stage's time.
+class NoSink final : public zero3::GradientSink {
+ public:
+  void add(std::size_t, std::int64_t, const at::Tensor&) override {}
+};
+
 class StageProbe {
  public:
-  StageProbe(const models::ModelConfig& config, DType dtype, std::uint64_t length)
+  /// Tiled parameters are `stored`.
+  StageProbe(const models::ModelConfig& config, DType dtype, DType stored, std::uint64_t length)
       : module_(models::make_module(config)),
         hidden_(config.hidden),
         length_(static_cast<std::int64_t>(length)),
+        stored_(zero3::scalar_type(stored)),
         options_(at::TensorOptions().dtype(zero3::scalar_type(dtype))) {}
 
   /// Forward through `copies` of the stage, one upon the other, and back, as a run does it: so that
@@ -54,8 +62,9 @@ class StageProbe {
     std::vector<std::vector<at::Tensor>> weights(copies);
     for (auto& each : weights) {
       for (const auto parameter : module_->stages()[stage].parameters) {
-        const auto& shape = module_->parameters()[parameter].shape;
-        each.push_back(at::full(shape, 0.01, options_).requires_grad_(true));
+        const zero3::ParameterSpec& spec = module_->parameters()[parameter];
+        const auto options = spec.tiled ? options_.dtype(stored_) : options_;
+        each.push_back(at::full(spec.shape, 0.01, options).requires_grad_(true));
       }
     }
     const at::Tensor ids = at::zeros({count, length_}, at::kLong);
@@ -70,7 +79,7 @@ class StageProbe {
       const std::uint64_t begin = system_clock().now_ns();
       for (const auto& of_copy : weights) {
         inputs.push_back((outputs.empty() ? input : outputs.back()).detach().requires_grad_(true));
-        outputs.push_back(module_->forward(stage, inputs.back(), of_copy, {ids, ids}));
+        outputs.push_back(module_->forward(stage, inputs.back(), of_copy, {ids, ids, &sink_}));
       }
       const std::uint64_t turn = system_clock().now_ns();
       at::Tensor gradient = at::ones_like(outputs.back());
@@ -96,6 +105,8 @@ class StageProbe {
   std::unique_ptr<zero3::Module> module_;
   const std::int64_t hidden_;
   const std::int64_t length_;
+  const at::ScalarType stored_;
+  NoSink sink_;
   const at::TensorOptions options_;
 };
 
@@ -128,7 +139,7 @@ std::size_t stages_that_fit(const models::ModelConfig& config, DType dtype, std:
 
 }  // namespace
 
-Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype,
+Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype, DType stored,
                                     std::uint64_t samples, std::uint64_t length) {
   return zero3::from_torch([&]() -> Result<ProbedCompute> {
     const auto flops = models::forward_flops_per_token(config, length);
@@ -145,7 +156,7 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
     const auto affordable = static_cast<std::uint64_t>(std::max(1.0, flops_max / of_sample));
     const std::uint64_t tried = std::min(samples, affordable);
     const double tokens = static_cast<double>(tried * length);
-    StageProbe probe(config, dtype, length);
+    StageProbe probe(config, dtype, stored, length);
     const auto copies = std::clamp<std::size_t>(fit, 1, blocks_max);
     const StageTime block = probe.run(1, tried, copies);
     const StageTime head = probe.run(probe.stages() - 1, tried, 1);

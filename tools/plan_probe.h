@@ -18,8 +18,9 @@ struct ProbedCompute {
 };
 
 /// Runs a block and the head on a micro-batch of `samples` of `length`, or on fewer samples where
-/// that would take long. Errors: Exhausted, Invalid (LibTorch).
-Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype,
+/// that would take long; tiled parameters as they are stored. Errors: Exhausted, Invalid
+/// (LibTorch).
+Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype, DType stored,
                                     std::uint64_t samples, std::uint64_t length);
 
 struct ProbedMemory {  // bytes per second, by all threads

@@ -151,7 +151,7 @@ class Chooser {
       return {};
     }
     log(LogLevel::Info, "measuring one block and the head on this CPU; --tflops X spares that");
-    ARTESIAN_TRY(probed, probe_compute(*plan_.model, plan_.compute_dtype,
+    ARTESIAN_TRY(probed, probe_compute(*plan_.model, plan_.compute_dtype, plan_.config.param_dtype,
                                        plan_.config.micro_batch_size, plan_.length));
     plan_.compute = probed.seconds;
     sources_.push_back({"compute", probed.tflops, "TFLOP/s",

@@ -58,8 +58,8 @@ void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
     const zero3::UnitPlacement& place = placement.units[unit];
     tier(place.param).param += placement.param_bytes(unit);
     tier(place.grad).grad += placement.grad_bytes(unit);
-    for (std::uint64_t group = 0; group < placement.sub_group_count(unit); ++group) {
-      tier(placement.optimizer_home(unit, group)).optimizer += placement.record_bytes(unit, group);
+    for (const Tier home : {Tier::Device, Tier::Host, Tier::Nvme}) {
+      tier(home).optimizer += placement.optimizer_bytes_in(home, unit);
     }
   }
 }

@@ -210,8 +210,8 @@ Result<void> Engine::Impl::build() {
   if (under_backward->undecided() && options.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward->decide(*options.share_under_backward));
   }
-  ARTESIAN_TRY(leaves, ParameterTensors::create(module.parameters(), state->layout(), compute_dtype,
-                                                compute.torch));
+  ARTESIAN_TRY(leaves,
+               ParameterTensors::create(module.parameters(), state->placement(), compute.torch));
   tensors = std::move(leaves);
   std::function<void()> between;  // beside a separate device, the host's thread is free anyway
   if (!state->separate_device()) between = [this] { update_between_operators(); };

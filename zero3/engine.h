@@ -49,7 +49,7 @@ struct EngineOptions {
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
   bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
-  bool spare_device = true;     // false: parameters meant for NVMe have no homes there, to compare
+  bool spare_device = true;  // false: nothing that is meant for NVMe has a home there, to compare
   /// Of the update's bytes, where it may run under backward (under_backward.h), 0 to 1. Without it
   /// the second step's times decide.
   std::optional<double> share_under_backward{};

@@ -39,6 +39,7 @@ void Gradients::begin_step() noexcept {
   started_.assign(started_.size(), false);
   summed_ = started_;
   held_.clear();  // of a step that was given up
+  parts_.clear();
 }
 
 Result<void> Gradients::finish_writes() noexcept {
@@ -138,8 +139,50 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
   if (on_device(unit)) return add_on_device(unit, pieces, source, fresh);
-  return spilled(unit) ? add_spilled(unit, pieces, source, fresh)
-                       : add_in_host(unit, pieces, source, fresh);
+  if (!spilled(unit)) return add_in_host(unit, pieces, source, fresh);
+  ARTESIAN_TRY(held, hold_for(unit, pieces, fresh));
+  return accumulate(held, 0, pieces, source, fresh);
+}
+
+Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const Piece whole{place.first, place.numel, nullptr};
+  ARTESIAN_CHECK(!state_.separate_device() && !leaves_some(place.unit, {whole}), place.unit);
+  Parts parts{.fresh = !started_[place.unit]};
+  started_[place.unit] = true;
+  std::byte* memory = nullptr;
+  if (spilled(place.unit)) {
+    ARTESIAN_TRY(held, hold_for(place.unit, {whole}, parts.fresh));
+    memory = held;
+  } else {
+    memory = state_.store().memory(state_.grad(place.unit));
+  }
+  parts.target = memory + place.first * element_size();
+  parts_[parameter] = parts;
+  return {};
+}
+
+void Gradients::add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
+                         std::uint64_t count) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto open = parts_.find(parameter);
+  ARTESIAN_CHECK(open != parts_.end() && first + count <= place.numel, parameter, first, count);
+  Parts& parts = open->second;
+  const Piece piece{place.first + first, count, reinterpret_cast<const std::byte*>(data)};
+  accumulate_piece(parts.target + first * element_size(), piece, DType::Float32, parts.fresh);
+  parts.added += count;
+}
+
+bool Gradients::end_parts(std::uint32_t parameter) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto open = parts_.find(parameter);
+  ARTESIAN_CHECK(open != parts_.end(), parameter);
+  const Parts parts = open->second;
+  parts_.erase(open);
+  ARTESIAN_CHECK(parts.added == 0 || parts.added == place.numel, parts.added, place.numel);
+  // Not used by this forward: in the buffer it is zero already, in memory it is as it was.
+  if (parts.added == 0 && parts.fresh && !spilled(place.unit)) started_[place.unit] = false;
+  return parts.added != 0;
 }
 
 /// Whether a first addition leaves elements, which have last step's gradients.
@@ -215,8 +258,9 @@ Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& piece
                           {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
 }
 
-Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                    const Source& source, bool fresh) noexcept {
+/// The unit in the buffer, with what the pieces are to be added to there.
+Result<std::byte*> Gradients::hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                       bool fresh) noexcept {
   ARTESIAN_TRY(place, hold(unit));
   Held& held = *place;
   if (fresh) {
@@ -225,7 +269,7 @@ Result<void> Gradients::add_spilled(std::uint32_t unit, const std::vector<Piece>
   } else if (auto read = read_touched(held, pieces); !read.has_value()) {
     return cause_of(std::move(read).error());
   }
-  return accumulate(held.data, 0, pieces, source, fresh);
+  return held.data;
 }
 
 Result<void> Gradients::write_back() noexcept {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -50,6 +51,13 @@ class Gradients {
   /// separate devices).
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                    tiering::DeviceFence written = {}) noexcept;
+  /// The same for a parameter that is a unit by itself, where the host computes, when its gradient
+  /// comes in parts, [count] fp32 from element `first` on: each element once between begin_parts
+  /// and end_parts, or none at all.
+  Result<void> begin_parts(std::uint32_t parameter) noexcept;
+  void add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
+                std::uint64_t count) noexcept;
+  bool end_parts(std::uint32_t parameter) noexcept;  // whether there were any
   /// The dtype that `add` takes for a unit.
   DType added_dtype(std::uint32_t unit) const noexcept;
   /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.
@@ -90,6 +98,12 @@ class Gradients {
   };
   Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces, const Source& source,
                           bool fresh) noexcept;
+  /// A parameter whose gradient is coming in parts.
+  struct Parts {
+    std::byte* target = nullptr;  // of its first element
+    bool fresh = false;
+    std::uint64_t added = 0;  // elements
+  };
   Result<void> add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
                            const Source& source, bool fresh) noexcept;
   /// A unit in the buffer.
@@ -98,8 +112,8 @@ class Gradients {
     std::byte* data;
     std::vector<bool> there;  // by sub-group: read, or set
   };
-  Result<void> add_spilled(std::uint32_t unit, const std::vector<Piece>& pieces,
-                           const Source& source, bool fresh) noexcept;
+  Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
+                              bool fresh) noexcept;
   Result<Held*> hold(std::uint32_t unit) noexcept;
   std::pair<std::uint64_t, std::uint64_t> blocks_of(std::uint32_t unit,
                                                     const Piece& piece) const noexcept;
@@ -134,6 +148,7 @@ class Gradients {
     bool finite = true;
   };
   std::vector<std::vector<Partial>> partials_;  // by parameter, by block of 64 Ki elements
+  std::map<std::uint32_t, Parts> parts_;        // by parameter
   std::vector<Held> held_;                      // side by side, from the buffer's begin on
   bool writing_ = false;                        // some spilled unit's sub-groups, maybe
 };

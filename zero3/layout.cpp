@@ -67,8 +67,10 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
       }
       const bool stays = persistent[parameter];
       const std::uint64_t numel = parameters[parameter].numel();
-      if (uses[parameter] > 1 || stage.lookup == parameter) {
+      const bool tiled = parameters[parameter].tiled;
+      if (uses[parameter] > 1 || stage.lookup == parameter || tiled) {
         const auto unit = add_unit(layout, parameters[parameter].name, stays);
+        layout.units[unit].as_stored = tiled || uses[parameter] == 1;
         stage_units.push_back(unit);
         append(layout, unit, parameter, numel);
         continue;

@@ -32,6 +32,8 @@ struct Unit {
   std::uint64_t numel = 0;                // elements of its parameters
   std::uint64_t image = 0;                // elements of its image, padding included
   bool persistent = false;                // gathered once, never released
+  bool as_stored =
+      false;  // its stages take it in the dtype in which it is stored: tiled or looked up
 };
 
 struct Layout {
@@ -46,8 +48,8 @@ struct PersistenceLimits {
 };
 
 /// The layout of a model. Parameters of several stages (tied weights) are units of their own, and
-/// so is the looked-up one, which backward does not gather; the persistent ones of a stage form a
-/// second unit beside its streamed one.
+/// so are tiled ones and the looked-up one, which backward does not gather; the persistent ones of
+/// a stage form a second unit beside its streamed one.
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence);
 

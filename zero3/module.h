@@ -25,6 +25,10 @@ struct ParameterSpec {
   double standard_deviation = 0.02;  // for Initial::Normal, mean 0
   /// The row (index along the first dimension) that starts as zeros all the same: of padding.
   std::optional<std::uint64_t> zero_row = std::nullopt;
+  /// A large matrix that its stage works on in tiles, in each as it needs it: forward() gets it in
+  /// the dtype in which it is stored where the host computes, and its gradient goes to
+  /// Batch::gradients. So neither is whole in the compute dtype anywhere.
+  bool tiled = false;
 
   std::uint64_t numel() const noexcept {
     std::uint64_t count = 1;
@@ -45,11 +49,28 @@ struct StageSpec {
 /// The stage's parameters that take part in its graph: all but the looked-up one.
 std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
 
+/// Takes gradients of tiled parameters part by part, while they are in cache.
+class GradientSink {
+ public:
+  GradientSink(const GradientSink&) = delete;
+  GradientSink& operator=(const GradientSink&) = delete;
+  virtual ~GradientSink() = default;
+  /// Of the parameter at `position` in what forward() got, elements [first, first + part.numel()).
+  /// In backward of that stage alone; each element once, or none of the parameter at all.
+  virtual void add(std::size_t position, std::int64_t first, const at::Tensor& part) = 0;
+
+ protected:
+  GradientSink() = default;
+};
+
 /// One micro-batch: two CPU tensors of any shape and dtype. The engine gives `targets` through to
 /// the stages and never looks at them; they may be undefined.
 struct Batch {
   const at::Tensor& input;    // of stage 0; token ids, int64, where stage 0 looks up
   const at::Tensor& targets;  // what the last stage compares with
+  /// Set by the engine: where backward gives the gradients of tiled parameters, in place of
+  /// returning them to autograd. Null: they are returned. Outlives the graph.
+  GradientSink* gradients = nullptr;
 };
 
 class Module {
@@ -63,9 +84,9 @@ class Module {
   /// the batch is then refused, and the engine lives on.
   /// Shape: input: stage 0: batch.input, or its rows [..., width] where it looks up; else what the
   /// stage before returned. parameters: in the order of stages()[stage].parameters, without the
-  /// looked-up one, in the compute dtype; valid during the call alone. Returns the next stage's
-  /// input. The last stage returns the batch's mean loss, a scalar in fp32; in an evaluation
-  /// (at::GradMode is off) it may return any tensor.
+  /// looked-up one, in the compute dtype (but see ParameterSpec::tiled); valid during the call
+  /// alone. Returns the next stage's input. The last stage returns the batch's mean loss, a scalar
+  /// in fp32; in an evaluation (at::GradMode is off) it may return any tensor.
   virtual at::Tensor forward(std::size_t stage, const at::Tensor& input,
                              const std::vector<at::Tensor>& parameters, const Batch& batch) = 0;
 };

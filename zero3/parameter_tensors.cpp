@@ -14,23 +14,27 @@ at::ScalarType scalar_type(DType dtype) noexcept {
 }
 
 Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
-    const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype,
-    c10::Device device) {
-  std::unique_ptr<ParameterTensors> result(new ParameterTensors(layout, compute_dtype, device));
+    const std::vector<ParameterSpec>& parameters, const Placement& placement, c10::Device device) {
+  const Layout& layout = placement.layout;
+  std::unique_ptr<ParameterTensors> result(new ParameterTensors(layout, device));
+  const auto dtype_of = [&](std::size_t parameter) {
+    return placement.units[layout.places[parameter].unit].computed;
+  };
   std::vector<std::string> names;
   std::vector<std::uint64_t> bytes;
-  for (const ParameterSpec& parameter : parameters) {
-    names.push_back(parameter.name);
-    bytes.push_back(parameter.numel() * result->element_size_);
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    names.push_back(parameters[index].name);
+    bytes.push_back(parameters[index].numel() * dtype_size(dtype_of(index)));
   }
   ARTESIAN_TRY(guard, ParameterGuard::create(names, bytes));
   result->guard_ = std::move(guard);
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     // With the device named, LibTorch does not ask the driver where the address belongs.
-    auto tensor = at::for_blob(result->guard_->address(index), parameters[index].shape)
-                      .options(at::TensorOptions().dtype(scalar_type(compute_dtype)).device(device))
-                      .target_device(device)
-                      .make_tensor();
+    auto tensor =
+        at::for_blob(result->guard_->address(index), parameters[index].shape)
+            .options(at::TensorOptions().dtype(scalar_type(dtype_of(index))).device(device))
+            .target_device(device)
+            .make_tensor();
     tensor.set_requires_grad(true);
     result->tensors_.push_back(std::move(tensor));
   }
@@ -44,7 +48,8 @@ void ParameterTensors::point(std::uint32_t parameter, std::byte* memory) {
 
 void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {
   for (const auto parameter : layout_.units[unit].parameters) {
-    point(parameter, slot + layout_.places[parameter].first * element_size_);
+    const std::uint64_t first = layout_.places[parameter].first;
+    point(parameter, slot + first * tensors_[parameter].element_size());
   }
 }
 

@@ -14,15 +14,16 @@
 
 #include "base/dtype.h"
 #include "zero3/guard.h"
-#include "zero3/layout.h"
+#include "zero3/placement.h"
 
 namespace artesian::zero3 {
 
 class ParameterTensors {
  public:
+  /// Those of a unit in its UnitPlacement::computed; `placement` must outlive them.
   /// Errors: Exhausted (address space for the guard).
   static Result<std::unique_ptr<ParameterTensors>> create(
-      const std::vector<ParameterSpec>& parameters, const Layout& layout, DType compute_dtype,
+      const std::vector<ParameterSpec>& parameters, const Placement& placement,
       c10::Device device = c10::kCPU);
 
   const at::Tensor& at(std::uint32_t parameter) const { return tensors_[parameter]; }
@@ -34,12 +35,10 @@ class ParameterTensors {
   void bump_versions();
 
  private:
-  ParameterTensors(const Layout& layout, DType compute_dtype, c10::Device device)
-      : layout_(layout), element_size_(dtype_size(compute_dtype)), device_(device) {}
+  ParameterTensors(const Layout& layout, c10::Device device) : layout_(layout), device_(device) {}
   void point(std::uint32_t parameter, std::byte* memory);
 
   const Layout& layout_;
-  std::uint64_t element_size_;
   c10::Device device_;
   std::unique_ptr<ParameterGuard> guard_;
   std::vector<at::Tensor> tensors_;

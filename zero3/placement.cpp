@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
+#include "zero3/host_buffers.h"
 #include "zero3/residents.h"
 #include "zero3/under_backward.h"
 
@@ -13,25 +14,11 @@ namespace {
 
 using tiering::Tier;
 
-constexpr std::uint64_t sub_group_max = 262144;         // elements: an fp32 block is then 1 MiB
-constexpr std::uint64_t staging_bytes_max = 4 << 20;    // of one copy to or from a device
 constexpr std::uint64_t device_buffer_bytes = 1 << 20;  // for pieces to expand
 constexpr std::uint64_t gradient_scratch_bytes = 64 << 10;
-constexpr std::uint32_t grad_staging_count_max = 4;
-constexpr std::uint64_t ring_count_max = 256;
 
 Tier home_of(Offload device) noexcept {
   return device == Offload::None ? Tier::Device : device == Offload::Cpu ? Tier::Host : Tier::Nvme;
-}
-
-/// Pools hand out multiples of 4096 bytes.
-std::uint64_t page_up(std::uint64_t bytes) noexcept {
-  return round_up(bytes, 4096);
-}
-
-bool uses_nvme(const Config& config) noexcept {
-  return config.zero.offload_param.device == Offload::Nvme ||
-         config.zero.offload_optimizer.device == Offload::Nvme;
 }
 
 /// Without NVMe, at most `host_room` bytes of inputs do not count as activations.
@@ -43,7 +30,7 @@ KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_roo
                           .element_size = dtype_size(request.compute_dtype),
                           .micro_batches = config.accumulation_steps,
                           .activation_bytes = request.activation_bytes,
-                          .nvme = uses_nvme(config)},
+                          .nvme = any_nvme(config)},
                          host_room);
 }
 
@@ -66,7 +53,7 @@ class Planner {
   Result<Placement> run() {
     ARTESIAN_TRY_VOID(place_device());
     ARTESIAN_TRY_VOID(place_host());
-    release_unused_slots();
+    size_device_pool();
     size_nvme();
     return std::move(plan_);
   }
@@ -77,8 +64,8 @@ class Planner {
   std::optional<std::uint64_t> budget_of_a_smaller_ring() const noexcept { return smaller_ring_; }
 
  private:
-  std::uint64_t slot_bytes(const Unit& unit) const {
-    return unit.image * dtype_size(plan_.compute_dtype);
+  std::uint64_t slot_bytes(std::size_t unit) const {
+    return plan_.layout.units[unit].image * dtype_size(plan_.units[unit].computed);
   }
 
   /// Lays the model out with at most `persistent_max` persistent elements and assigns the homes
@@ -98,6 +85,8 @@ class Planner {
                                 place.optimizer == Tier::Device;
       if (place.updated_on_device) place.grad = Tier::Device;
       place.master = master_of(place, zero.offload_param.device == Offload::None);
+      const bool as_stored = unit.as_stored && !request_.separate_device;
+      place.computed = as_stored ? plan_.param_dtype : plan_.compute_dtype;
       plan_.units.push_back(place);
     }
     set_aliases();
@@ -117,7 +106,7 @@ class Planner {
       const bool in_reach =
           request_.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
       const bool whole = plan_.sharding.param == 1;
-      place.aliased = plan_.param_dtype == plan_.compute_dtype && in_reach && whole;
+      place.aliased = plan_.param_dtype == place.computed && in_reach && whole;
     }
   }
 
@@ -126,7 +115,8 @@ class Planner {
     for (const StageSpec& stage : *request_.stages) {
       std::uint64_t numel = 0;
       for (const auto parameter : graph_parameters(stage)) {
-        numel += (*request_.parameters)[parameter].numel();
+        const ParameterSpec& spec = (*request_.parameters)[parameter];
+        if (request_.separate_device || !spec.tiled) numel += spec.numel();
       }
       largest = std::max(largest, numel * dtype_size(plan_.compute_dtype));
     }
@@ -158,7 +148,7 @@ class Planner {
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       const Unit& unit = plan_.layout.units[index];
       if (plan_.units[index].aliased) continue;
-      (unit.persistent ? need.fixed : need.all) += slot_bytes(unit);
+      (unit.persistent ? need.fixed : need.all) += slot_bytes(index);
     }
     std::vector<bool> taken(plan_.units.size(), false);
     const auto slots_of_stage = [&](std::size_t stage) {
@@ -166,7 +156,7 @@ class Planner {
       for (const auto index : plan_.layout.stages[stage]) {
         const Unit& unit = plan_.layout.units[index];
         const bool own = !plan_.units[index].aliased && !unit.persistent && !taken[index];
-        bytes += own ? slot_bytes(unit) : 0;
+        bytes += own ? slot_bytes(index) : 0;
       }
       return bytes;
     };
@@ -195,10 +185,15 @@ class Planner {
       DeviceNeed need = device_need();
       const std::uint64_t minimum = need.fixed + need.stage + plan_.device_gradient_bytes;
       if (minimum <= request_.device_bytes) {
-        const std::uint64_t room =
-            round_down(request_.device_bytes - plan_.device_gradient_bytes, 4096);
-        if (keep_params_on_device(room, need)) need = device_need();
-        plan_.device_pool_bytes = std::min(room, need.fixed + slots_max(need.stage, need.all));
+        device_room_ = round_down(request_.device_bytes - plan_.device_gradient_bytes, 4096);
+        if (keep_params_on_device(need)) need = device_need();
+        // What state may take is not there for slots, whose moves depend on it.
+        const std::uint64_t slots = std::min(device_room_ - need.fixed, need.stage + need.next);
+        const std::uint64_t spare =
+            may_keep_state_on_device() ? device_room_ - need.fixed - slots : 0;
+        plan_.device_pool_bytes =
+            std::min(device_room_ - spare, need.fixed + slots_max(need.stage, need.all));
+        device_spare_ = spare;
         if (cut) {
           plan_.notes.push_back(
               "stage3_param_persistence_threshold: only " + std::to_string(persistent_numel()) +
@@ -216,22 +211,26 @@ class Planner {
   /// writes. Slots are left for the stage that needs most, and for what is fetched ahead of it: one
   /// stage more; where compute reads a home itself it takes none. Not where ranks share them, nor
   /// on a separate device whose kernels would have to expand them. Returns whether there are any.
-  bool keep_params_on_device(std::uint64_t room, const DeviceNeed& need) {
+  bool keep_params_on_device(DeviceNeed need) {
     const ZeroConfig& zero = config_.zero;
     const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
     const bool expands = plan_.param_dtype != plan_.compute_dtype;
     if (plan_.sharding.param != 1 || (expands && request_.separate_device)) return false;
     if (!meant_for_nvme || !request_.spare_device) return false;
-    std::uint64_t left = room - need.fixed;
+    std::uint64_t elements = 0;
+    if (expands) {
+      elements = keep_tables_on_device();
+      need = device_need();
+    }
+    std::uint64_t left = device_room_ - need.fixed;
     if (!expands) left = std::min(left, slots_of(zero.max_live_parameters, need.all));
     if (expands || left < need.all) left -= std::min(left, need.stage + need.next);
-    std::uint64_t elements = 0;
     for (std::size_t index = 0; index < plan_.units.size(); ++index) {
       UnitPlacement& place = plan_.units[index];
       const Unit& unit = plan_.layout.units[index];
       const bool updated_there = request_.separate_device && place.optimizer == Tier::Device;
       const std::uint64_t bytes = plan_.param_bytes(static_cast<std::uint32_t>(index));
-      if (unit.persistent || updated_there || bytes > left) continue;
+      if (place.param == Tier::Device || updated_there || bytes > left) continue;
       left -= bytes;
       elements += unit.numel;
       place.param = Tier::Device;
@@ -246,6 +245,28 @@ class Planner {
     return true;
   }
 
+  /// Those units that compute takes as they are stored, where all else expands: each saves a slot
+  /// also. Returns their elements.
+  std::uint64_t keep_tables_on_device() {
+    std::uint64_t elements = 0;
+    for (std::size_t index = 0; index < plan_.units.size(); ++index) {
+      UnitPlacement& place = plan_.units[index];
+      if (place.param == Tier::Device || place.computed != plan_.param_dtype) continue;
+      const UnitPlacement before = place;
+      place.param = Tier::Device;
+      place.master = master_of(place, /*param_on_device=*/true);
+      set_aliases();
+      const DeviceNeed need = device_need();
+      if (need.fixed + need.stage + need.next <= device_room_) {
+        elements += plan_.layout.units[index].numel;
+      } else {
+        place = before;
+      }
+    }
+    set_aliases();
+    return elements;
+  }
+
   void size_device_buffers() {
     if (!request_.separate_device) return;
     const bool expands = plan_.param_dtype != plan_.compute_dtype;
@@ -255,11 +276,24 @@ class Planner {
     plan_.grad_scratch_bytes = updates ? gradient_scratch_bytes : 0;
   }
 
-  /// Parameters that host memory keeps and compute reads there need no slots.
-  void release_unused_slots() {
+  /// Once all homes are known. Parameters that host memory keeps and compute reads there need no
+  /// slots; what optimizer state leaves is for slots again.
+  void size_device_pool() {
     const DeviceNeed need = device_need();
-    plan_.device_pool_bytes =
-        std::min(plan_.device_pool_bytes, need.fixed + slots_max(need.stage, need.all));
+    plan_.device_pool_bytes = std::min(device_room_, need.fixed + slots_max(need.stage, need.all));
+  }
+
+  /// Where the device's memory is RAM, the update works on what lives there as on all else.
+  bool may_keep_state_on_device() const {
+    return request_.spare_device && !request_.separate_device &&
+           config_.zero.offload_optimizer.device == Offload::Nvme;
+  }
+
+  void set_optimizer_home(const Candidate& state, Tier home) {
+    UnitPlacement& place = plan_.units[state.unit];
+    place.optimizer_homes.resize(static_cast<std::size_t>(plan_.sub_group_count(state.unit)),
+                                 place.optimizer);
+    place.optimizer_homes[static_cast<std::size_t>(state.sub_group)] = home;
   }
 
   std::uint64_t persistent_numel() const {
@@ -281,114 +315,12 @@ class Planner {
                                      : ""));
   }
 
-  bool any_nvme() const { return uses_nvme(config_); }
-
-  /// Bytes of one ring item at `sub_group` elements: everything that one sub-group moves.
-  std::uint64_t item_bytes(std::uint64_t sub_group) const {
-    std::uint64_t per_element = plan_.state_size_max() + dtype_size(plan_.grad_dtype);
-    per_element += dtype_size(plan_.param_dtype);
-    return any_nvme() || request_.separate_device ? page_up(sub_group * per_element) : 0;
-  }
-
-  std::uint64_t param_block_bytes(std::uint64_t sub_group) const {
-    return sub_group * dtype_size(plan_.param_dtype);
-  }
-  bool params_on_nvme() const { return config_.zero.offload_param.device == Offload::Nvme; }
-
-  /// The least staging of a separate device: one block on its way down, and one up.
-  std::uint64_t staging_min(std::uint64_t sub_group) const {
-    if (!request_.separate_device) return 0;
-    return param_block_bytes(sub_group) * (params_on_nvme() ? 2 : 1);
-  }
-
-  /// The most blocks of one staging buffer, and the most buffers for parameters from NVMe.
-  std::uint64_t staging_blocks_max() const {
-    const std::uint64_t wanted = config_.zero.offload_param.buffer_size;
-    const std::uint64_t bytes = std::min(staging_bytes_max, wanted * dtype_size(plan_.param_dtype));
-    return std::max<std::uint64_t>(1, bytes / param_block_bytes(plan_.sub_group));
-  }
-  std::uint64_t param_staging_max() const {
-    if (!params_on_nvme()) return 0;
-    return std::clamp<std::uint64_t>(config_.zero.offload_param.buffer_count, 1, 64);
-  }
-
-  /// What staging may take of `room`, which is what the ring and its least leave. Residents get the
-  /// rest, so that they never get less where there is more: staging itself grows by whole buffers.
-  std::uint64_t staging_share(std::uint64_t room) const {
-    if (!request_.separate_device) return 0;
-    const std::uint64_t most = param_block_bytes(plan_.sub_group) * staging_blocks_max() *
-                               (param_staging_max() + grad_staging_count_max);
-    return std::min(room / 4, most - staging_min(plan_.sub_group));
-  }
-
-  /// Staging takes its least and its share of `room`: more buffers first, as they overlap, then
-  /// larger ones.
-  void size_staging(std::uint64_t room) {
-    if (!request_.separate_device) return;
-    const std::uint64_t block = param_block_bytes(plan_.sub_group);
-    const std::uint64_t blocks = (staging_min(plan_.sub_group) + room / 4) / block;
-    std::uint64_t down = 0;
-    if (params_on_nvme()) down = std::clamp<std::uint64_t>(blocks / 2, 1, param_staging_max());
-    const auto up = std::clamp<std::uint64_t>(blocks - down, 1, grad_staging_count_max);
-    plan_.staging_bytes =
-        block * std::clamp<std::uint64_t>(blocks / (down + up), 1, staging_blocks_max());
-    plan_.param_staging_count = static_cast<std::uint32_t>(down);
-    plan_.grad_staging_count = static_cast<std::uint32_t>(up);
-  }
-
-  std::uint64_t staging_bytes() const {
-    return plan_.staging_bytes * (plan_.param_staging_count + plan_.grad_staging_count);
-  }
-
-  std::uint64_t largest_sub_group() const {
-    const std::uint64_t wanted = std::min(config_.zero.sub_group_size, sub_group_max);
-    return std::max(image_alignment, round_down(wanted, image_alignment));
-  }
-
-  std::uint32_t ring_count_min() const {
-    return static_cast<std::uint32_t>(
-        std::clamp<std::uint64_t>(config_.zero.offload_optimizer.buffer_count, 1, 64));
-  }
-
-  /// Largest sub-group whose ring takes at most a quarter of `room`, or the smallest that fits at
-  /// all.
-  bool size_ring(std::uint64_t room) {
-    std::uint64_t sub_group = largest_sub_group();
-    for (;; sub_group = std::max(image_alignment, round_down(sub_group / 2, image_alignment))) {
-      plan_.sub_group = sub_group;
-      plan_.ring_item_bytes = item_bytes(sub_group);
-      plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : ring_count_min();
-      const auto total = [&] {
-        return plan_.ring_count * plan_.ring_item_bytes + staging_min(sub_group);
-      };
-      if (total() <= room / 4) {
-        lengthen_ring(room);
-        return true;
-      }
-      if (sub_group > image_alignment) continue;
-      while (total() > room && plan_.ring_count > 1) --plan_.ring_count;
-      return total() <= room;
-    }
-  }
-
-  /// While a stage computes, the disk works on what the ring holds: the reads of coming sub-groups
-  /// and the writes of past ones. More than a stage's share cannot be of use; what the config's
-  /// buffers hold at most, and an eighth of `room`, bound it too.
-  void lengthen_ring(std::uint64_t room) {
-    if (plan_.ring_item_bytes == 0) return;
-    std::uint64_t elements = 0;
-    for (const Unit& unit : plan_.layout.units) elements += unit.image;
-    const std::uint64_t buffers = config_.zero.sub_group_size / plan_.sub_group * ring_count_min();
-    const std::uint64_t stage = elements / plan_.layout.stages.size() / plan_.sub_group + 1;
-    const std::uint64_t count =
-        std::min({buffers, stage, room / 8 / plan_.ring_item_bytes, ring_count_max});
-    plan_.ring_count = std::max(plan_.ring_count, static_cast<std::uint32_t>(count));
-  }
+  bool any_nvme() const { return zero3::any_nvme(config_); }
 
   /// The least host memory through which inputs go to NVMe.
   std::uint64_t input_buffers_min() const { return any_nvme() && plan_.inputs.some() ? 4096 : 0; }
 
-  /// What these buffers may take of `room`; smooth, as staging_share() is.
+  /// What these buffers may take of `room`; smooth, as buffers_.staging_share() is.
   std::uint64_t input_buffers_share(std::uint64_t room) const {
     if (input_buffers_min() == 0) return 0;
     return std::min(room / 8, input_buffers_max(plan_.inputs));
@@ -465,11 +397,11 @@ class Planner {
     if (any_nvme() && !request_.separate_device && keep_everything(room + grad_buffer())) {
       return {};
     }
-    if (!size_ring(room)) return host_error(must);
-    const std::uint64_t rest = room - ring_bytes() - staging_min(plan_.sub_group);
-    size_staging(rest);
-    plan_.host_pool_bytes += ring_bytes() + staging_bytes();
-    std::uint64_t spare = rest - staging_share(rest) - input_buffers_share(rest);
+    if (!buffers_.size_ring(room)) return host_error(must);
+    const std::uint64_t rest = room - buffers_.ring_bytes() - buffers_.staging_min(plan_.sub_group);
+    buffers_.size_staging(rest);
+    plan_.host_pool_bytes += buffers_.ring_bytes() + buffers_.staging_bytes();
+    std::uint64_t spare = rest - buffers_.staging_share(rest) - input_buffers_share(rest);
     if (!any_nvme()) {
       keep_inputs(spare);
       return {};
@@ -490,15 +422,12 @@ class Planner {
         std::move(all), {spare - plan_.grad_buffer_bytes, config_.zero.offload_param.max_in_cpu}));
   }
 
-  std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }
-
   /// Everything that could be on NVMe, in the order in which the optimizer comes to it.
   std::vector<Candidate> candidates() {
     if (moves_.empty()) {  // they do not depend on the ring
       moves_ = moves_of_a_pass(plan_, *request_.stages, PrefetchLimits::of(config_.zero));
     }
     std::vector<Candidate> all;
-    std::vector<Candidate> state;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       const UnitPlacement& place = plan_.units[index];
       // Micro-batches are taken to run at once.
@@ -516,7 +445,20 @@ class Planner {
                        .moves = moves_[index].fetches + (plan_.update_reads_param(index) ? 2 : 1),
                        .elements = plan_.layout.units[index].numel});
       }
-      if (place.optimizer != Tier::Nvme) continue;
+    }
+    add_inputs(all);
+    add_state(all);
+    movable_ = 0;
+    for (const Candidate& each : all) movable_ += each.bytes * each.moves;
+    return all;
+  }
+
+  /// In order; what spare device memory has room for gets its home there, and is none.
+  void add_state(std::vector<Candidate>& all) {
+    std::vector<Candidate> state;
+    for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
+      plan_.units[index].optimizer_homes.clear();
+      if (plan_.units[index].optimizer != Tier::Nvme) continue;
       for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
         state.push_back({.kind = ResidentKind::OptimizerState,
                          .unit = index,
@@ -525,11 +467,16 @@ class Planner {
                          .moves = 2});
       }
     }
-    add_inputs(all);
-    for (const auto place : order_of_state(state)) all.push_back(state[place]);
-    movable_ = 0;
-    for (const Candidate& each : all) movable_ += each.bytes * each.moves;
-    return all;
+    std::uint64_t spare = device_spare_;
+    for (const auto place : order_of_state(state)) {
+      const Candidate& each = state[static_cast<std::size_t>(place)];
+      if (each.bytes > spare) {
+        all.push_back(each);
+        continue;
+      }
+      spare -= each.bytes;
+      set_optimizer_home(each, Tier::Device);
+    }
   }
 
   /// Spread over the update; where backward takes a part of it, by whole units, as it does, and
@@ -553,7 +500,7 @@ class Planner {
 
   /// Without a ring, where nothing remains on NVMe. Returns whether that is so.
   bool keep_everything(std::uint64_t room) {
-    plan_.sub_group = largest_sub_group();
+    plan_.sub_group = buffers_.largest_sub_group();
     const auto all = candidates();
     std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
     for (const Candidate& each : all) {
@@ -574,20 +521,17 @@ class Planner {
     std::uint64_t state = 0;
     std::uint64_t elements = 0;
     for (const Candidate& resident : residents) {
-      UnitPlacement& place = plan_.units[resident.unit];  // of an input any, and not used
       plan_.host_pool_bytes += resident.bytes;
       saved_ += resident.bytes * resident.moves;
       elements += resident.elements;
       switch (resident.kind) {
-        case ResidentKind::Gradient: place.grad = Tier::Host; break;
-        case ResidentKind::Parameter: place.param = Tier::Host; break;
+        case ResidentKind::Gradient: plan_.units[resident.unit].grad = Tier::Host; break;
+        case ResidentKind::Parameter: plan_.units[resident.unit].param = Tier::Host; break;
         case ResidentKind::Input:
           plan_.inputs.homes[static_cast<std::size_t>(resident.sub_group)] = Tier::Host;
           break;
         case ResidentKind::OptimizerState:
-          place.optimizer_in_host.resize(
-              static_cast<std::size_t>(plan_.sub_group_count(resident.unit)));
-          place.optimizer_in_host[static_cast<std::size_t>(resident.sub_group)] = true;
+          set_optimizer_home(resident, Tier::Host);
           state += resident.bytes;
           break;
       }
@@ -601,11 +545,14 @@ class Planner {
     std::uint64_t spilled = 0;
     std::uint64_t gradients = 0;
     std::uint64_t all_state = 0;
+    std::uint64_t on_device = 0;
     for (std::uint32_t unit = 0; unit < plan_.units.size(); ++unit) {
       const std::uint64_t bytes = plan_.grad_bytes(unit);
       if (plan_.units[unit].grad != Tier::Device) gradients += bytes;
       if (plan_.units[unit].grad == Tier::Nvme) spilled += bytes;
       all_state += plan_.optimizer_bytes(unit);
+      const bool spare = plan_.units[unit].optimizer == Tier::Nvme;  // holds what is meant for it
+      on_device += spare ? plan_.optimizer_bytes_in(Tier::Device, unit) : 0;
     }
     if (spilled != 0) {
       plan_.notes.push_back("artesian.host_memory: " + format_size(spilled) + " of " +
@@ -615,34 +562,36 @@ class Planner {
       plan_.notes.push_back("offload_param.max_in_cpu: " + std::to_string(elements) +
                             " elements of parameters stay in host memory; 0 puts all on NVMe");
     }
-    if (state != 0) {
-      const std::string share = state == all_state
-                                    ? "all " + format_size(state)
-                                    : format_size(state) + " of " + format_size(all_state);
-      plan_.notes.push_back("artesian.host_memory: " + share +
-                            " of optimizer state stay in host memory; a smaller budget puts more "
-                            "on NVMe");
-    }
+    const auto note_state = [&](const char* key, std::uint64_t bytes, const char* where) {
+      if (bytes == 0) return;
+      const std::string share = bytes == all_state
+                                    ? "all " + format_size(bytes)
+                                    : format_size(bytes) + " of " + format_size(all_state);
+      plan_.notes.push_back(key + (": " + share) + " of optimizer state stay " + where +
+                            "; a smaller budget puts more on NVMe");
+    };
+    note_state("artesian.device_memory", on_device, "on the device");
+    note_state("artesian.host_memory", state, "in host memory");
   }
 
   /// `spare` is what the ring leaves of `room` for residents. A ring one size smaller leaves less
   /// than the least room for this one: that may be more than `spare`, or fit better.
   void look_for_a_smaller_ring(std::uint64_t must, std::uint64_t room, std::uint64_t spare) {
-    const std::uint64_t total = ring_bytes() + staging_min(plan_.sub_group);
+    const std::uint64_t total = buffers_.ring_bytes() + buffers_.staging_min(plan_.sub_group);
     const std::uint64_t record = plan_.sub_group * plan_.state_size_max();
     std::uint64_t least = total <= room / 4 ? 4 * total : total;
-    std::uint64_t below = least;                // bounds what it would leave
-    if (plan_.ring_count > ring_count_min()) {  // lengthened: just below, by one item less
-      least = 8 * ring_bytes();
-      below = least - ring_bytes() + plan_.ring_item_bytes;
+    std::uint64_t below = least;                         // bounds what it would leave
+    if (plan_.ring_count > buffers_.ring_count_min()) {  // lengthened: just below, by one item less
+      least = 8 * buffers_.ring_bytes();
+      below = least - buffers_.ring_bytes() + plan_.ring_item_bytes;
     }
     below += grad_buffer();  // if no gradient spills there
     if (spare < below + record) smaller_ring_ = must + least - 1;
   }
 
   Error host_error(std::uint64_t must) const {
-    const std::uint64_t ring = item_bytes(image_alignment);  // 0 where none is needed
-    const std::uint64_t minimum = must + ring + staging_min(image_alignment);
+    const std::uint64_t ring = buffers_.item_bytes(image_alignment);  // 0 where none is needed
+    const std::uint64_t minimum = must + ring + buffers_.staging_min(image_alignment);
     const std::uint64_t missing = minimum > request_.host_bytes ? minimum - request_.host_bytes : 0;
     return make_error(ErrorCode::Exhausted,
                       "artesian.host_memory: got " + format_size(request_.host_bytes) +
@@ -661,18 +610,18 @@ class Planner {
       std::uint64_t& params = param_path ? plan_.nvme_param_bytes : plan_.nvme_optimizer_bytes;
       if (plan_.units[index].param == Tier::Nvme) params += plan_.param_bytes(index);
       if (plan_.units[index].grad == Tier::Nvme) params += plan_.grad_bytes(index);
-      for (std::uint64_t group = 0; group < plan_.sub_group_count(index); ++group) {
-        if (plan_.optimizer_home(index, group) != Tier::Nvme) continue;
-        plan_.nvme_optimizer_bytes += plan_.record_bytes(index, group);
-      }
+      plan_.nvme_optimizer_bytes += plan_.optimizer_bytes_in(Tier::Nvme, index);
     }
   }
 
   const PlacementRequest& request_;
   const Config& config_;
   Placement plan_;
+  HostBuffers buffers_{plan_, config_, request_.separate_device};
   std::vector<UnitMoves> moves_;
-  std::uint64_t movable_ = 0;  // bytes of a step, with everything that could be on NVMe there
+  std::uint64_t device_room_ = 0;   // for homes and slots
+  std::uint64_t device_spare_ = 0;  // of it for optimizer state
+  std::uint64_t movable_ = 0;       // bytes of a step, with everything that could be on NVMe there
   std::uint64_t saved_ = 0;
   bool spills_ = false;  // some gradient
   std::optional<std::uint64_t> smaller_ring_;
@@ -709,21 +658,29 @@ Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   return best;
 }
 
-/// Whether spare device memory has homes that compute does not read itself.
-bool expands_homes(const PlacementRequest& request, const Placement& plan) noexcept {
+/// Whether spare device memory has homes in place of slots, in which parameters could stay
+/// gathered.
+bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcept {
   if (request.config->zero.offload_param.device != Offload::Nvme) return false;
+  bool state = false;
+  bool some_need_slots = false;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     const UnitPlacement& place = plan.units[unit];
-    const bool spare = place.param == Tier::Device && !plan.layout.units[unit].persistent;
-    if (spare && !place.aliased) return true;
+    if (place.aliased || plan.layout.units[unit].persistent) continue;
+    if (place.param == Tier::Device) return true;
+    some_need_slots = true;
   }
-  return false;
+  for (const UnitPlacement& place : plan.units) {
+    const auto& homes = place.optimizer_homes;
+    state = state || std::find(homes.begin(), homes.end(), Tier::Device) != homes.end();
+  }
+  return state && some_need_slots;
 }
 
-/// These take room in which parameters could stay gathered: only where that saves bytes.
+/// Such homes are there only where they save bytes.
 Result<Planned> place_with_best_homes(const PlacementRequest& request) {
   auto best = place_with_best_ring(request);
-  if (!best.has_value() || !expands_homes(request, best->placement)) return best;
+  if (!best.has_value() || !takes_slots(request, best->placement)) return best;
   PlacementRequest without = request;
   without.spare_device = false;
   auto other = place_with_best_ring(without);
@@ -739,10 +696,7 @@ bool fetches_halves_alone(const Placement& plan) noexcept {
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     const UnitPlacement& place = plan.units[unit];
     fetches = fetches || (place.master == Master::Split && place.param == Tier::Nvme);
-    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
-      const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
-      on_nvme += there ? plan.record_bytes(unit, group) : 0;
-    }
+    on_nvme += plan.optimizer_bytes_in(Tier::Nvme, unit);
     all += plan.optimizer_bytes(unit);
   }
   return fetches && on_nvme <= all / 4;

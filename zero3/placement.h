@@ -27,7 +27,7 @@ struct PlacementRequest {
   std::uint64_t host_bytes = 0;
   std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
   bool split_master = true;  // where it costs no bytes; false: nowhere
-  bool spare_device = true;  // holds parameters that are meant for NVMe; false: none
+  bool spare_device = true;  // holds what is meant for NVMe; false: nothing of it
   /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
   /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
   std::vector<std::uint64_t> input_elements{};
@@ -41,13 +41,15 @@ enum class Master : std::uint8_t {
   Split,      // bf16 parameters are their upper halves (kernels/split_master.h)
 };
 
-/// Where one unit's state lives. Of optimizer state on NVMe, any sub-groups may be in host memory.
+/// Where one unit's state lives. Of optimizer state meant for NVMe, any sub-groups may be in
+/// memory.
 struct UnitPlacement {
   tiering::Tier param = tiering::Tier::Nvme;
   tiering::Tier grad = tiering::Tier::Host;
   tiering::Tier optimizer = tiering::Tier::Nvme;
-  std::vector<bool> optimizer_in_host;  // by sub-group; empty: none. See optimizer_home
+  std::vector<tiering::Tier> optimizer_homes;  // by sub-group; empty: `optimizer` has all
   Master master = Master::Own;
+  DType computed = DType::Float32;  // of its gathered parameters
   bool aliased = false;  // compute reads the param home itself: same dtype, home in memory
   /// Of a separate device: parameters, gradients and optimizer state are all there, and so is the
   /// update.
@@ -70,7 +72,7 @@ struct Placement {
   Sharding sharding;
   DType param_dtype = DType::Float32;    // of the param shards
   DType grad_dtype = DType::Float32;     // of the accumulators
-  DType compute_dtype = DType::Float32;  // of the gathered parameters
+  DType compute_dtype = DType::Float32;  // of activations, and of what is gathered: computed
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
   std::uint64_t device_pool_bytes = 0;   // homes and slots
   // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which
@@ -99,6 +101,8 @@ struct Placement {
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
+  /// Of it, what lives in a tier.
+  std::uint64_t optimizer_bytes_in(tiering::Tier tier, std::uint32_t unit) const noexcept;
   /// Bytes of gradients of the stage with most, of those that are not on a separate device.
   std::uint64_t largest_stage_grad_bytes() const noexcept;
   /// Bytes of optimizer state for each element, of a unit and the most of any; and those of one

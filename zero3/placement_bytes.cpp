@@ -34,6 +34,16 @@ std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
   return Sharding::share(layout.units[unit].image, sharding.optimizer) * state_size(unit);
 }
 
+std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const noexcept {
+  const UnitPlacement& place = units[unit];
+  if (place.optimizer_homes.empty()) return place.optimizer == tier ? optimizer_bytes(unit) : 0;
+  std::uint64_t bytes = 0;
+  for (std::uint64_t index = 0; index < place.optimizer_homes.size(); ++index) {
+    if (optimizer_home(unit, index) == tier) bytes += record_bytes(unit, index);
+  }
+  return bytes;
+}
+
 std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
   switch (units[unit].master) {
     case Master::Own: return 12;
@@ -57,7 +67,7 @@ std::uint64_t Placement::device_homes() const noexcept {
   std::uint64_t bytes = expansion_bytes + grad_scratch_bytes;
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (units[unit].param == Tier::Device) bytes += param_bytes(unit);
-    if (units[unit].optimizer == Tier::Device) bytes += optimizer_bytes(unit);
+    bytes += optimizer_bytes_in(Tier::Device, unit);
     if (units[unit].grad == Tier::Device) bytes += grad_bytes(unit);
   }
   return bytes;
@@ -74,9 +84,9 @@ std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index
 }
 
 tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {
-  const auto& in_host = units[unit].optimizer_in_host;
-  return index < in_host.size() && in_host[static_cast<std::size_t>(index)] ? Tier::Host
-                                                                            : units[unit].optimizer;
+  const UnitPlacement& place = units[unit];
+  return place.optimizer_homes.empty() ? place.optimizer
+                                       : place.optimizer_homes[static_cast<std::size_t>(index)];
 }
 
 }  // namespace artesian::zero3

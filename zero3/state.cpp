@@ -279,7 +279,7 @@ std::vector<tiering::ResidentUnit> ModelState::resident_units() const {
   for (std::uint32_t unit = 0; unit < placement_.layout.units.size(); ++unit) {
     units.push_back({.shard = param(unit),
                      .stored = placement_.param_dtype,
-                     .computed = placement_.compute_dtype,
+                     .computed = placement_.units[unit].computed,
                      .image = placement_.layout.units[unit].image,
                      .persistent = placement_.layout.units[unit].persistent});
   }

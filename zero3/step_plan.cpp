@@ -38,21 +38,6 @@ Moved MovedByKind::total() const noexcept {
   return sum;
 }
 
-namespace {
-
-/// Of optimizer state on NVMe some sub-groups may be in host memory.
-std::uint64_t optimizer_on_nvme(const Placement& plan, std::uint32_t unit) {
-  if (plan.units[unit].optimizer != Tier::Nvme) return 0;
-  std::uint64_t bytes = 0;
-  for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
-    const bool there = plan.optimizer_home(unit, group) == Tier::Nvme;
-    if (there) bytes += plan.record_bytes(unit, group);
-  }
-  return bytes;
-}
-
-}  // namespace
-
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
   const UnitPlacement& place = plan.units[unit];
   const std::uint64_t updated =  // parameters that this rank makes anew
@@ -63,7 +48,8 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separat
   if (held) moved.param.bus = whole - std::min(updated, whole);
   if (place.updated_on_device) return moved;
   const std::uint64_t state = plan.optimizer_bytes(unit);
-  moved.optimizer.nvme_read = moved.optimizer.nvme_write = optimizer_on_nvme(plan, unit);
+  moved.optimizer.nvme_read = moved.optimizer.nvme_write =
+      plan.optimizer_bytes_in(Tier::Nvme, unit);
   if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
   if (place.param == Tier::Nvme) {
     moved.param.nvme_write = updated;
@@ -111,9 +97,10 @@ class DryRun {
   std::vector<tiering::DryUnit> dry_units() const {
     std::vector<tiering::DryUnit> units;
     for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
-      const std::uint64_t bytes = layout_.units[unit].image * dtype_size(placement_.compute_dtype);
-      units.push_back({.slot_bytes = placement_.units[unit].aliased ? 0 : bytes,
-                       .persistent = layout_.units[unit].persistent});
+      const UnitPlacement& place = placement_.units[unit];
+      const std::uint64_t bytes = layout_.units[unit].image * dtype_size(place.computed);
+      units.push_back(
+          {.slot_bytes = place.aliased ? 0 : bytes, .persistent = layout_.units[unit].persistent});
     }
     return units;
   }
@@ -139,7 +126,7 @@ class DryRun {
 
   void see(const tiering::DryMove& move) {
     const UnitPlacement& place = placement_.units[move.unit];
-    const bool casts = placement_.param_dtype != placement_.compute_dtype;
+    const bool casts = placement_.param_dtype != place.computed;
     if (move.to == SlotState::Fetching) filled_[move.unit] = pending_[move.unit];
     if (filled_[move.unit]) return;  // by the update: nothing is fetched
     if (move.to == SlotState::Fetching) {

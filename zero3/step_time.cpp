@@ -151,8 +151,7 @@ class Simulation {
     double seconds = 0.0;
     if (!separate_) {
       if (event.moved.param.to_device != 0) {
-        seconds +=
-            memory_seconds(event.moved.param.to_device + image * dtype_size(plan_.compute_dtype));
+        seconds += memory_seconds(event.moved.param.to_device + image * dtype_size(place.computed));
       }
       if (place.param == Tier::Nvme) {
         seconds += checksum_seconds(image * dtype_size(plan_.param_dtype));
@@ -373,8 +372,9 @@ class Simulation {
       if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
       if (event.under_backward != under_backward) continue;
       const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
-      const std::uint64_t slot = elements(event.unit) * dtype_size(plan_.compute_dtype);
-      const bool fills = !separate_ && !plan_.units[event.unit].aliased;
+      const UnitPlacement& place = plan_.units[event.unit];
+      const std::uint64_t slot = elements(event.unit) * dtype_size(place.computed);
+      const bool fills = !separate_ && !place.aliased;
       items_.insert(items_.end(), count,
                     {.unit = event.unit,
                      .moved = event.moved.total(),

@@ -214,7 +214,8 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
   at::Tensor input = before.detach();
   if (lookup.has_value()) {
     const at::NoGradGuard no_grad;
-    input = at::embedding(tensors_.at(*lookup), micro.input);
+    input = at::embedding(tensors_.at(*lookup), micro.input)
+                .to(scalar_type(state_.placement().compute_dtype));
   }
   if (keep == Keep::Nothing) return call_module(stage, input, micro);
   if (lookup.has_value() || before.requires_grad()) input.requires_grad_(true);
@@ -245,7 +246,7 @@ Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& 
                                            const MicroBatch& micro) {
   at::Tensor output =
       module_.forward(stage, input, tensors_of(graph_parameters(module_.stages()[stage])),
-                      {micro.input, micro.targets});
+                      {micro.input, micro.targets, state_.separate_device() ? nullptr : &sink_});
   if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
   return output;
 }
@@ -333,6 +334,24 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
   return {};
 }
 
+void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const at::Tensor& part) {
+  const auto parameters = graph_parameters(graphs_.module_.stages()[stage]);
+  const at::Tensor values = part.to(at::kFloat).contiguous();
+  graphs_.gradients_.add_part(parameters.at(position), static_cast<std::uint64_t>(first),
+                              values.const_data_ptr<float>(),
+                              static_cast<std::uint64_t>(values.numel()));
+}
+
+std::vector<std::uint32_t> UnitGraphs::given_in_parts(
+    const std::vector<std::uint32_t>& parameters) const {
+  std::vector<std::uint32_t> tiled;
+  for (const auto parameter : parameters) {
+    const bool some = module_.parameters()[parameter].tiled && !state_.separate_device();
+    if (some) tiled.push_back(parameter);
+  }
+  return tiled;
+}
+
 /// The gradients of a stage's parameters, and in place of its output's that of its input. A graph
 /// that was not kept is made once more.
 Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
@@ -348,9 +367,17 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
   }
   const bool needs_input = graph.input.requires_grad();
   if (needs_input) inputs.push_back(graph.input);
+  sink_.stage = stage;
+  const auto in_parts = given_in_parts(parameters);
+  for (const auto parameter : in_parts) ARTESIAN_TRY_VOID(gradients_.begin_parts(parameter));
   auto gradients = torch::autograd::grad({graph.output}, inputs, {micro.gradient},
                                          /*retain_graph=*/c10::nullopt, /*create_graph=*/false,
                                          /*allow_unused=*/true);
+  for (const auto parameter : in_parts) {
+    if (gradients_.end_parts(parameter)) {
+      bytes_to_host_ += layout_.places[parameter].numel * gradients_.element_size();
+    }
+  }
   graph = {};
   micro.gradient = needs_input ? gradients.back() : at::Tensor();
   gradients.resize(parameters.size());

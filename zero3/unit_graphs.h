@@ -105,6 +105,16 @@ class UnitGraphs {
     at::Tensor rows;      // [ids] int64, on the CPU
     at::Tensor gradient;  // [ids, width] fp32
   };
+  /// Rounds parts of a stage's tiled gradients into their accumulators. LibTorch may throw.
+  class PartSink final : public GradientSink {
+   public:
+    explicit PartSink(UnitGraphs& graphs) : graphs_(graphs) {}
+    void add(std::size_t position, std::int64_t first, const at::Tensor& part) override;
+    std::size_t stage = 0;
+
+   private:
+    UnitGraphs& graphs_;
+  };
   struct StageGradients {  // made, and not accumulated yet
     std::size_t stage = 0;
     std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
@@ -124,6 +134,7 @@ class UnitGraphs {
   Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage);
   Result<void> backward_micro_batch(std::size_t stage, std::size_t index);
+  std::vector<std::uint32_t> given_in_parts(const std::vector<std::uint32_t>& parameters) const;
   Result<std::vector<at::Tensor>> differentiate(std::size_t stage,
                                                 const std::vector<std::uint32_t>& parameters,
                                                 MicroBatch& micro);
@@ -147,6 +158,7 @@ class UnitGraphs {
   InputKeeper keeper_;
   std::vector<MicroBatch> group_;  // of a forward that has no backward yet
   std::optional<StageGradients> late_;
+  PartSink sink_{*this};
   std::uint64_t tokens_ = 0;
   std::vector<RowGradients> row_gradients_;
   std::function<void()> between_;  // options_.between, timed

@@ -151,8 +151,9 @@ def test_memory_is_that_of_the_formulas(figures, tmp_path):
     )
 
 
-def test_time_follows_from_the_given_rates(figures):
-    plan = figures()
+def test_time_follows_from_the_given_rates(figures, tmp_path):
+    on_nvme = {"artesian": ds_config(tmp_path, device_memory=SLOTS)["artesian"]}
+    plan = figures(config=on_nvme)
     step, moved = plan["step"], plan["bytes_per_step"]
     tokens = 2 * 128
     _, block, norm, head = parameters(LLAMA)
@@ -323,7 +324,8 @@ def test_files_that_are_missing_are_named(tmp_path):
 
 
 def test_a_picture_is_well_formed(job, tmp_path):
-    job("--plot", "plan.svg")
+    on_nvme = {"artesian": ds_config(tmp_path, device_memory=SLOTS)["artesian"]}
+    job("--plot", "plan.svg", config=on_nvme)
     root = xml.etree.ElementTree.parse(tmp_path / "plan.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     words = {text.text for text in root.iter(f"{space}text")}

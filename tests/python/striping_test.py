@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not ARTESIAN.exists(), reason=f"{ARTESIAN} is no
 KEY = "zero_optimization.offload_param.nvme_path"
 
 
-def over(place, *folders, optimizer=None, text=False, device="16MiB", **zero):  # noqa: F811
+def over(place, *folders, optimizer=None, text=False, device="272KiB", **zero):  # noqa: F811
     """A config whose state is divided over these folders, in stripes of 16 KiB."""
 
     def change(config):

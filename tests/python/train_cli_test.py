@@ -64,7 +64,7 @@ class Place:
             "zero_optimization": {
                 "stage": 3, "offload_param": dict(offload), "offload_optimizer": dict(offload),
             },
-            "artesian": {"device_memory": "16MiB", "host_memory": "256KiB"},
+            "artesian": {"device_memory": "272KiB", "host_memory": "256KiB"},  # state on NVMe
         }  # fmt: skip
         if change is not None:
             change(config)

@@ -58,7 +58,7 @@ class Planner : public testing::Test {
   }
   PlanCase on_nvme() const {
     PlanCase made = plan(Offload::Nvme, Offload::Nvme);
-    made.device_bytes = 128 * mib;
+    made.device_bytes = 32 * mib;
     made.host_bytes = 150 * mib;  // gradients, and a part of the optimizer state
     made.config.zero.max_live_parameters = 0;
     return made;
@@ -182,6 +182,7 @@ TEST_F(Planner, ChangesAreCasesOfTheirOwn) {
 
 TEST_F(Planner, OffersTheUpdateUnderBackwardWhereNothingIsClipped) {
   PlanCase now = plan(Offload::None, Offload::Nvme);
+  now.device_bytes = 84 * mib;  // parameters, and next to no state
   now.host_bytes = on_nvme().host_bytes;
   for (double* seconds : {&now.compute.block_forward, &now.compute.block_backward}) *seconds *= 20;
   now.config.check_grad_overflow = true;

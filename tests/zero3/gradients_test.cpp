@@ -1,6 +1,7 @@
 // Proves the accumulators' exact rules against a naive version in plain arrays, bit for bit, in
 // host memory and spilled to NVMe: rounding once a micro-batch, rows summed in order and added
-// once, norm blocks that sub-groups cut, and that nothing of one step is left in the next.
+// once, norm blocks that sub-groups cut, gradients that come in parts, and that nothing of one step
+// is left in the next.
 #include "zero3/gradients.h"
 
 #include <algorithm>
@@ -62,6 +63,7 @@ class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool>>
   std::uint64_t size() const { return dtype_size(dtype()); }
   void train_step(std::uint64_t step, std::uint64_t micro_batches);
   void add_stage(const StageSpec& stage, std::uint64_t stream, bool first);
+  void add_in_parts(const ParameterGradient& gradient);
   void add_rows(std::uint64_t step, std::uint64_t micro_batches);
   std::vector<std::byte> accumulated(std::uint32_t parameter);
   void expect_norm();
@@ -86,10 +88,28 @@ void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool f
   }
   for (std::uint32_t unit = 0; unit < by_unit.size(); ++unit) {
     if (by_unit[unit].empty()) continue;
-    ASSERT_TRUE(gradients_.add(unit, by_unit[unit]).has_value());
+    const bool alone = tiers_.layout().units[unit].parameters.size() == 1;
+    if (alone && stream % 3 != 0) {
+      add_in_parts(by_unit[unit].front());
+    } else {
+      ASSERT_TRUE(gradients_.add(unit, by_unit[unit]).has_value());
+    }
   }
   if (stream % 2 != 0) return;  // left to whoever needs the room
   ASSERT_TRUE(gradients_.write_back().has_value());
+}
+
+/// Three parts of one parameter, the last one first.
+void GradientsIn::add_in_parts(const ParameterGradient& gradient) {
+  const std::uint64_t count = tiers_.model.parameters[gradient.parameter].numel();
+  const std::array<std::uint64_t, 4> cuts{0, count / 7, count / 2, count};
+  ASSERT_TRUE(gradients_.begin_parts(gradient.parameter).has_value());
+  for (std::size_t part = 3; part-- > 0;) {
+    gradients_.add_part(gradient.parameter, cuts[part],
+                        static_cast<const float*>(gradient.data) + cuts[part],
+                        cuts[part + 1] - cuts[part]);
+  }
+  EXPECT_TRUE(gradients_.end_parts(gradient.parameter));
 }
 
 /// The embedding's rows; some come often, most never.
@@ -218,6 +238,29 @@ TEST_P(GradientsIn, WithoutAnyAreZero) {
   ASSERT_TRUE(gradients_.complete().has_value());
   EXPECT_EQ(gradients_.norm().value().sum_squares, 0.0);
   EXPECT_EQ(accumulated(0), std::vector<std::byte>(expected_[0].size()));
+}
+
+TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
+  train_step(0, 1);
+  const std::uint32_t head = tiers_.model.stages.back().parameters.back();
+  if (tiers_.layout().units[tiers_.layout().places[head].unit].parameters.size() != 1) return;
+  const auto none = [&] {
+    ASSERT_TRUE(gradients_.begin_parts(head).has_value());
+    EXPECT_FALSE(gradients_.end_parts(head));
+  };
+  gradients_.begin_step();
+  none();
+  ASSERT_TRUE(gradients_.complete().has_value());
+  EXPECT_EQ(accumulated(head), std::vector<std::byte>(expected_[head].size()));
+  gradients_.begin_step();
+  const auto values = random_floats(tiers_.model.parameters[head].numel(), 5);
+  add_in_parts({head, values.data()});
+  none();
+  ASSERT_TRUE(gradients_.complete().has_value());
+  std::vector<std::byte> once(expected_[head].size());
+  kernels::accumulate_gradient_naive(once.data(), dtype(), values.data(), dtype(), values.size(),
+                                     kernels::Accumulate::Set);
+  EXPECT_EQ(accumulated(head), once);
 }
 
 /// Knows how long whoever uses it was kept waiting, and what was begun before.

@@ -43,6 +43,7 @@ class KeptInputsTest : public testing::Test {
                            .config = &config,
                            .device_bytes = std::uint64_t{1} << 30,
                            .host_bytes = host,
+                           .spare_device = false,
                            .input_elements = elements,
                            .activation_bytes = activations});
   }

@@ -48,6 +48,28 @@ TEST(Layout, AnUntiedHeadIsAUnitOfItsStage) {
   EXPECT_EQ(layout.stages.back().size(), 1u);
 }
 
+TEST(Layout, ATiledHeadIsAUnitByItselfAndTakenAsStored) {
+  for (const bool tied : {true, false}) {
+    SmallModel model = make_small_model(100, 8, 1, tied);
+    const auto head = model.stages.back().parameters.back();
+    const auto as_stored = [&] {
+      const Layout layout = make_layout(model.parameters, model.stages, {});
+      expect_sound(model, layout);
+      std::vector<std::string> names;
+      for (const Unit& unit : layout.units) {
+        if (unit.as_stored) names.push_back(unit.name);
+      }
+      return names;
+    };
+    // A table that is looked up alone is taken as it is stored, too.
+    const std::vector<std::string> looked_up{"wte.weight"};
+    EXPECT_EQ(as_stored(), tied ? std::vector<std::string>() : looked_up);
+    model.parameters[head].tiled = true;
+    EXPECT_EQ(as_stored(),
+              tied ? looked_up : (std::vector<std::string>{"wte.weight", "lm_head.weight"}));
+  }
+}
+
 TEST(Layout, TheLookedUpParameterIsAUnitOfItsOwn) {
   const std::vector<ParameterSpec> parameters{{.name = "before", .shape = {8}},
                                               {.name = "table", .shape = {100, 8}},

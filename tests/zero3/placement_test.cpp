@@ -197,6 +197,7 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
     given.model = make_small_model(static_cast<std::int64_t>(100 + draw(0) % 2000), 32,
                                    static_cast<int>(1 + draw(1) % 5), draw(2) % 2 == 0);
     given.separate = separate;
+    given.model.parameters.front().tiled = draw(9) % 2 == 0;
     given.config.zero.max_reuse_distance = 0;  // nothing stays gathered: nvme_traffic() is exact
     given.config.zero.max_live_parameters = 0;
     given.config.zero.param_persistence_threshold = draw(3) % 2 * 100;
@@ -222,7 +223,8 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
       if (first == 0) first = bytes;
       before = bytes;
     }
-    if (optimizer == Offload::Nvme) {
+    const bool on_device = given.spare_device && !separate;  // the state, from the beginning on
+    if (optimizer == Offload::Nvme && !on_device) {
       EXPECT_LT(before, first / 2) << "seed " << seed;
     }
   }
@@ -234,6 +236,7 @@ TEST_P(PlacementOf, MoreDeviceMemoryNeverMeansMoreBytesToAndFromNvme) {
     const auto draw = [&](std::uint64_t index) { return random_word(seed, 7, index); };
     Case given = make_case(dtype, param, optimizer);
     given.separate = separate;
+    given.model.parameters.front().tiled = draw(3) % 2 == 0;
     given.config.zero.max_reuse_distance = 0;  // nothing stays gathered: nvme_traffic() is exact
     given.config.zero.max_live_parameters = 0;
     given.config.zero.param_persistence_threshold = 0;
@@ -332,6 +335,7 @@ TEST(Placement, WhatIsUpdatedUnderForwardAloneStaysInHostMemoryFirst) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
     Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Nvme);
+    given.spare_device = false;
     given.host = 600'000 + random_word(seed, 9, 0) % (1u << 19);
     given.config.zero.sub_group_size = 4096;
     given.config.artesian.speculative_update = false;
@@ -402,13 +406,12 @@ TEST(Placement, GradientsSpillOnlyWhenHostMemoryLacks) {
   for (const UnitPlacement& unit : plan->units) EXPECT_EQ(unit.grad, Tier::Nvme);
 }
 
-/// Optimizer state in host memory, in bytes, and what else could be there: the whole budget.
-std::uint64_t state_in_host(const Placement& plan) {
+/// Bytes of optimizer state in a tier.
+std::uint64_t state_in(const Placement& plan, Tier tier) {
   std::uint64_t bytes = 0;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
-      if (plan.optimizer_home(unit, group) != Tier::Host) continue;
-      bytes += plan.record_bytes(unit, group);
+      if (plan.optimizer_home(unit, group) == tier) bytes += plan.record_bytes(unit, group);
     }
   }
   return bytes;
@@ -419,10 +422,11 @@ TEST(Placement, SpareHostMemoryHoldsMoreOptimizerStateThanWholeUnitsWould) {
   std::uint64_t by_units = 0;
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     Case given = make_case(dtype, Offload::Nvme, Offload::Nvme);
+    given.spare_device = false;
     given.config.zero.sub_group_size = 2048;
     for (given.host = smallest(given, &Case::host); given.host < 3u << 20; given.host += 50'000) {
       const auto plan = given.place().value();
-      const std::uint64_t in_host = state_in_host(plan);
+      const std::uint64_t in_host = state_in(plan, Tier::Host);
       const std::uint64_t left = given.host - plan.host_pool_bytes;
       if (left >= plan.sub_group * plan.state_size_max())
         continue;  // kept free until a ring can grow
@@ -540,7 +544,7 @@ TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
       {DType::Float32, false}, {DType::Float32, true}, {DType::Float16, false}};
   for (const auto& [dtype, separate] : cases) {
     SCOPED_TRACE(std::string(dtype_name(dtype)) + (separate ? "s" : ""));
-    Case given = make_case(dtype, Offload::Nvme, Offload::Nvme);
+    Case given = make_case(dtype, Offload::Nvme, Offload::Cpu);
     given.separate = separate;
     given.config.zero.param_persistence_threshold = 0;
     given.config.zero.prefetch_bucket_size = 4096;
@@ -572,6 +576,67 @@ TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
     }
     EXPECT_GT(seen.size(), 2u);
   }
+}
+
+TEST(Placement, SpareDeviceMemoryHoldsOptimizerStateWhereItIsRam) {
+  for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+    for (const bool tiled : {false, true}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + (tiled ? ", tiled" : ""));
+      Case given = make_case(dtype, Offload::Cpu, Offload::Nvme);
+      given.model.parameters.front().tiled = tiled;
+      given.config.zero.param_persistence_threshold = 0;
+      given.config.zero.sub_group_size = 4096;
+      given.host = smallest(given, &Case::host);
+      given.device = smallest(given, &Case::device);
+      EXPECT_EQ(state_in(given.place().value(), Tier::Device), 0u);
+      std::uint64_t before = 0;
+      std::set<std::uint64_t> seen;
+      for (; given.device < 4u << 20; given.device += 16384) {
+        const Placement plan = given.place().value();
+        expect_within(given, plan);
+        const std::uint64_t there = state_in(plan, Tier::Device);
+        ASSERT_GE(there, before) << given.device;
+        seen.insert(before = there);
+      }
+      EXPECT_GT(seen.size(), 20u);
+      EXPECT_EQ(state_in(given.place().value(), Tier::Nvme), 0u);
+      given.spare_device = false;
+      EXPECT_EQ(state_in(given.place().value(), Tier::Device), 0u);
+      given.spare_device = given.separate = true;
+      given.host = smallest(given, &Case::host);
+      EXPECT_EQ(state_in(given.place().value(), Tier::Device), 0u);
+    }
+  }
+}
+
+/// Its gradient is nowhere whole in the compute dtype, and where it has its home in memory compute
+/// takes it from there.
+TEST(Placement, ATiledTableTakesNoSlotAndNoGradientOnTheDevice) {
+  Case given = make_case(DType::BFloat16, Offload::Nvme, Offload::Nvme);
+  given.config.zero.param_persistence_threshold = 0;
+  const std::uint64_t table = given.model.parameters.front().numel();  // the largest by far
+  std::uint64_t blocks = 5 * 4 * image_alignment;                      // slots of all else
+  for (const ParameterSpec& each : given.model.parameters) blocks += 4 * each.numel();
+  blocks -= 4 * table;
+  const std::uint64_t whole = smallest(given, &Case::device);
+  given.model.parameters.front().tiled = true;
+  const std::uint64_t tiled = smallest(given, &Case::device);
+  EXPECT_GE(whole, 8 * table);               // slot and gradient, in fp32
+  EXPECT_LE(tiled, 2 * table + 4 * 14'000);  // as it is stored; the gradient is a block's
+  given.device = tiled;
+  Placement plan = given.place().value();
+  EXPECT_EQ(plan.units.front().computed, DType::BFloat16);
+  EXPECT_EQ(plan.units.back().computed, DType::Float32);
+  EXPECT_FALSE(plan.units.front().aliased);
+  given.config.zero.offload_param.device = Offload::Cpu;
+  plan = given.place().value();
+  EXPECT_TRUE(plan.units.front().aliased);
+  EXPECT_LE(plan.device_pool_bytes, blocks);
+  given.separate = true;  // that expands, and whose memory holds gradients on their way
+  given.device = std::uint64_t{1} << 40;
+  plan = given.place().value();
+  EXPECT_EQ(plan.units.front().computed, DType::Float32);
+  EXPECT_GE(plan.device_gradient_bytes, 8 * table);
 }
 
 TEST(Placement, ParametersStayOnTheDeviceOnlyAsFarAsTheyMay) {

@@ -83,6 +83,7 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
     SeparateDevice device(SeparateDevice::Order::Late, seed);
     const Config config = clipped(choice, clipping);
     EngineOptions options;
+    options.spare_device = seed % 8 == 0;  // what has a home there is not taken back
     options.share_under_backward = std::array{1.0, 0.5}[seed % 2];
     if (choice[SwapFolders] == 2) options.path_disks = unlike_disks(config);
     if (separate_device) options.backend = &device;

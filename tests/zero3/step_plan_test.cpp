@@ -270,7 +270,7 @@ TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
       for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
         EXPECT_EQ(placement.units[unit].param, tiering::Tier::Nvme);
         EXPECT_EQ(placement.units[unit].grad, tiering::Tier::Host);
-        placement.units[unit].optimizer_in_host.clear();  // the little that is there
+        placement.units[unit].optimizer_homes.clear();  // the little that is there
         elements += placement.layout.units[unit].image;
       }
       const Layout& layout = placement.layout;

@@ -48,7 +48,8 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                       .separate_device = separate,
                       .device_bytes = plenty,
                       .host_bytes = host_bytes,
-                      .ranks = ranks})
+                      .ranks = ranks,
+                      .spare_device = false})
           .value();
   const ZeroConfig& zero = made.config.zero;
   made.plan = plan_step({.placement = &made.placement,

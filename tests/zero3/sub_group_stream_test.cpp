@@ -32,8 +32,8 @@ class PlacedTiers {
     engine_ = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
     Placement placement = place(model, {.dtype = dtype}, directory_.path());
     for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
-      auto& in_host = placement.units[unit].optimizer_in_host;
-      in_host.assign(static_cast<std::size_t>(placement.sub_group_count(unit)), false);
+      auto& homes = placement.units[unit].optimizer_homes;
+      homes.assign(static_cast<std::size_t>(placement.sub_group_count(unit)), Tier::Nvme);
     }
     change(placement);
     placement.host_pool_bytes = 8 << 20;
@@ -131,9 +131,7 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
       placement.ring_count = static_cast<std::uint32_t>(1 + random_word(seed, 4, draw++) % 5);
       for (UnitPlacement& unit : placement.units) {
         if (coin()) unit.param = Tier::Host;
-        for (std::size_t group = 0; group < unit.optimizer_in_host.size(); ++group) {
-          unit.optimizer_in_host[group] = coin();
-        }
+        for (Tier& home : unit.optimizer_homes) home = coin() ? Tier::Host : Tier::Nvme;
       }
     });
     Lender lender(random_word(seed, 4, draw++) % 6);
@@ -206,7 +204,7 @@ TEST(SubGroupStream, ReadsAsFarAheadAsItMayBorrow) {
 TEST(SubGroupStream, SubGroupsThatOnlyWriteHoldNoItemFromReadingAhead) {
   PlacedTiers tiers(DType::Float16, [](Placement& placement) {
     placement.ring_count = 3;
-    placement.units[0].optimizer_in_host[0] = placement.units[0].optimizer_in_host[1] = true;
+    placement.units[0].optimizer_homes[0] = placement.units[0].optimizer_homes[1] = Tier::Host;
   });
   SubGroupStream stream(*tiers.state);
   const auto zero = [](const SubGroup& group) -> Result<void> {
@@ -239,7 +237,7 @@ TEST(SubGroupStream, StateThatIsAllInMemoryNeedsNoRing) {
     placement.ring_item_bytes = 0;
     for (UnitPlacement& unit : placement.units) {
       unit.param = Tier::Host;
-      unit.optimizer_in_host.assign(unit.optimizer_in_host.size(), true);
+      unit.optimizer_homes.assign(unit.optimizer_homes.size(), Tier::Host);
     }
   });
   SubGroupStream stream(*tiers.state);

@@ -46,7 +46,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
                             .value();
   for (UnitPlacement& unit : placement.units) {
     unit.grad = options.grad;
-    if (!options.spare_memory_holds_state) unit.optimizer_in_host.clear();
+    if (!options.spare_memory_holds_state) unit.optimizer_homes.clear();
   }
   if (options.grad == tiering::Tier::Nvme) {
     placement.grad_buffer_bytes = placement.largest_stage_grad_bytes();

@@ -39,7 +39,7 @@ class Shape:
 
 SHAPES = {
     "1.5b": Shape(48, 1600, 25, 50257, 1024, 8, "8GiB", "8GiB"),
-    "tiny": Shape(2, 64, 2, 512, 64, 2, "64MiB", "1MiB"),
+    "tiny": Shape(2, 64, 2, 512, 64, 2, "1MiB", "1MiB"),
 }
 STEPS, STEPS_LEFT_OUT = 6, 2
 OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
