@@ -59,7 +59,9 @@ struct Case {
 
 /// Against log_softmax and nll_loss in float64, with several passes of rows and a loss scale.
 /// Logits reach 12 here, so exp() alone carries 12 * 2^-24 = 7e-7 into a gradient; 1e-5 leaves room
-/// for the sums.
+/// for the sums. The input's gradient adds up 20,000 products of either sign, which some
+/// processors' GEMM does one by one: at worst 20,000 * 2^-24 = 1e-3 of their magnitudes, by chance
+/// its root.
 TEST(LinearCrossEntropy, EqualsTheNaiveVersionInSeveralPasses) {
   at::manual_seed(1);  // LibTorch seeds itself at random in C++
   const std::int64_t tokens = 37, hidden = 5, vocabulary = 20000;  // 13 rows a pass
@@ -73,7 +75,7 @@ TEST(LinearCrossEntropy, EqualsTheNaiveVersionInSeveralPasses) {
   const at::Tensor naive = at::nll_loss(at::log_softmax(logits, 1), targets);
   const auto expected = torch::autograd::grad({naive}, {input, weight}, {scale.to(at::kDouble)});
   EXPECT_LE(relative_difference(loss, naive), 1e-5);
-  EXPECT_LE(relative_difference(got[0], expected[0]), 1e-5);
+  EXPECT_LE(relative_difference(got[0], expected[0]), 1e-4);
   EXPECT_LE(relative_difference(got[1], expected[1]), 1e-5);
 }
 
