@@ -173,16 +173,15 @@ void Gradients::add_part(std::uint32_t parameter, std::uint64_t first, const flo
   parts.added += count;
 }
 
-bool Gradients::end_parts(std::uint32_t parameter) noexcept {
+std::uint64_t Gradients::end_parts(std::uint32_t parameter) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   const auto open = parts_.find(parameter);
   ARTESIAN_CHECK(open != parts_.end(), parameter);
   const Parts parts = open->second;
   parts_.erase(open);
-  ARTESIAN_CHECK(parts.added == 0 || parts.added == place.numel, parts.added, place.numel);
   // Not used by this forward: in the buffer it is zero already, in memory it is as it was.
   if (parts.added == 0 && parts.fresh && !spilled(place.unit)) started_[place.unit] = false;
-  return parts.added != 0;
+  return parts.added;
 }
 
 /// Whether a first addition leaves elements, which have last step's gradients.

@@ -57,7 +57,7 @@ class Gradients {
   Result<void> begin_parts(std::uint32_t parameter) noexcept;
   void add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
                 std::uint64_t count) noexcept;
-  bool end_parts(std::uint32_t parameter) noexcept;  // whether there were any
+  std::uint64_t end_parts(std::uint32_t parameter) noexcept;  // how many elements came
   /// The dtype that `add` takes for a unit.
   DType added_dtype(std::uint32_t unit) const noexcept;
   /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.

@@ -335,21 +335,44 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
 }
 
 void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const at::Tensor& part) {
-  const auto parameters = graph_parameters(graphs_.module_.stages()[stage]);
+  const bool known = position < parameters.size() && graphs_.in_parts(parameters[position]);
+  TORCH_CHECK(known, "GradientSink::add: parameter ", position,
+              " of this stage is not tiled; return its gradient");
+  const std::uint64_t numel = graphs_.layout_.places[parameters[position]].numel;
+  const auto begin = static_cast<std::uint64_t>(first);  // of a negative one: past the end
+  const auto count = static_cast<std::uint64_t>(part.numel());
+  TORCH_CHECK(begin <= numel && count <= numel - begin, "GradientSink::add: ", count,
+              " elements from ", first, " on, of a parameter with ", numel);
   const at::Tensor values = part.to(at::kFloat).contiguous();
-  graphs_.gradients_.add_part(parameters.at(position), static_cast<std::uint64_t>(first),
-                              values.const_data_ptr<float>(),
-                              static_cast<std::uint64_t>(values.numel()));
+  graphs_.gradients_.add_part(parameters[position], begin, values.const_data_ptr<float>(), count);
 }
 
-std::vector<std::uint32_t> UnitGraphs::given_in_parts(
-    const std::vector<std::uint32_t>& parameters) const {
-  std::vector<std::uint32_t> tiled;
+bool UnitGraphs::in_parts(std::uint32_t parameter) const {
+  return module_.parameters()[parameter].tiled && !state_.separate_device();
+}
+
+Result<void> UnitGraphs::begin_parts(const std::vector<std::uint32_t>& parameters) {
+  sink_.parameters = parameters;
   for (const auto parameter : parameters) {
-    const bool some = module_.parameters()[parameter].tiled && !state_.separate_device();
-    if (some) tiled.push_back(parameter);
+    if (in_parts(parameter)) ARTESIAN_TRY_VOID(gradients_.begin_parts(parameter));
   }
-  return tiled;
+  return {};
+}
+
+Result<void> UnitGraphs::end_parts() {
+  for (const auto parameter : std::exchange(sink_.parameters, {})) {
+    if (!in_parts(parameter)) continue;
+    const std::uint64_t added = gradients_.end_parts(parameter);
+    const std::uint64_t numel = layout_.places[parameter].numel;
+    if (added != 0 && added != numel) {
+      return make_error(ErrorCode::Invalid,
+                        "GradientSink: got " + std::to_string(added) + " of the " +
+                            std::to_string(numel) + " elements of the gradient of \"" +
+                            module_.parameters()[parameter].name + "\"; give each once, or none");
+    }
+    bytes_to_host_ += added * gradients_.element_size();
+  }
+  return {};
 }
 
 /// The gradients of a stage's parameters, and in place of its output's that of its input. A graph
@@ -367,17 +390,11 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
   }
   const bool needs_input = graph.input.requires_grad();
   if (needs_input) inputs.push_back(graph.input);
-  sink_.stage = stage;
-  const auto in_parts = given_in_parts(parameters);
-  for (const auto parameter : in_parts) ARTESIAN_TRY_VOID(gradients_.begin_parts(parameter));
+  ARTESIAN_TRY_VOID(begin_parts(parameters));
   auto gradients = torch::autograd::grad({graph.output}, inputs, {micro.gradient},
                                          /*retain_graph=*/c10::nullopt, /*create_graph=*/false,
                                          /*allow_unused=*/true);
-  for (const auto parameter : in_parts) {
-    if (gradients_.end_parts(parameter)) {
-      bytes_to_host_ += layout_.places[parameter].numel * gradients_.element_size();
-    }
-  }
+  ARTESIAN_TRY_VOID(end_parts());
   graph = {};
   micro.gradient = needs_input ? gradients.back() : at::Tensor();
   gradients.resize(parameters.size());

@@ -105,12 +105,12 @@ class UnitGraphs {
     at::Tensor rows;      // [ids] int64, on the CPU
     at::Tensor gradient;  // [ids, width] fp32
   };
-  /// Rounds parts of a stage's tiled gradients into their accumulators. LibTorch may throw.
+  /// Rounds parts of tiled gradients into their accumulators. Throws c10::Error.
   class PartSink final : public GradientSink {
    public:
     explicit PartSink(UnitGraphs& graphs) : graphs_(graphs) {}
     void add(std::size_t position, std::int64_t first, const at::Tensor& part) override;
-    std::size_t stage = 0;
+    std::vector<std::uint32_t> parameters;  // those of the stage whose backward runs
 
    private:
     UnitGraphs& graphs_;
@@ -134,7 +134,9 @@ class UnitGraphs {
   Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage);
   Result<void> backward_micro_batch(std::size_t stage, std::size_t index);
-  std::vector<std::uint32_t> given_in_parts(const std::vector<std::uint32_t>& parameters) const;
+  bool in_parts(std::uint32_t parameter) const;
+  Result<void> begin_parts(const std::vector<std::uint32_t>& parameters);
+  Result<void> end_parts();
   Result<std::vector<at::Tensor>> differentiate(std::size_t stage,
                                                 const std::vector<std::uint32_t>& parameters,
                                                 MicroBatch& micro);

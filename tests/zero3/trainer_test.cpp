@@ -236,6 +236,58 @@ TEST_F(Trainer, CallsOutOfOrderAreErrorsThatNameTheOrder) {
   EXPECT_EQ(error_of(trained.close()), "");
 }
 
+/// A product with a small matrix, and a table [8, 4] whose gradient is what a test says.
+class GivesParts final : public Module {
+ public:
+  struct Part {
+    std::size_t position;
+    std::int64_t first;
+    std::int64_t count;
+  };
+  explicit GivesParts(std::vector<Part> parts) : parts_(std::move(parts)) {
+    parameters_ = {{.name = "matrix", .shape = {1, inputs}},
+                   {.name = "table", .shape = {8, 4}, .tiled = true}};
+    stages_ = {{.name = "all", .parameters = {0, 1}, .lookup = {}}};
+  }
+  const std::vector<ParameterSpec>& parameters() const noexcept override { return parameters_; }
+  const std::vector<StageSpec>& stages() const noexcept override { return stages_; }
+  at::Tensor forward(std::size_t, const at::Tensor& input,
+                     const std::vector<at::Tensor>& parameters, const Batch& batch) override {
+    const at::Tensor product = at::linear(input, parameters[0]);
+    const auto give = [parts = parts_, sink = batch.gradients](const at::Tensor&) {
+      for (const Part& part : parts) sink->add(part.position, part.first, at::ones({part.count}));
+    };
+    if (product.requires_grad()) product.register_hook(give);
+    return product.mean();
+  }
+
+ private:
+  std::vector<Part> parts_;
+  std::vector<ParameterSpec> parameters_;
+  std::vector<StageSpec> stages_;
+};
+
+TEST_F(Trainer, PartsOfAGradientThatDoNotFitAreErrorsThatSayWhy) {
+  const auto error_with = [&](std::vector<GivesParts::Part> parts) {
+    GivesParts module(std::move(parts));
+    const auto trained = engine(module, config());
+    const Sample data = sample(0);
+    EXPECT_EQ(error_of(trained->forward({data.input, data.targets})), "");
+    return error_of(trained->backward());
+  };
+  const auto says = [](const std::string& error, const std::string& text) {
+    EXPECT_NE(error.find(text), std::string::npos) << error;
+  };
+  EXPECT_EQ(error_with({}), "");
+  EXPECT_EQ(error_with({{1, 16, 16}, {1, 0, 16}}), "");
+  says(error_with({{0, 0, 8}}), "parameter 0 of this stage is not tiled");
+  says(error_with({{2, 0, 8}}), "parameter 2 of this stage is not tiled");
+  says(error_with({{1, 30, 4}}), "4 elements from 30 on, of a parameter with 32");
+  says(error_with({{1, -1, 4}}), "4 elements from -1 on, of a parameter with 32");
+  says(error_with({{1, 0, 16}}), R"(got 16 of the 32 elements of the gradient of "table")");
+  says(error_with({{1, 0, 32}, {1, 0, 32}}), "got 64 of the 32 elements");
+}
+
 /// What a training came to, for comparison by bits.
 struct Outcome {
   std::vector<std::uint64_t> losses;
