@@ -144,8 +144,8 @@ Finding examine_processor(const std::string& root) {
                   " cores usable, kernels in " + kernels::active_target_name() +
                   ", bf16: " + (wide.empty() ? "none" : wide);
   finding.meaning =
-      "on the CPU, 16-bit training is computed in fp32 unless "
-      "artesian.compute_dtype says otherwise";
+      "bf16 training is computed in bf16 with amx_bf16, and with AMD's avx512_bf16; other 16-bit "
+      "training on the CPU in fp32, unless artesian.compute_dtype says otherwise";
   return finding;
 }
 

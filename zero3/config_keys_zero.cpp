@@ -461,7 +461,8 @@ constexpr ConfigKey keys[] = {
      .fallback = "\"auto\"",
      .choices = "auto|fp32|fp16|bf16",
      .text = "type in which layers compute; auto: that of the parameters where the device "
-             "multiplies in it natively (GPUs; bf16 on CPUs with AMX), else fp32"},
+             "multiplies in it natively (GPUs; bf16 on CPUs with AMX, or of AMD with "
+             "AVX512_BF16), else fp32"},
     {.path = "artesian.engine",
      .type = Choice,
      .fallback = "\"auto\"",

@@ -166,8 +166,8 @@ class Engine {
 void track_activations();
 
 /// The dtype to compute in: the config's, else the parameters' where the device multiplies in it
-/// natively (a GPU; bf16 on a CPU with AMX), else fp32: elsewhere 16-bit GEMM is 4 to 10 times
-/// slower. Errors: Invalid if the choice is neither fp32 nor the parameter dtype.
+/// natively (`native`), else fp32: elsewhere 16-bit GEMM is 4 to 10 times slower. Errors: Invalid
+/// if the choice is neither fp32 nor the parameter dtype.
 Result<DType> choose_compute_dtype(const Config& config, bool native = false);
 
 /// Memory budgets in bytes: the config's, or shares of what this machine and the device have left.
