@@ -39,9 +39,8 @@ Result<std::optional<int>> device_index(const std::string& name) {
 namespace {
 
 /// Of processors those with AMX, where bf16 takes a quarter of fp32's time, and those of AMD with
-/// AVX512_BF16, half of it. Intel's multiply as many pairs of bf16 in a cycle as of fp32 without
-/// AMX, and gain nothing. By the processor alone, not by a timing: runs of one machine have the
-/// same bits.
+/// AVX512_BF16, half of it. Intel's, measured with AVX512_BF16 alone, gained nothing. By the
+/// processor, not by a timing, so that runs of one machine have the same bits.
 bool multiplies_bf16() {
   if (at::cpu::init_amx()) return true;
 #ifdef __x86_64__
