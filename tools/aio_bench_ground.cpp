@@ -131,7 +131,7 @@ Result<bool> Ground::all_right(const Transfers& transfers) {
   return sweep.right() && sweep.bytes_read() == size;
 }
 
-Result<Measurement> Ground::measure(const Transfers& transfers) {
+Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& watch) {
   ARTESIAN_TRY(engine, make_engine(transfers));
   Measurement result;
   result.kind = engine->kind();
@@ -139,8 +139,21 @@ Result<Measurement> Ground::measure(const Transfers& transfers) {
   ARTESIAN_TRY_VOID(sweep.prepare());
   const double cpu_before = cpu_seconds();
   const std::uint64_t begin_ns = system_clock().now_ns();
-  ARTESIAN_TRY_VOID(sweep.run());
-  result.seconds = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+  const auto gone = [&] { return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9; };
+  double second_began = 0;
+  std::uint64_t bytes_before = 0;
+  ARTESIAN_TRY_VOID(sweep.run([&] {
+    const std::uint64_t bytes = sweep.bytes_read() + sweep.bytes_written();
+    const double now = gone();
+    if (now - second_began >= 1) {
+      result.gb_per_s_by_second.push_back(static_cast<double>(bytes - bytes_before) /
+                                          (now - second_began) * 1e-9);
+      second_began = now;
+      bytes_before = bytes;
+    }
+    if (watch) watch(bytes, now);
+  }));
+  result.seconds = gone();
   // What marks buffers is no transfer: what marked them for the first pass is not counted, either.
   result.cpu_seconds = std::max(0.0, cpu_seconds() - cpu_before - sweep.marking_cpu_seconds());
   pass_next_ += sweep.laps();

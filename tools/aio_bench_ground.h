@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,13 +57,17 @@ struct Measurement {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   double seconds = 0;
-  double cpu_seconds = 0;  // of transfers: user and system, all threads
+  double cpu_seconds = 0;                  // of transfers: user and system, all threads
+  std::vector<double> gb_per_s_by_second;  // of whole seconds
   aio::EngineStatistics statistics;
   bool right = false;  // everything read was what had been written
 
   std::uint64_t bytes() const noexcept { return bytes_read + bytes_written; }
   double gb_per_s() const noexcept;
 };
+
+/// Is told while a measurement goes on, some times a second: its bytes and seconds until then.
+using Watch = std::function<void(std::uint64_t bytes, double seconds)>;
 
 class Ground {
  public:
@@ -74,7 +79,7 @@ class Ground {
   /// Writes all of the files. Needed before the first measurement. Errors: Io, NoSpace, Cancelled.
   Result<void> fill(const Transfers& transfers);
   /// Errors: Io, NoSpace, Cancelled, and what make_engine refuses.
-  Result<Measurement> measure(const Transfers& transfers);
+  Result<Measurement> measure(const Transfers& transfers, const Watch& watch = nullptr);
   /// Reads all of the files and compares every byte.
   Result<bool> all_right(const Transfers& transfers);
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 
 #include "base/units.h"
 #include "tools/aio_bench_flags.h"
+#include "tools/aio_bench_progress.h"
 #include "tools/report_error.h"
 
 namespace artesian::bench {
@@ -39,16 +41,57 @@ RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json
   return options;
 }
 
+/// Shows a bar, and how fast the last second was; nothing of a measurement of less than that.
+class SecondsShown {
+ public:
+  explicit SecondsShown(const RunOptions& options)
+      : seconds_(options.transfers.seconds), size_(options.size) {
+    const aio::EngineOptions& engine = options.transfers.engine;
+    stage_ = std::string(access_name(options.transfers.access)) + " " +
+             format_size(engine.block_size) + " x " + std::to_string(engine.queue_depth);
+  }
+
+  void operator()(std::uint64_t bytes, double now) {
+    if (now - last_ < 1) return;
+    const double share = static_cast<double>(bytes) / static_cast<double>(size_);
+    const double rate = static_cast<double>(bytes - bytes_before_) / (now - last_) * 1e-9;
+    char detail[32];
+    std::snprintf(detail, sizeof detail, "%.2f GB/s", rate);
+    progress_.show(stage_, now, seconds_ > 0 ? seconds_ : now / share, detail);
+    last_ = now;
+    bytes_before_ = bytes;
+  }
+
+ private:
+  const double seconds_;  // planned, or 0 for one pass over ..
+  const std::uint64_t size_;
+  std::string stage_;
+  Progress progress_;
+  double last_ = 0;
+  std::uint64_t bytes_before_ = 0;
+};
+
+/// Of a measurement of two seconds or more: a disk that others use, or that slows down when it is
+/// warm or its fast cells are full, has a second that is far below the rest.
+std::string slowest_second(const std::vector<double>& by_second) {
+  if (by_second.size() < 2) return "";
+  char text[48];
+  const double slowest = *std::min_element(by_second.begin(), by_second.end());
+  std::snprintf(text, sizeof text, " (slowest second %.3f)", slowest);
+  return text;
+}
+
 void print_line(const nlohmann::ordered_json& json) {
   const std::string both = json["op"] != "mixed"
                                ? ""
                                : " (read " + json["read_gb_per_s"].dump().substr(0, 5) +
                                      ", write " + json["write_gb_per_s"].dump().substr(0, 5) + ")";
   std::printf(
-      "%s %s%s: %.3f GB/s%s, %.0f blocks/s of %s, depth %u x %u, latency p50 %llu us, "
+      "%s %s%s: %.3f GB/s%s%s, %.0f blocks/s of %s, depth %u x %u, latency p50 %llu us, "
       "p99 %llu us, %.2f s, cpu %.2f s, %s\n",
       json["op"].get<std::string>().c_str(), json["engine"].get<std::string>().c_str(),
       json["direct"].get<bool>() ? "" : " (buffered)", json["gb_per_s"].get<double>(), both.c_str(),
+      slowest_second(json.value("gb_per_s_by_second", std::vector<double>{})).c_str(),
       json["iops"].get<double>(), format_size(json["block_size"].get<std::uint64_t>()).c_str(),
       json["queue_depth"].get<unsigned>(), json["threads"].get<unsigned>(),
       json["lat_us"]["p50"].get<unsigned long long>(),
@@ -68,7 +111,8 @@ std::uint64_t buffer_bytes(const RunOptions& options) noexcept {
   return slot_count(options.transfers.engine, options.size) * options.transfers.engine.block_size;
 }
 
-Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop) {
+Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop,
+                        const Watch& watch) {
   ARTESIAN_TRY(ground, Ground::create({.directories = {options.directory},
                                        .size = options.size,
                                        .granule = options.transfers.engine.block_size,
@@ -76,7 +120,7 @@ Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop)
                                        .direct = options.direct},
                                       stop));
   ARTESIAN_TRY_VOID(ground->fill(options.transfers));
-  ARTESIAN_TRY(result, ground->measure(options.transfers));
+  ARTESIAN_TRY(result, ground->measure(options.transfers, watch));
   if (options.transfers.access != Access::Read) {
     ARTESIAN_TRY(right, ground->all_right(options.transfers));
     result.right = result.right && right;
@@ -113,6 +157,7 @@ nlohmann::ordered_json to_json(const RunOptions& options, const Measurement& res
     json["write_gb_per_s"] = static_cast<double>(result.bytes_written) / seconds * 1e-9;
     json["read_share"] = transfers.read_share;
   }
+  if (result.seconds >= 1) json["gb_per_s_by_second"] = result.gb_per_s_by_second;
   return json;
 }
 
@@ -148,7 +193,10 @@ int run_command(const CLI::App& command) {
   check_memory(buffer_bytes(options), "--block-size x --queue-depth x --threads", faults);
   if (faults.any()) return faults.print();
   note_signals();
-  auto result = run(options, stop_signal());
+  auto result = [&] {
+    SecondsShown shown(options);
+    return run(options, stop_signal(), std::ref(shown));
+  }();
   if (!result) return report_failure(result.error());
   if (!print_result(json, to_json(options, *result))) return 1;
   if (result->right) return 0;

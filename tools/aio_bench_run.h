@@ -18,7 +18,8 @@ struct RunOptions {
 };
 
 /// Fills, measures, checks. Errors: as Ground's.
-Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop);
+Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop,
+                        const Watch& watch = nullptr);
 
 /// Bytes of memory that the run's buffers take.
 std::uint64_t buffer_bytes(const RunOptions& options) noexcept;

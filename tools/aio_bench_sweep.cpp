@@ -71,7 +71,7 @@ Result<void> Sweep::prepare() {
   return {};
 }
 
-Result<void> Sweep::run() {
+Result<void> Sweep::run(const std::function<void()>& watch) {
   if (transfers_.seconds > 0) end_ns_ = Deadline::after_seconds(transfers_.seconds).at_ns;
   std::uint64_t first = slots_.size();
   if (transfers_.access == Access::Mixed) {
@@ -91,6 +91,10 @@ Result<void> Sweep::run() {
   }
   batch_ = nullptr;
   engine_.submit(batch);
+  if (watch) {
+    std::unique_lock lock(mutex_);
+    while (!still_.wait_for(lock, watch_every, [&] { return moving_ == 0; })) watch();
+  }
   // Callbacks stop by themselves: at the end, at an error or when the user says so.
   ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));
   const std::lock_guard lock(mutex_);
@@ -170,6 +174,7 @@ void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noe
                            .offset = offset_of(slot.block),
                            .length = slot.length},
                           std::move(buffer), finished, &slot);
+  ++moving_;
   Completion* const list[] = {&slot.completion};
   if (batch_ != nullptr) {
     batch_->push_back(&slot.completion);
@@ -181,6 +186,13 @@ void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noe
 void Sweep::finished(Completion&, void* context) noexcept {
   auto* slot = static_cast<Slot*>(context);
   slot->sweep->finish(*slot);
+  slot->sweep->leave();
+}
+
+void Sweep::leave() noexcept {
+  if (--moving_ > 0) return;
+  const std::lock_guard lock(mutex_);  // run() is either before its look at moving_ or asleep
+  still_.notify_all();
 }
 
 void Sweep::finish(Slot& slot) noexcept {

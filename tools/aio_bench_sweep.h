@@ -8,7 +8,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -20,13 +23,18 @@ namespace artesian::bench {
 class Sweep {
  public:
   enum class Check : std::uint8_t { Nothing, Spot, Whole };
+  /// As often as fio looks at its jobs: a virtual machine's disk answers a lone request sooner
+  /// where a core was awake lately (docs/performance.md), and what is compared is to be awake
+  /// alike.
+  static constexpr std::chrono::milliseconds watch_every{10};
 
   Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check);
 
   /// Takes its buffers, and marks those that it is to write. Errors: Exhausted.
   Result<void> prepare();
   /// Goes over the files once, or until the time is over. Errors: Io, NoSpace, Cancelled.
-  Result<void> run();
+  /// Meanwhile calls `watch`, if there is one, every `watch_every`, on the caller's thread.
+  Result<void> run(const std::function<void()>& watch = nullptr);
   std::uint64_t bytes_read() const noexcept { return bytes_read_; }
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
   /// CPU time of run() that went into marking buffers for later passes.
@@ -54,6 +62,7 @@ class Sweep {
   };
 
   static void finished(Completion& completion, void* context) noexcept;
+  void leave() noexcept;
   void finish(Slot& slot) noexcept;
   bool begin(Slot& slot, BufferLease buffer) noexcept;
   void begin_an_idle_slot() noexcept;
@@ -84,9 +93,11 @@ class Sweep {
   std::atomic<bool> wrong_ = false;
   std::atomic<bool> failed_ = false;
   std::vector<std::atomic<bool>> in_flight_;  // by block: a lap must not meet the one before
+  std::atomic<std::uint64_t> moving_ = 0;     // completions whose callback has not ended
   std::mutex mutex_;
-  std::vector<Slot*> idle_;     // under mutex_
-  std::optional<Error> error_;  // the first; under mutex_
+  std::condition_variable still_;  // nothing is moving
+  std::vector<Slot*> idle_;        // under mutex_
+  std::optional<Error> error_;     // the first; under mutex_
 };
 
 }  // namespace artesian::bench

@@ -75,6 +75,19 @@ def test_json_has_exactly_the_promised_fields(folder, engine, operation):
     assert got["cpu_seconds"] >= 0
 
 
+def test_whole_seconds_are_told_apart(folder):
+    words = ["run", "--path", folder, "--size", "16MiB", "--seconds", 3.5]
+    got = json.loads(run(*words, "--json", "-").stdout)
+    assert list(got) == [*FIELDS, "gb_per_s_by_second"]
+    seconds = got["gb_per_s_by_second"]
+    assert len(seconds) in (2, 3)  # a busy machine looks late
+    assert min(seconds) > 0
+    assert sum(seconds) * 1e9 < got["bytes"]  # the last half is in none of them
+    said = run(*words)
+    assert "(slowest second " in said.stdout
+    assert said.stderr.startswith("aio_bench: read 1.00 MiB x 32, about ")
+
+
 def test_flags_act(folder):
     blocks = ["--block-size", "64KiB", "--queue-depth", 8]  # 256 blocks
     engine = ["--engine", "io_uring"]
