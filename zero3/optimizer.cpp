@@ -317,9 +317,11 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
   for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
   const bool reads = pass_ == Pass::Ahead && updated_ < units_.size();
   pass_ = Pass::None;
-  if (!reads) return begin_pass(Pass::Deferred, std::move(units));
+  if (!reads) ARTESIAN_TRY_VOID(begin_pass(Pass::Deferred, std::move(units)));
   pass_ = Pass::Deferred;
-  return stream_.read_on();
+  // Not where that would read a parameter again: may_update_next.
+  stream_.allow_out_of_turn([this](std::uint32_t unit) { return residency_.follows(unit); });
+  return reads ? stream_.read_on() : Result<void>();
 }
 
 Result<void> Optimizer::update_next() noexcept {

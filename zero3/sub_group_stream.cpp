@@ -318,9 +318,11 @@ Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written
   return {};
 }
 
-Result<void> SubGroupStream::run_one(const Task& task, StagingItem* item) noexcept {
+Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
+  const Task& task = tasks_[place];
+  StagingItem* const item = items_[place];
   SubGroup group = locate(task, item);
-  const bool saved = options_.restore_param || current_ < saved_end_;
+  const bool saved = options_.restore_param || place < saved_end_;
   if (saved && state_.saves_param(task.unit)) group.saved = item->data() + saved_offset();
   if (item != nullptr) {
     const std::uint64_t before = system_clock().now_ns();
@@ -348,6 +350,8 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
   }
   body_ = std::move(body);
   items_.assign(tasks_.size(), nullptr);
+  ran_.assign(tasks_.size(), false);
+  out_of_turn_ = nullptr;
   current_ = issued_ = 0;
   writers_waiting_ = 0;
   saved_end_ = 0;
@@ -389,20 +393,35 @@ Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
   return {};
 }
 
+/// The first that is not done; or if that is in memory, the first that has come and may go before.
+std::size_t SubGroupStream::next_task() const noexcept {
+  if (!out_of_turn_ || item_for(tasks_[current_]) != Item::Never) return current_;
+  for (std::size_t place = current_ + 1; place < issued_; ++place) {
+    const bool come = items_[place] != nullptr && items_[place]->idle();
+    if (come && out_of_turn_(tasks_[place].unit)) return place;
+  }
+  return current_;
+}
+
 Result<void> SubGroupStream::run_next() noexcept {
   ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
-  if (item_for(tasks_[current_]) == Item::ToWrite) {
-    ARTESIAN_TRY(item, take_item(tasks_[current_]));
-    items_[current_] = item;
+  ARTESIAN_TRY_VOID(run_task(next_task()));
+  while (under_way() && ran_[current_]) ++current_;
+  return {};
+}
+
+Result<void> SubGroupStream::run_task(std::size_t place) noexcept {
+  if (item_for(tasks_[place]) == Item::ToWrite) {
+    ARTESIAN_TRY(item, take_item(tasks_[place]));
+    items_[place] = item;
     --writers_waiting_;
   }
-  StagingItem* item = items_[current_];
-  ARTESIAN_TRY_VOID(run_one(tasks_[current_], item));
-  if (item != nullptr) {
-    const bool writes = options_.write_state || options_.write_grad || options_.restore_param;
-    free_items_.push_back({item, writes ? std::optional(tasks_[current_]) : std::nullopt});
-  }
-  ++current_;
+  ARTESIAN_TRY_VOID(run_one(place));
+  ran_[place] = true;
+  StagingItem* const item = std::exchange(items_[place], nullptr);
+  if (item == nullptr) return {};
+  const bool writes = options_.write_state || options_.write_grad || options_.restore_param;
+  free_items_.push_back({item, writes ? std::optional(tasks_[place]) : std::nullopt});
   return {};
 }
 
@@ -476,6 +495,7 @@ Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
 }
 
 Result<void> SubGroupStream::abandon() noexcept {
+  ARTESIAN_CHECK(!out_of_turn_);  // for run_on_done the first ones are done, and no others
   Result<void> first;
   for (std::size_t task = current_; task < issued_; ++task) {
     if (items_[task] == nullptr) continue;

@@ -14,6 +14,11 @@
 // error. Nothing of that sub-group is sealed or written then, and nothing of what is in memory may
 // be used again: the engine remembers the error, and answers every later call with it.
 //
+// Note [Out of turn]: a sub-group that is in memory takes the cores' time and none of the disk's.
+// As long as the first of a pass are such ones, the ring is full of what comes behind them, and the
+// disk rests. So where the caller allows it, what has come is done before them: it is written,
+// and the next is read. Each sub-group is done once, whatever the order, so bits and bytes stay.
+//
 // Note [Borrowed items]: how far a pass reads ahead is bounded by the ring. Under backward the disk
 // would then rest, while memory that activations have left stands empty until the next forward.
 // Items in such memory are read into as into the ring's own, by the same pass in the same order;
@@ -80,6 +85,11 @@ class SubGroupStream {
   /// Reads may go to memory of this lender, too, which outlives the stream, or of nobody: null.
   /// What is borrowed already goes back by itself: Note [Borrowed items].
   void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
+  /// From here to the end of the pass: sub-groups of units that `may` holds of are done out of
+  /// turn, before sub-groups in memory: Note [Out of turn].
+  void allow_out_of_turn(std::function<bool(std::uint32_t unit)> may) noexcept {
+    out_of_turn_ = std::move(may);
+  }
   /// Gives back what has nothing in flight. Errors: Io: what was written from it was not.
   Result<void> give_back_borrowed() noexcept;
   /// Whether that would do anything now.
@@ -105,7 +115,8 @@ class SubGroupStream {
   bool may_read_on() const noexcept {
     return under_way() && issued_ < tasks_.size() && (may_look_ahead() || may_borrow());
   }
-  /// Ends the pass where it is: waits for what it reads, and forgets it. Errors: Io, Timeout.
+  /// Ends a pass that is done in turn where it is: waits for what it reads, and forgets it. Errors:
+  /// Io, Timeout.
   Result<void> abandon() noexcept;
   /// Runs `body` on the sub-groups that the pass had done when it was abandoned.
   Result<void> run_on_done(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
@@ -151,7 +162,9 @@ class SubGroupStream {
   bool ready() const noexcept;
   bool worthwhile() const noexcept;
   Result<void> read_ahead(bool wait) noexcept;
-  Result<void> run_one(const Task& task, tiering::StagingItem* item) noexcept;
+  std::size_t next_task() const noexcept;
+  Result<void> run_task(std::size_t place) noexcept;
+  Result<void> run_one(std::size_t place) noexcept;
   bool under_way() const noexcept { return current_ < tasks_.size(); }
   enum class Item : std::uint8_t { Never, ToWrite, ToRead };  // to read, and maybe to write
   Item item_for(const Task& task) const noexcept;
@@ -190,13 +203,15 @@ class SubGroupStream {
   SlicedBody body_;             // without slices: `after` is the whole work
   std::vector<Task> tasks_;
   std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
-  std::vector<tiering::StagingItem*> items_;  // by task, or null
-  std::size_t saved_end_ = 0;                 // the place after the last of units_saved
-  std::size_t current_ = 0;                   // the first task that is not done
-  std::size_t done_ = 0;                      // of a pass that was abandoned: where current_ was
-  std::size_t issued_ = 0;                    // tasks of which all reads have been started
-  std::uint32_t writers_waiting_ = 0;         // of these, those that will take an item to write
-  std::vector<FreeItem> free_items_;          // not of a task; the first was given back first
+  std::vector<tiering::StagingItem*> items_;  // by task, or null; of one that is done, null
+  std::vector<bool> ran_;                     // by task: it is done
+  std::function<bool(std::uint32_t)> out_of_turn_;  // may be null
+  std::size_t saved_end_ = 0;                       // the place after the last of units_saved
+  std::size_t current_ = 0;                         // the first task that is not done
+  std::size_t done_ = 0;               // of a pass that was abandoned: where current_ was
+  std::size_t issued_ = 0;             // tasks of which all reads have been started
+  std::uint32_t writers_waiting_ = 0;  // of these, those that will take an item to write
+  std::vector<FreeItem> free_items_;   // not of a task; the first was given back first
   std::uint64_t wait_ns_ = 0;
 };
 

@@ -1,14 +1,20 @@
 // Proves that a sub-group's state comes back as it was left, whatever part of it is in host memory
 // and whatever passes through the ring, however many items that has; that sub-groups which only
-// write hold no item from reading ahead; that borrowed items take what the ring has no room for,
+// write hold no item from reading ahead; that what has come goes before what is in memory, where
+// that is allowed, and is done once; that borrowed items take what the ring has no room for,
 // and go back; and that those wholly in memory need no ring.
 #include "zero3/sub_group_stream.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <set>
+#include <thread>
+#include <utility>
 
 #include "base/random.h"
 #include "kernels/split_master.h"
@@ -146,6 +152,7 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
         return {};
       };
       ASSERT_TRUE(stream.begin(tiers.units, round == 0 ? first : update, body).has_value());
+      if (coin()) stream.allow_out_of_turn([](std::uint32_t unit) { return unit != 2; });
       for (const std::uint32_t unit : tiers.units) {  // at some, go on as far as that needs no wait
         stream.borrow_from(coin() ? &lender : nullptr);
         for (int tries = coin() ? 0 : 20; tries > 0; --tries) {
@@ -199,6 +206,50 @@ TEST(SubGroupStream, ReadsAsFarAheadAsItMayBorrow) {
   EXPECT_EQ(lender.lent, 3u);
   ASSERT_TRUE(stream.abandon().has_value());
   EXPECT_EQ(lender.lent, 0u);
+}
+
+/// The units of the sub-groups in the order in which a pass did them whose reads had come before it
+/// went on.
+std::vector<std::uint32_t> order_of_pass(PlacedTiers& tiers, SubGroupStream& stream,
+                                         const std::function<bool(std::uint32_t)>& out_of_turn) {
+  std::vector<std::uint32_t> order;
+  std::set<std::pair<std::uint32_t, std::uint64_t>> done;
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    order.push_back(group.unit);
+    EXPECT_TRUE(done.emplace(group.unit, group.index).second) << group.unit << " " << group.index;
+    expect_values(group, 0);
+    return {};
+  };
+  EXPECT_TRUE(stream.begin(tiers.units, {.read_state = true, .write_state = true}, body));
+  stream.allow_out_of_turn(out_of_turn);
+  while (!tiers.state->ring().at(0).idle() || !tiers.state->ring().at(1).idle()) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(stream.advance_past(0).has_value());
+  EXPECT_TRUE(stream.finish().has_value());
+  EXPECT_TRUE(tiers.state->ring().finish().has_value());
+  return order;
+}
+
+TEST(SubGroupStream, WhatHasComeGoesBeforeWhatIsInMemoryWhereItMay) {
+  PlacedTiers tiers(DType::Float32, [](Placement& placement) {
+    placement.ring_count = 2;
+    placement.units[0].param = Tier::Host;
+    for (Tier& home : placement.units[0].optimizer_homes) home = Tier::Host;
+  });
+  SubGroupStream stream(*tiers.state);
+  const auto zero = [](const SubGroup& group) -> Result<void> {
+    write_values(group, 0);
+    return {};
+  };
+  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, zero).has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  const auto in_turn = order_of_pass(tiers, stream, nullptr);
+  EXPECT_TRUE(std::is_sorted(in_turn.begin(), in_turn.end()));
+  EXPECT_EQ(order_of_pass(tiers, stream, [](std::uint32_t) { return false; }), in_turn);
+  const auto before = order_of_pass(tiers, stream, [](std::uint32_t unit) { return unit == 1; });
+  EXPECT_EQ(before.size(), in_turn.size());
+  EXPECT_EQ((std::vector(before.begin(), before.begin() + 2)), (std::vector<std::uint32_t>{1, 1}));
 }
 
 TEST(SubGroupStream, SubGroupsThatOnlyWriteHoldNoItemFromReadingAhead) {
