@@ -1,8 +1,9 @@
 """Part `bound`: a step of ours from NVMe beside what no schedule can beat: the longer of the same
 step with everything in memory, and of its bytes at the rate at which fio moves such a mix of reads
-and writes. Once where the disk takes longer, once where the cores do. And beside the step in memory
-while fio moves as many bytes at the step's pace: what a busy disk costs the cores, with no schedule
-at all. All are measured in turn, so that a drifting machine disturbs them alike."""
+and writes. With few tokens, where the disk takes longer, with many, where the cores do, and in
+between. And beside the step in memory while fio moves as many bytes at the step's pace: what a busy
+disk costs the cores, with no schedule at all. All are measured in turn, so that a drifting machine
+disturbs them alike."""
 
 import contextlib
 import json
@@ -17,12 +18,8 @@ from report import say, spread, summary
 
 # What the config says of the norm: gradients are clipped; they are not, but could be; they cannot.
 CLIPPED, IN_BOUNDS, FREE = "clipped", "within the norm", "not clipped"
-# Samples, tokens of each, norm.
-CASES = [
-    (samples, length, norm)
-    for samples, length in [(1, 128), (4, 256)]
-    for norm in [CLIPPED, IN_BOUNDS, FREE]
-]
+NORMS = [CLIPPED, IN_BOUNDS, FREE]
+SHAPES = {"1x16": (1, 16), "1x128": (1, 128), "4x256": (4, 256)}  # samples, tokens of each
 COLUMNS = {
     "step": "step",
     "in_memory": "step in memory",
@@ -32,13 +29,14 @@ COLUMNS = {
     "own_bound": "bound by our own rates",
 }
 STEPS = 4  # measured ones of a process
-ROUND_SECONDS = {"124m": 540, "355m": 840, "tiny": 45}
+SHAPE_SECONDS = {"124m": 180, "355m": 420, "tiny": 20}  # of one in a round, about
 BLOCK, DEPTH = 1 << 20, 32
 AIM = 1.05
 
 
 def estimate(options):
-    seconds = options.bound_rounds * ROUND_SECONDS[options.bound_model]
+    count = options.bound_rounds * len(options.bound_shapes)
+    seconds = count * SHAPE_SECONDS[options.bound_model]
     return f"about {max(1, round(seconds / 60))} minutes"
 
 
@@ -148,7 +146,8 @@ def run(report, options, programs):
     try:
         with disk.huge_pages(BLOCK * DEPTH // disk.HUGE_PAGE + 16):
             disk.fill(options, file)
-            rows = [one_case(report, options, model, tokens, case, file) for case in CASES]
+            cases = [(*SHAPES[name], norm) for name in options.bound_shapes for norm in NORMS]
+            rows = [one_case(report, options, model, tokens, case, file) for case in cases]
     except (disk.Missing, step.Failed) as failed:
         report.note(f"not measured: {failed}")
         return
