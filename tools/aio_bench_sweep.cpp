@@ -93,7 +93,11 @@ Result<void> Sweep::run(const std::function<void()>& watch) {
   engine_.submit(batch);
   if (watch) {
     std::unique_lock lock(mutex_);
-    while (!still_.wait_for(lock, watch_every, [&] { return moving_ == 0; })) watch();
+    while (!still_.wait_for(lock, watch_every, [&] { return moving_ == 0; })) {
+      lock.unlock();  // whatever it takes, transfers go on
+      watch();
+      lock.lock();
+    }
   }
   // Callbacks stop by themselves: at the end, at an error or when the user says so.
   ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));
