@@ -40,7 +40,7 @@ def parse(arguments):
     add("--ladder-rounds", type=int, default=2, help="ladder: processes per rung")
     add("--ladder-steps", type=int, default=3, help="ladder: measured steps of one process")
     add("--bound-model", default="124m", choices=["124m", "355m", "tiny"])
-    add("--bound-shapes", type=some_of(SHAPES), default="1x16,1x128,4x256",
+    add("--bound-shapes", type=some_of(SHAPES), default=",".join(SHAPES),
         help="bound: samples x tokens of a step, of " + ", ".join(SHAPES))  # fmt: skip
     add("--bound-rounds", type=int, default=3, help="bound: of step, memory and fio in turn")
     add("--plan-model", default="124m", choices=["124m", "355m", "tiny"])

@@ -140,18 +140,16 @@ Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& wat
   const double cpu_before = cpu_seconds();
   const std::uint64_t begin_ns = system_clock().now_ns();
   const auto gone = [&] { return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9; };
-  double second_began = 0;
-  std::uint64_t bytes_before = 0;
   ARTESIAN_TRY_VOID(sweep.run([&] {
-    const std::uint64_t bytes = sweep.bytes_read() + sweep.bytes_written();
-    const double now = gone();
-    if (now - second_began >= 1) {
-      result.gb_per_s_by_second.push_back(static_cast<double>(bytes - bytes_before) /
-                                          (now - second_began) * 1e-9);
-      second_began = now;
-      bytes_before = bytes;
-    }
-    if (watch) watch(bytes, now);
+    const double second = gone() - result.seconds;
+    if (second < 1) return;
+    const std::uint64_t bytes_before = result.bytes();
+    result.seconds += second;
+    result.bytes_read = sweep.bytes_read();
+    result.bytes_written = sweep.bytes_written();
+    const auto bytes = static_cast<double>(result.bytes() - bytes_before);
+    result.gb_per_s_by_second.push_back(bytes / second * 1e-9);
+    if (watch) watch(result);
   }));
   result.seconds = gone();
   // What marks buffers is no transfer: what marked them for the first pass is not counted, either.

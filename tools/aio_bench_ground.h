@@ -66,8 +66,9 @@ struct Measurement {
   double gb_per_s() const noexcept;
 };
 
-/// Is told while a measurement goes on, some times a second: its bytes and seconds until then.
-using Watch = std::function<void(std::uint64_t bytes, double seconds)>;
+/// Is told when another second of a measurement is over: seconds and bytes until then, and
+/// gb_per_s_by_second. The rest is not known yet.
+using Watch = std::function<void(const Measurement&)>;
 
 class Ground {
  public:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 
 #include "base/units.h"
 #include "tools/aio_bench_flags.h"
@@ -41,35 +40,18 @@ RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json
   return options;
 }
 
-/// Shows a bar, and how fast the last second was; nothing of a measurement of less than that.
-class SecondsShown {
- public:
-  explicit SecondsShown(const RunOptions& options)
-      : seconds_(options.transfers.seconds), size_(options.size) {
-    const aio::EngineOptions& engine = options.transfers.engine;
-    stage_ = std::string(access_name(options.transfers.access)) + " " +
-             format_size(engine.block_size) + " x " + std::to_string(engine.queue_depth);
-  }
-
-  void operator()(std::uint64_t bytes, double now) {
-    if (now - last_ < 1) return;
-    const double share = static_cast<double>(bytes) / static_cast<double>(size_);
-    const double rate = static_cast<double>(bytes - bytes_before_) / (now - last_) * 1e-9;
-    char detail[32];
-    std::snprintf(detail, sizeof detail, "%.2f GB/s", rate);
-    progress_.show(stage_, now, seconds_ > 0 ? seconds_ : now / share, detail);
-    last_ = now;
-    bytes_before_ = bytes;
-  }
-
- private:
-  const double seconds_;  // planned, or 0 for one pass over ..
-  const std::uint64_t size_;
-  std::string stage_;
-  Progress progress_;
-  double last_ = 0;
-  std::uint64_t bytes_before_ = 0;
-};
+/// A bar, and how fast the last second was. One pass takes over the file what is moved most of.
+void show(const RunOptions& options, const Measurement& now, Progress& progress) {
+  const Transfers& transfers = options.transfers;
+  const std::string stage = std::string(access_name(transfers.access)) + " " +
+                            format_size(transfers.engine.block_size) + " x " +
+                            std::to_string(transfers.engine.queue_depth);
+  const auto over_file = static_cast<double>(std::max(now.bytes_read, now.bytes_written));
+  const double one_pass = now.seconds * static_cast<double>(options.size) / over_file;
+  char rate[32];
+  std::snprintf(rate, sizeof rate, "%.2f GB/s", now.gb_per_s_by_second.back());
+  progress.show(stage, now.seconds, transfers.seconds > 0 ? transfers.seconds : one_pass, rate);
+}
 
 /// Of a measurement of two seconds or more: a disk that others use, or that slows down when it is
 /// warm or its fast cells are full, has a second that is far below the rest.
@@ -194,8 +176,9 @@ int run_command(const CLI::App& command) {
   if (faults.any()) return faults.print();
   note_signals();
   auto result = [&] {
-    SecondsShown shown(options);
-    return run(options, stop_signal(), std::ref(shown));
+    Progress progress;  // gone before the result is printed
+    return run(options, stop_signal(),
+               [&](const Measurement& now) { show(options, now, progress); });
   }();
   if (!result) return report_failure(result.error());
   if (!print_result(json, to_json(options, *result))) return 1;

@@ -126,6 +126,17 @@ void expect_values(const SubGroup& group, std::uint64_t round) {
   }
 }
 
+/// The values of round 0.
+void write_all(PlacedTiers& tiers, SubGroupStream& stream) {
+  const auto body = [](const SubGroup& group) -> Result<void> {
+    write_values(group, 0);
+    write_param(group);
+    return {};
+  };
+  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, body).has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+}
+
 TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
   std::uint64_t lent = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -183,12 +194,7 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
 TEST(SubGroupStream, ReadsAsFarAheadAsItMayBorrow) {
   PlacedTiers tiers(DType::Float32, [](Placement& placement) { placement.ring_count = 2; });
   SubGroupStream stream(*tiers.state);
-  const auto zero = [](const SubGroup& group) -> Result<void> {
-    write_values(group, 0);
-    return {};
-  };
-  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, zero).has_value());
-  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  write_all(tiers, stream);
   const auto body = [](const SubGroup& group) -> Result<void> {
     expect_values(group, 0);
     return {};
@@ -238,12 +244,7 @@ TEST(SubGroupStream, WhatHasComeGoesBeforeWhatIsInMemoryWhereItMay) {
     for (Tier& home : placement.units[0].optimizer_homes) home = Tier::Host;
   });
   SubGroupStream stream(*tiers.state);
-  const auto zero = [](const SubGroup& group) -> Result<void> {
-    write_values(group, 0);
-    return {};
-  };
-  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, zero).has_value());
-  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  write_all(tiers, stream);
   const auto in_turn = order_of_pass(tiers, stream, nullptr);
   EXPECT_TRUE(std::is_sorted(in_turn.begin(), in_turn.end()));
   EXPECT_EQ(order_of_pass(tiers, stream, [](std::uint32_t) { return false; }), in_turn);
@@ -258,13 +259,7 @@ TEST(SubGroupStream, SubGroupsThatOnlyWriteHoldNoItemFromReadingAhead) {
     placement.units[0].optimizer_homes[0] = placement.units[0].optimizer_homes[1] = Tier::Host;
   });
   SubGroupStream stream(*tiers.state);
-  const auto zero = [](const SubGroup& group) -> Result<void> {
-    write_values(group, 0);
-    std::memset(group.param, 0, group.count * 2);
-    return {};
-  };
-  ASSERT_TRUE(stream.run(tiers.units, {.write_state = true}, zero).has_value());
-  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  write_all(tiers, stream);
   const Placement& plan = tiers.state->placement();
   ASSERT_GE(plan.sub_group_count(0), 4u);
   const std::uint64_t before = tiers.state->store().statistics().bytes_read;
