@@ -553,6 +553,7 @@ void Engine::Impl::update_between_operators() {
 
 Result<void> Engine::Impl::finish_update() {
   if (failed_ahead.has_value()) return *failed_ahead;
+  if (optimizer->speculative()) ARTESIAN_TRY_VOID(prefetcher->stop_fetching());
   ARTESIAN_TRY_VOID(under_backward->take_back());  // of a step that has not been taken
   if (!updating.has_value()) return {};
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));

@@ -366,7 +366,9 @@ void Gradients::norm_of_unit(std::uint32_t unit, const std::byte* memory,
 }
 
 std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
-  ARTESIAN_CHECK(started_[unit] && state_.placement().units[unit].grad == Tier::Host, unit);
+  ARTESIAN_CHECK(state_.placement().units[unit].grad == Tier::Host, unit);
+  const auto zeros = start_at_zero(unit);  // no micro-batch used it; in memory nothing can fail
+  ARTESIAN_CHECK(zeros.has_value(), unit);
   norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
   summed_[unit] = true;
   double sum = 0.0;

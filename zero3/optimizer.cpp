@@ -231,6 +231,7 @@ Result<void> Optimizer::stop_reading() noexcept {
 }
 
 Result<void> Optimizer::skip() noexcept {
+  stream_.borrow_from(nullptr);  // soon forward needs all memory
   return state_.ring().borrowed() == 0 ? Result<void>() : stop_reading();
 }
 
@@ -319,8 +320,11 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
   pass_ = Pass::None;
   if (!reads) ARTESIAN_TRY_VOID(begin_pass(Pass::Deferred, std::move(units)));
   pass_ = Pass::Deferred;
-  // Not where that would read a parameter again: may_update_next.
-  stream_.allow_out_of_turn([this](std::uint32_t unit) { return residency_.follows(unit); });
+  // Not where that would read a parameter again: may_update_next. Copies to a separate device fill
+  // a slot from beginning to end: one that were given up in between would miss what came before.
+  if (!state_.separate_device()) {
+    stream_.allow_out_of_turn([this](std::uint32_t unit) { return residency_.follows(unit); });
+  }
   return reads ? stream_.read_on() : Result<void>();
 }
 

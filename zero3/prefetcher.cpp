@@ -267,6 +267,10 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
 
 Result<void> Prefetcher::end_step() noexcept {
   if (close_recording()) follow_all();
+  return stop_fetching();
+}
+
+Result<void> Prefetcher::stop_fetching() noexcept {
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (residency_.state(unit) == SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
   }

@@ -59,8 +59,10 @@ class Prefetcher {
   Result<void> enter(const Trace::Access& units) noexcept;
   /// Unpins them; each is kept or dropped by its reuse distance.
   Result<void> leave(const Trace::Access& units) noexcept;
-  /// Closes the recording, and waits for transfers in flight: nothing is Fetching afterwards.
+  /// Closes the recording, and stops fetching.
   Result<void> end_step() noexcept;
+  /// Gives up what is on its way, and waits for that: nothing is Fetching afterwards.
+  Result<void> stop_fetching() noexcept;
   /// First byte of an entered unit's parameters.
   std::byte* data(std::uint32_t unit) noexcept { return residency_.data(unit); }
   /// Between steps, when nothing is to change the parameters any more: fetches ahead what the next

@@ -426,6 +426,11 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
 }
 
 Result<void> UnitGraphs::accumulate(const StageGradients& made) {
+  // Gradients are waited for as they are read. Where a batch left the whole stage out there are
+  // none, and what follows may refresh parameters that the device still computes with.
+  if (made.by_unit.empty() && state_.separate_device()) {
+    ARTESIAN_TRY_VOID(state_.device().finish(made.written));
+  }
   for (const auto& [unit, list] : made.by_unit) {
     const std::uint64_t begin_ns = system_clock().now_ns();
     ARTESIAN_TRY_VOID(gradients_.add(unit, list, made.written));

@@ -36,7 +36,8 @@ class UpdateUnderBackward : public Equality {
     return engine;
   }
   void forward_and_backward(Engine& engine) {
-    EXPECT_TRUE(engine.forward(batch.batch()).has_value());
+    const auto loss = engine.forward(batch.batch());
+    EXPECT_TRUE(loss.has_value()) << loss.error().to_string();
     const auto backward = engine.backward();
     EXPECT_TRUE(backward.has_value()) << backward.error().to_string();
   }
