@@ -29,8 +29,9 @@ std::uint64_t HostBuffers::staging_min(std::uint64_t sub_group) const {
 
 /// The most blocks of one staging buffer.
 std::uint64_t HostBuffers::staging_blocks_max() const {
+  const std::uint64_t size = dtype_size(plan_.param_dtype);
   const std::uint64_t wanted = config_.zero.offload_param.buffer_size;
-  const std::uint64_t bytes = std::min(staging_bytes_max, wanted * dtype_size(plan_.param_dtype));
+  const std::uint64_t bytes = std::min(staging_bytes_max / size, wanted) * size;
   return std::max<std::uint64_t>(1, bytes / param_block_bytes(plan_.sub_group));
 }
 
