@@ -67,6 +67,10 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   const unsigned submission = polls_submission(polling) ? IORING_SETUP_SQPOLL : 0u;
   const std::uint32_t entries = depth + 1;  // one more: the eventfd's read
   int answer = open_ring(setup, entries, completion | submission, ring_, features);
+  if (answer >= 0 && submission != 0 && (features & IORING_FEAT_SQPOLL_NONFIXED) == 0) {
+    io_uring_queue_exit(&ring_);  // kernels before 5.11: of registered files alone
+    answer = -EOPNOTSUPP;
+  }
   if (answer < 0 && submission != 0) {
     const int refusal = -answer;
     answer = open_ring(setup, entries, completion, ring_, features);

@@ -32,6 +32,13 @@ int setup_that_refuses(unsigned entries, io_uring* ring, io_uring_params* params
   return io_uring_queue_init_params(entries, ring, params);
 }
 
+/// A kernel before 5.11, whose SQPOLL takes registered files alone.
+int setup_of_old(unsigned entries, io_uring* ring, io_uring_params* params) {
+  const int answer = io_uring_queue_init_params(entries, ring, params);
+  params->features &= ~unsigned{IORING_FEAT_SQPOLL_NONFIXED};
+  return answer;
+}
+
 /// A ring that is told to poll a disk which always interrupts.
 int setup_that_interrupts(unsigned entries, io_uring* ring, io_uring_params* params) {
   const unsigned polling = params->flags & IORING_SETUP_IOPOLL;
@@ -176,6 +183,21 @@ TEST_P(PolledRingTest, WhereTheKernelRefusesThereIsNoneAndOneLineSaysSo) {
     if (status == 77) GTEST_SKIP() << "no io_uring here";
     EXPECT_EQ(status, 0) << each.line << " " << polling_name(each.wanted);
   }
+}
+
+TEST_P(PolledRingTest, AKernelThatPollsForRegisteredFilesAloneIsNotAskedTo) {
+  const auto file = create("file", Direct::IfAligned);
+  const int status = run_in_child([&] {
+    RingPeer::set_setup(setup_of_old);
+    count_lines("SQPOLL is refused");
+    auto engine = make_io_uring(options(Polling::Submission));
+    if (!engine) return 77;
+    if ((*engine)->polling() != Polling::None || submission_threads() != 0) return 1;
+    if (!moves(**engine, *file)) return 2;
+    return lines_ == 1 ? 0 : 3;
+  });
+  if (status == 77) GTEST_SKIP() << "no io_uring here";
+  EXPECT_EQ(status, 0);
 }
 
 TEST_P(PolledRingTest, ADiskThatCannotBePolledInterruptsAndOneLineNamesIt) {
