@@ -208,12 +208,7 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
       size(last_.bytes_nvme_read) + " read, " + size(last_.bytes_nvme_write) + " written");
   row("host <-> device",
       size(last_.bytes_h2d) + " to device, " + size(last_.bytes_d2h) + " to host");
-  row("nvme, written in all", size(bytes_written_));
-  for (const zero3::SwapPathUse& path : paths) {
-    if (paths.size() == 1) break;
-    row("  with the start", size(path.bytes_read) + " read, " + size(path.bytes_written) +
-                                " written through " + path.directory);
-  }
+  print_wear(out, paths);
   if (inputs.some()) {
     const std::uint64_t stay = inputs.bytes_in(tiering::Tier::Device);
     row("kept inputs", size(inputs.bytes_in(tiering::Tier::Host)) + " in host memory, " +
@@ -225,6 +220,22 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
   row("peak activations", size(last_.peak_activations));
   row("peak process RSS", size(last_.peak_process_rss));
   if (device == DeviceMemory::OfTheProcess) print_process(out);
+}
+
+/// What the run wrote to NVMe, filling the swap files at its start included: disks wear by it.
+void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const {
+  std::uint64_t written = 0;
+  for (const zero3::SwapPathUse& path : paths) written += path.bytes_written;
+  const double per_step = static_cast<double>(bytes_written_) / static_cast<double>(steps_);
+  std::fprintf(out, "  %-22s %s, of it %s at the start; %.3g TB per 1,000 steps\n",
+               "nvme, written in all", format_size(written).c_str(),
+               format_size(written - bytes_written_).c_str(), per_step * 1e3 / 1e12);
+  if (paths.size() < 2) return;
+  for (const zero3::SwapPathUse& path : paths) {
+    std::fprintf(out, "    %-20s %s read, %s written through %s\n", "of it",
+                 format_size(path.bytes_read).c_str(), format_size(path.bytes_written).c_str(),
+                 path.directory.c_str());
+  }
 }
 
 /// What the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.

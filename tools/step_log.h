@@ -70,6 +70,7 @@ class Summary {
              const std::vector<zero3::SwapPathUse>& paths, const zero3::KeptInputs& inputs) const;
 
  private:
+  void print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const;
   void print_process(std::FILE* out) const;
 
   std::uint64_t steps_ = 0;

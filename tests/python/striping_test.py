@@ -97,6 +97,7 @@ def test_each_folder_holds_its_part_and_the_end_table_tells_it(place):  # noqa: 
         assert re.search(rf"[1-9][\d.]* \w+ read, [1-9][\d.]* \w+ written through {folder}\n",
                          result.stdout), result.stdout  # fmt: skip
     single = place.run(config=over(place, one))
+    assert "nvme, written in all" in single.stdout
     assert "written through" not in single.stdout and "share of" not in single.stderr
 
 

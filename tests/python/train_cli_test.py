@@ -8,6 +8,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import resource
 import signal
 import socket
@@ -616,6 +617,20 @@ def test_stdout_holds_the_table_alone_and_printing_follows_the_config(place):
     for step in [2, 4, 6]:
         assert any(line.startswith(f"step {step}/6  loss ") for line in lines)
     assert sum("time: forward " in line and " optimizer " in line for line in lines) == 6
+
+
+def test_the_end_table_tells_what_the_disk_wore_the_start_included(place):
+    result = place.run(log_jsonl=place.log, steps=4)
+    assert result.returncode == 0, result.stderr
+    steps = [step["bytes"]["nvme_write"] for step in place.steps()]
+    size = r"([\d.]+) ([KMG]iB)"
+    found = re.search(rf"nvme, written in all +{size}, of it {size} at the start; "
+                      r"([\d.e-]+) TB per 1,000 steps\n", result.stdout)  # fmt: skip
+    assert found, result.stdout
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    written, start = (float(found[at]) * units[found[at + 1]] for at in (1, 3))
+    assert start > 0 and written - start == pytest.approx(sum(steps), rel=0.05)
+    assert float(found[5]) == pytest.approx(sum(steps) / 4 * 1e3 / 1e12, rel=0.01)
 
 
 def test_an_existing_save_folder_is_refused(place):
