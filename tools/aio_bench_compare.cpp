@@ -115,7 +115,8 @@ class Comparer {
 /// can be reserved, neither is to have them.
 Result<void> Comparer::choose_memory() {
   if (options_.memory != "plain") {
-    const std::uint64_t bytes = options_.engine.block_size * options_.engine.queue_depth;
+    const std::uint64_t bytes =
+        options_.engine.block_size * slot_count(options_.engine, options_.size);
     auto made = HugePageReservation::make(round_up(bytes, huge_page_size) / huge_page_size + 16,
                                           system_huge_pages());
     if (made) {
@@ -168,7 +169,7 @@ FioJob Comparer::job_of(Access access) const {
           .size = options_.size,
           .access = access,
           .block_size = options_.engine.block_size,
-          .queue_depth = options_.engine.queue_depth,
+          .queue_depth = static_cast<std::uint32_t>(slot_count(options_.engine, options_.size)),
           .engine = fio_engine_,
           .direct = ground_->direct(),
           .huge_pages = huge_pages_.has_value(),

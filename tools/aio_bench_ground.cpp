@@ -95,8 +95,10 @@ bool Ground::direct() const noexcept {
 }
 
 Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transfers) const {
-  auto made = transfers.kind == nullptr ? aio::make_best_engine(transfers.engine)
-                                        : aio::make_engine(*transfers.kind, transfers.engine);
+  aio::EngineOptions options = transfers.engine;
+  options.stop_seconds = 1;  // a Sweep has waited for all that may still come
+  auto made = transfers.kind == nullptr ? aio::make_best_engine(options)
+                                        : aio::make_engine(*transfers.kind, options);
   // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
   if (made && pool_->statistics().locked) {
     const std::span<std::byte> ranges[] = {pool_->range()};
@@ -151,7 +153,7 @@ Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& wat
     result.gb_per_s_by_second.push_back(bytes / second * 1e-9);
     if (watch) watch(result);
   }));
-  result.seconds = gone();
+  result.seconds = static_cast<double>(sweep.end_ns() - begin_ns) * 1e-9;
   // What marks buffers is no transfer: what marked them for the first pass is not counted, either.
   result.cpu_seconds = std::max(0.0, cpu_seconds() - cpu_before - sweep.marking_cpu_seconds());
   pass_next_ += sweep.laps();

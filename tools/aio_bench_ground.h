@@ -77,9 +77,10 @@ class Ground {
   static Result<std::unique_ptr<Ground>> create(const GroundOptions& options,
                                                 const std::atomic<int>& stop);
 
-  /// Writes all of the files. Needed before the first measurement. Errors: Io, NoSpace, Cancelled.
+  /// Writes all of the files. Needed before the first measurement. Errors: Io, NoSpace, Cancelled,
+  /// Timeout, after which this ground is of no further use.
   Result<void> fill(const Transfers& transfers);
-  /// Errors: Io, NoSpace, Cancelled, and what make_engine refuses.
+  /// Errors: Io, NoSpace, Cancelled, Timeout, and what make_engine refuses.
   Result<Measurement> measure(const Transfers& transfers, const Watch& watch = nullptr);
   /// Reads all of the files and compares every byte.
   Result<bool> all_right(const Transfers& transfers);

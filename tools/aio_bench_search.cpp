@@ -95,6 +95,8 @@ class Search {
   Result<void> vary(const char* stage, Value Settings::*member, const std::vector<Value>& values,
                     double margin = 0);
   int oddities(const Settings& settings) const;
+  const Point& opponent(const Points& ranked) const;
+  double least_to_win(const Settings& first, const Settings& second) const;
   Points finalists() const;
   Result<void> finals(SearchResult& result);
 
@@ -265,18 +267,46 @@ int Search::oddities(const Settings& settings) const {
          (settings.overlap_events != usual.overlap_events);
 }
 
-/// What the search has come to, and the best of all that it has seen.
+/// What the search has come to, the same as usual, and the best of all that it has seen.
 std::vector<Point> Search::finalists() const {
   Points seen = all_;
   std::stable_sort(seen.begin(), seen.end(), [](const Point& left, const Point& right) {
     return left.score() > right.score();
   });
   Points chosen{{.settings = current_, .samples = {}}};
-  for (const Point& point : seen) {
-    if (chosen.size() == finalists_max) break;
-    if (point.settings != current_) chosen.push_back({.settings = point.settings, .samples = {}});
-  }
+  const auto choose = [&](const Settings& settings) {
+    const bool known = std::any_of(chosen.begin(), chosen.end(),
+                                   [&](const Point& point) { return point.settings == settings; });
+    if (!known && chosen.size() < finalists_max) {
+      chosen.push_back({.settings = settings, .samples = {}});
+    }
+  };
+  Settings usual = current_;
+  usual.engine = options_.start.engine;
+  usual.single_submit = options_.start.single_submit;
+  usual.overlap_events = options_.start.overlap_events;
+  choose(usual);
+  for (const Point& point : seen) choose(point.settings);
   return chosen;
+}
+
+/// Whom the first of these meets: the best of those that are more usual and no worse by more than
+/// what it must win by; else the next.
+const Point& Search::opponent(const Points& ranked) const {
+  const Point& first = ranked.front();
+  for (const Point& each : ranked) {
+    const bool close = each.score() * (1 + convention) >= first.score();
+    if (close && oddities(each.settings) < oddities(first.settings)) return each;
+  }
+  return ranked[ranked.size() > 1 ? 1 : 0];
+}
+
+/// The ratio of scores, the first's to the second's, below which the second one wins.
+double Search::least_to_win(const Settings& first, const Settings& second) const {
+  const int odder = oddities(first) - oddities(second);
+  if (odder > 0) return 1 + convention;
+  if (odder < 0) return 1 / (1 + convention);
+  return second.bytes_in_flight() < first.bytes_in_flight() ? 1 + tie : 1 - tie;
 }
 
 Result<void> Search::finals(SearchResult& result) {
@@ -289,7 +319,7 @@ Result<void> Search::finals(SearchResult& result) {
   });
   stage_ = "head to head";
   Point first{.settings = points.front().settings, .samples = {}};
-  Point second{.settings = points[points.size() > 1 ? 1 : 0].settings, .samples = {}};
+  Point second{.settings = opponent(points).settings, .samples = {}};
   for (int pair = 0; pair < head_to_head_max; ++pair) {
     if (pair >= head_to_head_min && spent_ >= options_.budget_seconds) break;
     Point left{.settings = first.settings, .samples = {}};
@@ -307,9 +337,7 @@ Result<void> Search::finals(SearchResult& result) {
   }
   keep({first, second});
   const double ratio = median(result.head_to_head);
-  const bool lighter = second.settings.bytes_in_flight() < first.settings.bytes_in_flight();
-  const bool plainer = oddities(second.settings) < oddities(first.settings);
-  if (ratio < 1 - tie || (ratio < 1 + tie && lighter) || (ratio < 1 + convention && plainer)) {
+  if (ratio < least_to_win(first.settings, second.settings)) {
     std::swap(first, second);
     for (double& each : result.head_to_head) each = 1 / std::max(each, 1e-12);
   }

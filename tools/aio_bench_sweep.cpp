@@ -5,6 +5,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "base/keep_for_ever.h"
 #include "base/units.h"
 
 namespace artesian::bench {
@@ -29,8 +30,13 @@ std::uint64_t cpu_ns() {
 
 }  // namespace
 
-Sweep::Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check)
-    : ground_(ground), engine_(engine), transfers_(transfers), check_(check) {
+Sweep::Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check,
+             double patience)
+    : ground_(ground),
+      engine_(engine),
+      transfers_(transfers),
+      check_(check),
+      patience_seconds_(patience) {
   files_ = std::min(transfers.file_count, ground.files_.size() - transfers.file_first);
   ARTESIAN_CHECK(files_ > 0, transfers.file_first);
   const std::uint64_t block_size = transfers.engine.block_size;
@@ -72,7 +78,7 @@ Result<void> Sweep::prepare() {
 }
 
 Result<void> Sweep::run(const std::function<void()>& watch) {
-  if (transfers_.seconds > 0) end_ns_ = Deadline::after_seconds(transfers_.seconds).at_ns;
+  if (transfers_.seconds > 0) until_ns_ = Deadline::after_seconds(transfers_.seconds).at_ns;
   std::uint64_t first = slots_.size();
   if (transfers_.access == Access::Mixed) {
     const double share = static_cast<double>(first) * transfers_.read_share;
@@ -91,30 +97,62 @@ Result<void> Sweep::run(const std::function<void()>& watch) {
   }
   batch_ = nullptr;
   engine_.submit(batch);
-  if (watch) {
-    std::unique_lock lock(mutex_);
-    while (!still_.wait_for(lock, watch_every, [&] { return moving_ == 0; })) {
-      lock.unlock();  // whatever it takes, transfers go on
-      watch();
-      lock.lock();
-    }
-  }
-  // Callbacks stop by themselves: at the end, at an error or when the user says so.
-  ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));
+  await_end(watch);
+  ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));  // the last callbacks have but to return
   const std::lock_guard lock(mutex_);
   if (error_) return *error_;
   if (ground_.stop_ != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
   return {};
 }
 
+/// Callbacks stop by themselves: at the end, at an error or when the user says so.
+void Sweep::await_end(const std::function<void()>& watch) {
+  const double in_flight = static_cast<double>(slots_.size() * transfers_.engine.block_size);
+  const double patience = patience_seconds_ + in_flight / 1e8;
+  Deadline deadline = Deadline::after_seconds(patience);
+  std::uint64_t moved = 0;
+  std::unique_lock lock(mutex_);
+  while (!still_.wait_for(lock, watch_every, [&] { return moving_ == 0; })) {
+    lock.unlock();  // whatever it takes, transfers go on
+    if (watch) watch();
+    const std::uint64_t moved_now = bytes_read_ + bytes_written_;
+    if (moved_now != moved) deadline = Deadline::after_seconds(patience);
+    moved = moved_now;
+    if (system_clock().now_ns() >= deadline.at_ns) return give_up(patience);
+    lock.lock();
+  }
+}
+
+/// The files, too: a call that is stuck may look up their descriptors yet.
+void Sweep::give_up(double patience) {
+  auto stalled = engine_.drain(Deadline::after_seconds(0));
+  if (stalled.has_value()) return;  // it has just answered
+  failed_ = true;
+  std::unique_lock lock(mutex_);
+  if (!error_) {
+    error_ = std::move(stalled).error();
+    error_->message = "no answer from the disk within " + std::to_string(std::lround(patience)) +
+                      " s: " + error_->message;
+  }
+  while (moving_ > 0) {
+    lock.unlock();
+    for (Slot& slot : slots_) {
+      if (slot.completion.in_flight()) engine_.abandon(slot.completion);
+    }
+    lock.lock();
+    still_.wait_for(lock, watch_every, [&] { return moving_ == 0; });
+  }
+  for (Ground::WorkFile& each : ground_.files_) keep_for_ever(std::move(each.file));
+}
+
 std::optional<std::uint64_t> Sweep::next_sequence() noexcept {
   if (failed_ || ground_.stop_ != 0) return std::nullopt;
-  if (end_ns_ != 0 && next_ >= sequences_min_ && system_clock().now_ns() >= end_ns_) {
+  if (until_ns_ != 0 && next_ >= sequences_min_ && system_clock().now_ns() >= until_ns_) {
     return std::nullopt;
   }
   while (true) {
     const std::uint64_t sequence = next_++;
-    if (end_ns_ == 0 && sequence >= blocks_) return std::nullopt;
+    if (until_ns_ == 0 && sequence >= blocks_) return std::nullopt;
     if (!in_flight_[sequence % blocks_].exchange(true)) return sequence;
   }
 }
@@ -194,7 +232,8 @@ void Sweep::finished(Completion&, void* context) noexcept {
 }
 
 void Sweep::leave() noexcept {
-  if (--moving_ > 0) return;
+  if (moving_.fetch_sub(1) > 1) return;
+  still_ns_ = system_clock().now_ns();
   const std::lock_guard lock(mutex_);  // run() is either before its look at moving_ or asleep
   still_.notify_all();
 }

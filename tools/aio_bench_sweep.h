@@ -28,12 +28,19 @@ class Sweep {
   /// alike.
   static constexpr std::chrono::milliseconds watch_every{10};
 
-  Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check);
+  /// A disk is given up that finishes nothing for so long, and for 10 s more for each GB that is in
+  /// flight: blocks may be of 1 GiB.
+  static constexpr double patience_seconds = 60;
+
+  Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check,
+        double patience = patience_seconds);
 
   /// Takes its buffers, and marks those that it is to write. Errors: Exhausted.
   Result<void> prepare();
-  /// Goes over the files once, or until the time is over. Errors: Io, NoSpace, Cancelled.
-  /// Meanwhile calls `watch`, if there is one, every `watch_every`, on the caller's thread.
+  /// Goes over the files once, or until the time is over. Meanwhile calls `watch`, if there is one,
+  /// every `watch_every`, on the caller's thread. Errors: Io, NoSpace, Cancelled; Timeout, with the
+  /// table of what is in the kernel: what was in flight is abandoned then, and the ground is of no
+  /// further use.
   Result<void> run(const std::function<void()>& watch = nullptr);
   std::uint64_t bytes_read() const noexcept { return bytes_read_; }
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
@@ -41,6 +48,8 @@ class Sweep {
   double marking_cpu_seconds() const noexcept {
     return static_cast<double>(marking_cpu_ns_) * 1e-9;
   }
+  /// When the last transfer of run() had ended.
+  std::uint64_t end_ns() const noexcept { return still_ns_; }
   /// Passes over the files that it has begun.
   std::uint32_t laps() const noexcept { return static_cast<std::uint32_t>(next_ / blocks_ + 1); }
   /// Whether what was read was right, as far as it was looked at; then every byte that the buffers
@@ -62,6 +71,8 @@ class Sweep {
   };
 
   static void finished(Completion& completion, void* context) noexcept;
+  void await_end(const std::function<void()>& watch);
+  void give_up(double patience);
   void leave() noexcept;
   void finish(Slot& slot) noexcept;
   bool begin(Slot& slot, BufferLease buffer) noexcept;
@@ -78,6 +89,7 @@ class Sweep {
   aio::Engine& engine_;
   const Transfers transfers_;
   const Check check_;
+  const double patience_seconds_;
   std::uint64_t files_ = 0;  // taken in turn
   std::uint64_t blocks_ = 0;
   std::deque<Slot> slots_;
@@ -85,11 +97,12 @@ class Sweep {
   double reads_per_block_ = 0;                 // 0 to 1
   double writes_per_block_ = 0;                // 0 to 1
   std::uint64_t sequences_min_ = 0;
-  std::uint64_t end_ns_ = 0;  // 0 = one pass
+  std::uint64_t until_ns_ = 0;  // 0 = one pass
   std::atomic<std::uint64_t> next_ = 0;
   std::atomic<std::uint64_t> bytes_read_ = 0;
   std::atomic<std::uint64_t> bytes_written_ = 0;
   std::atomic<std::uint64_t> marking_cpu_ns_ = 0;
+  std::atomic<std::uint64_t> still_ns_ = 0;
   std::atomic<bool> wrong_ = false;
   std::atomic<bool> failed_ = false;
   std::vector<std::atomic<bool>> in_flight_;  // by block: a lap must not meet the one before

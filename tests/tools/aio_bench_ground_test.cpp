@@ -1,6 +1,7 @@
 // Proves that aio_bench's verification of a whole file sees what a disk can get wrong, though only
 // one sector in a quarter of a block is stamped while the clock runs: between measurements a test
-// changes the file behind its back, by a byte, a sector or a block.
+// changes the file behind its back, by a byte, a sector or a block. And that a disk which stops
+// answering in the middle of a measurement is an error.
 #include "tools/aio_bench_ground.h"
 
 #include <fcntl.h>
@@ -10,7 +11,9 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/support/simulated_engine.h"
 #include "tests/support/temporary_directory.h"
+#include "tools/aio_bench_sweep.h"
 
 namespace artesian::bench {
 namespace {
@@ -23,12 +26,12 @@ constexpr std::uint64_t marked = 65;
 
 using Bytes = std::vector<std::byte>;
 
-/// A descriptor of our own of the file that no directory names.
-int open_behind_its_back() {
+/// A descriptor of our own of the file below `directory` that no directory names.
+int open_behind_its_back(const std::string& directory) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // as is the iterator's own
     const auto target = std::filesystem::read_symlink(entry.path(), gone).string();
-    if (target.find("artesian-aio-bench-") == target.npos) continue;
+    if (!target.starts_with(directory + "/artesian-aio-bench-")) continue;
     return ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);
   }
   return -1;
@@ -36,7 +39,10 @@ int open_behind_its_back() {
 
 class BenchGround : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { SetUpAnew(); }
+  void SetUpAnew() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    ground_.reset();
     auto made = Ground::create({.directories = {directory_.path()},
                                 .size = blocks * block_size,
                                 .granule = block_size,
@@ -44,7 +50,7 @@ class BenchGround : public testing::Test {
                                stop_);
     ASSERT_TRUE(made) << made.error().to_string();
     ground_ = std::move(made).value();
-    descriptor_ = open_behind_its_back();
+    descriptor_ = open_behind_its_back(directory_.path());
     ASSERT_GE(descriptor_, 0);
     ASSERT_TRUE(ground_->fill(transfers(Access::Write)));
   }
@@ -156,6 +162,39 @@ TEST_F(BenchGround, TellsSectorsOfTwoBuffersApart) {
   measure(transfers(Access::Write, blocks));  // a buffer for each block
   swap(marked * sector, block_size + marked * sector);
   EXPECT_FALSE(all_right());
+}
+
+/// A disk that goes silent at one block, until it is told to answer.
+struct SilentBlock final : aio::FaultSeam {
+  SilentBlock() : answer(eventfd(0, EFD_CLOEXEC)) {}
+  ~SilentBlock() override { ::close(answer); }
+  int stalls_on(const aio::Block& block) noexcept override {
+    return block.offset == 2 * block_size ? answer : -1;
+  }
+  const int answer;
+};
+
+TEST_F(BenchGround, ADiskThatStopsAnsweringIsAnErrorThatNamesWhatHangs) {
+  for (const Access access : accesses) {
+    SilentBlock silent;
+    const Transfers wanted = transfers(access, 2);
+    const auto& kind = test_support::SimulatedOptions::Steps::Background;
+    test_support::SimulatedEngine engine(wanted.engine, {.steps = kind}, &silent);
+    SetUpAnew();
+    {
+      Sweep sweep(*ground_, engine, wanted, Sweep::Check::Spot, /*patience=*/0.05);
+      ASSERT_TRUE(sweep.prepare());
+      const auto done = sweep.run();
+      ASSERT_FALSE(done);
+      EXPECT_EQ(done.error().code, ErrorCode::Timeout);
+      const std::string& message = done.error().message;
+      EXPECT_EQ(message.find("no answer from the disk within "), 0u) << message;
+      const std::string what = access == Access::Write ? "write of " : "read of ";
+      EXPECT_NE(message.find(what + directory_.path()), message.npos) << message;
+    }
+    const std::uint64_t one = 1;  // too late: nobody waits for it any more
+    ASSERT_EQ(::write(silent.answer, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  }
 }
 
 TEST_F(BenchGround, MarksItsBuffersAnewInEveryPass) {

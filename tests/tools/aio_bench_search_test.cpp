@@ -132,6 +132,17 @@ struct SmallCacheDisk : UsualDisk {
   }
 };
 
+/// Threads, which are not what `auto` takes, are this much faster.
+struct OddDisk : UsualDisk {
+  double rate(const Settings& settings, Access access) const override {
+    Settings usual = settings;
+    usual.engine = aio::EngineKind::IoUring;
+    const bool odd = settings.engine != usual.engine;
+    return UsualDisk::rate(usual, access) * (odd ? gain : 1);
+  }
+  double gain = 1;
+};
+
 template <typename Disk>
 class Search : public testing::Test {};
 
@@ -215,6 +226,25 @@ TEST(SearchResult, IsTheSameForTheSameDisk) {
   const SearchResult second = run(other, 60, whole_space());
   EXPECT_EQ(first.winner.settings, second.winner.settings);
   EXPECT_EQ(first.head_to_head, second.head_to_head);
+}
+
+TEST(SearchResult, TakesAnotherEngineOnlyWhereThatWinsByMoreThanOnePercent) {
+  for (const bool exhaustive : {false, true}) {
+    for (const double gain : {0.994, 0.999, 1.004, 1.009, 1.02}) {
+      OddDisk disk;
+      disk.gain = gain;
+      SearchSpace space = whole_space();
+      space.threads = {1};
+      SearchOptions options{.space = space, .start = {}, .exhaustive = exhaustive};
+      auto result = search(options, [&](const Settings& settings, Access access, double seconds) {
+        return disk.measure(settings, access, seconds);
+      });
+      ASSERT_TRUE(result.has_value());
+      const auto expected = gain > 1.01 ? aio::EngineKind::Threads : aio::EngineKind::IoUring;
+      EXPECT_EQ(result->winner.settings.engine, expected)
+          << gain << (exhaustive ? ", the whole grid" : "");
+    }
+  }
 }
 
 TEST(SearchResult, OfAnExhaustiveSearchHasMeasuredAll) {
