@@ -1,6 +1,7 @@
 #include "models/checkpoint_weights.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -13,6 +14,21 @@ constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::uint64_t index_size_max = 256u << 20;
 constexpr std::size_t names_shown_max = 3;
+
+/// How files of weights begin and end that are not read: by transformers for PyTorch, TensorFlow
+/// and Flax, as Llama was published, for llama.cpp; and any of safetensors.
+struct WeightName {
+  std::string_view begin;
+  std::string_view end;
+};
+constexpr std::array<WeightName, 8> other_weights{{{"", ".safetensors"},
+                                                   {"", ".safetensors.index.json"},
+                                                   {"pytorch_model", ".bin"},
+                                                   {"pytorch_model", ".bin.index.json"},
+                                                   {"tf_model", ".h5"},
+                                                   {"flax_model", ".msgpack"},
+                                                   {"consolidated", ".pth"},
+                                                   {"", ".gguf"}}};
 
 using WeightMap = std::vector<std::pair<std::string, std::string>>;  // tensor, file
 
@@ -123,6 +139,37 @@ bool same_shape(const SafetensorsTensor& tensor, const zero3::ParameterSpec& par
 
 bool has_checkpoint(const std::string& directory) {
   return exists(directory + "/" + single_name) || exists(directory + "/" + index_name);
+}
+
+Result<void> check_no_other_weights(const std::string& directory) {
+  std::error_code failed;
+  std::set<std::string> names;  // the first by name: whatever the order of the folder
+  std::filesystem::directory_iterator entry(directory, failed);
+  for (; !failed && entry != std::filesystem::directory_iterator(); entry.increment(failed)) {
+    const std::string name = entry->path().filename();
+    const bool weights =
+        std::any_of(other_weights.begin(), other_weights.end(), [&](const WeightName& other) {
+          return name.size() >= other.begin.size() + other.end.size() &&
+                 name.starts_with(other.begin) && name.ends_with(other.end);
+        });
+    if (weights && !name.starts_with('.')) names.insert(name);
+  }
+  if (failed) {
+    Error error =
+        make_error(ErrorCode::Io, "model weights: cannot list the folder", failed.value());
+    error.file = directory;
+    return error;
+  }
+  if (names.empty()) return {};
+  const std::string& name = *names.begin();
+  const bool link = !exists(directory + "/" + name);
+  const bool safetensors = name.find(".safetensors") != std::string::npos;
+  return invalid(directory, "got " + shown_name(name) +
+                                (link ? ", a link that leads nowhere" : "") + ", allowed " +
+                                single_name + ", or " + index_name + " and what it names; " +
+                                (safetensors ? "complete the folder"
+                                             : "load and save the model with transformers, which "
+                                               "writes safetensors"));
 }
 
 Result<CheckpointWeights> CheckpointWeights::open(const std::string& directory,

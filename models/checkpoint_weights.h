@@ -15,6 +15,11 @@ namespace artesian::models {
 /// Whether the directory holds model.safetensors or model.safetensors.index.json.
 bool has_checkpoint(const std::string& directory);
 
+/// Refuses a directory without a checkpoint that has weights all the same, so that nobody trains
+/// from random ones in their place: in another format, shards without their index, a link that
+/// leads nowhere. Errors: Invalid, which names the file; Io where it cannot be listed.
+Result<void> check_no_other_weights(const std::string& directory);
+
 class CheckpointWeights final : public zero3::WeightSource {
  public:
   /// Opens all files and matches their tensors with the model's parameters. Names may have the

@@ -178,6 +178,11 @@ Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
         std::make_unique<models::CheckpointWeights>(std::move(checkpoint)));
   }
   if (!options_.random_weights) {
+    auto none = models::check_no_other_weights(options_.model);
+    if (!none.has_value()) {
+      none.error().message += "; or start at random: --init";
+      return naming("--model", std::move(none).error());
+    }
     log(LogLevel::Info, "--model: no weights in " + options_.model +
                             "; initialising at random from --seed " +
                             std::to_string(options_.seed));

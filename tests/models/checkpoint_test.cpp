@@ -304,6 +304,43 @@ TEST(CheckpointWeights, AFolderWithoutWeightsSaysSo) {
   EXPECT_NE(open_error(place).find("model.safetensors"), std::string::npos);
 }
 
+TEST(CheckpointWeights, OtherWeightsAreNamedAndOtherFilesAreNone) {
+  const Workplace place;
+  const auto error = [&] {
+    const auto none = check_no_other_weights(place.source());
+    return none.has_value() ? "" : none.error().to_string();
+  };
+  for (const char* name : {"tokenizer.json", "data.bin", "training_args.bin", "optimizer.pt",
+                           ".model.safetensors", "pytorch_model.md"}) {
+    place.folder.write(std::string("source/") + name, "x");
+  }
+  EXPECT_EQ(error(), "");
+  for (const std::string name :
+       {"pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json",
+        "model-00001-of-00002.safetensors", "model.fp16.safetensors", "tf_model.h5",
+        "flax_model.msgpack", "consolidated.00.pth", "tiny.gguf"}) {
+    const std::string file = place.folder.write("source/" + name, "x");
+    EXPECT_FALSE(has_checkpoint(place.source())) << name;
+    EXPECT_NE(
+        error().find(place.source() + ": got \"" + name + "\", allowed model.safetensors, or "),
+        std::string::npos)
+        << error();
+    std::filesystem::remove(file);
+  }
+  for (const std::string name : {"model.safetensors", "model.safetensors.index.json"}) {
+    const std::string link = place.source() + "/" + name;
+    std::filesystem::create_symlink("nowhere", link);
+    EXPECT_FALSE(has_checkpoint(place.source()));
+    EXPECT_NE(error().find("\"" + name + "\", a link that leads nowhere, allowed"),
+              std::string::npos)
+        << error();
+    std::filesystem::remove(link);
+  }
+  const auto missing = check_no_other_weights(place.folder.path() + "/none");
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().system_error, ENOENT);
+}
+
 TEST(RandomWeights, ThePaddingRowIsZeroWhateverTheSlices) {
   ModelConfig config =
       std::move(parse_model_config(R"({"model_type": "llama", "vocab_size": 9, "hidden_size": 6,

@@ -463,6 +463,23 @@ def test_broken_weights(place, saved, edit, expected):
     assert len(line) < 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("pytorch_model.bin", "with transformers"), ("model-00001-of-00002.safetensors", "complete")],
+)
+def test_weights_that_are_not_read_are_no_random_start(place, name, fix):
+    (place.model / name).write_bytes(b"x")
+    line = place.refused("--quiet")
+    assert line.startswith(f'artesian: error: --model: model weights: {place.model}: got "{name}"')
+    assert fix in line and line.endswith("; or start at random: --init")
+    assert len(place.trained("--quiet", "--init")) == 1
+
+
+def test_a_link_of_weights_that_leads_nowhere_is_no_random_start(place):
+    (place.model / "model.safetensors").symlink_to("nowhere")
+    assert '"model.safetensors", a link that leads nowhere, allowed' in place.refused("--quiet")
+
+
 def test_weights_of_another_model(place, saved):
     model = make_model(place.folder / "renamed")
     file = with_header(rename)((saved / "model.safetensors").read_bytes())
