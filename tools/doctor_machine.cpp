@@ -33,8 +33,7 @@ Finding examine_kernel(const std::string& release) {
     return finding;
   }
   finding.level = Level::Warn;
-  finding.meaning =
-      "io_uring needs 5.7: reads and writes go through a thread pool, at more CPU time";
+  finding.meaning = "io_uring needs 5.7; the line io_uring says what takes its place";
   finding.fix = "a newer kernel; 6.1 also states the alignment of direct I/O";
   return finding;
 }
@@ -48,7 +47,13 @@ Finding examine_io_uring() {
   }
   finding.level = Level::Warn;
   finding.value = engine.error().to_string();
-  finding.meaning = "reads and writes go through a thread pool, at more CPU time";
+  const auto next = aio::make_engine(aio::EngineKind::Libaio, {.queue_depth = 32});
+  finding.meaning =
+      next.has_value()
+          ? "artesian.engine auto takes libaio here: asynchronous with direct I/O alone"
+          : "artesian.engine auto takes the thread pool here, at more CPU time; libaio, which "
+            "comes first, is refused, too: " +
+                next.error().to_string();
   finding.fix =
       "sysctl kernel.io_uring_disabled=0; in a container, a seccomp profile that allows io_uring "
       "(docker: --security-opt seccomp=FILE)";

@@ -11,7 +11,8 @@
 namespace artesian::tools {
 
 Finding examine_kernel(const std::string& release);
-/// Sets up a ring with the options of a training run's engine, and gives it back.
+/// Sets up a ring with the options of a training run's engine, and gives it back; where it is
+/// refused, the engine that "auto" tries next.
 Finding examine_io_uring();
 Finding examine_memory(std::uint64_t bytes_available);
 

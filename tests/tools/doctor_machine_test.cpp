@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
+#include "aio/engine.h"
 #include "tests/support/process.h"
 #include "tests/support/seccomp.h"
 #include "tests/support/temporary_directory.h"
@@ -31,7 +33,32 @@ TEST(Kernel, OneWithoutIoUringIsWarnedOf) {
   for (const char* release : {"5.6.19", "4.18.0-553.el8", "3.10.0"}) {
     EXPECT_EQ(examine_kernel(release).level, Level::Warn) << release;
     EXPECT_FALSE(examine_kernel(release).fix.empty());
+    EXPECT_EQ(examine_kernel(release).meaning.find("thread pool"), std::string::npos)
+        << "that is libaio's place";
   }
+}
+
+TEST(IoUring, WhereItIsRefusedTheEngineInItsPlaceIsNamed) {
+  // 0: as expected; 1: not; 100: no filters here.
+  const auto takes = [](const char* engine, std::initializer_list<long> refused) {
+    return test_support::run_in_child([&] {
+      for (const long call : refused) {
+        if (!test_support::refuse_call(call, EPERM)) return 100;
+      }
+      const Finding finding = examine_io_uring();
+      const bool right =
+          finding.level == Level::Warn && finding.fix.find("seccomp") != std::string::npos &&
+          finding.meaning.starts_with(std::string("artesian.engine auto takes ") + engine);
+      return right ? 0 : 1;
+    });
+  };
+  const int pool = takes("the thread pool", {SYS_io_uring_setup, SYS_io_setup});
+  EXPECT_TRUE(pool == 0 || pool == 100) << pool;
+  if (!aio::make_engine(aio::EngineKind::Libaio, {.queue_depth = 32}).has_value()) {
+    GTEST_SKIP() << "no libaio here";
+  }
+  const int libaio = takes("libaio", {SYS_io_uring_setup});
+  EXPECT_TRUE(libaio == 0 || libaio == 100) << libaio;
 }
 
 TEST(Memlock, LessThanTheDefaultBudgetIsWarnedOf) {
