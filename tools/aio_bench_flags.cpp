@@ -17,6 +17,7 @@
 #include "base/split.h"
 #include "base/units.h"
 #include "tools/report_error.h"
+#include "tools/standard_output.h"
 
 namespace artesian::bench {
 namespace {
@@ -256,8 +257,9 @@ void note_signals() noexcept {
 
 bool write_output(const std::string& target, const std::string& text) {
   if (target == "-") {
-    std::fputs(text.c_str(), stdout);
-    return std::fflush(stdout) == 0;
+    const auto written = tools::write_stdout(text);
+    if (!written) tools::report_error(program, written.error(), 1);
+    return written.has_value();
   }
   std::ofstream file(target, std::ios::binary);
   file << text;

@@ -6,6 +6,7 @@
 #include "base/units.h"
 #include "tools/aio_bench_flags.h"
 #include "tools/aio_bench_progress.h"
+#include "tools/print.h"
 #include "tools/report_error.h"
 
 namespace artesian::bench {
@@ -63,12 +64,12 @@ std::string slowest_second(const std::vector<double>& by_second) {
   return text;
 }
 
-void print_line(const nlohmann::ordered_json& json) {
+std::string to_line(const nlohmann::ordered_json& json) {
   const std::string both = json["op"] != "mixed"
                                ? ""
                                : " (read " + json["read_gb_per_s"].dump().substr(0, 5) +
                                      ", write " + json["write_gb_per_s"].dump().substr(0, 5) + ")";
-  std::printf(
+  return tools::print(
       "%s %s%s: %.3f GB/s%s%s, %.0f blocks/s of %s, depth %u x %u, latency p50 %llu us, "
       "p99 %llu us, %.2f s, cpu %.2f s, %s\n",
       json["op"].get<std::string>().c_str(), json["engine"].get<std::string>().c_str(),
@@ -83,7 +84,7 @@ void print_line(const nlohmann::ordered_json& json) {
 
 /// Prints to where the flags say. Returns whether that worked.
 bool print_result(const std::string& target, const nlohmann::ordered_json& json) {
-  if (target != "-") print_line(json);
+  if (target != "-" && !write_output("-", to_line(json))) return false;
   return target.empty() || write_output(target, json.dump(2) + "\n");
 }
 
@@ -181,8 +182,8 @@ int run_command(const CLI::App& command) {
                [&](const Measurement& now) { show(options, now, progress); });
   }();
   if (!result) return report_failure(result.error());
-  if (!print_result(json, to_json(options, *result))) return 1;
-  if (result->right) return 0;
+  const bool printed = print_result(json, to_json(options, *result));
+  if (result->right) return printed ? 0 : 1;
   return tools::report_error(program,
                              "wrong data: " + options.directory +
                                  ": what was moved is not what the file is to hold; do not trust "

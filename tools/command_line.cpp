@@ -5,6 +5,7 @@
 
 #include "base/nearest.h"
 #include "tools/report_error.h"
+#include "tools/standard_output.h"
 
 namespace artesian::tools {
 namespace {
@@ -70,6 +71,12 @@ std::vector<std::string> reversed_words(int argc, char** argv) {
   return words;
 }
 
+/// Returns the exit code.
+int print(const char* program, const std::string& text) {
+  const auto printed = write_stdout(text + "\n");
+  return printed.has_value() ? 0 : report_error(program, printed.error(), 1);
+}
+
 }  // namespace
 
 std::optional<int> parse_command_line(CLI::App& app, const char* program, int argc, char** argv) {
@@ -82,11 +89,9 @@ std::optional<int> parse_command_line(CLI::App& app, const char* program, int ar
   } catch (const CLI::CallForHelp&) {
     std::string help = app.help();  // of the command that was chosen
     help.erase(help.find_last_not_of('\n') + 1);
-    std::puts(help.c_str());
-    return 0;
+    return print(program, help);
   } catch (const CLI::CallForVersion& version) {
-    std::puts(version.what());
-    return 0;
+    return print(program, version.what());
   } catch (const CLI::ArgumentMismatch& error) {
     return report_error(program, first_extra(app).value_or(describe_mismatch(error.what())), 2);
   } catch (const CLI::ParseError& error) {

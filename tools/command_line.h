@@ -9,7 +9,8 @@
 namespace artesian::tools {
 
 /// Parses argv. Returns the exit code when the program is to end now (--help and --version: 0, bad
-/// flags: 2), after printing what is due; nothing when the run goes on.
+/// flags: 2, stdout that cannot be written: 1), after printing what is due; nothing when the run
+/// goes on.
 std::optional<int> parse_command_line(CLI::App& app, const char* program, int argc, char** argv);
 
 }  // namespace artesian::tools

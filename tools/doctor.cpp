@@ -5,7 +5,6 @@
 #include <torch/version.h>
 #include <xxhash.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +13,7 @@
 #include "tools/doctor_disk.h"
 #include "tools/doctor_gpu.h"
 #include "tools/doctor_machine.h"
+#include "tools/standard_output.h"
 
 namespace artesian::tools {
 namespace {
@@ -92,10 +92,7 @@ Result<int> run_doctor(const CLI::App& doctor) {
            return std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing changes it
          }));
   findings.push_back(examine_versions());
-  const std::string text = json.empty() ? to_text(findings) : to_json(findings);
-  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
-    return make_error(ErrorCode::Io, "doctor: stdout: cannot write");
-  }
+  ARTESIAN_TRY_VOID(write_stdout(json.empty() ? to_text(findings) : to_json(findings)));
   return count_of(findings, Level::Fail) == 0 ? 0 : 1;
 }
 

@@ -1,6 +1,5 @@
 #include "tools/train.h"
 
-#include <cerrno>
 #include <memory>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "tools/process_setup.h"
 #include "tools/report_error.h"
 #include "tools/save_model.h"
+#include "tools/standard_output.h"
 #include "tools/step_log.h"
 #include "tools/training.h"
 #include "zero3/compute_device.h"
@@ -291,8 +291,7 @@ Result<void> TrainRun::finish() {
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
                  engine_->path_use(), engine_->placement().inputs);
-  if (std::fflush(stdout) == 0) return {};
-  return make_error(ErrorCode::Io, "stdout: cannot write the end table", errno);
+  return flush_stdout();
 }
 
 }  // namespace

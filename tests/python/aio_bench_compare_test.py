@@ -93,6 +93,12 @@ def test_figures_are_those_that_fio_says(folder, fake):
     assert all("--unified_rw_reporting=1" in call for call in calls if "--rw=rw" in call)
 
 
+def test_a_full_stdout_is_one_error(folder, fake):
+    fake(MADE_UP)
+    limits.full_stdout([PROGRAM, "compare", "--path", folder, *SMALL, "--op", "read"],
+                       "aio_bench: error: stdout: cannot write")  # fmt: skip
+
+
 def test_flags_act(folder, fake, tmp_path):
     log = fake(MADE_UP)
     target = tmp_path / "out.json"

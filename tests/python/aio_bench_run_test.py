@@ -287,6 +287,19 @@ def test_libaio(folder):
     assert got["engine"] == "libaio" and got["verified"]
 
 
+@pytest.mark.parametrize("json_to", [None, "-", "file"])
+def test_a_full_stdout_is_one_error(folder, tmp_path, json_to):
+    words = ["run", "--path", folder, "--size", "1M"]
+    if json_to is not None:
+        words += ["--json", json_to if json_to == "-" else tmp_path / json_to]
+    limits.full_stdout([PROGRAM, *words], "aio_bench: error: stdout: cannot write")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_help_into_a_full_stdout_is_one_error(words):
+    limits.full_stdout([PROGRAM, *words], "aio_bench: error: stdout: cannot write")
+
+
 def test_no_command_and_help():
     assert "missing command" in refused()[0]
     for arguments in (["--help"], ["run", "--help"]):

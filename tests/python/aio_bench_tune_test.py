@@ -335,6 +335,11 @@ def test_results_that_cannot_be_written_are_an_error(folder, tmp_path):
     assert "aio_bench: error: cannot write: /dev/full" in result.stderr
 
 
+def test_a_full_stdout_is_one_error(folder):
+    limits.full_stdout([PROGRAM, "tune", "--path", folder, *SMALL],
+                       "aio_bench: error: stdout: cannot write")  # fmt: skip
+
+
 def test_memory_is_no_disk(cache):
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no writable /dev/shm")

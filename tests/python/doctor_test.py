@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from build_folder import ARTESIAN
-from limits import AS_NOBODY, descriptors, give, lockable, needs_root
+from limits import AS_NOBODY, descriptors, full_stdout, give, lockable, needs_root
 from limits import refuse_direct, refuse_io_uring
 
 MACHINE = {"kernel", "io_uring", "memory", "memlock", "huge_pages", "descriptors", "processor"}
@@ -59,6 +59,12 @@ def test_people_read_lines(tmp_path):
     assert lines[position].startswith("warn  nccl: ")
     assert lines[position + 1].startswith("      fix: unset NCCL_P2P_DISABLE")
     assert lines[-1].endswith(" fail") and " ok, " in lines[-1]
+
+
+@pytest.mark.parametrize("words", [[], ["--json", "-"]])
+def test_a_full_stdout_is_one_error(tmp_path, words):
+    full_stdout([ARTESIAN, "doctor", "--path", tmp_path, *words],
+                "artesian: error: stdout: cannot write")  # fmt: skip
 
 
 @needs_root

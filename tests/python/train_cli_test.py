@@ -193,6 +193,11 @@ def test_version():
     assert result.stdout.count(".") == 2
 
 
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "--help"]])
+def test_a_full_stdout_is_one_error(words):
+    limits.full_stdout([PROGRAM, *words], "artesian: error: stdout: cannot write")
+
+
 WHOLE = "allowed a whole number of at least 1; "
 
 
@@ -581,11 +586,7 @@ def test_a_full_disk_under_the_outputs(place):
     assert line == "artesian: error: --log-jsonl: cannot write: /dev/full: No space left on device"
     line = errors_of(place.run("--quiet", trace="/dev/full"), 2)
     assert line == "artesian: error: --trace: cannot write: /dev/full: No space left on device"
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(place.words(), stdout=full, stderr=subprocess.PIPE, text=True,
-                              env=ENVIRONMENT)  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("artesian: error: stdout: cannot write")
+    limits.full_stdout(place.words(), "artesian: error: stdout: cannot write", env=ENVIRONMENT)
 
 
 def test_trace_is_chrome_json_with_lanes(place):
