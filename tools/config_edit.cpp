@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/file_system.h"
+#include "base/log.h"
 #include "zero3/config_text.h"
 
 namespace artesian::bench {
@@ -277,17 +278,41 @@ Result<std::string> read_text(const std::string& path) {
   return text.str();
 }
 
+/// Gives a new file the owner and the permissions of another one, as far as this user may. A group
+/// that the other one did not have gets no more than all others.
+Result<void> take_after(int descriptor, const struct stat& other, const std::string& path) {
+  struct stat now {};
+  if (fchown(descriptor, other.st_uid, other.st_gid) != 0) {
+    (void)!fchown(descriptor, static_cast<uid_t>(-1), other.st_gid);
+  }
+  mode_t mode = other.st_mode & 07777;
+  if (fstat(descriptor, &now) != 0) return failure("cannot look at a file", path);
+  if (now.st_gid != other.st_gid) mode = (mode & ~mode_t{070}) | ((mode & 07) << 3);
+  if (now.st_gid != other.st_gid || now.st_uid != other.st_uid) mode &= 0777;
+  if (fchmod(descriptor, mode) != 0) return failure("cannot set the permissions of a file", path);
+  return {};
+}
+
 /// A new file beside, complete and on the disk.
-Result<void> write_new(const std::string& path, const std::string& text, mode_t mode) {
+Result<void> write_new(const std::string& path, const std::string& text, const struct stat& old) {
   ARTESIAN_TRY(file,
                system_files().open(path, {.create = Create::Exclusive, .direct = Direct::Never}));
   auto done = file->write_at(text.data(), text.size(), 0);
-  if (done && fchmod(file->descriptor(), mode) != 0) {
-    done = failure("cannot set the permissions of a file", path);
-  }
+  if (done) done = take_after(file->descriptor(), old, path);
   if (done) done = file->sync();
   if (!done) (void)!system_files().remove(path).has_value();
   return done;
+}
+
+void note_other_owner(const std::string& path, const struct stat& old) {
+  struct stat now {};
+  if (::stat(path.c_str(), &now) != 0) return;
+  if (now.st_uid == old.st_uid && now.st_gid == old.st_gid) return;
+  const auto owner = [](const struct stat& file) {
+    return "user " + std::to_string(file.st_uid) + " and group " + std::to_string(file.st_gid);
+  };
+  log(LogLevel::Warning,
+      path + ": its owner cannot be kept: was " + owner(old) + ", is " + owner(now));
 }
 
 /// The config's text with the section's settings: in this section, wherever it is, else in a new
@@ -394,20 +419,20 @@ Result<std::string> apply_settings(const std::string& given, const Settings& set
   ARTESIAN_TRY(edited, with_settings(text, given, settings, automatic));
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
-  const mode_t mode = status.st_mode & 07777;
   std::string backup = path + ".bak";
   for (int number = 1; system_files().exists(backup); ++number) {
     backup = path + ".bak." + std::to_string(number);
   }
-  ARTESIAN_TRY_VOID(write_new(backup, text, mode));
+  ARTESIAN_TRY_VOID(write_new(backup, text, status));
   const std::string beside = path + ".new." + std::to_string(getpid());
-  auto written = write_new(beside, edited, mode);
+  auto written = write_new(beside, edited, status);
   if (written) written = system_files().rename(beside, path);
   if (!written) {
     (void)!system_files().remove(beside).has_value();
     (void)!system_files().remove(backup).has_value();
     return std::move(written).error();
   }
+  note_other_owner(path, status);
   return backup;
 }
 

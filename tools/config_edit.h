@@ -22,9 +22,10 @@ std::string print_settings(const Settings& settings, aio::EngineKind automatic);
 Result<std::string> with_settings(std::string_view text, const std::string& path,
                                   const Settings& settings, aio::EngineKind automatic);
 
-/// Does so to the file, which is replaced as a whole and keeps its permissions; returns where the
-/// copy of what it was lies: beside it, .bak, or .bak.1 and so on where that is taken. A link stays
-/// one: what it leads to is edited. Errors: Invalid, Io, NoSpace.
+/// Does so to the file, which is replaced as a whole and keeps its permissions, and its owner where
+/// this user may give files away (else one warning); returns where the copy of what it was lies:
+/// beside it, .bak, or .bak.1 and so on where that is taken. A link stays one: what it leads to is
+/// edited. Errors: Invalid, Io, NoSpace.
 Result<std::string> apply_settings(const std::string& path, const Settings& settings,
                                    aio::EngineKind automatic);
 

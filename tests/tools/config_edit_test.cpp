@@ -5,12 +5,16 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/process.h"
+#include "tests/support/seccomp.h"
 #include "tests/support/temporary_directory.h"
 #include "zero3/config.h"
 #include "zero3/config_text.h"
@@ -265,6 +269,38 @@ TEST_F(ConfigFile, IsReplacedAndKeptAsABackup) {
   EXPECT_EQ(read(*second), once);
   EXPECT_EQ(read(path_ + ".bak"), text);
   EXPECT_EQ(entries(), 3);
+}
+
+TEST_F(ConfigFile, KeepsItsOwner) {
+  write("{}");
+  if (chown(path_.c_str(), 65534, 65533) != 0) GTEST_SKIP() << "only root may give files away";
+  ASSERT_EQ(chmod(path_.c_str(), 0640), 0);
+  const auto backup = apply_settings(path_, found, aio::EngineKind::IoUring);
+  ASSERT_TRUE(backup.has_value()) << backup.error().to_string();
+  for (const std::string& each : {path_, *backup}) {
+    struct stat status {};
+    ASSERT_EQ(stat(each.c_str(), &status), 0);
+    EXPECT_EQ(status.st_uid, 65534u) << each;
+    EXPECT_EQ(status.st_gid, 65533u) << each;
+    EXPECT_EQ(status.st_mode & 07777, 0640u) << each;
+  }
+}
+
+TEST_F(ConfigFile, OfAnotherOwnerOpensItselfToNoOtherGroup) {
+  write("{}");
+  if (chown(path_.c_str(), 65534, 65533) != 0) GTEST_SKIP() << "only root may give files away";
+  ASSERT_EQ(chmod(path_.c_str(), 0664), 0);
+  const int status = test_support::run_in_child([&] {
+    if (!test_support::refuse_call(SYS_fchown, EPERM)) return 100;
+    return apply_settings(path_, found, aio::EngineKind::IoUring).has_value() ? 0 : 1;
+  });
+  if (status == 100) GTEST_SKIP() << "no seccomp filters here";
+  ASSERT_EQ(status, 0);
+  expect_read(read(path_));
+  struct stat now {};
+  ASSERT_EQ(stat(path_.c_str(), &now), 0);
+  EXPECT_EQ(now.st_uid, geteuid());
+  EXPECT_EQ(now.st_mode & 07777, 0644u) << "the group is another one: it may what all others may";
 }
 
 TEST_F(ConfigFile, BehindALinkIsEditedAndTheLinkStays) {
