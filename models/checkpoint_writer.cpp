@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::uint64_t data_alignment = 64;  // of the first data byte, by spaces after the header
 constexpr std::uint64_t small_file_size_max = 256u << 20;
-constexpr std::array<const char*, 9> copied_files{
+constexpr const char* config_name = "config.json";
+constexpr std::array<const char*, 9> tokenizer_files{
     "tokenizer.json",    "tokenizer_config.json",   "vocab.json",
     "merges.txt",        "special_tokens_map.json", "generation_config.json",
     "added_tokens.json", "tokenizer.model",         "chat_template.jinja"};
@@ -77,6 +78,19 @@ std::string shard_name(std::size_t index, std::size_t count) {
 }
 
 }  // namespace
+
+Result<std::vector<ModelFile>> read_model_files(const std::string& directory) {
+  ARTESIAN_TRY(config, read_small_file(directory + "/" + config_name));
+  std::vector<ModelFile> files;
+  files.push_back({config_name, std::move(config)});
+  for (const char* name : tokenizer_files) {
+    const std::string path = directory + "/" + name;
+    if (::access(path.c_str(), F_OK) != 0) continue;
+    ARTESIAN_TRY(text, read_small_file(path));
+    files.push_back({name, std::move(text)});
+  }
+  return files;
+}
 
 Result<void> check_checkpoint_target(const std::string& target, std::uint64_t bytes) {
   struct stat status {};
@@ -152,7 +166,7 @@ Result<CheckpointWriter> CheckpointWriter::create(CheckpointWriterOptions option
   }
   writer.folder_ = folder;
   writer.plan_shards();
-  ARTESIAN_TRY_VOID(writer.copy_small_files());
+  ARTESIAN_TRY_VOID(writer.write_small_files());
   ARTESIAN_TRY_VOID(writer.skip_complete_tensors());
   return writer;
 }
@@ -172,14 +186,11 @@ void CheckpointWriter::plan_shards() {
   }
 }
 
-Result<void> CheckpointWriter::copy_small_files() {
-  const std::string source = options_.source_directory + "/";
-  ARTESIAN_TRY(config, read_small_file(source + "config.json"));
-  ARTESIAN_TRY_VOID(write_small_file(folder_ + "/config.json", with_dtype(config, options_.dtype)));
-  for (const char* name : copied_files) {
-    if (::access((source + name).c_str(), F_OK) != 0) continue;
-    ARTESIAN_TRY(text, read_small_file(source + name));
-    ARTESIAN_TRY_VOID(write_small_file(folder_ + "/" + name, text));
+Result<void> CheckpointWriter::write_small_files() {
+  for (const ModelFile& file : options_.files) {
+    ARTESIAN_TRY_VOID(write_small_file(
+        folder_ + "/" + file.name,
+        file.name == config_name ? with_dtype(file.text, options_.dtype) : file.text));
   }
   return {};
 }

@@ -22,9 +22,19 @@ struct TensorDeclaration {
   std::vector<std::int64_t> shape;
 };
 
+/// A small file of a model directory, whole.
+struct ModelFile {
+  std::string name;
+  std::string text;
+};
+
+/// config.json and the tokenizer's files of a model directory. For the time before training: at its
+/// end the directory may be gone. Errors: Io; Invalid (not a regular file, larger than 256 MiB).
+Result<std::vector<ModelFile>> read_model_files(const std::string& directory);
+
 struct CheckpointWriterOptions {
   std::string target;            // the folder to make; must not exist, its parent must
-  std::string source_directory;  // whose config.json and tokenizer files are copied
+  std::vector<ModelFile> files;  // written beside the weights, config.json with their dtype
   DType dtype = DType::Float32;  // of all tensors
   std::uint64_t shard_size_max = 5'000'000'000;  // bytes of data; a larger tensor has its own shard
 };
@@ -36,7 +46,7 @@ Result<void> check_checkpoint_target(const std::string& target, std::uint64_t by
 
 class CheckpointWriter {
  public:
-  /// Checks the target, makes the folder beside it and copies the small files.
+  /// Checks the target, makes the folder beside it and writes the small files.
   /// Errors: Invalid (target exists, names twice or none), NoSpace, Io.
   static Result<CheckpointWriter> create(CheckpointWriterOptions options,
                                          std::vector<TensorDeclaration> tensors);
@@ -62,7 +72,7 @@ class CheckpointWriter {
   CheckpointWriter(CheckpointWriterOptions options, std::vector<TensorDeclaration> tensors);
 
   void plan_shards();
-  Result<void> copy_small_files();
+  Result<void> write_small_files();
   Result<void> open_next_shard();
   Result<void> skip_complete_tensors();
   Result<void> write_index();

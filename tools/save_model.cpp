@@ -3,7 +3,6 @@
 #include <span>
 
 #include "kernels/cast.h"
-#include "models/checkpoint_writer.h"
 
 namespace artesian::tools {
 
@@ -15,19 +14,17 @@ std::uint64_t save_size(const zero3::Config& config,
 }
 
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
-                        const std::vector<zero3::ParameterSpec>& parameters,
-                        const SaveOptions& options) {
+                        const std::vector<zero3::ParameterSpec>& parameters, SaveOptions options) {
   const DType dtype = options.fp32 ? DType::Float32 : engine.config().param_dtype;
   std::vector<models::TensorDeclaration> tensors;
   tensors.reserve(parameters.size());
   for (const zero3::ParameterSpec& parameter : parameters) {
     tensors.push_back({models::saved_name(model_config, parameter.name), parameter.shape});
   }
-  ARTESIAN_TRY(
-      writer,
-      models::CheckpointWriter::create(
-          {.target = options.target, .source_directory = options.source_directory, .dtype = dtype},
-          std::move(tensors)));
+  ARTESIAN_TRY(writer, models::CheckpointWriter::create({.target = std::move(options.target),
+                                                         .files = std::move(options.files),
+                                                         .dtype = dtype},
+                                                        std::move(tensors)));
   std::vector<std::uint16_t> narrowed;
   for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
     const auto append = [&](std::span<const float> piece) -> Result<void> {

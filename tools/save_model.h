@@ -4,15 +4,16 @@
 #include <string>
 #include <vector>
 
+#include "models/checkpoint_writer.h"
 #include "models/model_config.h"
 #include "zero3/engine.h"
 
 namespace artesian::tools {
 
 struct SaveOptions {
-  std::string target;            // the directory to make
-  std::string source_directory;  // of the model that was trained: config.json and tokenizer
-  bool fp32 = false;             // the master weights, instead of the training precision
+  std::string target;                    // the directory to make
+  std::vector<models::ModelFile> files;  // of the model that was trained, as before training
+  bool fp32 = false;                     // the master weights, instead of the training precision
 };
 
 /// Bytes that the directory will take.
@@ -21,7 +22,6 @@ std::uint64_t save_size(const zero3::Config& config,
 
 /// Errors: Io, NoSpace, Invalid (the target exists), Corrupt.
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
-                        const std::vector<zero3::ParameterSpec>& parameters,
-                        const SaveOptions& options);
+                        const std::vector<zero3::ParameterSpec>& parameters, SaveOptions options);
 
 }  // namespace artesian::tools

@@ -52,7 +52,7 @@ class TrainRun {
   Result<void> prepare();
   Result<zero3::Config> read_config(const zero3::ConfigArguments& arguments) const;
   Result<void> check_memory() const;
-  Result<void> check_save() const;
+  Result<void> prepare_save();
   void choose_steps();
   Result<void> open_outputs();
   Result<void> write_trace() const;
@@ -66,6 +66,7 @@ class TrainRun {
 
   const TrainOptions& options_;
   models::ModelConfig model_config_;
+  std::vector<models::ModelFile> model_files_;  // for --save
   zero3::Config config_;
   std::uint64_t length_ = 0;
   std::uint64_t steps_ = 0;
@@ -100,7 +101,7 @@ Result<void> TrainRun::prepare() {
   config_ = std::move(config);
   for (const std::string& note : config_.notes) log(LogLevel::Info, note);
   ARTESIAN_TRY_VOID(check_memory());
-  ARTESIAN_TRY_VOID(check_save());
+  ARTESIAN_TRY_VOID(prepare_save());
   const models::TokenDataOptions data_options{
       .path = options_.data,
       .model_directory = options_.model,
@@ -151,11 +152,16 @@ void TrainRun::choose_steps() {
   steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
 }
 
-Result<void> TrainRun::check_save() const {
+/// What is saved beside the weights is read now: what has been trained must not be lost because a
+/// folder has gone meanwhile.
+Result<void> TrainRun::prepare_save() {
   if (options_.save.empty()) return {};
   const auto bytes =
       save_size(config_, models::model_parameters(model_config_), options_.save_fp32);
-  return naming("--save", models::check_checkpoint_target(options_.save, bytes));
+  ARTESIAN_TRY_VOID(naming("--save", models::check_checkpoint_target(options_.save, bytes)));
+  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
+  model_files_ = std::move(files);
+  return {};
 }
 
 /// Empties the files of an earlier run: only once nothing else can refuse this one.
@@ -280,10 +286,10 @@ Result<void> TrainRun::loop() {
 Result<void> TrainRun::finish() {
   if (summary_.steps() == 0) return {};  // stopped before the first
   if (!options_.save.empty()) {
-    const SaveOptions save{
-        .target = options_.save, .source_directory = options_.model, .fp32 = options_.save_fp32};
-    ARTESIAN_TRY_VOID(
-        naming("--save", save_model(*engine_, model_config_, module_->parameters(), save)));
+    SaveOptions save{
+        .target = options_.save, .files = std::move(model_files_), .fp32 = options_.save_fp32};
+    ARTESIAN_TRY_VOID(naming(
+        "--save", save_model(*engine_, model_config_, module_->parameters(), std::move(save))));
   }
   ARTESIAN_TRY_VOID(write_trace());
   if (options_.quiet) return {};

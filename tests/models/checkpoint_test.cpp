@@ -37,6 +37,7 @@ struct Workplace {
   }
   std::string source() const { return folder.path() + "/source"; }
   std::string target() const { return folder.path() + "/target"; }
+  std::vector<ModelFile> files() const { return read_model_files(source()).value(); }
 
   std::vector<TensorDeclaration> declarations() const {
     std::vector<TensorDeclaration> declared;
@@ -63,8 +64,9 @@ struct Workplace {
   }
 
   Result<void> save(std::uint64_t shard_size_max, std::size_t piece = 7) const {
+    ARTESIAN_TRY(files, read_model_files(source()));
     ARTESIAN_TRY(writer, CheckpointWriter::create({.target = target(),
-                                                   .source_directory = source(),
+                                                   .files = std::move(files),
                                                    .dtype = DType::Float32,
                                                    .shard_size_max = shard_size_max},
                                                   declarations()));
@@ -116,6 +118,31 @@ TEST(CheckpointWriter, ConfigSaysTheNewDtypeAndTheTokenizerIsCopied) {
   EXPECT_EQ(place.folder.read("target/tokenizer.json"), "{\"version\": \"1.0\"}");
 }
 
+TEST(CheckpointWriter, TheModelsFolderMayBeGoneByTheEnd) {
+  const Workplace place;
+  place.folder.write("source/tokenizer.json", "{}");
+  auto files = read_model_files(place.source());
+  ASSERT_TRUE(files.has_value()) << files.error().to_string();
+  std::filesystem::remove_all(place.source());
+  auto writer = CheckpointWriter::create(
+      {.target = place.target(), .files = std::move(files).value()}, place.declarations());
+  ASSERT_TRUE(writer.has_value()) << writer.error().to_string();
+  ASSERT_TRUE(place.append_all(*writer, 100).has_value());
+  ASSERT_TRUE(writer->commit().has_value());
+  expect_values(place, place.target());
+  EXPECT_EQ(place.folder.read("target/tokenizer.json"), "{}");
+  EXPECT_TRUE(read_model_config(place.target()).has_value());
+}
+
+TEST(CheckpointWriter, WhatCannotBeReadIsNamedBeforeTraining) {
+  const Workplace place;
+  std::filesystem::create_directory(place.source() + "/tokenizer.json");
+  const auto files = read_model_files(place.source());
+  ASSERT_FALSE(files.has_value());
+  EXPECT_NE(files.error().to_string().find("tokenizer.json"), std::string::npos);
+  EXPECT_EQ(read_model_files(place.folder.path() + "/none").error().code, ErrorCode::Io);
+}
+
 TEST(CheckpointWriter, DataStartsAtAMultipleOf64AndTheFormatIsNamed) {
   const Workplace place;
   ASSERT_TRUE(place.save(1 << 20).has_value());
@@ -142,8 +169,8 @@ TEST(CheckpointWriter, AnExistingTargetIsRefusedBeforeAnythingIsWritten) {
 TEST(CheckpointWriter, ATargetThatAppearsMeanwhileIsNotReplaced) {
   const Workplace place;
   {
-    auto writer = CheckpointWriter::create(
-        {.target = place.target() + "/", .source_directory = place.source()}, place.declarations());
+    auto writer = CheckpointWriter::create({.target = place.target() + "/", .files = place.files()},
+                                           place.declarations());
     ASSERT_TRUE(writer.has_value());
     ASSERT_TRUE(place.append_all(*writer, 100).has_value());
     std::filesystem::create_directory(place.target());
@@ -158,8 +185,8 @@ TEST(CheckpointWriter, ATargetThatAppearsMeanwhileIsNotReplaced) {
 TEST(CheckpointWriter, AnUnfinishedWriterLeavesNothing) {
   const Workplace place;
   {
-    auto writer = CheckpointWriter::create(
-        {.target = place.target(), .source_directory = place.source()}, place.declarations());
+    auto writer = CheckpointWriter::create({.target = place.target(), .files = place.files()},
+                                           place.declarations());
     ASSERT_TRUE(writer.has_value());
     EXPECT_EQ(entries_in(place.folder.path()), 2u);
     CheckpointWriter moved = std::move(*writer);

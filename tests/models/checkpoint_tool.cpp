@@ -32,8 +32,7 @@ Result<void> append_piece(CheckpointWriter& writer, std::size_t tensor,
   return writer.append(tensor, std::as_bytes(std::span(narrow)));
 }
 
-Result<void> rewrite(const std::string& source, const CheckpointWriterOptions& options,
-                     const char* seed) {
+Result<void> rewrite(const std::string& source, CheckpointWriterOptions options, const char* seed) {
   ARTESIAN_TRY(config, read_model_config(source));
   const auto parameters = model_parameters(config);
   std::unique_ptr<zero3::WeightSource> weights;
@@ -47,6 +46,8 @@ Result<void> rewrite(const std::string& source, const CheckpointWriterOptions& o
   for (const auto& parameter : parameters) {
     declared.push_back({saved_name(config, parameter.name), parameter.shape});
   }
+  ARTESIAN_TRY(files, read_model_files(source));
+  options.files = std::move(files);
   ARTESIAN_TRY(writer, CheckpointWriter::create(options, std::move(declared)));
   std::array<float, 1000> piece;
   for (std::uint32_t i = 0; i < parameters.size(); ++i) {
@@ -68,7 +69,7 @@ int run(const std::vector<std::string>& arguments) {
                       : name == "fp16" ? DType::Float16
                                        : DType::BFloat16;
   const CheckpointWriterOptions options{.target = arguments[3],
-                                        .source_directory = arguments[2],
+                                        .files = {},
                                         .dtype = dtype,
                                         .shard_size_max = std::stoull(arguments[5])};
   const char* seed = arguments.size() > 6 ? arguments[6].c_str() : nullptr;

@@ -657,6 +657,18 @@ def test_an_existing_save_folder_is_refused(place):
                                                              "does not")  # fmt: skip
 
 
+def test_what_is_saved_does_not_need_the_models_folder_any_more(place):
+    (place.model / "generation_config.json").write_text("{}")
+    process = place.start_and_wait_for_a_step(save=place.folder / "out")
+    for file in place.model.iterdir():
+        file.unlink()
+    place.model.rmdir()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, process.stderr.read()
+    assert (place.folder / "out" / "generation_config.json").read_text() == "{}"
+    assert len(place.trained(model=place.folder / "out")) == 1
+
+
 @pytest.mark.parametrize("dtype", ["model", "fp32"])
 def test_saved_models_load_and_train_on(place, dtype):
     torch = pytest.importorskip("torch")
