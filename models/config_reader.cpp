@@ -175,6 +175,13 @@ void ConfigReader::ignore(std::initializer_list<std::string_view> names) {
   known_.insert(names.begin(), names.end());
 }
 
+void ConfigReader::ignore_beside(const char* name, const char* other, std::int64_t value_of_other) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr || *value == value_of_other) return;
+  add_note(std::string(name) + ": " + shown(*value) + " has no effect: " + other + " is " +
+           std::to_string(value_of_other));
+}
+
 std::vector<std::string> ConfigReader::take_notes() {
   std::string unknown;
   for (const auto& [key, value] : object_.items()) {

@@ -63,6 +63,9 @@ class ConfigReader {
   /// Keys that have no effect on training this model; they are not noted.
   void ignore(std::initializer_list<std::string_view> names);
 
+  /// A key without effect beside one that has one; it is noted where it says anything else.
+  void ignore_beside(const char* name, const char* other, std::int64_t value_of_other);
+
   void add_fault(std::string_view key, std::string_view got, std::string_view allowed);
   void add_note(std::string text);
 

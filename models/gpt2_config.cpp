@@ -9,8 +9,9 @@ namespace artesian::models {
 Gpt2Config read_gpt2_config(ConfigReader& reader) {
   Gpt2Config config;
   config.vocab_size = reader.integer({"vocab_size"}, vocabulary_range, config.vocab_size);
-  config.positions = reader.integer({"n_positions", "max_position_embeddings", "n_ctx"},
-                                    width_range, config.positions);
+  config.positions =
+      reader.integer({"n_positions", "max_position_embeddings"}, width_range, config.positions);
+  reader.ignore_beside("n_ctx", "n_positions", config.positions);  // as transformers does
   config.hidden = reader.integer({"n_embd", "hidden_size"}, width_range, config.hidden);
   config.layers = reader.integer({"n_layer", "num_hidden_layers"}, layer_range, config.layers);
   config.heads = reader.integer({"n_head", "num_attention_heads"}, width_range, config.heads);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "tests/support/temporary_directory.h"
 
@@ -68,14 +69,31 @@ TEST(ModelConfig, EveryValueIsInEffect) {
 
 TEST(ModelConfig, OtherNamesMeanTheSameAndMayNotDisagree) {
   const ModelConfig config =
-      accept(R"("hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "n_ctx": 32)");
+      accept(R"("hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "max_position_embeddings": 32)");
   EXPECT_EQ(config.gpt2.hidden, 24);
   EXPECT_EQ(config.gpt2.inner, 96);
   EXPECT_EQ(config.positions_max, 32);
-  EXPECT_EQ(accept(R"("n_ctx": 64, "n_positions": 64, "n_inner": null)").positions_max, 64);
-  EXPECT_EQ(
-      refuse(R"("n_positions": 64, "n_ctx": 32)"),
-      "model config: dir/config.json: n_ctx: got 32, allowed the same as n_positions, which is 64");
+  EXPECT_EQ(accept(R"("n_positions": 64, "n_inner": null)").positions_max, 64);
+  EXPECT_EQ(refuse(R"("n_positions": 64, "max_position_embeddings": 32)"),
+            "model config: dir/config.json: max_position_embeddings: got 32, allowed the same as "
+            "n_positions, which is 64");
+}
+
+TEST(ModelConfig, AnotherContextThanThePositionsIsNotedAndHasNoEffect) {
+  const std::string quiet = R"("resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, )";
+  const ModelConfig same = accept(quiet + R"("n_positions": 64, "n_ctx": 64)");
+  EXPECT_EQ(same.positions_max, 64);
+  EXPECT_TRUE(same.notes.empty()) << same.notes[0];
+  for (const auto& [keys, positions, note] :
+       {std::tuple{R"("n_positions": 64, "n_ctx": 32)", 64, "32 has no effect: n_positions is 64"},
+        std::tuple{R"("n_ctx": 32)", 1024, "32 has no effect: n_positions is 1024"},
+        std::tuple{R"("n_ctx": null)", 1024, "null has no effect: n_positions is 1024"}}) {
+    const ModelConfig other = accept(quiet + keys);
+    EXPECT_EQ(other.positions_max, positions);
+    ASSERT_EQ(other.notes.size(), 1u);
+    EXPECT_EQ(other.notes[0], std::string("dir/config.json: n_ctx: ") + note);
+  }
 }
 
 TEST(ModelConfig, ParametersAndStagesAgree) {
