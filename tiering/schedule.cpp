@@ -12,12 +12,24 @@ const char* resource_name(Resource resource) noexcept {
     case Resource::Host: return "host CPU";
     case Resource::DiskRead: return "NVMe read";
     case Resource::DiskWrite: return "NVMe write";
+    case Resource::ParamRead: return "param NVMe read";
+    case Resource::ParamWrite: return "param NVMe write";
     case Resource::ToDevice: return "host to device";
     case Resource::ToHost: return "device to host";
     case Resource::Bus: return "bus between ranks";
   }
   return "";
 }
+
+namespace {
+
+/// That of a disk's reads, for its writes as well.
+Resource queue_of(Resource resource) noexcept {
+  if (resource == Resource::DiskWrite) return Resource::DiskRead;
+  return resource == Resource::ParamWrite ? Resource::ParamRead : resource;
+}
+
+}  // namespace
 
 double Schedule::latest(std::initializer_list<Task> after) const noexcept {
   double time = 0.0;
@@ -31,8 +43,7 @@ double Schedule::latest(std::initializer_list<Task> after) const noexcept {
 
 Schedule::Task Schedule::add(Resource resource, double seconds, std::initializer_list<Task> after) {
   ARTESIAN_CHECK(seconds >= 0.0, seconds);
-  const bool shared = disk_ == Disk::Shared && resource == Resource::DiskWrite;
-  double& free_at = free_at_[index(shared ? Resource::DiskRead : resource)];
+  double& free_at = free_at_[index(disk_ == Disk::Shared ? queue_of(resource) : resource)];
   const double start = std::max(free_at, latest(after));
   free_at = start + seconds;
   busy_[index(resource)] += seconds;

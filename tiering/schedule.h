@@ -16,11 +16,13 @@ enum class Resource : std::uint8_t {
   Host,       // the CPU beside a separate device
   DiskRead,   // one queue with DiskWrite, unless the disk is duplex
   DiskWrite,  //
-  ToDevice,   // the link, each way
+  ParamRead,  // the disk of parameters, where it is another one: again one queue
+  ParamWrite,
+  ToDevice,  // the link, each way
   ToHost,
   Bus,  // to the other ranks
 };
-constexpr std::size_t resource_count = 7;
+constexpr std::size_t resource_count = 9;
 
 /// "compute", "host", "NVMe read", ...
 const char* resource_name(Resource resource) noexcept;

@@ -51,7 +51,8 @@ class Simulation {
       span.end -= begin_;
     }
     // A resource cannot do a step's work in less, whatever the steps before have left it.
-    const double disk = busy(Resource::DiskRead) + busy(Resource::DiskWrite);
+    const double disk = std::max(busy(Resource::DiskRead) + busy(Resource::DiskWrite),
+                                 busy(Resource::ParamRead) + busy(Resource::ParamWrite));
     if (rates_.disk == tiering::Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
     for (const double seconds : time_.busy) time_.seconds = std::max(time_.seconds, seconds);
     return std::move(time_);
@@ -86,6 +87,22 @@ class Simulation {
     }
     return task;
   }
+
+  /// On the disk of parameters, spilled gradients and kept inputs. `count`: it is one of so many
+  /// parts.
+  Task read_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
+                  std::uint64_t count = 1) {
+    const double rate = rates_.param_read > 0.0 ? rates_.param_read : rates_.disk_read;
+    return add(kind, rates_.param_apart ? Resource::ParamRead : Resource::DiskRead,
+               seconds_for(bytes, rate) / static_cast<double>(count), after);
+  }
+  Task write_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
+                   std::uint64_t count = 1) {
+    const double rate = rates_.param_write > 0.0 ? rates_.param_write : rates_.disk_write;
+    return add(kind, rates_.param_apart ? Resource::ParamWrite : Resource::DiskWrite,
+               seconds_for(bytes, rate) / static_cast<double>(count), after);
+  }
+  bool two_places() const { return rates_.param_read > 0.0 || rates_.param_write > 0.0; }
 
   Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
 
@@ -134,8 +151,7 @@ class Simulation {
 
   void fetch(const StepEvent& event) {
     const Moved& moved = event.moved.param;
-    Task task = add(event.kind, Resource::DiskRead, seconds_for(moved.nvme_read, rates_.disk_read),
-                    {computed_, barrier_});
+    Task task = read_param(event.kind, moved.nvme_read, {computed_, barrier_});
     if (separate_) {
       task = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, rates_.to_device),
                  {task});
@@ -195,12 +211,10 @@ class Simulation {
       }
       task = add(event.kind, worker(), work, {task});
       if (!separate_) computed_ = task;
-      put_[event.stage] = add(event.kind, Resource::DiskWrite,
-                              seconds_for(moved.nvme_write, rates_.disk_write), {task});
+      put_[event.stage] = write_param(event.kind, moved.nvme_write, {task});
       return;
     }
-    Task task = add(event.kind, Resource::DiskRead, seconds_for(moved.nvme_read, rates_.disk_read),
-                    {put_[event.stage], taken_});
+    Task task = read_param(event.kind, moved.nvme_read, {put_[event.stage], taken_});
     taken_ = computed_;
     task = add(event.kind, worker(), work, {task, separate_ ? Schedule::none : computed_});
     if (separate_) {
@@ -289,13 +303,11 @@ class Simulation {
     for (std::uint64_t index = 0; index < count; ++index) {
       for (; reads.size() < std::min<std::uint64_t>(count, index + depth);) {
         const Task free = grad_items_[(grad_turn_ + reads.size() - index) % depth];
-        reads.push_back(add(event.kind, Resource::DiskRead,
-                            part(seconds_for(moved.nvme_read, rates_.disk_read)), {given, free}));
+        reads.push_back(read_param(event.kind, moved.nvme_read, {given, free}, count));
       }
       worked_ = add(event.kind, worker(), work, {reads[index], worked_});
       grad_items_[grad_turn_++ % depth] =
-          add(event.kind, Resource::DiskWrite,
-              part(seconds_for(moved.nvme_write, rates_.disk_write)), {worked_});
+          write_param(event.kind, moved.nvme_write, {worked_}, count);
     }
     grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
   }
@@ -332,7 +344,8 @@ class Simulation {
 
   struct Item {  // of the staging ring
     std::uint32_t unit = 0;
-    Moved moved;                // of the whole unit, as are the
+    Moved moved;                // of the whole unit, as are
+    Moved state;                // what of it is the optimizer's, and the
     std::uint64_t touched = 0;  // bytes, by the kernels
     std::uint64_t count = 1;    // items that share them
     Task read = Schedule::none;
@@ -378,6 +391,7 @@ class Simulation {
       items_.insert(items_.end(), count,
                     {.unit = event.unit,
                      .moved = event.moved.total(),
+                     .state = event.moved.optimizer,
                      .touched = update_bytes(event.unit) + (fills ? slot : 0),
                      .count = count});
     }
@@ -394,8 +408,14 @@ class Simulation {
   }
 
   void read_item(Item& item, Task before) {
+    const std::uint64_t bytes = two_places() ? item.state.nvme_read : item.moved.nvme_read;
     item.read = add(Kind::Update, Resource::DiskRead,
-                    item.part(seconds_for(item.moved.nvme_read, rates_.disk_read)), {before});
+                    item.part(seconds_for(bytes, rates_.disk_read)), {before});
+    if (two_places()) {
+      const Task rest =
+          read_param(Kind::Update, item.moved.nvme_read - bytes, {before}, item.count);
+      item.read = schedule_.join({item.read, rest});
+    }
     if (!separate_) return;
     item.read = add(Kind::Update, Resource::ToHost,
                     item.part(seconds_for(item.moved.to_host, rates_.to_host)), {item.read});
@@ -406,8 +426,14 @@ class Simulation {
                         checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
     const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
     worked_ = add(Kind::Update, worker(), item.part(work), {item.read, before});
+    const std::uint64_t bytes = two_places() ? item.state.nvme_write : item.moved.nvme_write;
     item.written = add(Kind::Update, Resource::DiskWrite,
-                       item.part(seconds_for(item.moved.nvme_write, rates_.disk_write)), {worked_});
+                       item.part(seconds_for(bytes, rates_.disk_write)), {worked_});
+    if (two_places()) {
+      const Task rest =
+          write_param(Kind::Update, item.moved.nvme_write - bytes, {worked_}, item.count);
+      item.written = schedule_.join({item.written, rest});
+    }
     if (separate_) {
       const Task copied =
           add(Kind::Update, Resource::ToDevice,

@@ -18,6 +18,11 @@ namespace artesian::zero3 {
 struct Rates {  // bytes per second; a rate that nothing needs is never looked at
   double disk_read = 0.0;
   double disk_write = 0.0;
+  // Of parameters, spilled gradients and kept inputs, where their folders are other ones than the
+  // optimizer's, which the two above are of then. 0: they are the same.
+  double param_read = 0.0;
+  double param_write = 0.0;
+  bool param_apart = false;  // and share no disk with these
   tiering::Disk disk = tiering::Disk::Shared;
   double memory = 0.0;         // of the CPU's kernels: every byte read and every byte written
   double checksum = 0.0;       // of what comes from and goes to NVMe; 0: nothing is verified

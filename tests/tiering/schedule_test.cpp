@@ -40,6 +40,17 @@ TEST(Schedule, SharesADiskThatIsNotDuplex) {
   }
 }
 
+TEST(Schedule, ADiskOfParametersIsOneMore) {
+  for (const auto& [disk, end] : {std::pair{Disk::Shared, 5.0}, {Disk::Duplex, 3.0}}) {
+    Schedule schedule(disk);
+    const auto beside = schedule.add(Resource::DiskRead, 4.0, {});
+    const auto read = schedule.add(Resource::ParamRead, 2.0, {});
+    const auto written = schedule.add(Resource::ParamWrite, 3.0, {});
+    EXPECT_EQ(schedule.finish(beside), 4.0);
+    EXPECT_EQ(schedule.finish(schedule.join({read, written})), end);
+  }
+}
+
 TEST(Schedule, NamesEachResource) {
   for (std::size_t index = 0; index < resource_count; ++index) {
     EXPECT_NE(std::string(resource_name(static_cast<Resource>(index))), "");

@@ -139,6 +139,42 @@ TEST(StepTime, IsNeverBelowItsBytesNorItsComputing) {
   }
 }
 
+TEST(StepTime, EachDiskHasItsOwnBytes) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Case of = random_case(seed);
+    const MovedByKind& moved = of.plan.moved;
+    Moved param = moved.param;
+    param += moved.grad;
+    param += moved.input;
+    StepTimeRequest request = request_of(of);
+    request.rates.param_read = request.rates.disk_read / 4;
+    request.rates.param_write = request.rates.disk_write / 4;
+    const StepTime one = simulate_step(request);
+    request.rates.param_apart = true;
+    const StepTime apart = simulate_step(request);
+    EXPECT_LE(apart.seconds, one.seconds * (1 + 1e-9));
+    const auto busy = [](const StepTime& time, Resource resource) {
+      return time.busy[static_cast<std::size_t>(resource)];
+    };
+    const auto expect = [](double seconds, std::uint64_t bytes, double rate) {
+      EXPECT_NEAR(seconds, static_cast<double>(bytes) / rate, 1e-6);
+    };
+    expect(busy(apart, Resource::ParamRead), param.nvme_read, request.rates.param_read);
+    expect(busy(apart, Resource::ParamWrite), param.nvme_write, request.rates.param_write);
+    expect(busy(apart, Resource::DiskRead), moved.optimizer.nvme_read, request.rates.disk_read);
+    expect(busy(apart, Resource::DiskWrite), moved.optimizer.nvme_write, request.rates.disk_write);
+    EXPECT_NEAR(busy(one, Resource::DiskRead),
+                busy(apart, Resource::DiskRead) + busy(apart, Resource::ParamRead), 1e-6);
+    EXPECT_EQ(busy(one, Resource::ParamRead), 0.0);
+    request.rates.param_read = request.rates.disk_read;  // as if it were said nowhere
+    request.rates.param_write = request.rates.disk_write;
+    request.rates.param_apart = false;
+    const double same = simulate_step(request_of(of)).seconds;
+    EXPECT_NEAR(simulate_step(request).seconds, same, same * 1e-6);
+  }
+}
+
 TEST(StepTime, AFasterResourceNeverMakesItLonger) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     const Case of = random_case(seed);
