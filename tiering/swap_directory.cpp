@@ -128,6 +128,22 @@ void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
   }
 }
 
+std::uint64_t stale_swap_bytes(const std::string& directory, FileSystem& files) noexcept {
+  const auto names = files.list(directory);
+  if (!names.has_value()) return 0;
+  std::uint64_t bytes = 0;
+  for (const std::string& name : *names) {
+    const auto swap = parse_swap_file_name(name);
+    const std::string path = directory + "/" + name;
+    if (!swap || !is_own_file(path, files)) continue;
+    const auto lock = SwapLock::take_over(directory, swap->rank, files);
+    if (!lock && files.exists(directory + "/" + lock_file_name(swap->rank))) continue;
+    const auto status = files.status(path);
+    bytes += status.has_value() ? status->size : 0;
+  }
+  return bytes;
+}
+
 void leave_swap_directory(const std::string& directory, FileSystem& files) noexcept {
   ARTESIAN_CHECK(!directory.empty());
   const std::string marker = directory + "/" + made_marker_name;

@@ -24,6 +24,10 @@ Error swap_directory_error(const std::string& directory, Error error);
 void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
                              FileSystem& files) noexcept;
 
+/// Bytes of the swap files that a run of rank 0 would so remove now, if it got the lock. Changes
+/// nothing: a lock that a dead run left is taken for a moment, and left there.
+std::uint64_t stale_swap_bytes(const std::string& directory, FileSystem& files) noexcept;
+
 /// Removes the directory if a run made it and nothing is left in it. The caller's files are gone.
 void leave_swap_directory(const std::string& directory, FileSystem& files) noexcept;
 

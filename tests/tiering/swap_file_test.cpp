@@ -18,6 +18,8 @@
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
 #include "tiering/superblock.h"
+#include "tiering/swap_directory.h"
+#include "tiering/swap_lock.h"
 #include "tiering/swap_names.h"
 
 namespace artesian::tiering {
@@ -154,6 +156,29 @@ TEST(SwapFile, DescriptorsAreNotInheritedAndLinksNotFollowed) {
     EXPECT_NE(flags & O_CLOEXEC, 0u) << path;
     EXPECT_NE(flags & O_NOFOLLOW, 0u) << path;
   }
+  EXPECT_TRUE(swap->close().has_value());
+}
+
+TEST(SwapFile, WhatDeadRunsLeftIsCountedAndLeftThere) {
+  const TemporaryDirectory directory;
+  const auto left = [&] { return stale_swap_bytes(directory.path(), system_files()); };
+  EXPECT_EQ(left(), 0u);
+  directory.write(swap_file_name(1, 0), std::string(1000, 'a'));
+  directory.write(swap_file_name(2, 3), std::string(200, 'a'));
+  directory.write("artesian-of-somebody.swap", std::string(50, 'a'));
+  fs::create_symlink(directory.file("artesian-of-somebody.swap"),
+                     directory.file(swap_file_name(4, 0)));
+  EXPECT_EQ(left(), 1200u);
+  auto held = SwapLock::acquire(directory.path(), 3, 2, system_files());
+  ASSERT_TRUE(held.has_value()) << held.error().to_string();
+  EXPECT_EQ(left(), 1000u);  // of a run that lives
+  EXPECT_TRUE(held->release().has_value());
+  directory.write(lock_file_name(3), "of a run that was killed");
+  EXPECT_EQ(left(), 1200u);
+  EXPECT_TRUE(fs::exists(directory.file(lock_file_name(3))));
+  EXPECT_TRUE(fs::exists(directory.file(swap_file_name(1, 0))));
+  auto swap = created({.directory = directory.path(), .run_id = 9, .bytes = 4096});
+  EXPECT_EQ(left(), 0u);  // it has removed them, and its own is in use
   EXPECT_TRUE(swap->close().has_value());
 }
 
