@@ -6,6 +6,7 @@
 #include "base/machine.h"
 #include "base/units.h"
 #include "models/llama_of_size.h"
+#include "tools/output_file.h"
 #include "tools/plan_measure.h"
 #include "tools/plan_rates.h"
 #include "tools/plan_report.h"
@@ -206,20 +207,14 @@ class PlanRun {
     plan_.activations_max = available > budgets ? available - budgets : 0;
   }
 
+  /// What was found out is said before the picture can fail.
   Result<void> write() {
-    if (!options_.plot.empty()) {
-      std::FILE* file = std::fopen(options_.plot.c_str(), "w");
-      if (file == nullptr) return cannot_write("--plot", options_.plot);
-      const bool written = std::fputs(plan_svg(report_).c_str(), file) >= 0;
-      if (std::fclose(file) != 0 || !written) return cannot_write("--plot", options_.plot);
-    }
     const std::string text = options_.json ? plan_json(report_) : plan_text(report_);
-    if (std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return {};
-    return cannot_write("plan", "stdout");
-  }
-
-  static Error cannot_write(const char* what, const std::string& target) {
-    return make_error(ErrorCode::Io, std::string(what) + ": " + target + ": cannot write", errno);
+    if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+      return make_error(ErrorCode::Io, "plan: stdout: cannot write", errno);
+    }
+    if (options_.plot.empty()) return {};
+    return naming("--plot", write_file(options_.plot, plan_svg(report_)));
   }
 
   const PlanOptions& options_;

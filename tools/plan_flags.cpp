@@ -1,5 +1,6 @@
 #include "models/llama_of_size.h"
 #include "tools/flag_reader.h"
+#include "tools/output_file.h"
 #include "tools/plan.h"
 
 namespace artesian::tools {
@@ -87,6 +88,8 @@ Result<PlanOptions> read_plan_flags(const CLI::App& plan) {
   options.plot = reader.path("--plot");
   if (!options.plot.empty() && !options.plot.ends_with(".svg")) {
     reader.refuse_text("--plot", "a name that ends in .svg; rename it");
+  } else if (!options.plot.empty() && !may_write_file(options.plot)) {
+    reader.refuse_text("--plot", "a file in a folder that is there and writable; name another");
   }
   options.json = reader.given("--json");
   if (options.json && reader.text("--json") != "-") {

@@ -335,9 +335,29 @@ def test_a_picture_is_well_formed(job, tmp_path):
     assert any(title.startswith("forward, backward: ") for title in titles)
 
 
-def test_a_picture_that_cannot_be_written_is_an_error(job):
-    done = job("--plot", "no/such/folder.svg", code=1)
-    assert done.stderr.startswith("artesian: error: --plot: no/such/folder.svg: cannot write: ")
+@pytest.mark.parametrize("target", ["no/such/folder.svg", "ds.json/plan.svg", "folder.svg"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(
+    job, tmp_path, target
+):
+    (tmp_path / "folder.svg").mkdir()
+    done = job("--plot", target, rates=[], code=2)
+    assert done.stdout == ""
+    assert done.stderr == (
+        f'artesian: error: --plot: got "{target}", allowed a file in a folder that is there and '
+        "writable; name another\n"
+    )
+
+
+def test_a_picture_replaces_the_one_before_as_a_whole(job, tmp_path):
+    (tmp_path / "real.svg").write_text("old")
+    (tmp_path / "plan.svg").symlink_to("real.svg")
+    text = job("--plot", "plan.svg").stdout
+    assert "what fits, fastest first" in text
+    assert (tmp_path / "plan.svg").is_symlink()
+    assert (tmp_path / "real.svg").read_text().startswith("<svg ")
+    assert sorted(path.name for path in tmp_path.glob("*.svg*")) == ["plan.svg", "real.svg"]
+
+
 
 
 def test_a_size_becomes_a_llama(figures):
