@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "models/llama_of_size.h"
 #include "tools/output_file.h"
+#include "tools/plan_config.h"
 #include "tools/plan_measure.h"
 #include "tools/plan_rates.h"
 #include "tools/plan_report.h"
@@ -80,18 +81,19 @@ class PlanRun {
                                                 " ranks with --nodes, allowed 1000000 in all; "
                                                 "lower one of them");
     }
-    auto config = zero3::read_config(options_.config,
-                                     {.micro_batch_size = options_.micro_batch,
-                                      .accumulation_steps = options_.accumulation,
-                                      .lr = {},
-                                      .steps = {},
-                                      .hidden_size = static_cast<std::uint64_t>(model_.hidden),
-                                      .world_size = plan_.ranks});
-    if (!config.has_value()) {
-      const bool file = config.error().code == ErrorCode::Io;
-      return file ? naming("--config", std::move(config).error()) : std::move(config).error();
+    auto read =
+        read_plan_config(options_.config, {.micro_batch_size = options_.micro_batch,
+                                           .accumulation_steps = options_.accumulation,
+                                           .lr = {},
+                                           .steps = {},
+                                           .hidden_size = static_cast<std::uint64_t>(model_.hidden),
+                                           .world_size = plan_.ranks});
+    if (!read.has_value()) {
+      const bool file = read.error().code == ErrorCode::Io;
+      return file ? naming("--config", std::move(read).error()) : std::move(read).error();
     }
-    plan_.config = std::move(config).value();
+    plan_.config = std::move(read->config);
+    plan_.buckets = read->buckets;
     plan_.model = &model_;
     plan_.parameters = &parameters_;
     plan_.stages = &stages_;

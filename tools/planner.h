@@ -28,6 +28,13 @@ TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per
 /// As configs spell it.
 const char* offload_name(zero3::Offload offload) noexcept;
 
+/// Of DeepSpeed's communication, which Artesian takes no memory for: for advice alone.
+struct DeepSpeedBuckets {
+  bool overlap_comm = false;
+  std::uint64_t reduce_bucket_size = 0;  // elements
+  std::uint64_t allgather_bucket_size = 0;
+};
+
 struct PlanCase {
   const models::ModelConfig* model = nullptr;
   const std::vector<zero3::ParameterSpec>* parameters = nullptr;
@@ -47,6 +54,7 @@ struct PlanCase {
   DType compute_dtype = DType::Float32;
   zero3::Rates rates;
   TokenSeconds compute;
+  DeepSpeedBuckets buckets;
 };
 
 /// Bytes in one tier, by kind.

@@ -247,8 +247,30 @@ std::vector<Candidate> search(const PlanCase& plan) {
   return found;
 }
 
+namespace {
+
+/// DeepSpeed's, by its users' guides: of stages 1 and 2, of which each bucket is in several places.
+void advise_of_buckets(const PlanCase& plan, std::vector<std::string>& advice) {
+  const int stage = plan.config.zero.stage;
+  const DeepSpeedBuckets& buckets = plan.buckets;
+  if (plan.ranks == 1 || stage < 1 || stage > 2 || !buckets.overlap_comm) return;
+  const std::uint64_t size = dtype_size(plan.config.param_dtype);
+  const double elements = static_cast<double>(buckets.reduce_bucket_size) +
+                          static_cast<double>(buckets.allgather_bucket_size);
+  const double bytes = 4.5 * elements * static_cast<double>(size);
+  advice.push_back(
+      "zero_optimization.overlap_comm: DeepSpeed takes 4.5 x (reduce_bucket_size + "
+      "allgather_bucket_size) x " +
+      std::to_string(size) + " bytes for it, " + print("%.3g GB", bytes * 1e-9) +
+      " of each GPU; smaller buckets take less. Artesian has no such buckets, and they are not in "
+      "this plan");
+}
+
+}  // namespace
+
 std::vector<std::string> advise(const PlanCase& plan) {
   std::vector<std::string> advice;
+  advise_of_buckets(plan, advice);
   const auto hidden = static_cast<std::uint64_t>(plan.model->hidden);
   const std::uint64_t threshold = 6 * hidden * hidden;
   const zero3::ZeroConfig& zero = plan.config.zero;

@@ -358,6 +358,28 @@ def test_a_picture_replaces_the_one_before_as_a_whole(job, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.svg*")) == ["plan.svg", "real.svg"]
 
 
+@pytest.mark.parametrize("kind", ["WarmupDecayLR", "WarmupCosineLR"])
+@pytest.mark.parametrize("steps", [{}, {"total_num_steps": "auto"}, {"total_num_steps": 77}])
+def test_a_schedule_may_leave_its_end_to_the_run(figures, kind, steps):
+    params = {"warmup_num_steps": "auto"} | steps
+    plan = figures(config={"scheduler": {"type": kind, "params": params}})
+    assert plan["step"] == figures()["step"]
+
+
+def test_a_schedule_that_is_wrong_is_refused(job):
+    params = {"total_num_steps": 0}
+    done = job(config={"scheduler": {"type": "WarmupDecayLR", "params": params}}, code=2)
+    assert "scheduler.params.total_num_steps: got 0, allowed an integer " in done.stderr
+
+
+def test_buckets_of_deepspeed_are_advised_of(figures):
+    zero = {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8,
+            "reduce_bucket_size": "auto"}  # fmt: skip
+    plan = figures("--gpus", "8", config={"zero_optimization": zero, "artesian": {}})
+    advice = next(line for line in plan["advice"] if "overlap_comm" in line)
+    assert f"{4.5 * (2e8 + 64 * 64) * 2e-9:.3g} GB of each GPU" in advice
+    plan = figures("--gpus", "8", config={"zero_optimization": {"stage": 2}, "artesian": {}})
+    assert not any("overlap_comm" in line for line in plan["advice"])
 
 
 def test_a_size_becomes_a_llama(figures):

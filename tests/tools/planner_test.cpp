@@ -333,6 +333,25 @@ TEST_F(Planner, ActivationsMustFitBesideTheBudgets) {
   EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
 }
 
+TEST_F(Planner, SaysWhatDeepSpeedsBucketsTake) {
+  PlanCase tried = plan(Offload::None, Offload::None);
+  tried.gpu = true;
+  tried.ranks = 8;
+  tried.config.zero.stage = 2;
+  tried.buckets = {true, 500'000'000, 500'000'000};
+  const auto said = [&] {
+    const auto advice = advise(tried);
+    return advice.empty() ? std::string() : advice.front();
+  };
+  EXPECT_TRUE(said().starts_with("zero_optimization.overlap_comm: ")) << said();
+  EXPECT_NE(said().find(" x 2 bytes for it, 9 GB of each GPU"), std::string::npos) << said();
+  tried.buckets.overlap_comm = false;
+  EXPECT_EQ(said(), "");
+  tried.buckets.overlap_comm = true;
+  tried.ranks = 1;
+  EXPECT_EQ(said(), "");
+}
+
 TEST_F(Planner, AdvisesInKeysOfDeepSpeed) {
   const PlanCase roomy = plan(Offload::Cpu, Offload::Cpu);
   const auto advice = advise(roomy);
