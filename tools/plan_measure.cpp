@@ -26,19 +26,14 @@ std::string lacking(const zero3::Config& config) {
 
 class Measurement {
  public:
-  Measurement(const PlanCase& plan, const zero3::Config& config)
+  Measurement(const PlanCase& plan, const Candidate& candidate)
       : plan_(plan),
-        config_(config),
+        config_(config_of_run(plan, candidate)),
         module_(models::make_module(*plan.model)),
         tokens_({.vocabulary = plan.model->vocab_size,
-                 .micro_batches = config.accumulation_steps,
-                 .samples = config.micro_batch_size,
-                 .length = plan.length}) {
-    config_.artesian.device_memory = plan.device_bytes;
-    config_.artesian.host_memory = plan.host_bytes;
-    config_.artesian.activation_memory = plan.activation_bytes;
-    config_.artesian.compute_dtype = plan.compute_dtype;
-  }
+                 .micro_batches = config_.accumulation_steps,
+                 .samples = config_.micro_batch_size,
+                 .length = plan.length}) {}
 
   /// The median step.
   Result<double> run(const std::string& device) {
@@ -76,7 +71,7 @@ class Measurement {
   }
 
   const PlanCase& plan_;
-  zero3::Config config_;
+  const zero3::Config config_;
   const std::unique_ptr<zero3::Module> module_;
   MadeUpTokens tokens_;
 };
@@ -87,17 +82,25 @@ Result<std::vector<std::string>> measure_candidates(const PlanCase& plan,
                                                     std::vector<Candidate>& candidates,
                                                     const MeasureOptions& options) {
   std::vector<std::string> notes;
+  const auto pass_over = [&](const Candidate& candidate, const std::string& why) {
+    notes.push_back("--measure: " + candidate.name + " was not run: " + why);
+  };
   std::uint64_t measured = 0;
   for (Candidate& candidate : candidates) {
     if (measured == options.count) break;
     const std::string lacks = lacking(candidate.config);
     if (!lacks.empty()) {
-      notes.push_back("--measure: " + candidate.name + " was not run: " + lacks);
+      pass_over(candidate, lacks);
       continue;
     }
     if (options.progress) options.progress(candidate, measured + 1);
-    ARTESIAN_TRY(seconds, Measurement(plan, candidate.config).run(options.device));
-    candidate.measured_seconds = seconds;
+    auto seconds = Measurement(plan, candidate).run(options.device);
+    if (!seconds.has_value() && seconds.error().code == ErrorCode::NoSpace) {
+      pass_over(candidate, seconds.error().to_string());
+      continue;
+    }
+    if (!seconds.has_value()) return std::move(seconds).error();
+    candidate.measured_seconds = *seconds;
     ++measured;
   }
   return notes;

@@ -16,10 +16,10 @@ struct MeasureOptions {
   std::function<void(const Candidate& candidate, std::uint64_t number)> progress;
 };
 
-/// Trains the fastest candidates on random tokens from random weights, within the budgets of
-/// `plan`, and notes in each the median seconds of its steady steps. One that this config cannot
-/// run is passed over; the note says why. Returns the notes. Errors: Cancelled (a signal); Io,
-/// NoSpace, Busy (nvme_path).
+/// Trains the fastest candidates on random tokens from random weights, within the budgets that each
+/// was planned with, and notes in each the median seconds of its steady steps. One that this config
+/// cannot run, or this disk has no room for, is passed over; the note says why. Returns the notes.
+/// Errors: Cancelled (a signal); Io, Busy (nvme_path).
 Result<std::vector<std::string>> measure_candidates(const PlanCase& plan,
                                                     std::vector<Candidate>& candidates,
                                                     const MeasureOptions& options);

@@ -112,6 +112,9 @@ struct Candidate {
 /// fastest micro-batch at the same train_batch_size. Fastest first.
 std::vector<Candidate> search(const PlanCase& plan);
 
+/// What a run of it is given, so that it is what was planned.
+zero3::Config config_of_run(const PlanCase& plan, const Candidate& candidate);
+
 /// In DeepSpeed's keys, one line each.
 std::vector<std::string> advise(const PlanCase& plan);
 

@@ -247,6 +247,15 @@ std::vector<Candidate> search(const PlanCase& plan) {
   return found;
 }
 
+zero3::Config config_of_run(const PlanCase& plan, const Candidate& candidate) {
+  zero3::Config config = candidate.config;
+  config.artesian.device_memory = candidate.figures.device.budget;  // beside activations
+  config.artesian.host_memory = candidate.figures.host.budget;
+  config.artesian.activation_memory = plan.activation_bytes;
+  config.artesian.compute_dtype = plan.compute_dtype;
+  return config;
+}
+
 namespace {
 
 /// DeepSpeed's, by its users' guides: of stages 1 and 2, of which each bucket is in several places.

@@ -312,6 +312,42 @@ def test_a_folder_that_cannot_be_written_ends_the_measurement(job, tmp_path):
     assert "artesian: error: zero_optimization.offload_" in done.stderr, done.stderr
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, and what changes its size."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+
+    def mount(*options):
+        return subprocess.run(["mount", *options, folder], capture_output=True).returncode == 0
+
+    if not mount("-t", "tmpfs", "-o", "size=80m", "tmpfs"):
+        pytest.skip("needs root to mount a file system")
+    yield folder, lambda size: mount("-o", f"remount,size={size}")
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_what_the_disk_turns_out_to_have_no_room_for_is_passed_over(job, tmp_path, small_disk):
+    folder, resize = small_disk
+    wide = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
+            "num_key_value_heads": 4}  # fmt: skip
+    memory = {"device_memory": "8MiB", "host_memory": "24MiB", "compute_dtype": "fp32"}
+    config = ds_config(folder) | {"artesian": memory}
+    job(model=wide, config=config)  # it fits
+    command = [ARTESIAN, "plan", "--model", "model", "--config", "ds.json", "--measure", *RATES[2:]]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert "measuring one block" in running.stderr.readline()  # it has seen the disk
+    assert resize("8m")
+    text, errors = running.communicate()
+    assert running.returncode == 0, errors
+    assert "--measure: ZeRO-Infinity, optimizer on nvme was not run: " in text
+    assert "nvme directory is too full" in text
+    assert "; measured " not in text
+
+
 def test_files_that_are_missing_are_named(tmp_path):
     done = subprocess.run([ARTESIAN, "plan"], capture_output=True, text=True)
     lines = done.stderr.splitlines()

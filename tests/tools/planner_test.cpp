@@ -333,6 +333,22 @@ TEST_F(Planner, ActivationsMustFitBesideTheBudgets) {
   EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
 }
 
+TEST_F(Planner, WhatIsRunHasTheBudgetsThatWerePlanned) {
+  PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
+  tried.gpu = tried.whole_device = true;
+  tried.compute_dtype = DType::BFloat16;
+  const auto all = search(tried);
+  ASSERT_FALSE(all.empty());
+  for (const Candidate& candidate : all) {
+    const zero3::Config config = config_of_run(tried, candidate);
+    EXPECT_EQ(*config.artesian.device_memory + candidate.figures.activations + gib,
+              tried.device_bytes);
+    EXPECT_EQ(config.artesian.host_memory, tried.host_bytes);
+    EXPECT_EQ(config.artesian.compute_dtype, DType::BFloat16);
+    EXPECT_EQ(config.zero, candidate.config.zero);
+  }
+}
+
 TEST_F(Planner, SaysWhatDeepSpeedsBucketsTake) {
   PlanCase tried = plan(Offload::None, Offload::None);
   tried.gpu = true;
