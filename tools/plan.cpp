@@ -120,6 +120,8 @@ class PlanRun {
       ARTESIAN_TRY(dtype,
                    zero3::choose_compute_dtype(plan_.config, cpu.native(plan_.config.param_dtype)));
       plan_.compute_dtype = dtype;
+      const std::uint64_t available = available_memory();
+      if (available != 0) plan_.memory_max = available;
       plan_.activation_bytes = budgets.activations;
       plan_.device_bytes = device.value_or(budgets.device);
       plan_.host_bytes = host.value_or(budgets.host);
@@ -146,7 +148,6 @@ class PlanRun {
     report_.plan = &plan_;
     auto figures = evaluate(plan_);
     if (!figures.has_value() && plan_.gpu) figures = evaluate_recomputing(std::move(figures));
-    limit_activations();
     report_.candidates = search(plan_);
     if (!figures.has_value()) {
       log(LogLevel::Info, report_.candidates.empty()
@@ -199,14 +200,6 @@ class PlanRun {
     ARTESIAN_TRY(notes, measure_candidates(plan_, report_.candidates, options));
     for (const std::string& each : notes) note(each);
     return {};
-  }
-
-  /// On a CPU activations are in the memory that the budgets leave.
-  void limit_activations() {
-    if (plan_.gpu) return;
-    const std::uint64_t available = available_memory();
-    const std::uint64_t budgets = plan_.device_bytes + plan_.host_bytes;
-    plan_.activations_max = available > budgets ? available - budgets : 0;
   }
 
   /// What was found out is said before the picture can fail.

@@ -263,11 +263,24 @@ const char* offload_name(zero3::Offload offload) noexcept {
 
 namespace {
 
-Result<void> check_activations(const PlanCase& plan, std::uint64_t activations) {
-  if (!plan.activations_max.has_value() || activations <= *plan.activations_max) return {};
-  return make_error(ErrorCode::Exhausted, "train_micro_batch_size_per_gpu: got activations of " +
-                                              format_size(activations) + ", allowed " +
-                                              format_size(*plan.activations_max) + "; lower it");
+/// Pools are taken as large as they are used; gradients of a stage, tensors of LibTorch, count as
+/// the device's.
+Result<void> check_memory(const PlanCase& plan, const PlanFigures& figures) {
+  const std::uint64_t tiers = figures.device.used() + figures.host.used();
+  const std::uint64_t needed = figures.activations + tiers;
+  if (!plan.memory_max.has_value() || needed <= *plan.memory_max) return {};
+  const bool mostly_tiers = tiers > figures.activations;
+  const bool mostly_device = figures.device.used() > figures.host.used();
+  const std::string key = !mostly_tiers   ? "train_micro_batch_size_per_gpu"
+                          : mostly_device ? "artesian.device_memory"
+                                          : "artesian.host_memory";
+  return make_error(ErrorCode::Exhausted,
+                    key + ": got " + format_size(figures.activations) + " of activations beside " +
+                        format_size(figures.device.used()) + " of the device tier and " +
+                        format_size(figures.host.used()) + " of the host's, allowed " +
+                        format_size(*plan.memory_max) + ", the available memory: " +
+                        std::to_string(needed - *plan.memory_max) + " bytes missing; lower it" +
+                        (mostly_tiers ? "" : " or --seq-len, or set activation_checkpointing"));
 }
 
 zero3::PlacementRequest placement_request(const PlanCase& plan) {
@@ -296,16 +309,15 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
       return device_error(device, figures.activations);
     device -= figures.activations + cuda_bytes;
   }
-  ARTESIAN_TRY_VOID(check_activations(plan, figures.activations));
   request.device_bytes = device;
   ARTESIAN_TRY(placement, zero3::make_placement(request));
   const zero3::KeptInputs& inputs = placement.inputs;
   figures.activations = activations_of(plan, group_of(plan, inputs), inputs.bytes_in(Tier::Device));
-  ARTESIAN_TRY_VOID(check_activations(plan, figures.activations));
   figures.device.budget = device;
   figures.host.budget = plan.host_bytes;
   figures.notes = placement.notes;
   take_memory(placement, figures);
+  ARTESIAN_TRY_VOID(check_memory(plan, figures));
   ARTESIAN_TRY(done, simulate(plan, placement));
   figures.moved = done.moved;
   figures.nvme.buffers = done.shadows;

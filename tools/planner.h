@@ -47,8 +47,9 @@ struct PlanCase {
   /// Whether device_bytes are all of a GPU: activations come out of them, and what CUDA takes.
   bool whole_device = false;
   std::uint64_t host_bytes = 0;
-  /// Beside the budgets; more is refused. Absent: nobody knows, or nobody asks.
-  std::optional<std::uint64_t> activations_max;
+  /// What activations and both tiers may take together, where these are one memory; more is
+  /// refused. Absent: they are not, or nobody knows.
+  std::optional<std::uint64_t> memory_max;
   /// What the activations of several micro-batches may take at once, to run layer by layer.
   std::uint64_t activation_bytes = 0;
   DType compute_dtype = DType::Float32;

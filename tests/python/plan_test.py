@@ -4,6 +4,7 @@ does not fit is refused with the bytes missing; and several GPUs, 405 billion pa
 are planned as quickly. No test asserts a time that was measured."""
 
 import json
+import re
 import subprocess
 import xml.etree.ElementTree
 
@@ -406,6 +407,22 @@ def test_a_schedule_that_is_wrong_is_refused(job):
     params = {"total_num_steps": 0}
     done = job(config={"scheduler": {"type": "WarmupDecayLR", "params": params}}, code=2)
     assert "scheduler.params.total_num_steps: got 0, allowed an integer " in done.stderr
+
+
+def test_activations_beyond_memory_are_refused_with_the_bytes_missing(job):
+    done = job(config={"train_micro_batch_size_per_gpu": 1_000_000}, code=2)
+    assert done.stdout == ""
+    error = next(line for line in done.stderr.splitlines() if ": error: " in line)
+    assert error.startswith("artesian: error: train_micro_batch_size_per_gpu: got "), error
+    assert re.search(r"the available memory: \d+ bytes missing; lower it", error), error
+
+
+def test_budgets_beyond_memory_are_no_fault_where_less_is_used(figures, tmp_path):
+    artesian = {"device_memory": "1024GiB", "host_memory": "1024GiB", "compute_dtype": "fp32"}
+    in_memory = ds_config(tmp_path, offload="cpu")["zero_optimization"]
+    plan = figures(config={"artesian": artesian, "zero_optimization": in_memory})
+    assert plan["candidates"]
+    assert plan["memory"]["host"]["used"] < 100 * MIB
 
 
 def test_buckets_of_deepspeed_are_advised_of(figures):

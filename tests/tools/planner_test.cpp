@@ -1,7 +1,7 @@
 // Proves what the planner adds to placement, bytes and time, which have tests of their own: memory
 // by kind adds up to what the placement takes; a step of many micro-batches is carried on exactly;
 // the changes it offers and the strategies it finds are cases that evaluate to what it says; what
-// cannot fit is an error; and its picture and its object hold together.
+// cannot fit, in memory or on the disk, is an error; and its picture and its object hold together.
 #include "tools/planner.h"
 
 #include <gtest/gtest.h>
@@ -62,6 +62,16 @@ class Planner : public testing::Test {
     made.host_bytes = 150 * mib;  // gradients, and a part of the optimizer state
     made.config.zero.max_live_parameters = 0;
     return made;
+  }
+
+  /// Everything in memory, and everything computed.
+  static std::uint64_t memory_of(const PlanFigures& figures) {
+    return figures.activations + figures.device.used() + figures.host.used();
+  }
+  static const Change* find(const std::vector<Change>& changes, const std::string& key) {
+    const auto found = std::find_if(changes.begin(), changes.end(),
+                                    [&](const Change& change) { return change.key == key; });
+    return found == changes.end() ? nullptr : &*found;
   }
 
   static PlanFigures figures_of(const PlanCase& plan) {
@@ -238,22 +248,33 @@ TEST_F(Planner, FindsTheFastestThatFits) {
 }
 
 TEST_F(Planner, KeepsInputsInTiersWhereNothingElseFits) {
-  PlanCase tried = plan(Offload::Nvme, Offload::Nvme);
+  PlanCase tried = on_nvme();  // where inputs go, as host memory is full in any case
+  tried.length = 4096;
   tried.config.accumulation_steps = 1;
   tried.config.micro_batch_size = 1;  // which nothing cuts
   PlanCase checkpointed = tried;
   checkpointed.config.activation_checkpointing = true;
   PlanCase in_tiers = checkpointed;
   in_tiers.config.cpu_checkpointing = true;
-  tried.activations_max = figures_of(in_tiers).activations;
-  ASSERT_LT(*tried.activations_max, figures_of(checkpointed).activations);
+  const auto between = [&](const PlanCase& less, const PlanCase& more) {
+    const std::uint64_t low = memory_of(figures_of(less));
+    const std::uint64_t high = memory_of(figures_of(more));
+    EXPECT_LT(low + 16 * mib, high);
+    return low + (high - low) / 2;
+  };
+  tried.memory_max = between(in_tiers, checkpointed);
   const auto all = search(tried);
   ASSERT_FALSE(all.empty());
   for (const Candidate& candidate : all) {
     EXPECT_TRUE(candidate.config.activation_checkpointing);
     EXPECT_TRUE(candidate.config.cpu_checkpointing) << candidate.name;
   }
-  tried.activations_max = figures_of(checkpointed).activations;
+  const PlanCase plain = [&] {
+    PlanCase made = tried;
+    made.memory_max.reset();
+    return made;
+  }();
+  tried.memory_max = between(checkpointed, plain);
   ASSERT_FALSE(search(tried).empty());
   for (const Candidate& candidate : search(tried)) {
     EXPECT_TRUE(candidate.config.activation_checkpointing);
@@ -275,7 +296,8 @@ TEST_F(Planner, KeepsInputsInTiersWhereThatIsFaster) {
   });
   ASSERT_NE(offered, changes.end());
   EXPECT_EQ(offered->tokens_per_s, figures_of(in_tiers).tokens_per_s);
-  alone.activations_max = 2 * figures_of(alone).activations;  // not of 8 at once
+  alone.memory_max =  // not of 8 at once
+      alone.device_bytes + alone.host_bytes + 2 * figures_of(alone).activations;
   const auto all = search(alone);
   ASSERT_FALSE(all.empty());
   EXPECT_TRUE(all.front().config.cpu_checkpointing);
@@ -323,14 +345,32 @@ TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {
   EXPECT_GT(again.time.model_seconds, figures.time.model_seconds);
 }
 
-TEST_F(Planner, ActivationsMustFitBesideTheBudgets) {
+TEST_F(Planner, ActivationsAndWhatBothTiersUseMustFitInMemory) {
   PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
-  tried.activations_max = figures_of(tried).activations;
+  tried.memory_max = memory_of(figures_of(tried));
   EXPECT_TRUE(evaluate(tried).has_value());
-  --*tried.activations_max;
+  tried.host_bytes = std::uint64_t{1} << 40;  // of budgets no more is taken than is used
+  EXPECT_TRUE(evaluate(tried).has_value());
+  EXPECT_FALSE(search(tried).empty());
+  --*tried.memory_max;
   const auto refused = evaluate(tried);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
+  EXPECT_NE(refused.error().message.find(": 1 bytes missing; lower it"), std::string::npos)
+      << refused.error().message;
+  EXPECT_TRUE(refused.error().message.starts_with("artesian.host_memory: got "))
+      << refused.error().message;
+  tried.length = 1 << 20;
+  EXPECT_TRUE(evaluate(tried).error().message.starts_with("train_micro_batch_size_per_gpu: got "));
+}
+
+TEST_F(Planner, OffersNoMemoryThatIsNotThere) {
+  PlanCase now = on_nvme();
+  const char* key = "artesian.host_memory";
+  const PlanFigures figures = figures_of(now);
+  ASSERT_NE(find(find_changes(now, figures), key), nullptr);
+  now.memory_max = memory_of(figures) + 8 * mib;
+  EXPECT_EQ(find(find_changes(now, figures), key), nullptr);
 }
 
 TEST_F(Planner, WhatIsRunHasTheBudgetsThatWerePlanned) {
