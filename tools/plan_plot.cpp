@@ -57,11 +57,13 @@ std::vector<const char*> memory_names() {
   return names;
 }
 
-/// One tier, to its own scale: its budget, or what it holds.
-std::string tier_svg(const char* name, const TierBytes& tier, double y) {
-  const auto scale = static_cast<double>(std::max({tier.budget, tier.used(), std::uint64_t{1}}));
-  std::string svg =
-      print("<text class=\"end\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", left - 10, y + 20, name);
+/// One tier, to its own scale: its budget, or what it holds; of a disk the latter alone.
+std::string tier_svg(const TierColumn& column, const TierBytes& tier, double y) {
+  const bool fills = column.member != &PlanFigures::nvme;
+  const auto scale =
+      static_cast<double>(std::max({fills ? tier.budget : 0, tier.used(), std::uint64_t{1}}));
+  std::string svg = print("<text class=\"end\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", left - 10,
+                          y + 20, column.name);
   double x = left;
   int look = 0;
   for (const MemoryRow& row : memory_rows) {
@@ -172,7 +174,7 @@ std::string plan_svg(const PlanReport& report) {
       legend(memory_names(), memory_top - 22);
   double y = memory_top;
   for (const TierColumn& tier : tiers) {
-    svg += tier_svg(tier.name, figures.*tier.member, y);
+    svg += tier_svg(tier, figures.*tier.member, y);
     y += memory_step;
   }
   svg += print("<text class=\"head\" x=\"16\" y=\"%.0f\">One step</text>\n", time_top - 16) +

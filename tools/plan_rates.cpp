@@ -4,8 +4,8 @@
 
 #include "base/log.h"
 #include "models/flops.h"
+#include "tools/plan_disk.h"
 #include "tools/plan_probe.h"
-#include "zero3/path_io.h"
 
 namespace artesian::tools {
 namespace {
@@ -13,8 +13,7 @@ namespace {
 constexpr double giga = 1e9;
 // Assumed where nothing is known, and said so: a PCIe 4 SSD shared by nobody; a 16-bit matrix rate
 // that H100-class GPUs sustain, and an eighth of it in fp32; memory and links of such machines.
-constexpr double assumed_read = 3.0 * giga;
-constexpr double assumed_write = 2.0 * giga;
+constexpr tiering::DiskSpeed assumed_disk{3.0 * giga, 2.0 * giga};
 constexpr double assumed_gpu_tflops = 400.0;
 constexpr double assumed_host_memory = 25.0 * giga;  // of one rank of a node
 constexpr double assumed_device_memory = 2000.0 * giga;
@@ -46,67 +45,67 @@ class Chooser {
     return value;
   }
 
-  /// The folders of the swap files.
-  const std::vector<std::string>& disk_folders() const {
-    const zero3::ZeroConfig& zero = plan_.config.zero;
-    const bool optimizer = zero.offload_optimizer.device == zero3::Offload::Nvme;
-    return optimizer ? zero.offload_optimizer.nvme_paths : zero.offload_param.nvme_paths;
+  /// Where a key's disks are known, or else are assumed to be.
+  std::string source_of(const SwapVolume& volume) const {
+    std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
+    if (!volume.measured_at.empty()) source = "measured by aio_bench tune, " + volume.measured_at;
+    if (volume.disks.size() > 1) {
+      source += "; " + std::to_string(volume.disks.size()) + " paths together";
+    }
+    return source;
   }
 
-  struct Disks {
-    std::vector<tiering::PathDisk> paths;
-    bool duplex = true;
-    std::string measured_at;  // the first; empty: assumed
-  };
+  static tiering::DiskSpeed speed_of(const SwapVolume& volume) {
+    if (volume.disks.empty()) return assumed_disk;
+    return tiering::striped_speed(volume.disks, tiering::stripe_weights(volume.disks));
+  }
 
-  /// As `aio_bench tune` measured them; unless it measured all, as assumed.
-  Disks disks() {
-    Disks disks;
-    const std::vector<std::string>& folders = disk_folders();
-    // A GPU is one of another machine, where nothing is known, and each folder is a disk.
-    std::vector<zero3::SavedProfile> saved(folders.size());
-    if (!plan_.gpu) saved = zero3::saved_profiles(folders);
-    zero3::PathIoChoice io = zero3::choose_path_io(plan_.config, folders, saved);
-    notes_ = std::move(io.notes);
-    std::vector<std::string> names;  // one for each file system
-    std::size_t measured = 0;
-    for (std::size_t path = 0; path < folders.size(); ++path) {
-      const std::string& name = saved[path].file.empty() ? folders[path] : saved[path].file;
-      const auto known = std::find(names.begin(), names.end(), name);
-      const auto device = static_cast<std::uint64_t>(known - names.begin());
-      if (known == names.end()) names.push_back(name);
-      disks.paths.push_back({.speed = {assumed_read, assumed_write}, .device = device});
-      const auto& profile = saved[path].profile;
-      if (!profile.has_value()) continue;
-      const tiering::DiskSpeed speed = profile->speed(io.paths[path].options.block_size);
-      if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) continue;
-      disks.paths.back().speed = speed;
-      disks.duplex = disks.duplex && profile->duplex;
-      if (++measured == 1) disks.measured_at = profile->measured_at;
-    }
-    if (measured == disks.paths.size()) return disks;
-    for (auto& path : disks.paths) path.speed = {assumed_read, assumed_write};
-    disks.measured_at.clear();
-    return disks;
+  double disk_rate(const char* name, const std::optional<double>& given, double otherwise,
+                   const std::string& source) {
+    const std::string whose = plan_.ranks > 1 ? "of each rank, " : "";
+    const double value = given.value_or(otherwise);
+    say(name, value, whose + (given.has_value() ? "given" : source));
+    return value;
   }
 
   void choose_disk() {
     zero3::Rates& rates = plan_.rates;
-    const Disks found = disks();
-    tiering::DiskSpeed speed{assumed_read, assumed_write};
-    if (!found.paths.empty()) {
-      speed = tiering::striped_speed(found.paths, tiering::stripe_weights(found.paths));
+    const SwapVolumes found =
+        swap_volumes(plan_.config, {.here = !plan_.gpu, .assumed = assumed_disk});
+    if (!plan_.gpu) plan_.space = free_space(found, system_files());
+    const auto duplex = [](const SwapVolume& volume) {
+      return volume.duplex && !volume.measured_at.empty();
+    };
+    const bool both = duplex(found.optimizer) && (found.same || duplex(found.param));
+    rates.disk = both ? tiering::Disk::Duplex : tiering::Disk::Shared;
+    const tiering::DiskSpeed speed = speed_of(found.optimizer);
+    const std::string of = found.same ? "" : "; of offload_optimizer.nvme_path";
+    const std::string source = source_of(found.optimizer) + of;
+    rates.disk_read = disk_rate("nvme_read", options_.nvme_read, speed.read_bytes_per_s, source);
+    rates.disk_write =
+        disk_rate("nvme_write", options_.nvme_write, speed.write_bytes_per_s, source);
+    notes_ = found.optimizer.notes;
+    if (!found.same) choose_param_disk(found);
+  }
+
+  /// Parameters have folders of their own. A rate that is given is the one of all disks together.
+  void choose_param_disk(const SwapVolumes& found) {
+    zero3::Rates& rates = plan_.rates;
+    const tiering::DiskSpeed speed = speed_of(found.param);
+    const std::string source = source_of(found.param) + "; of offload_param.nvme_path";
+    rates.param_read = rates.disk_read;
+    rates.param_write = rates.disk_write;
+    if (!options_.nvme_read.has_value()) {
+      rates.param_read = disk_rate("param_nvme_read", {}, speed.read_bytes_per_s, source);
     }
-    std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
-    if (!found.measured_at.empty()) {
-      rates.disk = found.duplex ? tiering::Disk::Duplex : tiering::Disk::Shared;
-      source = "measured by aio_bench tune, " + found.measured_at;
+    if (!options_.nvme_write.has_value()) {
+      rates.param_write = disk_rate("param_nvme_write", {}, speed.write_bytes_per_s, source);
     }
-    if (found.paths.size() > 1) {
-      source += "; " + std::to_string(found.paths.size()) + " paths together";
+    rates.param_apart =
+        found.apart && !options_.nvme_read.has_value() && !options_.nvme_write.has_value();
+    for (const std::string& each : found.param.notes) {
+      if (std::find(notes_.begin(), notes_.end(), each) == notes_.end()) notes_.push_back(each);
     }
-    rates.disk_read = given_or("nvme_read", options_.nvme_read, speed.read_bytes_per_s, source);
-    rates.disk_write = given_or("nvme_write", options_.nvme_write, speed.write_bytes_per_s, source);
   }
 
   void choose_memory() {

@@ -243,7 +243,7 @@ std::string plan_text(const PlanReport& report) {
   list("notes", report.notes);
   text += "\nby these rates\n";
   for (const RateSource& rate : report.rates) {
-    text += print("  %-14s %8.4g %-8s", rate.name.c_str(), rate.value, rate.unit.c_str()) +
+    text += print("  %-16s %8.4g %-8s", rate.name.c_str(), rate.value, rate.unit.c_str()) +
             rate.source + "\n";
   }
   return text;

@@ -90,6 +90,15 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   return seconds;
 }
 
+/// Of a config whose parameters are not on NVMe, all that is there is on the optimizer's disk.
+zero3::Rates rates_of(const PlanCase& plan) {
+  zero3::Rates rates = plan.rates;
+  if (plan.config.zero.offload_param.device == zero3::Offload::Nvme) return rates;
+  rates.param_read = rates.param_write = 0.0;
+  rates.param_apart = false;
+  return rates;
+}
+
 struct Simulated {
   zero3::MovedByKind moved;
   zero3::StepTime time;
@@ -115,9 +124,26 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   done.time = zero3::simulate_step({.placement = &placement,
                                     .plan = &step,
                                     .separate_device = plan.gpu,
-                                    .rates = plan.rates,
+                                    .rates = rates_of(plan),
                                     .stages = stage_seconds(plan)});
   return done;
+}
+
+/// Until the last disk is done, as the engine counts it (zero3/prediction.h).
+double disk_seconds(const zero3::Rates& rates, const zero3::MovedByKind& moved) {
+  const auto at = [](std::uint64_t bytes, double rate) {
+    return bytes == 0 ? 0.0 : static_cast<double>(bytes) / rate;
+  };
+  const auto seconds = [&](const zero3::Moved& part, double read, double write) {
+    return at(part.nvme_read, read) + at(part.nvme_write, write);
+  };
+  if (rates.param_read == 0.0) return seconds(moved.total(), rates.disk_read, rates.disk_write);
+  zero3::Moved param = moved.param;
+  param += moved.grad;
+  param += moved.input;
+  const double one = seconds(param, rates.param_read, rates.param_write);
+  const double other = seconds(moved.optimizer, rates.disk_read, rates.disk_write);
+  return rates.param_apart ? std::max(one, other) : one + other;
 }
 
 /// As the engine decides it, from a step without.
@@ -128,14 +154,9 @@ std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement
   for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
     update += zero3::update_moves(placement, unit, plan.gpu, /*live=*/true);
   }
-  const auto disk_seconds = [&](const zero3::Moved& moved) {
-    const auto at = [](std::uint64_t bytes, double rate) {
-      return bytes == 0 ? 0.0 : static_cast<double>(bytes) / rate;
-    };
-    return at(moved.nvme_read, plan.rates.disk_read) + at(moved.nvme_write, plan.rates.disk_write);
-  };
-  const double update_disk = disk_seconds(update.total());
-  const double others = std::max(0.0, disk_seconds(without.moved.total()) - update_disk);
+  const zero3::Rates rates = rates_of(plan);
+  const double update_disk = disk_seconds(rates, update);
+  const double others = std::max(0.0, disk_seconds(rates, without.moved) - update_disk);
   const zero3::StageSeconds seconds = stage_seconds(plan);
   const auto sum = [](const std::vector<double>& stages) {
     return std::accumulate(stages.begin(), stages.end(), 0.0);
@@ -160,9 +181,11 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   const auto under_backward = under_backward_of(plan, placement, without, micro_batches);
   const auto end = under_backward.end();
   if (std::find(under_backward.begin(), end, true) == end) return without;
-  ARTESIAN_TRY(done, simulate(plan, placement, micro_batches, under_backward));
   const bool speculative = zero3::waits_for_norm(plan.config);
-  if (speculative) done.shadows = zero3::shadow_bytes(placement, under_backward);
+  const std::uint64_t shadows = speculative ? zero3::shadow_bytes(placement, under_backward) : 0;
+  if (!have_room(plan.space, plan.config, placement, shadows)) return without;
+  ARTESIAN_TRY(done, simulate(plan, placement, micro_batches, under_backward));
+  done.shadows = shadows;
   return done;
 }
 
@@ -218,14 +241,16 @@ std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
        {Resource::Compute, Resource::Host, Resource::ToDevice, Resource::ToHost, Resource::Bus}) {
     see(resource_name(resource), busy(time, resource));
   }
-  const double read = busy(time, Resource::DiskRead);
-  const double written = busy(time, Resource::DiskWrite);
-  if (plan.rates.disk == tiering::Disk::Duplex) {
-    see(resource_name(Resource::DiskRead), read);
-    see(resource_name(Resource::DiskWrite), written);
-  } else {
-    see("NVMe", read + written);
-  }
+  const auto see_disk = [&](const char* both, Resource reads, Resource writes) {
+    if (plan.rates.disk == tiering::Disk::Duplex) {
+      see(resource_name(reads), busy(time, reads));
+      see(resource_name(writes), busy(time, writes));
+    } else {
+      see(both, busy(time, reads) + busy(time, writes));
+    }
+  };
+  see_disk("NVMe", Resource::DiskRead, Resource::DiskWrite);
+  see_disk("param NVMe", Resource::ParamRead, Resource::ParamWrite);
   return name;
 }
 
@@ -315,9 +340,11 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   figures.activations = activations_of(plan, group_of(plan, inputs), inputs.bytes_in(Tier::Device));
   figures.device.budget = device;
   figures.host.budget = plan.host_bytes;
+  figures.nvme.budget = free_for(plan.space, plan.config);
   figures.notes = placement.notes;
   take_memory(placement, figures);
   ARTESIAN_TRY_VOID(check_memory(plan, figures));
+  ARTESIAN_TRY_VOID(check_space(plan.space, plan.config, placement));
   ARTESIAN_TRY(done, simulate(plan, placement));
   figures.moved = done.moved;
   figures.nvme.buffers = done.shadows;

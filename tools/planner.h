@@ -11,6 +11,7 @@
 #include "models/activation_bytes.h"
 #include "models/flops.h"
 #include "models/model_config.h"
+#include "tools/disk_space.h"
 #include "zero3/config.h"
 #include "zero3/step_time.h"
 
@@ -50,6 +51,7 @@ struct PlanCase {
   /// What activations and both tiers may take together, where these are one memory; more is
   /// refused. Absent: they are not, or nobody knows.
   std::optional<std::uint64_t> memory_max;
+  DiskSpace space;  // what is on NVMe and has no room there is refused
   /// What the activations of several micro-batches may take at once, to run layer by layer.
   std::uint64_t activation_bytes = 0;
   DType compute_dtype = DType::Float32;
@@ -60,7 +62,7 @@ struct PlanCase {
 
 /// Bytes in one tier, by kind.
 struct TierBytes {
-  std::uint64_t budget = 0;     // 0: none
+  std::uint64_t budget = 0;     // of NVMe what is free; 0: none
   std::uint64_t param = 0;      // homes
   std::uint64_t grad = 0;       // accumulators
   std::uint64_t optimizer = 0;  // homes
@@ -87,7 +89,7 @@ struct PlanFigures {
   std::vector<std::string> notes;
 };
 
-/// Errors: Exhausted, with the bytes missing and the key to change.
+/// Errors: Exhausted, NoSpace, with the bytes missing and the key to change.
 Result<PlanFigures> evaluate(const PlanCase& plan);
 
 struct Change {

@@ -66,13 +66,21 @@ class Changes {
   }
 
   void try_disk() {
+    const zero3::Rates& rates = plan_.rates;
     const auto both = [&](double factor) {
-      return print("%.2f GB/s read, %.2f GB/s write", plan_.rates.disk_read * factor * 1e-9,
-                   plan_.rates.disk_write * factor * 1e-9);
+      const auto text = [&](double read, double write) {
+        return print("%.2f GB/s read, %.2f GB/s write", read * factor * 1e-9,
+                     write * factor * 1e-9);
+      };
+      std::string disk = text(rates.disk_read, rates.disk_write);
+      if (rates.param_read == 0.0) return disk;
+      return disk + ", of parameters " + text(rates.param_read, rates.param_write);
     };
     change("a disk of twice the speed (nvme_path)", both(1), both(2), [](PlanCase& plan) {
-      plan.rates.disk_read *= 2;
-      plan.rates.disk_write *= 2;
+      for (const auto rate : {&zero3::Rates::disk_read, &zero3::Rates::disk_write,
+                              &zero3::Rates::param_read, &zero3::Rates::param_write}) {
+        plan.rates.*rate *= 2;
+      }
     });
   }
 

@@ -4,8 +4,11 @@ does not fit is refused with the bytes missing; and several GPUs, 405 billion pa
 are planned as quickly. No test asserts a time that was measured."""
 
 import json
+import os
+import pathlib
 import re
 import subprocess
+import tempfile
 import xml.etree.ElementTree
 
 import pytest
@@ -423,6 +426,79 @@ def test_budgets_beyond_memory_are_no_fault_where_less_is_used(figures, tmp_path
     plan = figures(config={"artesian": artesian, "zero_optimization": in_memory})
     assert plan["candidates"]
     assert plan["memory"]["host"]["used"] < 100 * MIB
+
+
+def test_free_space_is_the_budget_of_nvme(figures, tmp_path):
+    on_nvme = {"artesian": ds_config(tmp_path, device_memory=SLOTS)["artesian"]}
+    plan = figures(config=on_nvme)
+    space = os.statvfs(tmp_path)
+    free = space.f_bavail * space.f_frsize
+    assert plan["memory"]["nvme"]["budget"] == pytest.approx(free, rel=0.2)
+    assert figures("--gpus", "1")["memory"]["nvme"]["budget"] is None
+
+
+def test_a_disk_that_is_too_small_is_refused_with_the_bytes_missing(job, figures, tmp_path):
+    memory = pathlib.Path("/dev/shm")
+    if not memory.is_dir() or not os.access(memory, os.W_OK):
+        pytest.skip("needs a small file system")
+    space = os.statvfs(memory)
+    free = space.f_bavail * space.f_frsize
+    wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8,
+            "num_key_value_heads": 8}  # fmt: skip
+    layers = free // (12 * 16 * 1024 * 1024) + 8  # bytes of a block
+    if layers > 4000:
+        pytest.skip("needs a small file system")
+    model = wide | {"num_hidden_layers": layers}
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        config = ds_config(pathlib.Path(folder), device_memory="512MiB", host_memory="512MiB")
+        config["artesian"]["speculative_update"] = False
+        done = job(model=model, config=config, code=2)
+        assert done.stdout == ""
+        error = next(line for line in done.stderr.splitlines() if ": error: " in line)
+        key = "zero_optimization.offload_optimizer.nvme_path"
+        found = re.fullmatch(
+            rf"artesian: error: {re.escape(key)}: got .* free in {folder}/nvme, allowed at least "
+            r"(\d+) bytes \(.*\): (\d+) bytes missing for the swap files; .*", error)  # fmt: skip
+        assert found, error
+        needed, missing = map(int, found.groups())
+        assert missing == pytest.approx(needed - free, rel=0.1)
+        assert os.listdir(folder) == []
+        # With GPUs nothing is known of the disk.
+        plan = figures("--gpus", "1", model=model, config=config | {"artesian": {
+            "device_memory": "512MiB", "host_memory": "2GiB", "speculative_update": False,
+        }})  # fmt: skip
+        assert plan["memory"]["nvme"]["used"] > free
+
+
+def test_parameters_and_optimizer_state_may_have_a_disk_each(figures, tmp_path):
+    zero = ds_config(tmp_path)["zero_optimization"]
+    zero["offload_param"] = zero["offload_param"] | {"nvme_path": str(tmp_path / "other")}
+    memory = ["--device-memory", "2GiB", "--host-memory", "4MiB"]
+    deep = {"num_hidden_layers": 24}
+    settings = {"model": deep, "config": {"zero_optimization": zero}}
+    plan = figures("--gpus", "1", *memory, rates=RATES[:4], **settings)
+    rates = {rate["name"]: rate for rate in plan["rates"]}
+    assert rates["nvme_read"]["source"].endswith("; of offload_optimizer.nvme_path")
+    assert rates["param_nvme_read"]["source"].endswith("; of offload_param.nvme_path")
+    moved, busy = plan["bytes_per_step"], plan["step"]["busy_s"]
+    for link, name in [("read", "nvme_read"), ("write", "nvme_write")]:
+        state = moved[name]["optimizer"]
+        rest = moved[name]["total"] - state
+        assert state > 0 and rest > 0
+        assert busy[name] == pytest.approx(state / rates[name]["value"] * 1e-9), link
+        assert busy[f"param_{name}"] == pytest.approx(rest / rates[name]["value"] * 1e-9), link
+    # Here both are on one disk, of which each rate that is given holds.
+    names = {rate["name"] for rate in figures(**settings)["rates"]}
+    assert "param_nvme_read" not in names
+
+
+def test_rates_of_the_disk_are_of_each_rank(figures):
+    for rates, source in [(RATES, "given"), (RATES[:4], "assumed; ")]:
+        plan = figures("--gpus", "4", rates=rates)
+        found = {rate["name"]: rate["source"] for rate in plan["rates"]}
+        for name in ["nvme_read", "nvme_write"]:
+            assert found[name].startswith("of each rank, " + source)
+    assert "of each rank" not in json.dumps(figures("--gpus", "1")["rates"])
 
 
 def test_buckets_of_deepspeed_are_advised_of(figures):

@@ -68,6 +68,11 @@ class Planner : public testing::Test {
   static std::uint64_t memory_of(const PlanFigures& figures) {
     return figures.activations + figures.device.used() + figures.host.used();
   }
+  /// Both keys lead to one folder.
+  static DiskSpace space_of(std::uint64_t free) {
+    const DiskSpace::Folder folder{"/nvme", 0, 1.0};
+    return {.free = {free}, .param = {folder}, .optimizer = {folder}};
+  }
   static const Change* find(const std::vector<Change>& changes, const std::string& key) {
     const auto found = std::find_if(changes.begin(), changes.end(),
                                     [&](const Change& change) { return change.key == key; });
@@ -371,6 +376,97 @@ TEST_F(Planner, OffersNoMemoryThatIsNotThere) {
   ASSERT_NE(find(find_changes(now, figures), key), nullptr);
   now.memory_max = memory_of(figures) + 8 * mib;
   EXPECT_EQ(find(find_changes(now, figures), key), nullptr);
+}
+
+TEST_F(Planner, WhatGoesToNvmeMustHaveRoomThere) {
+  PlanCase tried = on_nvme();
+  tried.config.artesian.speculative_update = false;
+  const PlanFigures unlimited = figures_of(tried);
+  EXPECT_EQ(unlimited.nvme.budget, 0u);
+  const std::uint64_t files = unlimited.nvme.used() + 4 * 4096;  // the superblock's region
+  tried.space = space_of(files);
+  EXPECT_EQ(figures_of(tried).nvme.budget, files);
+  tried.space = space_of(files - 1);
+  const auto refused = evaluate(tried);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::NoSpace);
+  EXPECT_TRUE(
+      refused.error().message.starts_with("zero_optimization.offload_optimizer.nvme_path: "
+                                          "got "))
+      << refused.error().message;
+  EXPECT_NE(refused.error().message.find(": 1 bytes missing "), std::string::npos);
+  PlanCase roomy = plan(Offload::Cpu, Offload::Cpu);
+  roomy.device_bytes = 128 * mib;  // not for all of it
+  roomy.host_bytes = 256 * mib;
+  const auto uses_nvme = [&] {
+    const auto all = search(roomy);
+    return std::any_of(all.begin(), all.end(),
+                       [](const Candidate& each) { return each.figures.nvme.used() != 0; });
+  };
+  EXPECT_TRUE(uses_nvme());
+  roomy.space = space_of(mib);
+  EXPECT_FALSE(uses_nvme());
+}
+
+TEST_F(Planner, EachFolderTakesItsShareOfADisk) {
+  PlanCase tried = on_nvme();
+  tried.config.artesian.speculative_update = false;
+  const PlanFigures figures = figures_of(tried);
+  const std::uint64_t state = figures.nvme.optimizer;
+  const std::uint64_t param = figures.nvme.used() - state;
+  constexpr std::uint64_t region = 4 * 4096;
+  // Parameters on the first disk; of the optimizer state three quarters, too.
+  tried.space.param = {{"/a", 0, 1.0}};
+  tried.space.optimizer = {{"/a", 0, 0.75}, {"/b", 1, 0.25}};
+  const std::uint64_t first = param + state / 4 * 3 + region;
+  const std::uint64_t second = state / 4 + region;
+  tried.space.free = {first, second};
+  EXPECT_EQ(figures_of(tried).nvme.budget, first + second);
+  tried.space.free = {first + second, second - 1};
+  EXPECT_NE(evaluate(tried).error().message.find(" free in /b, allowed at least " +
+                                                 std::to_string(second) + " bytes"),
+            std::string::npos);
+  tried.space.free = {first - 1, first + second};
+  EXPECT_NE(evaluate(tried).error().message.find(" free in /a, "), std::string::npos);
+}
+
+TEST_F(Planner, WithoutRoomForShadowsTheUpdateStaysUnderForward) {
+  PlanCase tried = on_nvme();
+  tried.config.accumulation_steps = 1;
+  tried.config.check_grad_overflow = false;
+  tried.rates.disk_read = 4e8;  // forward alone is too short for the update
+  tried.rates.disk_write = 2e8;
+  tried.compute = {1e-3, 2e-3, 2e-3, 4e-3};
+  const PlanFigures figures = figures_of(tried);
+  ASSERT_GT(figures.nvme.buffers, 0u);
+  const std::uint64_t files = figures.nvme.used() - figures.nvme.buffers + 4 * 4096;
+  tried.space = space_of(files + 2 * figures.nvme.buffers);
+  EXPECT_EQ(figures_of(tried).nvme.buffers, figures.nvme.buffers);
+  tried.space = space_of(files + 2 * figures.nvme.buffers - 1);
+  const PlanFigures without = figures_of(tried);
+  EXPECT_EQ(without.nvme.buffers, 0u);
+  EXPECT_GT(without.time.seconds, figures.time.seconds);
+}
+
+TEST_F(Planner, ParametersHaveADiskOfTheirOwn) {
+  PlanCase tried = on_nvme();
+  const PlanFigures together = figures_of(tried);
+  tried.rates.param_read = tried.rates.disk_read / 100;
+  tried.rates.param_write = tried.rates.disk_write / 100;
+  const double one_after_the_other = figures_of(tried).time.seconds;
+  tried.rates.param_apart = true;
+  const PlanFigures apart = figures_of(tried);
+  EXPECT_LT(apart.time.seconds, one_after_the_other);
+  EXPECT_GT(apart.time.seconds, together.time.seconds);
+  EXPECT_EQ(apart.bottleneck, "param NVMe");
+  const Change* faster = find(find_changes(tried, apart), "a disk of twice the speed (nvme_path)");
+  ASSERT_NE(faster, nullptr);
+  EXPECT_GT(faster->gain, 0.5);
+  tried.config.zero.offload_param.device = Offload::None;  // all that is there is the optimizer's
+  tried.device_bytes = 84 * mib;
+  PlanCase alone = tried;
+  alone.rates.param_read = alone.rates.param_write = 0.0;
+  EXPECT_EQ(figures_of(tried).time.seconds, figures_of(alone).time.seconds);
 }
 
 TEST_F(Planner, WhatIsRunHasTheBudgetsThatWerePlanned) {
