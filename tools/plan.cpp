@@ -114,12 +114,9 @@ class PlanRun {
     const zero3::ArtesianConfig& ours = plan_.config.artesian;
     const auto device = options_.device_memory;
     const auto host = options_.host_memory.has_value() ? options_.host_memory : ours.host_memory;
+    ARTESIAN_TRY_VOID(choose_compute_dtypes());
     if (!plan_.gpu) {
       ARTESIAN_TRY(budgets, zero3::choose_budgets(plan_.config));
-      ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
-      ARTESIAN_TRY(dtype,
-                   zero3::choose_compute_dtype(plan_.config, cpu.native(plan_.config.param_dtype)));
-      plan_.compute_dtype = dtype;
       const std::uint64_t available = available_memory();
       if (available != 0) plan_.memory_max = available;
       plan_.activation_bytes = budgets.activations;
@@ -131,14 +128,32 @@ class PlanRun {
     plan_.device_bytes = device.value_or(ours.device_memory.value_or(assumed_gpu_memory));
     plan_.host_bytes = host.value_or(assumed_host_memory);
     plan_.activation_bytes = ours.activation_memory.value_or(plan_.device_bytes / 20);
-    ARTESIAN_TRY(dtype, zero3::choose_compute_dtype(plan_.config, true));
-    plan_.compute_dtype = dtype;
     if (!device.has_value() && !ours.device_memory.has_value()) {
       note("--device-memory: assumed " + format_size(assumed_gpu_memory) + " of a GPU");
     }
     if (!host.has_value()) {
       note("--host-memory: assumed " + format_size(assumed_host_memory) + " of a rank");
     }
+    return {};
+  }
+
+  /// Also of bf16 in place of fp32; the seconds come with the rates.
+  Result<void> choose_compute_dtypes() {
+    const auto choose = [&](const zero3::Config& config) -> Result<DType> {
+      bool native = true;
+      if (!plan_.gpu) {
+        ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
+        native = cpu.native(config.param_dtype);
+      }
+      return zero3::choose_compute_dtype(config, native);
+    };
+    ARTESIAN_TRY(dtype, choose(plan_.config));
+    plan_.compute_dtype = dtype;
+    if (plan_.config.param_dtype != DType::Float32) return {};
+    zero3::Config bf16 = plan_.config;
+    bf16.param_dtype = DType::BFloat16;
+    ARTESIAN_TRY(narrow, choose(bf16));
+    plan_.bf16 = ComputeInBf16{.compute_dtype = narrow, .compute = {}};
     return {};
   }
 

@@ -134,9 +134,9 @@ class Chooser {
                          one_node ? "assumed: within a node" : "assumed: between nodes");
   }
 
-  void take_tflops(double tflops) {
+  TokenSeconds seconds_at(double tflops) const {
     const auto flops = models::forward_flops_per_token(*plan_.model, plan_.length);
-    plan_.compute = token_seconds(flops, tflops * 1e12);
+    return token_seconds(flops, tflops * 1e12);
   }
 
   Result<void> choose_compute() {
@@ -144,19 +144,37 @@ class Chooser {
       const bool narrow = plan_.config.param_dtype != DType::Float32;
       const double assumed = narrow ? assumed_gpu_tflops : assumed_gpu_tflops / 8;
       const double tflops = options_.tflops.value_or(assumed);
-      take_tflops(tflops);
+      plan_.compute = seconds_at(tflops);
       sources_.push_back({"compute", tflops, "TFLOP/s",
                           options_.tflops.has_value() ? "given" : "assumed; give --tflops"});
+      if (plan_.bf16.has_value()) assume_bf16();
       return {};
     }
     log(LogLevel::Info, "measuring one block and the head on this CPU; --tflops X spares that");
-    ARTESIAN_TRY(probed, probe_compute(*plan_.model, plan_.compute_dtype, plan_.config.param_dtype,
-                                       plan_.config.micro_batch_size, plan_.length));
-    plan_.compute = probed.seconds;
-    sources_.push_back({"compute", probed.tflops, "TFLOP/s",
+    ARTESIAN_TRY(seconds, probe("compute", plan_.compute_dtype, plan_.config.param_dtype));
+    plan_.compute = seconds;
+    if (!plan_.bf16.has_value()) return {};
+    plan_.bf16->compute = seconds;
+    if (plan_.bf16->compute_dtype == plan_.compute_dtype) return {};  // no faster here
+    ARTESIAN_TRY(in_bf16, probe("compute_bf16", plan_.bf16->compute_dtype, DType::BFloat16));
+    plan_.bf16->compute = in_bf16;
+    return {};
+  }
+
+  Result<TokenSeconds> probe(const char* name, DType dtype, DType stored) {
+    ARTESIAN_TRY(probed, probe_compute(*plan_.model, dtype, stored, plan_.config.micro_batch_size,
+                                       plan_.length));
+    sources_.push_back({name, probed.tflops, "TFLOP/s",
                         probed.by_product ? "measured: one matrix product on all threads"
                                           : "measured: one block and the head on all threads"});
-    return {};
+    return probed.seconds;
+  }
+
+  /// A rate that is given is of both: nobody knows another.
+  void assume_bf16() {
+    plan_.bf16->compute = seconds_at(options_.tflops.value_or(assumed_gpu_tflops));
+    if (options_.tflops.has_value()) return;
+    sources_.push_back({"compute_bf16", assumed_gpu_tflops, "TFLOP/s", "assumed; give --tflops"});
   }
 
   const PlanOptions& options_;

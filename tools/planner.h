@@ -36,6 +36,12 @@ struct DeepSpeedBuckets {
   std::uint64_t allgather_bucket_size = 0;
 };
 
+/// What fp32 parameters would be computed with, were they bf16.
+struct ComputeInBf16 {
+  DType compute_dtype = DType::Float32;
+  TokenSeconds compute;
+};
+
 struct PlanCase {
   const models::ModelConfig* model = nullptr;
   const std::vector<zero3::ParameterSpec>* parameters = nullptr;
@@ -57,6 +63,7 @@ struct PlanCase {
   DType compute_dtype = DType::Float32;
   zero3::Rates rates;
   TokenSeconds compute;
+  std::optional<ComputeInBf16> bf16;  // absent: nobody knows
   DeepSpeedBuckets buckets;
 };
 
@@ -100,8 +107,8 @@ struct Change {
   double step_seconds = 0.0;
 };
 
-/// What single changes would bring, best first: each is the case planned anew. Those that do not
-/// fit or bring less than 1% are left out.
+/// What single changes would bring, best first, of each key the best: each is the case planned
+/// anew. Those that do not fit or bring less than 1% are left out.
 std::vector<Change> find_changes(const PlanCase& plan, const PlanFigures& now);
 
 struct Candidate {

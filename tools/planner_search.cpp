@@ -31,7 +31,12 @@ class Changes {
     try_limits();
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Change& a, const Change& b) { return a.gain > b.gain; });
-    return std::move(found_);
+    std::vector<Change> best;
+    for (Change& change : found_) {
+      const auto same = [&](const Change& other) { return other.key == change.key; };
+      if (std::none_of(best.begin(), best.end(), same)) best.push_back(std::move(change));
+    }
+    return best;
   }
 
  private:
@@ -149,9 +154,11 @@ class Changes {
       change("artesian.speculative_update", "false", "true",
              [](PlanCase& plan) { plan.config.artesian.speculative_update = true; });
     }
-    if (plan_.config.param_dtype == DType::Float32) {
+    if (plan_.config.param_dtype == DType::Float32 && plan_.bf16.has_value()) {
       change("bf16.enabled", "false", "true", [](PlanCase& plan) {
         plan.config.param_dtype = plan.config.grad_accum_dtype = DType::BFloat16;
+        plan.compute_dtype = plan.bf16->compute_dtype;
+        plan.compute = plan.bf16->compute;
       });
     }
   }

@@ -501,6 +501,35 @@ def test_rates_of_the_disk_are_of_each_rank(figures):
     assert "of each rank" not in json.dumps(figures("--gpus", "1")["rates"])
 
 
+def test_bf16_is_offered_as_it_would_compute(figures):
+    flags = ["--gpus", "1", "--device-memory", "4GiB", "--host-memory", "4GiB"]
+    flags += ["--memory-bandwidth", "1000", "--link", "1000", "--seq-len", "128"]
+    memory = {"device_memory": "1GiB", "host_memory": "1GiB"}
+    common = {"zero_optimization": {"stage": 3}, "artesian": memory}
+    wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
+    settings = {"model": wide, "rates": []}
+    plan = figures(*flags, config=common | {"bf16": {"enabled": False}}, **settings)
+    rates = {rate["name"]: rate["value"] for rate in plan["rates"]}
+    assert (rates["compute"], rates["compute_bf16"]) == (50, 400)
+    change = next(each for each in plan["changes"] if each["key"] == "bf16.enabled")
+    changed = figures(*flags, config=common, **settings)
+    assert change["step_seconds"] == pytest.approx(changed["step"]["seconds"])
+    assert "compute_bf16" not in {rate["name"] for rate in changed["rates"]}
+
+
+def test_bf16_is_measured_where_it_computes_otherwise(figures):
+    cpu = pathlib.Path("/proc/cpuinfo").read_text()
+    amd = "AuthenticAMD" in cpu and "avx512_bf16" in cpu
+    for dtype, measured in [("fp32", False), ("auto", amd or "amx_bf16" in cpu)]:
+        memory = {"device_memory": "64MiB", "host_memory": "1MiB", "compute_dtype": dtype}
+        config = {"bf16": {"enabled": False}, "artesian": memory}
+        rates = {rate["name"]: rate for rate in figures(config=config, rates=RATES[2:])["rates"]}
+        assert ("compute_bf16" in rates) == measured
+        if measured:
+            assert rates["compute_bf16"]["source"].startswith("measured: one block and the head")
+            assert rates["compute_bf16"]["value"] > 0
+
+
 def test_buckets_of_deepspeed_are_advised_of(figures):
     zero = {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8,
             "reduce_bucket_size": "auto"}  # fmt: skip

@@ -469,6 +469,36 @@ TEST_F(Planner, ParametersHaveADiskOfTheirOwn) {
   EXPECT_EQ(figures_of(tried).time.seconds, figures_of(alone).time.seconds);
 }
 
+TEST_F(Planner, OffersTheBestChangeOfEachKey) {
+  PlanCase now = on_nvme();
+  now.activation_bytes = figures_of(now).activations;  // one; two and all four are tried
+  const auto changes = find_changes(now, figures_of(now));
+  for (const Change& change : changes) {
+    const auto same = [&](const Change& other) { return other.key == change.key; };
+    EXPECT_EQ(std::count_if(changes.begin(), changes.end(), same), 1) << change.key;
+  }
+  const Change* more = find(changes, "artesian.activation_memory");
+  ASSERT_NE(more, nullptr);
+  EXPECT_EQ(more->to, format_size(4 * now.activation_bytes));
+}
+
+TEST_F(Planner, OffersBf16AsItWouldCompute) {
+  PlanCase now = plan(Offload::Cpu, Offload::Cpu);
+  now.config.param_dtype = now.config.grad_accum_dtype = DType::Float32;
+  now.compute = {1e-3, 2e-3, 2e-3, 4e-3};
+  const PlanFigures figures = figures_of(now);
+  EXPECT_EQ(find(find_changes(now, figures), "bf16.enabled"), nullptr);  // nobody knows
+  now.bf16 = ComputeInBf16{.compute_dtype = DType::BFloat16, .compute = {2e-4, 4e-4, 4e-4, 8e-4}};
+  const auto changes = find_changes(now, figures);
+  const Change* found = find(changes, "bf16.enabled");
+  ASSERT_NE(found, nullptr);
+  EXPECT_GT(found->gain, 3.0);
+  PlanCase changed = plan(Offload::Cpu, Offload::Cpu);
+  changed.compute_dtype = now.bf16->compute_dtype;
+  changed.compute = now.bf16->compute;
+  EXPECT_EQ(found->tokens_per_s, figures_of(changed).tokens_per_s);
+}
+
 TEST_F(Planner, WhatIsRunHasTheBudgetsThatWerePlanned) {
   PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
   tried.gpu = tried.whole_device = true;
