@@ -462,11 +462,28 @@ TEST_F(Planner, ParametersHaveADiskOfTheirOwn) {
   const Change* faster = find(find_changes(tried, apart), "a disk of twice the speed (nvme_path)");
   ASSERT_NE(faster, nullptr);
   EXPECT_GT(faster->gain, 0.5);
-  tried.config.zero.offload_param.device = Offload::None;  // all that is there is the optimizer's
+  tried.config.zero.offload_param.device = Offload::None;
   tried.device_bytes = 84 * mib;
+  tried.host_bytes = 48 * mib;
+  EXPECT_GT(figures_of(tried).moved.grad.nvme_write, 0u);  // spilled to the optimizer's disk
   PlanCase alone = tried;
   alone.rates.param_read = alone.rates.param_write = 0.0;
   EXPECT_EQ(figures_of(tried).time.seconds, figures_of(alone).time.seconds);
+}
+
+TEST_F(Planner, DisksThatWorkSideBySideDecideHowMuchBackwardUpdates) {
+  PlanCase tried = on_nvme();
+  tried.config.accumulation_steps = 1;
+  tried.config.check_grad_overflow = false;
+  tried.rates.disk_read = tried.rates.param_read = 4e8;
+  tried.rates.disk_write = tried.rates.param_write = 2e8;
+  tried.compute = {1e-3, 2e-3, 2e-3, 4e-3};
+  const PlanFigures one_after_the_other = figures_of(tried);
+  tried.rates.param_apart = true;
+  const PlanFigures side_by_side = figures_of(tried);
+  ASSERT_GT(one_after_the_other.nvme.buffers, 0u);
+  EXPECT_NE(side_by_side.nvme.buffers, one_after_the_other.nvme.buffers);  // shadows of those units
+  EXPECT_LT(side_by_side.time.seconds, one_after_the_other.time.seconds);
 }
 
 TEST_F(Planner, OffersTheBestChangeOfEachKey) {
