@@ -201,11 +201,14 @@ std::string FlagReader::output(const std::string& flag, Dash dash) {
   if (!given(flag) || (target == "-" && dash == Dash::Yes)) return target;
   const auto parent = std::filesystem::path(target).parent_path();
   const std::string directory = parent.empty() ? "." : parent.string();
-  const bool there = std::filesystem::exists(target);
-  const bool may =
-      !target.empty() && target != "-" && !std::filesystem::is_directory(target) &&
-      (there ? faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) == 0 : writable(directory));
-  if (may) return target;
+  using std::filesystem::file_type;
+  std::error_code error;
+  const file_type type = std::filesystem::status(target, error).type();
+  const bool there = type != file_type::not_found && type != file_type::directory && !error;
+  const bool may = type == file_type::not_found
+                       ? writable(directory)
+                       : there && faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) == 0;
+  if (may && target != "-" && !target.empty()) return target;
   faults_.add("cannot write there", flag, in_quotes(target),
               std::string(dash == Dash::Yes ? "- or " : "") + "a file in a writable directory",
               "name another file");

@@ -259,6 +259,7 @@ def test_result_line_and_json_file(folder, tmp_path):
         (["--threads", "1", "--threads", "2"], "given too often: --threads: got 2 values"),
         (["--engine", "magic"], "--engine: got \"magic\""),
         (["--json", "/does/not/exist.json"], "--json"),
+        (["--json", "long" * 100], "cannot write there: --json"),
         (["--bogus", "3"], "--bogus: got an unknown flag, allowed are those of aio_bench run"),
         (["--queue-dept", "3"], "did you mean --queue-depth?"),
         (["stray"], "stray: got an unknown argument"),
