@@ -2,6 +2,7 @@
 makes a command another user's."""
 
 import ctypes
+import fcntl
 import os
 import pathlib
 import resource
@@ -85,9 +86,10 @@ def refuse_io_uring():
 
 def refuse_direct():
     """From now on nothing can be opened with, or switched to, O_DIRECT (EINVAL), x86-64 alone."""
-    direct, argument_2 = os.O_DIRECT, 16 + 8 * 2
+    direct, argument_1, argument_2 = os.O_DIRECT, 16 + 8, 16 + 8 * 2
     filter_calls([(LOAD, 0, 0, 0),
-                  (JUMP_EQUAL, 1, 0, 72),  # fcntl(descriptor, command, flags)
+                  (JUMP_EQUAL, 0, 2, 72),  # fcntl(descriptor, command, flags)
+                  (LOAD, 0, 0, argument_1), (JUMP_EQUAL, 1, 4, fcntl.F_SETFL),
                   (JUMP_EQUAL, 0, 3, 257),  # openat(directory, path, flags)
                   (LOAD, 0, 0, argument_2), (JUMP_ANY_BIT, 0, 1, direct),
                   (RETURN, 0, 0, REFUSE | 22), (RETURN, 0, 0, ALLOW)])  # fmt: skip
