@@ -155,7 +155,9 @@ Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& wat
   }));
   result.seconds = static_cast<double>(sweep.end_ns() - begin_ns) * 1e-9;
   // What marks buffers is no transfer: what marked them for the first pass is not counted, either.
-  result.cpu_seconds = std::max(0.0, cpu_seconds() - cpu_before - sweep.marking_cpu_seconds());
+  // Nor is what looks on: fio's parent process does that, and counts its jobs alone.
+  const double others = sweep.marking_cpu_seconds() + sweep.watching_cpu_seconds();
+  result.cpu_seconds = std::max(0.0, cpu_seconds() - cpu_before - others);
   pass_next_ += sweep.laps();
   result.bytes_read = sweep.bytes_read();
   result.bytes_written = sweep.bytes_written();

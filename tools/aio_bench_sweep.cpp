@@ -97,7 +97,9 @@ Result<void> Sweep::run(const std::function<void()>& watch) {
   }
   batch_ = nullptr;
   engine_.submit(batch);
+  const std::uint64_t begin_ns = cpu_ns();
   await_end(watch);
+  watching_cpu_ns_ = cpu_ns() - begin_ns;
   ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));  // the last callbacks have but to return
   const std::lock_guard lock(mutex_);
   if (error_) return *error_;

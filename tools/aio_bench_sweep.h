@@ -44,6 +44,10 @@ class Sweep {
   Result<void> run(const std::function<void()>& watch = nullptr);
   std::uint64_t bytes_read() const noexcept { return bytes_read_; }
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
+  /// CPU time of run() that went into looking how far it is.
+  double watching_cpu_seconds() const noexcept {
+    return static_cast<double>(watching_cpu_ns_) * 1e-9;
+  }
   /// CPU time of run() that went into marking buffers for later passes.
   double marking_cpu_seconds() const noexcept {
     return static_cast<double>(marking_cpu_ns_) * 1e-9;
@@ -101,6 +105,7 @@ class Sweep {
   std::atomic<std::uint64_t> next_ = 0;
   std::atomic<std::uint64_t> bytes_read_ = 0;
   std::atomic<std::uint64_t> bytes_written_ = 0;
+  std::uint64_t watching_cpu_ns_ = 0;
   std::atomic<std::uint64_t> marking_cpu_ns_ = 0;
   std::atomic<std::uint64_t> still_ns_ = 0;
   std::atomic<bool> wrong_ = false;

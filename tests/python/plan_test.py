@@ -112,7 +112,7 @@ def images(model):
 def test_bytes_are_the_closed_form(figures, tmp_path):
     artesian = ds_config(tmp_path, speculative_update=False, device_memory=SLOTS)["artesian"]
     under_forward = {"artesian": artesian}
-    for micro_batches in [1, 2, 4]:
+    for micro_batches in [1, 2, 4, 8]:
         plan = figures(config=under_forward | {"gradient_accumulation_steps": micro_batches})
         embedding, blocks, head = images(LLAMA)
         elements = embedding + blocks + head
@@ -132,6 +132,25 @@ def test_bytes_are_the_closed_form(figures, tmp_path):
         assert moved["nvme_read"]["total"] == fetched + state
         written = moved["nvme_write"]["total"]
         assert plan["ssd_tb_written_per_1000_steps"] == pytest.approx(written * 1e-9)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4, 8])
+@pytest.mark.parametrize("kept", [60_000, 110_000])
+def test_what_host_memory_keeps_is_not_in_the_closed_form(figures, tmp_path, micro_batches, kept):
+    config = ds_config(tmp_path, speculative_update=False, device_memory=SLOTS)
+    config["zero_optimization"]["offload_param"] = {
+        "device": "nvme", "nvme_path": str(tmp_path / "nvme"), "max_in_cpu": kept,
+    }  # fmt: skip
+    plan = figures(config=config | {"gradient_accumulation_steps": micro_batches})
+    embedding, blocks, head = images(LLAMA)
+    memory, moved = plan["memory"], plan["bytes_per_step"]
+    resident = memory["host"]["param"]  # not of the embedding, which backward does not read
+    assert 0.8 * 2 * kept < resident < 2 * kept
+    fetched = 2 * (2 * (blocks + head) + embedding) - 2 * resident
+    assert moved["nvme_read"]["param"] == fetched * micro_batches
+    assert moved["nvme_write"]["param"] == 2 * (embedding + blocks + head) - resident
+    state = memory["nvme"]["optimizer"]
+    assert moved["nvme_read"]["optimizer"] == moved["nvme_write"]["optimizer"] == state
 
 
 def test_memory_is_that_of_the_formulas(figures, tmp_path):
