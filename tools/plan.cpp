@@ -1,7 +1,5 @@
 #include "tools/plan.h"
 
-#include <cstdio>
-
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
@@ -14,6 +12,7 @@
 #include "tools/planner.h"
 #include "tools/process_setup.h"
 #include "tools/report_error.h"
+#include "tools/standard_output.h"
 #include "zero3/compute_device.h"
 #include "zero3/engine.h"
 
@@ -220,9 +219,7 @@ class PlanRun {
   /// What was found out is said before the picture can fail.
   Result<void> write() {
     const std::string text = options_.json ? plan_json(report_) : plan_text(report_);
-    if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
-      return make_error(ErrorCode::Io, "plan: stdout: cannot write", errno);
-    }
+    ARTESIAN_TRY_VOID(write_stdout(text));
     if (options_.plot.empty()) return {};
     return naming("--plot", write_file(options_.plot, plan_svg(report_)));
   }
