@@ -36,13 +36,16 @@ Result<void> check_options(const EngineOptions& options) {
   return {};
 }
 
-/// Why the kernel refused an engine of lanes, and what to do, as far as can be known.
-std::string reason_of(EngineKind kind, int system_error, const EngineOptions& options) {
+/// Why there is no such engine, and what to do, as far as can be known.
+std::string reason_of(EngineKind kind, const Error& error, const EngineOptions& options) {
+  if (error.code == ErrorCode::Exhausted) {
+    return "no more threads: the limit of the user (ulimit -u) or of a control group (pids.max)";
+  }
   const bool ring = kind == EngineKind::IoUring;
   const std::string name = engine_kind_name(kind);
   int disabled = 0;
   if (ring) std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
-  switch (system_error) {
+  switch (error.system_error) {
     case ENOSYS: return "this kernel has no " + name + ", or a seccomp filter hides it";
     case EOPNOTSUPP: return std::string("this kernel is older than ") + (ring ? "5.7" : "4.18");
     case EAGAIN:
@@ -64,7 +67,7 @@ std::string reason_of(EngineKind kind, int system_error, const EngineOptions& op
                            : std::string("a seccomp filter refuses it, as in most containers");
     default: break;
   }
-  return system_error_text(system_error);
+  return system_error_text(error.system_error);
 }
 
 Result<std::unique_ptr<Engine>> make_unchecked(EngineKind kind, const EngineOptions& options) {
@@ -114,9 +117,7 @@ Result<std::unique_ptr<Engine>> make_engine(EngineKind kind,
                                             const EngineOptions& options) noexcept {
   ARTESIAN_TRY_VOID(check_options(options));
   auto engine = make_unchecked(kind, options);
-  if (!engine && engine.error().code == ErrorCode::Unsupported) {
-    engine.error().message += " (" + reason_of(kind, engine.error().system_error, options) + ")";
-  }
+  if (!engine) engine.error().message += " (" + reason_of(kind, engine.error(), options) + ")";
   return engine;
 }
 
@@ -128,12 +129,12 @@ Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) n
     const std::string name = engine_kind_name(kind);
     if (engine && !refusals.empty()) log_once(LogLevel::Warning, refusals + "using " + name);
     if (engine) return engine;
-    const int cause = engine.error().system_error;
-    refusals += name + " is not available: " + reason_of(kind, cause, options) + " (" +
-                system_error_text(cause) + "); ";
+    refusals += name + " is not available: " + reason_of(kind, engine.error(), options) + " (" +
+                system_error_text(engine.error().system_error) + "); ";
   }
-  log_once(LogLevel::Warning, refusals + "using the thread pool");
-  return make_unchecked(EngineKind::Threads, options);
+  auto pool = make_engine(EngineKind::Threads, options);
+  if (pool) log_once(LogLevel::Warning, refusals + "using the thread pool");
+  return pool;
 }
 
 }  // namespace artesian::aio

@@ -166,6 +166,29 @@ TEST_F(Fallback, RefusedLibaioTooFallsToThreadsWithOneLine) {
   }
 }
 
+// A limit of threads is none of AIO requests, though both are EAGAIN.
+TEST_F(Fallback, AThreadThatCannotStartIsNamedAsSuch) {
+  const auto refused = [](bool best) {
+    return test_support::run_in_child([&] {
+      for (const long call : {__NR_clone, __NR_clone3}) {
+        if (!test_support::refuse_call(call, EAGAIN)) return 77;
+      }
+      std::size_t lines = 0;
+      set_log_sink([&](LogLevel, std::string_view) { ++lines; });
+      const auto engine = best ? make_best_engine({}) : make_engine(EngineKind::Libaio, {});
+      if (engine || engine.error().code != ErrorCode::Exhausted) return 1;
+      if (engine.error().message.find("ulimit -u") == std::string::npos) return 2;
+      if (engine.error().message.find("aio-max-nr") != std::string::npos) return 3;
+      return lines == 0 ? 0 : 4;  // nothing is used in its place
+    });
+  };
+  for (const bool best : {false, true}) {
+    const int status = refused(best);
+    if (status == 77) GTEST_SKIP() << "no seccomp filters here";
+    EXPECT_EQ(status, 0) << best;
+  }
+}
+
 // The kernel's own refusal: one context more than fs.aio-max-nr allows.
 TEST_F(Fallback, UsedUpAioRequestsAreNamed) {
   std::vector<std::unique_ptr<Engine>> engines;
