@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <sstream>
@@ -21,6 +22,12 @@ namespace {
 constexpr std::uint64_t memory_least = std::uint64_t{2} << 30;
 constexpr std::uint64_t descriptors_least = 256;
 constexpr unsigned cap_ipc_lock = 14;
+constexpr const char* more_locked_memory =
+    "ulimit -l unlimited; for good, a line \"USER - memlock unlimited\" in "
+    "/etc/security/limits.conf (docker: --ulimit memlock=-1)";
+constexpr const char* more_threads =
+    "ulimit -u 4096; for good, a line \"USER - nproc 4096\" in /etc/security/limits.conf; in a "
+    "container, a larger pids.max (docker: --pids-limit)";
 
 }  // namespace
 
@@ -38,25 +45,55 @@ Finding examine_kernel(const std::string& release) {
   return finding;
 }
 
+std::string fix_of_engine(aio::EngineKind kind, const Error& refusal, const std::string& root) {
+  const bool ring = kind == aio::EngineKind::IoUring;
+  if (refusal.code == ErrorCode::Exhausted) return more_threads;
+  switch (refusal.system_error) {
+    case EMFILE: return "ulimit -n 1024";
+    case EOPNOTSUPP: return std::string("a kernel of ") + (ring ? "5.7" : "4.18") + " or newer";
+    case ENOMEM:
+      if (ring) return more_locked_memory;
+      return "end other programs, or raise the control group's limit of memory";
+    case EAGAIN:
+      if (!ring) return "sysctl fs.aio-max-nr=1048576";
+      break;
+    case EPERM:
+    case EACCES:
+      if (ring && number_of(root + "/proc/sys/kernel/io_uring_disabled").value_or(0) != 0) {
+        return "sysctl kernel.io_uring_disabled=0";
+      }
+      break;
+    default: break;
+  }
+  return std::string("in a container, a seccomp profile that allows ") +
+         (ring ? "io_uring" : "io_setup and io_submit") +
+         " (docker: --security-opt seccomp=FILE); else a kernel built with it";
+}
+
 Finding examine_io_uring() {
+  using aio::EngineKind;
   Finding finding{.name = "io_uring", .value = "works"};
-  const auto engine = aio::make_engine(aio::EngineKind::IoUring, {.queue_depth = 32});
+  const aio::EngineOptions options{.queue_depth = 32};
+  const auto engine = aio::make_engine(EngineKind::IoUring, options);
   if (engine.has_value()) {
     finding.meaning = "transfers are submitted in batches, without a thread for each";
     return finding;
   }
   finding.level = Level::Warn;
   finding.value = engine.error().to_string();
-  const auto next = aio::make_engine(aio::EngineKind::Libaio, {.queue_depth = 32});
-  finding.meaning =
-      next.has_value()
-          ? "artesian.engine auto takes libaio here: asynchronous with direct I/O alone"
-          : "artesian.engine auto takes the thread pool here, at more CPU time; libaio, which "
-            "comes first, is refused, too: " +
-                next.error().to_string();
-  finding.fix =
-      "sysctl kernel.io_uring_disabled=0; in a container, a seccomp profile that allows io_uring "
-      "(docker: --security-opt seccomp=FILE)";
+  finding.fix = fix_of_engine(EngineKind::IoUring, engine.error());
+  const auto next = aio::make_engine(EngineKind::Libaio, options);
+  if (next.has_value()) {
+    finding.meaning = "artesian.engine auto takes libaio here: asynchronous with direct I/O alone";
+    return finding;
+  }
+  const auto last = aio::make_engine(EngineKind::Threads, options);
+  finding.level = last.has_value() ? Level::Warn : Level::Fail;
+  finding.meaning = last.has_value()
+                        ? "artesian.engine auto takes the thread pool here, at more CPU time; "
+                          "libaio, which comes first, is refused, too: " +
+                              next.error().to_string()
+                        : "nor can any other engine be made: no run can use a disk";
   return finding;
 }
 
@@ -95,9 +132,7 @@ Finding examine_memlock(const MemlockFacts& facts) {
   finding.meaning = "less than the default host budget, " +
                     format_size(facts.memory_available / 2) +
                     ": beyond it buffers can be swapped out, and are not registered with io_uring";
-  finding.fix =
-      "ulimit -l unlimited; for good, a line \"USER - memlock unlimited\" in "
-      "/etc/security/limits.conf (docker: --ulimit memlock=-1)";
+  finding.fix = more_locked_memory;
   return finding;
 }
 

@@ -5,12 +5,16 @@
 #include <cstdint>
 #include <string>
 
+#include "aio/engine.h"
+#include "base/result.h"
 #include "pinned/nodes.h"
 #include "tools/doctor_report.h"
 
 namespace artesian::tools {
 
 Finding examine_kernel(const std::string& release);
+/// What gives this engine back, by the error with which it could not be made.
+std::string fix_of_engine(aio::EngineKind kind, const Error& refusal, const std::string& root = "");
 /// Sets up a ring with the options of a training run's engine, and gives it back; where it is
 /// refused, the engine that "auto" tries next.
 Finding examine_io_uring();

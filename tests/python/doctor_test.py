@@ -77,6 +77,15 @@ def test_a_low_limit_of_locked_memory(tmp_path):
     assert capable["status"] == "ok" and "may lock any amount" in capable["value"]
 
 
+@needs_root
+def test_the_fix_of_an_engine_is_that_of_what_refuses_it(tmp_path):
+    """Where less than a ring may be locked: not all kernels count rings."""
+    give(tmp_path)
+    low = findings("--path", tmp_path, before=AS_NOBODY, limits=lockable(0))["io_uring"]
+    if low["status"] != "ok":
+        assert "ulimit -l" in low["value"] and low["fix"].startswith("ulimit -l ")
+
+
 def test_io_uring_that_a_container_refuses(tmp_path):
     assert findings("--path", tmp_path)["io_uring"]["status"] == "ok"
     refused = findings("--path", tmp_path, limits=refuse_io_uring)["io_uring"]

@@ -61,6 +61,45 @@ TEST(IoUring, WhereItIsRefusedTheEngineInItsPlaceIsNamed) {
   EXPECT_TRUE(libaio == 0 || libaio == 100) << libaio;
 }
 
+TEST(Engines, TheFixIsThatOfTheError) {
+  using aio::EngineKind;
+  test_support::TemporaryDirectory root;
+  const auto fix = [&](EngineKind kind, int system_error, ErrorCode code = ErrorCode::Unsupported) {
+    return fix_of_engine(kind, make_error(code, "refused", system_error), root.path());
+  };
+  const auto has = [](const std::string& text, const char* word) {
+    return text.find(word) != std::string::npos;
+  };
+  EXPECT_TRUE(fix(EngineKind::IoUring, ENOMEM).starts_with("ulimit -l unlimited"));
+  EXPECT_EQ(fix(EngineKind::IoUring, EMFILE), "ulimit -n 1024");
+  EXPECT_TRUE(has(fix(EngineKind::IoUring, EOPNOTSUPP), "5.7"));
+  EXPECT_EQ(fix(EngineKind::Libaio, EAGAIN), "sysctl fs.aio-max-nr=1048576");
+  for (const EngineKind kind : {EngineKind::IoUring, EngineKind::Libaio, EngineKind::Threads}) {
+    EXPECT_TRUE(fix(kind, EAGAIN, ErrorCode::Exhausted).starts_with("ulimit -u "));
+  }
+  for (const int system_error : {EPERM, ENOSYS}) {
+    EXPECT_TRUE(
+        has(fix(EngineKind::IoUring, system_error), "seccomp profile that allows io_uring"));
+    EXPECT_FALSE(has(fix(EngineKind::IoUring, system_error), "sysctl"));
+    EXPECT_TRUE(has(fix(EngineKind::Libaio, system_error), "io_submit"));
+  }
+  write(root.path() + "/proc/sys/kernel/io_uring_disabled", "2");
+  EXPECT_EQ(fix(EngineKind::IoUring, EPERM), "sysctl kernel.io_uring_disabled=0");
+  EXPECT_FALSE(has(fix(EngineKind::IoUring, ENOMEM), "sysctl"));
+}
+
+TEST(Engines, WithoutAThreadThereIsNone) {
+  const int status = test_support::run_in_child([&] {
+    for (const long call : {SYS_clone, SYS_clone3}) {
+      if (!test_support::refuse_call(call, EAGAIN)) return 100;
+    }
+    const Finding finding = examine_io_uring();
+    if (finding.level != Level::Fail || !finding.fix.starts_with("ulimit -u ")) return 1;
+    return finding.value.find("aio-max-nr") == std::string::npos ? 0 : 2;
+  });
+  EXPECT_TRUE(status == 0 || status == 100) << status;
+}
+
 TEST(Memlock, LessThanTheDefaultBudgetIsWarnedOf) {
   constexpr std::uint64_t gib = 1 << 30;
   const auto level = [](std::uint64_t limit, bool exempt) {
