@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "aio/engine.h"
 #include "base/result.h"
 #include "tiering/block_device.h"
 #include "tiering/machine_profile.h"
@@ -19,8 +21,12 @@ namespace artesian::tools {
 Finding examine_file_system(const tiering::Mount& mount);
 Finding examine_disks(const std::vector<tiering::BlockDevice>& disks, std::size_t numa_nodes);
 Finding examine_free_space(std::uint64_t bytes);
+/// Whether the engine of a machine profile can be made here, with its settings.
+using TryEngine = std::function<Result<void>(aio::EngineKind, const aio::EngineOptions&)>;
+Result<void> try_engine(aio::EngineKind kind, const aio::EngineOptions& options);
 /// What `aio_bench tune` kept of the disk below `path`; an Io error with ENOENT: nothing.
-Finding examine_profile(const Result<tiering::MachineProfile>& profile, const std::string& path);
+Finding examine_profile(const Result<tiering::MachineProfile>& profile, const std::string& path,
+                        const TryEngine& attempt = try_engine);
 
 /// A folder among those over which a run is to divide its swap.
 struct StripedPath {

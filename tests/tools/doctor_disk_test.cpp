@@ -44,20 +44,35 @@ TEST(Disks, WithSeveralNodesTheNearestIsNamed) {
   EXPECT_EQ(examine_disks({disk}, 1).meaning.find("--cpunodebind"), std::string::npos);
 }
 
+tiering::MachineProfile tuned_profile() {
+  return {.path = "/nvme",
+          .file_system = "ext4",
+          .measured_at = "2026-01-31T12:00:00Z",
+          .queue_depth = 64,
+          .threads = 1,
+          .engine = "libaio",
+          .best = aio::EngineOptions{.block_size = 262144, .queue_depth = 64},
+          .rates = {{.block_size = 4096, .read_share = 1, .gb_per_s = 0.5},
+                    {.block_size = 262144, .read_share = 1, .gb_per_s = 3.2149},
+                    {.block_size = 262144, .read_share = 0, .gb_per_s = 2},
+                    {.block_size = 1048576, .read_share = 0.5, .gb_per_s = 2.5}}};
+}
+
+Result<void> takes_all(aio::EngineKind, const aio::EngineOptions&) {
+  return {};
+}
+
 TEST(IoSettings, OfAMachineProfileAreToldAndOneOfNoUseIsWarnedOf) {
-  tiering::MachineProfile profile{
-      .path = "/nvme",
-      .file_system = "ext4",
-      .measured_at = "2026-01-31T12:00:00Z",
-      .queue_depth = 64,
-      .threads = 1,
-      .engine = "libaio",
-      .best = aio::EngineOptions{.block_size = 262144, .queue_depth = 64},
-      .rates = {}};
-  const Finding tuned = examine_profile(profile, "/nvme/swap");
+  tiering::MachineProfile profile = tuned_profile();
+  const Finding tuned = examine_profile(profile, "/nvme/swap", takes_all);
   EXPECT_EQ(tuned.level, Level::Ok);
   EXPECT_EQ(tuned.value,
-            "block_size 256 KiB, queue_depth 64, libaio; measured 2026-01-31T12:00:00Z");
+            "block_size 256 KiB, queue_depth 64, libaio; 3.21 GB/s read, 2 written, 2.5 mixed, "
+            "measured 2026-01-31T12:00:00Z");
+  EXPECT_EQ(tuned.meaning, "taken by every config without an aio section");
+  profile.best->polling = aio::Polling::Submission;
+  EXPECT_NE(examine_profile(profile, "/nvme", takes_all).meaning.find("artesian.polling sqpoll"),
+            std::string::npos);
   profile.best.reset();
   const Finding old = examine_profile(profile, "/nvme/swap");
   EXPECT_EQ(old.level, Level::Ok);
@@ -70,6 +85,25 @@ TEST(IoSettings, OfAMachineProfileAreToldAndOneOfNoUseIsWarnedOf) {
   EXPECT_EQ(broken.level, Level::Warn);
   EXPECT_EQ(broken.value, "no profile");
   EXPECT_EQ(broken.fix, "aio_bench tune --path /nvme");
+}
+
+TEST(IoSettings, AnEngineThatCannotBeMadeIsWarnedOf) {
+  tiering::MachineProfile profile = tuned_profile();
+  const auto refuses = [](aio::EngineKind kind, const aio::EngineOptions& options) {
+    EXPECT_EQ(kind, aio::EngineKind::Libaio);
+    EXPECT_EQ(options.queue_depth, 64u) << "with the profile's settings";
+    return Result<void>(make_error(ErrorCode::Unsupported, "no AIO requests", EAGAIN));
+  };
+  const Finding refused = examine_profile(profile, "/nvme", refuses);
+  EXPECT_EQ(refused.level, Level::Warn);
+  EXPECT_NE(refused.meaning.find("libaio cannot be made here: no AIO requests"), std::string::npos)
+      << refused.meaning;
+  EXPECT_EQ(refused.fix,
+            "sysctl fs.aio-max-nr=1048576; or measure what can: aio_bench tune --path /nvme");
+  profile.engine = "of_a_later_version";
+  const Finding unknown = examine_profile(profile, "/nvme", takes_all);
+  EXPECT_EQ(unknown.level, Level::Warn);
+  EXPECT_EQ(unknown.fix, "aio_bench tune --path /nvme");
 }
 
 TEST(FileSystems, WhatIsNoLocalDiskIsWarnedOf) {
