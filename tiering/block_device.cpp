@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "base/kernel_files.h"
 #include "pinned/nodes.h"
@@ -46,30 +47,63 @@ BlockDevice disk_at(const fs::path& device, const std::string& root) {
   return disk;
 }
 
-void collect(const fs::path& device, const std::string& root, int depth,
-             std::vector<BlockDevice>& disks) {
-  if (device.empty() || depth > 8) return;
-  std::error_code ignored;
-  if (fs::exists(device / "partition", ignored))
-    return collect(device.parent_path(), root, depth, disks);
-  const auto below = names_in(device / "slaves");
-  for (const std::string& name : below) {
-    collect(canonical_of(root + "/sys/class/block/" + name), root, depth + 1, disks);
+/// Walks from one device down to the disks.
+class Descent {
+ public:
+  explicit Descent(const std::string& root) : root_(root) {}
+
+  void enter(const fs::path& device, int depth) {
+    if (device.empty() || depth > 8) return;
+    std::error_code ignored;
+    if (fs::exists(device / "partition", ignored)) return enter(device.parent_path(), depth);
+    const auto below = names_in(device / "slaves");
+    for (const std::string& name : below) enter(named(name), depth + 1);
+    if (!below.empty()) return;
+    const fs::path backing = behind_loop(device);
+    if (backing.empty()) return add(device);
+    const std::string before = std::exchange(loop_, device.filename().string());
+    enter(backing, depth + 1);
+    loop_ = before;
   }
-  const auto same = [&](const BlockDevice& disk) { return disk.name == device.filename(); };
-  if (below.empty() && std::none_of(disks.begin(), disks.end(), same)) {
-    disks.push_back(disk_at(device, root));
+  std::vector<BlockDevice> take() { return std::move(disks_); }
+
+ private:
+  fs::path named(const std::string& name) const {
+    return canonical_of(root_ + "/sys/class/block/" + name);
   }
-}
+  fs::path numbered(const Mount& mount) const {
+    if (mount.major == 0) return {};
+    return canonical_of(root_ + "/sys/dev/block/" + std::to_string(mount.major) + ":" +
+                        std::to_string(mount.minor));
+  }
+  /// The device that a loop device's bytes are on: of the file system of its file, or the device
+  /// that it was set up over. Empty where this is no loop device, or nothing is known.
+  fs::path behind_loop(const fs::path& device) const {
+    const std::string file = first_line_of(device / "loop/backing_file");
+    if (!file.starts_with("/")) return {};
+    const fs::path over = file.starts_with("/dev/") ? named(fs::path(file).filename()) : fs::path();
+    return over.empty() ? numbered(mount_of(file, root_)) : over;
+  }
+  void add(const fs::path& device) {
+    const auto same = [&](const BlockDevice& disk) { return disk.name == device.filename(); };
+    if (std::any_of(disks_.begin(), disks_.end(), same)) return;
+    disks_.push_back(disk_at(device, root_));
+    disks_.back().loop = loop_;
+  }
+
+  const std::string& root_;
+  std::string loop_;
+  std::vector<BlockDevice> disks_;
+};
 
 }  // namespace
 
 std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
                                      const std::string& root) {
-  std::vector<BlockDevice> disks;
   const std::string number = std::to_string(major) + ":" + std::to_string(minor);
-  if (major != 0) collect(canonical_of(root + "/sys/dev/block/" + number), root, 0, disks);
-  return disks;
+  Descent descent(root);
+  if (major != 0) descent.enter(canonical_of(root + "/sys/dev/block/" + number), 0);
+  return descent.take();
 }
 
 fs::path resolved_folder(const std::string& path) {

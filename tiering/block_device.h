@@ -1,4 +1,5 @@
-// The disks below a folder, as /sys shows them: through partitions, dm (LVM, LUKS) and md (RAID).
+// The disks below a folder, as /sys shows them: through partitions, dm (LVM, LUKS), md (RAID) and
+// loop devices, below which lies the file system of a file.
 // `root` is put before the paths of /proc and /sys, so that tests can show other machines.
 #pragma once
 
@@ -17,7 +18,8 @@ struct BlockDevice {
   bool nvme = false;
   bool over_network = false;  // NVMe over Fabrics
   bool rotational = false;
-  bool virtual_disk = false;  // of a virtual machine, or a loop or RAM disk
+  bool virtual_disk = false;  // of a virtual machine, or a RAM disk, or a loop of unknown backing
+  std::string loop = {};      // the loop device it is seen through; empty without one
   std::optional<std::uint32_t> numa_node = {};
 };
 std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,

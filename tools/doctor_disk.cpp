@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <iomanip>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -201,6 +202,30 @@ Finding examine_disks(const std::vector<BlockDevice>& disks, std::size_t numa_no
   return finding;
 }
 
+Findings examine_loops(const std::vector<BlockDevice>& disks, const std::string& root) {
+  Findings findings;
+  std::set<std::string> names;
+  for (const BlockDevice& disk : disks) {
+    // A loop device of which nobody can say what is below stands for its disk.
+    const std::string name = disk.name.starts_with("loop") ? disk.name : disk.loop;
+    if (name.empty() || !names.insert(name).second) continue;
+    const std::string loop = root + "/sys/block/" + name + "/loop/";
+    const std::string file = first_line_of(loop + "backing_file");
+    const bool buffered = number_of(loop + "dio").value_or(0) == 0;
+    findings.push_back(
+        {.name = "loop_device",
+         .level = Level::Warn,
+         .value = name + (file.empty() ? "" : ", the file " + file) +
+                  (buffered ? ", through the page cache" : ""),
+         .meaning =
+             "every transfer goes through two file systems and a thread of the kernel" +
+             std::string(buffered ? ", and direct I/O fills the page cache all the same" : ""),
+         .fix = "a folder on the file system that holds that file" +
+                std::string(buffered ? "; or losetup --direct-io=on /dev/" + name : "")});
+  }
+  return findings;
+}
+
 Finding examine_free_space(std::uint64_t bytes) {
   Finding finding{.name = "free_space", .value = format_size(bytes)};
   std::ostringstream billions;
@@ -311,7 +336,9 @@ Findings examine_path(const std::string& path) {
   if (tiering::file_system_kind(mount.type) != FileSystemKind::Memory) {
     std::size_t nodes = 0;
     for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
-    add(examine_disks(tiering::disks_below(mount.major, mount.minor), nodes));
+    const auto disks = tiering::disks_below(mount.major, mount.minor);
+    add(examine_disks(disks, nodes));
+    for (Finding& loop : examine_loops(disks)) add(std::move(loop));
   }
   auto free_bytes = system_files().free_bytes(place.folder);
   if (free_bytes.has_value()) add(examine_free_space(*free_bytes));

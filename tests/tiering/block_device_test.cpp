@@ -51,6 +51,29 @@ TEST(Disks, AnEncryptedVolumeOnARaidLeadsToAllOfItsDisks) {
   EXPECT_TRUE(disks[1].rotational);
 }
 
+// A file system in a file of another one is on that one's disk.
+TEST(Disks, ALoopDeviceLeadsToTheDiskOfItsFile) {
+  MadeUpMachine machine;
+  machine.add_nvme("259:0", 0);
+  machine.write("/proc/self/mountinfo",
+                "30 1 0:24 / / rw - overlay overlay rw\n"
+                "31 30 259:0 / /data rw - ext4 /dev/nvme0n1 rw");
+  const std::string loop = machine.add("virtual/block/loop0", "7:0");
+  EXPECT_EQ(disks_below(7, 0, machine.root()).at(0).name, "loop0") << "it has no file";
+  for (const char* file : {"/data/disk image", "/data/gone (deleted)", "/dev/nvme0n1"}) {
+    machine.write(loop + "/loop/backing_file", file);
+    const auto disks = disks_below(7, 0, machine.root());
+    ASSERT_EQ(disks.size(), 1u) << file;
+    EXPECT_EQ(disks[0].name, "nvme0n1") << file;
+    EXPECT_EQ(disks[0].loop, "loop0") << file;
+  }
+  machine.write(loop + "/loop/backing_file", "/on/the/overlay");
+  const auto hidden = disks_below(7, 0, machine.root());
+  ASSERT_EQ(hidden.size(), 1u);
+  EXPECT_EQ(hidden[0].name, "loop0");
+  EXPECT_TRUE(hidden[0].virtual_disk);
+}
+
 TEST(Disks, OneThatIsNotThereIsNone) {
   MadeUpMachine machine;
   EXPECT_TRUE(disks_below(259, 7, machine.root()).empty());

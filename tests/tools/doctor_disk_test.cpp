@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/made_up_machine.h"
 #include "tests/support/temporary_directory.h"
 
 namespace artesian::tools {
@@ -36,6 +37,23 @@ TEST(Disks, EachKindIsNamed) {
     EXPECT_EQ(finding.fix.empty(), each.level == Level::Ok) << each.disk.name;
   }
   EXPECT_EQ(examine_disks({}, 1).level, Level::Warn);
+}
+
+TEST(Disks, ALoopDeviceIsWarnedOf) {
+  test_support::MadeUpMachine machine;
+  const BlockDevice below{.name = "nvme0n1", .nvme = true, .loop = "loop3"};
+  EXPECT_TRUE(examine_loops({{.name = "nvme0n1", .nvme = true}}, machine.root()).empty());
+  machine.write("/sys/block/loop3/loop/backing_file", "/data/image");
+  machine.write("/sys/block/loop3/loop/dio", "0");
+  const Findings cached = examine_loops({below, below}, machine.root());
+  ASSERT_EQ(cached.size(), 1u);
+  EXPECT_EQ(cached[0].level, Level::Warn);
+  EXPECT_EQ(cached[0].value, "loop3, the file /data/image, through the page cache");
+  EXPECT_NE(cached[0].fix.find("losetup --direct-io=on /dev/loop3"), std::string::npos);
+  machine.write("/sys/block/loop3/loop/dio", "1");
+  EXPECT_EQ(examine_loops({below}, machine.root()).at(0).fix,
+            "a folder on the file system that holds that file");
+  EXPECT_EQ(examine_loops({{.name = "loop3", .virtual_disk = true}}, machine.root()).size(), 1u);
 }
 
 TEST(Disks, WithSeveralNodesTheNearestIsNamed) {
