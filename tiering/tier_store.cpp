@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/units.h"
+#include "tiering/disk_group.h"
 #include "tiering/in_flight.h"
 #include "tiering/superblock.h"
 
@@ -122,6 +123,7 @@ class TierStore::Impl {
   Result<void> probe(std::uint32_t path, std::uint64_t bytes, double seconds,
                      pinned::Pool& staging) noexcept;
   std::vector<PathDisk> disks_of(const Volume& volume) const;
+  void name_disks() noexcept;
   Result<void> close() noexcept;
   void transfer(Transfer& transfer, ShardId id, ByteRange range, BufferLease buffer,
                 aio::Operation operation, aio::Priority priority) noexcept;
@@ -257,6 +259,19 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
   return {};
 }
 
+/// Files on one file system share its disk, and so do those on file systems of one disk.
+void TierStore::Impl::name_disks() noexcept {
+  std::vector<std::vector<std::string>> names(swap_files_.size());
+  for (std::size_t path = 0; path < names.size() && names.size() > 1; ++path) {
+    const auto status = swap_files_[path]->file().status();
+    names[path] = disk_names_of(options_.directories[path]);
+    if (status.has_value()) names[path].push_back("device " + std::to_string(status->device));
+  }
+  const std::vector<std::uint64_t> groups = groups_by_disk(names);
+  for (std::size_t path = 0; path < names.size(); ++path) disks_[path].device = groups[path];
+  if (!options_.disks.empty()) disks_ = options_.disks;
+}
+
 /// Where bytes are divided by speed, a file has to be there for it to be measured: it gets its size
 /// after.
 Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& staging) noexcept {
@@ -270,10 +285,8 @@ Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& s
                                   .bytes = striped ? 0 : payloads[path]};
     ARTESIAN_TRY(swap, SwapFile::create(options, files));
     swap_files_.push_back(std::move(swap));
-    auto status = swap_files_.back()->file().status();
-    disks_[path].device = status.has_value() ? status->device : path;
-    if (!options_.disks.empty()) disks_[path] = options_.disks[path];
   }
+  name_disks();
   if (striped) {
     ARTESIAN_TRY_VOID(weigh_paths(staging));
     payloads = lay_out().payloads();

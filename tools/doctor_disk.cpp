@@ -13,6 +13,7 @@
 #include "base/file_system.h"
 #include "base/kernel_files.h"
 #include "base/units.h"
+#include "tiering/disk_group.h"
 #include "tools/doctor_machine.h"
 
 namespace artesian::tools {
@@ -267,14 +268,9 @@ Finding examine_profile(const Result<tiering::MachineProfile>& profile, const st
 }
 
 StripedPath striped_path(const std::string& path) {
-  StripedPath striped{.path = path, .folder = tiering::resolved_folder(path).string(), .disks = {}};
-  const Place place = tiering::place_of(path);
-  if (place.folder.empty()) return striped;
-  const Mount mount = tiering::mount_of(place.folder);
-  for (const BlockDevice& disk : tiering::disks_below(mount.major, mount.minor))
-    striped.disks.push_back(disk.name);
-  if (striped.disks.empty()) striped.disks.push_back(mount.source + " at " + mount.point);
-  return striped;
+  return {.path = path,
+          .folder = tiering::resolved_folder(path).string(),
+          .disks = tiering::disk_names_of(path)};
 }
 
 Finding examine_striping(const std::vector<StripedPath>& paths) {

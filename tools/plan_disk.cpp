@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tiering/block_device.h"
+#include "tiering/disk_group.h"
 #include "tiering/swap_directory.h"
 #include "zero3/path_io.h"
 
@@ -27,8 +28,8 @@ class Finder {
     volume.notes = std::move(io.notes);
     std::size_t measured = 0;
     for (std::size_t path = 0; path < folders.size(); ++path) {
-      const std::string& name = saved[path].file.empty() ? folders[path] : saved[path].file;
-      volume.disks.push_back({.speed = options_.assumed, .device = device(name)});
+      volume.disks.push_back({.speed = options_.assumed, .device = names_.size()});
+      names_.push_back(names_of(folders[path], saved[path].file));
       const auto& profile = saved[path].profile;
       if (!profile.has_value()) continue;
       const tiering::DiskSpeed speed = profile->speed(io.paths[path].options.block_size);
@@ -43,18 +44,22 @@ class Finder {
     return volume;
   }
 
+  /// Once all are found: folders that share a disk get one number for it.
+  void join(SwapVolume& volume) const {
+    const std::vector<std::uint64_t> groups = tiering::groups_by_disk(names_);
+    for (auto& disk : volume.disks) disk.device = groups[disk.device];
+  }
+
  private:
-  /// The same number for the same name.
-  std::uint64_t device(const std::string& name) {
-    const auto known = std::find(names_.begin(), names_.end(), name);
-    const auto index = static_cast<std::uint64_t>(known - names_.begin());
-    if (known == names_.end()) names_.push_back(name);
-    return index;
+  std::vector<std::string> names_of(const std::string& folder, const std::string& profile) const {
+    auto names = options_.here ? tiering::disk_names_of(folder) : std::vector<std::string>();
+    names.push_back(profile.empty() ? folder : profile);
+    return names;
   }
 
   const zero3::Config& config_;
   const SwapVolumesOptions& options_;
-  std::vector<std::string> names_;  // one for each disk
+  std::vector<std::vector<std::string>> names_;  // of what is below each folder
 };
 
 std::set<std::string> resolved(const std::vector<std::string>& folders) {
@@ -124,6 +129,8 @@ SwapVolumes swap_volumes(const zero3::Config& config, const SwapVolumesOptions& 
   volumes.optimizer = finder.find(optimizer.empty() ? param : optimizer);
   volumes.same = param.empty() || optimizer.empty() || resolved(param) == resolved(optimizer);
   volumes.param = volumes.same ? volumes.optimizer : finder.find(param);
+  finder.join(volumes.param);
+  finder.join(volumes.optimizer);
   volumes.apart = !volumes.same && !share_a_disk(volumes.param, volumes.optimizer);
   return volumes;
 }

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "tiering/block_device.h"
+#include "tiering/disk_group.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -54,19 +55,22 @@ class Collector {
 };
 
 /// At the block sizes in use; empty unless `aio_bench tune` measured all.
-std::vector<tiering::PathDisk> saved_disks(const std::vector<SavedProfile>& profiles,
+std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
+                                           const std::vector<SavedProfile>& profiles,
                                            const std::vector<PathIo>& io) {
   std::vector<tiering::PathDisk> disks;
-  std::vector<std::string> files;  // one for each disk
+  std::vector<std::vector<std::string>> names;  // of what is below; profiles are of file systems
   for (std::size_t path = 0; path < profiles.size(); ++path) {
     const auto& [file, profile, fault] = profiles[path];
     if (!profile.has_value()) return {};
     const tiering::DiskSpeed speed = profile->speed(io[path].options.block_size);
     if (speed.read_bytes_per_s <= 0 || speed.write_bytes_per_s <= 0) return {};
-    const auto found = std::find(files.begin(), files.end(), file);
-    disks.push_back({.speed = speed, .device = static_cast<std::uint64_t>(found - files.begin())});
-    if (found == files.end()) files.push_back(file);
+    disks.push_back({.speed = speed});
+    names.push_back(tiering::disk_names_of(directories[path]));
+    names.back().push_back(file);
   }
+  const std::vector<std::uint64_t> groups = tiering::groups_by_disk(names);
+  for (std::size_t path = 0; path < disks.size(); ++path) disks[path].device = groups[path];
   return disks;
 }
 
@@ -106,7 +110,7 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
   std::uint64_t block_size = paths.io.empty() ? config.aio.block_size : 0;
   for (const PathIo& io : paths.io) block_size = std::max(block_size, io.options.block_size);
   paths.stripe_bytes = std::min(block_size, stripe_bytes_max);
-  if (asks_for_disks) paths.disks = saved_disks(profiles, paths.io);
+  if (asks_for_disks) paths.disks = saved_disks(paths.directories, profiles, paths.io);
   return paths;
 }
 
