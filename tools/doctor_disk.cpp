@@ -14,6 +14,7 @@
 #include "base/kernel_files.h"
 #include "base/units.h"
 #include "tiering/disk_group.h"
+#include "tools/doctor_device.h"
 #include "tools/doctor_machine.h"
 
 namespace artesian::tools {
@@ -326,6 +327,10 @@ Findings examine_path(const std::string& path) {
   add({.name = "path",
        .value = place.missing ? "missing; its parent is writable" : "writable",
        .meaning = place.missing ? "a run creates it" : "swap files can be made there"});
+  const auto profile_path = tiering::machine_profile_path(place.folder);
+  const Result<tiering::MachineProfile> profile =
+      profile_path.has_value() ? tiering::load_machine_profile(*profile_path)
+                               : Result<tiering::MachineProfile>(profile_path.error());
   const Mount mount = tiering::mount_of(place.folder);
   add(examine_file_system(mount));
   add(examine_direct(found));
@@ -335,11 +340,15 @@ Findings examine_path(const std::string& path) {
     const auto disks = tiering::disks_below(mount.major, mount.minor);
     add(examine_disks(disks, nodes));
     for (Finding& loop : examine_loops(disks)) add(std::move(loop));
+    const bool tuned = profile.has_value() && profile->best.has_value();
+    const aio::EngineOptions options = tuned ? *profile->best : aio::EngineOptions();
+    for (const BlockDevice& disk : disks) {
+      for (Finding& each : examine_device(disk, options.block_size)) add(std::move(each));
+    }
   }
   auto free_bytes = system_files().free_bytes(place.folder);
   if (free_bytes.has_value()) add(examine_free_space(*free_bytes));
-  const auto profile = tiering::machine_profile_path(place.folder);
-  if (profile.has_value()) add(examine_profile(tiering::load_machine_profile(*profile), path));
+  if (profile_path.has_value()) add(examine_profile(profile, path));
   return findings;
 }
 
