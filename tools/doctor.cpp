@@ -12,6 +12,7 @@
 #include "tiering/host_nodes.h"
 #include "tools/doctor_disk.h"
 #include "tools/doctor_gpu.h"
+#include "tools/doctor_limits.h"
 #include "tools/doctor_machine.h"
 #include "tools/standard_output.h"
 
@@ -72,6 +73,8 @@ Result<int> run_doctor(const CLI::App& doctor) {
     return make_error(ErrorCode::Invalid, faults);
   }
   Findings findings = examine_machine();
+  append(findings, examine_thread_limit());
+  append(findings, examine_aio_requests());
   if (paths.empty()) paths.emplace_back(".");
   for (const std::string& path : paths) append(findings, examine_path(path));
   if (paths.size() > 1) {

@@ -15,6 +15,7 @@
 #include "base/units.h"
 #include "tiering/disk_group.h"
 #include "tools/doctor_device.h"
+#include "tools/doctor_limits.h"
 #include "tools/doctor_machine.h"
 
 namespace artesian::tools {
@@ -340,6 +341,7 @@ Findings examine_path(const std::string& path) {
     const auto disks = tiering::disks_below(mount.major, mount.minor);
     add(examine_disks(disks, nodes));
     for (Finding& loop : examine_loops(disks)) add(std::move(loop));
+    for (Finding& limit : examine_io_limits(disks)) add(std::move(limit));
     const bool tuned = profile.has_value() && profile->best.has_value();
     const aio::EngineOptions options = tuned ? *profile->best : aio::EngineOptions();
     for (const BlockDevice& disk : disks) {
