@@ -11,6 +11,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "base/split.h"
+
 namespace artesian::tiering {
 namespace {
 
@@ -40,15 +42,17 @@ Mount mount_of(const std::string& path, const std::string& root) {
   Mount best;
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
-    std::string id, parent, device, inside, point, word;
-    words >> id >> parent >> device >> inside >> point;
+    std::string id, parent, device, inside, point, options, word;
+    words >> id >> parent >> device >> inside >> point >> options;
     while (words >> word && word != "-") {
     }
     Mount mount{.point = unescaped(point)};
-    words >> mount.type >> mount.source;
+    words >> mount.type >> mount.source >> word;  // and the file system's own options
+    options += "," + word;
     const bool closer = mount.point.size() >= best.point.size();  // a later one lies above
     if (!words || !closer || !is_inside(path, mount.point)) continue;
     std::sscanf(device.c_str(), "%u:%u", &mount.major, &mount.minor);
+    for (const std::string_view option : split(options, ',')) mount.options.emplace_back(option);
     best = mount;
   }
   struct stat source {};

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace artesian::tiering {
 
@@ -14,6 +15,8 @@ struct Mount {
   std::string source = {};  // "/dev/nvme0n1p2", "server:/export"
   std::uint32_t major = 0;  // of the block device; 0 where the file system has none of its own
   std::uint32_t minor = 0;
+  std::vector<std::string> options =
+      {};  // "rw", "data=journal": the mount's, then the file system's
 };
 /// The mount that holds the path, which must be absolute and without links.
 Mount mount_of(const std::string& path, const std::string& root = "");

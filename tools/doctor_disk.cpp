@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <iomanip>
 #include <set>
 #include <sstream>
@@ -27,6 +28,7 @@ using tiering::Mount;
 using tiering::Place;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
+constexpr std::uint64_t full_from = 20;  // one part in so many is free
 constexpr int bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
 
 std::string describe(const std::vector<BlockDevice>& disks) {
@@ -174,6 +176,48 @@ Finding examine_file_system(const Mount& mount) {
   return finding;
 }
 
+Findings examine_mount_options(const Mount& mount) {
+  struct Known {
+    const char* option;  // with what follows "=", where it has no "=" itself
+    const char* type;    // of the file system; empty: of any
+    const char* meaning;
+    const char* instead;
+    bool remounts;  // else it is for life
+  };
+  static constexpr const char* copied = "transfers are copies by the CPU, one at a time";
+  static constexpr const char* compressed =
+      "the CPU compresses what is written, and direct I/O goes through the page cache";
+  static constexpr Known known[] = {
+      {"sync", "", "each write waits for the disk, and for the file system's log", "async", true},
+      {"data=journal", "ext4", "every byte is written twice, through the page cache",
+       "data=ordered", false},
+      {"dax=always", "", copied, "dax=never", false},
+      {"dax", "", copied, "dax=never", false},
+      {"compress", "btrfs", compressed, "compress=no", true},
+      {"compress-force", "btrfs", compressed, "compress=no", true},
+      {"autodefrag", "btrfs", "what is rewritten is written once more", "noautodefrag", true},
+  };
+  Findings findings;
+  std::set<std::string> seen;
+  for (const std::string& option : mount.options) {
+    for (const Known& each : known) {
+      const std::string bare = option.substr(0, option.find('='));
+      if (option != each.option && (bare != each.option || bare == "dax")) continue;
+      if (option == "compress=no" || option == "compress=none") continue;
+      if (*each.type != '\0' && mount.type != each.type) continue;
+      if (!seen.insert(option).second) continue;
+      findings.push_back({.name = "mount_option",
+                          .level = Level::Warn,
+                          .value = option + " of " + mount.point,
+                          .meaning = each.meaning,
+                          .fix = (each.remounts ? "mount -o remount," : "umount, then mount -o ") +
+                                 std::string(each.instead) + " " + mount.point +
+                                 "; for good, in /etc/fstab"});
+    }
+  }
+  return findings;
+}
+
 Finding examine_disks(const std::vector<BlockDevice>& disks, std::size_t numa_nodes) {
   Finding finding{.name = "disk", .value = describe(disks)};
   const auto any = [&](auto is) { return std::any_of(disks.begin(), disks.end(), is); };
@@ -229,14 +273,17 @@ Findings examine_loops(const std::vector<BlockDevice>& disks, const std::string&
   return findings;
 }
 
-Finding examine_free_space(std::uint64_t bytes) {
+Finding examine_free_space(std::uint64_t bytes, std::uint64_t bytes_whole) {
   Finding finding{.name = "free_space", .value = format_size(bytes)};
   std::ostringstream billions;
   billions.precision(3);
   billions << static_cast<double>(bytes) / bytes_per_parameter / 1e9;
   finding.meaning = "holds " + std::to_string(bytes_per_parameter) + " bytes for each of " +
                     billions.str() + " billion parameters";
-  if (bytes >= free_least) return finding;
+  if (bytes_whole > 0) finding.value += " of " + format_size(bytes_whole);
+  const bool nearly_full = bytes < bytes_whole / full_from;
+  if (bytes >= free_least && !nearly_full) return finding;
+  if (nearly_full) finding.meaning += "; nearly full: files lie in pieces, and SSDs write slowly";
   finding.level = bytes < (1 << 20) ? Level::Fail : Level::Warn;
   finding.fix = "free some space, or another disk";
   return finding;
@@ -334,6 +381,7 @@ Findings examine_path(const std::string& path) {
                                : Result<tiering::MachineProfile>(profile_path.error());
   const Mount mount = tiering::mount_of(place.folder);
   add(examine_file_system(mount));
+  for (Finding& option : examine_mount_options(mount)) add(std::move(option));
   add(examine_direct(found));
   if (tiering::file_system_kind(mount.type) != FileSystemKind::Memory) {
     std::size_t nodes = 0;
@@ -349,7 +397,11 @@ Findings examine_path(const std::string& path) {
     }
   }
   auto free_bytes = system_files().free_bytes(place.folder);
-  if (free_bytes.has_value()) add(examine_free_space(*free_bytes));
+  std::error_code failed;
+  const auto space = std::filesystem::space(place.folder, failed);
+  if (free_bytes.has_value()) {
+    add(examine_free_space(*free_bytes, failed ? 0 : space.capacity));
+  }
   if (profile_path.has_value()) add(examine_profile(profile, path));
   return findings;
 }

@@ -19,11 +19,14 @@
 namespace artesian::tools {
 
 Finding examine_file_system(const tiering::Mount& mount);
+/// A warning for each mount option that makes transfers slow.
+Findings examine_mount_options(const tiering::Mount& mount);
 Finding examine_disks(const std::vector<tiering::BlockDevice>& disks, std::size_t numa_nodes);
 /// A warning for each loop device that stands before the disks.
 Findings examine_loops(const std::vector<tiering::BlockDevice>& disks,
                        const std::string& root = "");
-Finding examine_free_space(std::uint64_t bytes);
+/// `bytes_whole`: of the file system; 0 if that is not known.
+Finding examine_free_space(std::uint64_t bytes, std::uint64_t bytes_whole = 0);
 /// Whether the engine of a machine profile can be made here, with its settings.
 using TryEngine = std::function<Result<void>(aio::EngineKind, const aio::EngineOptions&)>;
 Result<void> try_engine(aio::EngineKind kind, const aio::EngineOptions& options);

@@ -25,6 +25,14 @@ TEST(Mounts, TheDeepestAndLatestHoldsThePath) {
   EXPECT_EQ(mount_of("/with blank/a", machine.path()).type, "tmpfs");
 }
 
+TEST(Mounts, HaveTheOptionsOfBoth) {
+  const test_support::TemporaryDirectory machine;
+  machine.write("proc/self/mountinfo",
+                "31 21 259:5 / /data rw,sync shared:9 - ext4 /dev/nvme1n1 rw,data=journal");
+  EXPECT_EQ(mount_of("/data", machine.path()).options,
+            (std::vector<std::string>{"rw", "sync", "rw", "data=journal"}));
+}
+
 TEST(FileSystemKinds, AreToldByTheKernelsName) {
   const std::pair<const char*, FileSystemKind> cases[] = {
       {"ext4", FileSystemKind::Local},

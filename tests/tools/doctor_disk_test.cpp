@@ -146,6 +146,35 @@ TEST(FreeSpace, SaysHowManyParametersItHolds) {
   EXPECT_EQ(examine_free_space(4096).level, Level::Fail);
 }
 
+TEST(FreeSpace, OfADiskThatIsNearlyFullIsWarnedOf) {
+  constexpr std::uint64_t gib = 1 << 30;
+  EXPECT_EQ(examine_free_space(100 * gib, 1000 * gib).level, Level::Ok);
+  EXPECT_EQ(examine_free_space(100 * gib, 1000 * gib).value, "100 GiB of 1000 GiB");
+  const Finding full = examine_free_space(49 * gib, 1000 * gib);
+  EXPECT_EQ(full.level, Level::Warn);
+  EXPECT_NE(full.meaning.find("nearly full"), std::string::npos);
+  EXPECT_FALSE(full.fix.empty());
+}
+
+TEST(MountOptions, ThoseThatMakeTransfersSlowAreWarnedOf) {
+  const auto warned = [](const std::string& type, std::vector<std::string> options) {
+    return examine_mount_options({.point = "/data", .type = type, .options = std::move(options)});
+  };
+  EXPECT_TRUE(warned("ext4", {"rw", "relatime", "discard", "data=ordered", "rw"}).empty());
+  EXPECT_TRUE(warned("btrfs", {"rw", "compress=no", "dax=never", "dirsync"}).empty());
+  const std::pair<const char*, const char*> cases[] = {
+      {"ext4", "sync"},        {"ext4", "data=journal"},       {"xfs", "dax=always"},
+      {"ext4", "dax"},         {"btrfs", "compress=zstd:3"},   {"btrfs", "compress"},
+      {"btrfs", "autodefrag"}, {"btrfs", "compress-force=lzo"}};
+  for (const auto& [type, option] : cases) {
+    const Findings findings = warned(type, {"rw", option, option});
+    ASSERT_EQ(findings.size(), 1u) << option;
+    EXPECT_EQ(findings[0].value, std::string(option) + " of /data");
+    EXPECT_NE(findings[0].fix.find("mount -o "), std::string::npos) << findings[0].fix;
+  }
+  EXPECT_TRUE(warned("xfs", {"compress=zstd"}).empty()) << "that is no option of xfs";
+}
+
 TEST(Paths, NothingIsLeftBehind) {
   test_support::TemporaryDirectory folder;
   const Findings findings = examine_path(folder.path());
