@@ -2,7 +2,9 @@
 
 #include <gnu/libc-version.h>
 #include <hwy/highway.h>
+#include <pwd.h>
 #include <torch/version.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <cstdlib>
@@ -33,6 +35,15 @@ Finding examine_versions() {
   value += ", CLI11 " CLI11_VERSION ", glibc ";
   value += gnu_get_libc_version();
   return {.name = "versions", .value = value, .meaning = "quote them in a report"};
+}
+
+NcclSettings nccl_settings() {
+  const passwd* user = getpwuid(getuid());  // NOLINT(concurrency-mt-unsafe): as NCCL finds it
+  return NcclSettings(
+      [](const char* name) {
+        return std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing changes it
+      },
+      user == nullptr ? "" : user->pw_dir);
 }
 
 void append(Findings& all, Findings more) {
@@ -91,9 +102,7 @@ Result<int> run_doctor(const CLI::App& doctor) {
            examine_host_memory(tiering::nodes_of_host(driver.gpus[index].numa_node, paths),
                                "cuda:" + std::to_string(index)));
   }
-  append(findings, examine_nccl([](const char* name) {
-           return std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing changes it
-         }));
+  append(findings, examine_nccl(nccl_settings()));
   findings.push_back(examine_versions());
   ARTESIAN_TRY_VOID(write_stdout(json.empty() ? to_text(findings) : to_json(findings)));
   return count_of(findings, Level::Fail) == 0 ? 0 : 1;

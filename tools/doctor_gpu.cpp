@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <fstream>
+#include <utility>
 
 #include "base/units.h"
 #include "pinned/nodes.h"
@@ -161,6 +163,9 @@ constexpr NcclVariable nccl_variables[] = {
     {"NCCL_P2P_LEVEL", " LOC 0 ", "GPUs of one machine do not copy to each other directly"},
     {"NCCL_SHM_DISABLE", " 1 ", "ranks of one machine talk over the network instead of memory"},
     {"NCCL_IB_DISABLE", " 1 ", "InfiniBand and RoCE are not used: TCP is slower by far"},
+    {"NCCL_NET", " Socket socket ", "ranks of several machines talk over TCP: slower by far"},
+    {"NCCL_PXN_DISABLE", " 1 ", "a GPU does not use another's network card over NVLink"},
+    {"NCCL_DMABUF_ENABLE", " 0 ", "the network card may not reach GPU memory directly"},
     {"NCCL_NET_GDR_LEVEL", " LOC 0 ", "the network card does not read GPU memory directly"},
     {"NCCL_NET_GDR_READ", " 0 ", "the network card does not read GPU memory directly"},
     {"NCCL_NVLS_ENABLE", " 0 ", "NVLink's own reductions are not used"},
@@ -205,19 +210,49 @@ Findings examine_gpus(const DriverFacts& facts, int built_version) {
   return findings;
 }
 
-Findings examine_nccl(const std::function<const char*(const char*)>& variable) {
+NcclSettings::NcclSettings(Variable variable, const std::string& home, const std::string& root)
+    : variable_(std::move(variable)) {
+  const char* named = variable_("NCCL_CONF_FILE");
+  if (named != nullptr && *named != '\0') {
+    read(named, "");
+  } else if (!home.empty()) {
+    read(home + "/.nccl.conf", "");
+  }
+  read("/etc/nccl.conf", root);
+}
+
+/// As NCCL reads it: no blanks around '=', and nothing is taken off the value.
+void NcclSettings::read(const std::string& file, const std::string& root) {
+  std::ifstream lines(root + file);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t equals = line.find('=');
+    if (line.starts_with('#') || equals == std::string::npos) continue;
+    of_files_.try_emplace(line.substr(0, equals), Setting{line.substr(equals + 1), file});
+  }
+}
+
+std::optional<NcclSettings::Setting> NcclSettings::find(const std::string& name) const {
+  const char* value = variable_(name.c_str());
+  if (value != nullptr) return Setting{value, ""};
+  const auto found = of_files_.find(name);
+  return found == of_files_.end() ? std::nullopt : std::optional(found->second);
+}
+
+Findings examine_nccl(const NcclSettings& settings) {
   Findings findings;
   for (const NcclVariable& known : nccl_variables) {
-    const char* value = variable(known.name);
-    if (value == nullptr || *value == '\0') continue;
+    const auto set = settings.find(known.name);
+    if (!set || set->value.empty()) continue;
     const std::string off = known.values;
-    if (off != "*" && off.find(" " + std::string(value) + " ") == std::string::npos) continue;
-    findings.push_back({.name = "nccl",
-                        .level = Level::Warn,
-                        .value = std::string(known.name) + "=" + value,
-                        .meaning = known.meaning,
-                        .fix = "unset " + std::string(known.name) +
-                               ", unless it is set for a reason that still holds"});
+    if (off != "*" && off.find(" " + set->value + " ") == std::string::npos) continue;
+    const std::string name = known.name;
+    findings.push_back(
+        {.name = "nccl",
+         .level = Level::Warn,
+         .value = name + "=" + set->value + (set->file.empty() ? "" : ", in " + set->file),
+         .meaning = known.meaning,
+         .fix = (set->file.empty() ? "unset " + name : "take the line out of " + set->file) +
+                ", unless it is set for a reason that still holds"});
   }
   if (findings.empty()) {
     findings.push_back({.name = "nccl",

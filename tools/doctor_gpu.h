@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,8 +39,27 @@ DriverFacts ask_driver(const std::string& cuda = "libcuda.so.1",
 /// `built_version`: that of the toolkit, 13000 for 13.0; 0 in a build without CUDA.
 Findings examine_gpus(const DriverFacts& facts, int built_version);
 
+/// What NCCL goes by: the environment, then the file that NCCL_CONF_FILE names, or else .nccl.conf
+/// in the user's home, then /etc/nccl.conf. What is set first stays.
+class NcclSettings {
+ public:
+  using Variable = std::function<const char*(const char*)>;  // its value, or null
+  struct Setting {
+    std::string value;
+    std::string file;  // empty: of the environment
+  };
+  /// `home`: the user's, "" for none. `root` is put before /etc.
+  NcclSettings(Variable variable, const std::string& home, const std::string& root = "");
+  std::optional<Setting> find(const std::string& name) const;
+
+ private:
+  void read(const std::string& file, const std::string& root);
+
+  Variable variable_;
+  std::map<std::string, Setting> of_files_;
+};
+
 /// One warning for each NCCL variable that switches a path off; one ok line if there is none.
-/// `variable`: its value, or null.
-Findings examine_nccl(const std::function<const char*(const char*)>& variable);
+Findings examine_nccl(const NcclSettings& settings);
 
 }  // namespace artesian::tools

@@ -148,6 +148,14 @@ def test_each_variable_that_switches_a_path_of_nccl_off(tmp_path):
     assert {f["status"] for f in lines} == {"warn"} and done.returncode == 0
 
 
+def test_the_file_of_nccl_is_read(tmp_path):
+    file = tmp_path / "nccl"
+    file.write_text("NCCL_NET=Socket\n")
+    done = doctor("--path", tmp_path, "--json", "-", NCCL_CONF_FILE=str(file))
+    lines = [f for f in json.loads(done.stdout)["findings"] if f["name"] == "nccl"]
+    assert f"NCCL_NET=Socket, in {file}" in [f["value"] for f in lines]
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -102,11 +102,15 @@ TEST_F(Driver, AnOldGpuIsNamed) {
   EXPECT_NE(findings[1].meaning.find("bf16"), std::string::npos);
 }
 
-Findings with_variables(const std::map<std::string, std::string>& variables) {
-  return examine_nccl([&](const char* name) -> const char* {
+using Variables = std::map<std::string, std::string>;
+
+Findings with_variables(const Variables& variables, const std::string& home = "",
+                        const std::string& root = "/no/such/root") {
+  const auto variable = [&](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
-  });
+  };
+  return examine_nccl(NcclSettings(variable, home, root));
 }
 
 TEST(Nccl, OnlyWhatSwitchesAPathOffIsNamed) {
@@ -124,6 +128,37 @@ TEST(Nccl, OnlyWhatSwitchesAPathOffIsNamed) {
   EXPECT_EQ(off[1].value, "NCCL_P2P_LEVEL=LOC");
   EXPECT_EQ(off[2].value, "NCCL_ALGO=Ring");
   EXPECT_NE(off[0].fix.find("unset NCCL_P2P_DISABLE"), std::string::npos);
+  EXPECT_EQ(with_variables({{"NCCL_NET", "Socket"}}).at(0).level, Level::Warn);
+  EXPECT_EQ(with_variables({{"NCCL_NET", "IB"}}).at(0).level, Level::Ok);
+}
+
+TEST(Nccl, ItsFilesAreReadAfterTheEnvironment) {
+  const test_support::TemporaryDirectory home;
+  const test_support::TemporaryDirectory root;
+  const std::string users = home.write(".nccl.conf",
+                                       "#NCCL_ALGO=Tree\nNCCL_P2P_DISABLE=1\nnot a line\n"
+                                       "NCCL_IB_DISABLE=0\nNCCL_PROTO =LL");
+  std::filesystem::create_directory(root.path() + "/etc");
+  root.write("etc/nccl.conf", "NCCL_IB_DISABLE=1\nNCCL_SHM_DISABLE=1\n");
+  const auto values = [&](const Variables& variables) {
+    std::vector<std::string> all;
+    for (const Finding& each : with_variables(variables, home.path(), root.path())) {
+      all.push_back(each.value);
+    }
+    return all;
+  };
+  using Values = std::vector<std::string>;
+  EXPECT_EQ(values({}),
+            (Values{"NCCL_P2P_DISABLE=1, in " + users, "NCCL_SHM_DISABLE=1, in /etc/nccl.conf"}))
+      << "the first that sets it decides";
+  EXPECT_EQ(with_variables({}, home.path(), root.path())[0].fix,
+            "take the line out of " + users + ", unless it is set for a reason that still holds");
+  EXPECT_EQ(values({{"NCCL_P2P_DISABLE", "0"}}), Values{"NCCL_SHM_DISABLE=1, in /etc/nccl.conf"});
+  const std::string other = home.write("other", "NCCL_NET=Socket");
+  EXPECT_EQ(values({{"NCCL_CONF_FILE", other}}),
+            (Values{"NCCL_SHM_DISABLE=1, in /etc/nccl.conf", "NCCL_IB_DISABLE=1, in /etc/nccl.conf",
+                    "NCCL_NET=Socket, in " + other}))
+      << "in place of the one at home";
 }
 
 }  // namespace
