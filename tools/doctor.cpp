@@ -104,6 +104,7 @@ Result<int> run_doctor(const CLI::App& doctor) {
   }
   append(findings, examine_nccl(nccl_settings()));
   findings.push_back(examine_versions());
+  put_worst_first(findings);
   ARTESIAN_TRY_VOID(write_stdout(json.empty() ? to_text(findings) : to_json(findings)));
   return count_of(findings, Level::Fail) == 0 ? 0 : 1;
 }

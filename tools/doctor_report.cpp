@@ -5,6 +5,12 @@
 
 namespace artesian::tools {
 
+void put_worst_first(Findings& findings) {
+  std::stable_sort(findings.begin(), findings.end(), [](const Finding& one, const Finding& other) {
+    return one.level > other.level;
+  });
+}
+
 const char* level_name(Level level) noexcept {
   switch (level) {
     case Level::Ok: return "ok";

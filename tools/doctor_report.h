@@ -21,14 +21,16 @@ struct Finding {
 };
 using Findings = std::vector<Finding>;
 
+/// What stops a run first, then what slows it; else as they were.
+void put_worst_first(Findings& findings);
+
 const char* level_name(Level level) noexcept;
 std::size_t count_of(const Findings& findings, Level level) noexcept;
 
 /// As lines for people: the fix on a line of its own.
 std::string to_text(const Findings& findings);
 /// As one object: {"status", "findings": [{"name", "subject", "status", "value", "meaning",
-/// "fix"}]}; "status"
-/// of the whole is the worst of all.
+/// "fix"}]}; "status" of the whole is the worst of all.
 std::string to_json(const Findings& findings);
 
 }  // namespace artesian::tools

@@ -133,7 +133,7 @@ def test_a_folder_of_somebody_else_is_a_failure(tmp_path):
 def test_each_of_several_folders_is_looked_at(tmp_path):
     done = doctor("--path", tmp_path, "--path", tmp_path / "no/parent", "--json", "-")
     paths = [f for f in json.loads(done.stdout)["findings"] if f["name"] == "path"]
-    assert [f["status"] for f in paths] == ["ok", "fail"] and done.returncode == 1
+    assert [f["status"] for f in paths] == ["fail", "ok"] and done.returncode == 1
 
 
 def test_few_descriptors(tmp_path):

@@ -182,6 +182,18 @@ TEST(Limits, LowOnesAreWarnedOf) {
   EXPECT_EQ(examine_memory(std::uint64_t{64} << 30).level, Level::Ok);
 }
 
+TEST(Report, TheWorstComesFirst) {
+  Findings findings{{.name = "a"},
+                    {.name = "b", .level = Level::Warn},
+                    {.name = "c", .level = Level::Fail},
+                    {.name = "d", .level = Level::Warn},
+                    {.name = "e"}};
+  put_worst_first(findings);
+  std::string names;
+  for (const Finding& finding : findings) names += finding.name;
+  EXPECT_EQ(names, "cbdae");
+}
+
 TEST(Report, TheWorstDecides) {
   const Finding ok{.name = "a", .value = "1", .meaning = "well"};
   const Finding warn{.name = "b",
