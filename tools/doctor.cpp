@@ -16,6 +16,7 @@
 #include "tools/doctor_gpu.h"
 #include "tools/doctor_limits.h"
 #include "tools/doctor_machine.h"
+#include "tools/output_file.h"
 #include "tools/standard_output.h"
 
 namespace artesian::tools {
@@ -59,8 +60,9 @@ void add_doctor_flags(CLI::App& doctor) {
                   "one)")
       ->type_name("DIR[,DIR]")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  doctor.add_option("--json", "- prints one JSON object instead")
-      ->type_name("-")
+  doctor
+      .add_option("--json", "Write one JSON object to a file, or - for stdout, without the lines")
+      ->type_name("FILE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
@@ -76,8 +78,11 @@ Result<int> run_doctor(const CLI::App& doctor) {
     }
   }
   const auto json = doctor["--json"]->results();
-  if (json.size() > 1 || (json.size() == 1 && json.front() != "-")) {
-    faults += "--json: got \"" + json.back() + "\", allowed - once; redirect stdout into a file\n";
+  const std::string file = json.empty() ? "" : json.front();
+  if (json.size() > 1) faults += "--json: given twice; write it once\n";
+  if (json.size() == 1 && file != "-" && (file.empty() || !may_write_file(file))) {
+    faults += "--json: got \"" + file +
+              "\", allowed - or a file in a folder that is there and writable\n";
   }
   if (!faults.empty()) {
     faults.pop_back();
@@ -105,7 +110,8 @@ Result<int> run_doctor(const CLI::App& doctor) {
   append(findings, examine_nccl(nccl_settings()));
   findings.push_back(examine_versions());
   put_worst_first(findings);
-  ARTESIAN_TRY_VOID(write_stdout(json.empty() ? to_text(findings) : to_json(findings)));
+  if (!file.empty() && file != "-") ARTESIAN_TRY_VOID(write_file(file, to_json(findings)));
+  ARTESIAN_TRY_VOID(write_stdout(file == "-" ? to_json(findings) : to_text(findings)));
   return count_of(findings, Level::Fail) == 0 ? 0 : 1;
 }
 

@@ -61,6 +61,15 @@ def test_people_read_lines(tmp_path):
     assert lines[-1].endswith(" fail") and " ok, " in lines[-1]
 
 
+def test_json_may_be_a_file_beside_the_lines(tmp_path):
+    file = tmp_path / "out.json"
+    done = doctor("--path", tmp_path, "--json", file)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith(" fail")
+    names = [each["name"] for each in json.loads(file.read_text())["findings"]]
+    assert names and all(f" {name}" in done.stdout for name in names)
+    assert list(tmp_path.iterdir()) == [file]
+
+
 @pytest.mark.parametrize("words", [[], ["--json", "-"]])
 def test_a_full_stdout_is_one_error(tmp_path, words):
     full_stdout([ARTESIAN, "doctor", "--path", tmp_path, *words],
@@ -162,7 +171,9 @@ def test_the_file_of_nccl_is_read(tmp_path):
         (["--pth", "."], "--pth: got an unknown flag"),
         (["--path"], "--path: got no value"),
         (["--path", ""], '--path: got "", allowed a folder'),
-        (["--json", "out.json"], '--json: got "out.json", allowed - once'),
+        (["--json", "no/such/out"], '--json: got "no/such/out", allowed - or a file in a folder'),
+        (["--json", ""], '--json: got ""'),
+        (["--json", "-", "--json", "-"], "--json: given twice"),
         (["."], "got an unknown argument"),
     ],
 )
