@@ -29,6 +29,14 @@ constexpr const char* more_threads =
     "ulimit -u 4096; for good, a line \"USER - nproc 4096\" in /etc/security/limits.conf; in a "
     "container, a larger pids.max (docker: --pids-limit)";
 
+/// MemAvailable.
+std::uint64_t memory_of_machine() {
+  const std::string text = value_after("/proc/meminfo", "MemAvailable");
+  std::uint64_t kib = 0;
+  std::from_chars(text.data(), text.data() + text.size(), kib);
+  return kib * 1024;
+}
+
 }  // namespace
 
 Finding examine_kernel(const std::string& release) {
@@ -97,14 +105,19 @@ Finding examine_io_uring() {
   return finding;
 }
 
-Finding examine_memory(std::uint64_t bytes_available) {
+Finding examine_memory(std::uint64_t bytes_available, std::uint64_t bytes_of_machine) {
   Finding finding{.name = "memory", .value = format_size(bytes_available) + " available"};
-  finding.meaning = "of the machine and the control groups; the default host budget is half of it";
+  const bool grouped = bytes_available < bytes_of_machine / 10 * 9;  // less is other programs
+  if (grouped) {
+    finding.value +=
+        " within its control group, " + format_size(bytes_of_machine) + " on the machine";
+  }
+  finding.meaning = "the default host budget is half of it";
   if (bytes_available >= memory_least) return finding;
   finding.level = Level::Warn;
-  finding.fix =
-      "end other programs, raise the control group's limit, or set small "
-      "artesian.device_memory and artesian.host_memory";
+  finding.fix = std::string(grouped ? "raise the control group's limit (docker: --memory)"
+                                    : "end other programs") +
+                ", or set small artesian.device_memory and artesian.host_memory";
   return finding;
 }
 
@@ -226,7 +239,7 @@ Findings examine_machine() {
   getrlimit(RLIMIT_NOFILE, &files);
   return {examine_kernel(system.release),
           examine_io_uring(),
-          examine_memory(available_memory()),
+          examine_memory(available_memory(), memory_of_machine()),
           examine_memlock(memlock_facts()),
           examine_huge_pages(),
           examine_descriptors(files.rlim_cur),

@@ -18,7 +18,8 @@ std::string fix_of_engine(aio::EngineKind kind, const Error& refusal, const std:
 /// Sets up a ring with the options of a training run's engine, and gives it back; where it is
 /// refused, the engine that "auto" tries next.
 Finding examine_io_uring();
-Finding examine_memory(std::uint64_t bytes_available);
+/// `bytes_of_machine`: what it would be without control groups; 0 if that is not known.
+Finding examine_memory(std::uint64_t bytes_available, std::uint64_t bytes_of_machine = 0);
 
 struct MemlockFacts {
   std::uint64_t limit = 0;  // bytes; RLIM_INFINITY if there is none

@@ -194,6 +194,17 @@ TEST(Report, TheWorstComesFirst) {
   EXPECT_EQ(names, "cbdae");
 }
 
+TEST(Memory, WhatLeavesLittleOfItIsNamed) {
+  constexpr std::uint64_t gib = 1 << 30;
+  const Finding alone = examine_memory(gib, gib);
+  EXPECT_EQ(alone.value, "1.00 GiB available");
+  EXPECT_TRUE(alone.fix.starts_with("end other programs")) << alone.fix;
+  const Finding grouped = examine_memory(gib, 64 * gib);
+  EXPECT_EQ(grouped.value, "1.00 GiB available within its control group, 64.0 GiB on the machine");
+  EXPECT_TRUE(grouped.fix.starts_with("raise the control group's limit")) << grouped.fix;
+  EXPECT_EQ(examine_memory(8 * gib, 64 * gib).level, Level::Ok);
+}
+
 TEST(Report, TheWorstDecides) {
   const Finding ok{.name = "a", .value = "1", .meaning = "well"};
   const Finding warn{.name = "b",
