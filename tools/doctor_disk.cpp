@@ -116,6 +116,22 @@ std::optional<aio::EngineKind> engine_named(const std::string& name) {
   return std::nullopt;
 }
 
+/// Of a path where no folder is, and none can be made.
+Finding examine_no_place(const std::string& path, bool missing) {
+  Finding finding{.name = "path", .level = Level::Fail, .value = "not a folder"};
+  finding.meaning = "no swap file can be made there";
+  finding.fix = "name a folder";
+  if (!missing) return finding;
+  std::error_code failed;
+  static_cast<void>(std::filesystem::status(path, failed));
+  const bool hidden = failed == std::errc::permission_denied;
+  finding.value =
+      hidden ? "cannot be looked at: " + failed.message() : "neither it nor its parent exists";
+  finding.fix =
+      hidden ? "search permission (x) for this user on all folders above it" : "mkdir -p " + path;
+  return finding;
+}
+
 /// Of a profile with settings: they are as good as the engine with which they were measured.
 Finding examine_best(const tiering::MachineProfile& profile, Finding finding,
                      const std::string& command, const TryEngine& attempt) {
@@ -356,11 +372,7 @@ Findings examine_path(const std::string& path) {
   };
   const Place place = tiering::place_of(path);
   if (place.folder.empty()) {
-    add({.name = "path",
-         .level = Level::Fail,
-         .value = place.missing ? "neither it nor its parent exists" : "not a folder",
-         .meaning = "no swap file can be made there",
-         .fix = place.missing ? "mkdir -p " + path : "name a folder"});
+    add(examine_no_place(path, place.missing));
     return findings;
   }
   const Probe found = probe(place.folder);

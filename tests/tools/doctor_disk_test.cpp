@@ -2,12 +2,14 @@
 #include "tools/doctor_disk.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 
 #include "tests/support/made_up_machine.h"
+#include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
 
 namespace artesian::tools {
@@ -193,6 +195,22 @@ TEST(Paths, AMissingFolderNeedsItsParent) {
   EXPECT_EQ(none[0].fix, "mkdir -p " + folder.path() + "/no/parent");
   std::ofstream(folder.path() + "/file") << "text";
   EXPECT_EQ(examine_path(folder.path() + "/file")[0].value, "not a folder");
+}
+
+TEST(Paths, OneBelowAClosedFolderIsNotSaidToBeMissing) {
+  test_support::TemporaryDirectory folder;
+  fs::create_directories(folder.path() + "/closed/in/it");
+  fs::permissions(folder.path() + "/closed", fs::perms::none);
+  const int status = test_support::run_in_child([&] {
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) return 77;
+    const Findings findings = examine_path(folder.path() + "/closed/in/it");
+    const bool right = findings.size() == 1 && findings[0].level == Level::Fail &&
+                       findings[0].value == "cannot be looked at: Permission denied" &&
+                       findings[0].fix.find("search permission") != std::string::npos;
+    return right ? 0 : 1;
+  });
+  fs::permissions(folder.path() + "/closed", fs::perms::owner_all);
+  EXPECT_TRUE(status == 0 || status == 77) << status;
 }
 
 TEST(DoctorStriping, TellsOfPathsThatAreOneDiskOrOneFolder) {
