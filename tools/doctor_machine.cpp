@@ -196,9 +196,12 @@ Finding examine_processor(const std::string& root) {
                   (known ? std::to_string(CPU_COUNT(&usable)) : "unknown") +
                   " cores usable, kernels in " + kernels::active_target_name() +
                   ", bf16: " + (wide.empty() ? "none" : wide);
-  finding.meaning =
-      "bf16 training is computed in bf16 with amx_bf16, and with AMD's avx512_bf16; other 16-bit "
-      "training on the CPU in fp32, unless artesian.compute_dtype says otherwise";
+  // As zero3/compute_device.cpp has it.
+  const bool amd = value_after(root + "/proc/cpuinfo", "vendor_id") == "AuthenticAMD";
+  const bool gains = wide.find("amx_bf16") != std::string::npos || (amd && !wide.empty());
+  finding.meaning = std::string(gains ? "on the CPU bf16 training is computed in bf16"
+                                      : "on the CPU 16-bit training is computed in fp32") +
+                    ", unless artesian.compute_dtype says otherwise";
   return finding;
 }
 

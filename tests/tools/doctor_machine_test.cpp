@@ -175,6 +175,20 @@ TEST(Processor, NamesItsBf16) {
   EXPECT_NE(value.find("bf16: avx512_bf16, amx_bf16"), std::string::npos) << value;
 }
 
+TEST(Processor, SaysInWhatItComputes) {
+  test_support::TemporaryDirectory root;
+  const auto in_bf16 = [&](const std::string& vendor, const std::string& flags) {
+    write(root.path() + "/proc/cpuinfo", "vendor_id\t: " + vendor + "\nflags\t\t: fpu " + flags);
+    const std::string meaning = examine_processor(root.path()).meaning;
+    EXPECT_NE(meaning.find("artesian.compute_dtype"), std::string::npos);
+    return meaning.find("in bf16") != std::string::npos;
+  };
+  EXPECT_TRUE(in_bf16("GenuineIntel", "avx512_bf16 amx_bf16"));
+  EXPECT_FALSE(in_bf16("GenuineIntel", "avx512_bf16")) << "it gains nothing there";
+  EXPECT_TRUE(in_bf16("AuthenticAMD", "avx512_bf16"));
+  EXPECT_FALSE(in_bf16("AuthenticAMD", "avx512f"));
+}
+
 TEST(Limits, LowOnesAreWarnedOf) {
   EXPECT_EQ(examine_descriptors(64).level, Level::Warn);
   EXPECT_EQ(examine_descriptors(RLIM_INFINITY).level, Level::Ok);
