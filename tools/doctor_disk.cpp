@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <iomanip>
+#include <iterator>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -114,6 +115,25 @@ std::optional<aio::EngineKind> engine_named(const std::string& name) {
     if (name == aio::engine_kind_name(kind)) return kind;
   }
   return std::nullopt;
+}
+
+/// The disks, and what stands between them and this process.
+Findings examine_below(const Mount& mount, std::uint64_t block_size) {
+  Findings findings;
+  const auto append = [&](Findings more) {
+    findings.insert(findings.end(), std::make_move_iterator(more.begin()),
+                    std::make_move_iterator(more.end()));
+  };
+  std::size_t nodes = 0;
+  for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
+  const auto disks = tiering::disks_below(mount.major, mount.minor);
+  const bool local = examine_file_system(mount).level == Level::Ok;
+  // That none can be seen below a network's or a container's file system, its own line says.
+  if (!disks.empty() || local) findings.push_back(examine_disks(disks, nodes));
+  append(examine_loops(disks));
+  append(examine_io_limits(disks));
+  for (const BlockDevice& disk : disks) append(examine_device(disk, block_size));
+  return findings;
 }
 
 /// Of a path where no folder is, and none can be made.
@@ -394,19 +414,13 @@ Findings examine_path(const std::string& path) {
   const Mount mount = tiering::mount_of(place.folder);
   add(examine_file_system(mount));
   for (Finding& option : examine_mount_options(mount)) add(std::move(option));
-  add(examine_direct(found));
-  if (tiering::file_system_kind(mount.type) != FileSystemKind::Memory) {
-    std::size_t nodes = 0;
-    for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
-    const auto disks = tiering::disks_below(mount.major, mount.minor);
-    add(examine_disks(disks, nodes));
-    for (Finding& loop : examine_loops(disks)) add(std::move(loop));
-    for (Finding& limit : examine_io_limits(disks)) add(std::move(limit));
-    const bool tuned = profile.has_value() && profile->best.has_value();
+  const FileSystemKind kind = tiering::file_system_kind(mount.type);
+  const bool memory = kind == FileSystemKind::Memory;  // there the one line says it all
+  const bool tuned = profile.has_value() && profile->best.has_value();
+  if (!memory) {
     const aio::EngineOptions options = tuned ? *profile->best : aio::EngineOptions();
-    for (const BlockDevice& disk : disks) {
-      for (Finding& each : examine_device(disk, options.block_size)) add(std::move(each));
-    }
+    add(examine_direct(found));
+    for (Finding& each : examine_below(mount, options.block_size)) add(std::move(each));
   }
   auto free_bytes = system_files().free_bytes(place.folder);
   std::error_code failed;
@@ -414,7 +428,7 @@ Findings examine_path(const std::string& path) {
   if (free_bytes.has_value()) {
     add(examine_free_space(*free_bytes, failed ? 0 : space.capacity));
   }
-  if (profile_path.has_value()) add(examine_profile(profile, path));
+  if (profile_path.has_value() && !memory) add(examine_profile(profile, path));
   return findings;
 }
 
