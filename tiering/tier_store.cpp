@@ -131,6 +131,7 @@ class TierStore::Impl {
   void add_span(const Transfer& transfer, const Shard& shard);
   void check_sealed(Shard& shard, ByteRange range) const noexcept;
   Error timeout(Error error) const;
+  Error no_answer(Error error, const std::string& what) const;
   Error corrupt(const Shard& shard, std::uint64_t block, BlockChecksums::Finding finding);
   std::uint64_t sum(ShardId id, std::uint64_t block, BlockChecksums::Generation generation,
                     ByteRange part, const std::byte* data) noexcept;
@@ -160,6 +161,9 @@ class TierStore::Impl {
   std::atomic<std::uint64_t> verify_failures_{0};
   bool close_called_ = false;
   std::uint64_t stalled_ns_ = 0;  // when a wait ran into its deadline; 0: something came back since
+  // A disk hung while it was measured. The kernel may use its file yet, and nobody learns when that
+  // ends: in_flight_ knows nothing of those transfers.
+  std::optional<Error> abandoned_;
 };
 
 TierStore::Impl::~Impl() {
@@ -350,8 +354,11 @@ Result<void> TierStore::Impl::probe(std::uint32_t path, std::uint64_t bytes, dou
   const Extent range{.offset = superblock_region_size, .length = bytes};
   auto speed = tiering::probe_disk(swap_files_[path]->file(), range, engine_.for_path(path),
                                    staging, {.bytes = probe_bytes, .seconds = seconds}, deadline());
-  const bool stalled = !speed.has_value() && speed.error().code == ErrorCode::Timeout;
-  if (stalled) stalled_ns_ = system_clock().now_ns();
+  if (!speed.has_value() && speed.error().code == ErrorCode::Timeout) {
+    stalled_ns_ = system_clock().now_ns();
+    abandoned_ = no_answer(speed.error(), ", measuring it: " + speed.error().message);
+    return *abandoned_;
+  }
   if (!speed.has_value()) return std::move(speed).error();
   disks_[path].speed = *speed;
   return {};
@@ -359,6 +366,7 @@ Result<void> TierStore::Impl::probe(std::uint32_t path, std::uint64_t bytes, dou
 
 Result<void> TierStore::Impl::close() noexcept {
   close_called_ = true;
+  if (abandoned_.has_value()) return *abandoned_;
   if (in_flight_.any()) {
     auto drained = engine_.drain(deadline());
     // Only our own transfers count: others may share the engine.
@@ -455,10 +463,14 @@ void TierStore::Impl::add_span(const Transfer& transfer, const Shard& shard) {
 }
 
 Error TierStore::Impl::timeout(Error error) const {
+  return no_answer(std::move(error),
+                   "; in flight: " + in_flight_.describe(system_clock().now_ns()));
+}
+
+Error TierStore::Impl::no_answer(Error error, const std::string& what) const {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%g", options_.wait_seconds);
-  error.message = "no answer from the disk within " + std::string(seconds) +
-                  " s; in flight: " + in_flight_.describe(system_clock().now_ns());
+  error.message = "no answer from the disk within " + std::string(seconds) + " s" + what;
   return error;
 }
 

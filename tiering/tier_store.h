@@ -20,7 +20,10 @@
 // one deadline, not one per transfer. The kernel may still write to the buffers of what is in
 // flight, so after `close` returned Timeout neither the store nor its pools, engine or transfers
 // may be destroyed: their owner gives them to keep_for_ever (base/keep_for_ever.h). The swap files
-// stay, and the next run reclaims them.
+// stay, and the next run reclaims them. A disk that hangs while it is measured (`open`,
+// `probe_disk`) is given up at once: open then returns Timeout and leaves its files open for ever;
+// so does close after such a probe_disk, each time. What the kernel may still write to is lost to
+// the pool, so that pools and engine may go then.
 //
 // Thread: all calls from the compute thread, except seal and verify, which any thread may call for
 // distinct blocks, and the sums, for any parts of blocks that nobody seals meanwhile. A read of a
@@ -101,13 +104,14 @@ struct TierStoreStatistics {
 class TierStore {
  public:
   /// Allocates every home. The pools, engine and file system must outlive the store.
-  /// Errors: Exhausted (a pool is too small), and those of SwapFile::create.
+  /// Errors: Exhausted (a pool is too small), Timeout, and those of SwapFile::create.
   static Result<std::unique_ptr<TierStore>> open(const TierStoreOptions& options,
                                                  std::vector<ShardOptions> shards,
                                                  pinned::Pool& device, pinned::Pool& host,
                                                  aio::Engine& engine, FileSystem& files) noexcept;
   ~TierStore();  // checks that close() was called
-  /// Drains and removes the swap files. Errors: Io; Timeout, after which it may be asked again.
+  /// Drains and removes the swap files. Errors: Io; Timeout, after which it may be asked again, and
+  /// no file was touched: a hung file system would block that for ever.
   Result<void> close() noexcept;
 
   /// Reserves space for `shards`, all on nvme, which get the next ids, and for a shadow of each of

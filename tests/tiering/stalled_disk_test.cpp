@@ -1,6 +1,7 @@
 // Proves what a disk that stops answering costs: one deadline, a Timeout that says what hangs, and
-// no abort; that what comes back late is taken as if nothing had been; and that more transfers than
-// the table of those in flight holds wait for their turn.
+// no abort; that what comes back late is taken as if nothing had been; that no file of a disk is
+// touched that hung while it was measured at the start; and that more transfers than the table of
+// those in flight holds wait for their turn.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "tiering/in_flight.h"
 #include "tiering/residency.h"
 #include "tiering/staging_ring.h"
+#include "tiering/swap_names.h"
 
 namespace artesian::tiering {
 namespace {
@@ -127,6 +129,69 @@ TEST_F(StalledDisk, AStagingItemFinishesLater) {
   EXPECT_TRUE(ring->at(0).idle());
   ring.reset();
   EXPECT_TRUE(store_->close().has_value());
+}
+
+// What is asked of a hung file system, it answers never: its files stay there, open and locked.
+class StalledAtTheStart : public testing::Test {
+ protected:
+  StalledAtTheStart() { harness_.memory_engine->hold(); }
+  ~StalledAtTheStart() override { harness_.memory_engine->release(); }
+
+  void expect_untouched(const std::vector<std::string>& directories) {
+    for (const std::string& directory : directories) {
+      const std::string file = directory + "/" + swap_file_name(run_id, 0);
+      EXPECT_TRUE(harness_.files().exists(file)) << file;
+      const auto second = open({.directories = {directory}, .run_id = run_id + 1}, sector);
+      ASSERT_FALSE(second.has_value());
+      EXPECT_EQ(second.error().code, ErrorCode::Busy) << second.error().to_string();
+    }
+  }
+  Result<std::unique_ptr<TierStore>> open(const TierStoreOptions& options, std::uint64_t bytes) {
+    return TierStore::open(options, {{.name = "s", .bytes = bytes, .block_bytes = sector}},
+                           *harness_.device, *harness_.host, harness_.engine(), harness_.files());
+  }
+  static void expect_timeout(const Error& error) {
+    EXPECT_EQ(error.code, ErrorCode::Timeout);
+    EXPECT_NE(error.message.find("no answer from the disk within 0.3 s, measuring it: "),
+              std::string::npos)
+        << error.message;
+    EXPECT_NE(error.file.find(swap_file_name(run_id, 0)), std::string::npos) << error.file;
+  }
+
+  static constexpr std::uint64_t run_id = 7;
+  Harness harness_{Backend::Memory};
+};
+
+TEST_F(StalledAtTheStart, AProbeThatHangsLeavesTheFileAlone) {
+  const std::string directory = harness_.directory();
+  auto store =
+      open({.directories = {directory}, .run_id = run_id, .wait_seconds = patience_s}, 8 << 20)
+          .value();
+  const auto probed = store->probe_disk(0, *harness_.staging);
+  ASSERT_FALSE(probed.has_value());
+  expect_timeout(probed.error());
+  for (int turn = 0; turn < 2; ++turn) {
+    const auto closed = store->close();
+    ASSERT_FALSE(closed.has_value());
+    expect_timeout(closed.error());
+  }
+  store.reset();
+  expect_untouched({directory});
+}
+
+TEST_F(StalledAtTheStart, SoDoesOneOfSeveralPathsBeforeAnythingIsPlaced) {
+  const std::vector<std::string> directories{harness_.directory() + "/a",
+                                             harness_.directory() + "/b"};
+  auto memory = pinned::Pool::create({.bytes = 32 << 20, .lock = pinned::Lock::Never}).value();
+  std::swap(memory, harness_.host);  // of which weighing takes
+  const auto opened = open({.directories = directories,
+                            .volumes = {{0, 1}},
+                            .run_id = run_id,
+                            .wait_seconds = patience_s},
+                           40 << 20);
+  ASSERT_FALSE(opened.has_value());
+  expect_timeout(opened.error());
+  expect_untouched(directories);
 }
 
 /// Lends one sector after the other, each once: more of them than a pool of these tests holds.

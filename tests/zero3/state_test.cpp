@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 
@@ -140,6 +141,11 @@ TEST(ModelStateFaults, ADiskThatHangsAtTheStartIsATimeout) {
   const auto created = ModelState::create(std::move(options), engine, files, executor);
   ASSERT_FALSE(created.has_value());
   EXPECT_EQ(created.error().code, ErrorCode::Timeout);
+  EXPECT_TRUE(created.error().message.starts_with("no answer from the disk within 0.1 s"))
+      << created.error().message;
+  const auto names = files.list("/disk").value();
+  const auto is_swap = [](const std::string& name) { return name.ends_with(".swap"); };
+  EXPECT_TRUE(std::any_of(names.begin(), names.end(), is_swap)) << "nobody asks a hung disk again";
 }
 
 TEST(ModelStateFaults, ADiskThatStopsAnsweringIsATimeoutAndNoAbort) {
