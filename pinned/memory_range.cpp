@@ -6,8 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -16,19 +16,16 @@
 #include "base/machine.h"
 #include "base/units.h"
 #include "pinned/aligned_mapping.h"
+#include "pinned/huge_pages.h"
 
 namespace artesian::pinned {
 namespace {
 
 constexpr std::uint64_t widened_from = 64ull << 10;  // see Note [Small ranges]
 
-// madvise accepts the advice even where the administrator switched transparent huge pages off.
-bool huge_pages_enabled() {
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
-  std::string line;
-  std::getline(file, line);
-  return line.find('[') != std::string::npos && line.find("[never]") == std::string::npos;
-}
+constexpr std::uint64_t guard_bytes = 4096;  // behind each range: another one cannot adjoin it
+// Below this, some small pages are chance, and no loss.
+constexpr std::uint64_t told_from = 32ull << 20;
 
 // The text names neither pool nor size, so that log_once makes it one line for the whole process.
 void warn_not_locked(const std::string& reason, const std::string& remedy) {
@@ -53,9 +50,10 @@ void warn_refused(int system_error) {
 Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& name) noexcept {
   ARTESIAN_CHECK(bytes > 0 && bytes % 4096 == 0, bytes);
   // See Note [Small ranges].
-  const bool widen = bytes < huge_page_size && bytes >= widened_from && huge_pages_enabled();
+  const bool widen =
+      bytes < huge_page_size && bytes >= widened_from && huge_pages_allowed() == HugePages::Allowed;
   const std::uint64_t kept_bytes = widen ? huge_page_size : bytes;
-  std::byte* const data = map_aligned(kept_bytes, PROT_READ | PROT_WRITE);
+  std::byte* const data = map_aligned(kept_bytes + guard_bytes, PROT_READ | PROT_WRITE);
   if (data == nullptr) {
     return make_error(ErrorCode::Exhausted,
                       "cannot reserve " + format_size(bytes) + " of memory for " + name +
@@ -63,7 +61,8 @@ Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& nam
                       errno);
   }
   MemoryRange range(data, bytes, kept_bytes);
-  range.huge_pages_ = madvise(data, kept_bytes, MADV_HUGEPAGE) == 0 && huge_pages_enabled();
+  (void)mprotect(data + kept_bytes, guard_bytes, PROT_NONE);
+  (void)madvise(data, kept_bytes, MADV_HUGEPAGE);  // what comes of it is counted
   // A forked child (a data loader, say) must neither copy nor write what is in flight here.
   (void)madvise(data, kept_bytes, MADV_DONTFORK);
   return range;
@@ -83,7 +82,7 @@ MemoryRange::MemoryRange(MemoryRange&& other) noexcept
       bytes_(std::exchange(other.bytes_, 0)),
       bytes_mapped_(std::exchange(other.bytes_mapped_, 0)),
       locked_(other.locked_),
-      huge_pages_(other.huge_pages_),
+      bytes_huge_(other.bytes_huge_),
       nodes_(std::move(other.nodes_)),
       release_(std::move(other.release_)) {}
 
@@ -93,7 +92,7 @@ MemoryRange::~MemoryRange() {
     release_();
     return;
   }
-  ARTESIAN_CHECK(munmap(data_, bytes_mapped_) == 0, data_, bytes_mapped_, errno);
+  ARTESIAN_CHECK(munmap(data_, bytes_mapped_ + guard_bytes) == 0, data_, bytes_mapped_, errno);
 }
 
 Result<void> MemoryRange::place(const NodePolicy& policy) noexcept {
@@ -128,7 +127,7 @@ void MemoryRange::lock() noexcept {
   }
   // A part of a huge page cannot be locked without splitting it.
   locked_ = mlock(data_, bytes_mapped_) == 0 || mlock(data_, bytes_) == 0;
-  if (locked_) return;
+  if (locked_) return count_huge_pages();
   const int system_error = errno;
   // A refusal for lack of memory comes after part of the range was faulted in: give that back.
   (void)munlock(data_, bytes_mapped_);
@@ -141,6 +140,25 @@ void MemoryRange::fault_in() noexcept {
   if (locked_ || bytes_ > available_memory()) return;
   volatile std::byte* const bytes = data_;
   for (std::uint64_t at = 0; at < bytes_; at += 4096) bytes[at] = std::byte{0};
+  count_huge_pages();
+}
+
+std::uint64_t MemoryRange::bytes_on_huge_pages() const noexcept {
+  return std::min(bytes_huge_, bytes_);
+}
+
+bool MemoryRange::huge_pages() const noexcept {
+  return bytes_huge_ >= round_down(bytes_mapped_, huge_page_size) / 4 * 3;
+}
+
+void MemoryRange::count_huge_pages() noexcept {
+  const std::uint64_t most = round_down(bytes_mapped_, huge_page_size);
+  if (most == 0) return;
+  const PageCount count = count_pages(data_, bytes_mapped_);
+  bytes_huge_ = count.bytes_huge;
+  const bool chance = most < told_from && huge_pages_allowed() == HugePages::Allowed;
+  // Under a sanitizer what is locked need not be there.
+  if (!huge_pages() && !chance && count.bytes_resident >= most) warn_of_small_pages(count);
 }
 
 }  // namespace artesian::pinned

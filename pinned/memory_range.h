@@ -1,5 +1,7 @@
 // MemoryRange: anonymous memory that starts on a 2 MiB page and asks for 2 MiB pages, page-locked
-// where allowed. Owns the mapping; nothing else of the process is in it.
+// where allowed. Owns the mapping; nothing else of the process is in it, and behind it lies a page
+// that nobody may touch. Once its memory is there, it counts how much is on 2 MiB pages and says so
+// where it is too little (pinned/huge_pages.h).
 //
 // Note [Small ranges]: a huge page is given only where the mapping covers all of it. So a range of
 // 64 KiB to 2 MiB has a mapping of 2 MiB; what is beyond its bytes is used by nobody, and is the
@@ -49,18 +51,22 @@ class MemoryRange {
   std::byte* data() const noexcept { return data_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
   bool locked() const noexcept { return locked_; }
-  bool huge_pages() const noexcept { return huge_pages_; }
+  /// Counted when it was locked or faulted in; 0 before.
+  std::uint64_t bytes_on_huge_pages() const noexcept;
+  /// At least three quarters of what can be on 2 MiB pages are.
+  bool huge_pages() const noexcept;
   const NodePolicy& nodes() const noexcept { return nodes_; }  // as the kernel took them
 
  private:
   MemoryRange(std::byte* data, std::uint64_t bytes, std::uint64_t bytes_mapped) noexcept
       : data_(data), bytes_(bytes), bytes_mapped_(bytes_mapped) {}
+  void count_huge_pages() noexcept;
 
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
   std::uint64_t bytes_mapped_ = 0;
   bool locked_ = false;
-  bool huge_pages_ = false;
+  std::uint64_t bytes_huge_ = 0;
   NodePolicy nodes_;
   std::function<void()> release_;  // set: borrowed
 };

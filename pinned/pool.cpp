@@ -168,6 +168,7 @@ PoolStatistics Pool::statistics() const noexcept {
           .bytes_free_largest = impl_->free_.longest(),
           .wait_ns = impl_->wait_ns_,
           .locked = impl_->range_.locked(),
+          .bytes_on_huge_pages = impl_->range_.bytes_on_huge_pages(),
           .huge_pages = impl_->range_.huge_pages(),
           .nodes = impl_->range_.nodes()};
 }

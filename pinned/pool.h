@@ -36,8 +36,10 @@ struct PoolStatistics {
   std::uint64_t bytes_free_largest = 0;  // the longest free run
   std::uint64_t wait_ns = 0;             // time spent in lease_or_wait
   bool locked = false;
-  bool huge_pages = false;
-  NodePolicy nodes = {};  // none where there was no choice, or the kernel refused it
+  /// On 2 MiB pages, as counted when the range was locked or faulted in; 0 before.
+  std::uint64_t bytes_on_huge_pages = 0;
+  bool huge_pages = false;  // at least three quarters of what can be are
+  NodePolicy nodes = {};    // none where there was no choice, or the kernel refused it
 };
 
 class Pool final : public BufferOwner {

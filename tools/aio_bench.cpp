@@ -5,6 +5,7 @@
 // the start; 1 = later; 130, 143 = stopped by SIGINT, SIGTERM.
 #include <CLI/CLI.hpp>
 
+#include "pinned/huge_pages.h"
 #include "tools/aio_bench_compare.h"
 #include "tools/aio_bench_flags.h"
 #include "tools/aio_bench_run.h"
@@ -14,6 +15,7 @@
 
 int main(int argc, char** argv) {
   using namespace artesian;
+  pinned::allow_huge_pages();
   CLI::App app{"Measures file I/O through Artesian's engines.", bench::program};
   app.require_subcommand(0, 1);
   CLI::App* run = app.add_subcommand("run", "One measurement");

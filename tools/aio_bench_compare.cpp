@@ -1,7 +1,5 @@
 #include "tools/aio_bench_compare.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,6 +9,7 @@
 #include "base/huge_page.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "pinned/huge_pages.h"
 #include "tools/aio_bench_flags.h"
 #include "tools/aio_bench_search.h"
 #include "tools/fio.h"
@@ -132,7 +131,7 @@ Result<void> Comparer::choose_memory() {
     memory_note_ = made.error().message + ": buffers of both are on 4 KiB pages";
     log(LogLevel::Info, memory_note_);
   }
-  if (::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0) return {};
+  if (pinned::forbid_huge_pages()) return {};
   memory_note_ = "transparent huge pages cannot be switched off: ours are of 2 MiB, fio's of 4 KiB";
   log(LogLevel::Warning, memory_note_);
   return {};

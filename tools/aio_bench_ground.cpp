@@ -81,6 +81,7 @@ Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
                           .name = "buffers",
                           .nodes = tiering::nodes_of_host(std::nullopt, options.directories)}));
   ground->pool_ = std::move(pool);
+  ground->pool_->fault_in();  // and says so where they are not on 2 MiB pages
   // Every buffer holds the pattern from now on: what is read is the same, save for first words.
   const std::span<std::byte> range = ground->pool_->range();
   for (std::uint64_t at = 0; at < range.size(); at += options.granule) {

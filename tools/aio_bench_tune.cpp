@@ -207,9 +207,10 @@ Result<void> Tuner::prepare() {
         "could be");
   }
   if (!pool.huge_pages) {
-    warn(
-        "2 MiB pages are off (/sys/kernel/mm/transparent_hugepage/enabled): rates are lower than "
-        "they could be; allow madvise");
+    report_.warnings.push_back(
+        "of " + format_size(pool.bytes_reserved) + " of buffers " +
+        format_size(pool.bytes_on_huge_pages) +
+        " are on 2 MiB pages: rates are lower than they could be; artesian doctor says why");
   }
   Transfers filling;
   filling.kind = &engines_.front();

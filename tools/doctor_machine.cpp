@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <sstream>
 
 #include "aio/engine.h"
@@ -22,6 +23,7 @@ namespace {
 constexpr std::uint64_t memory_least = std::uint64_t{2} << 30;
 constexpr std::uint64_t descriptors_least = 256;
 constexpr unsigned cap_ipc_lock = 14;
+constexpr std::uint64_t huge_pages_tried = std::uint64_t{16} << 20;
 constexpr const char* more_locked_memory =
     "ulimit -l unlimited; for good, a line \"USER - memlock unlimited\" in "
     "/etc/security/limits.conf (docker: --ulimit memlock=-1)";
@@ -149,22 +151,50 @@ Finding examine_memlock(const MemlockFacts& facts) {
   return finding;
 }
 
-Finding examine_huge_pages(const std::string& root) {
-  const std::string mode = first_line_of(root + "/sys/kernel/mm/transparent_hugepage/enabled");
-  const std::string reserved = value_after(root + "/proc/meminfo", "HugePages_Total");
+HugePageFacts huge_page_facts(const std::string& root) {
+  HugePageFacts facts{.mode = first_line_of(root + "/sys/kernel/mm/transparent_hugepage/enabled"),
+                      .reserved = value_after(root + "/proc/meminfo", "HugePages_Total"),
+                      .allowed = pinned::huge_pages_allowed(root),
+                      .switched_on = pinned::huge_pages_switched_on()};
+  auto range = pinned::MemoryRange::map(huge_pages_tried, "a try");
+  if (!range.has_value()) return facts;
+  std::memset(range->data(), 1, huge_pages_tried);
+  facts.bytes_tried = huge_pages_tried;
+  facts.bytes_huge = pinned::count_pages(range->data(), huge_pages_tried).bytes_huge;
+  return facts;
+}
+
+Finding examine_huge_pages(const HugePageFacts& facts) {
   Finding finding{.name = "huge_pages"};
-  finding.value = "transparent: " + (mode.empty() ? "not in this kernel" : mode) +
-                  "; reserved: " + (reserved.empty() ? "0" : reserved);
-  if (mode.find("[always]") != std::string::npos || mode.find("[madvise]") != std::string::npos) {
-    finding.meaning =
-        "buffers are on 2 MiB pages, which direct I/O moves fastest; none need be "
-        "reserved";
-    return finding;
-  }
+  finding.value = "transparent: " + (facts.mode.empty() ? "not in this kernel" : facts.mode) +
+                  "; reserved: " + (facts.reserved.empty() ? "0" : facts.reserved);
   finding.level = Level::Warn;
   finding.meaning =
       "buffers are on 4 KiB pages, which costs direct I/O a quarter to a third of its bandwidth";
-  finding.fix = "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled";
+  if (facts.allowed == pinned::HugePages::OffInSystem) {
+    finding.fix = "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled";
+  } else if (facts.allowed == pinned::HugePages::OffInProcess) {
+    finding.value += "; off for this process";
+    finding.fix =
+        "a container or batch system that neither sets PR_SET_THP_DISABLE nor refuses prctl, by "
+        "which artesian and aio_bench would take it back";
+  } else if (facts.bytes_huge < facts.bytes_tried / 4 * 3) {
+    finding.value += "; of " + format_size(facts.bytes_tried) + " taken just now, " +
+                     format_size(facts.bytes_huge) + " are on 2 MiB pages";
+    finding.meaning = "free memory is in small pieces: " + finding.meaning;
+    finding.fix = "echo 1 >/proc/sys/vm/compact_memory before a run, or fewer other programs";
+  } else {
+    finding.level = Level::Ok;
+    finding.meaning =
+        "buffers are on 2 MiB pages, which direct I/O moves fastest; none need be "
+        "reserved";
+  }
+  if (facts.switched_on) {
+    finding.value += "; off for what was started here (PR_SET_THP_DISABLE)";
+    finding.meaning +=
+        "; artesian and aio_bench allow them for themselves, a program of your own has to: "
+        "prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) at its start";
+  }
   return finding;
 }
 
@@ -244,7 +274,7 @@ Findings examine_machine() {
           examine_io_uring(),
           examine_memory(available_memory(), memory_of_machine()),
           examine_memlock(memlock_facts()),
-          examine_huge_pages(),
+          examine_huge_pages(huge_page_facts()),
           examine_descriptors(files.rlim_cur),
           examine_processor(),
           examine_numa()};

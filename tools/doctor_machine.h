@@ -7,6 +7,7 @@
 
 #include "aio/engine.h"
 #include "base/result.h"
+#include "pinned/huge_pages.h"
 #include "pinned/nodes.h"
 #include "tools/doctor_report.h"
 
@@ -29,7 +30,16 @@ struct MemlockFacts {
 MemlockFacts memlock_facts(const std::string& root = "");
 Finding examine_memlock(const MemlockFacts& facts);
 
-Finding examine_huge_pages(const std::string& root = "");
+struct HugePageFacts {
+  std::string mode;      // of transparent huge pages in the system; empty: not in this kernel
+  std::string reserved;  // huge pages of the other kind
+  pinned::HugePages allowed = pinned::HugePages::Allowed;
+  bool switched_on = false;       // they were off for this process, before we allowed them
+  std::uint64_t bytes_tried = 0;  // taken just now
+  std::uint64_t bytes_huge = 0;   // of them, on 2 MiB pages
+};
+HugePageFacts huge_page_facts(const std::string& root = "");
+Finding examine_huge_pages(const HugePageFacts& facts);
 Finding examine_descriptors(std::uint64_t limit);
 Finding examine_processor(const std::string& root = "");
 Finding examine_numa(const std::string& root = "");

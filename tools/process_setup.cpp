@@ -10,6 +10,8 @@
 #include <csignal>
 #include <cstring>
 
+#include "pinned/huge_pages.h"
+
 namespace artesian::tools {
 namespace {
 
@@ -58,6 +60,7 @@ void set_up_process() {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
   // NOLINTEND(concurrency-mt-unsafe)
+  pinned::allow_huge_pages();
   struct sigaction action {};
   action.sa_handler = on_stop;
   sigemptyset(&action.sa_mask);

@@ -1,4 +1,4 @@
-// What a program of ours sets before anything else: allocator, OpenMP, signals.
+// What a program of ours sets before anything else: allocator, pages, OpenMP, signals.
 #pragma once
 
 namespace artesian::tools {

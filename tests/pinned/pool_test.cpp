@@ -1,12 +1,15 @@
 // Proves that the pool lends exact, aligned, never overlapping pieces from both ends, gets them all
-// back in one piece, counts them, and works the same where page-locking is refused. Random leases
-// are compared with a naive map of pages; the refusal is real (another user, a real limit).
+// back in one piece, counts them, works the same where page-locking is refused, and says how much
+// of it is on huge pages. Random leases are compared with a naive map of pages; the refusals are
+// real (another user, a real limit, a process that must not have such pages).
 #include "pinned/pool.h"
 
 #include <grp.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "pinned/huge_pages.h"
 #include "tests/support/baseline.h"
 #include "tests/support/process.h"
 #include "tests/support/sanitizers.h"
@@ -284,6 +288,7 @@ int memlock_child(std::uint64_t limit) {
   static int warnings = 0;
   static bool named = true;
   set_log_sink([](LogLevel level, std::string_view line) {
+    if (line.find("2 MiB pages") != line.npos) return;  // of another matter
     warnings += level == LogLevel::Warning ? 1 : 0;
     named = named && line.find("memlock limit is ") != line.npos &&
             line.find("ulimit -l") != line.npos && line.find("LimitMEMLOCK") != line.npos;
@@ -353,6 +358,71 @@ TEST(Pool, SmallPoolsLieOnHugePagesToo) {
       EXPECT_TRUE(huge) << bytes;
     }
   }
+}
+
+// What a pool says of its pages is what the kernel says, before and after they are there.
+TEST(Pool, CountsWhatIsOnHugePages) {
+  for (const std::uint64_t bytes : {512u << 10, 2u << 20, 48u << 20, (48u << 20) + 4096}) {
+    const auto pool = make_pool(bytes);
+    EXPECT_EQ(pool->statistics().bytes_on_huge_pages, 0u);
+    pool->fault_in();
+    const PoolStatistics got = pool->statistics();
+    const std::uint64_t expected = std::min(huge_kib(pool->range().data()) << 10, bytes);
+    EXPECT_EQ(got.bytes_on_huge_pages, expected) << bytes;
+    if (bytes >= 2u << 20) {
+      EXPECT_EQ(got.huge_pages, expected >= bytes / (2u << 20) * (3u << 19)) << bytes;
+    }
+  }
+}
+
+/// In a child: `flags` of PR_SET_THP_DISABLE, then two pools. 0: as expected; 100: not on this
+/// kernel.
+int pools_of_process(unsigned long flags, bool expect_off) {
+  if (prctl(PR_SET_THP_DISABLE, 1, flags, 0, 0) != 0) return 100;
+  static int warnings = 0;
+  set_log_sink([](LogLevel level, std::string_view line) {
+    const bool told = line.find("PR_SET_THP_DISABLE") != line.npos;
+    warnings += level == LogLevel::Warning && told ? 1 : 0;
+  });
+  const HugePages allowed = huge_pages_allowed();
+  if (allowed == HugePages::OffInSystem) return 100;
+  if ((allowed == HugePages::OffInProcess) != expect_off) return 1;
+  for (const Lock lock : {Lock::Try, Lock::Never}) {
+    const auto pool = make_pool(4 << 20, lock);
+    pool->fault_in();
+    const PoolStatistics got = pool->statistics();
+    if (!expect_off) continue;
+    if (got.huge_pages || got.bytes_on_huge_pages != 0) return 2;
+  }
+  return warnings == (expect_off ? 1 : 0) ? 0 : 3;
+}
+
+// As container runtimes and batch systems start their processes: madvise succeeds all the same. In
+// a process of its own, as the warning comes once in each.
+TEST(PoolDeathTest, SaysWhenTheProcessMayNotHaveHugePages) {
+  if (test_support::sanitized) GTEST_SKIP() << "this build's mlock faults nothing in";
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto as_expected = [](int status) {
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 100);
+  };
+  EXPECT_EXIT(_exit(pools_of_process(0, true)), as_expected, "");
+  // Linux 6.18: off for memory that does not ask. Ours does.
+  constexpr unsigned long except_advised = 1 << 1;
+  EXPECT_EXIT(_exit(pools_of_process(except_advised, false)), as_expected, "");
+}
+
+// Else the kernel would merge two pools, and count pages for both.
+TEST(Pool, NoOtherAdjoinsIt) {
+  const auto pool = make_pool(2 << 20);
+  char expected[32];
+  std::snprintf(expected, sizeof expected, "%lx-",
+                reinterpret_cast<std::uintptr_t>(pool->range().data() + pool->range().size()));
+  std::ifstream maps("/proc/self/maps");
+  bool found = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.starts_with(expected)) found = line.find(" ---p ") != line.npos;
+  }
+  EXPECT_TRUE(found) << expected;
 }
 
 }  // namespace

@@ -351,6 +351,17 @@ def test_memory_is_no_disk(cache):
     assert any("tmpfs is memory, not a disk" in line for line in lines)
 
 
+@limits.needs_huge_pages
+def test_buffers_on_small_pages_are_a_warning(folder):
+    got, lines = tuned(folder, preexec_fn=limits.no_huge_pages_for_ever)
+    assert any(warning.startswith("of 32.0 MiB of buffers 0 B are on 2 MiB pages")
+               for warning in got["warnings"]), got["warnings"]  # fmt: skip
+    told = [line for line in lines if "(PR_SET_THP_DISABLE, inherited" in line]
+    assert len(told) == 1 and told[0].startswith("artesian: warning: "), lines
+    allowed, lines = tuned(folder, preexec_fn=limits.no_huge_pages)
+    assert not any("PR_SET_THP_DISABLE" in line for line in lines), lines
+
+
 @limits.needs_root
 def test_little_lockable_memory_is_a_warning(folder, cache):
     limits.give(folder)

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from build_folder import ARTESIAN
 from limits import AS_NOBODY, descriptors, full_stdout, give, lockable, needs_root
+from limits import needs_huge_pages, no_huge_pages, no_huge_pages_for_ever
 from limits import refuse_direct, refuse_io_uring
 
 MACHINE = {"kernel", "io_uring", "memory", "memlock", "huge_pages", "descriptors", "processor"}
@@ -101,6 +102,17 @@ def test_io_uring_that_a_container_refuses(tmp_path):
     assert refused["status"] == "warn" and "seccomp" in refused["value"] + refused["fix"]
     engines = ["libaio", "the thread pool"]  # the second where this machine refuses both
     assert any(f"engine auto takes {engine} here" in refused["meaning"] for engine in engines)
+
+
+@needs_huge_pages
+def test_huge_pages_that_a_process_must_not_have(tmp_path):
+    allowed = findings("--path", tmp_path, limits=no_huge_pages)["huge_pages"]
+    assert "off for what was started here (PR_SET_THP_DISABLE)" in allowed["value"]
+    assert "prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)" in allowed["meaning"]
+    assert "off for this process" not in allowed["value"]
+    off = findings("--path", tmp_path, limits=no_huge_pages_for_ever)["huge_pages"]
+    assert off["status"] == "warn" and "off for this process" in off["value"]
+    assert "PR_SET_THP_DISABLE" in off["fix"]
 
 
 def test_direct_io_that_is_refused(tmp_path):

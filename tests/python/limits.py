@@ -84,6 +84,31 @@ def refuse_io_uring():
                   (RETURN, 0, 0, ALLOW)])  # fmt: skip
 
 
+def no_huge_pages():
+    """As some container runtimes and batch systems start their processes."""
+    if libc.prctl(41, 1, 0, 0, 0) != 0:  # PR_SET_THP_DISABLE
+        os._exit(77)
+
+
+def no_huge_pages_for_ever():
+    """The same, and a program cannot take it back."""
+    no_huge_pages()
+    filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 0, 3, 157),  # prctl, x86-64 alone
+                  (LOAD, 0, 0, 16), (JUMP_EQUAL, 0, 1, 41), (RETURN, 0, 0, REFUSE | 1),
+                  (RETURN, 0, 0, ALLOW)])  # fmt: skip
+
+
+def huge_pages_are_off():
+    """In the whole system."""
+    try:
+        return "[never]" in pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except FileNotFoundError:
+        return True
+
+
+needs_huge_pages = pytest.mark.skipif(huge_pages_are_off(), reason="no huge pages in this system")
+
+
 def refuse_direct():
     """From now on nothing can be opened with, or switched to, O_DIRECT (EINVAL), x86-64 alone."""
     direct, argument_1, argument_2 = os.O_DIRECT, 16 + 8, 16 + 8 * 2

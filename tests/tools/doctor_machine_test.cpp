@@ -3,6 +3,7 @@
 #include "tools/doctor_machine.h"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -120,17 +121,63 @@ TEST(Memlock, TheCapabilityIsReadFromTheProcess) {
   EXPECT_FALSE(memlock_facts(root.path()).exempt);
 }
 
-TEST(HugePages, OnlyNeverIsWarnedOf) {
+TEST(HugePages, WhatIsOffInTheSystemIsWarnedOf) {
   test_support::TemporaryDirectory root;
-  const std::string mode = root.path() + "/sys/kernel/mm/transparent_hugepage/enabled";
-  EXPECT_EQ(examine_huge_pages(root.path()).level, Level::Warn) << "not in this kernel";
-  write(mode, "always madvise [never]");
-  EXPECT_EQ(examine_huge_pages(root.path()).level, Level::Warn);
-  write(mode, "always [madvise] never");
+  const std::string folder = root.path() + "/sys/kernel/mm/transparent_hugepage/";
+  const auto allowed = [&] { return huge_page_facts(root.path()).allowed; };
+  EXPECT_EQ(allowed(), pinned::HugePages::OffInSystem) << "not in this kernel";
+  write(folder + "enabled", "always madvise [never]");
+  EXPECT_EQ(allowed(), pinned::HugePages::OffInSystem);
+  const Finding off = examine_huge_pages(huge_page_facts(root.path()));
+  EXPECT_EQ(off.level, Level::Warn);
+  EXPECT_NE(off.fix.find("transparent_hugepage/enabled"), std::string::npos) << off.fix;
+  write(folder + "hugepages-2048kB/enabled", "always inherit [madvise] never");
+  EXPECT_NE(allowed(), pinned::HugePages::OffInSystem) << "of their own";
+  write(folder + "enabled", "always [madvise] never");
+  write(folder + "hugepages-2048kB/enabled", "always inherit madvise [never]");
+  EXPECT_EQ(allowed(), pinned::HugePages::OffInSystem);
+  write(folder + "hugepages-2048kB/enabled", "always [inherit] madvise never");
+  EXPECT_NE(allowed(), pinned::HugePages::OffInSystem);
   write(root.path() + "/proc/meminfo", "HugePages_Total:     128");
-  EXPECT_EQ(examine_huge_pages(root.path()).level, Level::Ok);
-  EXPECT_EQ(examine_huge_pages(root.path()).value,
-            "transparent: always [madvise] never; reserved: 128");
+  EXPECT_TRUE(examine_huge_pages(huge_page_facts(root.path()))
+                  .value.starts_with("transparent: always [madvise] never; reserved: 128"));
+}
+
+TEST(HugePages, WhatIsOffInTheProcessOrNotGivenIsWarnedOf) {
+  HugePageFacts facts{.mode = "always [madvise] never",
+                      .reserved = "0",
+                      .bytes_tried = 16 << 20,
+                      .bytes_huge = 14 << 20};
+  EXPECT_EQ(examine_huge_pages(facts).level, Level::Ok);
+  facts.switched_on = true;
+  const Finding allowed = examine_huge_pages(facts);
+  EXPECT_EQ(allowed.level, Level::Ok);
+  EXPECT_NE(allowed.meaning.find("prctl(PR_SET_THP_DISABLE, 0"), std::string::npos);
+  facts.switched_on = false;
+  facts.bytes_huge = 6 << 20;
+  const Finding pieces = examine_huge_pages(facts);
+  EXPECT_EQ(pieces.level, Level::Warn);
+  EXPECT_NE(pieces.value.find("of 16.0 MiB taken just now, 6.00 MiB"), std::string::npos)
+      << pieces.value;
+  EXPECT_NE(pieces.fix.find("compact_memory"), std::string::npos);
+  facts.allowed = pinned::HugePages::OffInProcess;
+  const Finding off = examine_huge_pages(facts);
+  EXPECT_EQ(off.level, Level::Warn);
+  EXPECT_NE(off.value.find("off for this process"), std::string::npos) << off.value;
+}
+
+// The flag is the process's: a child sets it, and takes it back.
+TEST(HugePages, TheFlagOfTheProcessIsSeenAndTakenBack) {
+  const int status = test_support::run_in_child([] {
+    if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0) return 100;
+    const HugePageFacts off = huge_page_facts();
+    if (off.allowed == pinned::HugePages::OffInSystem) return 100;
+    if (off.allowed != pinned::HugePages::OffInProcess || off.bytes_huge != 0) return 1;
+    if (!pinned::allow_huge_pages()) return 2;
+    const HugePageFacts on = huge_page_facts();
+    return on.allowed == pinned::HugePages::Allowed && on.switched_on ? 0 : 3;
+  });
+  EXPECT_TRUE(status == 0 || status == 100) << status;
 }
 
 TEST(Numa, CountsTheNodes) {
