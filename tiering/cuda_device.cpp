@@ -294,7 +294,7 @@ Result<DeviceFence> CudaDevice::record(Queue queue) {
     free_events_.push_back(event);
     return recorded.error();
   }
-  own.pending.push_back({++own.recorded, event});
+  own.pending.push_back({++own.recorded, event, system_clock().now_ns()});
   return DeviceFence{queue, own.recorded};
 }
 
@@ -325,6 +325,24 @@ bool CudaDevice::ready(DeviceFence fence) noexcept {
   return !settle(own) || fence.sequence <= own.passed;
 }
 
+/// Of each queue: how many of its fences are left, and how long the first of them has been.
+std::string CudaDevice::describe_pending() {
+  constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost"};
+  const std::uint64_t now_ns = system_clock().now_ns();
+  std::string text;
+  for (std::size_t index = 0; index < queue_count; ++index) {
+    Lane& lane = lanes_[index];
+    settle(lane);
+    if (lane.pending.empty()) continue;
+    char line[96];
+    const double age = static_cast<double>(now_ns - lane.pending.front().recorded_ns) * 1e-9;
+    std::snprintf(line, sizeof line, "%s%s: %zu fences, the first for %.3f s",
+                  text.empty() ? "" : "; ", names[index], lane.pending.size(), age);
+    text += line;
+  }
+  return text.empty() ? "nothing" : text;
+}
+
 Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
   const Deadline deadline = Deadline::after_seconds(wait_seconds());
   for (int polls = 0; !ready(fence); ++polls) {
@@ -332,8 +350,8 @@ Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
       silent_ = true;
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%g", wait_seconds());
-      return make_error(ErrorCode::Timeout,
-                        name() + ": no answer from the device within " + seconds + " s");
+      return make_error(ErrorCode::Timeout, name() + ": no answer from the device within " +
+                                                seconds + " s; not passed: " + describe_pending());
     }
     if (polls < polls_before_pause) {
       std::this_thread::yield();

@@ -64,6 +64,7 @@ class CudaDevice final : public Device {
   struct Recorded {
     std::uint64_t sequence;
     cudaEvent_t event;
+    std::uint64_t recorded_ns;
   };
   struct Lane {  // one queue
     cudaStream_t stream = nullptr;
@@ -78,6 +79,7 @@ class CudaDevice final : public Device {
   Result<cudaEvent_t> take_event();
   bool settle(Lane& lane) noexcept;
   const Recorded* find(DeviceFence fence) noexcept;
+  std::string describe_pending();
   Result<void> done(cudaError_t status, const char* doing) const;
   Result<void> launched(Result<void> outcome) const;
   Error explained(Error error, cudaError_t status) const;

@@ -165,13 +165,17 @@ TEST_F(CudaOnHostTest, ADeviceThatDoesNotAnswerIsGivenUpAtTheDeadlineAndItsMemor
   open();
   ASSERT_TRUE(device->register_host(received).has_value());
   ASSERT_TRUE(device->copy_to_host(received.data(), memory, received.size()).has_value());
+  ASSERT_TRUE(device->record(Queue::ToHost).has_value());
   const DeviceFence fence = device->record(Queue::ToHost).value();
+  ASSERT_TRUE(device->record(Queue::Compute).has_value());
   cuda_on_host().hangs = true;
   device->set_wait_seconds(0.01);
   EXPECT_FALSE(device->ready(fence));
   const auto passed = device->finish(fence);
   ASSERT_FALSE(passed.has_value());
-  expect_says(passed.error(), ErrorCode::Timeout, {"cuda:0", "within 0.01 s"});
+  expect_says(passed.error(), ErrorCode::Timeout,
+              {"cuda:0", "within 0.01 s; not passed: Compute: 1 fences, the first for ",
+               "; ToHost: 2 fences, the first for "});
   device->set_wait_seconds(3600.0);  // not waited for again
   device->unregister_host(received);
   pool.reset();
