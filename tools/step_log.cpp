@@ -176,7 +176,7 @@ void Summary::add(const zero3::StepResult& result) {
 }
 
 void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
-                    const std::vector<zero3::SwapPathUse>& paths,
+                    const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
                     const zero3::KeptInputs& inputs) const {
   if (steps_ == 0) return;
   const auto row = [&](const char* name, const std::string& value) {
@@ -206,6 +206,7 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
           tools::print("%.3f s of computing, %.3f s of the disk", last_.computed_s, last_.disk_s));
   row("nvme, bytes per step",
       size(last_.bytes_nvme_read) + " read, " + size(last_.bytes_nvme_write) + " written");
+  if (!io.empty()) row("nvme, moved by", io);
   row("host <-> device",
       size(last_.bytes_h2d) + " to device, " + size(last_.bytes_d2h) + " to host");
   print_wear(out, paths);

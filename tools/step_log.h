@@ -65,9 +65,11 @@ class Summary {
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
   void add(const zero3::StepResult& result);
   std::uint64_t steps() const noexcept { return steps_; }
-  /// With a line for each folder of swap files, where there are several.
+  /// With a line for each folder of swap files, where there are several. `io`: how their bytes were
+  /// moved; empty: no line.
   void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
-             const std::vector<zero3::SwapPathUse>& paths, const zero3::KeptInputs& inputs) const;
+             const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
+             const zero3::KeptInputs& inputs) const;
 
  private:
   void print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const;

@@ -296,7 +296,7 @@ Result<void> TrainRun::finish() {
   summary_.print(stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
-                 engine_->path_use(), engine_->placement().inputs);
+                 engine_->path_use(), engine_->describe_io(), engine_->placement().inputs);
   return flush_stdout();
 }
 

@@ -775,8 +775,8 @@ const Config& Engine::config() const noexcept {
 const std::vector<bool>& Engine::units_under_backward() const noexcept {
   return impl_->under_backward->units();
 }
-aio::EngineKind Engine::io_engine() const noexcept {
-  return impl_->io->kind();
+std::string Engine::describe_io() const {
+  return zero3::describe_io(*impl_->io, impl_->state->path_count());
 }
 std::vector<SwapPathUse> Engine::path_use() const {
   return impl_->state->path_use();

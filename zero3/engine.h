@@ -26,7 +26,6 @@
 #include <string>
 #include <vector>
 
-#include "aio/engine.h"
 #include "base/result.h"
 #include "base/timeline.h"
 #include "tiering/device.h"
@@ -147,7 +146,8 @@ class Engine {
   const Config& config() const noexcept;
   /// By unit: it is updated under backward. Of steps from here on, until the share is decided.
   const std::vector<bool>& units_under_backward() const noexcept;
-  aio::EngineKind io_engine() const noexcept;
+  /// How bytes have come from NVMe and gone there so far; zero3/io_engine.h.
+  std::string describe_io() const;
   /// What each folder of nvme_path has carried since the start.
   std::vector<SwapPathUse> path_use() const;
   /// Drains and removes the swap files. An update that is not complete is dropped with the weights.

@@ -1,5 +1,6 @@
 #include "zero3/io_engine.h"
 
+#include <set>
 #include <string>
 
 #include "aio/path_engines.h"
@@ -41,6 +42,27 @@ Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config,
   return aio::make_path_engines(
       static_cast<std::uint32_t>(all.size()),
       [&, path = std::size_t{0}]() mutable { return make_io_engine_of_path(choice, all[path++]); });
+}
+
+std::string describe_io(aio::Engine& engine, std::size_t paths) {
+  const aio::EngineStatistics all = engine.statistics();
+  if (paths == 0 || all.blocks == 0) return {};
+  std::string text;
+  std::set<std::string> told;
+  for (std::uint32_t path = 0; path < paths; ++path) {
+    const aio::Engine& one = engine.for_path(path);
+    std::string words = aio::engine_kind_name(one.kind());
+    if (one.polling() != aio::Polling::None) {
+      words += std::string(" with ") + aio::polling_name(one.polling());
+    }
+    if (told.insert(words).second) text += (text.empty() ? "" : " and ") + words;
+  }
+  const auto share = [&](std::uint64_t blocks) {
+    return " " + std::to_string(100 * blocks / all.blocks) + "%";
+  };
+  return text + "; direct" + share(all.blocks_direct) + ", registered memory" +
+         share(all.blocks_registered) + ", registered files" +
+         share(all.blocks_of_registered_files) + " of blocks";
 }
 
 }  // namespace artesian::zero3
