@@ -92,7 +92,7 @@ Result<int> run_doctor(const CLI::App& doctor) {
   append(findings, examine_thread_limit());
   append(findings, examine_aio_requests());
   if (paths.empty()) paths.emplace_back(".");
-  for (const std::string& path : paths) append(findings, examine_path(path));
+  for (const std::string& path : paths) append(findings, examine_path_in_time(path));
   if (paths.size() > 1) {
     std::vector<StripedPath> striped;
     striped.reserve(paths.size());

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <iomanip>
 #include <iterator>
 #include <set>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "base/file_system.h"
@@ -54,7 +57,8 @@ Result<std::uint64_t> try_file(const std::string& name, Direct direct) {
   auto file = files.open(name, {.create = Create::Exclusive, .direct = direct});
   if (!file.has_value()) return std::move(file).error();
   constexpr std::size_t length = 4096;
-  alignas(4096) static std::array<char, length> source, target;
+  alignas(4096) std::array<char, length> source;  // not static: a hung try may go on beside another
+  alignas(4096) std::array<char, length> target;
   source.fill('a');
   target.fill(0);
   ARTESIAN_TRY_VOID((*file)->write_at(source.data(), length, 0));
@@ -430,6 +434,25 @@ Findings examine_path(const std::string& path) {
   }
   if (profile_path.has_value() && !memory) add(examine_profile(profile, path));
   return findings;
+}
+
+Findings examine_path_in_time(const std::string& path, double seconds) {
+  std::promise<Findings> promise;
+  auto answer = promise.get_future();
+  std::thread([path, promise = std::move(promise)]() mutable {
+    promise.set_value(examine_path(path));
+  }).detach();
+  if (answer.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready) {
+    return answer.get();
+  }
+  std::ostringstream value;
+  value << "no answer from its file system within " << seconds << " s";
+  return {{.name = "path",
+           .level = Level::Fail,
+           .value = value.str(),
+           .meaning = "no swap file can be made there, and a run that tries hangs",
+           .fix = "dmesg tells of the disk or server below; else another folder",
+           .subject = path}};
 }
 
 }  // namespace artesian::tools

@@ -47,5 +47,8 @@ Finding examine_striping(const std::vector<StripedPath>& paths);
 /// All lines about one folder as the user typed it; the first failure is the last line. What is
 /// created to try things out is removed.
 Findings examine_path(const std::string& path);
+/// The same, but one failure where the file system has not answered within `seconds`. Whoever waits
+/// for it then is left to the kernel, which keeps a process with such a thread until it answers.
+Findings examine_path_in_time(const std::string& path, double seconds = 30);
 
 }  // namespace artesian::tools

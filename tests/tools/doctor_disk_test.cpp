@@ -1,13 +1,18 @@
 // Proves what doctor says of each file system and disk.
 #include "tools/doctor_disk.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 
+#include "base/clock.h"
+#include "tests/support/disks.h"
 #include "tests/support/made_up_machine.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
@@ -235,6 +240,29 @@ TEST(DoctorStriping, KnowsAFolderHoweverItIsSpelledAndIfItIsMissing) {
   EXPECT_FALSE(plain.disks.empty());
   EXPECT_EQ(plain.disks, striped_path(folder.path()).disks);
   EXPECT_TRUE(striped_path("/no/such/parent").disks.empty());
+}
+
+// What is asked of it waits in the kernel, which nothing interrupts.
+TEST(Paths, AFileSystemThatDoesNotAnswerIsAFailure) {
+  test_support::TemporaryDirectory folder;
+  const auto disk = test_support::MountedImage::make(folder.path(), 16 << 20);
+  if (disk == nullptr) GTEST_SKIP() << "cannot mount here";
+  const int descriptor = open(disk->path().c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(ioctl(descriptor, FIFREEZE, 0), 0);
+  const Findings findings = examine_path_in_time(disk->path(), 0.5);
+  ASSERT_EQ(ioctl(descriptor, FITHAW, 0), 0);
+  ASSERT_EQ(close(descriptor), 0);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].level, Level::Fail);
+  EXPECT_EQ(findings[0].value, "no answer from its file system within 0.5 s");
+  EXPECT_EQ(findings[0].subject, disk->path());
+  // Who asked first goes on now, with the file of that name.
+  const Deadline deadline = Deadline::after_seconds(60);
+  Level level = Level::Fail;
+  while (level != Level::Ok && system_clock().now_ns() < deadline.at_ns) {
+    level = examine_path_in_time(disk->path())[0].level;
+  }
+  EXPECT_EQ(level, Level::Ok);
 }
 
 }  // namespace
