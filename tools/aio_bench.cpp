@@ -2,7 +2,7 @@
 // choice of the command; each has a file of its own.
 //
 // stdout holds results only; notes and errors go to stderr. Exit codes: 0 done; 2 = knowable before
-// the start; 1 = later; 130, 143 = stopped by SIGINT, SIGTERM.
+// the start; 1 = later; 129, 130, 143 = stopped by SIGHUP, SIGINT, SIGTERM.
 #include <CLI/CLI.hpp>
 
 #include "pinned/huge_pages.h"

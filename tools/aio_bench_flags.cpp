@@ -16,6 +16,7 @@
 #include "base/machine.h"
 #include "base/split.h"
 #include "base/units.h"
+#include "tools/huge_pages.h"
 #include "tools/report_error.h"
 #include "tools/standard_output.h"
 
@@ -25,9 +26,10 @@ namespace {
 std::atomic<int> signal_seen = 0;
 
 void on_signal(int number) {
-  signal_seen = number;
-  ::signal(SIGINT, SIG_DFL);
-  ::signal(SIGTERM, SIG_DFL);
+  if (signal_seen.exchange(number) == 0) return;
+  give_back_huge_pages();  // which no destructor will do any more
+  ::signal(number, SIG_DFL);
+  ::raise(number);
 }
 
 /// Asks as the effective user, who will do the writing.
@@ -58,8 +60,12 @@ std::vector<std::string> engine_names() {
 
 void Faults::add(const std::string& what, const std::string& where, const std::string& got,
                  const std::string& allowed, const std::string& fix) {
+  add_line(what + ": " + where + ": got " + got + ", allowed " + allowed + "; " + fix);
+}
+
+void Faults::add_line(const std::string& line) {
   if (any()) text_ += '\n';
-  text_ += what + ": " + where + ": got " + got + ", allowed " + allowed + "; " + fix;
+  text_ += line;
 }
 
 int Faults::print() const {
@@ -199,7 +205,7 @@ std::string FlagReader::directory(const std::string& flag) {
 std::string FlagReader::output(const std::string& flag, Dash dash) {
   std::string target = text(flag);
   if (!given(flag) || (target == "-" && dash == Dash::Yes)) return target;
-  const auto parent = std::filesystem::path(target).parent_path();
+  const auto parent = std::filesystem::path(write_target(target)).parent_path();
   const std::string directory = parent.empty() ? "." : parent.string();
   using std::filesystem::file_type;
   std::error_code error;
@@ -213,6 +219,19 @@ std::string FlagReader::output(const std::string& flag, Dash dash) {
               std::string(dash == Dash::Yes ? "- or " : "") + "a file in a writable directory",
               "name another file");
   return target;
+}
+
+std::string write_target(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path target = path;
+  std::error_code failed;
+  for (int links = 0; links < 8 && fs::is_symlink(target, failed); ++links) {
+    const fs::path next = fs::read_symlink(target, failed);
+    if (failed) break;
+    target = target.parent_path() / next;  // an absolute one stands for itself
+  }
+  const fs::path resolved = fs::weakly_canonical(fs::absolute(target, failed), failed);
+  return failed ? path : resolved.string();
 }
 
 void check_space(const std::string& directory, std::uint64_t size, Faults& faults) {
@@ -255,7 +274,11 @@ void note_signals() noexcept {
   action.sa_handler = on_signal;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hang_up {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // else: nohup
   ::signal(SIGXFSZ, SIG_IGN);
+  ::signal(SIGPIPE, SIG_IGN);  // whoever read stdout is gone: an error of the write, too
 }
 
 bool write_output(const std::string& target, const std::string& text) {

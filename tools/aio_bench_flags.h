@@ -19,6 +19,8 @@ class Faults {
  public:
   void add(const std::string& what, const std::string& where, const std::string& got,
            const std::string& allowed, const std::string& fix);
+  /// One line that has this form already.
+  void add_line(const std::string& line);
   bool any() const noexcept { return !text_.empty(); }
   /// Prints at most five. Returns the exit code of a fault that is knowable before the start.
   int print() const;
@@ -62,6 +64,9 @@ class FlagReader {
   Faults& faults_;
 };
 
+/// Where what is written to `path` goes: behind every link, also one that leads to no file yet.
+std::string write_target(const std::string& path);
+
 /// What only the machine can refuse, once the flags are right.
 void check_space(const std::string& directory, std::uint64_t size, Faults& faults);
 void check_memory(std::uint64_t needed, const std::string& flags, Faults& faults);
@@ -74,7 +79,8 @@ std::string engine_words();
 
 /// The signal that asked to stop, or 0. A second one ends the process at once.
 const std::atomic<int>& stop_signal() noexcept;
-/// From now on signals are only noted, and a file-size limit is an error of the write.
+/// From now on signals are only noted, and a file-size limit or a closed stdout is an error of the
+/// write.
 void note_signals() noexcept;
 
 /// Writes to the file, "-" being stdout. Says what went wrong, and returns whether nothing did.

@@ -2,16 +2,16 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <nlohmann/json.hpp>
-
-extern char** environ;
 
 namespace artesian::bench {
 namespace {
@@ -50,27 +50,62 @@ void read_all(int pipe, pid_t child, const std::atomic<int>& stop, std::string& 
   }
 }
 
+struct Start {
+  char** words = nullptr;
+  int descriptor = -1;
+  int output = -1;
+  pid_t parent = 0;
+  sigset_t signals = {};  // that are to be blocked in the program
+  int failed = 0;         // of execvp
+};
+
+/// Runs in the parent's memory until the program takes its place: calls of the kernel, no more.
+int become_program(void* given) {
+  auto& start = *static_cast<Start*>(given);
+  // SIGTERM: fio ends its jobs then, which are processes of their own.
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != start.parent) ::_exit(127);
+  for (const int number : {SIGINT, SIGTERM, SIGPIPE}) ::signal(number, SIG_DFL);
+  ::dup2(start.output, STDOUT_FILENO);
+  ::dup2(start.output, STDERR_FILENO);
+  if (start.descriptor >= 0) ::dup2(start.descriptor, descriptor_in_child);
+  ::pthread_sigmask(SIG_SETMASK, &start.signals, nullptr);
+  ::execvp(start.words[0], start.words);
+  start.failed = errno;
+  ::_exit(127);
+}
+
+/// Starts a program that ends with us, whatever ends us, which posix_spawn cannot have. As that
+/// does, without a copy of our memory: what engines have registered of that would be copied.
+/// Returns 0, or errno.
+int start_program(Start& start, pid_t& child) {
+  constexpr std::size_t stack_size = 256 << 10;  // execvp puts PATH on it
+  const auto stack = std::make_unique<std::array<char, stack_size>>();
+  start.parent = ::getpid();
+  sigset_t all;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &start.signals);  // a handler would run in our memory twice
+  child =
+      ::clone(become_program, stack->data() + stack_size, CLONE_VM | CLONE_VFORK | SIGCHLD, &start);
+  const int failed = child < 0 ? errno : start.failed;
+  ::pthread_sigmask(SIG_SETMASK, &start.signals, nullptr);
+  if (child > 0 && failed != 0) ::waitpid(child, nullptr, 0);
+  return failed;
+}
+
 Result<Output> run_program(const std::vector<std::string>& words, int descriptor,
                            const std::atomic<int>& stop) {
   int pipes[2];
   if (::pipe2(pipes, O_CLOEXEC) != 0) {
     return make_error(ErrorCode::Exhausted, "cannot make a pipe", errno);
   }
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, pipes[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, pipes[1], STDERR_FILENO);
-  if (descriptor >= 0) {
-    posix_spawn_file_actions_adddup2(&actions, descriptor, descriptor_in_child);
-  }
   std::vector<char*> arguments;
   arguments.reserve(words.size() + 1);
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
+  Start start{.words = arguments.data(), .descriptor = descriptor, .output = pipes[1]};
   pid_t child = 0;
-  const int failed =
-      ::posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
+  const int failed = start_program(start, child);
   ::close(pipes[1]);
   if (failed != 0) {
     ::close(pipes[0]);

@@ -16,7 +16,7 @@ struct HugePageCounters {
 };
 HugePageCounters system_huge_pages();
 
-/// Reserves pages while it lives, and sets the machine's number back to what it was.
+/// Reserves pages while it lives, and sets the machine's number back to what it was. One at a time.
 class HugePageReservation {
  public:
   /// Sees to it that `pages` are free. Errors: Unsupported (with what refused), after setting
@@ -30,11 +30,14 @@ class HugePageReservation {
   ~HugePageReservation();
 
  private:
-  HugePageReservation(std::string setting, std::uint64_t before)
-      : setting_(std::move(setting)), before_(before) {}
+  HugePageReservation(std::string setting, std::uint64_t before);
 
   std::string setting_;  // empty: nothing to set back
   std::uint64_t before_ = 0;
 };
+
+/// For a handler of the signal that ends this process: does at once what the destructor of the
+/// reservation that is alive would have done.
+void give_back_huge_pages() noexcept;
 
 }  // namespace artesian::bench

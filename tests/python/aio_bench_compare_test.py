@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 
 import limits
 import pytest
@@ -229,11 +230,87 @@ def test_a_path_is_needed_and_must_be_there():
     assert result.returncode == 2 and "missing flag: --path" in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_fio_too_and_leave_nothing_behind(folder, fake, tmp_path, number):
-    started = tmp_path / "started"
+# How many 2 MiB pages the machine keeps apart; one test at a time may change that.
+RESERVED = pathlib.Path("/proc/sys/vm/nr_hugepages")
+
+
+def waits(fake, started):
+    """A fio that says its process id and then nothing."""
     os.mkfifo(started)
     fake(f"#!/bin/sh\n[ $1 = --version ] && exit 0\necho $$ > {started}\nexec sleep 600\n")
+
+
+def ends(pid):
+    """Whether the process is gone, within a generous deadline; a zombie is."""
+    for _ in range(600):
+        try:
+            if pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def reserves():
+    """Skips where no pages can be reserved, or somebody else has some."""
+    try:
+        if int(RESERVED.read_text()) > 0:
+            pytest.skip("there are reserved pages already")
+        RESERVED.write_text("0")
+    except OSError:
+        pytest.skip("pages cannot be reserved here")
+
+
+def test_a_closed_stdout_leaves_no_pages_reserved(folder, fake, tmp_path):
+    reserves()
+    fake(MADE_UP)
+    target = tmp_path / "out.json"
+    command = [PROGRAM, "compare", "--path", folder, "--size", "8MiB", "--queue-depth", "4",
+               "--op", "read", "--json", target]  # fmt: skip
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert result.returncode == 1 and "stdout: cannot write: Broken pipe" in result.stderr
+    assert json.loads(target.read_text())["verified"] is True
+    assert int(RESERVED.read_text()) == 0
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGHUP], [signal.SIGINT, signal.SIGINT],
+                                     [signal.SIGKILL]])  # fmt: skip
+def test_fio_and_its_pages_end_with_us(folder, fake, tmp_path, numbers):
+    reserves()
+    waits(fake, tmp_path / "started")
+    command = [PROGRAM, "compare", "--path", folder, "--size", "8MiB", "--queue-depth", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = int((tmp_path / "started").read_text())
+    for number in numbers:
+        process.send_signal(number)
+    process.communicate(timeout=60)
+    (last,) = set(numbers)
+    assert process.returncode in (128 + last, -last)
+    assert ends(child)
+    if last == signal.SIGKILL:  # nobody can clean up after that
+        RESERVED.write_text("0")
+    assert int(RESERVED.read_text()) == 0
+
+
+def test_nohup_is_respected(folder, fake, tmp_path):
+    waits(fake, tmp_path / "started")
+    command = ["nohup", PROGRAM, "compare", "--path", folder, *SMALL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = int((tmp_path / "started").read_text())
+    process.send_signal(signal.SIGHUP)
+    os.kill(child, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "fio failed" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_fio_too_and_leave_nothing_behind(folder, fake, tmp_path, number):
+    started = tmp_path / "started"
+    waits(fake, started)
     command = [PROGRAM, "compare", "--path", folder, *SMALL]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     child = int(started.read_text())
