@@ -330,10 +330,10 @@ int compare_command(const CLI::App& command) {
                                    "this disk or this program",
                                1);
   }
-  if (options.json != "-" && !write_output("-", comparer.to_text())) return 1;
-  const bool written =
-      options.json.empty() || write_output(options.json, comparer.to_json().dump(1) + "\n");
-  return written ? 0 : 1;
+  const std::string json = comparer.to_json().dump(1) + "\n";
+  if (options.json == "-") return write_output("-", json) ? 0 : 1;
+  const bool filed = options.json.empty() || write_output(options.json, json);
+  return write_output("-", comparer.to_text()) && filed ? 0 : 1;
 }
 
 }  // namespace artesian::bench

@@ -82,10 +82,13 @@ std::string to_line(const nlohmann::ordered_json& json) {
       json["cpu_seconds"].get<double>(), json["verified"].get<bool>() ? "verified" : "WRONG DATA");
 }
 
-/// Prints to where the flags say. Returns whether that worked.
+/// Prints to where the flags say: the file first, as whoever reads stdout may be gone. Returns
+/// whether all of that worked.
 bool print_result(const std::string& target, const nlohmann::ordered_json& json) {
-  if (target != "-" && !write_output("-", to_line(json))) return false;
-  return target.empty() || write_output(target, json.dump(2) + "\n");
+  const std::string text = json.dump(2) + "\n";
+  if (target == "-") return write_output("-", text);
+  const bool filed = target.empty() || write_output(target, text);
+  return write_output("-", to_line(json)) && filed;
 }
 
 }  // namespace

@@ -4,9 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <thread>
 
 #include "base/log.h"
@@ -14,10 +12,9 @@
 #include "base/units.h"
 #include "tools/aio_bench_disk.h"
 #include "tools/aio_bench_flags.h"
-#include "tools/aio_bench_plot.h"
+#include "tools/aio_bench_outputs.h"
 #include "tools/aio_bench_progress.h"
 #include "tools/aio_bench_report.h"
-#include "tools/config_edit.h"
 #include "tools/report_error.h"
 
 namespace artesian::bench {
@@ -33,7 +30,7 @@ struct TuneOptions {
   double budget_seconds = 60;
   bool exhaustive = false;
   aio::Polling polling = aio::Polling::None;
-  std::string json, config_out, apply, plot;
+  TuneOutputs outputs;
 };
 
 double seconds_since(std::uint64_t start_ns) {
@@ -46,24 +43,6 @@ std::string now_utc() {
   gmtime_r(&now, &parts);
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
-}
-
-/// A config that cannot be edited is to be known before the minute, not after it.
-void check_apply(const std::string& path, Faults& faults) {
-  if (path.empty()) return;
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  if (!file) {
-    faults.add("cannot be read", "--apply", '"' + path + '"', "a config", "name another file");
-    return;
-  }
-  // With an engine to write, so that what forbids that is known too.
-  auto edited = with_settings(text.str(), path, {}, aio::EngineKind::Threads);
-  if (edited) return;
-  const std::string& message = edited.error().message;
-  faults.add("cannot be edited", "--apply", message.substr(0, message.find('\n')),
-             "a config that parses", "correct it first");
 }
 
 TuneOptions read_flags(const CLI::App& command, Faults& faults) {
@@ -80,16 +59,7 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
       flags.number("--budget-seconds", 60, 0.1, 1e5, "try 60; less is noisier");
   options.exhaustive = flags.given("--exhaustive");
   options.polling = flags.polling("--polling");
-  options.json = flags.output("--json", FlagReader::Dash::Yes);
-  options.config_out = flags.output("--config-out", FlagReader::Dash::No);
-  options.plot = flags.output("--plot", FlagReader::Dash::No);
-  if (!options.plot.empty() && !options.plot.ends_with(".svg") &&
-      !options.plot.ends_with(".html")) {
-    faults.add("wrong value", "--plot", '"' + options.plot + '"',
-               "a file whose name ends in .svg or .html", "rename it");
-  }
-  options.apply = flags.output("--apply", FlagReader::Dash::No);
-  check_apply(options.apply, faults);
+  options.outputs = read_outputs(flags);
   return options;
 }
 
@@ -363,39 +333,6 @@ Result<TuneReport> Tuner::run() {
   return std::move(report_);
 }
 
-/// What the user has to know besides the figures.
-void print_notes(const TuneReport& report) {
-  for (const PathReport& path : report.paths) {
-    if (path.profile_file.empty()) continue;
-    log(LogLevel::Info, "machine profile: " + path.profile_file);
-  }
-}
-
-/// Hands everything over. Returns the exit code.
-int hand_over(const TuneOptions& options, const TuneReport& report) {
-  const std::string json =
-      to_json(report).dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  if (options.json != "-" && !write_output("-", to_text(report))) return 1;
-  if (!options.json.empty() && !write_output(options.json, json)) return 1;
-  const Settings& winner = report.found.winner.settings;
-  if (!options.config_out.empty() &&
-      !write_output(options.config_out, print_settings(winner, report.automatic))) {
-    return 1;
-  }
-  if (!options.plot.empty()) {
-    const bool page = options.plot.ends_with(".html");
-    if (!write_output(options.plot, page ? plot_html(report) : plot_svg(report))) return 1;
-  }
-  if (!options.apply.empty()) {
-    auto backup = apply_settings(options.apply, winner, report.automatic);
-    if (!backup) return tools::report_error(program, backup.error(), 1);
-    log(LogLevel::Info, "changed the I/O settings of " + options.apply + " to those of " +
-                            engine_kind_name(winner.engine) + "; what it was is in " + *backup);
-  }
-  print_notes(report);
-  return 0;
-}
-
 }  // namespace
 
 void add_tune_flags(CLI::App& command) {
@@ -407,11 +344,7 @@ void add_tune_flags(CLI::App& command) {
              "Measure every setting instead of searching; takes several budgets");
   add_value(command, "--polling", "WORD",
             "Of io_uring, in all measurements: " + aio::polling_words() + " (default: off)");
-  add_value(command, "--json", "FILE", "Write everything as JSON to a file, or - for stdout");
-  add_value(command, "--config-out", "FILE", "Write the settings, as a config has them");
-  add_value(command, "--apply", "FILE",
-            "Put the settings into this config; what it was is kept in FILE.bak");
-  add_value(command, "--plot", "FILE", "Write a picture of the figures, FILE.svg or FILE.html");
+  add_output_flags(command);
 }
 
 int tune_command(const CLI::App& command) {
@@ -433,7 +366,7 @@ int tune_command(const CLI::App& command) {
                                    "this disk or this program",
                                1);
   }
-  return hand_over(options, *report);
+  return hand_over(options.outputs, *report);
 }
 
 }  // namespace artesian::bench

@@ -304,6 +304,45 @@ Result<void> write_new(const std::string& path, const std::string& text, const s
   return done;
 }
 
+Result<std::string> canonical_path(const std::string& given) {
+  std::error_code failed;
+  std::string path = std::filesystem::canonical(given, failed);
+  if (!failed) return path;
+  errno = failed.value();
+  return failure("cannot find the config", given);
+}
+
+/// Of a file that is to take the other's place.
+std::string path_beside(const std::string& path) {
+  return path + ".new." + std::to_string(getpid());
+}
+
+/// Where the name cannot be given to another file: it is a mount of its own, or in a sticky folder
+/// of somebody else's.
+Result<void> write_over(const std::string& path, const std::string& text,
+                        const std::string& backup) {
+  const auto failed = [&] {
+    Error error = failure("cannot write over the config", path);
+    error.message += "; what it was is in " + backup;
+    return error;
+  };
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  if (descriptor < 0) return failed();
+  std::size_t at = 0;
+  ssize_t got = 0;
+  while (at < text.size() && got >= 0) {
+    got = ::write(descriptor, text.data() + at, text.size() - at);
+    if (got > 0) at += static_cast<std::size_t>(got);
+    if (got < 0 && errno == EINTR) got = 0;
+  }
+  const bool whole = at == text.size() && ::fsync(descriptor) == 0;
+  const int why = errno;
+  ::close(descriptor);
+  errno = why;
+  if (!whole) return failed();
+  return {};
+}
+
 void note_other_owner(const std::string& path, const struct stat& old) {
   struct stat now {};
   if (::stat(path.c_str(), &now) != 0) return;
@@ -407,14 +446,48 @@ Result<std::string> with_settings(std::string_view text, const std::string& path
   return with_section(edited, path, our_section(words));
 }
 
+Result<void> check_settings_alone(const std::string& path) {
+  ARTESIAN_TRY(text, read_text(path));
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) return {};
+  ARTESIAN_TRY(tree, zero3::read_json(text, path));
+  if (!is_object(&tree)) return refusal(path, "got " + zero3::print_json(tree));
+  const Section known[] = {aio_section({}), our_section({{"engine", ""}, {"polling", ""}})};
+  for (const auto& member : tree.members) {
+    const std::string& name = member.first;
+    const JsonValue& value = member.second;
+    const auto same = [&](const auto& each) { return name == each.name; };
+    const auto* const section = std::find_if(std::begin(known), std::end(known), same);
+    if (section == std::end(known) || !is_object(&value)) {
+      return refusal(path, "got the key " + zero3::print_key(name));
+    }
+    const auto& settings = section->settings;
+    for (const auto& inner : value.members) {
+      const std::string& key = inner.first;
+      const bool ours = std::any_of(settings.begin(), settings.end(),
+                                    [&](const Setting& setting) { return key == setting.name; });
+      if (!ours) return refusal(path, "got the key " + name + "." + zero3::print_key(key));
+    }
+  }
+  return {};
+}
+
+Result<void> check_apply_settings(const std::string& given) {
+  ARTESIAN_TRY(path, canonical_path(given));
+  ARTESIAN_TRY(text, read_text(path));
+  // With an engine to write, so that what forbids that is known too.
+  ARTESIAN_TRY(edited, with_settings(text, given, {}, aio::EngineKind::Threads));
+  ARTESIAN_CHECK(!edited.empty());
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
+  const std::string beside = path_beside(path);
+  auto written = write_new(beside, "", status);
+  if (written) written = system_files().remove(beside);
+  return written;
+}
+
 Result<std::string> apply_settings(const std::string& given, const Settings& settings,
                                    aio::EngineKind automatic) {
-  std::error_code failed;
-  const std::string path = std::filesystem::canonical(given, failed);
-  if (failed) {
-    errno = failed.value();
-    return failure("cannot find the config", given);
-  }
+  ARTESIAN_TRY(path, canonical_path(given));
   ARTESIAN_TRY(text, read_text(path));
   ARTESIAN_TRY(edited, with_settings(text, given, settings, automatic));
   struct stat status {};
@@ -424,11 +497,16 @@ Result<std::string> apply_settings(const std::string& given, const Settings& set
     backup = path + ".bak." + std::to_string(number);
   }
   ARTESIAN_TRY_VOID(write_new(backup, text, status));
-  const std::string beside = path + ".new." + std::to_string(getpid());
+  const std::string beside = path_beside(path);
   auto written = write_new(beside, edited, status);
   if (written) written = system_files().rename(beside, path);
   if (!written) {
     (void)!system_files().remove(beside).has_value();
+    const int why = written.error().system_error;
+    if (why == EBUSY || why == EPERM) {
+      ARTESIAN_TRY_VOID(write_over(path, edited, backup));
+      return backup;
+    }
     (void)!system_files().remove(backup).has_value();
     return std::move(written).error();
   }

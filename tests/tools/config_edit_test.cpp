@@ -312,6 +312,48 @@ TEST_F(ConfigFile, BehindALinkIsEditedAndTheLinkStays) {
   expect_read(read(path_));
 }
 
+TEST_F(ConfigFile, WhoseNameNoOtherFileCanTakeIsWrittenOver) {
+  const std::string text = "{\"steps_per_print\": 1, \"a_long_key\": \"so that it gets shorter\"}";
+  for (const int refusal : {EBUSY, EPERM}) {
+    write(text);
+    const int status = test_support::run_in_child([&] {
+      if (!test_support::refuse_call(SYS_rename, refusal)) return 100;
+      return apply_settings(path_, found, aio::EngineKind::IoUring).has_value() ? 0 : 1;
+    });
+    if (status == 100) GTEST_SKIP() << "no seccomp filters here";
+    ASSERT_EQ(status, 0) << refusal;
+    EXPECT_EQ(read(path_), edited(text));
+    EXPECT_EQ(read(path_ + ".bak"), text);
+    EXPECT_EQ(entries(), 2);
+    std::filesystem::remove(path_ + ".bak");
+  }
+}
+
+TEST_F(ConfigFile, IsCheckedWithoutAChange) {
+  write("{}");
+  EXPECT_TRUE(check_apply_settings(path_).has_value());
+  EXPECT_EQ(read(path_), "{}");
+  EXPECT_EQ(entries(), 1);
+  write("{\"aio\": 7}");
+  EXPECT_EQ(check_apply_settings(path_).error().code, ErrorCode::Invalid);
+}
+
+TEST_F(ConfigFile, OfSettingsAloneIsTold) {
+  for (const auto& polling : {aio::Polling::None, aio::Polling::Submission}) {
+    Settings settings = found;
+    settings.polling = polling;
+    write(print_settings(settings, aio::EngineKind::Threads));
+    EXPECT_TRUE(check_settings_alone(path_).has_value());
+  }
+  write(" \n");
+  EXPECT_TRUE(check_settings_alone(path_).has_value());
+  for (const std::string text : {"{\"fp16\": {}}", "{\"aio\": {\"pin\": 1}}", "{\"aio\": 1}", "x",
+                                 "{\"artesian\": {\"durable\": true}}"}) {
+    write(text);
+    EXPECT_EQ(check_settings_alone(path_).error().code, ErrorCode::Invalid) << text;
+  }
+}
+
 TEST_F(ConfigFile, ThatCannotBeReadIsLeftAsItIs) {
   write("{\"aio\": ");
   EXPECT_FALSE(apply_settings(path_, found, aio::EngineKind::IoUring).has_value());
