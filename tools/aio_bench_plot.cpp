@@ -21,7 +21,7 @@ constexpr double left = 56, right = 14, top = 46, bottom = 46;  // of a panel, a
 
 struct Mark {
   std::size_t at = 0;  // index of its x label
-  double value = 0;
+  Spread spread;
   std::string tip;
 };
 
@@ -42,7 +42,7 @@ struct Chart {
 double largest(const Chart& chart) {
   double value = 0;
   for (const Line& line : chart.lines) {
-    for (const Mark& mark : line.marks) value = std::max(value, mark.value);
+    for (const Mark& mark : line.marks) value = std::max(value, mark.spread.high);
   }
   return value;
 }
@@ -70,6 +70,12 @@ std::string mark_svg(char kind, double x, double y, const std::string& tip) {
       return print("<path class=\"mark c\" d=\"M%.1f %.1fl5 9h-10z\">", x, y - 5) + inside +
              "</path>\n";
   }
+}
+
+/// From the least to the greatest that was measured.
+std::string range_svg(char kind, double x, double low, double high) {
+  if (low - high < 1) return "";
+  return print("<path class=\"range %c\" d=\"M%.1f %.1fV%.1f\"/>\n", kind, x, low, high);
 }
 
 std::string chart_svg(const Chart& chart, double x0, double y0) {
@@ -105,11 +111,13 @@ std::string chart_svg(const Chart& chart, double x0, double y0) {
   for (const Line& line : chart.lines) {
     std::string path;
     for (const Mark& mark : line.marks) {
-      path += print("%s%.1f %.1f", path.empty() ? "M" : "L", x_of(mark.at), y_of(mark.value));
+      path +=
+          print("%s%.1f %.1f", path.empty() ? "M" : "L", x_of(mark.at), y_of(mark.spread.middle));
     }
     if (!path.empty()) svg += print("<path class=\"line %c\" d=\"", line.kind) + path + "\"/>\n";
     for (const Mark& mark : line.marks) {
-      const double y = y_of(mark.value);
+      const double y = y_of(mark.spread.middle);
+      svg += range_svg(line.kind, x_of(mark.at), y_of(mark.spread.low), y_of(mark.spread.high));
       svg += mark_svg(line.kind, x_of(mark.at), y, mark.tip);
       if (mark.at != chart.chosen) continue;
       svg +=
@@ -158,6 +166,10 @@ std::string queue_text(const Settings& settings) {
          std::to_string(settings.threads) + (settings.threads == 1 ? " thread" : " threads");
 }
 
+std::string rate_text(const Spread& rates) {
+  return print(": %.3f GB/s", rates.middle);
+}
+
 Chart rates_by_block(const PathReport& path, const Settings& chosen) {
   const auto blocks = blocks_of(path);
   Chart chart =
@@ -167,10 +179,11 @@ Chart rates_by_block(const PathReport& path, const Settings& chosen) {
     line = {.name = access_name(access), .kind = look_of(access), .marks = {}};
     for (const CurvePoint& point : path.curve) {
       if (point.access != access) continue;
-      line.marks.push_back({.at = index_of(blocks, point.block_size),
-                            .value = point.sample.gb_per_s,
-                            .tip = line.name + ", " + short_size(point.block_size) +
-                                   print(": %.3f GB/s", point.sample.gb_per_s)});
+      const Spread rates = spread_of(point.samples, &Sample::gb_per_s);
+      line.marks.push_back(
+          {.at = index_of(blocks, point.block_size),
+           .spread = rates,
+           .tip = line.name + ", " + short_size(point.block_size) + rate_text(rates)});
     }
   }
   return chart;
@@ -192,11 +205,11 @@ Chart latencies_by_block(const PathReport& path, const Settings& chosen) {
     line.kind = "abc"[chart.lines.size() - 1];
     for (const CurvePoint& point : path.curve) {
       if (point.access != Access::Read) continue;
-      const double micros = point.sample.*percentile.member;
-      line.marks.push_back(
-          {.at = index_of(blocks, point.block_size),
-           .value = micros * 1e-3,
-           .tip = line.name + ", " + short_size(point.block_size) + print(": %.0f us", micros)});
+      const Spread micros = spread_of(point.samples, percentile.member);
+      line.marks.push_back({.at = index_of(blocks, point.block_size),
+                            .spread = {micros.low * 1e-3, micros.middle * 1e-3, micros.high * 1e-3},
+                            .tip = line.name + ", " + short_size(point.block_size) +
+                                   print(": %.0f us", micros.middle)});
     }
   }
   return chart;
@@ -214,7 +227,7 @@ std::vector<const Point*> plane_of(const TuneReport& report) {
   return plane;
 }
 
-/// For each block size and depth the best of all.
+/// For each block size and depth the best of all; the chosen settings where they are.
 std::vector<const Point*> best_by_block_and_depth(const TuneReport& report) {
   std::vector<const Point*> best;
   for (const Point& point : report.found.points) {
@@ -224,7 +237,9 @@ std::vector<const Point*> best_by_block_and_depth(const TuneReport& report) {
     });
     if (same == best.end()) {
       best.push_back(&point);
-    } else if (point.score() > (*same)->score()) {
+    } else if (point.settings == report.found.winner.settings ||
+               ((*same)->settings != report.found.winner.settings &&
+                point.score() > (*same)->score())) {
       *same = &point;
     }
   }
@@ -261,10 +276,11 @@ Chart rates_by_depth(const TuneReport& report) {
     line = {.name = access_name(access), .kind = look_of(access), .marks = {}};
     for (const Point* point : points) {
       const std::uint32_t depth = point->settings.queue_depth;
-      line.marks.push_back({.at = index_of(depths, depth),
-                            .value = point->gb_per_s(access),
-                            .tip = line.name + ", depth " + std::to_string(depth) +
-                                   print(": %.3f GB/s", point->gb_per_s(access))});
+      const Spread rates = spread_of(point->of(access), &Sample::gb_per_s);
+      line.marks.push_back(
+          {.at = index_of(depths, depth),
+           .spread = rates,
+           .tip = line.name + ", depth " + std::to_string(depth) + rate_text(rates)});
     }
   }
   return chart;

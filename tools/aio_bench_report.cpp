@@ -10,22 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Spread {
-  double low = 0, middle = 0, high = 0;
-};
-
-template <typename Member>
-Spread spread_of(const std::vector<Sample>& samples, Member member) {
-  std::vector<double> values(samples.size());
-  std::transform(samples.begin(), samples.end(), values.begin(),
-                 [&](const Sample& sample) { return sample.*member; });
-  if (values.empty()) return {};
-  const auto [low, high] = std::minmax_element(values.begin(), values.end());
-  return {.low = *low, .middle = median(values), .high = *high};
-}
-
-Json rates_json(const Point& point, Access access) {
-  const auto& samples = point.of(access);
+Json rates_json(const std::vector<Sample>& samples) {
   const Spread rate = spread_of(samples, &Sample::gb_per_s);
   return {{"gb_per_s", rate.middle},
           {"min", rate.low},
@@ -50,13 +35,9 @@ Json point_json(const Point& point) {
 Json path_json(const PathReport& path) {
   Json curve = Json::array();
   for (const CurvePoint& point : path.curve) {
-    curve.push_back({{"block_size", point.block_size},
-                     {"op", access_name(point.access)},
-                     {"gb_per_s", point.sample.gb_per_s},
-                     {"lat_us",
-                      {{"p50", point.sample.latency_us_p50},
-                       {"p95", point.sample.latency_us_p95},
-                       {"p99", point.sample.latency_us_p99}}}});
+    Json json = {{"block_size", point.block_size}, {"op", access_name(point.access)}};
+    json.update(rates_json(point.samples));
+    curve.push_back(std::move(json));
   }
   return {{"path", path.path},
           {"file_system", path.file_system},
@@ -68,12 +49,23 @@ Json path_json(const PathReport& path) {
 
 }  // namespace
 
+Spread spread_of(const std::vector<Sample>& samples, double Sample::*figure) {
+  std::vector<double> values(samples.size());
+  std::transform(samples.begin(), samples.end(), values.begin(),
+                 [&](const Sample& sample) { return sample.*figure; });
+  if (values.empty()) return {};
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  return {.low = *low, .middle = median(values), .high = *high};
+}
+
 Json to_json(const TuneReport& report) {
   const SearchResult& found = report.found;
   Json json = {{"aio", tiering::aio_section(engine_options(found.winner.settings))},
                {"engine", engine_kind_name(found.winner.settings.engine)},
                {"polling", polling_name(found.winner.settings.polling)}};
-  for (const Access access : accesses) json[access_name(access)] = rates_json(found.winner, access);
+  for (const Access access : accesses) {
+    json[access_name(access)] = rates_json(found.winner.of(access));
+  }
   const auto [low, high] =
       std::minmax_element(found.head_to_head.begin(), found.head_to_head.end());
   json["head_to_head"] = {{"against", point_json(found.runner_up)},

@@ -7,16 +7,10 @@
 #include <vector>
 
 #include "tiering/machine_profile.h"
+#include "tools/aio_bench_curve.h"
 #include "tools/aio_bench_search.h"
 
 namespace artesian::bench {
-
-/// With the chosen settings but for the block size.
-struct CurvePoint {
-  std::uint64_t block_size = 0;
-  Access access = Access::Read;
-  Sample sample;
-};
 
 /// One of the paths, measured alone.
 struct PathReport {
@@ -38,6 +32,12 @@ struct TuneReport {
   double seconds = 0;
   std::vector<std::string> warnings;
 };
+
+struct Spread {
+  double low = 0, middle = 0, high = 0;
+};
+/// Of one figure of some samples: least, median and greatest; zeros where there are none.
+Spread spread_of(const std::vector<Sample>& samples, double Sample::*figure);
 
 nlohmann::ordered_json to_json(const TuneReport& report);
 

@@ -15,6 +15,8 @@ constexpr int grid_passes = 2;
 constexpr int head_to_head_min = 7;
 constexpr int head_to_head_max = 15;
 constexpr std::size_t finalists_max = 4;
+constexpr int finalist_passes = 3;
+constexpr int reference_repeats = 3;
 constexpr double in_flight_min = 8 << 20;  // bytes that are always tried
 constexpr double convention = 0.01;        // what another engine or an unusual switch must win by
 constexpr double tie = 0.005;    // scores this close are equal: the one with less in flight wins
@@ -81,6 +83,11 @@ class Search {
     return bench::allowed(options_, settings, in_flight_max_);
   }
   bool time_left() const { return spent_ < variation_share * options_.budget_seconds; }
+  double seconds_left() const {
+    const double each = spent_ / static_cast<double>(measured_);
+    return std::max(options_.budget_seconds - spent_, static_cast<double>(due_) * each);
+  }
+  void plan(std::size_t points, int passes) { due_ += points * std::size(accesses) * passes; }
   Result<void> sample(Point& point, Access access);
   Result<void> sample_all(Point& point);
   Result<void> passes(Points& points, int count);
@@ -107,15 +114,20 @@ class Search {
   Settings current_;
   Points all_;
   double spent_ = 0;
+  std::uint64_t measured_ = 0;
+  std::uint64_t due_ = 0;  // measurements to come, whatever the budget
   const char* stage_ = "";
 };
 
 Result<void> Search::sample(Point& point, Access access) {
   ARTESIAN_TRY(got, measure_(point.settings, access, seconds_));
   spent_ += got.cost_seconds;
+  ++measured_;
+  due_ -= std::min<std::uint64_t>(due_, 1);
   point.samples[static_cast<std::size_t>(access)].push_back(got);
   options_.progress({.stage = stage_,
                      .seconds = spent_,
+                     .seconds_left = seconds_left(),
                      .settings = &point.settings,
                      .access = access,
                      .gb_per_s = got.gb_per_s});
@@ -159,7 +171,7 @@ const Point& best_of(const std::vector<Point>& points) {
 
 Result<void> Search::reference(double& read, double& write) {
   Point point{.settings = options_.start, .samples = {}};
-  for (int repeat = 0; repeat < 3; ++repeat) ARTESIAN_TRY_VOID(sample_all(point));
+  for (int repeat = 0; repeat < reference_repeats; ++repeat) ARTESIAN_TRY_VOID(sample_all(point));
   read = point.gb_per_s(Access::Read);
   write = point.gb_per_s(Access::Write);
   keep({point});
@@ -178,6 +190,7 @@ Result<void> Search::map() {
       if (allowed(settings)) points.push_back({.settings = settings, .samples = {}});
     }
   }
+  plan(points.size(), 1);
   ARTESIAN_TRY_VOID(passes(points, 1));
   keep(points);
   current_ = best_of(points).settings;
@@ -197,6 +210,7 @@ Result<void> Search::choose(const char* stage, const std::vector<Settings>& cand
     }
   }
   if (points.size() < 2) return {};
+  plan(points.size(), 2);
   ARTESIAN_TRY_VOID(passes(points, 2));
   keep(points);
   const auto now = std::find_if(points.begin(), points.end(),
@@ -254,6 +268,7 @@ Result<void> Search::grid() {
   for (const Settings& settings : whole_grid(options_)) {
     points.push_back({.settings = settings, .samples = {}});
   }
+  plan(points.size(), grid_passes);
   ARTESIAN_TRY_VOID(passes(points, grid_passes));
   keep(points);
   current_ = best_of(points).settings;
@@ -287,6 +302,11 @@ std::vector<Point> Search::finalists() const {
   usual.overlap_events = options_.start.overlap_events;
   choose(usual);
   for (const Point& point : seen) choose(point.settings);
+  const auto is_default = [&](const Point& point) { return point.settings == options_.defaults; };
+  if (options_.defaults && std::none_of(chosen.begin(), chosen.end(), is_default) &&
+      options_.defaults->bytes_in_flight() <= options_.space.bytes_in_flight_max) {
+    chosen.push_back({.settings = *options_.defaults, .samples = {}});
+  }
   return chosen;
 }
 
@@ -312,7 +332,11 @@ double Search::least_to_win(const Settings& first, const Settings& second) const
 Result<void> Search::finals(SearchResult& result) {
   stage_ = "finalists";
   Points points = finalists();
-  ARTESIAN_TRY_VOID(passes(points, 3));
+  due_ = 0;
+  plan(points.size(), finalist_passes);
+  plan(2, head_to_head_min);
+  plan(1, reference_repeats);
+  ARTESIAN_TRY_VOID(passes(points, finalist_passes));
   keep(points);
   std::stable_sort(points.begin(), points.end(), [](const Point& left, const Point& right) {
     return left.score() > right.score();
@@ -322,6 +346,7 @@ Result<void> Search::finals(SearchResult& result) {
   Point second{.settings = opponent(points).settings, .samples = {}};
   for (int pair = 0; pair < head_to_head_max; ++pair) {
     if (pair >= head_to_head_min && spent_ >= options_.budget_seconds) break;
+    if (pair >= head_to_head_min) plan(2, 1);
     Point left{.settings = first.settings, .samples = {}};
     Point right{.settings = second.settings, .samples = {}};
     // Access by access, and who begins changes: the two see the same disk.
@@ -341,6 +366,13 @@ Result<void> Search::finals(SearchResult& result) {
     std::swap(first, second);
     for (double& each : result.head_to_head) each = 1 / std::max(each, 1e-12);
   }
+  const auto score_of = [&](const std::optional<Settings>& settings) {
+    const auto found = std::find_if(points.begin(), points.end(),
+                                    [&](const Point& point) { return point.settings == settings; });
+    return found == points.end() ? 0 : found->score();
+  };
+  const double by_default = score_of(options_.defaults);
+  if (by_default > 0) result.over_defaults = score_of(first.settings) / by_default;
   result.winner = std::move(first);
   result.runner_up = std::move(second);
   return {};
@@ -350,14 +382,18 @@ Result<SearchResult> Search::run() {
   SearchResult result;
   in_flight_max_ = options_.space.bytes_in_flight_max;
   stage_ = "reference";
+  plan(2, reference_repeats);
+  plan(finalists_max, finalist_passes);
+  plan(2, head_to_head_min);
   ARTESIAN_TRY_VOID(reference(result.drift.read_first, result.drift.write_first));
   // A queue that takes longer to drain than half a measurement only measures itself.
   const double rate = std::max(result.drift.read_first, result.drift.write_first) * 1e9;
   const auto drained = static_cast<std::uint64_t>(std::max(rate * seconds_ / 2, in_flight_min));
+  result.bytes_in_flight_max = std::min(in_flight_max_, drained);
   if (options_.exhaustive) {
     ARTESIAN_TRY_VOID(grid());
   } else {
-    in_flight_max_ = std::min(in_flight_max_, drained);
+    in_flight_max_ = result.bytes_in_flight_max;
     ARTESIAN_TRY_VOID(map());
     ARTESIAN_TRY_VOID(vary_all());
   }

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,7 +73,8 @@ struct SearchSpace {
 
 struct SearchProgress {
   const char* stage = "";
-  double seconds = 0;  // of the budget, gone
+  double seconds = 0;       // of the budget, gone
+  double seconds_left = 0;  // about: of the budget, or for what has to be done in any case
   const Settings* settings = nullptr;
   Access access = Access::Read;
   double gb_per_s = 0;  // of the last measurement
@@ -80,9 +82,10 @@ struct SearchProgress {
 
 struct SearchOptions {
   SearchSpace space;
-  Settings start;              // in the space; the reference for drift
-  double budget_seconds = 60;  // of cost; about a tenth more or less
-  bool exhaustive = false;     // measures the whole space, whatever the budget
+  Settings start;                      // in the space; the reference for drift
+  double budget_seconds = 60;          // of cost; about a tenth more or less
+  std::optional<Settings> defaults{};  // of whoever does not tune: always among the finalists
+  bool exhaustive = false;             // measures the whole space, whatever the budget
   std::function<void(const SearchProgress&)> progress = [](const SearchProgress&) {};
 };
 
@@ -98,7 +101,9 @@ struct SearchResult {
   std::vector<double> head_to_head;  // winner's score / runner-up's, pair by pair
   std::vector<Point> points;         // all settings, all samples
   Drift drift;
-  double seconds = 0;  // cost
+  double over_defaults = 0;               // winner's score / the defaults'; 0: not measured
+  std::uint64_t bytes_in_flight_max = 0;  // what drains soon enough to be measured
+  double seconds = 0;                     // cost
 };
 
 using Measure =

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
+#include "tools/aio_bench_curve.h"
 #include "tools/aio_bench_disk.h"
 #include "tools/aio_bench_flags.h"
 #include "tools/aio_bench_outputs.h"
@@ -23,6 +24,7 @@ namespace {
 constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t granule = 64 << 10;
 constexpr std::uint64_t in_flight_max = 256 * mib;
+constexpr double curves_share = 0.35;  // of the budget, for the curves of all paths
 
 struct TuneOptions {
   std::vector<std::string> directories;
@@ -85,7 +87,9 @@ class Tuner {
   Result<void> search_all();
   Result<void> measure_path(std::uint64_t index);
   void save_profile(PathReport& path);
-  double profile_seconds() const;
+  void take_up(SearchResult found);
+  CurveOptions curve_options() const;
+  double profile_seconds(std::size_t paths) const;
 
   const TuneOptions& options_;
   const std::uint64_t start_ns_;
@@ -231,16 +235,39 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
                 .cost_seconds = seconds_since(begin_ns)};
 }
 
-/// Of the curves of all paths.
-double Tuner::profile_seconds() const {
-  const auto blocks = static_cast<double>(space().block_sizes.size());
-  const double each = seconds_per_measurement(options_.budget_seconds) + 0.02;
-  return static_cast<double>(report_.paths.size()) * blocks * 3 * each;
+/// Of one of the paths.
+CurveOptions Tuner::curve_options() const {
+  const bool alone = report_.paths.size() == 1;
+  const Point& winner = report_.found.winner;
+  const bool found = !winner.of(Access::Read).empty();
+  const auto paths = static_cast<double>(report_.paths.size());
+  return {.block_sizes = space().block_sizes,
+          .chosen = found ? winner.settings : Settings{},
+          .bytes_in_flight_max = found ? report_.found.bytes_in_flight_max : in_flight_max_,
+          .passes = alone ? 5 : 3,
+          .seconds = seconds_per_measurement(options_.budget_seconds),
+          .seconds_max = options_.budget_seconds * curves_share / paths,
+          .known = alone && found ? &winner : nullptr};
+}
+
+/// Of the curves of these paths.
+double Tuner::profile_seconds(std::size_t paths) const {
+  const double rate = report_.found.winner.gb_per_s(Access::Write);
+  return static_cast<double>(paths) * planned_seconds(curve_options(), rate);
+}
+
+/// The chosen settings have one figure, wherever it stands: that of the head to head.
+void Tuner::take_up(SearchResult found) {
+  for (Point& point : found.points) {
+    if (point.settings == found.winner.settings) point.samples = found.winner.samples;
+  }
+  report_.found = std::move(found);
 }
 
 Result<void> Tuner::search_all() {
   const double gone = seconds_since(start_ns_);
-  const double left = options_.budget_seconds - gone - profile_seconds();
+  const double curves = profile_seconds(report_.paths.size());
+  const double left = options_.budget_seconds - gone - curves;
   SearchOptions options{.space = space(),
                         .start = {.engine = engines_.front(), .polling = options_.polling},
                         .budget_seconds = std::max(left, options_.budget_seconds / 4),
@@ -248,7 +275,7 @@ Result<void> Tuner::search_all() {
   const std::uint64_t blocks_max = options.space.block_sizes.back();
   options.start.block_size = std::min(options.start.block_size, blocks_max);
   while (options.start.bytes_in_flight() > in_flight_max_) options.start.queue_depth /= 2;
-  planned_s_ = gone + planned_seconds(options) + profile_seconds();
+  planned_s_ = gone + planned_seconds(options) + curves;
   options.progress = [&](const SearchProgress& now) {
     char detail[160];
     std::snprintf(detail, sizeof detail, "%s: %s %.2f GB/s", describe(*now.settings).c_str(),
@@ -259,9 +286,14 @@ Result<void> Tuner::search_all() {
     return sample(settings, access, seconds, 0, report_.paths.size());
   };
   ARTESIAN_TRY(found, search(options, measure));
-  report_.found = std::move(found);
+  take_up(std::move(found));
+  // What took effect, of all of them alike.
+  const auto polling_of = [&](const Settings& settings) {
+    return settings.engine == aio::EngineKind::IoUring ? polling_ : aio::Polling::None;
+  };
   Settings& winner = report_.found.winner.settings;
-  winner.polling = winner.engine == aio::EngineKind::IoUring ? polling_ : aio::Polling::None;
+  winner.polling = polling_of(winner);
+  for (Point& point : report_.found.points) point.settings.polling = polling_of(point.settings);
   if (refusal_) {
     if (report_.found.winner.gb_per_s(Access::Read) <= 0) return *refusal_;
     warn("some settings were left out: " + refusal_->to_string());
@@ -271,7 +303,7 @@ Result<void> Tuner::search_all() {
 
 Result<void> Tuner::measure_path(std::uint64_t index) {
   PathReport& path = report_.paths[index];
-  Settings settings = report_.found.winner.settings;
+  const Settings& settings = report_.found.winner.settings;
   tiering::MachineProfile& profile = path.profile;
   profile = {.path = path.path,
              .file_system = path.file_system,
@@ -283,22 +315,28 @@ Result<void> Tuner::measure_path(std::uint64_t index) {
              .engine = engine_kind_name(settings.engine),
              .best = engine_options(settings),
              .rates = {}};
-  const double seconds = seconds_per_measurement(options_.budget_seconds);
-  const std::uint64_t chosen = settings.block_size;
-  for (const std::uint64_t block : space().block_sizes) {
-    settings.block_size = block;
-    if (block != chosen && settings.bytes_in_flight() > in_flight_max_) continue;
-    double rates[3] = {};
-    for (const Access access : accesses) {
-      ARTESIAN_TRY(got, sample(settings, access, seconds, index, 1));
-      rates[static_cast<std::size_t>(access)] = got.gb_per_s;
-      path.curve.push_back({.block_size = block, .access = access, .sample = got});
-      const double share = access == Access::Read ? 1 : access == Access::Write ? 0 : 0.5;
-      profile.rates.push_back({.block_size = block, .read_share = share, .gb_per_s = got.gb_per_s});
-      show("profile of " + path.path, describe(settings));
+  CurveOptions curve = curve_options();
+  curve.progress = [&](const Settings& now, double seconds_left) {
+    const double others = profile_seconds(report_.paths.size() - index - 1);
+    planned_s_ = seconds_since(start_ns_) + seconds_left + others;
+    show("profile of " + path.path, describe(now));
+  };
+  const auto measure = [&](const Settings& now, Access access, double seconds) {
+    return sample(now, access, seconds, index, 1);
+  };
+  ARTESIAN_TRY(measured, measure_curve(curve, measure));
+  path.curve = std::move(measured);
+  double rates[3] = {};
+  for (const CurvePoint& point : path.curve) {
+    const double rate = point.gb_per_s();
+    const double share = point.access == Access::Read ? 1 : point.access == Access::Write ? 0 : 0.5;
+    profile.rates.push_back(
+        {.block_size = point.block_size, .read_share = share, .gb_per_s = rate});
+    if (point.block_size == settings.block_size) {
+      rates[static_cast<std::size_t>(point.access)] = rate;
     }
-    if (block == chosen) profile.duplex = tiering::is_duplex(rates[0], rates[1], rates[2]);
   }
+  profile.duplex = tiering::is_duplex(rates[0], rates[1], rates[2]);
   return {};
 }
 

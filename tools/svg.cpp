@@ -12,6 +12,7 @@ svg { font: 13px system-ui, sans-serif; }
 .line { fill: none; stroke-width: 2.2; }
 .a { stroke: #0072b2; } .b { stroke: #d55e00; stroke-dasharray: 7 4; }
 .c { stroke: #00835f; stroke-dasharray: 2 3; }
+.range { fill: none; stroke-width: 5; stroke-opacity: 0.25; stroke-dasharray: none; }
 .mark { stroke-dasharray: none; stroke-width: 2; fill: #ffffff; }
 .chosen { fill: none; stroke: #1a1a1a; stroke-width: 2; }
 .cell { fill: #0072b2; } .end { text-anchor: end; } .middle { text-anchor: middle; }

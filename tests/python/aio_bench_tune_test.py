@@ -88,6 +88,22 @@ def test_profile_is_saved_for_the_planner(folder, cache):
     assert profile["format"] == "artesian machine profile" and profile["version"] == 1
     assert profile["path"] == str(folder) and profile["file_system"] == path["file_system"]
     assert profile["duplex"] is path["duplex"]
+    # The planner reads the profile: it must not contradict what was printed.
+    at_chosen = {point["op"]: point for point in path["by_block_size"]
+                 if point["block_size"] == got["aio"]["block_size"]}  # fmt: skip
+    (chosen,) = [point for point in got["points"]
+                 if all(point[key] == got["aio"][key] for key in KEYS)
+                 and point["engine"] == got["engine"]]  # fmt: skip
+    for operation in ["read", "write", "mixed"]:
+        rate = got[operation]
+        place = {"block_size": got["aio"]["block_size"], "op": operation}
+        assert at_chosen[operation] == place | rate
+        assert chosen[f"{operation}_gb_per_s"] == rate["gb_per_s"]
+    in_turn = 2 / sum(1 / got[operation]["gb_per_s"] for operation in ["read", "write"])
+    at_once = 2 * min(got[operation]["gb_per_s"] for operation in ["read", "write"])
+    assert profile["duplex"] is (got["mixed"]["gb_per_s"] > (in_turn + at_once) / 2)
+    assert all(point["repeats"] >= 3 for point in path["by_block_size"])
+    assert all(point["min"] <= point["gb_per_s"] <= point["max"] for point in path["by_block_size"])
     assert profile["queue_depth"] == got["aio"]["queue_depth"]
     shares = {"read": 1, "write": 0, "mixed": 0.5}
     assert profile["rates"] == [
