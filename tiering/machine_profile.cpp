@@ -141,6 +141,8 @@ std::string print_machine_profile(const MachineProfile& profile) {
                {"queue_depth", profile.queue_depth},
                {"threads", profile.threads},
                {"engine", profile.engine}};
+  if (profile.size != 0) json["size"] = profile.size;
+  if (profile.budget_seconds > 0) json["budget_seconds"] = profile.budget_seconds;
   if (profile.best.has_value()) {
     json["polling"] = aio::polling_name(profile.best->polling);
     json["aio"] = aio_section(*profile.best);
@@ -171,6 +173,10 @@ Result<MachineProfile> parse_machine_profile(std::string_view text, const std::s
                          .queue_depth = fields.count("queue_depth"),
                          .threads = fields.count("threads"),
                          .engine = fields.text("engine"),
+                         .size = json.contains("size") ? fields.count("size") : 0,
+                         .budget_seconds = json.contains("budget_seconds")
+                                               ? fields.number("budget_seconds", 0, 1e6)
+                                               : 0,
                          .best = read_best(json, fields),
                          .rates = {}};
   const Json* rates = fields.find("rates");
@@ -194,6 +200,13 @@ bool is_duplex(double read, double write, double mixed) noexcept {
   const double in_turn = 2 / (1 / read + 1 / write);
   const double at_once = 2 * std::min(read, write);
   return mixed > (in_turn + at_once) / 2;
+}
+
+bool MachineProfile::may_replace(const MachineProfile& saved) const noexcept {
+  constexpr std::uint64_t size_default = std::uint64_t{2} << 30;
+  constexpr double seconds_default = 60;
+  return size >= (saved.size != 0 ? saved.size : size_default) &&
+         budget_seconds >= (saved.budget_seconds > 0 ? saved.budget_seconds : seconds_default);
 }
 
 DiskSpeed MachineProfile::speed(std::uint64_t block_size) const {

@@ -36,10 +36,17 @@ struct MachineProfile {
   std::uint64_t queue_depth = 0;  // blocks in flight per thread, for all rates
   std::uint64_t threads = 0;
   std::string engine;  // "io_uring"
+  /// What the measurements went over and how long they were to take; 0 in profiles of before they
+  /// were kept.
+  std::uint64_t size = 0;  // bytes, of this folder's file
+  double budget_seconds = 0;
   /// The settings that moved most. None in profiles of before they were kept.
   std::optional<aio::EngineOptions> best{};
   std::vector<Rate> rates;
 
+  /// Whether this one, newly measured, is worth as much as one that is there: it went over as much
+  /// and took as long. Of one that does not know what tune does by default is assumed.
+  bool may_replace(const MachineProfile& saved) const noexcept;
   /// Of reads alone and of writes alone, at the block size nearest to this one; 0 where missing.
   DiskSpeed speed(std::uint64_t block_size) const;
 };

@@ -132,7 +132,9 @@ int hand_over(const TuneOutputs& outputs, const TuneReport& report) {
   if (!outputs.plot.empty()) write(outputs.plot, page ? plot_html(report) : plot_svg(report));
   if (outputs.json != "-") write(outputs.json, json);
   for (const PathReport& path : report.paths) {
-    if (!path.profile_file.empty()) log(LogLevel::Info, "machine profile: " + path.profile_file);
+    if (path.profile_file.empty()) continue;
+    const std::string was = path.replaced.empty() ? "" : ", in place of " + path.replaced;
+    log(LogLevel::Info, "machine profile: " + path.profile_file + was);
   }
   write("-", outputs.json == "-" ? json : to_text(report));
   return done ? 0 : 1;

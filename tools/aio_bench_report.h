@@ -19,7 +19,8 @@ struct PathReport {
   std::string device;
   std::vector<CurvePoint> curve;
   tiering::MachineProfile profile;
-  std::string profile_file;  // empty where it could not be saved
+  std::string profile_file;  // empty where it was not saved
+  std::string replaced;      // what that file was, if it was there
 };
 
 struct TuneReport {

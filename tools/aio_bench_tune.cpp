@@ -32,6 +32,8 @@ struct TuneOptions {
   double budget_seconds = 60;
   bool exhaustive = false;
   aio::Polling polling = aio::Polling::None;
+  bool saves_profile = true;
+  bool replaces_profile = false;  // one of a longer run, too
   TuneOutputs outputs;
 };
 
@@ -61,6 +63,12 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
       flags.number("--budget-seconds", 60, 0.1, 1e5, "try 60; less is noisier");
   options.exhaustive = flags.given("--exhaustive");
   options.polling = flags.polling("--polling");
+  options.saves_profile = !flags.given("--no-profile");
+  options.replaces_profile = flags.given("--replace-profile");
+  if (!options.saves_profile && options.replaces_profile) {
+    faults.add("contradiction", "--replace-profile", "it with --no-profile", "one of them",
+               "drop one");
+  }
   options.outputs = read_outputs(flags);
   return options;
 }
@@ -152,7 +160,8 @@ Result<void> Tuner::prepare() {
                              .device = facts.device,
                              .curve = {},
                              .profile = {},
-                             .profile_file = {}});
+                             .profile_file = {},
+                             .replaced = {}});
     if (!facts.warning.empty()) warn(directory + ": " + facts.warning);
   }
   find_engines();
@@ -313,6 +322,8 @@ Result<void> Tuner::measure_path(std::uint64_t index) {
              .queue_depth = settings.queue_depth,
              .threads = settings.threads,
              .engine = engine_kind_name(settings.engine),
+             .size = options_.size / report_.paths.size(),
+             .budget_seconds = options_.budget_seconds,
              .best = engine_options(settings),
              .rates = {}};
   CurveOptions curve = curve_options();
@@ -340,11 +351,31 @@ Result<void> Tuner::measure_path(std::uint64_t index) {
   return {};
 }
 
+std::string describe(const tiering::MachineProfile& profile) {
+  std::string text = "that of " + profile.measured_at;
+  if (profile.best) text += ": " + tiering::describe(*profile.best) + ", " + profile.engine;
+  return text;
+}
+
+/// A try with a small file must not decide how every config without settings runs.
 void Tuner::save_profile(PathReport& path) {
   auto file = tiering::machine_profile_path(path.path);
   if (!file) {
     warn("the machine profile is not saved: " + file.error().to_string());
     return;
+  }
+  const auto same =
+      std::find_if(report_.paths.begin(), report_.paths.end(),
+                   [&](const PathReport& each) { return each.profile_file == *file; });
+  if (same != report_.paths.end()) return;  // one disk, and said so
+  if (const auto saved = tiering::load_machine_profile(*file); saved.has_value()) {
+    path.replaced = describe(*saved);
+    if (!options_.replaces_profile && !path.profile.may_replace(*saved)) {
+      warn("the machine profile " + *file +
+           " is kept, as it is of a longer run or a larger file (" + path.replaced +
+           "); --replace-profile puts this run's in its place");
+      return;
+    }
   }
   const auto saved = tiering::save_machine_profile(*file, path.profile);
   if (!saved) {
@@ -361,7 +392,7 @@ Result<TuneReport> Tuner::run() {
     ARTESIAN_TRY_VOID(measure_path(index));
   }
   for (const std::string& text : drift_warnings(report_.found.drift, bytes_written_)) warn(text);
-  if (report_.verified) {
+  if (report_.verified && options_.saves_profile) {
     for (PathReport& path : report_.paths) save_profile(path);
   }
   progress_.clear();
@@ -382,6 +413,9 @@ void add_tune_flags(CLI::App& command) {
              "Measure every setting instead of searching; takes several budgets");
   add_value(command, "--polling", "WORD",
             "Of io_uring, in all measurements: " + aio::polling_words() + " (default: off)");
+  add_switch(command, "--no-profile", "Leave this disk's machine profile alone");
+  add_switch(command, "--replace-profile",
+             "Replace this disk's machine profile though it is of a longer run or a larger file");
   add_output_flags(command);
 }
 

@@ -112,8 +112,34 @@ def test_profile_is_saved_for_the_planner(folder, cache):
         for point in path["by_block_size"]
     ]  # fmt: skip
     assert len(profile["rates"]) >= 3
-    tuned(folder)  # replaces it
+    assert profile["size"] == 16 << 20 and profile["budget_seconds"] == 0.6
+    _, lines = tuned(folder)  # replaces it
     assert [found for found in cache.rglob("*") if found.is_file()] == [saved]
+    was = f"in place of that of {profile['measured_at']}: block_size "
+    assert any(f"machine profile: {saved}, {was}" in line for line in lines)
+
+
+def test_a_profile_of_a_longer_run_is_kept_unless_told_otherwise(folder, cache):
+    tuned(folder)
+    (saved,) = [found for found in cache.rglob("*") if found.is_file()]
+    before = saved.read_text()
+    for less in [["--size", "8MiB"], ["--budget-seconds", "0.3"]]:
+        words = dict(zip(SMALL[::2], SMALL[1::2])) | dict([less])
+        arguments = [word for pair in words.items() for word in pair]
+        result = tune(folder, *arguments, "--json", "-")
+        got = json.loads(result.stdout)
+        assert saved.read_text() == before and got["paths"][0]["profile"] == ""
+        assert any(f"{saved} is kept, as it is of a longer run" in line for line in got["warnings"])
+        assert "--replace-profile puts this run's in its place" in result.stderr
+    result = tune(folder, *arguments, "--replace-profile")
+    assert result.returncode == 0 and f"machine profile: {saved}, in place of" in result.stderr
+    assert saved.read_text() != before
+    before = saved.read_text()
+    got, lines = tuned(folder, "--no-profile")
+    assert saved.read_text() == before and got["paths"][0]["profile"] == ""
+    assert not any("machine profile" in line for line in lines)
+    (line,) = refused(folder, "--no-profile", "--replace-profile")
+    assert "contradiction: --replace-profile" in line
 
 
 def test_a_profile_that_cannot_be_saved_is_a_warning(folder, tmp_path, monkeypatch):

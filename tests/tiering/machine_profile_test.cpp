@@ -186,5 +186,22 @@ TEST(MachineProfile, SaysWhereItCannotBe) {
   EXPECT_FALSE(save_machine_profile("/proc/disk.json", made_up()).has_value());
 }
 
+TEST(MachineProfile, IsReplacedByOneThatIsWorthAsMuch) {
+  const auto of = [](std::uint64_t size, double seconds) {
+    MachineProfile profile;
+    profile.size = size;
+    profile.budget_seconds = seconds;
+    return profile;
+  };
+  const std::uint64_t gib = std::uint64_t{1} << 30;
+  EXPECT_TRUE(of(gib, 30).may_replace(of(gib, 30)));
+  EXPECT_TRUE(of(2 * gib, 60).may_replace(of(gib, 30)));
+  EXPECT_FALSE(of(gib / 2, 60).may_replace(of(gib, 30)));
+  EXPECT_FALSE(of(2 * gib, 29).may_replace(of(gib, 30)));
+  EXPECT_TRUE(of(2 * gib, 60).may_replace(of(0, 0))) << "an older one: what tune does by default";
+  EXPECT_FALSE(of(gib, 60).may_replace(of(0, 0)));
+  EXPECT_FALSE(of(2 * gib, 59).may_replace(of(0, 0)));
+}
+
 }  // namespace
 }  // namespace artesian::tiering
