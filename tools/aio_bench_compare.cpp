@@ -14,6 +14,7 @@
 #include "tools/aio_bench_search.h"
 #include "tools/fio.h"
 #include "tools/huge_pages.h"
+#include "tools/print.h"
 #include "tools/report_error.h"
 
 namespace artesian::bench {
@@ -235,6 +236,26 @@ std::vector<double> quotients(const std::vector<double>& left, const std::vector
   return values;
 }
 
+/// fio counts whole milliseconds: of a few blocks it may count none.
+bool counted_cpu(const Contestant& fio) {
+  const auto& values = fio.cpu_seconds_per_gb;
+  return std::none_of(values.begin(), values.end(), [](double value) { return value <= 0; });
+}
+
+constexpr const char* uncounted_cpu = "fio counted 0 ms; use --seconds 5";
+
+Json cpu_ratio_json(const Comparison& each) {
+  if (!counted_cpu(each.fio)) return nullptr;
+  return summary(quotients(each.ours.cpu_seconds_per_gb, each.fio.cpu_seconds_per_gb));
+}
+
+std::string cpu_ratio_text(const Comparison& each) {
+  if (!counted_cpu(each.fio)) return std::string("no ratio (") + uncounted_cpu + ")";
+  const auto cpu = quotients(each.ours.cpu_seconds_per_gb, each.fio.cpu_seconds_per_gb);
+  const auto [low, high] = std::minmax_element(cpu.begin(), cpu.end());
+  return tools::print("ratio %.2f (%.2f..%.2f)", median(cpu), *low, *high);
+}
+
 Json contestant_json(const char* engine, const Contestant& contestant) {
   return {
       {"engine", engine},
@@ -260,33 +281,27 @@ Json Comparer::to_json() const {
                                {"artesian", contestant_json(engine_, each.ours)},
                                {"fio", contestant_json(fio_engine_, each.fio)},
                                {"ratio", summary(quotients(each.ours.gb_per_s, each.fio.gb_per_s))},
-                               {"cpu_ratio", summary(quotients(each.ours.cpu_seconds_per_gb,
-                                                               each.fio.cpu_seconds_per_gb))}});
+                               {"cpu_ratio", cpu_ratio_json(each)}});
+    if (!counted_cpu(each.fio)) json["results"].back()["cpu_note"] = uncounted_cpu;
   }
   return json;
 }
 
 std::string Comparer::to_text() const {
-  char line[280];
-  std::snprintf(line, sizeof line, "blocks of %s, depth %u, %s, %s pages, %u repeats, medians\n",
-                format_size(options_.engine.block_size).c_str(), options_.engine.queue_depth,
-                ground_->direct() ? "direct" : "buffered", huge_pages_ ? "2 MiB" : "4 KiB",
-                options_.repeats);
-  std::string text = line;
+  std::string text = tools::print(
+      "blocks of %s, depth %u, %s, %s pages, %u repeats, medians\n",
+      format_size(options_.engine.block_size).c_str(), options_.engine.queue_depth,
+      ground_->direct() ? "direct" : "buffered", huge_pages_ ? "2 MiB" : "4 KiB", options_.repeats);
   for (const Comparison& each : comparisons_) {
     const auto ratio = quotients(each.ours.gb_per_s, each.fio.gb_per_s);
     const auto [low, high] = std::minmax_element(ratio.begin(), ratio.end());
-    const auto cpu = quotients(each.ours.cpu_seconds_per_gb, each.fio.cpu_seconds_per_gb);
-    const auto [cpu_low, cpu_high] = std::minmax_element(cpu.begin(), cpu.end());
-    std::snprintf(
-        line, sizeof line,
+    text += tools::print(
         "%-5s artesian %s %.3f GB/s, fio %s %.3f: ratio %.3f (%.3f..%.3f); CPU s/GB %.4f, "
-        "%.4f: ratio %.2f (%.2f..%.2f); p99 us %.0f, %.0f\n",
+        "%.4f: %s; p99 us %.0f, %.0f\n",
         access_name(each.access), engine_, median(each.ours.gb_per_s), fio_engine_,
         median(each.fio.gb_per_s), median(ratio), *low, *high, median(each.ours.cpu_seconds_per_gb),
-        median(each.fio.cpu_seconds_per_gb), median(cpu), *cpu_low, *cpu_high,
+        median(each.fio.cpu_seconds_per_gb), cpu_ratio_text(each).c_str(),
         median(each.ours.latency_us_p99), median(each.fio.latency_us_p99));
-    text += line;
   }
   return text;
 }

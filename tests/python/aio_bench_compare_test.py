@@ -123,6 +123,20 @@ def test_flags_act(folder, fake, tmp_path):
     assert all("--direct=0" in call and "--bs=65536" in call for call in calls[1:])
 
 
+def test_without_cpu_time_of_fio_there_is_no_ratio(folder, fake, tmp_path):
+    nothing = MADE_UP.replace('"usr_cpu\\": 15.0', '"usr_cpu\\": 0').replace(
+        '"sys_cpu\\": 10.0', '"sys_cpu\\": 0')  # fmt: skip
+    fake(nothing)
+    target = tmp_path / "out.json"
+    result = compare(folder, *SMALL, "--op", "read", "--json", target)
+    assert result.returncode == 0, result.stderr
+    (only,) = json.loads(target.read_text())["results"]
+    assert only["cpu_ratio"] is None
+    assert only["cpu_note"] == "fio counted 0 ms; use --seconds 5"
+    assert only["ratio"]["median"] > 0
+    assert "no ratio (fio counted 0 ms; use --seconds 5); p99 us" in result.stdout
+
+
 def test_pages_of_both_are_said(folder, fake):
     fake(MADE_UP)
     result = compare(folder, "--size", "4MiB", "--queue-depth", 2, "--op", "read", "--json", "-")
