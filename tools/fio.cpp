@@ -16,7 +16,7 @@
 namespace artesian::bench {
 namespace {
 
-constexpr int descriptor_in_child = 100;
+constexpr int descriptor_in_child = 3;  // a low one: there may be few (ulimit -n)
 
 struct Output {
   std::string text;  // stdout and stderr together
@@ -66,9 +66,13 @@ int become_program(void* given) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != start.parent) ::_exit(127);
   for (const int number : {SIGINT, SIGTERM, SIGPIPE}) ::signal(number, SIG_DFL);
+  if (start.descriptor == descriptor_in_child) {
+    ::fcntl(descriptor_in_child, F_SETFD, 0);  // dup2 would leave it to be closed
+  } else if (start.descriptor >= 0) {
+    ::dup2(start.descriptor, descriptor_in_child);
+  }
   ::dup2(start.output, STDOUT_FILENO);
   ::dup2(start.output, STDERR_FILENO);
-  if (start.descriptor >= 0) ::dup2(start.descriptor, descriptor_in_child);
   ::pthread_sigmask(SIG_SETMASK, &start.signals, nullptr);
   ::execvp(start.words[0], start.words);
   start.failed = errno;
@@ -103,10 +107,13 @@ Result<Output> run_program(const std::vector<std::string>& words, int descriptor
   arguments.reserve(words.size() + 1);
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  Start start{.words = arguments.data(), .descriptor = descriptor, .output = pipes[1]};
+  // Out of the way of what is put in the place of the first ones.
+  const int ending = ::fcntl(pipes[1], F_DUPFD_CLOEXEC, descriptor_in_child + 1);
+  Start start{.words = arguments.data(), .descriptor = descriptor, .output = ending};
   pid_t child = 0;
-  const int failed = start_program(start, child);
+  const int failed = ending < 0 ? errno : start_program(start, child);
   ::close(pipes[1]);
+  ::close(ending);
   if (failed != 0) {
     ::close(pipes[0]);
     return spawn_failure(failed);

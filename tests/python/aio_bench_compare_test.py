@@ -137,6 +137,20 @@ def test_without_cpu_time_of_fio_there_is_no_ratio(folder, fake, tmp_path):
     assert "no ratio (fio counted 0 ms; use --seconds 5); p99 us" in result.stdout
 
 
+def test_few_file_descriptors_are_enough(folder, fake):
+    fake(MADE_UP)
+    result = compare(folder, *SMALL, "--op", "read", preexec_fn=limits.descriptors(64))
+    assert result.returncode == 0, result.stderr
+
+
+def test_closed_standard_streams_are_in_no_ones_way(folder, fake, tmp_path):
+    fake(MADE_UP)
+    target = tmp_path / "out.json"
+    words = [str(word) for word in [PROGRAM, "compare", "--path", folder, *SMALL, "--json", target]]
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], stderr=subprocess.PIPE)
+    assert json.loads(target.read_text())["verified"] is True
+
+
 def test_pages_of_both_are_said(folder, fake):
     fake(MADE_UP)
     result = compare(folder, "--size", "4MiB", "--queue-depth", 2, "--op", "read", "--json", "-")
