@@ -111,6 +111,17 @@ class Comparer {
   std::vector<Comparison> comparisons_;
 };
 
+/// The same interface of the kernel for both. Beside our threads, which have none to themselves,
+/// fio gets the best that there is.
+const char* fio_engine_for(aio::EngineKind ours) {
+  for (const aio::EngineKind kind : {aio::EngineKind::IoUring, aio::EngineKind::Libaio}) {
+    const bool same = kind == ours;
+    const bool best = ours == aio::EngineKind::Threads && aio::make_engine(kind, {}).has_value();
+    if (same || best) return engine_kind_name(kind);
+  }
+  return "posixaio";
+}
+
 /// fio can only have reserved pages, and we only transparent ones: both are of 2 MiB. Where none
 /// can be reserved, neither is to have them.
 Result<void> Comparer::choose_memory() {
@@ -147,6 +158,8 @@ Result<void> Comparer::make_files() {
                                      .direct = options_.direct},
                                     stop_));
   ground_ = std::move(made);
+  ARTESIAN_TRY(kind, ground_->kind_of(transfers_of(Access::Write)));
+  fio_engine_ = fio_engine_for(kind);
   ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write)));
   ARTESIAN_TRY(file, open_unnamed_file(options_.directory, Direct::Never, options_.size));
   fio_file_ = std::move(file);
@@ -197,9 +210,6 @@ Result<void> Comparer::measure_fio(Comparison& comparison) {
 Result<void> Comparer::run() {
   ARTESIAN_TRY(version, fio_version(stop_));
   version_ = version;
-  if (options_.kind != nullptr && *options_.kind == aio::EngineKind::Libaio) {
-    fio_engine_ = "libaio";
-  }
   ARTESIAN_TRY_VOID(choose_memory());
   ARTESIAN_TRY_VOID(make_files());
   for (const Access access : options_.accesses) {

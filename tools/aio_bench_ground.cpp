@@ -95,6 +95,11 @@ bool Ground::direct() const noexcept {
                      [](const WorkFile& file) { return file.file->direct(); });
 }
 
+Result<aio::EngineKind> Ground::kind_of(const Transfers& transfers) const {
+  ARTESIAN_TRY(engine, make_engine(transfers));
+  return engine->kind();
+}
+
 Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transfers) const {
   aio::EngineOptions options = transfers.engine;
   options.stop_seconds = 1;  // a Sweep has waited for all that may still come

@@ -86,6 +86,8 @@ class Ground {
   Result<bool> all_right(const Transfers& transfers);
 
   bool direct() const noexcept;
+  /// Of the engine that these transfers get. Errors: what make_engine refuses.
+  Result<aio::EngineKind> kind_of(const Transfers& transfers) const;
   const pinned::Pool& pool() const noexcept { return *pool_; }
 
  private:

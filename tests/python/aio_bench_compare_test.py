@@ -151,6 +151,19 @@ def test_closed_standard_streams_are_in_no_ones_way(folder, fake, tmp_path):
     assert json.loads(target.read_text())["verified"] is True
 
 
+def test_fio_gets_the_engine_that_ours_fell_back_to(folder, fake):
+    log = fake(MADE_UP)
+    result = compare(folder, *SMALL, "--op", "read", "--json", "-",
+                     preexec_fn=limits.refuse_io_uring)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (only,) = json.loads(result.stdout)["results"]
+    ours = only["artesian"]["engine"]
+    assert ours != "io_uring"
+    assert only["fio"]["engine"] == (ours if ours == "libaio" else "posixaio")
+    assert all(f"--ioengine={only['fio']['engine']}" in call
+               for call in log.read_text().splitlines()[1:])  # fmt: skip
+
+
 def test_pages_of_both_are_said(folder, fake):
     fake(MADE_UP)
     result = compare(folder, "--size", "4MiB", "--queue-depth", 2, "--op", "read", "--json", "-")
