@@ -190,7 +190,10 @@ FioJob Comparer::job_of(Access access) const {
           .seconds = options_.seconds};
 }
 
+/// fio drops what the page cache has of its file before each job: ours starts as cold, and neither
+/// from what it has yet to write.
 Result<void> Comparer::measure_ours(Comparison& comparison) {
+  if (!ground_->direct()) ARTESIAN_TRY_VOID(ground_->drop_cache());
   ARTESIAN_TRY(got, ground_->measure(transfers_of(comparison.access)));
   verified_ = verified_ && got.right;
   engine_ = engine_kind_name(got.kind);
@@ -201,6 +204,7 @@ Result<void> Comparer::measure_ours(Comparison& comparison) {
 }
 
 Result<void> Comparer::measure_fio(Comparison& comparison) {
+  if (!ground_->direct()) ARTESIAN_TRY_VOID(fio_file_->sync());
   ARTESIAN_TRY(got, run_fio(job_of(comparison.access), stop_));
   comparison.fio.add(static_cast<double>(got.bytes), got.seconds, got.cpu_seconds,
                      got.latency_us_p50, got.latency_us_p99);

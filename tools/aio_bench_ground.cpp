@@ -120,9 +120,12 @@ Result<void> Ground::fill(const Transfers& transfers) {
   ARTESIAN_TRY_VOID(sweep.prepare());
   ARTESIAN_TRY_VOID(sweep.run());
   ++pass_next_;
+  return drop_cache();
+}
+
+Result<void> Ground::drop_cache() {
   for (const WorkFile& file : files_) {
-    ARTESIAN_TRY_VOID(file.file->sync());
-    // A buffered read is to meet the disk as well.
+    ARTESIAN_TRY_VOID(file.file->sync());  // what is dirty stays
     posix_fadvise(file.file->descriptor(), 0, 0, POSIX_FADV_DONTNEED);
   }
   return {};

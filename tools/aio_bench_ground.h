@@ -82,6 +82,9 @@ class Ground {
   Result<void> fill(const Transfers& transfers);
   /// Errors: Io, NoSpace, Cancelled, Timeout, and what make_engine refuses.
   Result<Measurement> measure(const Transfers& transfers, const Watch& watch = nullptr);
+  /// Takes the files out of the page cache, so that a buffered measurement begins at the disk.
+  /// Errors: Io, NoSpace.
+  Result<void> drop_cache();
   /// Reads all of the files and compares every byte.
   Result<bool> all_right(const Transfers& transfers);
 

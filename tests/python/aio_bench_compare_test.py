@@ -164,6 +164,16 @@ def test_fio_gets_the_engine_that_ours_fell_back_to(folder, fake):
                for call in log.read_text().splitlines()[1:])  # fmt: skip
 
 
+def test_buffered_reads_of_ours_meet_the_disk_in_each_repeat(folder, fake):
+    log = fake(MADE_UP + "grep ^read_bytes /proc/$PPID/io >> \"$FIO_LOG\"\n")
+    result = compare(folder, *SMALL, "--op", "read", "--no-direct")
+    assert result.returncode == 0, result.stderr
+    read = [int(line.split()[1]) for line in log.read_text().splitlines() if "read_bytes" in line]
+    if read[1] - read[0] < 8 << 20:
+        pytest.skip("this file system's reads meet no disk")
+    assert read[-1] - read[0] >= 5 * (8 << 20)
+
+
 def test_pages_of_both_are_said(folder, fake):
     fake(MADE_UP)
     result = compare(folder, "--size", "4MiB", "--queue-depth", 2, "--op", "read", "--json", "-")
