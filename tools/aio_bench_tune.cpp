@@ -16,6 +16,7 @@
 #include "tools/aio_bench_outputs.h"
 #include "tools/aio_bench_progress.h"
 #include "tools/aio_bench_report.h"
+#include "tools/doctor_disk.h"
 #include "tools/report_error.h"
 
 namespace artesian::bench {
@@ -73,13 +74,29 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
   return options;
 }
 
+/// Whether these folders are faster together than one of them, as a run that divides its bytes over
+/// them would be. A folder named twice would only be measured twice.
+std::string check_striping(const std::vector<std::string>& directories, Faults& faults) {
+  if (directories.size() < 2) return "";
+  std::vector<tools::StripedPath> paths;
+  paths.reserve(directories.size());
+  for (const std::string& each : directories) paths.push_back(tools::striped_path(each));
+  const tools::Finding finding = tools::examine_striping(paths);
+  if (finding.level == tools::Level::Fail) {
+    faults.add("contradiction", "--path", finding.value, "each folder once", finding.fix);
+  }
+  if (finding.level != tools::Level::Warn) return "";
+  return finding.value + ": " + finding.meaning + "; name " + finding.fix;
+}
+
 /// The tune itself: what it has measured so far, and the means to go on.
 class Tuner {
  public:
   explicit Tuner(const TuneOptions& options)
       : options_(options), start_ns_(system_clock().now_ns()), planned_s_(options.budget_seconds) {}
 
-  Result<TuneReport> run();
+  /// `warning`: what was known before, or nothing.
+  Result<TuneReport> run(const std::string& warning);
 
  private:
   void warn(const std::string& text);
@@ -385,7 +402,8 @@ void Tuner::save_profile(PathReport& path) {
   path.profile_file = *file;
 }
 
-Result<TuneReport> Tuner::run() {
+Result<TuneReport> Tuner::run(const std::string& warning) {
+  if (!warning.empty()) warn(warning);
   ARTESIAN_TRY_VOID(prepare());
   ARTESIAN_TRY_VOID(search_all());
   for (std::uint64_t index = 0; index < report_.paths.size(); ++index) {
@@ -423,13 +441,14 @@ int tune_command(const CLI::App& command) {
   Faults faults;
   const TuneOptions options = read_flags(command, faults);
   if (faults.any()) return faults.print();
+  const std::string one_disk = check_striping(options.directories, faults);
   for (const std::string& directory : options.directories) {
     check_space(directory, options.size / options.directories.size(), faults);
   }
   check_memory(32 * mib, "buffers", faults);
   if (faults.any()) return faults.print();
   note_signals();
-  auto report = Tuner(options).run();
+  auto report = Tuner(options).run(one_disk);
   if (!report) return report_failure(report.error());
   if (!report->verified) {
     return tools::report_error(program,

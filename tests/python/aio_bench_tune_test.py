@@ -175,6 +175,21 @@ def test_several_paths_are_measured_together_and_alone(tmp_path):
     assert all(list(each.iterdir()) == [] for each in folders)
 
 
+def test_a_folder_is_named_once_and_one_disk_is_a_warning(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    (tmp_path / "link").symlink_to(one)
+    for twice in [one, f"{one}/", tmp_path / "link"]:
+        (line,) = refused(f"{one},{twice}", *SMALL)
+        assert f"contradiction: --path: got {one} and {twice} are one folder, allowed" in line
+    got, lines = tuned(f"{one},{other}")
+    text = f"{one} and {other} are on one disk, "
+    assert any(text in warning for warning in got["warnings"])
+    assert any(text in line and "they share its speed" in line for line in lines)
+    assert len({path["profile"] for path in got["paths"] if path["profile"]}) == 1
+
+
 def test_exhaustive_measures_every_setting(folder):
     # Blocks of 128 KiB to 1 MiB, and at most 4 MiB in flight; files of 8 MiB.
     arguments = ["--size", "8MiB", "--budget-seconds", "0.3", "--exhaustive", "--json", "-"]
