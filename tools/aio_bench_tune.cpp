@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
+#include "tiering/mount.h"
 #include "tools/aio_bench_curve.h"
 #include "tools/aio_bench_disk.h"
 #include "tools/aio_bench_flags.h"
@@ -195,10 +196,16 @@ Result<void> Tuner::prepare() {
   ARTESIAN_TRY(made, Ground::create(ground, stop_signal()));
   ground_ = std::move(made);
   if (!ground_->direct()) {
+    const bool memory =
+        std::any_of(report_.paths.begin(), report_.paths.end(), [](const auto& path) {
+          return tiering::file_system_kind(path.file_system) == tiering::FileSystemKind::Memory;
+        });
+    const std::string more =
+        "; a --size of more than " + format_size(available) + " shows the disk itself";
     warn(
         "O_DIRECT is not available: figures are partly those of the page cache, which training "
-        "would use as well; a --size of more than " +
-        format_size(available) + " shows the disk itself");
+        "would use as well" +
+        (memory ? "" : more));  // there is no disk: such a file fills the memory
   }
   const pinned::PoolStatistics pool = ground_->pool().statistics();
   if (!pool.locked) {

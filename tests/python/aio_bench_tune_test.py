@@ -406,6 +406,7 @@ def test_memory_is_no_disk(cache):
     assert any("tmpfs is memory, not a disk" in warning for warning in got["warnings"])
     assert any("O_DIRECT is not available" in warning for warning in got["warnings"])
     assert any("tmpfs is memory, not a disk" in line for line in lines)
+    assert not any("--size of more than" in line for line in lines), "it would fill the memory"
 
 
 @limits.needs_huge_pages
