@@ -172,12 +172,56 @@ std::string apply_edits(std::string_view text, std::vector<Edit> edits) {
   return result;
 }
 
-/// The blanks before the first thing of this line.
+/// Where the line ends that begins the text: "\r\n" in files of Windows.
+std::string newline_of(std::string_view text) {
+  const std::size_t at = text.find('\n');
+  return at != std::string_view::npos && at > 0 && text[at - 1] == '\r' ? "\r\n" : "\n";
+}
+
+std::string with_newlines(const std::string& text, const std::string& newline) {
+  std::string result;
+  for (const char c : text) result += c == '\n' ? newline : std::string(1, c);
+  return result;
+}
+
+/// The blanks, U+00A0 among them, before the first thing of this line.
 std::string indentation(std::string_view text, std::size_t at) {
   const std::size_t line = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
   const std::size_t begin = line == std::string_view::npos ? 0 : line + 1;
-  const std::size_t end = text.find_first_not_of(" \t", begin);
-  return std::string(text.substr(begin, std::min(end, text.size()) - begin));
+  std::size_t end = begin;
+  while (end < text.size()) {
+    const bool wide = text.substr(end).starts_with("\xC2\xA0");
+    if (!wide && text[end] != ' ' && text[end] != '\t') break;
+    end += wide ? 2 : 1;
+  }
+  return std::string(text.substr(begin, end - begin));
+}
+
+/// What stands behind the last member of an object, on its line.
+struct Tail {
+  std::size_t line_end = std::string_view::npos;  // npos: the brace comes first
+  bool comma = false;
+};
+
+/// A comment there is about that member: what is added comes behind it, on a line of its own.
+Tail tail_of(std::string_view text, std::size_t at, std::size_t close) {
+  Tail tail;
+  while (at < close) {
+    const std::string_view rest = text.substr(at);
+    if (text[at] == '\n') {
+      tail.line_end = text[at - 1] == '\r' ? at - 1 : at;
+      return tail;
+    }
+    if (rest.starts_with("/*")) {
+      at = text.find("*/", at + 2) + 2;
+    } else if (rest.starts_with("#") || rest.starts_with("//")) {
+      at = text.find('\n', at);
+    } else {
+      tail.comma = tail.comma || text[at] == ',';
+      ++at;
+    }
+  }
+  return tail;
 }
 
 /// Adds members behind the last one of an object, each on a line if the object is on several.
@@ -188,19 +232,21 @@ std::vector<Edit> insertion(std::string_view text, std::size_t open, std::size_t
   const std::string outer = indentation(text, open);
   const std::string inner =
       members.empty() || !lines ? outer + "  " : indentation(text, members.back().key_begin);
-  const bool on_lines = lines || members.empty();
+  const std::string before = lines || members.empty() ? "\n" + inner : " ";
   std::string joined;
-  for (std::size_t index = 0; index < added.size(); ++index) {
-    const bool first = index == 0 && members.empty();
-    joined += std::string(first ? "" : ",") +
-              (on_lines ? "\n" + inner
-               : first  ? ""
-                        : " ") +
-              added[index];
+  for (const std::string& member : added) {
+    joined += (joined.empty() ? "" : ",") + before + member;
   }
   if (members.empty()) return {{.begin = open + 1, .end = open + 1, .text = joined + "\n" + outer}};
   const std::size_t last = members.back().end;
-  return {{.begin = last, .end = last, .text = joined}};
+  const Tail tail = tail_of(text, last, close);
+  if (tail.line_end == std::string_view::npos) {
+    return {{.begin = last, .end = last, .text = "," + joined}};
+  }
+  const std::size_t end = tail.line_end;
+  if (tail.comma) return {{.begin = end, .end = end, .text = joined + ","}};
+  if (end == last) return {{.begin = last, .end = last, .text = "," + joined}};
+  return {{.begin = last, .end = last, .text = ","}, {.begin = end, .end = end, .text = joined}};
 }
 
 /// The text of a section whose first line starts behind `"aio": `.
@@ -258,6 +304,19 @@ bool has_settings(const JsonValue& tree, const Section& section) {
     }
     return false;
   });
+}
+
+/// Two names of one setting in a section, of which a training would refuse one; or nothing.
+std::string given_twice(const JsonValue& tree, const Section& section) {
+  for (const Setting& setting : section.settings) {
+    std::string seen;
+    for (const char* name : {setting.name, setting.other_names[0], setting.other_names[1]}) {
+      if (name == nullptr || tree.find(name) == nullptr) continue;
+      if (!seen.empty()) return seen + " and " + name;
+      seen = name;
+    }
+  }
+  return "";
 }
 
 Error refusal(const std::string& path, const std::string& what) {
@@ -368,12 +427,18 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   const JsonValue* nested =
       section.may_be_nested && is_object(zero) ? zero->find(section.name) : nullptr;
   if (top != nullptr && nested != nullptr) {
-    return refusal(path, name + ": given both at top level and in zero_optimization; keep one");
+    return refusal(path, name +
+                             ": got it at top level and in zero_optimization, allowed one of them; "
+                             "keep one");
   }
   const JsonValue* there = top != nullptr ? top : nested;
   if (there != nullptr && !is_object(there)) {
     return refusal(path, name + ": got " + zero3::print_json(*there) +
                              ", allowed an object {...}; correct it first");
+  }
+  const std::string twice = there == nullptr ? "" : given_twice(*there, section);
+  if (!twice.empty()) {
+    return refusal(path, name + ": got both " + twice + ", allowed one of them; drop the other");
   }
   Scanner scanner(text);
   std::size_t open = scanner.first_value();
@@ -398,6 +463,7 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
     if (inner == nullptr) return lost();
     edits = edits_within(text, inner->begin, section);
   }
+  for (Edit& edit : edits) edit.text = with_newlines(edit.text, newline_of(text));
   std::string edited = apply_edits(text, std::move(edits));
   // What was written is what will be read, or nothing is written.
   auto again = zero3::read_json(edited, path);

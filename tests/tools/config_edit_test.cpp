@@ -168,9 +168,9 @@ TEST(ConfigEdit, ChangesValuesWhereTheyStandAndAddsWhatIsMissing) {
     "train_micro_batch_size_per_gpu": 1,   # one
     "aio": { /* { */
         "queue_depth" :16 , "thread_count": 2,
-        "block_size": 2097152,
+        "block_size": 2097152, // "queue_depth": 9
         "single_submit": true,
-        "overlap_events": false, // "queue_depth": 9
+        "overlap_events": false,
     },
     "steps_per_print": 10,
 }
@@ -179,12 +179,13 @@ TEST(ConfigEdit, ChangesValuesWhereTheyStandAndAddsWhatIsMissing) {
 }
 
 TEST(ConfigEdit, AddsASection) {
-  EXPECT_EQ(edited("{\n\t\"zero_optimization\": {\"stage\": 1},\n\t\"fp16\": {\"enabled\": true}"
-                   " // half\n}\n"),
-            "{\n\t\"zero_optimization\": {\"stage\": 1},\n\t\"fp16\": {\"enabled\": true},\n"
-            "\t\"aio\": {\n\t  \"block_size\": 2097152,\n\t  \"queue_depth\": 16,\n"
-            "\t  \"intra_op_parallelism\": 2,\n\t  \"single_submit\": true,\n"
-            "\t  \"overlap_events\": false\n\t} // half\n}\n");
+  EXPECT_EQ(
+      edited("{\n\t\"zero_optimization\": {\"stage\": 1},\n\t\"fp16\": {\"enabled\": true}"
+             " // half\n}\n"),
+      "{\n\t\"zero_optimization\": {\"stage\": 1},\n\t\"fp16\": {\"enabled\": true}, // half\n"
+      "\t\"aio\": {\n\t  \"block_size\": 2097152,\n\t  \"queue_depth\": 16,\n"
+      "\t  \"intra_op_parallelism\": 2,\n\t  \"single_submit\": true,\n"
+      "\t  \"overlap_events\": false\n\t}\n}\n");
   for (const std::string text :
        {"{}", "{ }", "{\n}", "{\"steps_per_print\": 1}", "{\"steps_per_print\": 1,}",
         "{\n  \"steps_per_print\": 1,\n}", "\xEF\xBB\xBF{\"steps_per_print\"\xC2\xA0: 1}",
@@ -196,6 +197,37 @@ TEST(ConfigEdit, AddsASection) {
     expect_read(edited(text));
     EXPECT_EQ(edited(edited(text)), edited(text)) << "the second time changes nothing";
   }
+}
+
+/// The text with everything that was put into it for an aio section taken out again.
+std::string without_aio(const std::string& text) {
+  const std::size_t begin = text.find("\"aio\"");
+  const std::size_t line = text.rfind('\n', begin);
+  return text.substr(0, line) + text.substr(text.find('}', begin) + 1);
+}
+
+TEST(ConfigEdit, AddsBehindTheCommentOfTheLastMember) {
+  for (const std::string comment : {"// x", "# x", "/* x */", "/* x\n y */ // z", "  //,"}) {
+    const std::string open = "{\n  \"a\": 1, // y\n  \"steps_per_print\": 2";
+    const std::string with_comma = edited(open + ", " + comment + "\n}\n");
+    EXPECT_EQ(without_aio(with_comma), open + ", " + comment + ",\n}\n");
+    const std::string without = edited(open + " " + comment + "\n  // end\n}\n");
+    EXPECT_EQ(without_aio(without), open + ", " + comment + "\n  // end\n}\n");
+  }
+  EXPECT_EQ(edited("{\"a\": 1,\n \"b\": 2 /* x */}").find("{\"a\": 1,\n \"b\": 2,\n \"aio\": {"),
+            0u);
+}
+
+TEST(ConfigEdit, KeepsTheNewlinesAndTheBlanksOfTheFile) {
+  const std::string windows = edited("{\r\n  \"a\": 1 // x\r\n}\r\n");
+  for (std::size_t at = windows.find('\n'); at != windows.npos; at = windows.find('\n', at + 1)) {
+    EXPECT_EQ(windows[at - 1], '\r') << at;
+  }
+  EXPECT_EQ(windows.find("{\r\n  \"a\": 1, // x\r\n  \"aio\": {\r\n    \"block_size\""), 0u)
+      << windows;
+  const std::string wide = "\xC2\xA0\xC2\xA0";
+  const std::string pasted = edited("{\n" + wide + "\"a\": 1\n}\n");
+  EXPECT_NE(pasted.find("\n" + wide + "\"aio\": {\n" + wide + "  \"block_size\""), pasted.npos);
 }
 
 TEST(ConfigEdit, EveryPublishedConfigKeepsItsOtherLines) {
@@ -223,6 +255,9 @@ TEST(ConfigEdit, RefusesInOneLineWhatItCannotRead) {
   EXPECT_NE(refused("[1]").find("allowed an object"), std::string::npos);
   EXPECT_NE(refused("{\"aio\": 7}").find("aio: got 7"), std::string::npos);
   EXPECT_NE(refused("{\"aio\": {}, \"zero_optimization\": {\"aio\": {}}}").find("keep one"),
+            std::string::npos);
+  EXPECT_NE(refused("{\"aio\": {\"num_threads\": 1, \"thread_count\": 1}}")
+                .find("aio: got both thread_count and num_threads"),
             std::string::npos);
   EXPECT_NE(refused("{\"a\\u0069o\": {}}").find("write it by hand"), std::string::npos);
   EXPECT_NE(refused("{\"aio\": {\"queue_depth\": 1, \"queue_depth\": 2}}").find("given twice"),
