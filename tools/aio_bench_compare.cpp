@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "pinned/huge_pages.h"
 #include "tools/aio_bench_flags.h"
+#include "tools/aio_bench_progress.h"
 #include "tools/aio_bench_search.h"
 #include "tools/fio.h"
 #include "tools/huge_pages.h"
@@ -89,6 +90,7 @@ class Comparer {
   Json to_json() const;
   std::string to_text() const;
   bool verified() const noexcept { return verified_; }
+  void end_progress() { progress_.reset(); }
 
  private:
   Result<void> choose_memory();
@@ -97,6 +99,7 @@ class Comparer {
   Result<void> measure_fio(Comparison& comparison);
   Transfers transfers_of(Access access) const;
   FioJob job_of(Access access) const;
+  void show(const Comparison& comparison, const char* whose, double gb_per_s);
 
   const CompareOptions& options_;
   const std::atomic<int>& stop_;
@@ -109,7 +112,23 @@ class Comparer {
   const char* fio_engine_ = "io_uring";
   bool verified_ = true;
   std::vector<Comparison> comparisons_;
+  std::optional<Progress> progress_ = std::optional<Progress>(std::in_place);  // until the end
+  std::uint64_t begin_ns_ = 0;
+  std::uint32_t measured_ = 0;
 };
+
+/// After a measurement, all of which take about as long.
+void Comparer::show(const Comparison& comparison, const char* whose, double gb_per_s) {
+  ++measured_;
+  const double gone = static_cast<double>(system_clock().now_ns() - begin_ns_) * 1e-9;
+  const auto all = static_cast<double>(2 * comparisons_.size() * options_.repeats);
+  progress_->show({.stage = "comparing",
+                   .gone_s = gone,
+                   .left_s = gone / measured_ * (all - measured_),
+                   .rate = tools::print("%.2f GB/s", gb_per_s),
+                   .detail = std::string(access_name(comparison.access)) + ", " + whose,
+                   .worth_s = 3});
+}
 
 /// The same interface of the kernel for both. Beside our threads, which have none to themselves,
 /// fio gets the best that there is.
@@ -160,7 +179,9 @@ Result<void> Comparer::make_files() {
   ground_ = std::move(made);
   ARTESIAN_TRY(kind, ground_->kind_of(transfers_of(Access::Write)));
   fio_engine_ = fio_engine_for(kind);
-  ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write)));
+  ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write), [&](const Pass& now) {
+    progress_->show(pass_line("writing", options_.size, now));
+  }));
   ARTESIAN_TRY(file, open_unnamed_file(options_.directory, Direct::Never, options_.size));
   fio_file_ = std::move(file);
   FioJob filling = job_of(Access::Write);
@@ -197,6 +218,7 @@ Result<void> Comparer::measure_ours(Comparison& comparison) {
   ARTESIAN_TRY(got, ground_->measure(transfers_of(comparison.access)));
   verified_ = verified_ && got.right;
   engine_ = engine_kind_name(got.kind);
+  show(comparison, "artesian", got.gb_per_s());
   comparison.ours.add(static_cast<double>(got.bytes()), got.seconds, got.cpu_seconds,
                       static_cast<double>(got.statistics.latency_us_p50),
                       static_cast<double>(got.statistics.latency_us_p99));
@@ -206,6 +228,7 @@ Result<void> Comparer::measure_ours(Comparison& comparison) {
 Result<void> Comparer::measure_fio(Comparison& comparison) {
   if (!ground_->direct()) ARTESIAN_TRY_VOID(fio_file_->sync());
   ARTESIAN_TRY(got, run_fio(job_of(comparison.access), stop_));
+  show(comparison, "fio", static_cast<double>(got.bytes) * 1e-9 / got.seconds);
   comparison.fio.add(static_cast<double>(got.bytes), got.seconds, got.cpu_seconds,
                      got.latency_us_p50, got.latency_us_p99);
   return {};
@@ -219,6 +242,7 @@ Result<void> Comparer::run() {
   for (const Access access : options_.accesses) {
     comparisons_.push_back({.access = access, .ours = {}, .fio = {}});
   }
+  begin_ns_ = system_clock().now_ns();
   for (std::uint32_t repeat = 0; repeat < options_.repeats; ++repeat) {
     for (Comparison& comparison : comparisons_) {
       // Who begins changes: neither always meets the disk that the other has left.
@@ -351,6 +375,7 @@ int compare_command(const CLI::App& command) {
   note_signals();
   Comparer comparer(options);
   const auto done = comparer.run();
+  comparer.end_progress();
   if (!done) return report_failure(done.error());
   if (!comparer.verified()) {
     return tools::report_error(program,

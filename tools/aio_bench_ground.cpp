@@ -34,7 +34,30 @@ Transfers one_pass(Access access, Transfers transfers) {
   return transfers;
 }
 
+/// For Sweep::run.
+std::function<void()> telling(const Sweep& sweep, std::uint64_t size, const PassWatch& watch) {
+  if (!watch) return nullptr;
+  constexpr double every_s = 0.2;
+  const std::uint64_t begin_ns = system_clock().now_ns();
+  return [&sweep, size, &watch, begin_ns, told_s = -every_s]() mutable {
+    const double gone_s = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+    const std::uint64_t done = sweep.bytes_read() + sweep.bytes_written();
+    if (done == 0 || gone_s < told_s + every_s) return;
+    told_s = gone_s;
+    watch({.done = done, .size = size, .seconds = gone_s});
+  };
+}
+
 }  // namespace
+
+double Pass::gb_per_s() const noexcept {
+  return static_cast<double>(done) / std::max(seconds, 1e-9) * 1e-9;
+}
+
+double Pass::seconds_left() const noexcept {
+  const auto rest = static_cast<double>(size - std::min(done, size));
+  return rest * seconds / std::max(static_cast<double>(done), 1.0);
+}
 
 Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
                                                 std::uint64_t size) {
@@ -113,12 +136,18 @@ Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transf
   return made;
 }
 
-Result<void> Ground::fill(const Transfers& transfers) {
+std::uint64_t Ground::size() const noexcept {
+  std::uint64_t size = 0;
+  for (const WorkFile& file : files_) size += file.size;
+  return size;
+}
+
+Result<void> Ground::fill(const Transfers& transfers, const PassWatch& watch) {
   const Transfers filling = one_pass(Access::Write, transfers);
   ARTESIAN_TRY(engine, make_engine(filling));
   Sweep sweep(*this, *engine, filling, Sweep::Check::Nothing);
   ARTESIAN_TRY_VOID(sweep.prepare());
-  ARTESIAN_TRY_VOID(sweep.run());
+  ARTESIAN_TRY_VOID(sweep.run(telling(sweep, size(), watch)));
   ++pass_next_;
   return drop_cache();
 }
@@ -131,15 +160,13 @@ Result<void> Ground::drop_cache() {
   return {};
 }
 
-Result<bool> Ground::all_right(const Transfers& transfers) {
+Result<bool> Ground::all_right(const Transfers& transfers, const PassWatch& watch) {
   const Transfers reading = one_pass(Access::Read, transfers);
   ARTESIAN_TRY(engine, make_engine(reading));
   Sweep sweep(*this, *engine, reading, Sweep::Check::Whole);
   ARTESIAN_TRY_VOID(sweep.prepare());
-  ARTESIAN_TRY_VOID(sweep.run());
-  std::uint64_t size = 0;
-  for (const WorkFile& file : files_) size += file.size;
-  return sweep.right() && sweep.bytes_read() == size;
+  ARTESIAN_TRY_VOID(sweep.run(telling(sweep, size(), watch)));
+  return sweep.right() && sweep.bytes_read() == size();
 }
 
 Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& watch) {

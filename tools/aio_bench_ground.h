@@ -70,6 +70,17 @@ struct Measurement {
 /// gb_per_s_by_second. The rest is not known yet.
 using Watch = std::function<void(const Measurement&)>;
 
+/// Is told five times a second how far a pass over all of the files is, once something is done.
+struct Pass {
+  std::uint64_t done = 0;  // bytes
+  std::uint64_t size = 0;  // bytes
+  double seconds = 0;
+
+  double gb_per_s() const noexcept;
+  double seconds_left() const noexcept;  // about
+};
+using PassWatch = std::function<void(const Pass&)>;
+
 class Ground {
  public:
   /// Makes and reserves the files. `stop` becomes not 0 to end every measurement early. Errors: Io,
@@ -79,14 +90,14 @@ class Ground {
 
   /// Writes all of the files. Needed before the first measurement. Errors: Io, NoSpace, Cancelled,
   /// Timeout, after which this ground is of no further use.
-  Result<void> fill(const Transfers& transfers);
+  Result<void> fill(const Transfers& transfers, const PassWatch& watch = nullptr);
   /// Errors: Io, NoSpace, Cancelled, Timeout, and what make_engine refuses.
   Result<Measurement> measure(const Transfers& transfers, const Watch& watch = nullptr);
   /// Takes the files out of the page cache, so that a buffered measurement begins at the disk.
   /// Errors: Io, NoSpace.
   Result<void> drop_cache();
   /// Reads all of the files and compares every byte.
-  Result<bool> all_right(const Transfers& transfers);
+  Result<bool> all_right(const Transfers& transfers, const PassWatch& watch = nullptr);
 
   bool direct() const noexcept;
   /// Of the engine that these transfers get. Errors: what make_engine refuses.
@@ -109,6 +120,7 @@ class Ground {
   Ground(const GroundOptions& options, const std::atomic<int>& stop)
       : options_(options), stop_(stop), pattern_(options.granule) {}
   Result<std::unique_ptr<aio::Engine>> make_engine(const Transfers& transfers) const;
+  std::uint64_t size() const noexcept;
 
   const GroundOptions options_;
   const std::atomic<int>& stop_;

@@ -6,45 +6,81 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/log.h"
+#include "base/units.h"
+#include "tools/print.h"
+
 namespace artesian::bench {
 namespace {
 
-std::size_t columns() {
+std::size_t columns_of_stderr() {
   winsize size{};
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+const char* word(LogLevel level) {
+  return level == LogLevel::Info ? "note" : level == LogLevel::Warning ? "warning" : "error";
+}
+
 }  // namespace
 
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1) {}
+std::string fitted(const ProgressLine& line, std::size_t columns) {
+  const double planned = line.gone_s + line.left_s;
+  const double share = planned > 0 ? std::clamp(line.gone_s / planned, 0.0, 1.0) : 0;
+  const std::size_t width = columns >= 110 ? 24 : columns >= 70 ? 12 : 0;
+  const auto full = static_cast<std::size_t>(share * static_cast<double>(width));
+  std::string text;
+  if (width > 0) text = "[" + std::string(full, '#') + std::string(width - full, '.') + "] ";
+  text += tools::print("%3.0f%% %3.0f s left", share * 100, line.left_s);
+  for (const std::string* part : {&line.stage, &line.rate, &line.detail}) {
+    if (!part->empty()) text += "  " + *part;
+  }
+  return text.substr(0, std::max<std::size_t>(columns, 2) - 1);  // the last column would wrap
+}
+
+ProgressLine pass_line(const std::string& verb, std::uint64_t size, const Pass& now) {
+  return {.stage = verb + " " + format_size(size),
+          .gone_s = now.seconds,
+          .left_s = now.seconds_left(),
+          .rate = tools::print("%.2f GB/s", now.gb_per_s()),
+          .detail = {},
+          .worth_s = now.seconds < 1 ? 1e9 : 3};
+}
+
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1) {
+  if (!terminal_) return;
+  set_log_sink([this](LogLevel level, std::string_view line) {
+    const std::lock_guard lock(mutex_);
+    wipe();
+    std::fprintf(stderr, "artesian: %s: %.*s\n", word(level), static_cast<int>(line.size()),
+                 line.data());
+  });
+}
 
 Progress::~Progress() {
+  if (!terminal_) return;
+  set_log_sink({});
   clear();
 }
 
-void Progress::show(const std::string& stage, double gone_s, double planned_s,
-                    const std::string& detail) {
-  const double share = std::clamp(gone_s / planned_s, 0.0, 1.0);
-  const double left = (1 - share) * planned_s;
-  char line[240];
-  if (!terminal_) {
-    if (stage == stage_) return;
-    stage_ = stage;
-    std::fprintf(stderr, "aio_bench: %s, about %.0f s left\n", stage.c_str(), left);
+void Progress::show(const ProgressLine& line) {
+  const std::lock_guard lock(mutex_);
+  if (terminal_) {
+    std::fprintf(stderr, "\r%s\x1b[K", fitted(line, columns_of_stderr()).c_str());
+    shown_ = true;
     return;
   }
-  constexpr std::size_t width = 24;
-  const auto full = static_cast<std::size_t>(share * width);
-  const std::string bar = std::string(full, '#') + std::string(width - full, '.');
-  const int length = std::snprintf(line, sizeof line, "[%s] %3.0f%% %3.0f s left  %s  %s",
-                                   bar.c_str(), share * 100, left, stage.c_str(), detail.c_str());
-  const std::size_t shown =
-      std::min({static_cast<std::size_t>(std::max(length, 0)), sizeof line - 1, columns() - 1});
-  std::fprintf(stderr, "\r%.*s\x1b[K", static_cast<int>(shown), line);
-  shown_ = true;
+  if (line.stage == stage_ || line.left_s < line.worth_s) return;
+  stage_ = line.stage;
+  std::fprintf(stderr, "aio_bench: %s, about %.0f s left\n", line.stage.c_str(), line.left_s);
 }
 
 void Progress::clear() {
+  const std::lock_guard lock(mutex_);
+  wipe();
+}
+
+void Progress::wipe() {
   if (shown_) std::fputs("\r\x1b[K", stderr);
   shown_ = false;
 }

@@ -49,9 +49,12 @@ void show(const RunOptions& options, const Measurement& now, Progress& progress)
                             std::to_string(transfers.engine.queue_depth);
   const auto over_file = static_cast<double>(std::max(now.bytes_read, now.bytes_written));
   const double one_pass = now.seconds * static_cast<double>(options.size) / over_file;
-  char rate[32];
-  std::snprintf(rate, sizeof rate, "%.2f GB/s", now.gb_per_s_by_second.back());
-  progress.show(stage, now.seconds, transfers.seconds > 0 ? transfers.seconds : one_pass, rate);
+  const double planned = transfers.seconds > 0 ? transfers.seconds : one_pass;
+  progress.show({.stage = stage,
+                 .gone_s = now.seconds,
+                 .left_s = std::max(0.0, planned - now.seconds),
+                 .rate = tools::print("%.2f GB/s", now.gb_per_s_by_second.back()),
+                 .detail = {}});
 }
 
 /// Of a measurement of two seconds or more: a disk that others use, or that slows down when it is
@@ -98,17 +101,21 @@ std::uint64_t buffer_bytes(const RunOptions& options) noexcept {
 }
 
 Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop,
-                        const Watch& watch) {
+                        const RunWatch& watch) {
+  const auto pass_of = [&](const char* stage) -> PassWatch {
+    if (!watch.pass) return nullptr;
+    return [&watch, stage](const Pass& now) { watch.pass(stage, now); };
+  };
   ARTESIAN_TRY(ground, Ground::create({.directories = {options.directory},
                                        .size = options.size,
                                        .granule = options.transfers.engine.block_size,
                                        .buffer_bytes = buffer_bytes(options),
                                        .direct = options.direct},
                                       stop));
-  ARTESIAN_TRY_VOID(ground->fill(options.transfers));
-  ARTESIAN_TRY(result, ground->measure(options.transfers, watch));
+  ARTESIAN_TRY_VOID(ground->fill(options.transfers, pass_of("writing")));
+  ARTESIAN_TRY(result, ground->measure(options.transfers, watch.measurement));
   if (options.transfers.access != Access::Read) {
-    ARTESIAN_TRY(right, ground->all_right(options.transfers));
+    ARTESIAN_TRY(right, ground->all_right(options.transfers, pass_of("checking")));
     result.right = result.right && right;
   }
   return result;
@@ -181,8 +188,11 @@ int run_command(const CLI::App& command) {
   note_signals();
   auto result = [&] {
     Progress progress;  // gone before the result is printed
-    return run(options, stop_signal(),
-               [&](const Measurement& now) { show(options, now, progress); });
+    return run(
+        options, stop_signal(),
+        {.measurement = [&](const Measurement& now) { show(options, now, progress); },
+         .pass = [&](const char* stage,
+                     const Pass& now) { progress.show(pass_line(stage, options.size, now)); }});
   }();
   if (!result) return report_failure(result.error());
   const bool printed = print_result(json, to_json(options, *result));

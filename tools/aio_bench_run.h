@@ -17,9 +17,16 @@ struct RunOptions {
   Direct direct = Direct::IfAligned;
 };
 
+/// What looks on: at the measurement, and at the passes before and after it ("writing",
+/// "checking").
+struct RunWatch {
+  Watch measurement = nullptr;
+  std::function<void(const char* stage, const Pass&)> pass = nullptr;
+};
+
 /// Fills, measures, checks. Errors: as Ground's.
 Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop,
-                        const Watch& watch = nullptr);
+                        const RunWatch& watch = {});
 
 /// Bytes of memory that the run's buffers take.
 std::uint64_t buffer_bytes(const RunOptions& options) noexcept;

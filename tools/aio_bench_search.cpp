@@ -387,8 +387,8 @@ Result<SearchResult> Search::run() {
   plan(2, head_to_head_min);
   ARTESIAN_TRY_VOID(reference(result.drift.read_first, result.drift.write_first));
   // A queue that takes longer to drain than half a measurement only measures itself.
-  const double rate = std::max(result.drift.read_first, result.drift.write_first) * 1e9;
-  const auto drained = static_cast<std::uint64_t>(std::max(rate * seconds_ / 2, in_flight_min));
+  const double rate = std::max(result.drift.read_first, result.drift.write_first);
+  const std::uint64_t drained = bytes_drained(rate, seconds_);
   result.bytes_in_flight_max = std::min(in_flight_max_, drained);
   if (options_.exhaustive) {
     ARTESIAN_TRY_VOID(grid());
@@ -439,6 +439,10 @@ double Point::score() const {
 
 double seconds_per_measurement(double budget_seconds) noexcept {
   return std::clamp(budget_seconds / measurements_planned, 0.002, 0.5);
+}
+
+std::uint64_t bytes_drained(double gb_per_s, double seconds) noexcept {
+  return static_cast<std::uint64_t>(std::max(gb_per_s * 1e9 * seconds / 2, in_flight_min));
 }
 
 double planned_seconds(const SearchOptions& options) {

@@ -112,6 +112,9 @@ using Measure =
 /// Seconds of one measurement within such a budget.
 double seconds_per_measurement(double budget_seconds) noexcept;
 
+/// What may be in flight at such a rate, so that most of a measurement is no draining of the queue.
+std::uint64_t bytes_drained(double gb_per_s, double seconds) noexcept;
+
 /// What a search costs, about.
 double planned_seconds(const SearchOptions& options);
 

@@ -18,6 +18,7 @@
 #include "tools/aio_bench_progress.h"
 #include "tools/aio_bench_report.h"
 #include "tools/doctor_disk.h"
+#include "tools/print.h"
 #include "tools/report_error.h"
 
 namespace artesian::bench {
@@ -26,7 +27,8 @@ namespace {
 constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t granule = 64 << 10;
 constexpr std::uint64_t in_flight_max = 256 * mib;
-constexpr double curves_share = 0.35;  // of the budget, for the curves of all paths
+constexpr double curves_share = 0.35;      // of the budget, for the curves of all paths
+constexpr double search_share_min = 0.25;  // of the budget, however long the file took to write
 
 struct TuneOptions {
   std::vector<std::string> directories;
@@ -94,15 +96,21 @@ std::string check_striping(const std::vector<std::string>& directories, Faults& 
 class Tuner {
  public:
   explicit Tuner(const TuneOptions& options)
-      : options_(options), start_ns_(system_clock().now_ns()), planned_s_(options.budget_seconds) {}
+      : options_(options), start_ns_(system_clock().now_ns()) {}
 
   /// `warning`: what was known before, or nothing.
   Result<TuneReport> run(const std::string& warning);
 
  private:
   void warn(const std::string& text);
-  void show(const std::string& stage, const std::string& detail) {
-    progress_.show(stage, seconds_since(start_ns_), planned_s_, detail);
+  /// `left_s`: of all that is to come, about.
+  void show(const std::string& stage, double left_s, const std::string& rate = "",
+            const std::string& detail = "") {
+    progress_.show({.stage = stage,
+                    .gone_s = seconds_since(start_ns_),
+                    .left_s = left_s,
+                    .rate = rate,
+                    .detail = detail});
   }
   Result<void> prepare();
   void find_engines();
@@ -119,13 +127,13 @@ class Tuner {
 
   const TuneOptions& options_;
   const std::uint64_t start_ns_;
-  double planned_s_;
   Progress progress_;
   TuneReport report_;
   std::unique_ptr<Ground> ground_;
   std::uint64_t in_flight_max_ = 0;
   std::vector<aio::EngineKind> engines_;
   double bytes_written_ = 0;
+  double write_gb_per_s_ = 0;  // of late, for what is left
   bool all_direct_ = true;
   aio::Polling polling_ = aio::Polling::None;  // that was in effect, with io_uring
   std::optional<Error> refusal_;               // the last, of an engine with these settings
@@ -170,7 +178,7 @@ void Tuner::find_engines() {
 }
 
 Result<void> Tuner::prepare() {
-  show("writing " + format_size(options_.size), "");
+  show("writing " + format_size(options_.size), options_.budget_seconds);
   for (const std::string& directory : options_.directories) {
     const DiskFacts facts = disk_facts(directory);
     report_.paths.push_back({.path = directory,
@@ -223,7 +231,12 @@ Result<void> Tuner::prepare() {
   filling.kind = &engines_.front();
   filling.engine = {.block_size = mib, .queue_depth = 16};
   report_.verified = true;
-  return ground_->fill(filling);
+  return ground_->fill(filling, [&](const Pass& now) {
+    const double after = options_.budget_seconds - now.seconds - now.seconds_left();
+    const double left = std::max(after, options_.budget_seconds * search_share_min);
+    const ProgressLine line = pass_line("writing", options_.size, now);
+    show(line.stage, line.left_s + left, line.rate);
+  });
 }
 
 /// The kernel gives the memory of a ring back a moment after it was closed: where that is limited,
@@ -261,6 +274,10 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
   all_direct_ = all_direct_ && got.direct;
   if (got.kind == aio::EngineKind::IoUring && got.bytes() != 0) polling_ = got.polling;
   bytes_written_ += static_cast<double>(got.bytes_written);
+  if (access == Access::Write && got.bytes() != 0) {
+    const bool first = write_gb_per_s_ == 0;
+    write_gb_per_s_ = first ? got.gb_per_s() : 0.8 * write_gb_per_s_ + 0.2 * got.gb_per_s();
+  }
   return Sample{.gb_per_s = got.gb_per_s(),
                 .latency_us_p50 = static_cast<double>(got.statistics.latency_us_p50),
                 .latency_us_p95 = static_cast<double>(got.statistics.latency_us_p95),
@@ -274,19 +291,20 @@ CurveOptions Tuner::curve_options() const {
   const Point& winner = report_.found.winner;
   const bool found = !winner.of(Access::Read).empty();
   const auto paths = static_cast<double>(report_.paths.size());
+  const double seconds = seconds_per_measurement(options_.budget_seconds);
+  const std::uint64_t drained = std::min(in_flight_max_, bytes_drained(write_gb_per_s_, seconds));
   return {.block_sizes = space().block_sizes,
-          .chosen = found ? winner.settings : Settings{},
-          .bytes_in_flight_max = found ? report_.found.bytes_in_flight_max : in_flight_max_,
+          .chosen = found ? winner.settings : Settings{.queue_depth = 8},
+          .bytes_in_flight_max = found ? report_.found.bytes_in_flight_max : drained,
           .passes = alone ? 5 : 3,
-          .seconds = seconds_per_measurement(options_.budget_seconds),
+          .seconds = seconds,
           .seconds_max = options_.budget_seconds * curves_share / paths,
           .known = alone && found ? &winner : nullptr};
 }
 
 /// Of the curves of these paths.
 double Tuner::profile_seconds(std::size_t paths) const {
-  const double rate = report_.found.winner.gb_per_s(Access::Write);
-  return static_cast<double>(paths) * planned_seconds(curve_options(), rate);
+  return static_cast<double>(paths) * planned_seconds(curve_options(), write_gb_per_s_);
 }
 
 /// The chosen settings have one figure, wherever it stands: that of the head to head.
@@ -301,19 +319,18 @@ Result<void> Tuner::search_all() {
   const double gone = seconds_since(start_ns_);
   const double curves = profile_seconds(report_.paths.size());
   const double left = options_.budget_seconds - gone - curves;
-  SearchOptions options{.space = space(),
-                        .start = {.engine = engines_.front(), .polling = options_.polling},
-                        .budget_seconds = std::max(left, options_.budget_seconds / 4),
-                        .exhaustive = options_.exhaustive};
+  SearchOptions options{
+      .space = space(),
+      .start = {.engine = engines_.front(), .polling = options_.polling},
+      .budget_seconds = std::max(left, options_.budget_seconds * search_share_min),
+      .exhaustive = options_.exhaustive};
   const std::uint64_t blocks_max = options.space.block_sizes.back();
   options.start.block_size = std::min(options.start.block_size, blocks_max);
   while (options.start.bytes_in_flight() > in_flight_max_) options.start.queue_depth /= 2;
-  planned_s_ = gone + planned_seconds(options) + curves;
   options.progress = [&](const SearchProgress& now) {
-    char detail[160];
-    std::snprintf(detail, sizeof detail, "%s: %s %.2f GB/s", describe(*now.settings).c_str(),
-                  access_name(now.access), now.gb_per_s);
-    show(now.stage, detail);
+    show(now.stage, now.seconds_left + profile_seconds(report_.paths.size()),
+         tools::print("%.2f GB/s", now.gb_per_s),
+         describe(*now.settings) + ": " + access_name(now.access));
   };
   auto measure = [this](const Settings& settings, Access access, double seconds) {
     return sample(settings, access, seconds, 0, report_.paths.size());
@@ -353,8 +370,7 @@ Result<void> Tuner::measure_path(std::uint64_t index) {
   CurveOptions curve = curve_options();
   curve.progress = [&](const Settings& now, double seconds_left) {
     const double others = profile_seconds(report_.paths.size() - index - 1);
-    planned_s_ = seconds_since(start_ns_) + seconds_left + others;
-    show("profile of " + path.path, describe(now));
+    show("profile of " + path.path, seconds_left + others, "", describe(now));
   };
   const auto measure = [&](const Settings& now, Access access, double seconds) {
     return sample(now, access, seconds, index, 1);

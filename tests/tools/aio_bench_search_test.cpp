@@ -301,6 +301,10 @@ TEST(SearchResult, OfASlowDiskStaysWithinItsTime) {
     }
   } disk;
   SearchOptions options{.space = whole_space(), .start = {}, .budget_seconds = 60};
+  std::vector<std::pair<double, double>> said;  // gone, left
+  options.progress = [&](const SearchProgress& now) {
+    said.push_back({disk.elapsed, now.seconds_left});
+  };
   auto result = search(options, [&](const Settings& settings, Access access, double seconds) {
     const double drain =
         2 * static_cast<double>(settings.bytes_in_flight()) / (disk.rate(settings, access) * 1e9);
@@ -308,6 +312,14 @@ TEST(SearchResult, OfASlowDiskStaysWithinItsTime) {
   });
   ASSERT_TRUE(result.has_value());
   EXPECT_LT(disk.elapsed, 240);
+  EXPECT_LE(result->bytes_in_flight_max, 8 * mib) << "of whatever is measured after it, too";
+  ASSERT_GT(said.size(), 100u);
+  for (const auto& [elapsed, left] : said) {
+    if (elapsed < disk.elapsed / 5) continue;  // what a map of a disk takes shows when it is made
+    const double rest = disk.elapsed - elapsed;
+    EXPECT_GT(left, 0.4 * rest - 2) << elapsed;
+    EXPECT_LT(left, 2.5 * rest + 2) << elapsed;
+  }
 }
 
 TEST(SearchResult, IsTheFirstErrorOfAMeasurement) {
