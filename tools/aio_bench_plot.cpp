@@ -337,6 +337,35 @@ std::string heat_svg(const TuneReport& report, double x0, double y0) {
                    left + (panel_width - left - right) / 2, panel_height - 10);
 }
 
+/// Where the bytes of UTF-8 text begin that are no part of another character.
+std::vector<std::size_t> characters(const std::string& text) {
+  std::vector<std::size_t> begins;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if ((static_cast<unsigned char>(text[at]) & 0xC0) != 0x80) begins.push_back(at);
+  }
+  return begins;
+}
+
+/// Of a long path its ends say most.
+std::string shortened(const std::string& text, std::size_t characters_max) {
+  const auto begins = characters(text);
+  if (begins.size() <= characters_max) return text;
+  const std::size_t half = (characters_max - 1) / 2;
+  return text.substr(0, begins[half]) + "\u2026" + text.substr(begins[begins.size() - half]);
+}
+
+/// What is above the charts of a path: the path, and under it what must not be cut off with it.
+std::string path_svg(const PathReport& path, double y) {
+  constexpr std::size_t characters_max = 110;  // at the picture's width
+  const std::string disk =
+      path.file_system + (path.device.empty() ? "" : ", " + path.device) + ": ";
+  return print("<text class=\"head\" x=\"16\" y=\"%.0f\">", y + 14) +
+         escaped(shortened(path.path, characters_max)) + "<title>" + escaped(path.path) +
+         "</title></text>\n" + print("<text class=\"small\" x=\"16\" y=\"%.0f\">", y + 31) +
+         escaped(shortened(disk, characters_max)) + "reads and writes at once " +
+         (path.profile.duplex ? "do not slow each other" : "share the bandwidth") + "</text>\n";
+}
+
 std::string headline(const TuneReport& report) {
   const Point& winner = report.found.winner;
   return describe(winner.settings) +
@@ -349,7 +378,7 @@ std::string headline(const TuneReport& report) {
 std::string plot_svg(const TuneReport& report) {
   const Settings& chosen = report.found.winner.settings;
   const auto rows = static_cast<double>(report.paths.size() + 1);
-  const double caption = 26;
+  const double caption = 44;
   const double height = head_height + rows * (panel_height + caption);
   std::string svg =
       print("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n",
@@ -360,18 +389,19 @@ std::string plot_svg(const TuneReport& report) {
       "use</text>\n<text x=\"16\" y=\"60\">" +
       escaped(headline(report)) + "</text>\n<text class=\"small\" x=\"16\" y=\"80\">" +
       (report.direct ? "direct I/O" : "through the page cache") + ", files of " +
-      escaped(format_size(report.size)) + "; ringed: the chosen settings</text>\n";
+      escaped(format_size(report.size)) +
+      "; marks are medians, the bars behind them from the least to the greatest; ringed: the "
+      "chosen "
+      "settings</text>\n";
   double y = head_height;
   for (const PathReport& path : report.paths) {
-    svg += print("<text class=\"head\" x=\"16\" y=\"%.0f\">", y + 16) + escaped(path.path) + " (" +
-           escaped(path.file_system + ", " + path.device) + "): reads and writes at once " +
-           (path.profile.duplex ? "do not slow each other" : "share the bandwidth") + "</text>\n";
+    svg += path_svg(path, y);
     svg += chart_svg(rates_by_block(path, chosen), 8, y + caption);
     svg += chart_svg(latencies_by_block(path, chosen), 8 + width / 2, y + caption);
     y += panel_height + caption;
   }
-  svg += chart_svg(rates_by_depth(report), 8, y + caption);
-  svg += heat_svg(report, 8 + width / 2, y + caption);
+  svg += chart_svg(rates_by_depth(report), 8, y + caption / 2);
+  svg += heat_svg(report, 8 + width / 2, y + caption / 2);
   return svg + "</svg>\n";
 }
 

@@ -334,7 +334,24 @@ def test_plot_of_a_path_with_odd_letters(tmp_path):
     target = tmp_path / "plot.svg"
     tuned(folder, "--plot", target)
     svg = xml.etree.ElementTree.parse(target).getroot()
-    assert any(str(folder) in (text.text or "") for text in svg.iter(SVG + "text"))
+    assert any(str(folder) in (text.text or "") for text in svg.iter(SVG + "title"))
+
+
+def test_plot_of_a_long_path_says_all_that_matters_inside_its_edges(tmp_path):
+    folder = tmp_path / ("a-long-name-" * 12) / ("\u00e9" * 80) / "last"
+    folder.mkdir(parents=True)
+    target = tmp_path / "plot.svg"
+    got, _ = tuned(folder, "--plot", target)
+    svg = xml.etree.ElementTree.parse(target).getroot()
+    texts = [text.text or "" for text in svg.iter(SVG + "text")]
+    (shown,) = [text for text in texts if text.startswith(str(folder)[:30])]
+    assert shown.endswith("\u00e9/last") and "\u2026" in shown and len(shown) <= 110
+    (facts,) = [text for text in texts if "reads and writes at once " in text]
+    assert facts.startswith(got["paths"][0]["file_system"])
+    ways = ["do not slow each other", "share the bandwidth"]
+    assert any(facts.endswith(way) for way in ways)
+    assert max(map(len, texts)) <= 150  # of 11 pixels, in 960
+    assert any(text.text == str(folder) for text in svg.iter(SVG + "title"))
 
 
 # Failures
