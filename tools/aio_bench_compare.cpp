@@ -79,6 +79,7 @@ CompareOptions read_flags(const CLI::App& command, Faults& faults) {
     faults.add("wrong value", "--size", format_size(options.size), "a multiple of --block-size",
                "fio would leave out the rest");
   }
+  if (flags.given("--queue-depth") && !faults.any()) note_few_blocks(options.engine, options.size);
   return options;
 }
 

@@ -249,6 +249,16 @@ void check_memory(std::uint64_t needed, const std::string& flags, Faults& faults
              "at most the " + format_size(available) + " that are available", "lower one of them");
 }
 
+void note_few_blocks(const aio::EngineOptions& engine, std::uint64_t size) {
+  const std::uint64_t wanted = std::uint64_t{engine.queue_depth} * engine.threads;
+  const std::uint64_t slots = slot_count(engine, size);
+  if (slots >= wanted) return;
+  log(LogLevel::Info, "--size " + format_size(size) + " has " + std::to_string(slots) +
+                          " blocks of " + format_size(engine.block_size) +
+                          ": no more are in flight, of the " + std::to_string(wanted) +
+                          " that --queue-depth allows");
+}
+
 void add_value(CLI::App& app, const char* flag, const char* type, const std::string& description) {
   app.add_option(flag, description)
       ->type_name(type)

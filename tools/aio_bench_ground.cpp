@@ -8,6 +8,7 @@
 #include <array>
 #include <random>
 
+#include "base/log.h"
 #include "base/units.h"
 #include "tiering/host_nodes.h"
 #include "tools/aio_bench_sweep.h"
@@ -169,6 +170,19 @@ Result<bool> Ground::all_right(const Transfers& transfers, const PassWatch& watc
   return sweep.right() && sweep.bytes_read() == size();
 }
 
+namespace {
+
+/// What was in effect for these transfers: completions are polled for of direct ones alone.
+aio::Polling polling_of(const aio::Engine& engine, const aio::EngineStatistics& statistics) {
+  const aio::Polling polling = engine.polling();
+  if (!aio::polls_completion(polling) || statistics.blocks_direct != 0) return polling;
+  log_once(LogLevel::Warning,
+           "polling: nothing is polled (iopoll), as transfers go through the page cache");
+  return aio::polls_submission(polling) ? aio::Polling::Submission : aio::Polling::None;
+}
+
+}  // namespace
+
 Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& watch) {
   ARTESIAN_TRY(engine, make_engine(transfers));
   Measurement result;
@@ -198,7 +212,7 @@ Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& wat
   result.bytes_read = sweep.bytes_read();
   result.bytes_written = sweep.bytes_written();
   result.statistics = engine->statistics();
-  result.polling = engine->polling();
+  result.polling = polling_of(*engine, result.statistics);
   result.direct = result.statistics.blocks_direct == result.statistics.blocks;
   result.right = sweep.right();
   return result;

@@ -38,6 +38,9 @@ RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json
                "drop one of them");
   }
   json = flags.output("--json", FlagReader::Dash::Yes);
+  if (flags.given("--queue-depth") && !faults.any()) {
+    note_few_blocks(transfers.engine, options.size);
+  }
   return options;
 }
 

@@ -142,6 +142,24 @@ def test_polling_takes_effect_or_one_line_says_why_not(folder, polling):
     assert without["polling"] == "off"
 
 
+def test_what_goes_through_the_page_cache_is_not_polled(folder):
+    if not has_io_uring(folder):
+        pytest.skip("no io_uring here")
+    for asked, left in [("iopoll", "off"), ("both", "sqpoll")]:
+        got, lines = measured_aloud(folder, "--polling", asked, "--no-direct", "--engine",
+                                    "io_uring")  # fmt: skip
+        assert got["polling"] in (left, "off")
+        assert any("polling: nothing is polled" in line or "refused" in line for line in lines)
+
+
+def test_a_file_with_fewer_blocks_than_the_queue_is_a_note(folder):
+    got, lines = measured_aloud(folder, "--queue-depth", 128)
+    assert got["queue_depth"] == 128
+    assert lines == ["artesian: note: --size 16.0 MiB has 16 blocks of 1.00 MiB: no more are in "
+                     "flight, of the 128 that --queue-depth allows"]  # fmt: skip
+    assert measured_aloud(folder, "--queue-depth", 16)[1] == []
+
+
 def test_an_engine_without_polling_says_so(folder):
     got, lines = measured_aloud(folder, "--polling", "both", "--engine", "threads")
     assert got["polling"] == "off"
