@@ -27,6 +27,13 @@ std::string file_system_warning(const std::string& type) {
   return "";
 }
 
+std::string device_warning(const std::string& name) {
+  if (!name.starts_with("loop")) return "";
+  return name +
+         " is a loop device, a file of another file system: what is measured goes through that; "
+         "name a folder on the disk itself with --path";
+}
+
 DiskFacts disk_facts(const std::string& directory) {
   DiskFacts facts;
   std::error_code failed;
@@ -39,6 +46,7 @@ DiskFacts disk_facts(const std::string& directory) {
         std::to_string(major(status.st_dev)) + ":" + std::to_string(minor(status.st_dev));
     const auto link = std::filesystem::read_symlink("/sys/dev/block/" + facts.device, failed);
     if (!failed) facts.device = link.filename();
+    if (facts.warning.empty()) facts.warning = device_warning(facts.device);
   }
   return facts;
 }

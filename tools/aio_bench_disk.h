@@ -13,6 +13,9 @@ struct DiskFacts {
 
 DiskFacts disk_facts(const std::string& directory);
 
+/// By the kernel's name of the disk.
+std::string device_warning(const std::string& name);
+
 /// By the kernel's name of the file system.
 std::string file_system_warning(const std::string& type);
 

@@ -162,8 +162,8 @@ Chart empty_chart(const std::string& title, const std::string& x_title,
 }
 
 std::string queue_text(const Settings& settings) {
-  return "depth " + std::to_string(settings.queue_depth) + " x " +
-         std::to_string(settings.threads) + (settings.threads == 1 ? " thread" : " threads");
+  return "depth " + std::to_string(settings.queue_depth) + ", " + std::to_string(settings.threads) +
+         (settings.threads == 1 ? " thread" : " threads");
 }
 
 std::string rate_text(const Spread& rates) {
@@ -368,7 +368,7 @@ std::string path_svg(const PathReport& path, double y) {
 
 std::string headline(const TuneReport& report) {
   const Point& winner = report.found.winner;
-  return describe(winner.settings) +
+  return describe_at_length(winner.settings) +
          print(": read %.3f, write %.3f, mixed %.3f GB/s", winner.gb_per_s(Access::Read),
                winner.gb_per_s(Access::Write), winner.gb_per_s(Access::Mixed));
 }
@@ -420,7 +420,7 @@ std::string plot_html(const TuneReport& report) {
       "<table>\n<thead><tr><th>settings</th><th>read GB/s</th><th>write GB/s</th>"
       "<th>mixed GB/s</th><th>repeats</th></tr></thead>\n<tbody>\n";
   for (const Point& point : report.found.points) {
-    html += "<tr><td>" + escaped(describe(point.settings)) + "</td>";
+    html += "<tr><td>" + escaped(describe_at_length(point.settings)) + "</td>";
     for (const Access access : accesses) html += print("<td>%.3f</td>", point.gb_per_s(access));
     html += print("<td>%zu</td></tr>\n", point.of(Access::Read).size());
   }

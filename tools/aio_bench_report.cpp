@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "tools/config_edit.h"
+#include "tools/print.h"
 
 namespace artesian::bench {
 namespace {
@@ -73,6 +74,7 @@ Json to_json(const TuneReport& report) {
                           {"min", *low},
                           {"max", *high},
                           {"pairs", found.head_to_head.size()}};
+  json["over_defaults"] = found.over_defaults > 0 ? Json(found.over_defaults) : Json();
   json["paths"] = Json::array();
   for (const PathReport& path : report.paths) json["paths"].push_back(path_json(path));
   json["points"] = Json::array();
@@ -83,6 +85,19 @@ Json to_json(const TuneReport& report) {
   json["seconds"] = report.seconds;
   json["warnings"] = report.warnings;
   return json;
+}
+
+/// What the tuning was worth, and whether the next best is really worse.
+std::string worth(const SearchResult& found) {
+  std::string text = describe_at_length(found.winner.settings);
+  if (found.over_defaults > 0) text += tools::print("; %.2f x the defaults", found.over_defaults);
+  if (found.winner.settings == found.runner_up.settings) return text + "\n";
+  const auto [low, high] =
+      std::minmax_element(found.head_to_head.begin(), found.head_to_head.end());
+  text += tools::print("; %.2f x the next (%.2f..%.2f in %zu pairs%s)", median(found.head_to_head),
+                       *low, *high, found.head_to_head.size(),
+                       *low <= 1 && *high >= 1 ? ": within noise" : "");
+  return text + "\n";
 }
 
 std::string to_text(const TuneReport& report) {
@@ -98,7 +113,7 @@ std::string to_text(const TuneReport& report) {
                   spread_of(samples, &Sample::latency_us_p99).middle);
     text += line;
   }
-  return text;
+  return text + worth(report.found);
 }
 
 }  // namespace artesian::bench

@@ -42,7 +42,8 @@ Spread spread_of(const std::vector<Sample>& samples, double Sample::*figure);
 
 nlohmann::ordered_json to_json(const TuneReport& report);
 
-/// The settings as a config takes them, then a line for each of read, write and mixed.
+/// The settings as a config takes them, a line for each of read, write and mixed, and one that says
+/// how much that is over the defaults and over the next best.
 std::string to_text(const TuneReport& report);
 
 }  // namespace artesian::bench

@@ -416,13 +416,31 @@ aio::EngineOptions engine_options(const Settings& settings) noexcept {
           .polling = settings.polling};
 }
 
-std::string describe(const Settings& settings) {
-  std::string text = format_size(settings.block_size) + " x " +
-                     std::to_string(settings.queue_depth) + " x " +
-                     std::to_string(settings.threads) + ", " + engine_kind_name(settings.engine);
+namespace {
+
+std::string oddities_of(const Settings& settings) {
+  std::string text;
   if (settings.single_submit) text += ", single_submit";
   if (!settings.overlap_events) text += ", no overlap_events";
   return text;
+}
+
+}  // namespace
+
+std::string describe(const Settings& settings) {
+  return format_size(settings.block_size) + " x " + std::to_string(settings.queue_depth) + " x " +
+         std::to_string(settings.threads) + ", " + engine_kind_name(settings.engine) +
+         oddities_of(settings);
+}
+
+std::string describe_at_length(const Settings& settings) {
+  const std::uint64_t block = settings.block_size;
+  const std::string size = block % (1 << 20) == 0 ? std::to_string(block >> 20) + " MiB"
+                                                  : std::to_string(block >> 10) + " KiB";
+  return size + " blocks, depth " + std::to_string(settings.queue_depth) + ", " +
+         std::to_string(settings.threads) + (settings.threads == 1 ? " thread, " : " threads, ") +
+         (settings.engine == aio::EngineKind::Threads ? "engine " : "") +  // "1 thread, threads"
+         engine_kind_name(settings.engine) + oddities_of(settings);
 }
 
 double Point::gb_per_s(Access access) const {
@@ -471,8 +489,8 @@ std::vector<std::string> drift_warnings(const Drift& drift, double bytes_written
   if (write < fallen) {
     std::snprintf(text, sizeof text,
                   "writes fell from %.2f to %.2f GB/s after %.0f GB, reads did not: a small write "
-                  "cache (SLC) or a limit on writes; training writes more than that, plan with "
-                  "the lower figure",
+                  "cache (SLC), a limit on writes, or in use by others; training writes more than "
+                  "that, plan with the lower figure",
                   drift.write_first, drift.write_last, bytes_written * 1e-9);
     return {text};
   }

@@ -40,6 +40,9 @@ aio::EngineOptions engine_options(const Settings& settings) noexcept;
 /// "1.00 MiB x 32 x 1, io_uring".
 std::string describe(const Settings& settings);
 
+/// "512 KiB blocks, depth 4, 1 thread, io_uring", where there is room for it.
+std::string describe_at_length(const Settings& settings);
+
 /// One measurement.
 struct Sample {
   double gb_per_s = 0;

@@ -100,6 +100,8 @@ class Tuner {
 
   /// `warning`: what was known before, or nothing.
   Result<TuneReport> run(const std::string& warning);
+  /// What was found to be best until now, if there is any.
+  std::optional<Point> best_so_far() const;
 
  private:
   void warn(const std::string& text);
@@ -119,6 +121,7 @@ class Tuner {
   Result<Sample> sample(const Settings& settings, Access access, double seconds,
                         std::uint64_t file_first, std::uint64_t file_count);
   Result<void> search_all();
+  void remember(const Settings& settings, Access access, const Sample& got);
   Result<void> measure_path(std::uint64_t index);
   void save_profile(PathReport& path);
   void take_up(SearchResult found);
@@ -132,6 +135,7 @@ class Tuner {
   std::unique_ptr<Ground> ground_;
   std::uint64_t in_flight_max_ = 0;
   std::vector<aio::EngineKind> engines_;
+  std::vector<Point> seen_;  // for whoever stops it
   double bytes_written_ = 0;
   double write_gb_per_s_ = 0;  // of late, for what is left
   bool all_direct_ = true;
@@ -285,6 +289,24 @@ Result<Sample> Tuner::sample(const Settings& settings, Access access, double sec
                 .cost_seconds = seconds_since(begin_ns)};
 }
 
+void Tuner::remember(const Settings& settings, Access access, const Sample& got) {
+  auto known = std::find_if(seen_.begin(), seen_.end(),
+                            [&](const Point& point) { return point.settings == settings; });
+  if (known == seen_.end()) {
+    known = seen_.insert(seen_.end(), {.settings = settings, .samples = {}});
+  }
+  known->samples[static_cast<std::size_t>(access)].push_back(got);
+}
+
+std::optional<Point> Tuner::best_so_far() const {
+  const auto best =
+      std::max_element(seen_.begin(), seen_.end(), [](const Point& left, const Point& right) {
+        return left.score() < right.score();  // next to nothing where one of the three is missing
+      });
+  if (best == seen_.end() || best->of(Access::Mixed).empty()) return std::nullopt;
+  return *best;
+}
+
 /// Of one of the paths.
 CurveOptions Tuner::curve_options() const {
   const bool alone = report_.paths.size() == 1;
@@ -324,16 +346,22 @@ Result<void> Tuner::search_all() {
       .start = {.engine = engines_.front(), .polling = options_.polling},
       .budget_seconds = std::max(left, options_.budget_seconds * search_share_min),
       .exhaustive = options_.exhaustive};
+  Settings defaults = options.start;
+  const aio::EngineOptions usual;
+  defaults.queue_depth = usual.queue_depth;
   const std::uint64_t blocks_max = options.space.block_sizes.back();
   options.start.block_size = std::min(options.start.block_size, blocks_max);
   while (options.start.bytes_in_flight() > in_flight_max_) options.start.queue_depth /= 2;
+  if (usual.block_size <= blocks_max) options.defaults = defaults;
   options.progress = [&](const SearchProgress& now) {
     show(now.stage, now.seconds_left + profile_seconds(report_.paths.size()),
          tools::print("%.2f GB/s", now.gb_per_s),
          describe(*now.settings) + ": " + access_name(now.access));
   };
   auto measure = [this](const Settings& settings, Access access, double seconds) {
-    return sample(settings, access, seconds, 0, report_.paths.size());
+    auto got = sample(settings, access, seconds, 0, report_.paths.size());
+    if (got) remember(settings, access, *got);
+    return got;
   };
   ARTESIAN_TRY(found, search(options, measure));
   take_up(std::move(found));
@@ -443,6 +471,17 @@ Result<TuneReport> Tuner::run(const std::string& warning) {
   return std::move(report_);
 }
 
+/// Whoever stops it is to know what that has left, and what the time was good for.
+void say_stopped(const std::optional<Point>& best) {
+  std::string text = "stopped; nothing was changed";
+  if (best) {
+    text += "; best so far: " + describe_at_length(best->settings) +
+            tools::print(": read %.2f, write %.2f, mixed %.2f GB/s", best->gb_per_s(Access::Read),
+                         best->gb_per_s(Access::Write), best->gb_per_s(Access::Mixed));
+  }
+  std::fprintf(stderr, "%s: %s\n", program, text.c_str());
+}
+
 }  // namespace
 
 void add_tune_flags(CLI::App& command) {
@@ -471,8 +510,14 @@ int tune_command(const CLI::App& command) {
   check_memory(32 * mib, "buffers", faults);
   if (faults.any()) return faults.print();
   note_signals();
-  auto report = Tuner(options).run(one_disk);
-  if (!report) return report_failure(report.error());
+  std::optional<Tuner> tuner(std::in_place, options);
+  auto report = tuner->run(one_disk);
+  const std::optional<Point> best = tuner->best_so_far();
+  tuner.reset();  // and its bar
+  if (!report) {
+    if (report.error().code == ErrorCode::Cancelled) say_stopped(best);
+    return report_failure(report.error());
+  }
   if (!report->verified) {
     return tools::report_error(program,
                                "wrong data: " + command.get_option("--path")->results().front() +

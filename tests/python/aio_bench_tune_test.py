@@ -17,8 +17,8 @@ from build_folder import AIO_BENCH as PROGRAM
 from build_folder import ARTESIAN, ROOT
 
 KEYS = ["block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"]
-FIELDS = ["aio", "engine", "polling", "read", "write", "mixed", "head_to_head", "paths",
-          "points", "size", "direct", "verified", "seconds", "warnings"]  # fmt: skip
+FIELDS = ["aio", "engine", "polling", "read", "write", "mixed", "head_to_head", "over_defaults",
+          "paths", "points", "size", "direct", "verified", "seconds", "warnings"]  # fmt: skip
 SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -159,7 +159,13 @@ def test_text_and_files(folder, tmp_path):
     assert json.loads(config.read_text()) == {"aio": got["aio"]}
     assert result.stdout.startswith(config.read_text())
     lines = result.stdout.removeprefix(config.read_text()).splitlines()
-    assert [line.split()[0] for line in lines] == ["read", "write", "mixed"]
+    assert [line.split()[0] for line in lines[:-1]] == ["read", "write", "mixed"]
+    aio = got["aio"]
+    worth = rf"{block_name(aio['block_size'])} blocks, depth {aio['queue_depth']}, .*" \
+            rf"{got['engine']}.*; {got['over_defaults']:.2f} x the defaults; \d\.\d\d x the next "
+    assert re.match(worth, lines[-1]), lines[-1]
+    noise = got["head_to_head"]["min"] <= 1 <= got["head_to_head"]["max"]
+    assert lines[-1].endswith(": within noise)") == noise
     for line, operation in zip(lines, ["read", "write", "mixed"]):
         assert f"{got[operation]['gb_per_s']:.3f} GB/s" in line
 
@@ -483,6 +489,8 @@ def test_signals_leave_nothing_behind(folder, tmp_path, cache, number):
     command = [PROGRAM, "tune", "--path", folder, "--size", "16MiB", "--apply", config]
     output, errors = stop_while_measuring(command, number)
     assert output == "" and "error" not in errors
+    said = "aio_bench: stopped; nothing was changed"
+    assert (said in errors) == (number != signal.SIGKILL)
     assert config.read_text() == CONFIG
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ds.json", "nvme"]
 

@@ -42,5 +42,13 @@ TEST(FileSystem, IsReadFromTheKernel) {
   EXPECT_NE(disk_facts("/dev/shm").warning, "");
 }
 
+TEST(DeviceWarning, IsOfALoopDeviceAlone) {
+  EXPECT_NE(device_warning("loop0").find("loop0 is a loop device"), std::string::npos);
+  EXPECT_NE(device_warning("loop12p1"), "");
+  for (const char* name : {"", "259:2", "nvme0n1p1", "sda", "dm-0"}) {
+    EXPECT_EQ(device_warning(name), "") << name;
+  }
+}
+
 }  // namespace
 }  // namespace artesian::bench

@@ -218,6 +218,21 @@ TEST(SearchResult, HasTheHeadToHeadAndEveryPoint) {
   EXPECT_EQ(samples, disk.measured);
 }
 
+TEST(SearchResult, SaysWhatItIsWorthOverTheDefaults) {
+  UsualDisk disk;
+  SearchOptions options{.space = whole_space(),
+                        .start = {},
+                        .defaults = Settings{.block_size = 128 * kib, .queue_depth = 1}};
+  auto result = search(options, [&](const Settings& settings, Access access, double seconds) {
+    return disk.measure(settings, access, seconds);
+  });
+  ASSERT_TRUE(result.has_value());
+  const double expected = disk.score(result->winner.settings) / disk.score(*options.defaults);
+  EXPECT_GT(expected, 1.1);
+  EXPECT_NEAR(result->over_defaults, expected, 1e-6);
+  EXPECT_EQ(run(disk, 60, whole_space()).over_defaults, 0) << "where nobody asks";
+}
+
 TEST(SearchResult, IsTheSameForTheSameDisk) {
   NoisyDisk one;
   NoisyDisk other;
@@ -333,6 +348,13 @@ TEST(SearchResult, IsTheFirstErrorOfAMeasurement) {
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().code, ErrorCode::Cancelled);
   EXPECT_EQ(disk.measured, 50u);
+}
+
+TEST(Describe, NamesEachNumberWhereThereIsRoom) {
+  EXPECT_EQ(describe_at_length({.block_size = 512 * kib, .queue_depth = 4}),
+            "512 KiB blocks, depth 4, 1 thread, io_uring");
+  EXPECT_EQ(describe_at_length({.block_size = 2 * mib, .threads = 2, .single_submit = true}),
+            "2 MiB blocks, depth 32, 2 threads, io_uring, single_submit");
 }
 
 TEST(DriftWarnings, TellThrottlingFromASmallWriteCache) {
