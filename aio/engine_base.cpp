@@ -115,9 +115,13 @@ void EngineBase::enter_progress_thread() noexcept {
 }
 
 bool EngineBase::has_work(const Lock& lock) const noexcept {
+  return has_ended(lock) || has_blocks(lock);
+}
+
+bool EngineBase::has_blocks(const Lock& lock) const noexcept {
   ARTESIAN_CHECK(owns(lock));
-  return ended_.head != nullptr || std::any_of(queues_.begin(), queues_.end(),
-                                               [&](const List& queue) { return may_take(queue); });
+  return std::any_of(queues_.begin(), queues_.end(),
+                     [&](const List& queue) { return may_take(queue); });
 }
 
 /// Whether the next block of this queue may be handed out.

@@ -116,6 +116,7 @@ class EngineBase : public Engine {
   Lock lock() const noexcept { return Lock(mutex_); }
   /// Blocks or ended completions are waiting for a progress thread.
   bool has_work(const Lock& lock) const noexcept;
+  bool has_blocks(const Lock& lock) const noexcept;
   bool has_ended(const Lock& lock) const noexcept;
   bool stopping(const Lock& lock) const noexcept;
   std::uint64_t blocks_in_kernel(const Lock& lock) const noexcept;

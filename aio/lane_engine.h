@@ -5,8 +5,10 @@
 // Note [Wake-up]: a lane sets `asleep` before it looks into the queues, and submitters queue before
 // they look at `asleep`; both under the mutex in between. So either the lane sees the work, or the
 // submitter sees a sleeping lane and writes its eventfd. A lane whose slots are all taken is not
-// asleep: it looks again when a block is back. A lane's own thread, submitting from a callback,
-// writes nothing: it looks into the queues after its callbacks, before it sleeps.
+// asleep: it looks again when a block is back. How many slots a sleeping lane has free only its own
+// thread knows; so a lane that took all it has room for, and leaves blocks behind, wakes the next
+// one. A lane's own thread, submitting from a callback, writes nothing: it looks into the queues
+// after its callbacks, before it sleeps.
 //
 // Note [Plugging]: when more than two transfers come in one call, the kernel holds them back until
 // the last is prepared, and merges neighbours. For small blocks that saves work (16 KiB x 32 in one
@@ -154,7 +156,7 @@ template <typename Queue>
 void LaneEngine<Queue>::wake(std::uint64_t blocks) noexcept {
   for (const auto& lane : lanes_) {
     if (blocks == 0) return;
-    if (!lane->asleep.exchange(false)) continue;
+    if (!lane->asleep.load() || !lane->asleep.exchange(false)) continue;
     if (lane->id != std::this_thread::get_id()) lane->queue.wake();
     blocks -= std::min<std::uint64_t>(blocks, options_.queue_depth);
   }
@@ -191,10 +193,13 @@ bool LaneEngine<Queue>::fill(Lane& lane) noexcept {
     Lock locked = lock();
     if (lane.ask != Ask::Nothing) answer_ask(lane, locked);
     const std::size_t count = take(locked, slots);
+    const bool full = count == slots.size();
+    const bool leaves_blocks = full && has_blocks(locked);
     const bool ended = has_ended(locked);
     const bool last = stopping(locked) && count == 0 && lane.queue.blocks_pending() == 0;
     locked.unlock();
-    if (count == slots.size()) lane.asleep.store(false);
+    if (full) lane.asleep.store(false);
+    if (leaves_blocks) wake(1);  // see Note [Wake-up]
     lane.done.clear();
     for (std::size_t index = 0; index < count; ++index) {
       if (!prepare(lane, *slots[index])) lane.done.push_back(slots[index]);

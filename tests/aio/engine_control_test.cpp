@@ -8,6 +8,7 @@
 
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/process.h"
+#include "tests/support/sleeping_threads.h"
 
 namespace artesian::aio {
 namespace {
@@ -89,6 +90,37 @@ TEST_P(EngineControl, WriteBackLeavesRoomForReadsAndTakesAllWhenThereAreNone) {
     ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
     EXPECT_EQ(engine->statistics().blocks_in_kernel_max, depth);
   }
+}
+
+// The lane that is woken first has one slot free, and what it takes stalls.
+TEST_P(EngineControl, ALaneThatIsAlmostFullHoldsNothingBack) {
+  constexpr std::uint32_t depth = 4;
+  auto engine = make({.queue_depth = depth, .threads = 2});
+  StalledFile stalled;
+  StalledFile quick;
+  std::deque<Completion> first(depth - 1);
+  ASSERT_TRUE(test_support::others_fall_asleep());  // then the first lane takes each of these
+  for (std::uint64_t index = 0; index < first.size(); ++index) {
+    first[index].prepare({.file = &stalled, .length = 8}, read_lease(8));
+    submit(*engine, first[index]);
+    while (engine->statistics().blocks_in_kernel_max <= index) sched_yield();
+  }
+  std::deque<Completion> others(depth);
+  std::vector<Completion*> list;
+  for (Completion& read : others) {
+    File& file = list.empty() ? stalled : quick;
+    read.prepare({.file = &file, .length = 8}, read_lease(8));
+    list.push_back(&read);
+  }
+  quick.release(depth - 1);
+  engine->submit(list);
+  for (std::size_t index = 1; index < depth; ++index) {
+    auto waited = engine->wait(others[index], Deadline::after_seconds(patience_s));
+    EXPECT_TRUE(waited) << index << ": " << waited.error().to_string();
+  }
+  stalled.release(depth);
+  quick.release(depth);  // were one of the others still waiting
+  ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
 }
 
 TEST_P(EngineControl, QueuedWorkEndsAtOnceWhenCancelled) {

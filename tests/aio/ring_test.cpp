@@ -5,15 +5,12 @@
 // thread is awake.
 #include "aio/ring.h"
 
-#include <dirent.h>
-
-#include <fstream>
-
 #include "aio/engine_base.h"
 #include "aio/lane_engine.h"
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/process.h"
 #include "tests/support/seccomp.h"
+#include "tests/support/sleeping_threads.h"
 
 namespace artesian::aio {
 
@@ -25,6 +22,7 @@ struct RingPeer {
 
 namespace {
 
+using test_support::others_fall_asleep;
 using test_support::run_in_child;
 
 /// Sets up a ring, or skips the test where the kernel refuses one.
@@ -139,25 +137,6 @@ Error error_of_refused_read(Engine& engine, File& file) {
   if (!engine.wait(read, Deadline::after_seconds(60))) return {};
   auto result = read.result();
   return result ? Error{} : result.error();
-}
-
-/// Whether every other thread of the process comes to sleep.
-bool others_fall_asleep() {
-  const Deadline deadline = Deadline::after_seconds(20);
-  for (int quiet = 0; quiet < 20; usleep(1000)) {
-    if (system_clock().now_ns() > deadline.at_ns) return false;
-    bool asleep = true;
-    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-      if (task.path().filename() == std::to_string(gettid())) continue;
-      std::ifstream stat(task.path() / "stat");
-      std::string line;
-      std::getline(stat, line);
-      const std::size_t name_end = line.rfind(')');
-      asleep = asleep && name_end != line.npos && line[name_end + 2] == 'S';
-    }
-    quiet = asleep ? quiet + 1 : 0;
-  }
-  return true;
 }
 
 TEST_P(RingTest, RefusedSubmissionsComeBackAsErrorsAndTheThreadSleeps) {
