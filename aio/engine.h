@@ -107,6 +107,7 @@ class Completion {
   std::uint64_t alignment_ = 1;    // of that descriptor
   std::uint64_t bytes_taken_ = 0;  // by blocks handed to progress threads
   std::uint64_t bytes_done_ = 0;
+  std::uint64_t blocks_left_ = 0;   // not yet taken
   std::uint32_t blocks_taken_ = 0;  // and not yet finished
   Error error_;                     // of the first block that failed; the file may be closed since
   std::uint64_t submitted_ns_ = 0;

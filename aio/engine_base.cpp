@@ -181,6 +181,11 @@ void EngineBase::begin(Completion& completion) const noexcept {
   }
 }
 
+/// How many blocks take() makes of it.
+std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexcept {
+  return round_up(completion.request_.length, options_.block_size) / options_.block_size;
+}
+
 void EngineBase::submit(std::span<Completion* const> completions) noexcept {
   std::uint64_t blocks = 0;
   const std::uint64_t now_ns = system_clock().now_ns();
@@ -203,10 +208,12 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
         continue;
       }
       completion->queued_ = true;
+      completion->blocks_left_ = count_blocks(*completion);
       ++queued_;
       queue_of(*completion).push(*completion);
-      blocks += round_up(completion->request_.length, options_.block_size) / options_.block_size;
+      blocks += completion->blocks_left_;
     }
+    blocks_left_ += blocks;
     if (ended) wake_waiters(locked);
   }
   if (blocks != 0) wake(blocks);
@@ -238,9 +245,13 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       in_kernel_ = &block;
       completion.bytes_taken_ += block.length;
       ++completion.blocks_taken_;
+      ARTESIAN_CHECK(completion.blocks_left_ != 0 && blocks_left_ >= completion.blocks_left_);
+      --completion.blocks_left_;
+      --blocks_left_;
       ++blocks_in_kernel_;
       write_backs_in_kernel_ += request.priority == Priority::WriteBack ? 1 : 0;
       if (completion.bytes_taken_ == request.length) {
+        ARTESIAN_CHECK(completion.blocks_left_ == 0, completion.blocks_left_);
         queue.pop();
         completion.queued_ = false;
         --queued_;
@@ -373,7 +384,7 @@ void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_cal
     }
     wake_waiters(locked);
     // See Note [Write cap]: other progress threads may have left write-backs in the queue.
-    if (capped && write_backs_in_kernel_ == blocks_in_kernel_) uncapped = queued_;
+    if (capped && write_backs_in_kernel_ == blocks_in_kernel_) uncapped = blocks_left_;
     ended = std::exchange(ended_, List{});
   }
   if (uncapped != 0) wake(uncapped);
@@ -465,6 +476,7 @@ bool EngineBase::drop_queued(const Lock& lock, Completion& completion) noexcept 
   queue_of(completion).remove(completion);
   completion.queued_ = false;
   --queued_;
+  blocks_left_ -= completion.blocks_left_;
   return true;
 }
 

@@ -158,6 +158,7 @@ class EngineBase : public Engine {
 
   bool may_take(const List& queue) const noexcept;
   void begin(Completion& completion) const noexcept;
+  std::uint64_t count_blocks(const Completion& completion) const noexcept;
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;
   bool is_abandoned(const Block& block) const noexcept;
   void cut_off(const Lock& lock, Completion& completion) noexcept;
@@ -177,9 +178,10 @@ class EngineBase : public Engine {
   FaultSeam* const faults_;              // null outside tests
   mutable std::mutex mutex_;
   // All below: under mutex_.
-  std::array<List, 4> queues_;  // by Priority
-  List ended_;                  // with callbacks still to run
-  std::uint64_t queued_ = 0;    // completions in queues_
+  std::array<List, 4> queues_;     // by Priority
+  List ended_;                     // with callbacks still to run
+  std::uint64_t queued_ = 0;       // completions in queues_
+  std::uint64_t blocks_left_ = 0;  // of these
   std::uint64_t in_flight_ = 0;
   std::uint64_t blocks_in_kernel_ = 0;
   std::uint64_t write_backs_in_kernel_ = 0;  // of them; see Note [Write cap]

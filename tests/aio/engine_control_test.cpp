@@ -92,6 +92,41 @@ TEST_P(EngineControl, WriteBackLeavesRoomForReadsAndTakesAllWhenThereAreNone) {
   }
 }
 
+/// Of engines in which a block may hold its thread.
+class EngineThreads : public EngineFixture {};
+ARTESIAN_REAL_ENGINES(EngineThreads);
+
+TEST_P(EngineThreads, AllTakeTheBlocksOfOneWriteBackOnceItIsAlone) {
+  constexpr std::uint32_t threads = 16;
+  constexpr std::uint64_t blocks = 4 * threads;
+  HeldWriteBacks held(stall());
+  auto engine = make({.block_size = 4096, .queue_depth = 1, .threads = threads}, &held);
+  const auto file = create("file");
+  StalledFile stalled;
+  std::deque<Completion> reads(threads / 2);
+  for (Completion& read : reads) {
+    read.prepare({.file = &stalled, .length = 8}, read_lease(8));
+    submit(*engine, read);
+  }
+  while (engine->statistics().blocks_in_kernel_max < reads.size()) sched_yield();
+  Completion write;
+  write.prepare({.operation = Operation::Write,
+                 .priority = Priority::WriteBack,
+                 .file = file.get(),
+                 .length = blocks * 4096},
+                write_lease(0, blocks * 4096));
+  submit(*engine, write);
+  while (held.held() < threads / 2) sched_yield();  // beside others, half of the places
+  stalled.release(reads.size());
+  for (Completion& read : reads) await(*engine, read);
+  const Deadline deadline = Deadline::after_seconds(patience_s);
+  while (held.held() < threads && system_clock().now_ns() < deadline.at_ns) sched_yield();
+  EXPECT_EQ(held.held(), threads);
+  held.release();
+  await(*engine, write);
+  expect_moved(write);
+}
+
 // The lane that is woken first has one slot free, and what it takes stalls.
 TEST_P(EngineControl, ALaneThatIsAlmostFullHoldsNothingBack) {
   constexpr std::uint32_t depth = 4;

@@ -127,6 +127,15 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     return lease;
   }
 
+  /// What makes a StalledFile stall in this engine. Never destroyed: an abandoned engine may still
+  /// use it.
+  FaultSeam* stall() const {
+    static auto* const by_read = new StalledRead;
+    static auto* const by_poll = new StalledPoll;
+    if (is_ring()) return nullptr;
+    return GetParam() == Tested::Threads ? static_cast<FaultSeam*>(by_read) : by_poll;
+  }
+
   test_support::TemporaryDirectory directory_;
   CountedBuffers buffers_;
 
@@ -135,14 +144,6 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     return is_ring()     ? make_io_uring(options, faults)
            : has_lanes() ? make_libaio(options, faults)
                          : make_threads(options, faults);
-  }
-  /// What makes a StalledFile stall in this engine. Never destroyed: an abandoned engine may still
-  /// use it.
-  FaultSeam* stall() const {
-    static auto* const by_read = new StalledRead;
-    static auto* const by_poll = new StalledPoll;
-    if (is_ring()) return nullptr;
-    return GetParam() == Tested::Threads ? static_cast<FaultSeam*>(by_read) : by_poll;
   }
   static std::unique_ptr<Engine> simulated(const EngineOptions& options, FaultSeam* faults) {
     const test_support::SimulatedOptions background{

@@ -176,6 +176,33 @@ class FailingOnce final : public FaultSeam {
   std::atomic<std::uint64_t> failures = 0;
 };
 
+/// Write-backs are held in their threads until release(); all else is as `inner` has it, if any.
+class HeldWriteBacks final : public FaultSeam {
+ public:
+  explicit HeldWriteBacks(FaultSeam* inner) : inner_(inner) {}
+  std::uint64_t length_to_ask(const Block& block) noexcept override {
+    return inner_ == nullptr ? block.rest() : inner_->length_to_ask(block);
+  }
+  int stalls_on(const Block& block) noexcept override {
+    return inner_ == nullptr ? -1 : inner_->stalls_on(block);
+  }
+  std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
+    if (block.request().priority == Priority::WriteBack) {
+      ++held_;
+      released_.wait();
+      --held_;
+    }
+    return inner_ == nullptr ? result : inner_->answer(block, result);
+  }
+  std::uint64_t held() const noexcept { return held_; }
+  void release() { released_.count_down(); }
+
+ private:
+  FaultSeam* const inner_;
+  std::atomic<std::uint64_t> held_ = 0;
+  std::latch released_{1};
+};
+
 /// The first answer reaches the engine only after release().
 class DelayedAnswer final : public FaultSeam {
  public:
