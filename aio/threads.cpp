@@ -16,6 +16,11 @@ namespace {
 // Note [Idle workers]: each sleeps on a condition variable of its own. glibc before 2.41 can lose a
 // notify_one where several threads wait on one (its bug 25847), and the block of that wake would
 // stay in the queue.
+//
+// Note [Caller]: every worker may be stuck in the kernel, for ever, and a request that was
+// cancelled or failed before its turn has to call its callback all the same. That cannot be on the
+// thread that cancels or submits. So one more thread is there for callbacks of what ended without a
+// worker. Workers that are awake run them, too: whoever comes first.
 
 class ThreadPool final : public EngineBase {
  public:
@@ -28,13 +33,16 @@ class ThreadPool final : public EngineBase {
   /// Errors: Exhausted (no more threads).
   Result<void> start() noexcept;
   void detach_threads() noexcept override {
+    caller_.detach();
     for (std::thread& worker : workers_) worker.detach();
   }
 
  private:
   void wake(std::uint64_t blocks) noexcept override;
-  void wake_all() noexcept override { wake(workers_max); }
+  void wake_all() noexcept override;
+  Result<void> start_workers() noexcept;
   void run() noexcept;
+  void run_caller() noexcept;
   void call_idle(const Lock&, std::uint64_t count) noexcept;
   void sleep(Lock& lock) noexcept;
   bool may_take(const Lock& lock) const noexcept;
@@ -47,12 +55,23 @@ class ThreadPool final : public EngineBase {
     Idle* next = nullptr;
   };
 
+  std::thread caller_;
+  std::condition_variable caller_woken_;
   std::vector<std::thread> workers_;
   Idle* idle_ = nullptr;   // those that nobody has called; the last to fall asleep first
   bool draining_ = false;  // without overlap_events: no new blocks until all are back
 };
 
 Result<void> ThreadPool::start() noexcept {
+  try {
+    caller_ = std::thread([this] { run_caller(); });
+  } catch (const std::system_error& failure) {
+    return make_error(ErrorCode::Exhausted, "cannot start an I/O thread", failure.code().value());
+  }
+  return start_workers();
+}
+
+Result<void> ThreadPool::start_workers() noexcept {
   const std::uint64_t wanted = std::uint64_t{options_.queue_depth} * options_.threads;
   const auto count = static_cast<std::size_t>(std::min(wanted, workers_max));
   const Lock locked = lock();  // workers look at workers_
@@ -69,7 +88,27 @@ Result<void> ThreadPool::start() noexcept {
 
 ThreadPool::~ThreadPool() {
   ARTESIAN_CHECK(stop());
+  if (caller_.joinable()) caller_.join();
   for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::wake_all() noexcept {
+  const Lock locked = lock();
+  caller_woken_.notify_one();
+  if (stopping(locked)) call_idle(locked, workers_max);
+}
+
+/// See Note [Caller].
+void ThreadPool::run_caller() noexcept {
+  enter_progress_thread();
+  Lock locked = lock();
+  while (true) {
+    caller_woken_.wait(locked, [&] { return has_ended(locked) || stopping(locked); });
+    if (!has_ended(locked)) return;
+    locked.unlock();
+    finish({}, 0);
+    locked.lock();
+  }
 }
 
 void ThreadPool::wake(std::uint64_t blocks) noexcept {

@@ -207,25 +207,39 @@ TEST_P(EngineControl, CancelDropsTheBlocksThatAreNotInTheKernel) {
   EXPECT_TRUE(read.take_buffer());
 }
 
-TEST_P(EngineControl, CallbackOfACancelledRequestRuns) {
-  auto engine = make({.queue_depth = 2});
+// What ends without the kernel calls its callback though every transfer there stalls: a cancelled
+// request, an empty one, and one of a file that cannot be used any more.
+TEST_P(EngineControl, CallbacksOfWhatNeedsNoDiskRunWhileTheDiskStalls) {
+  constexpr std::uint32_t depth = 2;
+  auto engine = make({.queue_depth = depth});
   const auto file = filled("file", 4096);
+  const auto broken = filled("broken", 4096);
+  broken->poison_with(make_error(ErrorCode::Io, "made up"));
   StalledFile stalled;
-  std::deque<Completion> in_kernel(1);
-  in_kernel[0].prepare({.file = &stalled, .length = 8}, read_lease(8));
-  submit(*engine, in_kernel[0]);
-  Completion other;
-  other.prepare({.file = &stalled, .length = 8}, read_lease(8));
-  submit(*engine, other);
+  std::deque<Completion> in_kernel(depth);
+  for (Completion& read : in_kernel) {
+    read.prepare({.file = &stalled, .length = 8}, read_lease(8));
+    submit(*engine, read);
+  }
+  while (engine->statistics().blocks_in_kernel_max < depth) sched_yield();
+  ASSERT_TRUE(test_support::others_fall_asleep());
   Order order;
-  Completion queued;
-  queued.prepare({.file = file.get(), .length = 4096}, read_lease(4096), Order::note, &order);
-  submit(*engine, queued);
-  engine->cancel(queued);
-  stalled.release(2);
+  std::deque<Completion> others(3);
+  others[0].prepare({.file = file.get(), .length = 4096}, read_lease(4096), Order::note, &order);
+  submit(*engine, others[0]);
+  engine->cancel(others[0]);
+  await(*engine, others[0]);
+  EXPECT_EQ(error_of(others[0]).code, ErrorCode::Cancelled);
+  others[1].prepare({.file = file.get()}, {}, Order::note, &order);
+  run(*engine, others[1]);
+  expect_moved(others[1]);
+  others[2].prepare({.file = broken.get(), .length = 4096}, read_lease(4096), Order::note, &order);
+  run(*engine, others[2]);
+  EXPECT_EQ(error_of(others[2]).message, "made up");
+  for (Completion& read : in_kernel) EXPECT_TRUE(read.in_flight());
+  stalled.release(depth);
   ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
-  EXPECT_EQ(order.ended, std::vector<const Completion*>{&queued});
-  EXPECT_EQ(error_of(queued).code, ErrorCode::Cancelled);
+  EXPECT_EQ(order.ended, (std::vector<const Completion*>{&others[0], &others[1], &others[2]}));
 }
 
 TEST_P(EngineControl, WaitEndsAtItsDeadlineAndTheRequestGoesOn) {
