@@ -84,6 +84,7 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   opened_ = true;
   constexpr unsigned needed = IORING_FEAT_NODROP | IORING_FEAT_FAST_POLL;
   if ((features & needed) != needed) return EOPNOTSUPP;
+  if (const int refusal = probe(); refusal != 0) return refusal;
   // Spares a look-up of the ring's own descriptor in each call; kernels before 5.18 have no such.
   (void)io_uring_register_ring_fd(&ring_);
   if (const int refusal = files_.open(ring_); refusal != 0) {
@@ -94,6 +95,25 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   if (event_ < 0) return errno;
   answers_.reserve(ring_.cq.ring_entries);
   withdrawn_.reserve(depth);
+  return 0;
+}
+
+/// Whether the kernel takes work, which it has not said by setting the ring up: filters may refuse
+/// io_uring_enter alone. Returns 0 or an errno. A ring with IOPOLL is not asked: it is always
+/// beside a plain one of the same thread, and some kernels have no NOP there.
+int Ring::probe() noexcept {
+  if (polls_completion(polling())) return 0;
+  io_uring_prep_nop(&next_entry());
+  // A call in any case: the thread of SQPOLL would take a NOP up, and answer it, without one.
+  int answer = -EINTR;
+  while (answer == -EINTR) answer = io_uring_submit_and_wait(&ring_, 1);
+  io_uring_cqe* entry = nullptr;
+  while (answer >= 0 && entry == nullptr) {
+    answer = io_uring_wait_cqe(&ring_, &entry);
+    if (answer == -EINTR) answer = 0;
+  }
+  if (answer < 0) return -answer;
+  io_uring_cqe_seen(&ring_, entry);
   return 0;
 }
 

@@ -31,7 +31,8 @@ class Ring {
   Ring& operator=(const Ring&) = delete;
   ~Ring();
 
-  /// Sets up a ring for `depth` transfers. Returns 0 or an errno (EOPNOTSUPP: kernel too old).
+  /// Sets up a ring for `depth` transfers, and tries it. Returns 0 or an errno (EOPNOTSUPP: kernel
+  /// too old).
   /// Without SQPOLL, and said so, where that is refused. With IOPOLL it takes direct transfers
   /// alone, and nothing wakes it: for aio/polled_ring.h, which has another ring for the rest.
   int open(std::uint32_t depth, Polling polling = Polling::None) noexcept;
@@ -76,6 +77,7 @@ class Ring {
   using Setup = int (*)(unsigned entries, io_uring* ring, io_uring_params* params);
   static Setup setup;  // the kernel's, but for tests
 
+  int probe() noexcept;
   io_uring_sqe& next_entry() noexcept;
   void arm_wake() noexcept;
   bool submits_by_call() const noexcept;

@@ -138,6 +138,24 @@ TEST_F(Fallback, RefusedIoUringFallsToLibaioWithOneLine) {
   }
 }
 
+// As a filter may that knows only the calls by which work is handed over.
+TEST_F(Fallback, RefusedSubmissionToIoUringFallsToLibaioWithOneLine) {
+  for (const Polling polling : pollings) {
+    for (const int system_error : {EPERM, EACCES, ENOSYS}) {
+      const int status = test_support::run_in_child([&] {
+        if (!test_support::refuse_call(__NR_io_uring_enter, system_error)) return 77;
+        auto forced = make_engine(EngineKind::IoUring, {.polling = polling});
+        if (forced || forced.error().code != ErrorCode::Unsupported) return 6;
+        if (forced.error().system_error != system_error) return 7;
+        if (polling != Polling::None) return 0;
+        return falls_to(EngineKind::Libaio, *file_, {"io_uring is not available", "using libaio"});
+      });
+      if (status == 77) GTEST_SKIP() << "no seccomp filters here";
+      EXPECT_EQ(status, 0) << polling_name(polling) << " " << system_error;
+    }
+  }
+}
+
 TEST_F(Fallback, RefusedLibaioTooFallsToThreadsWithOneLine) {
   const std::pair<long, int> refusals[] = {{__NR_io_setup, EPERM},
                                            {__NR_io_setup, ENOSYS},

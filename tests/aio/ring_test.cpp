@@ -127,7 +127,7 @@ TEST_P(RingTest, LostCompletionsAreFatalAndNamed) {
 constexpr std::size_t to_submit = 1;  // this argument of io_uring_enter says how many
 constexpr std::uint32_t any = ~std::uint32_t{0};
 
-/// One read by a fresh engine whose rings may not submit; its error. For children.
+/// One read by an engine whose rings may not submit; its error. For children.
 Error error_of_refused_read(Engine& engine, File& file) {
   CountedBuffers buffers;
   Completion read;
@@ -143,9 +143,12 @@ TEST_P(RingTest, RefusedSubmissionsComeBackAsErrorsAndTheThreadSleeps) {
   const auto file = filled("file", 65536);
   for (const int system_error : {EPERM, EAGAIN, ENOMEM}) {
     const int status = run_in_child([&] {
-      if (!test_support::refuse_call(__NR_io_uring_enter, system_error, to_submit, any)) return 77;
       auto engine = make_io_uring({.block_size = 4096, .queue_depth = 2});
       if (!engine) return 77;
+      if (!others_fall_asleep()) return 4;  // as it hands over its wake-up, too
+      if (!test_support::refuse_call(__NR_io_uring_enter, system_error, to_submit, any, true)) {
+        return 77;
+      }
       for (int round = 0; round < 3; ++round) {
         const Error error = error_of_refused_read(**engine, *file);
         if (error.system_error != system_error || error.file != file->path()) return 1;
