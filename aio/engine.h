@@ -146,7 +146,8 @@ struct EngineStatistics {
 class Engine {
  public:
   /// Drains, then stops its threads. What the kernel has not finished `stop_seconds` later is named
-  /// in one line of log and abandoned, and the engine's threads are left to the kernel with it.
+  /// in one line of log and abandoned, and the engine's threads are left to the kernel with it;
+  /// what callbacks submit from then on ends as Cancelled.
   virtual ~Engine() = default;
   /// Queues prepared completions. Never blocks on the disk. Thread-safe.
   virtual void submit(std::span<Completion* const> completions) noexcept = 0;

@@ -17,7 +17,8 @@
 namespace artesian::aio {
 namespace {
 
-constexpr std::uint32_t refusals_max = 64;  // in a row; one more is an error
+constexpr std::uint32_t refusals_max = 64;    // in a row; one more is an error
+constexpr double callbacks_seconds_max = 60;  // of an engine that ends
 
 thread_local bool on_progress_thread = false;
 
@@ -193,7 +194,6 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
   bool ended = false;
   {
     const Lock locked = lock();
-    ARTESIAN_CHECK(!stopping_);
     for (Completion* completion : completions) {
       ARTESIAN_CHECK(!completion->in_flight());  // twice in one call, say
       completion->bytes_taken_ = completion->bytes_done_ = 0;
@@ -202,6 +202,7 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
       completion->submitted_ns_ = now_ns;
       completion->state_.store(Completion::State::InFlight, std::memory_order_relaxed);
       ++in_flight_;
+      if (stopping_) fail(*completion, cancellation_of(completion->request_));
       if (completion->request_.length == 0 || completion->failed_) {
         end(locked, *completion, now_ns);
         ended = true;
@@ -554,36 +555,53 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
   return text;
 }
 
-bool EngineBase::stop() noexcept {
-  std::string report;
-  Lock locked = lock();
-  // What was abandoned before has had its time.
-  const double seconds = abandoned_any_ ? 0.1 : options_.stop_seconds;
-  const Deadline deadline = Deadline::after_seconds(seconds);
-  Waiter waiter{.for_kernel = true};
-  sleep_until(locked, waiter, deadline);
-  if (in_flight_ != 0) {
-    report = describe_in_flight(locked);
-    for (const List& queue : queues_) {
-      while (queue.head != nullptr) cut_off(locked, *queue.head);
-    }
-    for (Block* block = in_kernel_; block != nullptr; block = block->next) {
-      if (block->completion != nullptr) cut_off(locked, *block->completion);
-    }
+/// Ends what is in flight by the deadline of stop(), and lets nothing more in.
+void EngineBase::cut_off_all(const Lock& lock) noexcept {
+  for (const List& queue : queues_) {
+    while (queue.head != nullptr) cut_off(lock, *queue.head);
+  }
+  for (Block* block = in_kernel_; block != nullptr; block = block->next) {
+    if (block->completion != nullptr) cut_off(lock, *block->completion);
   }
   stopping_ = true;
-  const bool clean = blocks_in_kernel_ == 0;
+}
+
+/// Callbacks of what was cut off, here, as the progress threads may all be stuck; of what those
+/// submit; and those that progress threads are at. They do not wait, so that this does not either.
+void EngineBase::run_last_callbacks() noexcept {
+  Lock locked = lock();
+  while (has_ended(locked)) {
+    locked.unlock();
+    finish({}, 0);
+    locked.lock();
+  }
+  Waiter waiter;
+  sleep_until(locked, waiter, Deadline::after_seconds(callbacks_seconds_max));
+}
+
+bool EngineBase::stop() noexcept {
+  const std::uint64_t begin_ns = system_clock().now_ns();
+  Lock locked = lock();
+  Waiter all;
+  if (sleep_until(locked, all, Deadline::after_seconds(options_.stop_seconds))) {
+    Waiter rest{.for_kernel = true};  // abandoned before: it has had its time
+    sleep_until(locked, rest, Deadline::after_seconds(0.1));
+  }
+  const std::string report = in_flight_ == 0 ? std::string() : describe_in_flight(locked);
+  cut_off_all(locked);
   locked.unlock();
   if (!report.empty()) {
     char text[32];
-    std::snprintf(text, sizeof text, "%g", options_.stop_seconds);
+    const double seconds = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+    std::snprintf(text, sizeof text, seconds < 10 ? "%.2f" : "%.0f", seconds);
     log(LogLevel::Error,
         "the disk has not answered for " + std::string(text) +
             " s; abandoned, with memory that is lost until the process ends: " + report);
   }
-  finish({}, 0);  // callbacks of what was cut off: the progress threads may all be stuck
+  run_last_callbacks();
   wake_all();
-  return clean;
+  locked.lock();
+  return blocks_in_kernel_ == 0;
 }
 
 EngineOwner::~EngineOwner() {

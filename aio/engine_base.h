@@ -88,8 +88,9 @@ class EngineBase : public Engine {
   Result<void> drain(Deadline deadline) noexcept final;
   EngineStatistics statistics() const noexcept final;
   EngineKind kind() const noexcept final { return kind_; }
-  /// Waits until nothing is in the kernel, at most `stop_seconds`; abandons what then is in flight.
-  /// From then on progress threads are to end. Returns whether they can: nothing is in the kernel.
+  /// Waits until nothing is in flight, at most `stop_seconds`; abandons what then still is. From
+  /// then on progress threads are to end, and what is submitted, by the last callbacks, ends as
+  /// Cancelled. Returns whether they can: nothing is in the kernel.
   bool stop() noexcept;
   /// The engine is kept for ever: nobody will join its threads.
   virtual void detach_threads() noexcept {}
@@ -162,6 +163,8 @@ class EngineBase : public Engine {
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;
   bool is_abandoned(const Block& block) const noexcept;
   void cut_off(const Lock& lock, Completion& completion) noexcept;
+  void cut_off_all(const Lock& lock) noexcept;
+  void run_last_callbacks() noexcept;
   std::string describe_in_flight(const Lock& lock) const;
   List& queue_of(const Completion& completion) noexcept;
   void account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept;

@@ -11,6 +11,7 @@
 #include "tests/support/baseline.h"
 #include "tests/support/process.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/sleeping_threads.h"
 
 namespace artesian::aio {
 namespace {
@@ -150,10 +151,17 @@ class EngineAbandons : public EngineFixture {
   /// One line names the transfer that hangs.
   static void expect_report() {
     ASSERT_EQ(lines_of_log.size(), 1u);
-    for (const char* part : {"has not answered for 0.02 s", "abandoned",
+    for (const char* part : {"has not answered for ", " s; abandoned",
                              "read of stalled at offset 0, length 8, for "}) {
       EXPECT_NE(lines_of_log[0].find(part), std::string::npos) << lines_of_log[0];
     }
+    EXPECT_GE(seconds_waited(), 0.02);
+  }
+  /// What the line says.
+  static double seconds_waited() {
+    constexpr std::string_view before = "has not answered for ";
+    return std::strtod(lines_of_log[0].c_str() + lines_of_log[0].find(before) + before.size(),
+                       nullptr);
   }
   static void expect_abandoned(Completion& completion) {
     ASSERT_TRUE(completion.ready());
@@ -226,6 +234,104 @@ TEST_P(EngineAbandons, OneTransferIsGivenUpAndTheOthersGoOn) {
   stalled.release();
   engine.reset();
   EXPECT_TRUE(lines_of_log.empty()) << "nothing was in flight any more: " << lines_of_log[0];
+}
+
+// Whether the one that was abandoned is back, or still in the kernel.
+TEST_P(EngineAbandons, WhatIsHealthyHasItsTimeThoughAnotherWasGivenUp) {
+  for (const bool back : {true, false}) {
+    auto owned = std::make_unique<StalledFile>();
+    StalledFile& stalled = *owned;
+    keep_for_ever(std::move(owned));  // the engine's threads may outlive this test
+    StalledFile slow;
+    auto engine = make({.queue_depth = 2});
+    Completion given_up;
+    given_up.prepare({.file = &stalled, .length = 8}, buffers_.lease(8));
+    submit(*engine, given_up);
+    while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+    engine->abandon(given_up);
+    expect_abandoned(given_up);
+    if (back) stalled.release();
+    ASSERT_TRUE(test_support::others_fall_asleep());
+    Completion read;
+    read.prepare({.file = &slow, .length = 8}, read_lease(8));
+    submit(*engine, read);
+    ASSERT_TRUE(test_support::others_fall_asleep());
+    std::thread end([&] { engine.reset(); });
+    usleep(300'000);  // more than what was given up is waited for
+    slow.release();
+    end.join();
+    expect_moved(read);
+    EXPECT_TRUE(lines_of_log.empty()) << lines_of_log[0];
+    if (!back) stalled.release();
+    ASSERT_TRUE(test_support::others_fall_asleep());  // in memory that the test frees
+  }
+}
+
+// The engine's patience ends while a callback runs: it is held until the line of log says so.
+TEST_P(EngineAbandons, WhatCallbacksSubmitToAnEngineThatEndsIsCancelled) {
+  static std::latch* ending = nullptr;
+  std::latch ended(1);
+  ending = &ended;
+  set_log_sink([](LogLevel level, std::string_view) {
+    if (level == LogLevel::Error) ending->count_down();
+  });
+  struct Again {
+    Engine* engine = nullptr;
+    std::vector<bool> moved;
+    std::vector<ErrorCode> errors;
+    static void next(Completion& completion, void* context) noexcept {
+      auto* again = static_cast<Again*>(context);
+      const auto result = completion.result();
+      again->moved.push_back(result.has_value());
+      if (!result) return again->errors.push_back(result.error().code);
+      ending->wait();
+      completion.prepare(completion.request(), completion.take_buffer(), next, context);
+      Completion* const list[] = {&completion};
+      again->engine->submit(list);
+    }
+  };
+  const auto file = filled("file", 4096);
+  auto engine = make({.stop_seconds = 0.02});
+  Again again{.engine = engine.get(), .moved = {}, .errors = {}};
+  Completion read;
+  read.prepare({.file = file.get(), .length = 4096}, read_lease(4096), Again::next, &again);
+  submit(*engine, read);
+  engine.reset();
+  EXPECT_EQ(again.moved, (std::vector<bool>{true, false}));
+  EXPECT_EQ(again.errors, std::vector<ErrorCode>{ErrorCode::Cancelled});
+  EXPECT_TRUE(read.take_buffer());
+}
+
+// That runs on the thread that ends the engine.
+TEST_P(EngineAbandons, TheCallbackOfWhatIsGivenUpMaySubmitToo) {
+  struct Again {
+    Engine* engine = nullptr;
+    File* file = nullptr;
+    std::vector<ErrorCode> errors;
+    static void next(Completion& completion, void* context) noexcept {
+      auto* again = static_cast<Again*>(context);
+      const auto result = completion.result();
+      again->errors.push_back(result ? ErrorCode::Invalid : result.error().code);
+      if (again->errors.size() == 3) return;
+      completion.prepare({.file = again->file}, {}, next, context);
+      Completion* const list[] = {&completion};
+      again->engine->submit(list);
+    }
+  };
+  auto owned = std::make_unique<StalledFile>();
+  StalledFile& stalled = *owned;
+  keep_for_ever(std::move(owned));  // the engine's threads outlive it
+  auto engine = make({.stop_seconds = 0.02});
+  Again again{.engine = engine.get(), .file = &stalled, .errors = {}};
+  Completion read;
+  read.prepare({.file = &stalled, .length = 8}, buffers_.lease(8), Again::next, &again);
+  submit(*engine, read);
+  while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+  engine.reset();
+  EXPECT_EQ(again.errors, (std::vector<ErrorCode>{ErrorCode::Timeout, ErrorCode::Cancelled,
+                                                  ErrorCode::Cancelled}));
+  stalled.release();
+  ASSERT_TRUE(test_support::others_fall_asleep());  // in memory that the test frees
 }
 
 /// A point at which the first to come is held until it is let go.
