@@ -43,10 +43,11 @@ constexpr bool polls_completion(Polling polling) noexcept {
 }
 
 /// What to move. `length` <= buffer.size(). The file must stay open until the completion is ready.
-/// With a direct file, offset, length and memory should be multiples of file->alignment(). Where
-/// they are not, the transfer goes through the page cache (and is counted as misaligned): right,
-/// but slower, and a write then is on the disk only after a sync. Such a transfer must not share a
-/// 4096-byte page of the file with another one in flight.
+/// With a direct file, offset, length and memory should be multiples of file->alignment(). An end
+/// that is not goes through the page cache, as far as its page (4096 bytes) of the file reaches;
+/// all of the transfer does where memory and offset come to such multiples apart from each other.
+/// That is counted as misaligned: right, but slower, and what was written so is on the disk only
+/// after a sync. No other transfer in flight may touch such a page past the page cache.
 struct Request {
   Operation operation = Operation::Read;
   Priority priority = Priority::Demand;
@@ -103,8 +104,11 @@ class Completion {
   bool cancelled_ = false;         // an early end was asked for
   bool failed_ = false;            // `error_` holds
   bool misaligned_ = false;        // for its direct file
-  int descriptor_ = -1;            // to move through
-  std::uint64_t alignment_ = 1;    // of that descriptor
+  int descriptor_ = -1;            // past the page cache: from byte `direct_from_` to `direct_to_`
+  int cached_descriptor_ = -1;     // for all other bytes
+  std::uint64_t alignment_ = 1;    // of the former
+  std::uint64_t direct_from_ = 0;  // of the request
+  std::uint64_t direct_to_ = 0;
   std::uint64_t bytes_taken_ = 0;  // by blocks handed to progress threads
   std::uint64_t bytes_done_ = 0;
   std::uint64_t blocks_left_ = 0;   // not yet taken

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <tuple>
 #include <utility>
 
 #include "aio/threads.h"
@@ -18,6 +19,7 @@ namespace artesian::aio {
 namespace {
 
 constexpr std::uint32_t refusals_max = 64;    // in a row; one more is an error
+constexpr std::uint64_t page_size = 4096;     // of the page cache
 constexpr double callbacks_seconds_max = 60;  // of an engine that ends
 
 thread_local bool on_progress_thread = false;
@@ -47,6 +49,22 @@ Error failure_of(const Block& block) {
   error.offset = block.offset + block.done;
   error.length = block.rest();
   return error;
+}
+
+/// From where to where a request goes past the page cache, in bytes from its beginning: see Note
+/// [Ends]. Nowhere, with an alignment of 1.
+std::pair<std::uint64_t, std::uint64_t> direct_part(const Request& request, const std::byte* memory,
+                                                    std::uint64_t alignment) {
+  const std::uint64_t begin = request.offset;
+  const std::uint64_t end = begin + request.length;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  const bool together = address % alignment == begin % alignment;
+  if (alignment == 1 || !together) return {0, 0};
+  const std::uint64_t page = std::max(alignment, page_size);
+  const std::uint64_t from = begin % alignment == 0 ? begin : round_up(begin, page);
+  const std::uint64_t to = end % alignment == 0 ? end : round_down(end, page);
+  return from < to ? std::pair(from - begin, to - begin)
+                   : std::pair<std::uint64_t, std::uint64_t>();
 }
 
 /// Blocks that may be in the kernel at once.
@@ -157,34 +175,54 @@ EngineBase::List& EngineBase::queue_of(const Completion& completion) noexcept {
   return queues_[static_cast<std::size_t>(completion.request_.priority)];
 }
 
-/// Everything about a request that needs no lock: which descriptor it is to go through, and whether
-/// its file can still be used.
+/// Everything about a request that needs no lock: through which descriptors it is to go, and
+/// whether its file can still be used.
 void EngineBase::begin(Completion& completion) const noexcept {
   const Request& request = completion.request_;
   ARTESIAN_CHECK(request.file != nullptr);
   ARTESIAN_CHECK(completion.state_.load(std::memory_order_relaxed) == Completion::State::Idle);
   ARTESIAN_CHECK(request.length <= completion.buffer_.size());
   File& file = *request.file;
-  const auto memory = reinterpret_cast<std::uintptr_t>(completion.buffer_.data());
   completion.alignment_ = file.alignment();
-  completion.misaligned_ = (memory | request.offset | request.length) % completion.alignment_ != 0;
-  completion.descriptor_ = file.descriptor();
+  completion.descriptor_ = completion.cached_descriptor_ = file.descriptor();
+  std::tie(completion.direct_from_, completion.direct_to_) =
+      direct_part(request, completion.buffer_.data(), completion.alignment_);
+  const std::uint64_t direct = completion.direct_to_ - completion.direct_from_;
+  completion.misaligned_ = completion.alignment_ > 1 && direct != request.length;
   completion.failed_ = file.poison() != nullptr;
   if (completion.failed_) completion.error_ = *file.poison();
   if (completion.failed_ || !completion.misaligned_) return;
-  completion.alignment_ = 1;
-  auto buffered = file.buffered_descriptor();
-  completion.failed_ = !buffered;
-  if (buffered) {
-    completion.descriptor_ = *buffered;
+  auto cached = file.buffered_descriptor();
+  completion.failed_ = !cached;
+  if (cached) {
+    completion.cached_descriptor_ = *cached;
   } else {
-    completion.error_ = std::move(buffered).error();
+    completion.error_ = std::move(cached).error();
   }
+}
+
+EngineBase::Part EngineBase::part_at(const Completion& completion, std::uint64_t byte) noexcept {
+  ARTESIAN_CHECK(byte < completion.request_.length, byte, completion.request_.length);
+  if (byte < completion.direct_from_) {
+    return {.end = completion.direct_from_, .descriptor = completion.cached_descriptor_};
+  }
+  if (byte < completion.direct_to_) {
+    return {.end = completion.direct_to_,
+            .descriptor = completion.descriptor_,
+            .alignment = completion.alignment_};
+  }
+  return {.end = completion.request_.length, .descriptor = completion.cached_descriptor_};
 }
 
 /// How many blocks take() makes of it.
 std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexcept {
-  return round_up(completion.request_.length, options_.block_size) / options_.block_size;
+  std::uint64_t count = 0;
+  for (std::uint64_t begin = 0; begin != completion.request_.length;) {
+    const std::uint64_t end = part_at(completion, begin).end;
+    count += round_up(end - begin, options_.block_size) / options_.block_size;
+    begin = end;
+  }
+  return count;
 }
 
 void EngineBase::submit(std::span<Completion* const> completions) noexcept {
@@ -221,6 +259,20 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
   if (ended) wake_all();
 }
 
+Block EngineBase::next_block(Completion& completion, std::uint64_t now_ns) const noexcept {
+  const Request& request = completion.request_;
+  const std::uint64_t first = completion.bytes_taken_;
+  const Part part = part_at(completion, first);
+  return {.completion = &completion,
+          .origin = request,
+          .descriptor = part.descriptor,
+          .alignment = part.alignment,
+          .memory = completion.buffer_.data() + first,
+          .offset = request.offset + first,
+          .length = std::min(options_.block_size, part.end - first),
+          .taken_ns = now_ns};
+}
+
 std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) noexcept {
   ARTESIAN_CHECK(owns(lock));
   if (queued_ == 0) return 0;
@@ -230,17 +282,8 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
     while (count < slots.size() && may_take(queue)) {
       Completion& completion = *queue.head;
       const Request& request = completion.request_;
-      ARTESIAN_CHECK(completion.bytes_taken_ < request.length);
-      const std::uint64_t first = completion.bytes_taken_;
-      *slots[count++] = Block{.completion = &completion,
-                              .origin = request,
-                              .descriptor = completion.descriptor_,
-                              .alignment = completion.alignment_,
-                              .memory = completion.buffer_.data() + first,
-                              .offset = request.offset + first,
-                              .length = std::min(options_.block_size, request.length - first),
-                              .taken_ns = now_ns};
-      Block& block = *slots[count - 1];
+      Block& block = *slots[count++];
+      block = next_block(completion, now_ns);
       block.next = in_kernel_;
       if (in_kernel_ != nullptr) in_kernel_->previous = &block;
       in_kernel_ = &block;
@@ -329,7 +372,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   statistics_.blocks_registered += block.registered ? 1 : 0;
   statistics_.blocks_of_registered_files += block.file_registered ? 1 : 0;
   statistics_.blocks_direct += block.alignment > 1 ? 1 : 0;
-  statistics_.blocks_misaligned += completion.misaligned_ ? 1 : 0;
+  statistics_.blocks_misaligned += completion.misaligned_ && block.alignment == 1 ? 1 : 0;
   statistics_.continued += block.continued;
   statistics_.read_retries += block.read_retries;
   (reads(completion.request_) ? statistics_.bytes_read : statistics_.bytes_written) += block.done;

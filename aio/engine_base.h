@@ -18,6 +18,13 @@
 // half of the slots: a read that comes finds one free. When nothing else is there, they take them
 // all.
 //
+// Note [Ends]: the kernel moves whole sectors past the page cache, to and from memory that is
+// aligned, too. So of a request of a direct file that begins or ends within a sector the middle
+// goes that way, and its first and last bytes through the page cache; all of it, where memory and
+// offset do not come to sector boundaries together. The cut is where a page ends, not a sector: the
+// cache reads and writes back whole pages, and would put what it had read of the middle over what
+// was written past it meanwhile. An end on a sector boundary needs no cut, wherever in its page.
+//
 // Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
 // gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
 // lose their pointer to it, its buffer is never given back, and a block that comes back after all
@@ -157,7 +164,16 @@ class EngineBase : public Engine {
     Waiter* next = nullptr;
   };
 
+  /// A part of a request that goes one way: see Note [Ends].
+  struct Part {
+    std::uint64_t end = 0;  // in bytes from the request's beginning
+    int descriptor = -1;
+    std::uint64_t alignment = 1;
+  };
+
   bool may_take(const List& queue) const noexcept;
+  static Part part_at(const Completion& completion, std::uint64_t byte) noexcept;
+  Block next_block(Completion& completion, std::uint64_t now_ns) const noexcept;
   void begin(Completion& completion) const noexcept;
   std::uint64_t count_blocks(const Completion& completion) const noexcept;
   bool drop_queued(const Lock& lock, Completion& completion) noexcept;

@@ -145,6 +145,9 @@ Result<int> SystemFile::buffered_descriptor() noexcept {
       return system_failure("cannot open a file once more, for transfers that are not aligned",
                             path_, errno);
     }
+    // No reading ahead: beside transfers past the page cache it keeps pages that nobody reads, and
+    // large folios, which hold pages of other transfers.
+    (void)posix_fadvise(opened, 0, 0, POSIX_FADV_RANDOM);
     buffered_descriptor_ = opened;
   }
   return buffered_descriptor_;
