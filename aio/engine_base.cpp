@@ -13,6 +13,7 @@
 #include "aio/threads.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
+#include "base/process_cpus.h"
 #include "base/units.h"
 
 namespace artesian::aio {
@@ -131,6 +132,7 @@ void EngineBase::enter_progress_thread() noexcept {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  use_process_cpus();
 }
 
 bool EngineBase::has_work(const Lock& lock) const noexcept {

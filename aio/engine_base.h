@@ -109,7 +109,9 @@ class EngineBase : public Engine {
 
   EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
 
-  /// Marks the calling thread as one that must not wait, and keeps the process's signals off it.
+  /// Marks the calling thread as one that must not wait, keeps the process's signals off it, and
+  /// lets it run on every processor of the process (base/process_cpus.h), and so the threads that
+  /// the kernel starts for it.
   static void enter_progress_thread() noexcept;
 
   /// Work may have arrived for up to `blocks` blocks. Called without the mutex.

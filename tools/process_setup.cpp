@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/process_cpus.h"
 #include "pinned/huge_pages.h"
 
 namespace artesian::tools {
@@ -46,8 +47,14 @@ void set_passive_waiting(int, char** arguments, char** environment) {
   ::execve(program, arguments, longer);
 }
 
-__attribute__((section(".preinit_array"),
-               used)) void (*const preinit)(int, char**, char**) = set_passive_waiting;
+/// Before libraries are initialised: OpenMP is one of them.
+void prepare_for_openmp(int count, char** arguments, char** environment) {
+  note_process_cpus();
+  set_passive_waiting(count, arguments, environment);
+}
+
+__attribute__((section(".preinit_array"), used)) void (*const preinit)(int, char**,
+                                                                       char**) = prepare_for_openmp;
 
 }  // namespace
 

@@ -4,8 +4,10 @@
 #include <sched.h>
 
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
+#include "base/process_cpus.h"
 #include "tests/aio/engine_fixture.h"
 #include "tests/support/process.h"
 #include "tests/support/sleeping_threads.h"
@@ -125,6 +127,39 @@ TEST_P(EngineThreads, AllTakeTheBlocksOfOneWriteBackOnceItIsAlone) {
   held.release();
   await(*engine, write);
   expect_moved(write);
+}
+
+// As OpenMP binds the main thread of a program that it is loaded into.
+TEST_P(EngineThreads, RunOnEveryProcessorThoughTheirStarterIsBoundToOne) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "one processor";
+  const auto file = filled("file", 65536);
+  const int status = test_support::run_in_child([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+      if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+    }
+    note_process_cpus();
+    if (sched_setaffinity(0, sizeof one, &one) != 0) return 1;
+    auto engine = make({.queue_depth = 2, .threads = 2});
+    Completion read;
+    read.prepare({.file = file.get(), .length = 65536}, read_lease(65536));
+    submit(*engine, read);
+    if (!engine->wait(read, Deadline::after_seconds(patience_s)) || !read.result()) return 2;
+    int others = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      const pid_t id = std::stoi(task.path().filename());
+      if (id == gettid()) continue;
+      cpu_set_t its;
+      if (sched_getaffinity(id, sizeof its, &its) != 0) continue;  // it has ended
+      if (!CPU_EQUAL(&its, &all)) return 3;
+      ++others;
+    }
+    return others >= 2 ? 0 : 4;
+  });
+  EXPECT_EQ(status, 0);
 }
 
 // The lane that is woken first has one slot free, and what it takes stalls.
