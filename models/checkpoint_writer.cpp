@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/log.h"
 #include "base/units.h"
 
 namespace artesian::models {
@@ -21,6 +22,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::uint64_t data_alignment = 64;  // of the first data byte, by spaces after the header
 constexpr std::uint64_t small_file_size_max = 256u << 20;
+constexpr std::uint64_t block_size = 16 << 10;    // at most: what a file takes is a multiple
+constexpr std::uint64_t folder_size = 128 << 10;  // at most, of the folder itself
 constexpr const char* config_name = "config.json";
 constexpr std::array<const char*, 9> tokenizer_files{
     "tokenizer.json",    "tokenizer_config.json",   "vocab.json",
@@ -68,6 +71,11 @@ std::string with_dtype(const std::string& text, DType dtype) {
   if (modern) config["dtype"] = torch_name(dtype);
   if (!modern || config.contains("torch_dtype")) config["torch_dtype"] = torch_name(dtype);
   return config.dump(2) + "\n";
+}
+
+/// Where it is written, before it has its name.
+std::string partial_of(const std::string& target) {
+  return target + ".partial-" + std::to_string(::getpid());
 }
 
 std::string shard_name(std::size_t index, std::size_t count) {
@@ -128,13 +136,14 @@ CheckpointWriter::CheckpointWriter(CheckpointWriter&& other) noexcept
       tensors_(std::move(other.tensors_)),
       shards_(std::move(other.shards_)),
       folder_(std::exchange(other.folder_, {})),
-      shard_next_(other.shard_next_),
+      unnamed_(other.unnamed_),
+      small_(std::move(other.small_)),
+      shard_(other.shard_),
       tensor_(other.tensor_),
-      tensor_written_(other.tensor_written_),
-      file_(std::move(other.file_)) {}
+      tensor_written_(other.tensor_written_) {}
 
 CheckpointWriter::~CheckpointWriter() {
-  file_.reset();
+  shards_.clear();
   std::error_code ignored;  // the cause was returned by the call that failed
   if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
@@ -157,26 +166,24 @@ Result<CheckpointWriter> CheckpointWriter::create(CheckpointWriterOptions option
     }
   }
   CheckpointWriter writer(std::move(options), std::move(tensors));
-  std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < writer.tensors_.size(); ++i) bytes += writer.tensor_size(i);
-  ARTESIAN_TRY_VOID(check_checkpoint_target(writer.options_.target, bytes));
-  const std::string folder = writer.options_.target + ".partial-" + std::to_string(::getpid());
-  if (::mkdir(folder.c_str(), 0777) != 0) {
-    return save_error(ErrorCode::Io, writer.options_.target, "cannot make " + folder, errno);
+  for (ModelFile& file : writer.options_.files) {
+    if (file.name == config_name) file.text = with_dtype(file.text, writer.options_.dtype);
   }
-  writer.folder_ = folder;
   writer.plan_shards();
-  ARTESIAN_TRY_VOID(writer.write_small_files());
-  ARTESIAN_TRY_VOID(writer.skip_complete_tensors());
+  std::uint64_t bytes = 0;
+  for (const Shard& shard : writer.shards_) bytes += shard.size;
+  ARTESIAN_TRY_VOID(check_checkpoint_target(writer.options_.target, bytes));
+  ARTESIAN_TRY_VOID(writer.reserve());
   return writer;
 }
 
 void CheckpointWriter::plan_shards() {
-  shards_.push_back({.file_name = {}, .tensor_first = 0, .tensor_end = 0, .size = 0});
+  shards_.push_back({.file_name = {}, .tensor_first = 0, .tensor_end = 0, .size = 0, .file = {}});
   for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
     const std::uint64_t size = tensor_size(tensor);
     if (shards_.back().size != 0 && shards_.back().size + size > options_.shard_size_max) {
-      shards_.push_back({.file_name = {}, .tensor_first = tensor, .tensor_end = tensor, .size = 0});
+      shards_.push_back(
+          {.file_name = {}, .tensor_first = tensor, .tensor_end = tensor, .size = 0, .file = {}});
     }
     shards_.back().size += size;
     shards_.back().tensor_end = tensor + 1;
@@ -184,19 +191,11 @@ void CheckpointWriter::plan_shards() {
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     shards_[i].file_name = shard_name(i, shards_.size());
   }
+  if (shards_.size() > 1) options_.files.push_back(index());
 }
 
-Result<void> CheckpointWriter::write_small_files() {
-  for (const ModelFile& file : options_.files) {
-    ARTESIAN_TRY_VOID(write_small_file(
-        folder_ + "/" + file.name,
-        file.name == config_name ? with_dtype(file.text, options_.dtype) : file.text));
-  }
-  return {};
-}
-
-Result<void> CheckpointWriter::open_next_shard() {
-  const Shard& shard = shards_[shard_next_++];
+/// The length of the header and the header, as they begin the file.
+std::string CheckpointWriter::header_of(const Shard& shard) const {
   Json header = Json::object();
   header["__metadata__"] = {{"format", "pt"}};
   std::uint64_t offset = 0;
@@ -210,43 +209,10 @@ Result<void> CheckpointWriter::open_next_shard() {
   std::string text = header.dump();
   text.append(round_up(8 + text.size(), data_alignment) - 8 - text.size(), ' ');
   const std::uint64_t length = text.size();
-  ARTESIAN_TRY(file, OutputFile::create(folder_ + "/" + shard.file_name));
-  ARTESIAN_TRY_VOID(file.append(&length, sizeof length));
-  ARTESIAN_TRY_VOID(file.append(text.data(), text.size()));
-  file_.emplace(std::move(file));
-  return {};
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
-/// Moves to the first tensor that lacks bytes; opens and finishes shards on the way.
-Result<void> CheckpointWriter::skip_complete_tensors() {
-  for (;;) {
-    const bool shard_open = file_.has_value();
-    if (shard_open && tensor_ == shards_[shard_next_ - 1].tensor_end) {
-      ARTESIAN_TRY_VOID(file_->finish());
-      file_.reset();
-      continue;
-    }
-    if (!shard_open) {
-      if (shard_next_ == shards_.size()) return {};
-      ARTESIAN_TRY_VOID(open_next_shard());
-      continue;
-    }
-    if (tensor_written_ < tensor_size(tensor_)) return {};
-    ++tensor_;
-    tensor_written_ = 0;
-  }
-}
-
-Result<void> CheckpointWriter::append(std::size_t tensor, std::span<const std::byte> bytes) {
-  ARTESIAN_CHECK(bytes.empty() || (tensor == tensor_ && tensor < tensors_.size()), tensor, tensor_);
-  if (bytes.empty()) return {};
-  ARTESIAN_CHECK(bytes.size() <= tensor_size(tensor) - tensor_written_, bytes.size());
-  ARTESIAN_TRY_VOID(file_->append(bytes.data(), bytes.size()));
-  tensor_written_ += bytes.size();
-  return skip_complete_tensors();
-}
-
-Result<void> CheckpointWriter::write_index() {
+ModelFile CheckpointWriter::index() const {
   Json map = Json::object();
   std::uint64_t size = 0;
   for (const Shard& shard : shards_) {
@@ -256,24 +222,135 @@ Result<void> CheckpointWriter::write_index() {
     }
   }
   const Json index = {{"metadata", {{"total_size", size}}}, {"weight_map", std::move(map)}};
-  return write_small_file(folder_ + "/model.safetensors.index.json", index.dump(2) + "\n");
+  return {"model.safetensors.index.json", index.dump(2) + "\n"};
+}
+
+/// Note [Reserved bytes].
+Result<void> CheckpointWriter::reserve() {
+  ARTESIAN_TRY(unnamed, reserve_unnamed());
+  unnamed_ = unnamed;
+  if (unnamed_) return {};
+  ARTESIAN_TRY_VOID(make_folder());
+  for (Shard& shard : shards_) {
+    ARTESIAN_TRY(file, OutputFile::create(folder_ + "/" + shard.file_name));
+    shard.file.emplace(std::move(file));
+    ARTESIAN_TRY_VOID(reserve(*shard.file, header_of(shard).size() + shard.size));
+  }
+  return {};
+}
+
+/// False: the file system has no files without a name, or we cannot give them one.
+Result<bool> CheckpointWriter::reserve_unnamed() {
+  const std::string parent = parent_of(options_.target);
+  const std::string folder = partial_of(options_.target);
+  auto small = OutputFile::create_unnamed(parent, folder);
+  if (!small.has_value() || !small->link().has_value()) return false;
+  static_cast<void>(::unlink(folder.c_str()));
+  small = OutputFile::create_unnamed(parent, folder);  // once named, never again without a name
+  if (!small.has_value()) return false;
+  std::uint64_t bytes = folder_size;
+  for (const ModelFile& file : options_.files) bytes += round_up(file.text.size(), block_size);
+  ARTESIAN_TRY_VOID(reserve(*small, bytes));
+  for (Shard& shard : shards_) {
+    ARTESIAN_TRY(file, OutputFile::create_unnamed(parent, folder + "/" + shard.file_name));
+    shard.file.emplace(std::move(file));
+    ARTESIAN_TRY_VOID(reserve(*shard.file, header_of(shard).size() + shard.size));
+  }
+  small_.emplace(std::move(small).value());
+  return true;
+}
+
+Result<void> CheckpointWriter::reserve(OutputFile& file, std::uint64_t bytes) {
+  auto reserved = file.reserve(bytes);
+  if (reserved.has_value()) return {};
+  if (reserved.error().code != ErrorCode::Unsupported) {
+    Error error = std::move(reserved).error();
+    error.message = "save: " + options_.target + ": " + error.message;
+    return error;
+  }
+  log_once(LogLevel::Info, "save: " + options_.target +
+                               ": its file system reserves no bytes; keep what it needs free until "
+                               "the end");
+  return {};
+}
+
+/// With all in it but the shards.
+Result<void> CheckpointWriter::make_folder() {
+  const std::string folder = partial_of(options_.target);
+  if (::mkdir(folder.c_str(), 0777) != 0) {
+    return save_error(ErrorCode::Io, options_.target, "cannot make " + folder, errno);
+  }
+  folder_ = folder;
+  for (const ModelFile& file : options_.files) {
+    ARTESIAN_TRY_VOID(write_small_file(folder_ + "/" + file.name, file.text));
+  }
+  return {};
+}
+
+/// Before the first byte.
+Result<void> CheckpointWriter::begin() {
+  if (shard_.has_value()) return {};
+  small_.reset();  // its room is now the folder's
+  if (folder_.empty()) ARTESIAN_TRY_VOID(make_folder());
+  shard_ = 0;
+  ARTESIAN_TRY_VOID(begin_shard(shards_.front()));
+  return skip_complete_tensors();
+}
+
+Result<void> CheckpointWriter::begin_shard(Shard& shard) {
+  const std::string header = header_of(shard);
+  return shard.file->append(header.data(), header.size());
+}
+
+Result<void> CheckpointWriter::finish_shard(Shard& shard) {
+  if (unnamed_) ARTESIAN_TRY_VOID(shard.file->link());
+  ARTESIAN_TRY_VOID(shard.file->finish());
+  shard.file.reset();
+  return {};
+}
+
+/// Moves to the first tensor that lacks bytes; begins and finishes shards on the way.
+Result<void> CheckpointWriter::skip_complete_tensors() {
+  while (*shard_ < shards_.size()) {
+    Shard& shard = shards_[*shard_];
+    while (tensor_ < shard.tensor_end) {
+      if (tensor_written_ < tensor_size(tensor_)) return {};
+      ++tensor_;
+      tensor_written_ = 0;
+    }
+    ARTESIAN_TRY_VOID(finish_shard(shard));
+    if (++*shard_ < shards_.size()) ARTESIAN_TRY_VOID(begin_shard(shards_[*shard_]));
+  }
+  return {};
+}
+
+Result<void> CheckpointWriter::append(std::size_t tensor, std::span<const std::byte> bytes) {
+  ARTESIAN_TRY_VOID(begin());
+  ARTESIAN_CHECK(bytes.empty() || (tensor == tensor_ && tensor < tensors_.size()), tensor, tensor_);
+  if (bytes.empty()) return {};
+  ARTESIAN_CHECK(bytes.size() <= tensor_size(tensor) - tensor_written_, bytes.size());
+  ARTESIAN_TRY_VOID(shards_[*shard_].file->append(bytes.data(), bytes.size()));
+  tensor_written_ += bytes.size();
+  return skip_complete_tensors();
 }
 
 Result<void> CheckpointWriter::commit() {
-  ARTESIAN_CHECK(tensor_ == tensors_.size() && !file_.has_value(), tensor_, tensors_.size());
-  if (shards_.size() > 1) ARTESIAN_TRY_VOID(write_index());
+  ARTESIAN_TRY_VOID(begin());
+  ARTESIAN_CHECK(tensor_ == tensors_.size() && *shard_ == shards_.size(), tensor_, tensors_.size());
   ARTESIAN_TRY_VOID(sync_folder(folder_));
+  const std::string folder = std::exchange(folder_, {});  // whole from here on: nobody removes it
   const char* target = options_.target.c_str();
-  if (::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, target, RENAME_NOREPLACE) != 0) {
-    if (errno == EEXIST) {
-      return save_error(ErrorCode::Invalid, options_.target, "came into being meanwhile");
-    }
-    // A file system without the flag: an empty folder may be replaced, a filled one is refused.
-    if (errno != EINVAL || ::rename(folder_.c_str(), target) != 0) {
-      return save_error(ErrorCode::Io, options_.target, "cannot rename " + folder_, errno);
-    }
+  if (::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, target, RENAME_NOREPLACE) == 0) {
+    return sync_folder(parent_of(options_.target));
   }
-  folder_.clear();
+  const std::string where = "; all is in " + folder;
+  if (errno == EEXIST) {
+    return save_error(ErrorCode::Invalid, options_.target, "came into being meanwhile" + where);
+  }
+  // A file system without the flag: an empty folder may be replaced, a filled one is refused.
+  if (errno != EINVAL || ::rename(folder.c_str(), target) != 0) {
+    return save_error(ErrorCode::Io, options_.target, "cannot rename" + where, errno);
+  }
   return sync_folder(parent_of(options_.target));
 }
 

@@ -3,6 +3,12 @@
 // so that nothing is ever whole in memory. All goes into a folder beside the target, is made
 // durable, and is renamed at the end: the target either is complete or does not exist. A writer
 // that dies before commit() removes what it wrote.
+//
+// Note [Reserved bytes]: between create() and the first append() lies a training, of weeks perhaps,
+// in which others fill the disk. So create() takes the room of all files there and then: in files
+// without a name, which nobody sees and which are gone with the process however it ends. A file
+// system that has no such files (NFS) shows the folder of named ones from the start, and one that
+// cannot promise room at all is a line in the log.
 #pragma once
 
 #include <cstdint>
@@ -46,20 +52,23 @@ Result<void> check_checkpoint_target(const std::string& target, std::uint64_t by
 
 class CheckpointWriter {
  public:
-  /// Checks the target, makes the folder beside it and writes the small files.
-  /// Errors: Invalid (target exists, names twice or none), NoSpace, Io.
+  /// Checks the target and reserves its bytes. Errors: Invalid (target exists, names twice or
+  /// none), NoSpace, Io.
   static Result<CheckpointWriter> create(CheckpointWriterOptions options,
                                          std::vector<TensorDeclaration> tensors);
   CheckpointWriter(CheckpointWriter&& other) noexcept;
   CheckpointWriter& operator=(CheckpointWriter&&) = delete;
   ~CheckpointWriter();
 
+  /// Of all tensors.
+  DType dtype() const noexcept { return options_.dtype; }
+
   /// The next bytes of tensor `tensor`, which must be the first one that is not complete.
   /// Errors: NoSpace, Io.
   Result<void> append(std::size_t tensor, std::span<const std::byte> bytes);
 
-  /// After the last byte: writes the index, syncs and renames. Errors: NoSpace, Io; Invalid if the
-  /// target came into being meanwhile.
+  /// After the last byte: syncs and renames. Errors: NoSpace, Io; Invalid if the target came into
+  /// being meanwhile. What cannot be renamed stays, whole, under the name that the error tells.
   Result<void> commit();
 
  private:
@@ -67,25 +76,33 @@ class CheckpointWriter {
     std::string file_name;
     std::size_t tensor_first;
     std::size_t tensor_end;
-    std::uint64_t size;  // bytes of data
+    std::uint64_t size;              // bytes of data
+    std::optional<OutputFile> file;  // until it is complete
   };
   CheckpointWriter(CheckpointWriterOptions options, std::vector<TensorDeclaration> tensors);
 
   void plan_shards();
-  Result<void> write_small_files();
-  Result<void> open_next_shard();
+  std::string header_of(const Shard& shard) const;
+  ModelFile index() const;
+  Result<void> reserve();
+  Result<bool> reserve_unnamed();
+  Result<void> reserve(OutputFile& file, std::uint64_t bytes);
+  Result<void> make_folder();
+  Result<void> begin();
+  Result<void> begin_shard(Shard& shard);
+  Result<void> finish_shard(Shard& shard);
   Result<void> skip_complete_tensors();
-  Result<void> write_index();
   std::uint64_t tensor_size(std::size_t tensor) const noexcept;
 
   CheckpointWriterOptions options_;
   std::vector<TensorDeclaration> tensors_;
   std::vector<Shard> shards_;
   std::string folder_;  // where it is written; empty before it exists and once it is renamed
-  std::size_t shard_next_ = 0;
+  bool unnamed_ = false;
+  std::optional<OutputFile> small_;   // unnamed: the room of all but the shards
+  std::optional<std::size_t> shard_;  // under way; none before the first byte
   std::size_t tensor_ = 0;            // first incomplete
   std::uint64_t tensor_written_ = 0;  // bytes of it
-  std::optional<OutputFile> file_;
 };
 
 }  // namespace artesian::models

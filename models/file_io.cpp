@@ -61,6 +61,33 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
   return OutputFile(path, std::move(descriptor));
 }
 
+Result<OutputFile> OutputFile::create_unnamed(const std::string& folder, const std::string& path) {
+  Descriptor descriptor(::open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
+  if (descriptor.value() < 0) return file_error("cannot create a file", folder, errno);
+  return OutputFile(path, std::move(descriptor));
+}
+
+Result<void> OutputFile::reserve(std::uint64_t length) noexcept {
+  int failed = 0;
+  do {
+    failed = ::fallocate(descriptor_.value(), 0, 0, static_cast<off_t>(length)) == 0 ? 0 : errno;
+  } while (failed == EINTR);
+  if (failed == 0) return {};
+  Error error = file_error("cannot reserve its bytes", path_, failed);
+  error.length = length;
+  if (failed == EOPNOTSUPP || failed == ENOSYS) error.code = ErrorCode::Unsupported;
+  return error;
+}
+
+Result<void> OutputFile::link() noexcept {
+  // As another name of its descriptor: by the descriptor itself it needs a capability.
+  const std::string descriptor = "/proc/self/fd/" + std::to_string(descriptor_.value());
+  if (::linkat(AT_FDCWD, descriptor.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+    return {};
+  }
+  return file_error("cannot give a name to", path_, errno);
+}
+
 Result<void> OutputFile::append(const void* source, std::uint64_t length) noexcept {
   const auto* bytes = static_cast<const std::byte*>(source);
   while (length != 0) {

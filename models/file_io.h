@@ -59,12 +59,21 @@ class OutputFile {
  public:
   /// The file must not exist; its mode is 0666 less the umask. Errors: Io.
   static Result<OutputFile> create(const std::string& path);
+  /// A file without a name: until link() gives it this one, it goes with the process, however that
+  /// ends. The folder of `path` need not be there yet; the file lies in `folder`, on the same file
+  /// system. Errors: Io; there are some without such files.
+  static Result<OutputFile> create_unnamed(const std::string& folder, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
   std::uint64_t size() const noexcept { return size_; }
 
+  /// Takes the room of so many bytes from the disk, for append(). Errors: NoSpace, Io; Unsupported,
+  /// where the file system cannot promise room.
+  Result<void> reserve(std::uint64_t length) noexcept;
   /// Appends all bytes. Errors: NoSpace, Io.
   Result<void> append(const void* source, std::uint64_t length) noexcept;
+  /// Gives an unnamed file its name, which must be free. Errors: NoSpace, Io.
+  Result<void> link() noexcept;
   /// Makes the bytes durable and closes. Errors: NoSpace, Io.
   Result<void> finish() noexcept;
 

@@ -20,6 +20,12 @@ int report_error(const char* program, const Error& error, int exit_code) {
   return report_error(program, error.to_string(), exit_code);
 }
 
+int report_error(const char* program, const std::vector<Error>& errors, int exit_code) {
+  std::string lines;
+  for (const Error& error : errors) lines += (lines.empty() ? "" : "\n") + error.to_string();
+  return report_error(program, lines, exit_code);
+}
+
 Error naming(const std::string& flag, Error error) {
   std::string named;
   for (std::size_t begin = 0; begin <= error.message.size();) {

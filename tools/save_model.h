@@ -16,12 +16,15 @@ struct SaveOptions {
   bool fp32 = false;                     // the master weights, instead of the training precision
 };
 
-/// Bytes that the directory will take.
-std::uint64_t save_size(const zero3::Config& config,
-                        const std::vector<zero3::ParameterSpec>& parameters, bool fp32);
+/// Before training: reserves what the directory will take. Errors: Io, NoSpace, Invalid (the target
+/// exists).
+Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
+                                              const models::ModelConfig& model_config,
+                                              SaveOptions options);
 
-/// Errors: Io, NoSpace, Invalid (the target exists), Corrupt.
+/// Writes the directory of these options, and commits it. Errors: Io, NoSpace, Invalid (the target
+/// came into being), Corrupt.
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
-                        const std::vector<zero3::ParameterSpec>& parameters, SaveOptions options);
+                        models::CheckpointWriter& writer);
 
 }  // namespace artesian::tools

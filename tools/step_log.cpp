@@ -1,5 +1,6 @@
 #include "tools/step_log.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "tools/print.h"
 
@@ -38,14 +40,44 @@ Result<StepLog> StepLog::open(const std::string& path) {
   StepLog step_log;
   step_log.path_ = path;
   if (path.empty()) return step_log;
-  step_log.file_.reset(std::fopen(path.c_str(), "we"));
-  if (step_log.file_ == nullptr) return io_error(path);
+  step_log.file_ =
+      models::Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (step_log.file_.value() < 0) return io_error(path);
   return step_log;
 }
 
-Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
-                            const std::optional<std::string>& digest) {
-  if (file_ == nullptr) return {};
+/// All of the line, or nothing of it where the file can be cut.
+bool StepLog::append(const std::string& line) {
+  std::size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t count = ::write(file_.value(), line.data() + done, line.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) break;
+    done += static_cast<std::size_t>(count);
+  }
+  if (done == line.size()) {
+    size_ += done;
+    return true;
+  }
+  const int reason = errno;
+  const auto size = static_cast<off_t>(size_);
+  if (done != 0 && ::ftruncate(file_.value(), size) == 0) {
+    static_cast<void>(::lseek(file_.value(), size, SEEK_SET));
+  }
+  errno = reason;
+  return false;
+}
+
+Result<void> StepLog::close() {
+  if (!first_.has_value()) return {};
+  first_->message = "--log-jsonl: cannot write " + std::to_string(missing_) + " of " +
+                    std::to_string(lines_) + " lines";
+  return *first_;
+}
+
+void StepLog::write(const zero3::StepResult& r, double tflops,
+                    const std::optional<std::string>& digest) {
+  if (file_.value() < 0) return;
   nlohmann::ordered_json line{{"step", r.step},
                               {"loss", r.loss},
                               {"lr", r.lr},
@@ -87,12 +119,12 @@ Result<void> StepLog::write(const zero3::StepResult& r, double tflops,
   }
   if (!r.overflow_parameter.empty()) line["overflow_parameter"] = r.overflow_parameter;
   if (digest.has_value()) line["digest"] = *digest;
-  const std::string out = line.dump() + "\n";
-  if (std::fwrite(out.data(), 1, out.size(), file_.get()) != out.size() ||
-      std::fflush(file_.get()) != 0) {
-    return io_error(path_);
-  }
-  return {};
+  ++lines_;
+  if (append(line.dump() + "\n")) return;
+  ++missing_;
+  if (first_.has_value()) return;
+  first_ = io_error(path_);
+  log(LogLevel::Warning, first_->to_string() + "; training goes on");
 }
 
 Progress::Progress(const Options& options)

@@ -3,31 +3,38 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "models/file_io.h"
 #include "zero3/engine.h"
 
 namespace artesian::tools {
 
-/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start.
+/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start. A line that
+/// cannot be written must not cost the training: it is missing as a whole, the first such one is a
+/// warning, later ones are tried again, and close() is the error.
 class StepLog {
  public:
   /// Errors: Io. An empty path logs nowhere.
   static Result<StepLog> open(const std::string& path);
-  /// Appends one line and flushes it. Errors: Io, NoSpace.
-  Result<void> write(const zero3::StepResult& result, double tflops,
-                     const std::optional<std::string>& digest);
+  /// Appends one line.
+  void write(const zero3::StepResult& result, double tflops,
+             const std::optional<std::string>& digest);
+  /// After the last. Errors: Io, NoSpace: lines are missing.
+  Result<void> close();
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
+  bool append(const std::string& line);
+
   std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  models::Descriptor file_;
+  std::uint64_t size_ = 0;   // of the whole lines in it
+  std::uint64_t lines_ = 0;  // given
+  std::uint64_t missing_ = 0;
+  std::optional<Error> first_;  // why the first one is missing
 };
 
 /// The progress line on stderr: redrawn in place on a terminal, else a line every few seconds.

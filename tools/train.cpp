@@ -39,12 +39,11 @@ class TrainRun {
       if (stop_requested() != 0) return stop_exit_code();
       return report_error(program, prepared.error(), 2);
     }
-    auto trained = loop();
+    note(loop());
     progress_->finish();
-    if (trained.has_value()) trained = finish();
-    auto closed = close();
-    if (trained.has_value()) trained = std::move(closed);
-    if (!trained.has_value()) return report_error(program, trained.error(), 1);
+    finish();
+    note(close());
+    if (!faults_.empty()) return report_error(program, faults_, 1);
     return stop_requested() != 0 ? stop_exit_code() : 0;
   }
 
@@ -60,13 +59,16 @@ class TrainRun {
   Result<std::unique_ptr<zero3::WeightSource>> weights() const;
   Result<void> loop();
   Result<zero3::StepResult> one_step(std::uint64_t step);
-  Result<void> report_completed(const std::optional<std::string>& digest);
-  Result<void> finish();
+  void report_completed(const std::optional<std::string>& digest);
+  void finish();
+  Result<void> save();
+  Result<void> print_table();
+  void note(Result<void> outcome);
   Result<void> close() { return engine_ ? engine_->close() : Result<void>(); }
 
   const TrainOptions& options_;
   models::ModelConfig model_config_;
-  std::vector<models::ModelFile> model_files_;  // for --save
+  std::optional<models::CheckpointWriter> save_;
   zero3::Config config_;
   std::uint64_t length_ = 0;
   std::uint64_t steps_ = 0;
@@ -78,6 +80,7 @@ class TrainRun {
   std::unique_ptr<Progress> progress_;
   Summary summary_;
   zero3::Budgets budgets_;
+  std::vector<Error> faults_;  // of training and of what comes after it: none hinders the next
 };
 
 Result<void> TrainRun::prepare() {
@@ -152,15 +155,16 @@ void TrainRun::choose_steps() {
   steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
 }
 
-/// What is saved beside the weights is read now: what has been trained must not be lost because a
-/// folder has gone meanwhile.
+/// What is saved beside the weights is read now, and the room for all of it taken: what has been
+/// trained must not be lost because a folder has gone meanwhile, or a disk is full.
 Result<void> TrainRun::prepare_save() {
   if (options_.save.empty()) return {};
-  const auto bytes =
-      save_size(config_, models::model_parameters(model_config_), options_.save_fp32);
-  ARTESIAN_TRY_VOID(naming("--save", models::check_checkpoint_target(options_.save, bytes)));
   ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
-  model_files_ = std::move(files);
+  ARTESIAN_TRY(writer, naming("--save", tools::prepare_save(config_, model_config_,
+                                                            {.target = options_.save,
+                                                             .files = std::move(files),
+                                                             .fp32 = options_.save_fp32})));
+  save_.emplace(std::move(writer));
   return {};
 }
 
@@ -244,22 +248,21 @@ Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
     batches.push_back(batch.batch());  // stays where it is when `tokens` moves
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
-  static_cast<void>(losses);                // the step's result holds the mean
-  ARTESIAN_TRY_VOID(report_completed({}));  // the step before, updated under this one's forward
+  static_cast<void>(losses);  // the step's result holds the mean
+  report_completed({});       // the step before, updated under this one's forward
   return engine_->step();
 }
 
 /// A step is reported when its update is complete.
-Result<void> TrainRun::report_completed(const std::optional<std::string>& digest) {
+void TrainRun::report_completed(const std::optional<std::string>& digest) {
   const auto result = engine_->take_completed();
-  if (!result.has_value()) return {};
+  if (!result.has_value()) return;
   const double flops = models::flops_per_token(model_config_, length_);
   const double tflops = flops * static_cast<double>(result->tokens) /
                         (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
-  ARTESIAN_TRY_VOID(step_log_->write(*result, tflops, digest));
+  step_log_->write(*result, tflops, digest);
   summary_.add(*result);
   progress_->step(*result);
-  return {};
 }
 
 Result<void> TrainRun::loop() {
@@ -268,7 +271,7 @@ Result<void> TrainRun::loop() {
     auto result = one_step(step);
     if (!result.has_value()) {  // not the last step's fault, unless its update failed
       static_cast<void>(engine_->finish_update().has_value());
-      ARTESIAN_TRY_VOID(report_completed({}));
+      report_completed({});
       return std::move(result).error();
     }
     std::optional<std::string> digest;
@@ -277,27 +280,46 @@ Result<void> TrainRun::loop() {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
     }
-    ARTESIAN_TRY_VOID(report_completed(digest));
+    report_completed(digest);
     if (result->end.has_value()) return *std::move(result->end);
   }
   return {};
 }
 
-Result<void> TrainRun::finish() {
-  if (summary_.steps() == 0) return {};  // stopped before the first
-  if (!options_.save.empty()) {
-    SaveOptions save{
-        .target = options_.save, .files = std::move(model_files_), .fp32 = options_.save_fp32};
-    ARTESIAN_TRY_VOID(naming(
-        "--save", save_model(*engine_, model_config_, module_->parameters(), std::move(save))));
+/// Each part, whatever became of those before: above all the weights, which took long to come by.
+void TrainRun::finish() {
+  if (summary_.steps() == 0) return;  // stopped before the first
+  note(naming("--save", save()));
+  note(step_log_->close());
+  note(write_trace());
+  note(print_table());
+}
+
+Result<void> TrainRun::save() {
+  if (!save_.has_value()) return {};
+  if (!engine_->weights_readable()) {
+    return make_error(ErrorCode::Invalid,
+                      "nothing is saved: after this error the weights are not known to be right");
   }
-  ARTESIAN_TRY_VOID(write_trace());
+  ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, *save_));
+  if (!faults_.empty()) {
+    log(LogLevel::Info, "--save: all the same the weights are in " + options_.save +
+                            ", as they were after the last step that changed them");
+  }
+  return {};
+}
+
+Result<void> TrainRun::print_table() {
   if (options_.quiet) return {};
   summary_.print(stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
                  engine_->path_use(), engine_->describe_io(), engine_->placement().inputs);
   return flush_stdout();
+}
+
+void TrainRun::note(Result<void> outcome) {
+  if (!outcome.has_value()) faults_.push_back(std::move(outcome).error());
 }
 
 }  // namespace

@@ -95,6 +95,7 @@ class Engine::Impl {
   LossScaler scaler;
   StepGuard guard;
   std::optional<Error> poison;
+  bool ended_whole = false;  // poison is step_guard's end, and the weights are as before that step
   bool closed = false;
   bool stalled = false;  // transfers are still in flight, and the disk does not answer
 
@@ -133,6 +134,7 @@ class Engine::Impl {
   Result<T> remember(Result<T> result);
   Result<void> check_ready(const char* call) const;
   Result<void> check_weights(const char* call) const;
+  bool weights_readable() const;
   Result<void> check_forward(const char* call, std::size_t count) const;
   Result<void> check_backward() const;
   Result<void> check_step() const;
@@ -290,6 +292,11 @@ Result<void> Engine::Impl::check_weights(const char* call) const {
       call, "backward() has begun the update (nothing clips or skips it); call step() first");
 }
 
+bool Engine::Impl::weights_readable() const {
+  if (closed || !initialized || under_backward->begun()) return false;
+  return !poison.has_value() || ended_whole;
+}
+
 Result<void> Engine::Impl::check_forward(const char* call, std::size_t count) const {
   ARTESIAN_TRY_VOID(check_ready(call));
   if (graphs->backward_pending()) {
@@ -332,6 +339,7 @@ Result<void> Engine::Impl::check_step() const {
 /// The first error ends the run: later calls return it instead of working on damaged state.
 template <typename T>
 Result<T> Engine::Impl::remember(Result<T> result) {
+  if (!result.has_value()) ended_whole = false;
   if (!result.has_value() && !poison.has_value()) {
     poison = gradients ? gradients->cause_of(result.error()) : result.error();
     result = *poison;
@@ -550,7 +558,8 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.lr = learning_rate(config.scheduler, config.optimizer, updates);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
   if (!norm.finite) result.overflow_parameter = module.parameters()[norm.bad_parameter].name;
-  auto verdict = guard.judge(step, result.overflow_parameter, scaler, under_backward->begun());
+  const bool begun = under_backward->begun();
+  auto verdict = guard.judge(step, result.overflow_parameter, scaler, begun);
   result.overflow = verdict.skip;
   result.end = poison = std::move(verdict.end);
   // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
@@ -575,6 +584,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   result.disk_s = prediction.disk_s();
   prediction.end_step(update_bytes);
   (optimizer->step_under_way() ? updating : completed) = result;
+  ended_whole = poison.has_value() && !begun;  // skipped as any other: all of it is taken back
   return result;
 }
 
@@ -732,10 +742,14 @@ Result<std::string> Engine::digest() {
   return impl_->remember(impl_->optimizer->digest(impl_->module.parameters()));
 }
 
+bool Engine::weights_readable() const noexcept {
+  return impl_->weights_readable();
+}
+
 Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
-  ARTESIAN_TRY_VOID(impl_->check_weights("read_master"));
-  ARTESIAN_TRY_VOID(finish_update());
+  if (!impl_->weights_readable()) ARTESIAN_TRY_VOID(impl_->check_weights("read_master"));
+  ARTESIAN_TRY_VOID(impl_->remember(impl_->finish_update()));
   return impl_->optimizer->read_master(parameter, sink);
 }
 

@@ -14,7 +14,8 @@
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
 // the placement, budgets, prefetch limits, I/O engine, buffers and grouping of micro-batches. A
 // call out of order and a batch that the module cannot take are errors that leave the engine as it
-// was; any other error poisons it: every later call returns that first one. Used from one thread.
+// was; any other error poisons it: every later call returns that first one, except that the weights
+// before a step that ended the run can be read (weights_readable()). Used from one thread.
 #pragma once
 
 #include <array>
@@ -139,7 +140,12 @@ class Engine {
 
   /// XXH3-128 over names, master weights and moments in parameter order, hex.
   Result<std::string> digest();
+  /// Whether read_master() has weights to hand out: all of one step. Those before a step that ended
+  /// the run by what is not finite are such, unless it had begun an update that cannot be taken
+  /// back. Not after any other error.
+  bool weights_readable() const noexcept;
   /// Hands out a parameter's master weights as fp32, in row-major order, in pieces: for export.
+  /// Errors: the sink's, which poison nothing; Io, Corrupt.
   Result<void> read_master(std::uint32_t parameter,
                            const std::function<Result<void>(std::span<const float>)>& sink);
   const Placement& placement() const noexcept;

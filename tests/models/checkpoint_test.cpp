@@ -1,7 +1,9 @@
 // Proves that a directory that we write is read back equal, single or sharded; that the target is
-// complete or absent, whatever fails; that a checkpoint's tensors are matched with the model's by
-// name and shape, with each fault in its line; and that random weights do not depend on the slices.
+// complete or absent, whatever fails, and needs no free byte at the end; that a checkpoint's
+// tensors are matched with the model's by name and shape, with each fault in its line; and that
+// random weights do not depend on the slices.
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -176,10 +178,73 @@ TEST(CheckpointWriter, ATargetThatAppearsMeanwhileIsNotReplaced) {
     std::filesystem::create_directory(place.target());
     const auto committed = writer->commit();
     ASSERT_FALSE(committed.has_value());
-    EXPECT_NE(committed.error().to_string().find("meanwhile"), std::string::npos);
+    EXPECT_NE(committed.error().to_string().find("meanwhile; all is in "), std::string::npos);
   }
-  EXPECT_EQ(entries_in(place.folder.path()), 2u);
   EXPECT_EQ(entries_in(place.target()), 0u);
+  const std::string kept = place.target() + ".partial-" + std::to_string(::getpid());
+  expect_values(place, kept);
+  EXPECT_EQ(entries_in(place.folder.path()), 3u);  // and what it would replace, and source
+}
+
+std::uint64_t free_in(const std::string& folder) {
+  return std::filesystem::space(folder).free;
+}
+
+/// A file system in memory of this size at `path`, if we may mount one.
+class SmallDisk {
+ public:
+  SmallDisk(const std::string& path, const char* size) : path_(path) {
+    std::filesystem::create_directory(path);
+    const std::string options = std::string("size=") + size;
+    mounted_ = ::mount("tmpfs", path.c_str(), "tmpfs", 0, options.c_str()) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(path_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  bool mounted() const { return mounted_; }
+
+ private:
+  std::string path_;
+  bool mounted_ = false;
+};
+
+TEST(CheckpointWriter, ADiskThatFillsMeanwhileTakesNothingFromIt) {
+  const Workplace place;
+  place.folder.write("source/tokenizer.json", std::string(50'000, ' '));
+  for (const std::uint64_t shard_size_max : {1 << 20, 300}) {
+    const std::string disk = place.folder.path() + "/disk" + std::to_string(shard_size_max);
+    const SmallDisk small(disk, "1M");
+    if (!small.mounted()) GTEST_SKIP() << "cannot mount here";
+    auto writer = CheckpointWriter::create(
+        {.target = disk + "/target", .files = place.files(), .shard_size_max = shard_size_max},
+        place.declarations());
+    ASSERT_TRUE(writer.has_value()) << writer.error().to_string();
+    EXPECT_EQ(entries_in(disk), 0u);  // seen by nobody, and gone with the process
+    auto other = OutputFile::create(disk + "/other");
+    const std::array<char, 4096> bytes{};
+    while (other->append(bytes.data(), bytes.size()).has_value()) {
+    }
+    ASSERT_EQ(free_in(disk), 0u);
+    const auto appended = place.append_all(*writer, 100);
+    ASSERT_TRUE(appended.has_value()) << appended.error().to_string();
+    const auto committed = writer->commit();
+    ASSERT_TRUE(committed.has_value()) << committed.error().to_string();
+    expect_values(place, disk + "/target");
+  }
+}
+
+TEST(CheckpointWriter, ATargetTooLargeForItsDiskIsRefusedBeforeTraining) {
+  const Workplace place;
+  const std::string disk = place.folder.path() + "/disk";
+  const SmallDisk small(disk, "8k");  // the tensors would fit, the files do not
+  if (!small.mounted()) GTEST_SKIP() << "cannot mount here";
+  const auto writer = CheckpointWriter::create({.target = disk + "/target", .files = place.files()},
+                                               place.declarations());
+  ASSERT_FALSE(writer.has_value());
+  EXPECT_EQ(writer.error().code, ErrorCode::NoSpace);
+  EXPECT_EQ(entries_in(disk), 0u);
 }
 
 TEST(CheckpointWriter, AnUnfinishedWriterLeavesNothing) {
@@ -188,26 +253,50 @@ TEST(CheckpointWriter, AnUnfinishedWriterLeavesNothing) {
     auto writer = CheckpointWriter::create({.target = place.target(), .files = place.files()},
                                            place.declarations());
     ASSERT_TRUE(writer.has_value());
-    EXPECT_EQ(entries_in(place.folder.path()), 2u);
     CheckpointWriter moved = std::move(*writer);
     ASSERT_TRUE(moved.append(0, std::array<std::byte, 16>{}).has_value());
+    EXPECT_EQ(entries_in(place.folder.path()), 2u);
   }
   EXPECT_EQ(entries_in(place.folder.path()), 1u);
 }
 
+/// While it lives, no file grows beyond this.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t size) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const struct rlimit small { size, before_.rlim_max };
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  struct rlimit before_ {};
+};
+
 TEST(CheckpointWriter, AWriteThatFailsIsReportedAndLeavesNothing) {
   const Workplace place;
-  struct rlimit before {};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  const struct rlimit small { 2048, before.rlim_max };
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  {
+    auto writer = CheckpointWriter::create({.target = place.target(), .files = place.files()},
+                                           place.declarations());
+    ASSERT_TRUE(writer.has_value());
+    const FileSizeLimit limit(2048);
+    const auto appended = place.append_all(*writer, 100);
+    ASSERT_FALSE(appended.has_value());
+    EXPECT_EQ(appended.error().code, ErrorCode::Io);
+    EXPECT_NE(appended.error().to_string().find("model.safetensors"), std::string::npos);
+  }
+  EXPECT_EQ(entries_in(place.folder.path()), 1u);
+  const FileSizeLimit limit(2048);  // one that begins so shows it at once
   const auto saved = place.save(1 << 20);
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, handler);
   ASSERT_FALSE(saved.has_value());
-  EXPECT_EQ(saved.error().code, ErrorCode::Io);
-  EXPECT_NE(saved.error().to_string().find("model.safetensors"), std::string::npos);
+  EXPECT_NE(saved.error().to_string().find("cannot reserve"), std::string::npos);
   EXPECT_EQ(entries_in(place.folder.path()), 1u);
 }
 

@@ -1,7 +1,9 @@
 """Proves what a user sees of losses and gradients that are not finite, provoked for real by a loss
 scale or a learning rate that is too large: step and parameter are named in every precision, the run
-goes on or ends with advice and exit code 1 as the config says, each step has its JSONL line, and
-nothing stays behind."""
+goes on or ends with advice and exit code 1 as the config says, with what it has by then saved, each
+step has its JSONL line, and nothing stays behind."""
+
+import json
 
 import pytest
 
@@ -22,9 +24,15 @@ def precision(name, lr=1e-3, **ours):
 
 
 def ended(place, change, steps):
-    """The error of a run that must end by itself, and its JSONL lines."""
-    result = place.run(config=place.write_config(change), steps=20, log_jsonl=place.log)
-    assert result.returncode == 1 and result.stdout == "", result
+    """The error of a run that must end by itself, and its JSONL lines. What it has by then is
+    saved, and its trace and table are there."""
+    saved, trace = place.folder / "ended", place.folder / "ended.json"
+    result = place.run(config=place.write_config(change), steps=20, log_jsonl=place.log,
+                       save=saved, save_dtype="fp32", trace=trace)  # fmt: skip
+    assert result.returncode == 1, result
+    assert result.stdout.startswith(f"\nTraining, {steps} step"), result.stdout
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "artesian: note: --save: all the same the weights are in " in result.stderr
     (error,) = [line for line in result.stderr.splitlines() if ": error: " in line]
     lines = place.steps()
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
@@ -59,6 +67,18 @@ def test_too_many_skipped_steps_end_the_run(place):
     )
     assert "learning rate" in error and "raise the key" in error
     assert all(line["overflow"] and line["loss"] is not None for line in lines)
+
+
+def weights_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_what_is_saved_at_such_an_end_is_what_the_steps_before_made(place):
+    whole = place.folder / "whole"
+    change = precision("fp32", lr=1e30, skipped_steps_max=3)
+    place.trained(config=place.write_config(change), steps=1, save=whole, save_dtype="fp32")
+    ended(place, change, 4)  # of which the first alone is not skipped
+    assert weights_of(place.folder / "ended") == weights_of(whole)
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp32"])

@@ -1,6 +1,7 @@
 """Limits of the machine, for programs under test: functions for `preexec_fn`, and a prefix that
 makes a command another user's."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -55,6 +56,26 @@ def file_size(size):
     return limited(resource.RLIMIT_FSIZE, size)
 
 
+@contextlib.contextmanager
+def small_disk(path, size):
+    """A file system in memory of this size at the folder; skips where none can be mounted."""
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", path]
+    if subprocess.run(["mount", *options], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def fill(path):
+    """Writes the file until the disk takes no more."""
+    with open(path, "wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while file.write(bytes(4096)) == 4096:
+                pass
+
+
 def full_stdout(command, error, **options):
     """Runs a command whose stdout takes no byte; all it says is the error."""
     with open("/dev/full", "w") as full:
@@ -107,6 +128,13 @@ def huge_pages_are_off():
 
 
 needs_huge_pages = pytest.mark.skipif(huge_pages_are_off(), reason="no huge pages in this system")
+
+
+def refuse_unnamed_files():
+    """From now on O_TMPFILE is EOPNOTSUPP, as on NFS, and so is fallocate; x86-64 alone."""
+    filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 3, 0, 285), (JUMP_EQUAL, 0, 3, 257),
+                  (LOAD, 0, 0, 16 + 8 * 2), (JUMP_ANY_BIT, 0, 1, os.O_TMPFILE & ~os.O_DIRECTORY),
+                  (RETURN, 0, 0, REFUSE | 95), (RETURN, 0, 0, ALLOW)])  # fmt: skip
 
 
 def refuse_direct():

@@ -2,15 +2,18 @@
 // positions of a model (first and last element of each parameter, edges of sub-groups and of norm
 // blocks, tails of partial ones, and random ones) the step is skipped, the parameter is named, the
 // scale halves, and parameters, master weights and moments are bit-equal to before. In fp16, bf16
-// and fp32, with the state in memory and on NVMe. The model is a sum of weights, and of a term that
-// is zero but has an infinite slope where the test wants it.
+// and fp32, with the state in memory and on NVMe. And that the weights before a step that ends the
+// run can be read after it, bit for bit, but not where it had begun to update them. The model is a
+// sum of weights, and of a term that is zero but has an infinite slope where the test wants it.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/Tensor.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -126,7 +129,8 @@ class BadGradient : public testing::TestWithParam<std::tuple<DType, Offload>> {
   }
   ~BadGradient() override { set_log_level(LogLevel::Info); }
 
-  std::unique_ptr<Engine> make_engine() {
+  std::unique_ptr<Engine> make_engine(const std::function<void(Config&)>& change = {},
+                                      const EngineOptions& options = {}) {
     Config config;
     config.micro_batch_size = config.accumulation_steps = config.train_batch_size = 1;
     const auto [dtype, home] = GetParam();
@@ -142,7 +146,8 @@ class BadGradient : public testing::TestWithParam<std::tuple<DType, Offload>> {
     if (home == Offload::Nvme) {
       config.artesian.host_memory = host_budget_for_gradients(module_, config);
     }
-    auto engine = Engine::create(module_, config, {});
+    if (change) change(config);
+    auto engine = Engine::create(module_, config, options);
     EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
     Halves weights;
     EXPECT_TRUE((*engine)->initialize(weights).has_value());
@@ -157,6 +162,18 @@ class BadGradient : public testing::TestWithParam<std::tuple<DType, Offload>> {
     auto result = engine.step();
     EXPECT_TRUE(result.has_value()) << result.error().to_string();
     return std::move(result).value();
+  }
+  /// All master weights.
+  std::vector<float> weights(Engine& engine) {
+    std::vector<float> all;
+    for (std::uint32_t parameter = 0; parameter < module_.parameters().size(); ++parameter) {
+      const auto read = engine.read_master(parameter, [&](std::span<const float> piece) {
+        all.insert(all.end(), piece.begin(), piece.end());
+        return Result<void>();
+      });
+      EXPECT_TRUE(read.has_value()) << read.error().to_string();
+    }
+    return all;
   }
   void run(std::span<const Position> bad);
   void expect_skipped(Engine& engine, const Position& at, Slope slope, const std::string& before);
@@ -211,6 +228,46 @@ TEST_P(BadGradient, AtAThousandPositionsLeavesAllAsItWas) {
     run(std::span(all).subspan(first, std::min(one_engine, count - first)));
     if (HasFatalFailure()) return;
   }
+}
+
+TEST_P(BadGradient, ThatEndsTheRunLeavesTheWeightsToBeRead) {
+  const auto engine = make_engine([](Config& config) { config.artesian.skipped_steps_max = 1; });
+  for (int good = 0; good < 4; ++good) ASSERT_FALSE(step(*engine).end.has_value());
+  const std::vector<float> before = weights(*engine);
+  module_.bad = Position{0, 9};  // the first parameter: its gradient comes last
+  const StepResult last = step(*engine);
+  ASSERT_TRUE(last.end.has_value());
+  EXPECT_TRUE(engine->weights_readable());
+  EXPECT_EQ(weights(*engine), before);
+  TokenBatch batch(1, 4);
+  EXPECT_EQ(engine->forward(batch.batch()).error().to_string(), last.end->to_string());
+  EXPECT_EQ(engine->digest().error().to_string(), last.end->to_string());
+  ASSERT_TRUE(engine->close().has_value());
+  EXPECT_FALSE(engine->weights_readable());
+}
+
+TEST_P(BadGradient, ThatEndsTheRunAmidAnUpdateLeavesNoWeights) {
+  const auto [dtype, home] = GetParam();
+  if (dtype != DType::BFloat16) GTEST_SKIP() << "these skip such steps";
+  const auto engine = make_engine(
+      [](Config& config) {
+        config.check_grad_overflow = false;
+        config.gradient_clipping = 0.0;  // nothing waits for the norm
+      },
+      {.spare_device = false, .share_under_backward = 1.0});
+  const auto& early = engine->units_under_backward();
+  ASSERT_EQ(std::count(early.begin(), early.end(), true) > 0, home == Offload::Nvme);
+  ASSERT_FALSE(step(*engine).end.has_value());
+  module_.bad = Position{0, 9};
+  const StepResult last = step(*engine);
+  ASSERT_TRUE(last.end.has_value());
+  EXPECT_EQ(engine->weights_readable(), home != Offload::Nvme);
+  const auto read = engine->read_master(1, [](std::span<const float>) { return Result<void>(); });
+  EXPECT_EQ(read.has_value(), home != Offload::Nvme);
+  if (!read.has_value()) {
+    EXPECT_EQ(read.error().to_string(), last.end->to_string());
+  }
+  ASSERT_TRUE(engine->close().has_value());
 }
 
 std::string mode_name(const testing::TestParamInfo<BadGradient::ParamType>& mode) {
