@@ -12,6 +12,7 @@
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/token_data.h"
+#include "tools/output_paths.h"
 #include "tools/process_setup.h"
 #include "tools/report_error.h"
 #include "tools/save_model.h"
@@ -85,6 +86,12 @@ class TrainRun {
 
 Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
+  ARTESIAN_TRY_VOID(
+      check_outputs({{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}},
+                    {{"--data", options_.data},
+                     {"--config", options_.config},
+                     {"--model", options_.model},
+                     {"--save", options_.save}}));
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);

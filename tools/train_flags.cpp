@@ -83,9 +83,6 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   options.save_fp32 = reader.second_word("--save-dtype", "model", "fp32");
   options.log_jsonl = reader.path("--log-jsonl");
   options.trace = reader.path("--trace");
-  if (!options.trace.empty() && options.trace == options.log_jsonl) {
-    reader.refuse("--trace", "the file of --log-jsonl", "another one; rename one of them");
-  }
   options.quiet = reader.given("--quiet");
   if (reader.has_faults()) return reader.error();
   return options;

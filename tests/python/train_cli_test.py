@@ -234,7 +234,6 @@ WHOLE = "allowed a whole number of at least 1; "
         ({"checkpoint_every": "3"}, "not supported yet: --checkpoint-every"),
         ({"model": ""}, '--model: got "", allowed a path'),
         ({"trace": ""}, '--trace: got "", allowed a path'),
-        ({"trace": "a", "log_jsonl": "a"}, "--trace: got the file of --log-jsonl, allowed another"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_in_our_words(place, flags, expected):
