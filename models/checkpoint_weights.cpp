@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,6 +15,7 @@ constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::uint64_t index_size_max = 256u << 20;
 constexpr std::size_t names_shown_max = 3;
+constexpr std::uint64_t piece_elements = 256 << 10;  // compared at once
 
 /// How files of weights begin and end that are not read: by transformers for PyTorch, TensorFlow
 /// and Flax, as Llama was published, for llama.cpp; and any of safetensors.
@@ -135,6 +137,22 @@ bool same_shape(const SafetensorsTensor& tensor, const zero3::ParameterSpec& par
                     });
 }
 
+/// Of a parameter and the tensor that is to fill it.
+struct TensorFaults {
+  FaultList reshaped{"of another shape: "};
+  FaultList unreadable{"not F32, F16, BF16 or F64: "};
+  void look_at(const SafetensorsTensor& tensor, const zero3::ParameterSpec& parameter,
+               std::string_view name) {
+    if (!same_shape(tensor, parameter)) {
+      reshaped.add(std::string(name) + " (got " + shape_text(tensor.shape) + ", allowed " +
+                   shape_text(parameter.shape) + ")");
+    }
+    if (!SafetensorsFile::readable(tensor)) {
+      unreadable.add(std::string(name) + " (" + tensor.type->name + ")");
+    }
+  }
+};
+
 }  // namespace
 
 bool has_checkpoint(const std::string& directory) {
@@ -175,49 +193,78 @@ Result<void> check_no_other_weights(const std::string& directory) {
 Result<CheckpointWeights> CheckpointWeights::open(const std::string& directory,
                                                   const ModelConfig& config) {
   ARTESIAN_TRY(files, open_files(directory));
-  ARTESIAN_TRY(places, match(files, config, directory));
-  return CheckpointWeights(std::move(files), std::move(places));
+  ARTESIAN_TRY(matched, match(files, config, directory));
+  CheckpointWeights weights(std::move(files), matched.places);
+  if (matched.second.tensor != nullptr) {
+    ARTESIAN_TRY_VOID(weights.check_tied(matched, directory));
+  }
+  return weights;
 }
 
-Result<std::vector<CheckpointWeights::Place>> CheckpointWeights::match(
+/// transformers, too, ties only what is equal, and otherwise trains a head of its own: other
+/// numbers, which nobody should get without knowing.
+Result<void> CheckpointWeights::check_tied(const Matched& matched, const std::string& directory) {
+  const Place& head = matched.second;
+  const Place& embedding = places_[matched.embedding];
+  std::uint64_t numel = 1;
+  for (const std::uint64_t extent : head.tensor->shape) numel *= extent;
+  std::vector<float> left(std::min(numel, piece_elements));
+  std::vector<float> right(left.size());
+  for (std::uint64_t first = 0; first < numel; first += left.size()) {
+    const std::uint64_t count = std::min<std::uint64_t>(left.size(), numel - first);
+    ARTESIAN_TRY_VOID(read(matched.embedding, first, std::span(left).first(count)));
+    ARTESIAN_TRY_VOID(files_[head.file].read(*head.tensor, first, std::span(right).first(count)));
+    if (std::memcmp(left.data(), right.data(), count * sizeof(float)) == 0) continue;
+    return invalid(directory, "tie_word_embeddings: got true, but " +
+                                  shown_name(head.tensor->name) + " is not equal to " +
+                                  shown_name(embedding.tensor->name) +
+                                  ", allowed equal ones; write \"tie_word_embeddings\": false into "
+                                  "config.json to train both, or remove the one that is not meant");
+  }
+  return {};
+}
+
+Result<CheckpointWeights::Matched> CheckpointWeights::match(
     const std::vector<SafetensorsFile>& files, const ModelConfig& config,
     const std::string& directory) {
   const auto parameters = model_parameters(config);
   std::unordered_map<std::string_view, std::size_t> wanted;
   for (std::size_t i = 0; i < parameters.size(); ++i) wanted.emplace(parameters[i].name, i);
-  std::vector<Place> places(parameters.size(), Place{0, nullptr});
+  Matched matched;
+  matched.places.resize(parameters.size(), Place{0, nullptr});
+  const std::size_t embedding = wanted.at(embedding_name(config));
+  matched.embedding = static_cast<std::uint32_t>(embedding);
   FaultList missing("missing: "), superfluous("not in this model: "), twice("twice: ");
-  FaultList reshaped("of another shape: "), unreadable("not F32, F16, BF16 or F64: ");
+  TensorFaults faults;
   for (std::size_t file = 0; file < files.size(); ++file) {
     for (const SafetensorsTensor& tensor : files[file].tensors()) {
       const std::string_view name = parameter_name(config, tensor.name);
+      const bool tied_head = config.tied && name == head_name;
       const auto entry = wanted.find(name);
-      if (entry == wanted.end()) {
+      if (!tied_head && entry == wanted.end()) {
         if (!is_harmless_tensor(config, name)) superfluous.add(shown_name(tensor.name));
         continue;
       }
-      const zero3::ParameterSpec& parameter = parameters[entry->second];
-      Place& place = places[entry->second];
+      const std::size_t parameter = tied_head ? embedding : entry->second;
+      Place& place = tied_head ? matched.second : matched.places[parameter];
       if (place.tensor != nullptr) twice.add(shown_name(tensor.name));
       place = {file, &tensor};
-      if (!same_shape(tensor, parameter)) {
-        reshaped.add(parameter.name + " (got " + shape_text(tensor.shape) + ", allowed " +
-                     shape_text(parameter.shape) + ")");
-      }
-      if (!SafetensorsFile::readable(tensor)) {
-        unreadable.add(parameter.name + " (" + tensor.type->name + ")");
-      }
+      faults.look_at(tensor, parameters[parameter], name);
     }
   }
+  if (matched.places[embedding].tensor == nullptr) {  // the head's name may stand for both
+    matched.places[embedding] = std::exchange(matched.second, Place{0, nullptr});
+  }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (places[i].tensor == nullptr) missing.add(parameters[i].name);
+    if (matched.places[i].tensor == nullptr) missing.add(parameters[i].name);
   }
   std::string lines;
-  for (const FaultList* list : {&missing, &superfluous, &twice, &reshaped, &unreadable}) {
+  for (const FaultList* list :
+       {&missing, &superfluous, &twice, &faults.reshaped, &faults.unreadable}) {
     list->append_line(lines, directory);
   }
   if (!lines.empty()) return make_error(ErrorCode::Invalid, std::move(lines));
-  return places;
+  return matched;
 }
 
 Result<void> CheckpointWeights::read(std::uint32_t parameter, std::uint64_t first,

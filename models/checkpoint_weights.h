@@ -23,8 +23,10 @@ Result<void> check_no_other_weights(const std::string& directory);
 class CheckpointWeights final : public zero3::WeightSource {
  public:
   /// Opens all files and matches their tensors with the model's parameters. Names may have the
-  /// prefix of the class with the head. Errors: Io; Corrupt; Invalid: tensors that are missing,
-  /// superfluous, of another shape or of a type that is no float, one line per kind of fault.
+  /// prefix of the class with the head. A tied model's weight may have the name of the embedding or
+  /// of the head; where both are there, they are compared. Errors: Io; Corrupt; Invalid: tensors
+  /// that are missing, superfluous, of another shape or of a type that is no float, one line per
+  /// kind of fault; a tied head that differs.
   static Result<CheckpointWeights> open(const std::string& directory, const ModelConfig& config);
 
   Result<void> read(std::uint32_t parameter, std::uint64_t first,
@@ -38,8 +40,14 @@ class CheckpointWeights final : public zero3::WeightSource {
   CheckpointWeights(std::vector<SafetensorsFile> files, std::vector<Place> places)
       : files_(std::move(files)), places_(std::move(places)) {}
 
-  static Result<std::vector<Place>> match(const std::vector<SafetensorsFile>& files,
-                                          const ModelConfig& config, const std::string& directory);
+  struct Matched {
+    std::vector<Place> places;    // by parameter
+    Place second{0, nullptr};     // of a tied weight that is there under both names: the head
+    std::uint32_t embedding = 0;  // the parameter that `second` must equal
+  };
+  static Result<Matched> match(const std::vector<SafetensorsFile>& files, const ModelConfig& config,
+                               const std::string& directory);
+  Result<void> check_tied(const Matched& matched, const std::string& directory);
 
   std::vector<SafetensorsFile> files_;
   std::vector<Place> places_;  // by parameter

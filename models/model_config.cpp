@@ -8,7 +8,6 @@ namespace artesian::models {
 namespace {
 
 constexpr std::uint64_t config_size_max = 16u << 20;
-constexpr std::string_view head_name = "lm_head.weight";  // transformers gives it no prefix
 constexpr const char* allowed_types = R"(allowed "gpt2" or "llama")";
 
 Error config_error(const std::string& path, const std::string& text) {
@@ -105,12 +104,15 @@ std::string_view parameter_name(const ModelConfig& config, std::string_view save
 }
 
 std::string saved_name(const ModelConfig& config, std::string_view parameter_name) {
-  if (parameter_name == head_name) return std::string(parameter_name);
+  if (parameter_name == head_name) return std::string(parameter_name);  // it gets no prefix
   return std::string(body_prefix(config)) + std::string(parameter_name);
 }
 
+std::string_view embedding_name(const ModelConfig& config) {
+  return config.model_type == "llama" ? "embed_tokens.weight" : "wte.weight";
+}
+
 bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name) {
-  if (config.tied && parameter_name == head_name) return true;
   if (config.model_type == "llama") return parameter_name.ends_with("rotary_emb.inv_freq");
   return parameter_name.starts_with("h.") &&
          (parameter_name.ends_with(".attn.bias") || parameter_name.ends_with(".attn.masked_bias"));

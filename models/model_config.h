@@ -48,8 +48,14 @@ std::string_view parameter_name(const ModelConfig& config, std::string_view save
 /// The inverse: the name under which transformers saves a parameter of the model with its head.
 std::string saved_name(const ModelConfig& config, std::string_view parameter_name);
 
+/// The parameter that looks up the tokens: "wte.weight" or "embed_tokens.weight".
+std::string_view embedding_name(const ModelConfig& config);
+
+/// The parameter that makes logits; where `tied`, no parameter, but a checkpoint may have it.
+constexpr std::string_view head_name = "lm_head.weight";
+
 /// Whether a checkpoint may hold this tensor although the model has no such parameter: buffers that
-/// old versions of transformers saved, and the second copy of a tied weight.
+/// old versions of transformers saved.
 bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name);
 
 }  // namespace artesian::models

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -363,6 +364,53 @@ TEST(CheckpointWeights, OldBuffersTiedHeadsAndPrefixesAreTolerated) {
   EXPECT_EQ(open_error(place), "");
 }
 
+/// A tied table of its own values, 11 x 4, at the end of a file: under this name.
+std::string with_head(std::vector<Tensor> tensors, const std::string& name) {
+  tensors.push_back({name, {11, 4}});
+  std::string file = file_with(tensors);
+  for (std::size_t i = 0; i < 44; ++i) {
+    const auto value = static_cast<float>(i);
+    std::memcpy(file.data() + file.size() - 176 + 4 * i, &value, 4);
+  }
+  return file;
+}
+
+TEST(CheckpointWeights, ATiedHeadThatDiffersIsRefused) {
+  const Workplace place;
+  auto tensors = tensors_of(place);
+  std::rotate(tensors.begin(), tensors.begin() + 1, tensors.end());  // wte.weight is the last
+  tensors.pop_back();
+  std::string file = with_head(tensors, "transformer.wte.weight");
+  const std::string table = file.substr(file.size() - 176);
+  tensors.push_back({"transformer.wte.weight", {11, 4}});
+  file = with_head(tensors, "lm_head.weight");
+  file.replace(file.size() - 352, 176, table);
+  place.folder.write("source/model.safetensors", file);
+  EXPECT_EQ(open_error(place), "");
+  for (const std::size_t at : {1u, 100u, 176u}) {  // from the end: any byte of it
+    std::string other = file;
+    other[other.size() - at] ^= 1;
+    place.folder.write("source/model.safetensors", other);
+    EXPECT_EQ(open_error(place),
+              "model weights: " + place.source() +
+                  ": tie_word_embeddings: got true, but \"lm_head.weight\" is not equal to "
+                  "\"transformer.wte.weight\", allowed equal ones; write \"tie_word_embeddings\": "
+                  "false into config.json to train both, or remove the one that is not meant");
+  }
+}
+
+TEST(CheckpointWeights, ATiedWeightMayHaveTheNameOfTheHeadAlone) {
+  const Workplace place;
+  auto tensors = tensors_of(place);
+  tensors.erase(tensors.begin());
+  place.folder.write("source/model.safetensors", with_head(tensors, "lm_head.weight"));
+  auto weights = CheckpointWeights::open(place.source(), place.config);
+  ASSERT_TRUE(weights.has_value()) << weights.error().to_string();
+  std::array<float, 44> table{};
+  ASSERT_TRUE(weights->read(0, 0, table).has_value());
+  for (std::size_t i = 0; i < table.size(); ++i) EXPECT_EQ(table[i], static_cast<float>(i));
+}
+
 TEST(CheckpointWeights, EachFaultIsNamed) {
   const Workplace place;
   const auto expect = [&](const std::vector<Tensor>& tensors, const std::string& message) {
@@ -389,6 +437,9 @@ TEST(CheckpointWeights, EachFaultIsNamed) {
   tensors = tensors_of(place);
   tensors[1].dtype = "I8";
   expect(tensors, "not F32, F16, BF16 or F64: wpe.weight (I8)");
+  tensors = tensors_of(place);
+  tensors.push_back({"lm_head.weight", {11, 5}});
+  expect(tensors, "of another shape: lm_head.weight (got [11, 5], allowed [11, 4])");
 }
 
 TEST(CheckpointWeights, AnIndexMayNotLeaveTheFolderOrLie) {
