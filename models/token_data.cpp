@@ -26,8 +26,10 @@ bool exists(const std::string& path) {
 Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options) {
   const std::string tokenizer = options.model_directory + "/tokenizer.json";
   if (exists(tokenizer)) {
-    return tokenize_text(
-        {.input = options.path, .tokenizer_file = tokenizer, .vocab_size = options.vocab_size});
+    return tokenize_text({.input = options.path,
+                          .tokenizer_file = tokenizer,
+                          .vocab_size = options.vocab_size,
+                          .stopped = options.stopped});
   }
   for (const char* name : {"vocab.json", "merges.txt", "tokenizer.model"}) {
     if (!exists(options.model_directory + "/" + name)) continue;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,11 +25,13 @@ struct TokenDataOptions {
   std::int64_t sequence_length = 0;  // L, 1 or more
   SampleOrder order = SampleOrder::Shuffled;
   std::uint64_t seed = 0;
+  std::function<bool()> stopped = {};  // asked while text is tokenised: end that
 };
 
 class TokenData {
  public:
-  /// Errors: Io; Invalid (missing, empty, too short for one window, ids outside the vocabulary).
+  /// Errors: Io; Cancelled, as `stopped` said; Invalid (missing, empty, too short for one window,
+  /// ids outside the vocabulary).
   static Result<TokenData> open(const TokenDataOptions& options);
 
   std::uint64_t tokens() const noexcept { return source_->count(); }

@@ -1,8 +1,10 @@
 #include "models/tokenize.h"
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,36 +52,67 @@ class TemporaryFolder {
   std::string path_;
 };
 
-/// Reads the script's stderr to its end: progress and notes are logged, and the line that tells
-/// best why it failed is returned (its own error, else the last line that is not its own).
-std::string follow_output(int descriptor) {
-  std::string fault;
-  std::string line;
-  const auto finish_line = [&] {
-    if (line.starts_with(error_prefix)) {
-      fault = line.substr(error_prefix.size());
-    } else if (line.starts_with(script_prefix)) {
-      log(LogLevel::Info, line);
-    } else if (!line.empty()) {
-      fault = line;
-    }
-    line.clear();
-  };
-  std::array<char, 4096> bytes;
-  for (;;) {
-    const ssize_t count = ::read(descriptor, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    for (const char c : std::string_view(bytes.data(), static_cast<std::size_t>(count))) {
+/// What a process says of its fault.
+struct Fault {
+  std::string text;
+  bool of_script = false;  // by itself: the Python is one that works
+};
+
+/// The lines of the script's stderr: progress and notes are logged, and the line that tells best
+/// why it failed is kept (its own error, else the last line that is not its own).
+class Output {
+ public:
+  void take(std::string_view bytes) {
+    for (const char c : bytes) {
       if (c == '\n') {
         finish_line();
       } else {
-        line += c;
+        line_ += c;
       }
     }
   }
-  finish_line();
-  return fault;
+  Fault fault() {
+    finish_line();
+    return fault_;
+  }
+
+ private:
+  void finish_line() {
+    if (line_.starts_with(error_prefix)) {
+      fault_ = {.text = line_.substr(error_prefix.size()), .of_script = true};
+    } else if (line_.starts_with(script_prefix)) {
+      log(LogLevel::Info, line_);
+    } else if (!line_.empty() && !fault_.of_script) {
+      fault_.text = line_;
+    }
+    line_.clear();
+  }
+
+  std::string line_;
+  Fault fault_;
+};
+
+/// Reads until the script ends. `stopped` is asked all the time, as a signal may come just before a
+/// read that then waits; once it says so, the script is told to end.
+Fault follow(int descriptor, pid_t process, const std::function<bool()>& stopped) {
+  constexpr int ask_ms = 100;
+  Output output;
+  std::array<char, 4096> bytes;
+  for (bool told = false;;) {
+    if (!told && stopped && stopped()) {
+      ::kill(process, SIGTERM);
+      told = true;
+    }
+    struct pollfd readable {
+      .fd = descriptor, .events = POLLIN, .revents = 0
+    };
+    const int ready = ::poll(&readable, 1, ask_ms);
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t count = ::read(descriptor, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return output.fault();
+    output.take({bytes.data(), static_cast<std::size_t>(count)});
+  }
 }
 
 /// The Python to run: a file that exists, or a name to look for on PATH.
@@ -125,21 +158,6 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   return pointers;
 }
 
-/// Starts the program with stdout and stderr going into `output`. Returns errno, 0 if it runs.
-int spawn(std::vector<std::string> words, int output, pid_t& process) {
-  std::vector<std::string> variables = script_environment();
-  const std::vector<char*> arguments = pointers_to(words);
-  const std::vector<char*> environment = pointers_to(variables);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-  const int failure = ::posix_spawnp(&process, arguments[0], &actions, nullptr, arguments.data(),
-                                     environment.data());
-  posix_spawn_file_actions_destroy(&actions);
-  return failure;
-}
-
 int wait_for(pid_t process) {
   int status = 0;
   while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
@@ -147,31 +165,67 @@ int wait_for(pid_t process) {
   return status;
 }
 
-Result<void> run_script(const std::vector<std::string>& words, const std::string& input) {
+/// Starts the program with stdout and stderr going into `output`; it ends with us, whatever ends
+/// us. Returns errno, 0 if it runs. (posix_spawn cannot do the former.)
+int spawn(std::vector<std::string> words, int output, pid_t& process) {
+  std::vector<std::string> variables = script_environment();
+  const std::vector<char*> arguments = pointers_to(words);
+  const std::vector<char*> environment = pointers_to(variables);
+  std::array<int, 2> ends{};  // closed by the exec; otherwise its errno comes
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return errno;
+  const Descriptor failures(ends[0]);
+  Descriptor fails(ends[1]);
+  const pid_t parent = ::getpid();
+  process = ::fork();
+  if (process < 0) return errno;
+  if (process == 0) {  // only what is safe after a fork in a process with threads
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(interrupted_exit_code);  // it ended meanwhile
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
+    ::execvpe(arguments[0], arguments.data(), environment.data());
+    const int failure = errno;
+    static_cast<void>(::write(fails.value(), &failure, sizeof failure) == sizeof failure);
+    ::_exit(interrupted_exit_code);
+  }
+  fails.reset();
+  int failure = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(failures.value(), &failure, sizeof failure);
+  } while (count < 0 && errno == EINTR);
+  if (count != sizeof failure) return 0;
+  static_cast<void>(wait_for(process));
+  return failure;
+}
+
+Result<void> run_script(const std::vector<std::string>& words, const TokenizeOptions& options) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     return make_error(ErrorCode::Io, "cannot make a pipe", errno);
   }
   const Descriptor from_script(ends[0]);
   Descriptor to_us(ends[1]);
-  const auto fault = [&](const std::string& text) {
+  const std::string data = "data: " + options.input + ": ";
+  const auto error = [&](const Fault& fault) {
     return make_error(ErrorCode::Invalid,
-                      "data: " + input + ": cannot be tokenised: " + text +
-                          "; set ARTESIAN_PYTHON to a " +
-                          "Python that has artesian_tokenize and tokenizers, or give a .bin file");
+                      data + "cannot be tokenised: " + words[0] + ": " + fault.text +
+                          "; set ARTESIAN_PYTHON to a Python that has artesian_tokenize and "
+                          "tokenizers, or give a .bin file");
   };
   pid_t process = 0;
   const int failure = spawn(words, to_us.value(), process);
   to_us.reset();
-  if (failure != 0) return fault(words[0] + ": " + system_error_text(failure));
-  const std::string last_line = follow_output(from_script.value());
+  if (failure != 0) return error({.text = system_error_text(failure)});
+  Fault fault = follow(from_script.value(), process, options.stopped);
   const int status = wait_for(process);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
-  if (WIFEXITED(status) && WEXITSTATUS(status) == interrupted_exit_code) {
-    return make_error(ErrorCode::Cancelled, "data: " + input + ": tokenising was interrupted");
+  const bool interrupted = WIFEXITED(status) && WEXITSTATUS(status) == interrupted_exit_code;
+  if (interrupted || (options.stopped && options.stopped())) {
+    return make_error(ErrorCode::Cancelled, data + "tokenising was interrupted");
   }
-  if (!last_line.empty()) return fault(words[0] + ": " + last_line);
-  return fault(words[0] + " ended without saying why");
+  if (fault.text.empty()) fault.text = "it ended without saying why";
+  return error(fault);
 }
 
 }  // namespace
@@ -182,7 +236,7 @@ Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& option
   ARTESIAN_TRY_VOID(run_script(
       {choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input",
        options.input, "--output", output, "--vocab-size", std::to_string(options.vocab_size)},
-      options.input));
+      options));
   return open_token_file(output, options.vocab_size);
 }
 

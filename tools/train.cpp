@@ -118,7 +118,8 @@ Result<void> TrainRun::prepare() {
       .vocab_size = model_config_.vocab_size,
       .sequence_length = static_cast<std::int64_t>(length_),
       .order = options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential,
-      .seed = options_.seed};
+      .seed = options_.seed,
+      .stopped = [] { return stop_requested() != 0; }};
   ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
   data_ = std::make_unique<models::TokenData>(std::move(data));
   choose_steps();

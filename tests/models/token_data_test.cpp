@@ -5,6 +5,7 @@
 #include "models/token_data.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -251,6 +252,18 @@ TEST_F(Tokenize, ItsFailureIsToldInOneLine) {
   auto options = play("");
   ::setenv("ARTESIAN_PYTHON", "/no/such/python", 1);
   EXPECT_NE(error_of(options).find("/no/such/python: No such file"), std::string::npos);
+}
+
+TEST_F(Tokenize, AStopEndsTheScript) {
+  auto options = play("echo $$ > " + folder_.path() + "/pid.new; mv " + folder_.path() +
+                      "/pid.new " + folder_.path() + "/pid; touch \"$8\"; exec sleep 600");
+  options.stopped = [&] { return std::filesystem::exists(folder_.path() + "/pid"); };
+  const auto opened = TokenData::open(options);
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::Cancelled);
+  EXPECT_TRUE(temporary_is_empty());
+  EXPECT_EQ(::kill(std::stoi(folder_.read("pid")), 0), -1);  // waited for: it is no more
+  EXPECT_EQ(errno, ESRCH);
 }
 
 TEST_F(Tokenize, AnInterruptIsNoFault) {

@@ -7,9 +7,10 @@ every outcome that the kernel's scheduling may bring about for right, or tries a
 import os
 import pathlib
 import signal
+import time
 
 import pytest
-from train_cli_test import make_model, place, pytestmark  # noqa: F401
+from train_cli_test import ENVIRONMENT, make_model, place, pytestmark  # noqa: F401
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -81,3 +82,45 @@ def test_a_second_signal_ends_at_once(place, second):
             break
     assert process.returncode == -second
     place.trained()  # clears what that left
+
+
+def tokenising(place, monkeypatch):
+    """A run whose tokeniser takes an hour, and the process id of that."""
+    script, temporary = place.folder / "python", place.folder / "temporary"
+    script.write_text(f"#!/bin/sh\necho $$ > {place.folder}/new\nmv {place.folder}/new "
+                      f"{place.folder}/pid\nexec sleep 3600\n")  # fmt: skip
+    script.chmod(0o700)
+    temporary.mkdir()
+    (place.model / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(ENVIRONMENT, "ARTESIAN_PYTHON", str(script))
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(temporary))
+    process = place.start()
+    while not (place.folder / "pid").exists():
+        assert process.poll() is None, process.stderr.read()
+    return process, int((place.folder / "pid").read_text())
+
+
+def is_there(process_id):
+    try:
+        return "(zombie)" not in pathlib.Path(f"/proc/{process_id}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_text_is_tokenised(place, monkeypatch, number):
+    process, tokeniser = tokenising(place, monkeypatch)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not is_there(tokeniser)
+    assert os.listdir(place.folder / "temporary") == []
+    assert not place.log.exists()
+
+
+def test_the_tokeniser_does_not_outlive_us(place, monkeypatch):
+    process, tokeniser = tokenising(place, monkeypatch)
+    process.kill()
+    process.communicate(timeout=60)
+    while is_there(tokeniser):
+        time.sleep(0.01)
