@@ -199,7 +199,18 @@ int spawn(std::vector<std::string> words, int output, pid_t& process) {
   return failure;
 }
 
-Result<void> run_script(const std::vector<std::string>& words, const TokenizeOptions& options) {
+/// What to do about it: the script knows of its own faults, the room of our folder aside.
+std::string advice(const Fault& fault, const std::string& folder) {
+  if (!fault.of_script) {
+    return "; set ARTESIAN_PYTHON to a Python that has artesian_tokenize and tokenizers, or give a "
+           ".bin file";
+  }
+  if (fault.text.find(folder) == std::string::npos) return "";
+  return "; set TMPDIR to a folder with room for the token ids, or give a .bin file";
+}
+
+Result<void> run_script(const std::vector<std::string>& words, const std::string& folder,
+                        const TokenizeOptions& options) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     return make_error(ErrorCode::Io, "cannot make a pipe", errno);
@@ -209,9 +220,8 @@ Result<void> run_script(const std::vector<std::string>& words, const TokenizeOpt
   const std::string data = "data: " + options.input + ": ";
   const auto error = [&](const Fault& fault) {
     return make_error(ErrorCode::Invalid,
-                      data + "cannot be tokenised: " + words[0] + ": " + fault.text +
-                          "; set ARTESIAN_PYTHON to a Python that has artesian_tokenize and "
-                          "tokenizers, or give a .bin file");
+                      data + "cannot be tokenised: " + (fault.of_script ? "" : words[0] + ": ") +
+                          fault.text + advice(fault, folder));
   };
   pid_t process = 0;
   const int failure = spawn(words, to_us.value(), process);
@@ -236,7 +246,7 @@ Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& option
   ARTESIAN_TRY_VOID(run_script(
       {choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input",
        options.input, "--output", output, "--vocab-size", std::to_string(options.vocab_size)},
-      options));
+      folder.path(), options));
   return open_token_file(output, options.vocab_size);
 }
 

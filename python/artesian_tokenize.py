@@ -10,6 +10,7 @@ entries, else uint32. The output is written beside its final name and renamed wh
 import argparse
 import array
 import codecs
+import contextlib
 import json
 import os
 import sys
@@ -22,6 +23,17 @@ PROGRESS_SECONDS = 1.0
 
 class Fault(Exception):
     """What the user can repair; printed as one line."""
+
+
+@contextlib.contextmanager
+def naming(path):
+    """Errors of reading and writing an open file do not say which: this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
 
 
 class ReplaceAndCount:
@@ -132,12 +144,17 @@ def cut_position(text, must):
     return (text.rfind("\n") + 1 or len(text)) if must else 0
 
 
+def read_block(stream, file):
+    with naming(file):
+        return stream.read(PIECE_BYTES)
+
+
 def read_pieces(file, handler_name):
     """Yields (bytes read for this piece, its text)."""
     decoder = codecs.getincrementaldecoder("utf-8")(handler_name)
     pending = ""
     with open(file, "rb") as stream:
-        while block := stream.read(PIECE_BYTES):
+        while block := read_block(stream, file):
             pending += decoder.decode(block)
             cut = cut_position(pending, must=len(pending) >= 8 * PIECE_BYTES)
             yield len(block), pending[:cut]
@@ -216,7 +233,7 @@ def tokenize(arguments):
     progress = Progress(sum(os.path.getsize(file) for file in files), arguments.quiet)
     temporary = f"{arguments.output}.partial-{os.getpid()}"
     try:
-        with open(temporary, "xb") as stream:
+        with naming(temporary), open(temporary, "xb") as stream:
             tokens = encode_files(tokenizer, files, type_code, id_limit, stream, progress)
             stream.flush()
             os.fsync(stream.fileno())

@@ -237,18 +237,27 @@ printf '\001\000\002\000\003\000\004\000' > "$8"
   EXPECT_EQ(sample_of(*data, 0, 3).targets, (std::vector<std::int64_t>{2, 3, 4}));
 }
 
-TEST_F(Tokenize, ItsFailureIsToldInOneLine) {
-  const auto expect = [&](const std::string& script, const std::string& message) {
+TEST_F(Tokenize, ItsFailureIsToldInOneLineWithAdviceThatHelps) {
+  const std::string python = "ARTESIAN_PYTHON", space = "set TMPDIR to a folder with room";
+  const auto expect = [&](const std::string& script, const std::string& message,
+                          const std::string& advice) {
     const std::string text = error_of(play(script));
     EXPECT_NE(text.find(message), std::string::npos) << text;
-    EXPECT_NE(text.find("ARTESIAN_PYTHON"), std::string::npos) << text;
+    for (const std::string& any : {python, space}) {
+      EXPECT_EQ(text.find(any) != std::string::npos, any == advice) << text;
+    }
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
     EXPECT_TRUE(temporary_is_empty());
   };
-  expect("echo 'artesian_tokenize: error: bad tokenizer' >&2; exit 2", "bad tokenizer");
-  expect("echo 'No module named artesian_tokenize'; exit 1", "No module named artesian_tokenize");
-  expect("exit 1", "ended without saying why");
-  expect("kill -9 $$", "ended without saying why");
+  expect("echo 'artesian_tokenize: error: bad tokenizer' >&2; exit 2",
+         "text.txt: cannot be tokenised: bad tokenizer", "");
+  expect("echo 'artesian_tokenize: error: id 9'; echo 'of a library'; exit 2", ": id 9", "");
+  expect("echo \"artesian_tokenize: error: $8.partial-7: No space left on device\"; exit 1",
+         "tokens.bin.partial-7: No space left on device; ", space);
+  expect("echo 'No module named artesian_tokenize'; exit 1", "No module named artesian_tokenize",
+         python);
+  expect("exit 1", "ended without saying why", python);
+  expect("kill -9 $$", "ended without saying why", python);
   auto options = play("");
   ::setenv("ARTESIAN_PYTHON", "/no/such/python", 1);
   EXPECT_NE(error_of(options).find("/no/such/python: No such file"), std::string::npos);

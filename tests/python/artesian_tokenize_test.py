@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 
+import limits
 import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -125,3 +126,15 @@ def test_faults_are_one_line_and_leave_nothing(
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == ["bad.json", "empty.txt", "text.txt"]
+
+
+def test_a_full_disk_is_named(tokenizer_file, tmp_path):
+    (tmp_path / "text.txt").write_text("the deep well\n" * 20000)
+    (tmp_path / "small").mkdir()
+    with limits.small_disk(tmp_path / "small", "16k") as small:
+        done = run("--quiet", "--tokenizer", tokenizer_file, "--input", tmp_path / "text.txt",
+                   "--output", small / "out.bin")  # fmt: skip
+        assert os.listdir(small) == []
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"artesian_tokenize: error: {small}/out.bin.partial-")
+    assert done.stderr.endswith(": No space left on device\n")
