@@ -28,6 +28,14 @@ struct Batch {
   std::optional<std::uint64_t> total, micro, steps;
 };
 
+/// "a multiple of --micro-batch 3", of the factor that was given where the other one was not: what
+/// that would come to is nothing that anybody has typed.
+std::string a_multiple_of(const std::string& factor, std::uint64_t value, std::uint64_t ranks) {
+  std::string text = "a multiple of " + factor + " " + std::to_string(value);
+  if (ranks != 1) text += " x world size " + std::to_string(ranks);
+  return text;
+}
+
 /// DeepSpeed's completion of what is missing. Division rounds down; the product is checked later.
 /// With no size at all the micro-batch is 1 (DeepSpeed refuses), and that is said.
 void complete(Batch& batch, std::uint64_t ranks, Config& config) {
@@ -61,6 +69,9 @@ void resolve_batch(const Settings& settings, const ConfigArguments& arguments, C
   Batch batch{count(settings, total_key, {}),
               count(settings, micro_key, arguments.micro_batch_size),
               count(settings, steps_key, arguments.accumulation_steps)};
+  const bool micro_given = batch.micro.has_value();
+  const bool steps_given = batch.steps.has_value();
+  const bool total_given = batch.total.has_value();
   complete(batch, ranks, config);
   std::uint64_t product = 0;
   const bool overflows = __builtin_mul_overflow(*batch.micro, *batch.steps, &product) ||
@@ -71,10 +82,19 @@ void resolve_batch(const Settings& settings, const ConfigArguments& arguments, C
         source(settings, micro_key, arguments.micro_batch_size, "--micro-batch");
     const std::string steps =
         source(settings, steps_key, arguments.accumulation_steps, "--accumulation");
+    std::string allowed;
+    if (total_given && micro_given && !steps_given) {
+      allowed = a_multiple_of(micro, *batch.micro, ranks);
+    } else if (total_given && !micro_given) {
+      allowed = steps_given ? a_multiple_of(steps, *batch.steps, ranks)
+                            : "a multiple of world size " + std::to_string(ranks);
+    } else {
+      allowed = micro + " " + std::to_string(*batch.micro) + " x " + steps + " " +
+                std::to_string(*batch.steps) + " x world size " + std::to_string(ranks) +
+                (overflows ? "" : " = " + std::to_string(product));
+    }
     faults.invalid(std::string(total_key) + ": got " + std::to_string(*batch.total) + ", allowed " +
-                   micro + " " + std::to_string(*batch.micro) + " x " + steps + " " +
-                   std::to_string(*batch.steps) + " x world size " + std::to_string(ranks) +
-                   (overflows ? "" : " = " + std::to_string(product)) + "; change one of them");
+                   allowed + "; change one of them");
   }
   config.train_batch_size = *batch.total;
   config.micro_batch_size = *batch.micro;

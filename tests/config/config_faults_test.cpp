@@ -301,11 +301,11 @@ const Case single[] = {
      "train_batch_size: got 10, allowed train_micro_batch_size_per_gpu 4 x "
      "gradient_accumulation_steps 2 x world size 1 = 8; change one of them"},
     {R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})",
-     "train_batch_size: got 10, allowed train_micro_batch_size_per_gpu 4 x "
-     "gradient_accumulation_steps 2 x world size 1 = 8; change one of them"},
+     "train_batch_size: got 10, allowed a multiple of train_micro_batch_size_per_gpu 4; change one "
+     "of them"},
     {R"({"train_batch_size": 2, "gradient_accumulation_steps": 4})",
-     "train_batch_size: got 2, allowed train_micro_batch_size_per_gpu 0 x "
-     "gradient_accumulation_steps 4 x world size 1 = 0; change one of them"},
+     "train_batch_size: got 2, allowed a multiple of gradient_accumulation_steps 4; change one of "
+     "them"},
     {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})",
      "optimizer.params.max_grad_norm: not allowed; use gradient_clipping at top level"},
     {R"({"scheduler": {"type": "WarmupDecayLR"}})",
@@ -390,14 +390,15 @@ TEST(ConfigFaults, NotSupportedYet) {
 }
 
 TEST(ConfigFaults, AllFaultsComeAtOnceUpToFiveLines) {
-  expect({R"({"fp16": {"enabled": 1}, "stge": 2, "aio": {"use_gds": true},
+  expect(
+      {R"({"fp16": {"enabled": 1}, "stge": 2, "aio": {"use_gds": true},
               "train_batch_size": 10, "train_micro_batch_size_per_gpu": 3})",
-          "fp16.enabled: got 1, allowed true or false\n"
-          "stge: unknown key; did you mean \"zero_optimization.stage\"?\n"
-          "not supported yet: aio.use_gds: got true, allowed false\n"
-          "train_batch_size: got 10, allowed train_micro_batch_size_per_gpu 3 x "
-          "gradient_accumulation_steps 3 x world size 1 = 9; change one of them"},
-         ErrorCode::Invalid);
+       "fp16.enabled: got 1, allowed true or false\n"
+       "stge: unknown key; did you mean \"zero_optimization.stage\"?\n"
+       "not supported yet: aio.use_gds: got true, allowed false\n"
+       "train_batch_size: got 10, allowed a multiple of train_micro_batch_size_per_gpu 3; change "
+       "one of them"},
+      ErrorCode::Invalid);
   expect({R"({"a1": 0, "b1": 0, "c1": 0, "d1": 0, "e1": 0, "f1": 0, "g1": 0})",
           "a1: unknown key; the keys are listed in docs/config.md\n"
           "b1: unknown key; the keys are listed in docs/config.md\n"
@@ -460,9 +461,14 @@ TEST(ConfigFaults, BatchArithmeticNamesTheWorldSizeAndDoesNotOverflow) {
   ConfigArguments arguments;
   arguments.world_size = 3;
   expect({R"({"train_batch_size": 16})",
-          "train_batch_size: got 16, allowed train_micro_batch_size_per_gpu 5 x "
-          "gradient_accumulation_steps 1 x world size 3 = 15; change one of them"},
+          "train_batch_size: got 16, allowed a multiple of world size 3; change one of them"},
          ErrorCode::Invalid, arguments);
+  arguments.micro_batch_size = 3;
+  expect({R"({"train_batch_size": 12})",
+          "train_batch_size: got 12, allowed a multiple of --micro-batch 3 x world size 3; change "
+          "one of them"},
+         ErrorCode::Invalid, arguments);
+  arguments.micro_batch_size.reset();
   arguments.world_size = 1 << 20;
   expect({R"({"train_batch_size": 5, "train_micro_batch_size_per_gpu": 2147483647,
               "gradient_accumulation_steps": 2147483647})",
