@@ -50,7 +50,7 @@ class TrainRun {
 
  private:
   Result<void> prepare();
-  Result<zero3::Config> read_config(const zero3::ConfigArguments& arguments) const;
+  Result<void> read_config(const zero3::ConfigArguments& arguments);
   Result<void> check_memory() const;
   Result<void> prepare_save();
   void choose_steps();
@@ -106,10 +106,9 @@ Result<void> TrainRun::prepare() {
                                    .accumulation_steps = options_.accumulation,
                                    .lr = options_.lr,
                                    .steps = options_.steps,
+                                   .steps_later = !options_.steps.has_value(),
                                    .hidden_size = static_cast<std::uint64_t>(model_config_.hidden)};
-  ARTESIAN_TRY(config, read_config(arguments));
-  config_ = std::move(config);
-  for (const std::string& note : config_.notes) log(LogLevel::Info, note);
+  ARTESIAN_TRY_VOID(read_config(arguments));
   ARTESIAN_TRY_VOID(check_memory());
   ARTESIAN_TRY_VOID(prepare_save());
   const models::TokenDataOptions data_options{
@@ -123,14 +122,24 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
   data_ = std::make_unique<models::TokenData>(std::move(data));
   choose_steps();
-  return {};
+  if (options_.steps.has_value()) return {};
+  arguments.steps_later = false;
+  arguments.steps_of_data = steps_;
+  return read_config(arguments);
 }
 
-/// Faults of the file itself name the flag; faults in it name their key.
-Result<zero3::Config> TrainRun::read_config(const zero3::ConfigArguments& arguments) const {
+/// With its notes in the log, once it is whole. Faults of the file itself name the flag; faults in
+/// it name their key.
+Result<void> TrainRun::read_config(const zero3::ConfigArguments& arguments) {
   auto config = zero3::read_config(options_.config, arguments);
-  if (config.has_value() || config.error().code != ErrorCode::Io) return config;
-  return naming("--config", std::move(config));
+  if (!config.has_value()) {
+    const bool in_it = config.error().code != ErrorCode::Io;
+    return in_it ? std::move(config).error() : naming("--config", std::move(config).error());
+  }
+  config_ = std::move(config).value();
+  if (arguments.steps_later) return {};
+  for (const std::string& note : config_.notes) log(LogLevel::Info, note);
+  return {};
 }
 
 /// The hidden states alone of one micro-batch: beyond the memory of this machine, or of the GPU,

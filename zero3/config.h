@@ -140,7 +140,10 @@ struct ConfigArguments {
   std::optional<std::uint64_t> micro_batch_size;
   std::optional<std::uint64_t> accumulation_steps;
   std::optional<double> lr;
-  std::optional<std::uint64_t> steps;        // total optimizer steps, for schedules
+  std::optional<std::uint64_t> steps;  // total optimizer steps, for schedules
+  // What they come to without --steps, by the data, which says so after the config is first read.
+  std::optional<std::uint64_t> steps_of_data = {};
+  bool steps_later = false;                  // so that a schedule may lack them for now
   std::optional<std::uint64_t> hidden_size;  // for "auto" bucket sizes
   std::uint64_t world_size = 1;
 };

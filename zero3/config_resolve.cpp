@@ -101,11 +101,15 @@ class Resolver {
     }
   }
 
+  std::optional<std::uint64_t> steps_of_run() const {
+    return arguments_.steps ? arguments_.steps : arguments_.steps_of_data;
+  }
+
   std::uint64_t warmup_steps() {
     constexpr const char* path = "scheduler.params.warmup_num_steps";
     std::uint64_t steps = settings_.integer(path);
-    if (settings_.automatic(path) && arguments_.steps) {
-      steps = std::clamp<std::uint64_t>(*arguments_.steps / 10, 1, 1000);
+    if (settings_.automatic(path) && steps_of_run()) {
+      steps = std::clamp<std::uint64_t>(*steps_of_run() / 10, 1, 1000);
     }
     automatic_[path] = std::to_string(steps);
     return steps;
@@ -114,11 +118,11 @@ class Resolver {
   std::uint64_t total_steps(const std::string& type) {
     constexpr const char* path = "scheduler.params.total_num_steps";
     if (settings_.given(path)) return settings_.integer(path);
-    if (arguments_.steps && *arguments_.steps > 0) {
-      automatic_[path] = std::to_string(*arguments_.steps);
-      return *arguments_.steps;
+    if (steps_of_run().value_or(0) > 0) {
+      automatic_[path] = std::to_string(*steps_of_run());
+      return *steps_of_run();
     }
-    if (!settings_.broken(path)) {
+    if (!settings_.broken(path) && !arguments_.steps_later) {
       faults_.invalid(settings_.name(path) + ": " +
                       (settings_.automatic(path) ? "got \"auto\"" : "missing") + " for " + type +
                       ", allowed " + allowed_text(*find_config_key(path)) +
