@@ -31,6 +31,10 @@ const char* level_name(LogLevel level) {
 
 }  // namespace
 
+std::string log_text(LogLevel level, std::string_view line) {
+  return std::string("artesian: ") + level_name(level) + ": " + std::string(line);
+}
+
 void set_log_sink(LogSink sink) {
   const std::lock_guard lock(state().mutex);
   state().sink = std::move(sink);
@@ -48,8 +52,7 @@ void log(LogLevel level, std::string_view line) {
     state().sink(level, line);
     return;
   }
-  std::fprintf(stderr, "artesian: %s: %.*s\n", level_name(level), static_cast<int>(line.size()),
-               line.data());
+  std::fputs((log_text(level, line) + "\n").c_str(), stderr);
 }
 
 void log_once(LogLevel level, std::string_view line) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 
 namespace artesian {
@@ -13,6 +14,9 @@ using LogSink = std::function<void(LogLevel, std::string_view line)>;
 
 /// Replaces where lines go; an empty sink restores stderr ("artesian: note|warning|error: ...").
 void set_log_sink(LogSink sink);
+
+/// A line as it goes to stderr without a sink, for one that writes there, too.
+std::string log_text(LogLevel level, std::string_view line);
 
 /// Lines below this level are dropped. Default: Info.
 void set_log_level(LogLevel level) noexcept;

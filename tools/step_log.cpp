@@ -127,48 +127,47 @@ void StepLog::write(const zero3::StepResult& r, double tflops,
   log(LogLevel::Warning, first_->to_string() + "; training goes on");
 }
 
-Progress::Progress(const Options& options)
-    : options_(options), terminal_(::isatty(STDERR_FILENO) == 1) {}
-
-void Progress::draw(const std::string& line) {
-  if (terminal_) {
-    std::fprintf(stderr, "\r\033[K%s", line.c_str());
-    drawn_ = true;
-  } else {
-    std::fprintf(stderr, "%s\n", line.c_str());
-  }
-  std::fflush(stderr);
-}
+Progress::Progress(const Options& options) : options_(options), line_(STDERR_FILENO) {}
 
 void Progress::initializing(std::uint64_t done, std::uint64_t total) {
   const int percent = static_cast<int>(done * 100 / total);
   if (options_.quiet || percent == percent_) return;
   percent_ = percent;
-  if (terminal_ || percent == 100) draw(tools::print("initialising the tiers: %d%%", percent));
+  if (line_.on_terminal() || percent == 100) {
+    line_.draw({{tools::print("initialising the tiers: %d%%", percent)}});
+  }
   if (percent == 100) finish();
 }
 
-std::string Progress::describe(const zero3::StepResult& r) const {
-  std::string line = tools::print("step %llu/%llu  loss %.4f  %.0f tokens/s",
-                                  static_cast<unsigned long long>(r.step),
-                                  static_cast<unsigned long long>(options_.steps_total), r.loss,
-                                  rate(static_cast<double>(r.tokens), r.step_s));
-  if (r.loss_scale != 1.0) line += tools::print("  scale %g", r.loss_scale);
+/// In a narrow terminal, how far it is and how well it learns come before how fast it is.
+std::vector<LineField> Progress::describe(const zero3::StepResult& r) const {
+  enum Rank : int { Step, Loss, Left, Skipped, Speed, Scale, Nvme, Host, Device };
+  std::vector<LineField> line;
+  line.push_back({tools::print("step %llu/%llu", static_cast<unsigned long long>(r.step),
+                               static_cast<unsigned long long>(options_.steps_total)),
+                  Step});
+  line.push_back({tools::print("loss %.4f", r.loss), Loss});
+  line.push_back(
+      {tools::print("%.0f tokens/s", rate(static_cast<double>(r.tokens), r.step_s)), Speed});
+  if (r.loss_scale != 1.0) line.push_back({tools::print("scale %g", r.loss_scale), Scale});
   if (r.overflow) {
-    line += r.overflow_parameter.empty() ? "  skipped: the loss is not finite"
-                                         : "  skipped: overflow in " + r.overflow_parameter;
+    line.push_back({r.overflow_parameter.empty() ? "skipped: the loss is not finite"
+                                                 : "skipped: overflow in " + r.overflow_parameter,
+                    Skipped});
   }
-  line += tools::print("  nvme %.2f+%.2f GB/s",
-                       rate(static_cast<double>(r.bytes_nvme_read), r.step_s) * 1e-9,
-                       rate(static_cast<double>(r.bytes_nvme_write), r.step_s) * 1e-9);
+  line.push_back({tools::print("nvme %.2f+%.2f GB/s",
+                               rate(static_cast<double>(r.bytes_nvme_read), r.step_s) * 1e-9,
+                               rate(static_cast<double>(r.bytes_nvme_write), r.step_s) * 1e-9),
+                  Nvme});
   const auto share = [](std::uint64_t used, std::uint64_t budget) {
     return budget == 0 ? 0.0 : 100.0 * static_cast<double>(used) / static_cast<double>(budget);
   };
-  line +=
-      tools::print("  device %.0f%%  host %.0f%%", share(r.peak_device, options_.budgets.device),
-                   share(r.peak_host, options_.budgets.host));
+  line.push_back(
+      {tools::print("device %.0f%%", share(r.peak_device, options_.budgets.device)), Device});
+  line.push_back({tools::print("host %.0f%%", share(r.peak_host, options_.budgets.host)), Host});
   const auto left = static_cast<double>(options_.steps_total - r.step) * step_seconds_;
-  return line + "  left " + duration(left);
+  line.push_back({"left " + duration(left), Left});
+  return line;
 }
 
 void Progress::step(const zero3::StepResult& r) {
@@ -177,8 +176,8 @@ void Progress::step(const zero3::StepResult& r) {
   const bool own_line = options_.steps_per_print != 0 && r.step % options_.steps_per_print == 0;
   const std::uint64_t now = system_clock().now_ns();
   const bool due = now - printed_ns_ >= print_interval_ns || r.step == options_.steps_total;
-  if (terminal_ || own_line || due) {
-    draw(describe(r));
+  if (line_.on_terminal() || own_line || due) {
+    line_.draw(describe(r));
     printed_ns_ = now;
   }
   if (own_line && !options_.breakdown) finish();
@@ -190,11 +189,6 @@ void Progress::step(const zero3::StepResult& r) {
                "gradients %.3f s, optimizer state %.3f s, kept inputs %.3f s; step %.3f s\n",
                static_cast<unsigned long long>(r.step), r.forward_s, r.backward_s, r.optimizer_s,
                r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.wait_input_s, r.step_s);
-}
-
-void Progress::finish() {
-  if (drawn_) std::fprintf(stderr, "\n");
-  drawn_ = false;
 }
 
 void Summary::add(const zero3::StepResult& result) {

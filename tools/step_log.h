@@ -9,6 +9,7 @@
 
 #include "base/result.h"
 #include "models/file_io.h"
+#include "tools/terminal_line.h"
 #include "zero3/engine.h"
 
 namespace artesian::tools {
@@ -37,7 +38,8 @@ class StepLog {
   std::optional<Error> first_;  // why the first one is missing
 };
 
-/// The progress line on stderr: redrawn in place on a terminal, else a line every few seconds.
+/// The progress line on stderr: redrawn in place on a terminal, with what of it fits, else a line
+/// every few seconds.
 class Progress {
  public:
   struct Options {
@@ -52,15 +54,13 @@ class Progress {
   void initializing(std::uint64_t done, std::uint64_t total);
   void step(const zero3::StepResult& result);
   /// Ends a line that is being redrawn.
-  void finish();
+  void finish() { line_.finish(); }
 
  private:
-  std::string describe(const zero3::StepResult& result) const;
-  void draw(const std::string& text);
+  std::vector<LineField> describe(const zero3::StepResult& result) const;
 
   Options options_;
-  bool terminal_ = false;
-  bool drawn_ = false;
+  TerminalLine line_;
   double step_seconds_ = 0.0;  // smoothed, for the time left
   std::uint64_t printed_ns_ = 0;
   int percent_ = -1;

@@ -1,10 +1,16 @@
 """Proves that `artesian train` destroys nothing that it is to read: an output that is one of its
 inputs, or the other output, is refused by whatever name before anything is opened; and that outputs
-which are no files go on working."""
+which are no files go on working. And what the trace and the line on a terminal show."""
 
+import contextlib
+import fcntl
+import json
 import os
+import re
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 from train_cli_test import ENVIRONMENT, TEXT, errors_of, place, pytestmark  # noqa: F401
@@ -51,3 +57,34 @@ def test_outputs_that_are_no_files_may_be_one(place):
     result = place.run("--quiet", log_jsonl="pipe", steps=2)
     assert (result.returncode, result.stderr) == (0, "")
     assert reader.communicate(timeout=60)[0].count('{"step":') == 2
+
+
+def shown_on_a_terminal(command, columns):
+    """All that the command writes to a terminal of so many columns, which its stderr is."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=ENVIRONMENT)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while block := os.read(ours, 4096):
+            shown += block
+    os.close(ours)
+    assert process.wait(60) == 0, shown
+    return shown.decode()
+
+
+@pytest.mark.parametrize("columns", [40, 60, 300])
+def test_the_progress_line_fits_the_terminal_and_notes_do_not_stick_to_it(place, columns):
+    def change(config):
+        config["fp16"] = {"enabled": True, "initial_scale_power": 30, "hysteresis": 1}
+
+    shown = shown_on_a_terminal(place.words(config=place.write_config(change), steps=8), columns)
+    lines = [part.split("\r\n")[0] for part in shown.split("\r\033[K")]
+    drawn = [line for line in lines if line.startswith("step ")]
+    assert drawn and all(len(line) < columns for line in drawn)
+    assert all("  loss " in line for line in drawn)
+    assert any("  device " in line for line in drawn) == (columns == 300)
+    notes = [match.start() for match in re.finditer("artesian: note: step", shown)]
+    assert notes
+    assert all(shown[:at].endswith(("\r\033[K", "\n")) for at in notes)
