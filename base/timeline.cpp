@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
+#include <utility>
 
 namespace artesian {
 namespace {
 
-constexpr std::array<const char*, 6> lane_names{"compute", "optimizer", "to device",
-                                                "to host", "NVMe read", "NVMe write"};
+constexpr std::array<const char*, 7> lane_names{"compute",   "optimizer",  "to device", "to host",
+                                                "NVMe read", "NVMe write", "wait"};
+constexpr std::size_t step_lane = lane_names.size();
+constexpr std::uint64_t wait_ns_min = 20'000;
 
 /// Lanes of the disk hold overlapping spans: each goes to the first row that is free by then.
 std::size_t row_of(std::vector<std::uint64_t>& row_ends, std::uint64_t begin, std::uint64_t end) {
@@ -41,12 +45,83 @@ void Timeline::add(Lane lane, std::string name, std::uint64_t begin_ns, std::uin
   spans_.push_back({lane, std::move(name), begin_ns, std::max(begin_ns, end_ns), bytes});
 }
 
+void Timeline::add_wait(const char* what, std::uint64_t begin_ns, std::uint64_t end_ns) {
+  if (end_ns < begin_ns + wait_ns_min) return;
+  add(Lane::Wait, std::string("wait: ") + what, begin_ns, end_ns);
+}
+
+void Timeline::add_step(const Step& step) {
+  const std::lock_guard lock(mutex_);
+  if (steps_.size() < spans_max_) steps_.push_back(step);
+}
+
+namespace {
+
+/// The events of a trace, one a line.
+class Events {
+ public:
+  Events(std::FILE* file, std::uint64_t origin) : file_(file), origin_(origin) {}
+
+  void span(std::size_t lane, std::size_t row, std::uint64_t begin_ns, std::uint64_t end_ns,
+            const std::string& name, const std::string& arguments) {
+    std::fprintf(file_,
+                 "%s{\"ph\":\"X\",\"pid\":%zu,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%s\"",
+                 separator(), lane, row, static_cast<double>(begin_ns - origin_) * 1e-3,
+                 static_cast<double>(end_ns - begin_ns) * 1e-3, name.c_str());
+    if (!arguments.empty()) std::fprintf(file_, ",\"args\":{%s}", arguments.c_str());
+    std::fprintf(file_, "}");
+  }
+  /// `rows`: 0: none was used.
+  void name_lane(std::size_t lane, const char* name, std::size_t rows, int sort_index) {
+    std::fprintf(
+        file_,
+        "%s{\"ph\":\"M\",\"pid\":%zu,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}},\n"
+        "{\"ph\":\"M\",\"pid\":%zu,\"name\":\"process_sort_index\",\"args\":"
+        "{\"sort_index\":%d}}",
+        separator(), lane, name, lane, sort_index);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::string number = rows == 1 ? "" : " " + std::to_string(row + 1);
+      std::fprintf(file_,
+                   ",\n{\"ph\":\"M\",\"pid\":%zu,\"tid\":%zu,\"name\":\"thread_name\",\"args\":"
+                   "{\"name\":\"%s%s\"}}",
+                   lane, row, name, number.c_str());
+    }
+  }
+
+ private:
+  const char* separator() { return std::exchange(first_, false) ? "" : ",\n"; }
+
+  std::FILE* file_;
+  std::uint64_t origin_;
+  bool first_ = true;
+};
+
+std::string arguments_of(const Timeline::Step& step) {
+  std::string text = "\"step\":" + std::to_string(step.number) +
+                     ",\"micro_batches\":" + std::to_string(step.micro_batches);
+  const auto add = [&](const char* name, double value) {
+    std::array<char, 64> number{};
+    if (!std::isfinite(value)) return;
+    std::snprintf(number.data(), number.size(), ",\"%s\":%.6g", name, value);
+    text += number.data();
+  };
+  add("loss", step.loss);
+  add("predicted_s", step.predicted_s);
+  add("measured_s", static_cast<double>(step.end_ns - step.begin_ns) * 1e-9);
+  return text;
+}
+
+}  // namespace
+
 Result<void> Timeline::write(const std::string& path) const {
   const std::lock_guard lock(mutex_);
   std::vector<Span> spans = spans_;
   std::sort(spans.begin(), spans.end(),
             [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
-  const std::uint64_t origin = spans.empty() ? 0 : spans.front().begin_ns;
+  std::uint64_t origin = spans.empty() ? 0 : spans.front().begin_ns;
+  if (!steps_.empty()) {
+    origin = spans.empty() ? steps_[0].begin_ns : std::min(origin, steps_[0].begin_ns);
+  }
   std::FILE* file = std::fopen(path.c_str(), "we");
   if (file == nullptr) {
     return Error{
@@ -55,24 +130,23 @@ Result<void> Timeline::write(const std::string& path) const {
   std::fprintf(file,
                "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"dropped\":%zu},\"traceEvents\":[\n",
                dropped_);
+  Events events(file, origin);
+  events.name_lane(step_lane, "step", steps_.empty() ? 0 : 1, 0);
+  for (const Step& step : steps_) {
+    events.span(step_lane, 0, step.begin_ns, step.end_ns, "step " + std::to_string(step.number),
+                arguments_of(step));
+  }
   std::array<std::vector<std::uint64_t>, lane_names.size()> rows;
   for (const Span& span : spans) {
     const auto lane = static_cast<std::size_t>(span.lane);
     const std::size_t row = row_of(rows[lane], span.begin_ns, span.end_ns);
-    std::fprintf(
-        file, "{\"ph\":\"X\",\"pid\":%zu,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%s\"",
-        lane, row, static_cast<double>(span.begin_ns - origin) * 1e-3,
-        static_cast<double>(span.end_ns - span.begin_ns) * 1e-3, escaped(span.name).c_str());
-    if (span.bytes != 0) {
-      std::fprintf(file, ",\"args\":{\"bytes\":%llu}", static_cast<unsigned long long>(span.bytes));
-    }
-    std::fprintf(file, "},\n");
+    events.span(lane, row, span.begin_ns, span.end_ns, escaped(span.name),
+                span.bytes == 0 ? "" : "\"bytes\":" + std::to_string(span.bytes));
   }
   for (std::size_t lane = 0; lane < lane_names.size(); ++lane) {
-    std::fprintf(
-        file, "{\"ph\":\"M\",\"pid\":%zu,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}%s\n",
-        lane, lane_names[lane], lane + 1 < lane_names.size() ? "," : "]}");
+    events.name_lane(lane, lane_names[lane], rows[lane].size(), static_cast<int>(lane) + 1);
   }
+  std::fprintf(file, "]}\n");
   const bool failed = std::ferror(file) != 0;
   if (std::fclose(file) != 0 || failed) {
     return Error{

@@ -11,7 +11,8 @@
 namespace artesian {
 
 /// ToDevice and ToHost: the cores copy or cast what comes to, and what leaves, the device tier.
-enum class Lane : std::uint8_t { Compute, Optimizer, ToDevice, ToHost, NvmeRead, NvmeWrite };
+/// Wait: the compute thread waits for the disk, or for a device.
+enum class Lane : std::uint8_t { Compute, Optimizer, ToDevice, ToHost, NvmeRead, NvmeWrite, Wait };
 
 /// Collects spans up to a bound (later ones are dropped and counted). Thread-safe.
 class Timeline {
@@ -21,7 +22,20 @@ class Timeline {
   /// Adds one span; times in ns on the system clock. `bytes` = 0: not shown.
   void add(Lane lane, std::string name, std::uint64_t begin_ns, std::uint64_t end_ns,
            std::uint64_t bytes = 0);
-  /// Writes Chrome trace JSON. Errors: Io, NoSpace.
+  /// Adds a wait for this, unless it is too short to be seen.
+  void add_wait(const char* what, std::uint64_t begin_ns, std::uint64_t end_ns);
+  /// An optimizer step: a lane of its own has them all. What is not finite is left out.
+  struct Step {
+    std::uint64_t number = 0;
+    std::uint64_t micro_batches = 0;
+    double loss = 0.0;
+    double predicted_s = 0.0;
+    std::uint64_t begin_ns = 0;
+    std::uint64_t end_ns = 0;
+  };
+  void add_step(const Step& step);
+  /// Writes Chrome trace JSON, in which every lane and each row of it has a name. Errors: Io,
+  /// NoSpace.
   Result<void> write(const std::string& path) const;
 
  private:
@@ -34,6 +48,7 @@ class Timeline {
   };
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
+  std::vector<Step> steps_;
   std::size_t spans_max_;
   std::size_t dropped_ = 0;
 };

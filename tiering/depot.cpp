@@ -27,7 +27,11 @@ template <typename Wait>
 auto Depot::timed(const Wait& wait) noexcept {
   const std::uint64_t begin = system_clock().now_ns();
   auto outcome = wait();
-  wait_ns_ += system_clock().now_ns() - begin;
+  const std::uint64_t end = system_clock().now_ns();
+  wait_ns_ += end - begin;
+  if (Timeline* const timeline = store_.timeline(); timeline != nullptr) {
+    timeline->add_wait("kept inputs", begin, end);
+  }
   return outcome;
 }
 

@@ -179,6 +179,7 @@ Result<void> Engine::Impl::build() {
                                                    state->device_pool(), executor, state->loader());
   prefetcher =
       std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
+  prefetcher->show_waits(options.timeline);
   gradients = std::make_unique<Gradients>(*state);
   optimizer = std::make_unique<Optimizer>(*state, *residency, kept_activations());
   under_backward.emplace(config, *state, module.stages(), *gradients, *optimizer);
@@ -573,12 +574,20 @@ Result<StepResult> Engine::Impl::finish_step() {
   updated_before = !result.overflow;
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher->look_ahead_to_next_step());
   const std::uint64_t end = system_clock().now_ns();
-  if (options.timeline != nullptr) options.timeline->add(Lane::Optimizer, "norm", begin, end);
-  micro_batches = 0;
+  const std::uint64_t micro_batches_done = std::exchange(micro_batches, 0);
   result.optimizer_s = static_cast<double>(end - begin + under_backward_ns) * 1e-9;
   result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
   take_difference(result);
   result.predicted_step_s = prediction.next_s();
+  if (options.timeline != nullptr) {
+    options.timeline->add(Lane::Optimizer, "norm", begin, end);
+    options.timeline->add_step({.number = step,
+                                .micro_batches = micro_batches_done,
+                                .loss = result.loss,
+                                .predicted_s = result.predicted_step_s,
+                                .begin_ns = step_begin_ns,
+                                .end_ns = end});
+  }
   end_phase(/*ends_update=*/false);
   result.computed_s = prediction.computed_s();
   result.disk_s = prediction.disk_s();

@@ -20,7 +20,7 @@ constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB
 
 }  // namespace
 
-Gradients::Gradients(ModelState& state) : state_(state), stream_(state) {
+Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradients") {
   const Placement& plan = state.placement();
   started_.assign(plan.layout.units.size(), false);
   summed_ = cleared_ = started_;

@@ -72,7 +72,7 @@ void store_split(const SubGroup& group, std::uint64_t begin, std::span<const flo
 }  // namespace
 
 Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender)
-    : state_(state), residency_(residency), lender_(lender), stream_(state) {
+    : state_(state), residency_(residency), lender_(lender), stream_(state, "optimizer state") {
   all_units_.resize(state.layout().units.size());
   std::iota(all_units_.begin(), all_units_.end(), 0u);
   done_.resize(all_units_.size());

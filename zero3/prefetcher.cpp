@@ -192,7 +192,9 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
     ARTESIAN_TRY_VOID(residency_.acquire(unit));
     entering_[unit] = false;  // pinned from here on
     follow(unit);
-    wait_ns_ += system_clock().now_ns() - before;
+    const std::uint64_t after = system_clock().now_ns();
+    wait_ns_ += after - before;
+    if (timeline_ != nullptr) timeline_->add_wait("parameters", before, after);
   }
   return {};
 }

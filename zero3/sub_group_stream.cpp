@@ -67,6 +67,13 @@ std::size_t SubGroupStream::idle_item() const noexcept {
 
 /// A free item with its transfers of last time finished: the one that has written the sub-group, or
 /// one that is idle, or else the one that was given back first.
+void SubGroupStream::count_wait(std::uint64_t begin_ns) noexcept {
+  const std::uint64_t end_ns = system_clock().now_ns();
+  wait_ns_ += end_ns - begin_ns;
+  Timeline* const timeline = state_.store().timeline();
+  if (timeline != nullptr) timeline->add_wait(waits_for_, begin_ns, end_ns);
+}
+
 Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
   ARTESIAN_CHECK(!free_items_.empty());
   std::size_t chosen = writer_of(task);
@@ -75,7 +82,7 @@ Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
   FreeItem& free = free_items_[chosen];
   const std::uint64_t before = system_clock().now_ns();
   auto finished = free.item->finish();
-  wait_ns_ += system_clock().now_ns() - before;
+  count_wait(before);
   if (!finished.has_value()) {
     free.failed = finished.error();
     return std::move(finished).error();
@@ -327,7 +334,7 @@ Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
   if (item != nullptr) {
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(item->finish());
-    wait_ns_ += system_clock().now_ns() - before;
+    count_wait(before);
   }
   GroupBlocks written(state_.store());
   ARTESIAN_TRY_VOID(work_on(group, written));
@@ -564,7 +571,7 @@ Result<void> SubGroupStream::finish_left() noexcept {
     auto outcome = free.failed.has_value() ? Result<void>(*free.failed) : free.item->finish();
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
   }
-  wait_ns_ += system_clock().now_ns() - before;
+  count_wait(before);
   return first;
 }
 

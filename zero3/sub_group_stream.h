@@ -81,7 +81,9 @@ class SubGroupStream {
     Body after;
   };
 
-  explicit SubGroupStream(ModelState& state) noexcept : state_(state) {}
+  /// `waits_for`: what the timeline calls the waits.
+  explicit SubGroupStream(ModelState& state, const char* waits_for = "sub-groups") noexcept
+      : state_(state), waits_for_(waits_for) {}
   /// Reads may go to memory of this lender, too, which outlives the stream, or of nobody: null.
   /// What is borrowed already goes back by itself: Note [Borrowed items].
   void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
@@ -195,7 +197,11 @@ class SubGroupStream {
   std::uint64_t grad_offset() const noexcept;
   std::uint64_t saved_offset() const noexcept { return grad_offset(); }
 
+  /// What has been waited for since then.
+  void count_wait(std::uint64_t begin_ns) noexcept;
+
   ModelState& state_;
+  const char* const waits_for_;
   BufferLender* lender_ = nullptr;
   // Of the pass under way:
   SubGroupStreamOptions options_;

@@ -581,18 +581,6 @@ def test_a_full_disk_under_the_outputs(place):
     limits.full_stdout(place.words(), "artesian: error: stdout: cannot write", env=ENVIRONMENT)
 
 
-def test_trace_is_chrome_json_with_lanes(place):
-    place.trained(steps=2, trace=place.folder / "trace.json")
-    events = json.loads((place.folder / "trace.json").read_text())["traceEvents"]
-    lanes = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert list(lanes.values()) == [
-        "compute", "optimizer", "to device", "to host", "NVMe read", "NVMe write",
-    ]  # fmt: skip
-    spans = [event for event in events if event["ph"] == "X"]
-    assert {lanes[span["pid"]] for span in spans} == set(lanes.values())
-    assert all(span["dur"] >= 0 and span["ts"] >= 0 and span["name"] for span in spans)
-
-
 def test_seed_and_order_decide_the_result(place):
     def digest(**flags):
         return place.trained("--quiet", steps=2, **flags)[-1]["digest"]

@@ -88,3 +88,31 @@ def test_the_progress_line_fits_the_terminal_and_notes_do_not_stick_to_it(place,
     notes = [match.start() for match in re.finditer("artesian: note: step", shown)]
     assert notes
     assert all(shown[:at].endswith(("\r\033[K", "\n")) for at in notes)
+
+
+def test_trace_is_chrome_json_with_named_lanes_and_steps(place):
+    steps = place.trained(steps=3, accumulation=2, trace=place.folder / "trace.json")
+    events = json.loads((place.folder / "trace.json").read_text())["traceEvents"]
+    named = {kind: {} for kind in ["process_name", "thread_name", "process_sort_index"]}
+    for event in events:
+        if event["ph"] == "M":
+            named[event["name"]][event["pid"], event.get("tid")] = event["args"]
+    lanes = {pid: args["name"] for (pid, _), args in named["process_name"].items()}
+    order = sorted(named["process_sort_index"].items(), key=lambda item: item[1]["sort_index"])
+    assert [lanes[pid] for (pid, _), _ in order] == [
+        "step", "compute", "optimizer", "to device", "to host", "NVMe read", "NVMe write", "wait",
+    ]  # fmt: skip
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {lanes[span["pid"]] for span in spans} == set(lanes.values())
+    assert all(span["dur"] >= 0 and span["ts"] >= 0 and span["name"] for span in spans)
+    for span in spans:
+        assert named["thread_name"][span["pid"], span["tid"]]["name"].startswith(lanes[span["pid"]])
+    marks = [span for span in spans if lanes[span["pid"]] == "step"]
+    assert [mark["name"] for mark in marks] == ["step 1", "step 2", "step 3"]
+    for mark, step in zip(marks, steps, strict=True):
+        assert mark["args"]["step"] == step["step"] and mark["args"]["micro_batches"] == 2
+        assert mark["args"]["loss"] == pytest.approx(step["loss"], rel=1e-5)
+    assert "predicted_s" not in marks[0]["args"]  # nothing to go by yet
+    assert marks[0]["ts"] + marks[0]["dur"] <= marks[1]["ts"] + 1
+    waits = {span["name"] for span in spans if lanes[span["pid"]] == "wait"}
+    assert waits <= {f"wait: {what}" for what in ["parameters", "gradients", "optimizer state"]}
