@@ -1,5 +1,6 @@
 #include "models/config_reader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -148,7 +149,7 @@ bool ConfigReader::boolean(const char* name, bool absent) {
 }
 
 std::size_t ConfigReader::choice(const char* name, const std::vector<const char*>& allowed,
-                                 std::size_t absent) {
+                                 std::size_t absent, std::initializer_list<const char*> later) {
   const nlohmann::json* value = find(name);
   if (value == nullptr) return absent;
   std::string list;
@@ -156,6 +157,8 @@ std::size_t ConfigReader::choice(const char* name, const std::vector<const char*
     if (*value == allowed[index]) return index;
     list += (index == 0 ? "" : ", ") + std::string(allowed[index]);
   }
+  const bool known = std::find(later.begin(), later.end(), *value) != later.end();
+  if (known) list += "; not supported yet: " + prefix_ + name + " " + value->get<std::string>();
   add_fault(name, shown(*value), list);
   return absent;
 }

@@ -202,6 +202,7 @@ TEST(LlamaConfig, WhatCannotBeHonouredIsRefusedByName) {
       {R"("hidden_size": 3, "num_attention_heads": 16, "head_dim": 2)",
        "num_attention_heads: got 16, allowed a divisor of hidden_size, which is 3"},
       {R"("hidden_act": "gelu_10")", "hidden_act: got \"gelu_10\", allowed gelu_new"},
+      {R"("hidden_act": "gelu_10")", "linear; not supported yet: hidden_act gelu_10"},
       {R"("attention_bias": 1)", "attention_bias: got 1, allowed true or false"},
       {R"("mlp_bias": "no")", "mlp_bias: got \"no\", allowed true or false"},
       {R"("tie_word_embeddings": null)", "tie_word_embeddings: got null, allowed true or false"},
