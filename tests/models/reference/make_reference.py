@@ -74,6 +74,12 @@ LLAMA = {
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 FACTORS = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
 FEW = {"original_max_position_embeddings": 4}
+ONE = {"num_hidden_layers": 1}  # enough where the angles are what is compared
+
+
+def rope(rope_type, **values):
+    return ONE | {"rope_parameters": {"rope_type": rope_type, "rope_theta": 70.0} | values}
+
 
 LLAMA_VARIANTS = {
     "plain": ({}, 1, 7),
@@ -95,6 +101,19 @@ LLAMA_VARIANTS = {
     ),
     "yarn": ({"rope_parameters": FEW | {"rope_type": "yarn", "factor": 4.0}}, 2, 12),
     "longrope": ({"rope_scaling": FEW | FACTORS | {"rope_type": "longrope"}}, 2, 12),
+    "linear_parameters": (rope("linear", factor=2.5), 1, 8),
+    "dynamic_parameters": (rope("dynamic", factor=2.0), 1, 20),
+    "longrope_parameters": (rope("longrope", **FEW, **FACTORS), 1, 12),
+    "longrope_top_level": (rope("longrope", **FACTORS) | FEW, 1, 12),
+    "longrope_attention": (rope("longrope", **FEW, **FACTORS, attention_factor=1.4), 1, 12),
+    "yarn_top_level": (rope("yarn", factor=3.0) | FEW, 1, 12),
+    "yarn_attention": (rope("yarn", **FEW, factor=4.0, attention_factor=1.3), 1, 12),
+    "yarn_mscale": (rope("yarn", **FEW, factor=4.0, mscale=0.9, mscale_all_dim=0.4), 1, 12),
+    "yarn_beta": (rope("yarn", **FEW, factor=4.0, beta_fast=9.0, beta_slow=0.5), 1, 12),
+    "yarn_not_truncated": (rope("yarn", **FEW, factor=4.0, truncate=False), 1, 12),
+    "yarn_null_factor": (rope("yarn", **FEW, factor=None), 1, 12),
+    "relu2": (ONE | {"hidden_act": "relu2"}, 1, 8),
+    "gelu_tanh": (ONE | {"hidden_act": "gelu_pytorch_tanh"}, 1, 8),
 }  # fmt: skip
 
 
