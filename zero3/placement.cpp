@@ -37,9 +37,13 @@ KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_roo
 /// What residents leave a step to do: whether gradients spill, then bytes to and from NVMe.
 using Cost = std::pair<bool, std::uint64_t>;
 
+constexpr std::uint64_t state_moves = 2;  // a step reads and writes each byte
+
 class Planner {
  public:
-  explicit Planner(const PlacementRequest& request) : request_(request), config_(*request.config) {
+  /// With `to_beat`, a plan that cannot cost less is not made: beaten().
+  explicit Planner(const PlacementRequest& request, std::optional<Cost> to_beat = std::nullopt)
+      : request_(request), config_(*request.config), to_beat_(to_beat) {
     plan_.param_dtype = config_.param_dtype;
     plan_.grad_dtype = config_.grad_accum_dtype;
     plan_.compute_dtype = request.compute_dtype;
@@ -59,6 +63,8 @@ class Planner {
   }
 
   Cost cost() const noexcept { return {spills_, movable_ - saved_}; }
+  /// What run() returned has no residents, since they could not have cost less.
+  bool beaten() const noexcept { return beaten_; }
   /// The largest host budget with a smaller ring, if what that leaves for residents might save
   /// more.
   std::optional<std::uint64_t> budget_of_a_smaller_ring() const noexcept { return smaller_ring_; }
@@ -415,15 +421,41 @@ class Planner {
 
   /// Fills `spare`; where gradients spill then, it is less by the buffer in which they are added.
   void keep_residents(std::uint64_t spare) {
-    auto all = candidates();
-    if (gradient_bytes(all) > spare) plan_.grad_buffer_bytes = grad_buffer();
+    auto all = candidates_but_state();
+    const bool spills = gradient_bytes(all) > spare;
+    if (spills) plan_.grad_buffer_bytes = grad_buffer();
     plan_.host_pool_bytes += plan_.grad_buffer_bytes;
-    keep(choose_residents(
-        std::move(all), {spare - plan_.grad_buffer_bytes, config_.zero.offload_param.max_in_cpu}));
+    const ResidentLimits limits{spare - plan_.grad_buffer_bytes,
+                                config_.zero.offload_param.max_in_cpu};
+    beaten_ = to_beat_.has_value() && !(Cost{spills, bytes_left(all, limits.bytes)} < *to_beat_);
+    if (beaten_) return;
+    add_state(all);
+    keep(choose_residents(std::move(all), limits));
   }
 
-  /// Everything that could be on NVMe, in the order in which the optimizer comes to it.
-  std::vector<Candidate> candidates() {
+  /// The fewest bytes that a step moves, whichever residents are in `room`: device memory has all
+  /// the state that it has room for, and of the residents the last one is cut. Sub-groups of state,
+  /// of which a large model has millions, need not be looked at for that.
+  std::uint64_t bytes_left(std::vector<Candidate> all, std::uint64_t room) const {
+    std::uint64_t state = 0;
+    for (std::uint32_t unit = 0; unit < plan_.units.size(); ++unit) {
+      if (plan_.units[unit].optimizer == Tier::Nvme) state += plan_.optimizer_bytes(unit);
+    }
+    all.push_back({.bytes = state - std::min(state, device_spare_), .moves = state_moves});
+    std::sort(all.begin(), all.end(),
+              [](const Candidate& a, const Candidate& b) { return a.moves > b.moves; });
+    std::uint64_t left = 0;
+    for (const Candidate& each : all) {
+      const std::uint64_t taken = std::min(each.bytes, room);
+      room -= taken;
+      left += (each.bytes - taken) * each.moves;
+    }
+    return left;
+  }
+
+  /// Everything that could be on NVMe, in the order in which the optimizer comes to it, but for its
+  /// own state.
+  std::vector<Candidate> candidates_but_state() {
     if (moves_.empty()) {  // they do not depend on the ring
       moves_ = moves_of_a_pass(plan_, *request_.stages, PrefetchLimits::of(config_.zero));
     }
@@ -447,15 +479,19 @@ class Planner {
       }
     }
     add_inputs(all);
-    add_state(all);
-    movable_ = 0;
-    for (const Candidate& each : all) movable_ += each.bytes * each.moves;
     return all;
   }
 
-  /// In order; what spare device memory has room for gets its home there, and is none.
+  /// In order, and counts what all of them move; what spare device memory has room for gets its
+  /// home there, and is none.
   void add_state(std::vector<Candidate>& all) {
     std::vector<Candidate> state;
+    std::uint64_t count = 0;
+    for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
+      count += plan_.sub_group_count(index);
+    }
+    state.reserve(static_cast<std::size_t>(count));
+    all.reserve(all.size() + static_cast<std::size_t>(count));
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       plan_.units[index].optimizer_homes.clear();
       if (plan_.units[index].optimizer != Tier::Nvme) continue;
@@ -464,7 +500,7 @@ class Planner {
                          .unit = index,
                          .sub_group = group,
                          .bytes = plan_.record_bytes(index, group),
-                         .moves = 2});
+                         .moves = state_moves});
       }
     }
     std::uint64_t spare = device_spare_;
@@ -477,6 +513,8 @@ class Planner {
       spare -= each.bytes;
       set_optimizer_home(each, Tier::Device);
     }
+    movable_ = 0;
+    for (const Candidate& each : all) movable_ += each.bytes * each.moves;
   }
 
   /// Spread over the update; where backward takes a part of it, by whole units, as it does, and
@@ -501,7 +539,9 @@ class Planner {
   /// Without a ring, where nothing remains on NVMe. Returns whether that is so.
   bool keep_everything(std::uint64_t room) {
     plan_.sub_group = buffers_.largest_sub_group();
-    const auto all = candidates();
+    auto all = candidates_but_state();
+    if (bytes_left(all, room) != 0) return false;
+    add_state(all);
     std::uint64_t elements = config_.zero.offload_param.max_in_cpu;
     for (const Candidate& each : all) {
       if (each.bytes > room || each.elements > elements) return false;
@@ -623,6 +663,8 @@ class Planner {
   std::uint64_t device_spare_ = 0;  // of it for optimizer state
   std::uint64_t movable_ = 0;       // bytes of a step, with everything that could be on NVMe there
   std::uint64_t saved_ = 0;
+  const std::optional<Cost> to_beat_;
+  bool beaten_ = false;
   bool spills_ = false;  // some gradient
   std::optional<std::uint64_t> smaller_ring_;
 };
@@ -649,10 +691,10 @@ Result<Planned> place_with_best_ring(const PlacementRequest& request) {
   PlacementRequest less = request;
   for (auto budget = planner.budget_of_a_smaller_ring(); budget.has_value();) {
     less.host_bytes = *budget;
-    Planner below(less);
+    Planner below(less, best.cost);
     auto plan = below.run();
     if (!plan.has_value()) break;  // a ring cannot be smaller
-    if (below.cost() < best.cost) best = {std::move(plan).value(), below.cost()};
+    if (!below.beaten() && below.cost() < best.cost) best = {std::move(plan).value(), below.cost()};
     budget = below.budget_of_a_smaller_ring();
   }
   return best;

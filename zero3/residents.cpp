@@ -1,6 +1,7 @@
 #include "zero3/residents.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "zero3/step_plan.h"
@@ -22,10 +23,17 @@ std::uint64_t gradient_bytes(const std::vector<Candidate>& candidates) {
 }
 
 std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, ResidentLimits limits) {
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& a, const Candidate& b) {
-                     return a.moves != b.moves ? a.moves > b.moves : a.kind < b.kind;
-                   });
+  const auto worth_more = [](const Candidate& a, const Candidate& b) {
+    return a.moves != b.moves ? a.moves > b.moves : a.kind < b.kind;
+  };
+  // Most are optimizer state at the end, and worth the same.
+  auto sorted = candidates.end();
+  while (sorted != candidates.begin() &&
+         (sorted == candidates.end() || !worth_more(*sorted, *std::prev(sorted)))) {
+    --sorted;
+  }
+  std::stable_sort(candidates.begin(), sorted, worth_more);
+  std::inplace_merge(candidates.begin(), sorted, candidates.end(), worth_more);
   if (gradient_bytes(candidates) <= limits.bytes) {
     std::stable_partition(candidates.begin(), candidates.end(), is_gradient);
   }

@@ -629,3 +629,10 @@ def test_more_ranks_need_less_memory_of_each(figures):
 def test_shapes_that_no_matrix_unit_likes_are_named(figures):
     advice = figures(model={"vocab_size": 500})["advice"]
     assert "vocabulary: 500 is no multiple of 16, which matrix units want; 512 is" in advice
+
+
+def test_a_model_far_larger_than_host_memory_is_planned_as_quickly(job):
+    """Each ring between the longest and the shortest was filled with residents: hours."""
+    done = job("--params", "7e9", "--gpus", "1", "--host-memory", "2GiB", "--json", "-",
+               config={"artesian": {}})  # fmt: skip
+    assert json.loads(done.stdout)["memory"]["host"]["used"] <= 2 << 30
