@@ -20,9 +20,8 @@
 #include "zero3/loss_scaler.h"
 #include "zero3/lr_schedule.h"
 #include "zero3/optimizer.h"
-#include "zero3/prediction.h"
+#include "zero3/step_figures.h"
 #include "zero3/step_guard.h"
-#include "zero3/step_plan.h"
 #include "zero3/step_trace.h"
 #include "zero3/under_backward.h"
 #include "zero3/unit_graphs.h"
@@ -50,21 +49,6 @@ std::uint64_t random_run_id() {
 
 Error out_of_order(const char* call, const std::string& text) {
   return make_error(ErrorCode::Invalid, std::string(call) + "(): out of order: " + text);
-}
-
-/// The fields of a StepResult that count up from the engine's creation, one after the other.
-template <typename Visit>
-void for_each_counter(const Visit& visit) {
-  for (const auto counter : {&StepResult::bytes_nvme_read, &StepResult::bytes_nvme_write,
-                             &StepResult::bytes_h2d, &StepResult::bytes_d2h}) {
-    visit(counter);
-  }
-  visit(&StepResult::bytes_paths);
-  for (const auto counter :
-       {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
-        &StepResult::wait_input_s, &StepResult::forward_s, &StepResult::backward_s}) {
-    visit(counter);
-  }
 }
 
 }  // namespace
@@ -109,8 +93,7 @@ class Engine::Impl {
   bool layer_by_layer = false;           // may micro-batches run so, for the same bits
   std::uint64_t activation_budget = 0;   // bytes, as is what follows
   std::uint64_t activations_of_one = 0;  // the most that a micro-batch has kept; 0: not known
-  std::uint64_t step_begin_ns = 0;
-  StepResult totals;                   // counters at the end of the last step
+  std::unique_ptr<StepFigures> figures;
   std::optional<StepResult> updating;  // the step whose update is under way, so far
   std::optional<StepResult> completed;
   std::optional<Error> failed_ahead;    // of an update between operators, for who comes next
@@ -118,12 +101,6 @@ class Engine::Impl {
   std::uint64_t step_to_measure = 0;    // the first after such a one: it is whole
   std::optional<StepResult> measured;   // that step, by which backward gets its share
   std::uint64_t under_backward_ns = 0;  // updating, in this step
-  struct {                              // a part of the step that has the disk to itself
-    std::uint64_t begin_ns = 0;
-    StepResult counters;  // at its begin
-  } phase;
-  std::vector<tiering::PathBytes> update_bytes;  // of each folder, by the plan
-  Prediction prediction;                         // of the next step
 
   Result<void> build();
   Result<Placement> place(DType compute_dtype, const Budgets& budgets) const;
@@ -155,11 +132,6 @@ class Engine::Impl {
   Result<void> update_under_backward(std::size_t stage);
   kernels::AdamStep adam_step(double lr, double multiplier) const;
   void begin_step();
-  StepResult counters() const;
-  void take_difference(StepResult& result);
-  void take_peaks(StepResult& result) const;
-  void begin_phase();
-  void end_phase(bool ends_update);
 };
 
 Result<void> Engine::Impl::build() {
@@ -200,13 +172,13 @@ Result<void> Engine::Impl::build() {
           .gathered = [this](const Trace::Access& units) { return update_before_use(units); },
           .accumulated = [this](std::size_t stage) { return update_under_backward(stage); },
           .between = between});
-  MovedByKind update;
-  for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) {
-    update += update_moves(state->placement(), unit, state->separate_device(), /*live=*/true);
-  }
-  update_bytes = divide_over_paths(update, state->param_shares(), state->optimizer_shares(),
-                                   state->path_count());
-  prediction = Prediction(state->disks());
+  figures = std::make_unique<StepFigures>(FigureSources{.state = *state,
+                                                        .compute = compute,
+                                                        .residency = *residency,
+                                                        .prefetcher = *prefetcher,
+                                                        .gradients = *gradients,
+                                                        .optimizer = *optimizer,
+                                                        .graphs = *graphs});
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
@@ -349,13 +321,11 @@ Result<T> Engine::Impl::remember(Result<T> result) {
 }
 
 void Engine::Impl::begin_step() {
-  step_begin_ns = system_clock().now_ns();
   loss_sum = 0.0;
   tokens = 0;
+  figures->begin_step(optimizer->step_under_way());
   gradients->begin_step();
   prefetcher->begin_step();
-  prediction.begin_step(optimizer->step_under_way());
-  begin_phase();
 }
 
 Result<Result<std::vector<double>>> Engine::Impl::forward(std::span<const Batch> batches) {
@@ -409,19 +379,11 @@ Result<Result<std::vector<double>>> Engine::Impl::forward_backward(std::span<con
 /// What it moves and how long it takes are not of the step that it falls into.
 Result<Result<at::Tensor>> Engine::Impl::evaluate(const Batch& batch) {
   ARTESIAN_TRY_VOID(finish_update());
-  const StepResult before = counters();
-  const std::uint64_t begin = system_clock().now_ns();
+  const StepFigures::Mark before = figures->mark();
   prefetcher->begin_evaluation();
   ARTESIAN_TRY(output, graphs->evaluate(batch));
   ARTESIAN_TRY_VOID(prefetcher->end_evaluation());
-  const StepResult after = counters();
-  for_each_counter([&](auto counter) {
-    totals.*counter += after.*counter - before.*counter;
-    phase.counters.*counter += after.*counter - before.*counter;
-  });
-  const std::uint64_t taken = system_clock().now_ns() - begin;
-  step_begin_ns += taken;
-  phase.begin_ns += taken;
+  figures->leave_out(before);
   return output;
 }
 
@@ -481,7 +443,7 @@ Result<void> Engine::Impl::update_under_backward(std::size_t stage) {
 /// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a
 /// group's.
 UpdateTimes Engine::Impl::update_times(const StepResult& whole, double part) const {
-  const double update_disk = disk_seconds(state->disks(), update_bytes);
+  const double update_disk = figures->update_disk_s();
   const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
   return {.forward = part * whole.forward_s,
           .backward = part * whole.backward_s,
@@ -495,15 +457,9 @@ UpdateTimes Engine::Impl::update_times(const StepResult& whole, double part) con
 /// way.
 template <typename Work>
 Result<void> Engine::Impl::go_on_updating(const Work& work) {
-  const StepResult before = counters();
-  const std::uint64_t begin = system_clock().now_ns();
+  const StepFigures::Mark before = figures->mark();
   ARTESIAN_TRY_VOID(work());
-  const StepResult after = counters();
-  for_each_counter([&](auto counter) {
-    (*updating).*counter += after.*counter - before.*counter;
-    totals.*counter += after.*counter - before.*counter;
-  });
-  updating->optimizer_s += static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
+  updating->optimizer_s += figures->hand_over(before, *updating);
   return {};
 }
 
@@ -541,7 +497,7 @@ Result<void> Engine::Impl::finish_update() {
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer->finish_step(); }));
   completed = std::exchange(updating, std::nullopt);
   if (completed->step == step_to_measure) measured = completed;
-  end_phase(/*ends_update=*/true);
+  figures->end_update();
   return {};
 }
 
@@ -576,97 +532,19 @@ Result<StepResult> Engine::Impl::finish_step() {
   const std::uint64_t end = system_clock().now_ns();
   const std::uint64_t micro_batches_done = std::exchange(micro_batches, 0);
   result.optimizer_s = static_cast<double>(end - begin + under_backward_ns) * 1e-9;
-  result.step_s = static_cast<double>(end - step_begin_ns) * 1e-9;
-  take_difference(result);
-  result.predicted_step_s = prediction.next_s();
+  figures->end_step(end, result);
   if (options.timeline != nullptr) {
     options.timeline->add(Lane::Optimizer, "norm", begin, end);
     options.timeline->add_step({.number = step,
                                 .micro_batches = micro_batches_done,
                                 .loss = result.loss,
                                 .predicted_s = result.predicted_step_s,
-                                .begin_ns = step_begin_ns,
+                                .begin_ns = figures->step_begin_ns(),
                                 .end_ns = end});
   }
-  end_phase(/*ends_update=*/false);
-  result.computed_s = prediction.computed_s();
-  result.disk_s = prediction.disk_s();
-  prediction.end_step(update_bytes);
   (optimizer->step_under_way() ? updating : completed) = result;
   ended_whole = poison.has_value() && !begun;  // skipped as any other: all of it is taken back
   return result;
-}
-
-/// Counters since creation, in the fields of a step.
-StepResult Engine::Impl::counters() const {
-  StepResult now;
-  const auto disk_now = state->store().statistics();
-  now.bytes_nvme_read = disk_now.bytes_read;
-  now.bytes_nvme_write = disk_now.bytes_written;
-  if (state->path_count() > 1) now.bytes_paths.paths = state->path_use();
-  now.bytes_h2d = residency->bytes_to_device() + graphs->bytes_to_device();
-  now.bytes_d2h = graphs->bytes_to_host();
-  now.wait_param_s = prefetcher->wait_seconds();
-  now.wait_grad_s = gradients->wait_seconds();
-  now.wait_optimizer_s = optimizer->wait_seconds();
-  now.wait_input_s = graphs->wait_seconds();
-  now.forward_s = graphs->forward_seconds();
-  now.backward_s = graphs->backward_seconds();
-  return now;
-}
-
-void Engine::Impl::take_difference(StepResult& result) {
-  const StepResult now = counters();
-  for_each_counter([&](auto counter) { result.*counter = now.*counter - totals.*counter; });
-  totals = now;
-  const FetchStatistics& fetch = prefetcher->statistics();
-  result.fetch_demand = fetch.demand;
-  result.fetch_prefetched = fetch.prefetched;
-  result.fetch_reused = fetch.reused;
-  result.live_parameters_max = fetch.live_parameters_max;
-  prefetcher->reset_statistics();
-  take_peaks(result);
-}
-
-/// The pools are taken whole at the start, so what they reserve is what they hold.
-void Engine::Impl::take_peaks(StepResult& result) const {
-  const bool empty = state->placement().device_pool_bytes == 0;  // a pool has at least a page
-  const std::uint64_t device = empty ? 0 : state->device_pool().statistics().bytes_reserved;
-  const bool separate = state->separate_device();  // what is there is not in this process's memory
-  result.peak_gradients = state->placement().device_gradient_bytes;
-  result.peak_device = device + result.peak_gradients;
-  result.peak_host = state->host_pool().statistics().bytes_reserved;
-  const MemoryBesideTiers beside = memory_beside_tiers((separate ? 0 : device) + result.peak_host);
-  result.peak_activations =
-      compute.torch.is_cuda() ? tensor_bytes_peak(compute) : beside.activations;
-  result.peak_program = beside.program;
-  result.peak_heap = beside.heap;
-  result.peak_process_rss = process_memory().bytes_peak;
-}
-
-void Engine::Impl::begin_phase() {
-  phase.begin_ns = system_clock().now_ns();
-  phase.counters = counters();
-}
-
-void Engine::Impl::end_phase(bool ends_update) {
-  const StepResult now = counters();
-  const StepResult& before = phase.counters;
-  PhaseUse use{.updates = ends_update};
-  use.seconds = static_cast<double>(system_clock().now_ns() - phase.begin_ns) * 1e-9;
-  for (const auto wait : {&StepResult::wait_param_s, &StepResult::wait_grad_s,
-                          &StepResult::wait_optimizer_s, &StepResult::wait_input_s}) {
-    use.waited_s += now.*wait - before.*wait;
-  }
-  for (const SwapPathUse& path : (now.bytes_paths - before.bytes_paths).paths) {
-    use.bytes.push_back({.read = path.bytes_read, .written = path.bytes_written});
-  }
-  if (state->path_count() == 1) {
-    use.bytes = {{.read = now.bytes_nvme_read - before.bytes_nvme_read,
-                  .written = now.bytes_nvme_write - before.bytes_nvme_write}};
-  }
-  prediction.end_phase(use);
-  begin_phase();
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -698,7 +576,7 @@ Result<void> Engine::initialize(WeightSource& weights, const Progress& progress)
   }
   ARTESIAN_TRY_VOID(impl_->remember(impl_->optimizer->initialize(weights, progress)));
   ARTESIAN_TRY_VOID(impl_->remember(impl_->prefetcher->gather_persistent()));
-  impl_->totals = impl_->counters();
+  impl_->figures->start();
   impl_->initialized = true;
   return {};
 }
