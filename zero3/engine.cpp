@@ -109,6 +109,8 @@ class Engine::Impl {
   Result<void> check_alive() const;
   template <typename T>
   Result<T> remember(Result<T> result);
+  template <typename Read>
+  auto of_no_step(const Read& read);
   Result<void> check_ready(const char* call) const;
   Result<void> check_weights(const char* call) const;
   bool weights_readable() const;
@@ -317,6 +319,15 @@ Result<T> Engine::Impl::remember(Result<T> result) {
     poison = gradients ? gradients->cause_of(result.error()) : result.error();
     result = *poison;
   }
+  return result;
+}
+
+/// What reading the weights moves and takes is not of the step that it falls into.
+template <typename Read>
+auto Engine::Impl::of_no_step(const Read& read) {
+  const StepFigures::Mark before = figures->mark();
+  auto result = remember(read());
+  figures->leave_out(before);
   return result;
 }
 
@@ -626,7 +637,7 @@ Result<at::Tensor> Engine::evaluate(const Batch& batch) {
 Result<std::string> Engine::digest() {
   ARTESIAN_TRY_VOID(impl_->check_weights("digest"));
   ARTESIAN_TRY_VOID(finish_update());
-  return impl_->remember(impl_->optimizer->digest(impl_->module.parameters()));
+  return impl_->of_no_step([&] { return impl_->optimizer->digest(impl_->module.parameters()); });
 }
 
 bool Engine::weights_readable() const noexcept {
@@ -637,7 +648,19 @@ Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
   if (!impl_->weights_readable()) ARTESIAN_TRY_VOID(impl_->check_weights("read_master"));
   ARTESIAN_TRY_VOID(impl_->remember(impl_->finish_update()));
-  return impl_->optimizer->read_master(parameter, sink);
+  std::optional<Error> of_sink;
+  const auto told = [&](std::span<const float> piece) {
+    auto taken = sink(piece);
+    if (!taken.has_value()) of_sink = taken.error();
+    return taken;
+  };
+  ARTESIAN_TRY_VOID(impl_->of_no_step([&]() -> Result<void> {
+    auto read = impl_->optimizer->read_master(parameter, told);
+    if (!read.has_value() && !of_sink.has_value()) return read;
+    return {};
+  }));
+  if (of_sink.has_value()) return *of_sink;
+  return {};
 }
 
 const Placement& Engine::placement() const noexcept {

@@ -138,14 +138,15 @@ class Engine {
   /// last backward and step(), where the update has begun.
   Result<at::Tensor> evaluate(const Batch& batch);
 
-  /// XXH3-128 over names, master weights and moments in parameter order, hex.
+  /// XXH3-128 over names, master weights and moments in parameter order, hex. Not counted in
+  /// StepResult. Errors: Io, Corrupt, Timeout; out of order as evaluate.
   Result<std::string> digest();
   /// Whether read_master() has weights to hand out: all of one step. Those before a step that ended
   /// the run by what is not finite are such, unless it had begun an update that cannot be taken
   /// back. Not after any other error.
   bool weights_readable() const noexcept;
-  /// Hands out a parameter's master weights as fp32, in row-major order, in pieces: for export.
-  /// Errors: the sink's, which poison nothing; Io, Corrupt.
+  /// Hands out a parameter's master weights as fp32, in row-major order, in pieces: for export. Not
+  /// counted in StepResult. Errors: as digest, and the sink's, which poison nothing.
   Result<void> read_master(std::uint32_t parameter,
                            const std::function<Result<void>(std::span<const float>)>& sink);
   const Placement& placement() const noexcept;

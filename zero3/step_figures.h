@@ -1,8 +1,8 @@
 // StepFigures: what a step took, moved and waited for, from what the engine's parts have counted
 // since their creation. Work belongs to the step in which it is done, with two exceptions: what an
-// update under forward does is of the step that it completes (hand_over), and what an evaluation
-// does is of none (leave_out). Also predicts the next step, and says what no schedule can beat: a
-// step's phases go to a Prediction. Thread: the engine's.
+// update under forward does is of the step that it completes (hand_over), and what an evaluation, a
+// digest or an export does is of none (leave_out). Also predicts the next step, and says what no
+// schedule can beat: a step's phases go to a Prediction. Thread: the engine's.
 #pragma once
 
 #include <cstdint>

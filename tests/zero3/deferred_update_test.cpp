@@ -186,6 +186,52 @@ TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {
   EXPECT_GT(written, 0u);
 }
 
+// Between two steps, and in the middle of one.
+TEST_F(DeferredUpdate, WhatReadsTheWeightsIsCountedInNoStep) {
+  const auto none = [](std::span<const float>) -> Result<void> { return {}; };
+  const std::vector<std::function<bool(Engine&)>> calls{
+      [](Engine& engine) { return engine.finish_update().has_value(); },
+      [](Engine& engine) { return engine.digest().has_value(); },
+      [&](Engine& engine) { return engine.read_master(1, none).has_value(); }};
+  std::vector<std::uint64_t> read;
+  for (const auto& call : calls) {
+    const auto engine = trained(4);
+    EXPECT_TRUE(call(*engine));
+    EXPECT_TRUE(engine->forward(batch.batch()).has_value());
+    const std::uint64_t before = engine->path_use().front().bytes_read;
+    EXPECT_TRUE(call(*engine));
+    const bool reads = engine->path_use().front().bytes_read > before;
+    EXPECT_EQ(reads, &call != &calls.front());
+    EXPECT_TRUE(engine->backward().has_value());
+    EXPECT_TRUE(engine->step().has_value());
+    EXPECT_TRUE(engine->finish_update().has_value());
+    const auto completed = engine->take_completed();
+    ASSERT_TRUE(completed.has_value());
+    EXPECT_EQ(completed->step, 5u);
+    read.push_back(completed->bytes_nvme_read);
+    EXPECT_TRUE(engine->close().has_value());
+  }
+  EXPECT_GT(read[0], 0u);
+  EXPECT_EQ(read[1], read[0]);
+  EXPECT_EQ(read[2], read[0]);
+}
+
+TEST_F(DeferredUpdate, StateThatCannotBeReadEndsTheRunWhoeverReadsIt) {
+  const auto none = [](std::span<const float>) -> Result<void> { return {}; };
+  const auto engine = trained(2);
+  ASSERT_TRUE(engine->finish_update().has_value());
+  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+  const auto& parameters = module_of(run).parameters();
+  Result<void> outcome;
+  for (std::uint32_t index = 0; outcome.has_value() && index < parameters.size(); ++index) {
+    outcome = engine->read_master(index, none);
+  }
+  ASSERT_FALSE(outcome.has_value());
+  EXPECT_EQ(outcome.error().code, ErrorCode::Corrupt) << outcome.error().to_string();
+  EXPECT_EQ(engine->forward(batch.batch()).error().to_string(), outcome.error().to_string());
+  EXPECT_TRUE(engine->close().has_value());
+}
+
 // With parameters on NVMe, and with those that are gathered where they live, in memory.
 TEST_F(DeferredUpdate, AnErrorInItEndsTheRunWithThatError) {
   for (const int param_home : {2, 1, 0}) {
