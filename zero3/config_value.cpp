@@ -97,6 +97,11 @@ MaybeFault list_fault(const ConfigKey& key, const JsonValue& value) {
     if (key.type != KeyType::Betas) continue;
     if (element.kind != Kind::Number) return got(key, value);
     if (!(element.number >= 0.0 && element.number < 1.0)) return got(key, value);
+    if (static_cast<float>(element.number) == 1.0f) {  // then 1 - beta^t divides by 0
+      return got(key, value,
+                 "as fp32, in which the update computes, one of them is 1; the largest "
+                 "that is not is 0.99999994");
+    }
   }
   return {};
 }

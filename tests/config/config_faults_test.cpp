@@ -152,6 +152,13 @@ const Case single[] = {
      "optimizer.params.betas: got [0.9], allowed two numbers from 0 to below 1"},
     {R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}}})",
      "optimizer.params.betas: got [0.9, 1], allowed two numbers from 0 to below 1"},
+    {R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.99999998]}}})",
+     "optimizer.params.betas: got [0.9, 0.99999998], allowed two numbers from 0 to below 1; as "
+     "fp32, in which the update computes, one of them is 1; the largest that is not is 0.99999994"},
+    {R"({"optimizer": {"type": "Adam", "params": {"betas": [0.99999999999, 0.999]}}})",
+     "optimizer.params.betas: got [0.99999999999, 0.999], allowed two numbers from 0 to below 1; "
+     "as fp32, in which the update computes, one of them is 1; the largest that is not is "
+     "0.99999994"},
     {R"({"optimizer": {"type": "Adam", "params": {"betas": 0.9}}})",
      "optimizer.params.betas: got 0.9, allowed two numbers from 0 to below 1"},
     {R"({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}})",

@@ -23,8 +23,8 @@ void check_accepted(const Config& config) {
   ARTESIAN_CHECK(at_least_zero(config.gradient_clipping), config.gradient_clipping);
   const OptimizerConfig& adam = config.optimizer;
   ARTESIAN_CHECK(at_least_zero(adam.lr) && at_least_zero(adam.eps), adam.lr, adam.eps);
-  ARTESIAN_CHECK(at_least_zero(adam.beta1) && adam.beta1 < 1, adam.beta1);
-  ARTESIAN_CHECK(at_least_zero(adam.beta2) && adam.beta2 < 1, adam.beta2);
+  ARTESIAN_CHECK(at_least_zero(adam.beta1) && static_cast<float>(adam.beta1) < 1, adam.beta1);
+  ARTESIAN_CHECK(at_least_zero(adam.beta2) && static_cast<float>(adam.beta2) < 1, adam.beta2);
   ARTESIAN_CHECK(std::isfinite(adam.weight_decay), adam.weight_decay);
   const SchedulerConfig& schedule = config.scheduler;
   ARTESIAN_CHECK(at_least_zero(schedule.warmup_min_lr) && at_least_zero(schedule.warmup_max_lr));
