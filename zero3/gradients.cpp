@@ -60,8 +60,10 @@ bool Gradients::on_device(std::uint32_t unit) const noexcept {
 }
 
 DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
-  const bool rounded = state_.separate_device() && !on_device(unit);
-  return rounded ? state_.placement().param_dtype : DType::Float32;
+  const Placement& plan = state_.placement();
+  const bool rounded =
+      state_.separate_device() ? !on_device(unit) : plan.compute_dtype == plan.param_dtype;
+  return rounded ? plan.param_dtype : DType::Float32;
 }
 
 /// Adds one piece, in host memory. A piece that is rounded already is rounded no further.

@@ -26,8 +26,8 @@
 
 namespace artesian::zero3 {
 
-/// One parameter's gradient of one micro-batch: [numel] of the parameter, contiguous; fp32 or, on a
-/// separate device, already rounded to the parameter dtype where its accumulator is not there.
+/// One parameter's gradient of one micro-batch: [numel] of the parameter, contiguous, in its unit's
+/// added_dtype().
 struct ParameterGradient {
   std::uint32_t parameter = 0;
   const void* data = nullptr;  // device memory
@@ -58,7 +58,9 @@ class Gradients {
   void add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
                 std::uint64_t count) noexcept;
   std::uint64_t end_parts(std::uint32_t parameter) noexcept;  // how many elements came
-  /// The dtype that `add` takes for a unit.
+  /// The dtype that `add` takes for a unit: fp32; or the parameter dtype, which what is added is
+  /// rounded to in any case, where the host computes in it, and on a separate device where the
+  /// accumulator is not there. So a stage's gradients are nowhere copied as a whole.
   DType added_dtype(std::uint32_t unit) const noexcept;
   /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.
   /// Shape: rows: [n]; row_gradients: [n, width] fp32; width divides the parameter's numel. Rows

@@ -1,7 +1,7 @@
 // Proves the accumulators' exact rules against a naive version in plain arrays, bit for bit, in
 // host memory and spilled to NVMe: rounding once a micro-batch, rows summed in order and added
-// once, norm blocks that sub-groups cut, gradients that come in parts, and that nothing of one step
-// is left in the next.
+// once, norm blocks that sub-groups cut, gradients that come in parts or as backward rounded them,
+// and that nothing of one step is left in the next.
 #include "zero3/gradients.h"
 
 #include <algorithm>
@@ -10,10 +10,12 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <list>
 #include <map>
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "kernels/cast.h"
 #include "kernels/gradient.h"
 #include "tests/support/simulated_engine.h"
 #include "tests/zero3/tiers.h"
@@ -46,13 +48,16 @@ SmallModel make_model(bool tied) {
   return model;
 }
 
-class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool>> {
+/// The accumulators' tier and dtype; tied; computed in the dtype that is stored, else in fp32.
+class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool, bool>> {
  protected:
   explicit GradientsIn(std::unique_ptr<aio::Engine> engine = nullptr)
-      : tiers_(
-            make_model(std::get<2>(GetParam())),
-            {.dtype = std::get<1>(GetParam()), .grad = std::get<0>(GetParam()), .sub_group = 6144},
-            std::move(engine)),
+      : tiers_(make_model(std::get<2>(GetParam())),
+               {.dtype = dtype(),
+                .compute = std::get<3>(GetParam()) ? dtype() : DType::Float32,
+                .grad = std::get<0>(GetParam()),
+                .sub_group = 6144},
+               std::move(engine)),
         gradients_(*tiers_.state) {
     for (const auto& parameter : tiers_.model.parameters) {
       expected_.emplace_back(parameter.numel() * size());
@@ -63,6 +68,7 @@ class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool>>
   std::uint64_t size() const { return dtype_size(dtype()); }
   void train_step(std::uint64_t step, std::uint64_t micro_batches);
   void add_stage(const StageSpec& stage, std::uint64_t stream, bool first);
+  ParameterGradient made(std::uint32_t parameter, const std::vector<float>& values);
   void add_in_parts(const ParameterGradient& gradient);
   void add_rows(std::uint64_t step, std::uint64_t micro_batches);
   std::vector<std::byte> accumulated(std::uint32_t parameter);
@@ -71,18 +77,31 @@ class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool>>
   Tiers tiers_;
   Gradients gradients_;
   std::vector<std::vector<std::byte>> expected_;  // by parameter
+  std::list<std::vector<std::byte>> rounded_;     // what backward makes where it computes natively
 };
+
+/// A gradient as backward makes it.
+ParameterGradient GradientsIn::made(std::uint32_t parameter, const std::vector<float>& values) {
+  const DType made = gradients_.added_dtype(tiers_.layout().places[parameter].unit);
+  EXPECT_EQ(made, std::get<3>(GetParam()) ? dtype() : DType::Float32);
+  if (made == DType::Float32) return {parameter, values.data()};
+  auto& bytes = rounded_.emplace_back(values.size() * dtype_size(made));
+  static_cast<void>(kernels::narrow(values.data(), bytes.data(), made, values.size()));
+  return {parameter, bytes.data()};
+}
 
 /// One stage's backward: what has a gradient but for the looked-up parameter.
 void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool first) {
   const auto how = first ? kernels::Accumulate::Set : kernels::Accumulate::Add;
   std::vector<std::vector<float>> values;
+  std::map<std::uint32_t, const float*> given;  // by parameter; parts come in fp32
   std::vector<std::vector<ParameterGradient>> by_unit(tiers_.layout().units.size());
   for (const auto parameter : stage.parameters) {
     if (stage.lookup == parameter) continue;
     const std::uint64_t count = tiers_.model.parameters[parameter].numel();
     values.push_back(random_floats(count, stream * 100 + parameter));
-    by_unit[tiers_.layout().places[parameter].unit].push_back({parameter, values.back().data()});
+    given[parameter] = values.back().data();
+    by_unit[tiers_.layout().places[parameter].unit].push_back(made(parameter, values.back()));
     kernels::accumulate_gradient_naive(expected_[parameter].data(), dtype(), values.back().data(),
                                        dtype(), count, how);
   }
@@ -90,7 +109,8 @@ void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool f
     if (by_unit[unit].empty()) continue;
     const bool alone = tiers_.layout().units[unit].parameters.size() == 1;
     if (alone && stream % 3 != 0) {
-      add_in_parts(by_unit[unit].front());
+      const std::uint32_t parameter = by_unit[unit].front().parameter;
+      add_in_parts({parameter, given[parameter]});
     } else {
       ASSERT_TRUE(gradients_.add(unit, by_unit[unit]).has_value());
     }
@@ -221,10 +241,12 @@ TEST_P(GradientsIn, TheFirstParameterThatIsNotFiniteIsNamed) {
   std::vector<ParameterGradient> list;
   for (const auto parameter : block.parameters) {
     values.push_back(random_floats(tiers_.model.parameters[parameter].numel(), parameter));
-    list.push_back({parameter, values.back().data()});
   }
   values[1].back() = std::numeric_limits<float>::infinity();
   values[3].front() = std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t index = 0; index < values.size(); ++index) {
+    list.push_back(made(block.parameters[index], values[index]));
+  }
   ASSERT_TRUE(gradients_.add(unit, list).has_value());
   ASSERT_TRUE(gradients_.complete().has_value());
   const GradientNorm norm = gradients_.norm().value();
@@ -540,21 +562,26 @@ INSTANTIATE_TEST_SUITE_P(All, SpilledGradientsFaults,
                                          Fault{aio::Operation::Write, true}));
 
 std::string case_name(const testing::TestParamInfo<GradientsIn::ParamType>& info) {
-  const auto [tier, dtype, tied] = info.param;
+  const auto [tier, dtype, tied, natively] = info.param;
   return std::string(tier == Tier::Host ? "Host" : "Spilled") + "_" + dtype_name(dtype) +
-         (tied ? "_Tied" : "_Untied");
+         (tied ? "_Tied" : "_Untied") + (natively ? "_Natively" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GradientsIn,
                          testing::Combine(testing::Values(Tier::Host, Tier::Nvme),
                                           testing::Values(DType::Float32, DType::BFloat16,
                                                           DType::Float16),
-                                          testing::Bool()),
+                                          testing::Bool(), testing::Values(false)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Natively, GradientsIn,
+                         testing::Combine(testing::Values(Tier::Host, Tier::Nvme),
+                                          testing::Values(DType::BFloat16, DType::Float16),
+                                          testing::Bool(), testing::Values(true)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Spilled, GradientsOnASlowDisk,
                          testing::Combine(testing::Values(Tier::Nvme),
                                           testing::Values(DType::Float32, DType::BFloat16),
-                                          testing::Bool()),
+                                          testing::Bool(), testing::Values(false)),
                          case_name);
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace artesian::zero3 {
 
 struct TierOptions {
   DType dtype = DType::Float32;
+  DType compute = DType::Float32;
   tiering::Tier grad = tiering::Tier::Host;
   std::uint64_t sub_group = 2048;                        // elements
   std::uint64_t device_bytes = std::uint64_t{64} << 20;  // budget
@@ -39,7 +40,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
   Placement placement = make_placement({.parameters = &model.parameters,
                                         .stages = &model.stages,
                                         .config = &config,
-                                        .compute_dtype = DType::Float32,
+                                        .compute_dtype = options.compute,
                                         .device_bytes = options.device_bytes,
                                         .host_bytes = options.host_bytes,
                                         .spare_device = false})
