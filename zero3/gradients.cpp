@@ -15,8 +15,9 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t slice = 16384;    // elements of one task on the compute team
-constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB on the stack
+constexpr std::uint64_t slice = 16384;         // elements of one task on the compute team
+constexpr std::uint64_t expanded = 2048;       // elements made fp32 at a time: 8 KiB on the stack
+constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at a time: 4 MiB, or one row
 
 }  // namespace
 
@@ -303,25 +304,26 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return rows[a] < rows[b]; });
-  std::vector<float> sums;
+  const auto rows_max = static_cast<std::size_t>(std::max<std::uint64_t>(row_floats / width, 1));
+  std::vector<float> sums(std::min(rows_max, rows.size()) * static_cast<std::size_t>(width));
   std::vector<Piece> pieces;
-  for (std::size_t at = 0; at < order.size(); ++at) {
-    const bool new_row = at == 0 || rows[order[at]] != rows[order[at - 1]];
-    if (new_row) sums.resize(sums.size() + static_cast<std::size_t>(width), 0.0f);
-    float* sum = sums.data() + sums.size() - width;
-    const float* row = row_gradients[order[at]];
-    for (std::uint64_t column = 0; column < width; ++column) sum[column] += row[column];
-  }
-  std::size_t row_index = 0;
-  for (std::size_t at = 0; at < order.size(); ++at) {
-    if (at != 0 && rows[order[at]] == rows[order[at - 1]]) continue;
-    const auto row = static_cast<std::uint64_t>(rows[order[at]]);
+  pieces.reserve(std::min(rows_max, rows.size()));
+  for (std::size_t at = 0; at < order.size();) {
+    const std::int64_t index = rows[order[at]];
+    const auto row = static_cast<std::uint64_t>(index);
     ARTESIAN_CHECK((row + 1) * width <= place.numel, row, width, place.numel);
-    const float* sum = sums.data() + row_index * width;
+    float* sum = sums.data() + pieces.size() * width;
+    std::fill_n(sum, width, 0.0f);
+    for (; at < order.size() && rows[order[at]] == index; ++at) {
+      const float* gradient = row_gradients[order[at]];
+      for (std::uint64_t column = 0; column < width; ++column) sum[column] += gradient[column];
+    }
     pieces.push_back({place.first + row * width, width, reinterpret_cast<const std::byte*>(sum)});
-    ++row_index;
+    if (pieces.size() < rows_max && at < order.size()) continue;
+    ARTESIAN_TRY_VOID(add_pieces(place.unit, pieces, {}, /*fresh=*/false));
+    pieces.clear();
   }
-  return add_pieces(place.unit, std::move(pieces), {}, false);
+  return {};
 }
 
 Result<void> Gradients::complete() noexcept {

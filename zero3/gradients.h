@@ -64,7 +64,7 @@ class Gradients {
   DType added_dtype(std::uint32_t unit) const noexcept;
   /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.
   /// Shape: rows: [n]; row_gradients: [n, width] fp32; width divides the parameter's numel. Rows
-  /// keep their order within a row index: (micro-batch, position).
+  /// keep their order within a row index: (micro-batch, position). Sums are made 4 MiB at a time.
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
   /// Sums and writes what was added to units that spill: to be called when a stage's gradients are

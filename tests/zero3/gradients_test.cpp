@@ -8,10 +8,12 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <list>
 #include <map>
+#include <new>
 
 #include "base/clock.h"
 #include "base/random.h"
@@ -20,6 +22,24 @@
 #include "tests/support/simulated_engine.h"
 #include "tests/zero3/tiers.h"
 #include "zero3/sub_group_stream.h"
+
+namespace {
+std::atomic<std::size_t> largest_allocation = 0;
+}
+
+// g++ 12 takes an inlined free for a mismatch with the operator new that it belongs to.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+void* operator new(std::size_t size) {
+  if (size > largest_allocation) largest_allocation = size;
+  if (void* data = std::malloc(size)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept {
+  std::free(data);
+}
+void operator delete(void* data, std::size_t) noexcept {
+  std::free(data);
+}
 
 namespace artesian::zero3 {
 namespace {
@@ -48,6 +68,23 @@ SmallModel make_model(bool tied) {
   return model;
 }
 
+/// A parameter's accumulator, as the optimizer would read it; `size`: of an element.
+std::vector<std::byte> accumulated_in(Tiers& tiers, std::uint32_t parameter, std::uint64_t size) {
+  const ParameterPlace& place = tiers.layout().places[parameter];
+  std::vector<std::byte> found(place.numel * size);
+  SubGroupStream stream(*tiers.state);
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    const std::uint64_t begin = std::max(group.first, place.first);
+    const std::uint64_t end = std::min(group.first + group.count, place.first + place.numel);
+    std::memcpy(found.data() + (begin - place.first) * size,
+                group.grad + (begin - group.first) * size, (end - begin) * size);
+    return {};
+  };
+  EXPECT_TRUE(stream.run_range(place.unit, place.first, place.numel, {.read_grad = true}, body)
+                  .has_value());
+  return found;
+}
+
 /// The accumulators' tier and dtype; tied; computed in the dtype that is stored, else in fp32.
 class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool, bool>> {
  protected:
@@ -71,7 +108,9 @@ class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool, 
   ParameterGradient made(std::uint32_t parameter, const std::vector<float>& values);
   void add_in_parts(const ParameterGradient& gradient);
   void add_rows(std::uint64_t step, std::uint64_t micro_batches);
-  std::vector<std::byte> accumulated(std::uint32_t parameter);
+  std::vector<std::byte> accumulated(std::uint32_t parameter) {
+    return accumulated_in(tiers_, parameter, size());
+  }
   void expect_norm();
 
   Tiers tiers_;
@@ -169,23 +208,6 @@ void GradientsIn::train_step(std::uint64_t step, std::uint64_t micro_batches) {
   ASSERT_TRUE(gradients_.complete().has_value());
 }
 
-/// A parameter's accumulator, as the optimizer would read it.
-std::vector<std::byte> GradientsIn::accumulated(std::uint32_t parameter) {
-  const ParameterPlace& place = tiers_.layout().places[parameter];
-  std::vector<std::byte> found(place.numel * size());
-  SubGroupStream stream(*tiers_.state);
-  const auto body = [&](const SubGroup& group) -> Result<void> {
-    const std::uint64_t begin = std::max(group.first, place.first);
-    const std::uint64_t end = std::min(group.first + group.count, place.first + place.numel);
-    std::memcpy(found.data() + (begin - place.first) * size(),
-                group.grad + (begin - group.first) * size(), (end - begin) * size());
-    return {};
-  };
-  EXPECT_TRUE(stream.run_range(place.unit, place.first, place.numel, {.read_grad = true}, body)
-                  .has_value());
-  return found;
-}
-
 void GradientsIn::expect_norm() {
   double sum = 0.0;
   for (std::size_t parameter = 0; parameter < expected_.size(); ++parameter) {
@@ -210,6 +232,39 @@ TEST_P(GradientsIn, EqualTheNaiveVersionStepAfterStep) {
           << "step " << step << ", " << tiers_.model.parameters[parameter].name;
     }
     expect_norm();
+  }
+}
+
+// The sums of all rows would take 10 MB, and grow to that by doubling.
+TEST(Gradients, SumsOfRowsNeverTakeMoreThanFourMebibytes) {
+  constexpr std::int64_t many = 40'000;
+  std::vector<std::int64_t> rows;  // of ten, one in three is looked up twice, and one never
+  for (std::int64_t i = 0; i < many * 6 / 5; ++i) {
+    const std::int64_t row = i < many ? many - 1 - i : 3 * (i - many);
+    if (row % 10 != 9) rows.push_back(row);
+  }
+  const auto values = random_floats(rows.size() * hidden, 1);
+  std::vector<const float*> pointers;
+  std::vector<float> sums(many * hidden);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    pointers.push_back(values.data() + i * hidden);
+    float* sum = sums.data() + rows[i] * hidden;
+    for (std::int64_t column = 0; column < hidden; ++column) sum[column] += pointers[i][column];
+  }
+  for (const Tier home : {Tier::Host, Tier::Nvme}) {
+    SCOPED_TRACE(static_cast<int>(home));
+    Tiers tiers(make_small_model(many, hidden, 1, false),
+                {.dtype = DType::BFloat16, .grad = home, .sub_group = 1 << 18});
+    Gradients gradients(*tiers.state);
+    gradients.begin_step();
+    largest_allocation = 0;
+    ASSERT_TRUE(gradients.add_rows(0, rows, pointers, hidden).has_value());
+    EXPECT_LE(largest_allocation, std::size_t{4} << 20);
+    ASSERT_TRUE(gradients.complete().has_value());
+    std::vector<std::byte> expected(sums.size() * 2);
+    kernels::accumulate_gradient_naive(expected.data(), DType::BFloat16, sums.data(),
+                                       DType::BFloat16, sums.size(), kernels::Accumulate::Add);
+    EXPECT_EQ(accumulated_in(tiers, 0, 2), expected);
   }
 }
 
