@@ -98,9 +98,18 @@ Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexce
   }
   go(slot, SlotState::Fetching);
   slot.filled_by_refresh = slot.refreshing;
-  if (!slot.refreshing) ARTESIAN_TRY_VOID(store_.finish_writes(slot.unit.shard));
+  if (!slot.refreshing) ARTESIAN_TRY_VOID(finish_writes(slot));
   if (loader_ != nullptr) return start_by_copy(slot, priority);
   return slot.refreshing ? Result<void>() : read_pieces(slot, priority);
+}
+
+/// Of its home: nothing is read while that is being written.
+Result<void> Residency::finish_writes(const Slot& slot) noexcept {
+  if (store_.shard(slot.unit.shard).home != Tier::Nvme) return {};
+  const std::uint64_t begin_ns = system_clock().now_ns();
+  auto finished = store_.finish_writes(slot.unit.shard);
+  waited_since(begin_ns);
+  return finished;
 }
 
 Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexcept {
@@ -137,9 +146,17 @@ Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
 }
 
 /// Computing comes after the copies into the slot.
+void Residency::waited_since(std::uint64_t begin_ns) noexcept {
+  const std::uint64_t end_ns = system_clock().now_ns();
+  wait_ns_ += end_ns - begin_ns;
+  if (timeline_ != nullptr) timeline_->add_wait("parameters", begin_ns, end_ns);
+}
+
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
   const bool loading = slot.state == SlotState::Fetching && !slot.filled_by_refresh;
+  const std::uint64_t begin_ns = system_clock().now_ns();
   if (loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
+  waited_since(begin_ns);
   ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
   return loader_->advance();
 }
@@ -163,7 +180,9 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
   while (slot.pieces_awaited < slot.pieces_issued &&
          slot.pieces_awaited * slot.piece_bytes < bytes) {
     Transfer& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
+    const std::uint64_t begin_ns = system_clock().now_ns();
     const auto outcome = store_.wait(piece, slot.unit.shard);
+    waited_since(begin_ns);
     if (!piece.ready()) return outcome.error();  // still in flight, and to be awaited again
     ++slot.pieces_awaited;
     piece.take_buffer().reset();
@@ -200,9 +219,11 @@ Result<void> Residency::load(Slot& slot) noexcept {
     ARTESIAN_TRY_VOID(await_pieces(slot, end));
     const std::uint64_t begin_ns = system_clock().now_ns();
     ARTESIAN_TRY_VOID(load_wave(slot, begin, end));
+    const std::uint64_t end_ns = system_clock().now_ns();
+    cast_ns_ += end_ns - begin_ns;
     if (Timeline* timeline = store_.timeline(); timeline != nullptr) {
-      timeline->add(Lane::ToDevice, store_.shard(slot.unit.shard).name, begin_ns,
-                    system_clock().now_ns(), (end - begin) * dtype_size(slot.unit.stored));
+      timeline->add(Lane::ToDevice, store_.shard(slot.unit.shard).name, begin_ns, end_ns,
+                    (end - begin) * dtype_size(slot.unit.stored));
     }
     begin = end;
   }
@@ -302,7 +323,7 @@ void Residency::begin_refresh(std::uint32_t unit) noexcept {
 Result<void> Residency::load_missed(Slot& slot) noexcept {
   slot.missed = false;
   if (slot.state == SlotState::Absent || slot.aliased) return {};
-  ARTESIAN_TRY_VOID(store_.finish_writes(slot.unit.shard));
+  ARTESIAN_TRY_VOID(finish_writes(slot));
   ARTESIAN_TRY_VOID(read_pieces(slot, aio::Priority::Demand));
   return load(slot);
 }

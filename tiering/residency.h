@@ -24,6 +24,7 @@
 
 #include "base/dtype.h"
 #include "base/executor.h"
+#include "base/timeline.h"
 #include "tiering/device_loader.h"
 #include "tiering/tier_store.h"
 #include "tiering/unit_slots.h"
@@ -74,6 +75,12 @@ class Residency final : public UnitSlots {
   Result<void> refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
                                std::uint64_t count, const std::byte* fresh) noexcept;
 
+  /// Seconds so far in which transfers were waited for: with a loader, in which it finished a load.
+  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
+  /// From here on, each as a span; null: nowhere.
+  void show_waits(Timeline* timeline) noexcept { timeline_ = timeline; }
+  /// Seconds so far in which the compute team verified, expanded or copied what had come.
+  double cast_seconds() const noexcept { return static_cast<double>(cast_ns_) * 1e-9; }
   /// Bytes cast or copied into slots since creation (aliased: 0).
   std::uint64_t bytes_to_device() const noexcept {
     return loader_ != nullptr ? loader_->device().bytes_to_device() : bytes_to_device_;
@@ -82,12 +89,14 @@ class Residency final : public UnitSlots {
  private:
   class Slot;
   void go(Slot& slot, SlotState to) noexcept;
+  Result<void> finish_writes(const Slot& slot) noexcept;
   Result<void> read_pieces(Slot& slot, aio::Priority priority) noexcept;
   Result<void> await_pieces(Slot& slot, std::uint64_t element_end) noexcept;
   Result<void> load(Slot& slot) noexcept;
   Result<void> load_missed(Slot& slot) noexcept;
   Result<void> load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> start_by_copy(Slot& slot, aio::Priority priority) noexcept;
+  void waited_since(std::uint64_t begin_ns) noexcept;
   Result<void> wait_for_copies(Slot& slot) noexcept;
   Result<void> wait_for_earlier_use(const Slot& slot) noexcept;
 
@@ -97,6 +106,9 @@ class Residency final : public UnitSlots {
   Executor& executor_;
   DeviceLoader* const loader_;
   std::uint64_t bytes_to_device_ = 0;
+  std::uint64_t wait_ns_ = 0;
+  Timeline* timeline_ = nullptr;
+  std::uint64_t cast_ns_ = 0;
   struct Retired {  // memory that was a slot, until computing with it has ended
     std::byte* begin;
     std::byte* end;

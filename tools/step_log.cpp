@@ -112,7 +112,13 @@ void StepLog::write(const zero3::StepResult& r, double tflops,
                                {{"param", r.wait_param_s},
                                 {"grad", r.wait_grad_s},
                                 {"optimizer", r.wait_optimizer_s},
-                                {"input", r.wait_input_s}}}};
+                                {"input", r.wait_input_s}}},
+                              {"time_s",
+                               {{"forward", r.forward_s},
+                                {"backward", r.backward_s},
+                                {"gradients", r.gradient_s},
+                                {"casts", r.cast_s},
+                                {"optimizer", r.optimizer_s}}}};
   for (const zero3::SwapPathUse& path : r.bytes_paths.paths) {
     line["bytes"]["paths"].push_back(
         {{"path", path.directory}, {"read", path.bytes_read}, {"write", path.bytes_written}});
@@ -184,11 +190,12 @@ void Progress::step(const zero3::StepResult& r) {
   if (!options_.breakdown) return;
   finish();
   std::fprintf(stderr,
-               "step %llu time: forward %.3f s, backward %.3f s, optimizer %.3f s; waits: "
-               "parameters %.3f s, "
+               "step %llu time: forward %.3f s, backward %.3f s, gradients %.3f s, casts %.3f s, "
+               "optimizer %.3f s; waits: parameters %.3f s, "
                "gradients %.3f s, optimizer state %.3f s, kept inputs %.3f s; step %.3f s\n",
-               static_cast<unsigned long long>(r.step), r.forward_s, r.backward_s, r.optimizer_s,
-               r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s, r.wait_input_s, r.step_s);
+               static_cast<unsigned long long>(r.step), r.forward_s, r.backward_s, r.gradient_s,
+               r.cast_s, r.optimizer_s, r.wait_param_s, r.wait_grad_s, r.wait_optimizer_s,
+               r.wait_input_s, r.step_s);
 }
 
 void Summary::add(const zero3::StepResult& result) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
 #include "zero3/config.h"
 
 namespace artesian::zero3 {
@@ -188,13 +187,9 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
                                                                  : course_->statistics.reused;
     counter += numel_[unit];
     found_[unit] = Found::Reused;
-    const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(residency_.acquire(unit));
     entering_[unit] = false;  // pinned from here on
     follow(unit);
-    const std::uint64_t after = system_clock().now_ns();
-    wait_ns_ += after - before;
-    if (timeline_ != nullptr) timeline_->add_wait("parameters", before, after);
   }
   return {};
 }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "base/timeline.h"
 #include "tiering/unit_slots.h"
 #include "zero3/layout.h"
 #include "zero3/next_uses.h"
@@ -76,9 +75,6 @@ class Prefetcher {
   const FetchStatistics& statistics() const noexcept { return courses_[0].statistics; }
   /// Starts counting anew; live_parameters_max starts at what is live now.
   void reset_statistics() noexcept;
-  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
-  /// From here on, each as a span; null: nowhere.
-  void show_waits(Timeline* timeline) noexcept { timeline_ = timeline; }
 
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
@@ -117,8 +113,6 @@ class Prefetcher {
   std::vector<bool> entering_;         // by unit: of the access that is being gathered
   std::uint64_t live_ = 0;             // elements Live or Fetching
   std::uint64_t ahead_ = 0;            // elements fetched ahead and not yet used
-  std::uint64_t wait_ns_ = 0;
-  Timeline* timeline_ = nullptr;
 };
 
 }  // namespace artesian::zero3

@@ -18,7 +18,8 @@ void for_each_counter(const Visit& visit) {
   visit(&StepResult::bytes_paths);
   for (const auto counter :
        {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
-        &StepResult::wait_input_s, &StepResult::forward_s, &StepResult::backward_s}) {
+        &StepResult::wait_input_s, &StepResult::forward_s, &StepResult::backward_s,
+        &StepResult::gradient_s, &StepResult::cast_s}) {
     visit(counter);
   }
 }
@@ -45,12 +46,14 @@ StepResult StepFigures::counters() const {
   if (from_.state.path_count() > 1) now.bytes_paths.paths = from_.state.path_use();
   now.bytes_h2d = from_.residency.bytes_to_device() + from_.graphs.bytes_to_device();
   now.bytes_d2h = from_.graphs.bytes_to_host();
-  now.wait_param_s = from_.prefetcher.wait_seconds();
+  now.wait_param_s = from_.residency.wait_seconds();
   now.wait_grad_s = from_.gradients.wait_seconds();
   now.wait_optimizer_s = from_.optimizer.wait_seconds();
   now.wait_input_s = from_.graphs.wait_seconds();
   now.forward_s = from_.graphs.forward_seconds();
   now.backward_s = from_.graphs.backward_seconds();
+  now.gradient_s = from_.graphs.gradient_seconds();
+  now.cast_s = from_.residency.cast_seconds();
   return now;
 }
 

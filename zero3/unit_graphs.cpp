@@ -285,8 +285,19 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
   return accumulated(late_->stage);
 }
 
+template <typename Work>
+Result<void> UnitGraphs::timed_gradients(const Work& work) {
+  const std::uint64_t begin = system_clock().now_ns();
+  const double waited = gradients_.wait_seconds();
+  auto outcome = work();
+  const auto waited_ns = static_cast<std::uint64_t>((gradients_.wait_seconds() - waited) * 1e9);
+  const std::uint64_t taken_ns = system_clock().now_ns() - begin;
+  gradient_ns_ += taken_ns - std::min(taken_ns, waited_ns);
+  return outcome;
+}
+
 Result<void> UnitGraphs::accumulated(std::size_t stage) {
-  ARTESIAN_TRY_VOID(gradients_.write_back());
+  ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_.write_back(); }));
   return options_.accumulated ? options_.accumulated(stage) : Result<void>();
 }
 
@@ -433,7 +444,7 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
   }
   for (const auto& [unit, list] : made.by_unit) {
     const std::uint64_t begin_ns = system_clock().now_ns();
-    ARTESIAN_TRY_VOID(gradients_.add(unit, list, made.written));
+    ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_.add(unit, list, made.written); }));
     if (options_.timeline == nullptr) continue;
     options_.timeline->add(Lane::ToHost, layout_.units[unit].name + " gradient", begin_ns,
                            system_clock().now_ns());
@@ -472,7 +483,8 @@ Result<void> UnitGraphs::finish_gradients() {
   }
   const auto& lookup = module_.stages().front().lookup;
   if (lookup.has_value() && !rows.empty()) {
-    ARTESIAN_TRY_VOID(gradients_.add_rows(*lookup, rows, row_gradients, width));
+    ARTESIAN_TRY_VOID(
+        timed_gradients([&] { return gradients_.add_rows(*lookup, rows, row_gradients, width); }));
   }
   row_gradients_.clear();
   return {};

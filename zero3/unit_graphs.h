@@ -77,6 +77,8 @@ class UnitGraphs {
   double wait_seconds() const noexcept { return state_.depot().wait_seconds(); }
   double forward_seconds() const noexcept { return static_cast<double>(forward_ns_) * 1e-9; }
   double backward_seconds() const noexcept { return static_cast<double>(backward_ns_) * 1e-9; }
+  /// Rounding gradients and adding them up, without the waits; tiles of a table's are in backward.
+  double gradient_seconds() const noexcept { return static_cast<double>(gradient_ns_) * 1e-9; }
   /// Bytes of gradients rounded into the accumulators and of inputs copied to a tier, or of all
   /// that was copied from the device, so far.
   std::uint64_t bytes_to_host() const noexcept {
@@ -143,6 +145,8 @@ class UnitGraphs {
   Result<StageGradients> collect(std::size_t stage, const std::vector<std::uint32_t>& parameters,
                                  const std::vector<at::Tensor>& gradients);
   Result<void> accumulate(const StageGradients& made);
+  template <typename Work>
+  Result<void> timed_gradients(const Work& work);
   Result<void> accumulated(std::size_t stage);
   Result<tiering::DeviceFence> written();
   Result<void> bring_rows_to_host();
@@ -167,6 +171,7 @@ class UnitGraphs {
   std::uint64_t between_ns_ = 0;
   std::uint64_t forward_ns_ = 0;
   std::uint64_t backward_ns_ = 0;
+  std::uint64_t gradient_ns_ = 0;
   std::uint64_t bytes_to_host_ = 0;
 };
 

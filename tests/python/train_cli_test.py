@@ -522,7 +522,7 @@ FIELDS = {
     "step": int, "loss": float, "lr": float, "loss_scale": float, "overflow": bool,
     "grad_norm": float, "tokens": int, "tokens_per_s": float, "tflops": float, "step_s": float,
     "predicted_step_s": float, "bound_step_s": float, "bytes": dict, "fetch": dict,
-    "live_parameters_max": int, "peak": dict, "wait_s": dict,
+    "live_parameters_max": int, "peak": dict, "wait_s": dict, "time_s": dict,
 }  # fmt: skip
 NESTED = {
     "bytes": (["nvme_read", "nvme_write", "h2d", "d2h"], int),
@@ -531,6 +531,7 @@ NESTED = {
         ["device", "host", "activations", "process_rss", "gradients", "program", "heap"], int
     ),
     "wait_s": (["param", "grad", "optimizer", "input"], float),
+    "time_s": (["forward", "backward", "gradients", "casts", "optimizer"], float),
 }
 
 
