@@ -155,7 +155,9 @@ Result<void> Engine::Impl::build() {
       std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
   residency->show_waits(options.timeline);
   gradients = std::make_unique<Gradients>(*state);
-  optimizer = std::make_unique<Optimizer>(*state, *residency, kept_activations());
+  optimizer =
+      std::make_unique<Optimizer>(*state, *residency, kept_activations(),
+                                  [this](std::uint32_t unit) { return prefetcher->stays(unit); });
   under_backward.emplace(config, *state, module.stages(), *gradients, *optimizer);
   if (under_backward->undecided() && options.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward->decide(*options.share_under_backward));

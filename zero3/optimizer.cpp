@@ -71,8 +71,13 @@ void store_split(const SubGroup& group, std::uint64_t begin, std::span<const flo
 
 }  // namespace
 
-Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender)
-    : state_(state), residency_(residency), lender_(lender), stream_(state, "optimizer state") {
+Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender,
+                     Stays stays)
+    : state_(state),
+      residency_(residency),
+      lender_(lender),
+      stays_(std::move(stays)),
+      stream_(state, "optimizer state") {
   all_units_.resize(state.layout().units.size());
   std::iota(all_units_.begin(), all_units_.end(), 0u);
   done_.resize(all_units_.size());
@@ -323,7 +328,7 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
   // Not where that would read a parameter again: may_update_next. Copies to a separate device fill
   // a slot from beginning to end: one that were given up in between would miss what came before.
   if (!state_.separate_device()) {
-    stream_.allow_out_of_turn([this](std::uint32_t unit) { return residency_.follows(unit); });
+    stream_.allow_out_of_turn([this](std::uint32_t unit) { return keeps_refreshed(unit); });
   }
   return reads ? stream_.read_on() : Result<void>();
 }
@@ -341,10 +346,17 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
   return {};
 }
 
-/// The next unit's gradient is final, and its slot, where the model reads it, is there.
+/// What the unit is refreshed with now is what forward finds: a slot that is not there yet, or is
+/// given up before that, would be read.
+bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
+  if (!residency_.follows(unit)) return false;
+  return state_.placement().units[unit].aliased || !stays_ || stays_(unit);
+}
+
+/// The next unit's gradient is final, and its slot, where the model reads it, is there to stay.
 bool Optimizer::may_update_next() const noexcept {
   if (updated_ == units_.size()) return false;
-  return pass_ == Pass::Ahead ? updated_ < final_ : residency_.follows(units_[updated_]);
+  return pass_ == Pass::Ahead ? updated_ < final_ : keeps_refreshed(units_[updated_]);
 }
 
 bool Optimizer::may_update_ahead() const noexcept {

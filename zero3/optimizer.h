@@ -22,9 +22,13 @@ namespace artesian::zero3 {
 
 class Optimizer {
  public:
+  /// Whether a slot that a unit has will be its slot until forward uses it.
+  using Stays = std::function<bool(std::uint32_t unit)>;
   /// All must outlive it. Under backward, unless the device is separate, it reads ahead into memory
   /// of the lender's, too, where there is one: Note [Borrowed items] in sub_group_stream.h.
-  Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender = nullptr);
+  /// `stays`: of every unit, where there is none.
+  Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender = nullptr,
+            Stays stays = {});
 
   /// Fills master weights and parameters from `weights`, moments with zero, straight into their
   /// homes; `progress(done, total)` in elements. Errors: the source's, Io, NoSpace, Timeout.
@@ -56,8 +60,8 @@ class Optimizer {
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
   /// Updates what is next and needs no waiting: under backward units with a final gradient, later
-  /// those whose slots are there to be filled, so that no byte more or less is moved. And reads on,
-  /// and gives back what was borrowed. Errors: as update_up_to.
+  /// those whose slots are there to be filled, and stay. So the bytes of a step do not depend on
+  /// when this is called. And reads on, and gives back what was borrowed. Errors: as update_up_to.
   Result<void> update_ahead() noexcept;
   /// Whether that would do anything now.
   bool may_update_ahead() const noexcept;
@@ -98,12 +102,14 @@ class Optimizer {
   Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
   Result<void> stop_reading() noexcept;
   bool may_update_next() const noexcept;
+  bool keeps_refreshed(std::uint32_t unit) const noexcept;
   std::vector<std::uint32_t> updated_by_team() const;
   Result<void> update_next() noexcept;
 
   ModelState& state_;
   tiering::Residency& residency_;
   BufferLender* const lender_;
+  const Stays stays_;
   SubGroupStream stream_;
   std::vector<std::uint32_t> all_units_;  // in order of first use
   std::vector<bool> done_;                // by unit: updated under this step's backward

@@ -32,6 +32,7 @@ Prefetcher::Prefetcher(const Layout& layout, tiering::UnitSlots& residency,
       next_uses_(numel_) {
   found_.assign(layout.units.size(), Found::Demand);
   entering_.assign(layout.units.size(), false);
+  used_ = given_up_ = gives_up_ = entering_;
 }
 
 /// Brings next_uses_ up to date with what has become of a unit, and with the time.
@@ -85,6 +86,7 @@ Result<void> Prefetcher::gather_persistent() noexcept {
 
 void Prefetcher::begin_evaluation() noexcept {
   ARTESIAN_CHECK(course_ == &courses_[0]);
+  odd_ = 2;  // what it leaves behind is not what a step does
   course_ = &courses_[1];
   course_->position = 0;
   course_->statistics = {};
@@ -102,6 +104,7 @@ Result<void> Prefetcher::end_evaluation() noexcept {
 void Prefetcher::rewind(std::size_t position) noexcept {
   ARTESIAN_CHECK(position <= course_->position, position, course_->position);
   course_->position = position;
+  odd_ = 2;
   if (course_->recording) course_->trace.truncate(position);
   follow_all();
 }
@@ -117,6 +120,7 @@ bool Prefetcher::close_recording() noexcept {
 
 Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
   if (residency_.state(unit) == SlotState::Absent) return {};
+  if (course_ == &courses_[0] && !used_[unit]) given_up_[unit] = true;
   if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
   found_[unit] = Found::Demand;
   live_ -= numel_[unit];
@@ -188,6 +192,7 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
     counter += numel_[unit];
     found_[unit] = Found::Reused;
     ARTESIAN_TRY_VOID(residency_.acquire(unit));
+    if (course_ == &courses_[0]) used_[unit] = true;
     entering_[unit] = false;  // pinned from here on
     follow(unit);
   }
@@ -199,6 +204,7 @@ Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
     course_->recording = true;
     follow_all();
   }
+  if (course_->recording) odd_ = 2;
   if (course_->recording) {  // a departure keeps what came before it
     course_->trace.truncate(course_->position);
     course_->trace.record(units);
@@ -244,7 +250,19 @@ Result<void> Prefetcher::look_ahead() noexcept {
   }
 }
 
+/// Every step like the last one gives up the same: what is decided here goes by the trace alone.
+/// What an odd one keeps, or one that begins with what an odd one has left, says nothing.
+void Prefetcher::learn_what_stays() noexcept {
+  for (std::size_t unit = 0; unit < gives_up_.size(); ++unit) {
+    gives_up_[unit] = given_up_[unit] || (odd_ != 0 && gives_up_[unit]);
+  }
+  used_.assign(used_.size(), false);
+  given_up_ = used_;
+  odd_ = std::max(odd_ - 1, 0);
+}
+
 Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
+  learn_what_stays();
   to_begin();
   return look_ahead();
 }
@@ -263,7 +281,10 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
 }
 
 Result<void> Prefetcher::end_step() noexcept {
-  if (close_recording()) follow_all();
+  if (close_recording()) {
+    odd_ = 2;
+    follow_all();
+  }
   return stop_fetching();
 }
 

@@ -212,14 +212,15 @@ class DryRun {
     }
   }
 
-  /// The first pending unit whose slot is not there to be filled.
+  /// The first pending unit whose slot is not there to be filled, or does not stay.
   std::uint32_t units_ahead() const {
     if (request_.separate_device) return 0;
     std::uint32_t unit = 0;
-    while (unit < pending_.size() && (!pending_[unit] || placement_.units[unit].aliased ||
-                                      slots_.state(unit) != SlotState::Absent)) {
-      ++unit;
-    }
+    const auto keeps_refreshed = [&] {
+      if (placement_.units[unit].aliased) return true;
+      return slots_.state(unit) != SlotState::Absent && prefetcher_.stays(unit);
+    };
+    while (unit < pending_.size() && (!pending_[unit] || keeps_refreshed())) ++unit;
     return unit;
   }
 

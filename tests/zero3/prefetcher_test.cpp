@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "tests/zero3/tiers.h"
+#include "tiering/dry_slots.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -223,6 +224,46 @@ TEST(Prefetcher, EvictsWhatIsNeededLast) {
     EXPECT_EQ(counted.demand, belady(accesses, room) * each) << room;
     EXPECT_LE(counted.live_parameters_max, room * each) << room;
   }
+}
+
+/// Room for eight pages; a takes 4, b 3 and c 5. While a is used, b is fetched ahead; when b and c
+/// are demanded, it lies in the way of c.
+TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
+  constexpr std::uint64_t page = 4096;
+  const SmallModel model = equal_units(3, 64);
+  const Layout layout = make_layout(model.parameters, model.stages, {});
+  int started = 0;
+  tiering::DrySlots slots(
+      {{.slot_bytes = 4 * page}, {.slot_bytes = 3 * page}, {.slot_bytes = 5 * page}}, 8 * page, 0,
+      [&](const tiering::DryMove& move) {
+        started += move.to == tiering::SlotState::Fetching ? 1 : 0;
+      });
+  Prefetcher prefetcher(layout, slots, {unlimited, unlimited, 0});
+  const auto step = [&](bool evaluates) {
+    prefetcher.begin_step();
+    started = 0;
+    for (const Trace::Access& units : Accesses{{0}, {1, 2}}) {
+      EXPECT_TRUE(prefetcher.enter(units).has_value());
+      EXPECT_TRUE(prefetcher.leave(units).has_value());
+      if (!evaluates) continue;
+      prefetcher.begin_evaluation();
+      EXPECT_TRUE(prefetcher.enter({2}).has_value());  // b is out of the way then
+      EXPECT_TRUE(prefetcher.leave({2}).has_value());
+      EXPECT_TRUE(prefetcher.end_evaluation().has_value());
+    }
+    EXPECT_TRUE(prefetcher.end_step().has_value());
+    EXPECT_TRUE(prefetcher.look_ahead_to_next_step().has_value());
+    return std::vector<bool>{prefetcher.stays(0), prefetcher.stays(1), prefetcher.stays(2)};
+  };
+  EXPECT_EQ(step(false), (std::vector<bool>{true, true, true}));  // recorded: nothing was ahead
+  for (const bool evaluates : {false, false, true, false, false}) {
+    const std::vector<bool> stays = step(evaluates);
+    EXPECT_TRUE(stays[0]) << evaluates;
+    EXPECT_FALSE(stays[1]) << evaluates;
+  }
+  EXPECT_EQ(step(false), (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(started, 4);  // b once more, c, and for the next step a and b
+  EXPECT_TRUE(prefetcher.clear().has_value());
 }
 
 TEST(Prefetcher, ADepartureIsRecordedAnew) {

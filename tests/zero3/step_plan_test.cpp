@@ -200,6 +200,26 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
   EXPECT_GT(under_backward, 30);
 }
 
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereAStagesUnitsLieInEachOthersWay) {
+  // Under forward the disk leaves time for updates of what is only looked ahead. The head's norm is
+  // that, and then lies in the way of its matrix: were it updated before, it would be read again.
+  constexpr const char* llama =
+      R"({"model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+          "vocab_size": 1000, "max_position_embeddings": 64, "tie_word_embeddings": false})";
+  modules_[1] = models::make_module(models::parse_model_config(llama, "config.json").value());
+  const Choice run{2, 2, 0, 0, 2, 1, 2, 0, 0, 2, 1, 1, 0, 1};
+  Config config = steady(config_of(run));
+  config.artesian.host_memory = 400 << 10;
+  config.zero.max_live_parameters = 40'000;
+  const std::uint64_t least = *config.artesian.device_memory;
+  for (std::uint64_t more = 0; more <= 12 << 10; more += 4096) {
+    config.artesian.device_memory = least + more;
+    expect_as_planned(run, config, nullptr);
+  }
+  EXPECT_EQ(compared, 4 * 3);
+}
+
 TEST_F(StepPlanTest, AllUnderBackwardIsTheClosedFormOfSixteen) {
   // As above, with whole master weights: what is made under backward is read for the next forward,
   // 16 and 14 in all; but the look-up table is updated under forward, and not read by backward.
