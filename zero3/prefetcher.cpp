@@ -10,6 +10,8 @@ using tiering::SlotState;
 
 namespace {
 
+constexpr std::uint32_t doubted_steps = 16;  // after one in which a unit was given up
+
 std::vector<std::uint64_t> elements_of(const Layout& layout) {
   std::vector<std::uint64_t> numel;
   for (const Unit& unit : layout.units) numel.push_back(unit.numel);
@@ -32,7 +34,8 @@ Prefetcher::Prefetcher(const Layout& layout, tiering::UnitSlots& residency,
       next_uses_(numel_) {
   found_.assign(layout.units.size(), Found::Demand);
   entering_.assign(layout.units.size(), false);
-  used_ = given_up_ = gives_up_ = entering_;
+  used_ = given_up_ = entering_;
+  doubted_.assign(layout.units.size(), 0);
 }
 
 /// Brings next_uses_ up to date with what has become of a unit, and with the time.
@@ -86,7 +89,6 @@ Result<void> Prefetcher::gather_persistent() noexcept {
 
 void Prefetcher::begin_evaluation() noexcept {
   ARTESIAN_CHECK(course_ == &courses_[0]);
-  odd_ = 2;  // what it leaves behind is not what a step does
   course_ = &courses_[1];
   course_->position = 0;
   course_->statistics = {};
@@ -104,7 +106,6 @@ Result<void> Prefetcher::end_evaluation() noexcept {
 void Prefetcher::rewind(std::size_t position) noexcept {
   ARTESIAN_CHECK(position <= course_->position, position, course_->position);
   course_->position = position;
-  odd_ = 2;
   if (course_->recording) course_->trace.truncate(position);
   follow_all();
 }
@@ -204,7 +205,6 @@ Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
     course_->recording = true;
     follow_all();
   }
-  if (course_->recording) odd_ = 2;
   if (course_->recording) {  // a departure keeps what came before it
     course_->trace.truncate(course_->position);
     course_->trace.record(units);
@@ -250,15 +250,18 @@ Result<void> Prefetcher::look_ahead() noexcept {
   }
 }
 
-/// Every step like the last one gives up the same: what is decided here goes by the trace alone.
-/// What an odd one keeps, or one that begins with what an odd one has left, says nothing.
+/// What is given up follows from the trace, and from where slots lie: that is as the step before
+/// has left it, so that a unit may be given up in every other step only, or in every third.
 void Prefetcher::learn_what_stays() noexcept {
-  for (std::size_t unit = 0; unit < gives_up_.size(); ++unit) {
-    gives_up_[unit] = given_up_[unit] || (odd_ != 0 && gives_up_[unit]);
+  for (std::size_t unit = 0; unit < doubted_.size(); ++unit) {
+    if (given_up_[unit]) {
+      doubted_[unit] = doubted_steps;
+    } else if (doubted_[unit] != 0) {
+      --doubted_[unit];
+    }
   }
   used_.assign(used_.size(), false);
   given_up_ = used_;
-  odd_ = std::max(odd_ - 1, 0);
 }
 
 Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
@@ -281,10 +284,7 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
 }
 
 Result<void> Prefetcher::end_step() noexcept {
-  if (close_recording()) {
-    odd_ = 2;
-    follow_all();
-  }
+  if (close_recording()) follow_all();
   return stop_fetching();
 }
 

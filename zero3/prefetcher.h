@@ -71,9 +71,9 @@ class Prefetcher {
   /// Drops everything, also the persistent units.
   Result<void> clear() noexcept;
   /// Whether a slot that the unit has in this step, before it is used for the first time, is its
-  /// slot until then: by the step before. Where units lie in each other's way, a demand gives up
-  /// what was fetched ahead; whatever has filled such a slot has to be read again.
-  bool stays(std::uint32_t unit) const noexcept { return !gives_up_[unit]; }
+  /// slot until then, going by the last 16 steps. Where units lie in each other's way, a demand
+  /// gives up what was fetched ahead; whatever has filled such a slot has to be read again.
+  bool stays(std::uint32_t unit) const noexcept { return doubted_[unit] == 0; }
 
   /// Of steps; evaluations are not counted.
   const FetchStatistics& statistics() const noexcept { return courses_[0].statistics; }
@@ -112,16 +112,15 @@ class Prefetcher {
   const std::vector<std::uint64_t> numel_;  // by unit
   std::array<Course, 2> courses_;           // of steps, of evaluations
   Course* course_ = &courses_[0];           // the one under way
-  NextUses next_uses_;                 // of the streamed units, in this course, at every moment
-  std::uint64_t accesses_before_ = 0;  // of earlier rounds of the trace: time goes on
-  std::vector<Found> found_;           // by unit: how its next access will be counted
-  std::vector<bool> entering_;         // by unit: of the access that is being gathered
-  std::vector<bool> used_;             // by unit: in this step, as what follows
-  std::vector<bool> given_up_;         // before it was used
-  std::vector<bool> gives_up_;         // what given_up_ will be, by the steps before
-  int odd_ = 0;                        // so many steps, with this one, are not like those to come
-  std::uint64_t live_ = 0;             // elements Live or Fetching
-  std::uint64_t ahead_ = 0;            // elements fetched ahead and not yet used
+  NextUses next_uses_;                  // of the streamed units, in this course, at every moment
+  std::uint64_t accesses_before_ = 0;   // of earlier rounds of the trace: time goes on
+  std::vector<Found> found_;            // by unit: how its next access will be counted
+  std::vector<bool> entering_;          // by unit: of the access that is being gathered
+  std::vector<bool> used_;              // by unit: in this step, as what follows
+  std::vector<bool> given_up_;          // before it was used
+  std::vector<std::uint32_t> doubted_;  // for so many steps more
+  std::uint64_t live_ = 0;              // elements Live or Fetching
+  std::uint64_t ahead_ = 0;             // elements fetched ahead and not yet used
 };
 
 }  // namespace artesian::zero3
