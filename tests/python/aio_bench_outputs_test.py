@@ -9,18 +9,11 @@ import subprocess
 
 import limits
 import pytest
-from aio_bench_place import folder  # noqa: F401
+from aio_bench_place import cache, folder  # noqa: F401
 from build_folder import AIO_BENCH as PROGRAM
 
 SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
 CONFIG = '{\n  "train_batch_size": 1, // of one sample\n  "fp16": {"enabled": true}\n}\n'
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    path = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    return path
 
 
 @pytest.fixture

@@ -17,6 +17,14 @@ def folder(tmp_path):
     assert list(path.iterdir()) == []
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Where machine profiles are kept: none but its own are seen by a test."""
+    path = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return path
+
+
 def open_files(pid):
     for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         try:

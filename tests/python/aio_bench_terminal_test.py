@@ -12,16 +12,10 @@ import subprocess
 import termios
 
 import limits
-import pytest
-from aio_bench_place import folder  # noqa: F401
+from aio_bench_place import cache, folder  # noqa: F401
 from build_folder import AIO_BENCH as PROGRAM
 
 COLUMNS = 80
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def seen(*arguments, **options):

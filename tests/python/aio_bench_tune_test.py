@@ -12,7 +12,7 @@ import xml.etree.ElementTree
 
 import limits
 import pytest
-from aio_bench_place import folder, stop_while_measuring  # noqa: F401
+from aio_bench_place import cache, folder, stop_while_measuring  # noqa: F401
 from build_folder import AIO_BENCH as PROGRAM
 from build_folder import ARTESIAN, ROOT
 
@@ -21,13 +21,6 @@ FIELDS = ["aio", "engine", "polling", "read", "write", "mixed", "head_to_head", 
           "paths", "points", "size", "direct", "verified", "seconds", "warnings"]  # fmt: skip
 SMALL = ["--size", "16MiB", "--budget-seconds", "0.6"]
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    path = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    return path
 
 
 def tune(folder, *arguments, prefix=(), **options):
