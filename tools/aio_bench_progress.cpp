@@ -1,6 +1,5 @@
 #include "tools/aio_bench_progress.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,20 +8,9 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "tools/print.h"
+#include "tools/terminal_line.h"
 
 namespace artesian::bench {
-namespace {
-
-std::size_t columns_of_stderr() {
-  winsize size{};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-const char* word(LogLevel level) {
-  return level == LogLevel::Info ? "note" : level == LogLevel::Warning ? "warning" : "error";
-}
-
-}  // namespace
 
 std::string fitted(const ProgressLine& line, std::size_t columns) {
   const double planned = line.gone_s + line.left_s;
@@ -47,13 +35,12 @@ ProgressLine pass_line(const std::string& verb, std::uint64_t size, const Pass& 
           .worth_s = now.seconds < 1 ? 1e9 : 3};
 }
 
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1) {
+Progress::Progress() : terminal_(tools::terminal_columns(STDERR_FILENO) != 0) {
   if (!terminal_) return;
   set_log_sink([this](LogLevel level, std::string_view line) {
     const std::lock_guard lock(mutex_);
     wipe();
-    std::fprintf(stderr, "artesian: %s: %.*s\n", word(level), static_cast<int>(line.size()),
-                 line.data());
+    std::fprintf(stderr, "%s\n", log_text(level, line).c_str());
   });
 }
 
@@ -66,7 +53,8 @@ Progress::~Progress() {
 void Progress::show(const ProgressLine& line) {
   const std::lock_guard lock(mutex_);
   if (terminal_) {
-    std::fprintf(stderr, "\r%s\x1b[K", fitted(line, columns_of_stderr()).c_str());
+    std::fprintf(stderr, "\r%s\x1b[K",
+                 fitted(line, tools::terminal_columns(STDERR_FILENO)).c_str());
     shown_ = true;
     return;
   }
