@@ -149,7 +149,9 @@ Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
 void Residency::waited_since(std::uint64_t begin_ns) noexcept {
   const std::uint64_t end_ns = system_clock().now_ns();
   wait_ns_ += end_ns - begin_ns;
-  if (timeline_ != nullptr) timeline_->add_wait("parameters", begin_ns, end_ns);
+  if (Timeline* timeline = store_.timeline(); timeline != nullptr) {
+    timeline->add_wait("parameters", begin_ns, end_ns);
+  }
 }
 
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {

@@ -24,7 +24,6 @@
 
 #include "base/dtype.h"
 #include "base/executor.h"
-#include "base/timeline.h"
 #include "tiering/device_loader.h"
 #include "tiering/tier_store.h"
 #include "tiering/unit_slots.h"
@@ -77,8 +76,6 @@ class Residency final : public UnitSlots {
 
   /// Seconds so far in which transfers were waited for: with a loader, in which it finished a load.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
-  /// From here on, each as a span; null: nowhere.
-  void show_waits(Timeline* timeline) noexcept { timeline_ = timeline; }
   /// Seconds so far in which the compute team verified, expanded or copied what had come.
   double cast_seconds() const noexcept { return static_cast<double>(cast_ns_) * 1e-9; }
   /// Bytes cast or copied into slots since creation (aliased: 0).
@@ -107,7 +104,6 @@ class Residency final : public UnitSlots {
   DeviceLoader* const loader_;
   std::uint64_t bytes_to_device_ = 0;
   std::uint64_t wait_ns_ = 0;
-  Timeline* timeline_ = nullptr;
   std::uint64_t cast_ns_ = 0;
   struct Retired {  // memory that was a slot, until computing with it has ended
     std::byte* begin;

@@ -153,7 +153,6 @@ Result<void> Engine::Impl::build() {
                                                    state->device_pool(), executor, state->loader());
   prefetcher =
       std::make_unique<Prefetcher>(state->layout(), *residency, PrefetchLimits::of(config.zero));
-  residency->show_waits(options.timeline);
   gradients = std::make_unique<Gradients>(*state);
   optimizer =
       std::make_unique<Optimizer>(*state, *residency, kept_activations(),
