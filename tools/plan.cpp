@@ -1,5 +1,7 @@
 #include "tools/plan.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
@@ -28,16 +30,25 @@ class PlanRun {
   explicit PlanRun(const PlanOptions& options) : options_(options) {}
 
   int run() {
-    auto done = prepare();
-    if (done.has_value()) done = plan();
-    if (!done.has_value()) return report_error(program, done.error(), 2);
-    done = measure();
+    const auto planned = answer();
+    if (!planned.has_value()) return report_error(program, planned.error(), 2);
+    const auto measured = measure();
+    const auto written = write();  // also where that failed, or was stopped: the plan stands
+    if (!measured.has_value() && stop_requested() == 0) {
+      report_error(program, measured.error(), 1);
+    }
+    if (!written.has_value()) report_error(program, written.error(), 1);
     if (stop_requested() != 0) return stop_exit_code();
-    if (done.has_value()) done = write();
-    return done.has_value() ? 0 : report_error(program, done.error(), 1);
+    return measured.has_value() && written.has_value() ? 0 : 1;
   }
 
  private:
+  Result<void> answer() {
+    const StopAtOnce here;
+    ARTESIAN_TRY_VOID(prepare());
+    return plan();
+  }
+
   Result<void> prepare() {
     ARTESIAN_TRY_VOID(read_model());
     ARTESIAN_TRY_VOID(read_config());
@@ -93,6 +104,8 @@ class PlanRun {
     }
     plan_.config = std::move(read->config);
     plan_.buckets = read->buckets;
+    grad_accum_dtype_given_ = read->grad_accum_dtype_given;
+    for (const std::string& each : plan_.config.notes) note(each);
     plan_.model = &model_;
     plan_.parameters = &parameters_;
     plan_.stages = &stages_;
@@ -114,7 +127,9 @@ class PlanRun {
     const auto device = options_.device_memory;
     const auto host = options_.host_memory.has_value() ? options_.host_memory : ours.host_memory;
     ARTESIAN_TRY_VOID(choose_compute_dtypes());
+    note_replaced("host_memory", ours.host_memory, host);
     if (!plan_.gpu) {
+      note_replaced("device_memory", ours.device_memory, device);
       ARTESIAN_TRY(budgets, zero3::choose_budgets(plan_.config));
       const std::uint64_t available = available_memory();
       if (available != 0) plan_.memory_max = available;
@@ -123,17 +138,27 @@ class PlanRun {
       plan_.host_bytes = host.value_or(budgets.host);
       return {};
     }
-    plan_.whole_device = device.has_value() || !ours.device_memory.has_value();
-    plan_.device_bytes = device.value_or(ours.device_memory.value_or(assumed_gpu_memory));
+    plan_.gpu_bytes = device.value_or(assumed_gpu_memory);
+    plan_.device_bytes = ours.device_memory;
     plan_.host_bytes = host.value_or(assumed_host_memory);
-    plan_.activation_bytes = ours.activation_memory.value_or(plan_.device_bytes / 20);
-    if (!device.has_value() && !ours.device_memory.has_value()) {
+    plan_.activation_bytes = ours.activation_memory.value_or(*plan_.gpu_bytes / 20);
+    if (!device.has_value()) {
       note("--device-memory: assumed " + format_size(assumed_gpu_memory) + " of a GPU");
     }
     if (!host.has_value()) {
       note("--host-memory: assumed " + format_size(assumed_host_memory) + " of a rank");
     }
     return {};
+  }
+
+  /// A flag is the key.
+  void note_replaced(const std::string& key, std::optional<std::uint64_t> given,
+                     std::optional<std::uint64_t> planned) {
+    if (!given.has_value() || !planned.has_value() || *given == *planned) return;
+    std::string flag = "--" + key;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    note(flag + ": planned with " + format_size(*planned) + ", in place of the config's artesian." +
+         key + ", " + format_size(*given));
   }
 
   /// Also of bf16 in place of fp32; the seconds come with the rates.
@@ -152,7 +177,11 @@ class PlanRun {
     zero3::Config bf16 = plan_.config;
     bf16.param_dtype = DType::BFloat16;
     ARTESIAN_TRY(narrow, choose(bf16));
-    plan_.bf16 = ComputeInBf16{.compute_dtype = narrow, .compute = {}};
+    plan_.bf16 =
+        ComputeInBf16{.compute_dtype = narrow,
+                      .grad_accum_dtype =
+                          grad_accum_dtype_given_ ? plan_.config.grad_accum_dtype : DType::BFloat16,
+                      .compute = {}};
     return {};
   }
 
@@ -164,13 +193,19 @@ class PlanRun {
     if (!figures.has_value() && plan_.gpu) figures = evaluate_recomputing(std::move(figures));
     report_.candidates = search(plan_);
     if (!figures.has_value()) {
-      log(LogLevel::Info, report_.candidates.empty()
-                              ? "no stage and no offload of this model fits in these budgets"
-                              : "what fits, and is fastest: " + report_.candidates.front().name);
+      log(LogLevel::Info,
+          report_.candidates.empty()
+              ? "no stage and no offload of this model fits in these budgets"
+              : "what fits, and is fastest: " + candidate_text(report_.candidates.front()));
       return std::move(figures).error();
     }
     report_.figures = std::move(figures).value();
     for (const std::string& each : report_.figures.notes) note(each);
+    if (!plan_.device_bytes.has_value()) {
+      note("artesian.device_memory: planned with " + format_size(report_.figures.device.budget) +
+           ", what activations and CUDA leave of a GPU; a run whose config lacks it takes 90% of "
+           "what is free");
+    }
     report_.changes = find_changes(plan_, report_.figures);
     report_.advice = advise(plan_);
     return {};
@@ -207,8 +242,8 @@ class PlanRun {
   Result<void> measure() {
     if (!options_.measure) return {};
     const auto progress = [](const Candidate& candidate, std::uint64_t number) {
-      log(LogLevel::Info,
-          "--measure: running " + std::to_string(number) + " of the fastest: " + candidate.name);
+      log(LogLevel::Info, "--measure: running " + std::to_string(number) +
+                              " of the fastest: " + candidate_text(candidate));
     };
     const MeasureOptions options{.device = plan_.gpu ? "cuda" : "cpu", .progress = progress};
     ARTESIAN_TRY(notes, measure_candidates(plan_, report_.candidates, options));
@@ -229,6 +264,7 @@ class PlanRun {
   std::vector<zero3::ParameterSpec> parameters_;
   std::vector<zero3::StageSpec> stages_;
   PlanCase plan_;
+  bool grad_accum_dtype_given_ = false;
   PlanReport report_;
 };
 

@@ -48,6 +48,7 @@ Result<PlanConfig> read_plan_config(const std::string& path, zero3::ConfigArgume
   read.config = std::move(config);
   if (settings.has_value()) {
     read.buckets = buckets_of(*settings, arguments.hidden_size.value_or(0));
+    read.grad_accum_dtype_given = settings->given("data_types.grad_accum_dtype");
   }
   return read;
 }

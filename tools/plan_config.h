@@ -1,5 +1,6 @@
 // What a plan asks of a config file beside what a run does: no schedule, as nothing is trained by
-// one, and the buckets of DeepSpeed's communication, which a run has no use for.
+// one; the buckets of DeepSpeed's communication, which a run has no use for; and what would stay as
+// it is if something else were changed.
 #pragma once
 
 #include <string>
@@ -13,6 +14,7 @@ namespace artesian::tools {
 struct PlanConfig {
   zero3::Config config;
   DeepSpeedBuckets buckets;
+  bool grad_accum_dtype_given = false;
 };
 
 /// A schedule whose end the config leaves to `--steps` gets one. Errors: as zero3::read_config.

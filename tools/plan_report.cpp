@@ -45,6 +45,28 @@ constexpr KindRow kinds[] = {{"parameters", "param", &zero3::MovedByKind::param}
                              {"optimizer state", "optimizer", &zero3::MovedByKind::optimizer},
                              {"kept inputs", "input", &zero3::MovedByKind::input}};
 
+/// In DeepSpeed's keys.
+std::string checkpointing_text(const zero3::Config& config) {
+  if (!config.activation_checkpointing) return "";
+  return std::string(", activation_checkpointing") +
+         (config.cpu_checkpointing ? ".cpu_checkpointing" : "");
+}
+
+/// What of the config decides most.
+std::string config_text(const PlanCase& plan) {
+  const zero3::Config& config = plan.config;
+  const auto place = [](const zero3::OffloadConfig& offload) {
+    return offload.device == zero3::Offload::None ? "the device" : offload_name(offload.device);
+  };
+  return print(
+             "%s, computed in %s, gradients in %s; ZeRO stage %d, parameters on %s, optimizer on "
+             "%s",
+             dtype_name(config.param_dtype), dtype_name(plan.compute_dtype),
+             dtype_name(config.grad_accum_dtype), config.zero.stage,
+             place(config.zero.offload_param), place(config.zero.offload_optimizer)) +
+         checkpointing_text(config) + "\n";
+}
+
 std::string head_text(const PlanReport& report) {
   const PlanCase& plan = *report.plan;
   const zero3::Config& config = plan.config;
@@ -61,6 +83,7 @@ std::string head_text(const PlanReport& report) {
       !plan.gpu         ? "CPU"
       : plan.ranks == 1 ? "GPU"
                         : "GPUs");
+  text += config_text(plan);
   return report.shape.empty() ? text : text + report.shape + "\n";
 }
 
@@ -117,13 +140,6 @@ std::string time_text(const PlanReport& report) {
          line("written to SSD", print("%.4g TB in 1,000 steps", figures.nvme_terabytes_written));
 }
 
-/// In DeepSpeed's keys.
-std::string checkpointing_text(const zero3::Config& config) {
-  if (!config.activation_checkpointing) return "";
-  return std::string(", activation_checkpointing") +
-         (config.cpu_checkpointing ? ".cpu_checkpointing" : "");
-}
-
 std::string changes_text(const PlanReport& report) {
   std::string text = "\nwhat would help most\n";
   if (report.changes.empty()) text += "  no single change brings 1%\n";
@@ -137,10 +153,7 @@ std::string changes_text(const PlanReport& report) {
   for (const Candidate& candidate : report.candidates) {
     text += print("  %10.4g tokens/s  %9.4g s  ", candidate.figures.tokens_per_s,
                   candidate.figures.time.seconds) +
-            candidate.name + checkpointing_text(candidate.config) +
-            print(", micro-batch %llu x %llu",
-                  static_cast<unsigned long long>(candidate.config.micro_batch_size),
-                  static_cast<unsigned long long>(candidate.config.accumulation_steps));
+            candidate_text(candidate);
     if (candidate.measured_seconds.has_value()) {
       text += print("; measured %.4g s, planned / measured %.2f", *candidate.measured_seconds,
                     candidate.figures.time.seconds / *candidate.measured_seconds);
@@ -186,20 +199,32 @@ Json step_json(const PlanFigures& figures) {
               {"bottleneck", figures.bottleneck}, {"busy_s", std::move(busy)}};
 }
 
-Json candidate_json(const Candidate& candidate) {
-  const zero3::Config& config = candidate.config;
-  const auto& measured = candidate.measured_seconds;
-  return Json{{"name", candidate.name},
-              {"stage", config.zero.stage},
+Json config_json(const zero3::Config& config) {
+  return Json{{"stage", config.zero.stage},
               {"offload_param", offload_name(config.zero.offload_param.device)},
               {"offload_optimizer", offload_name(config.zero.offload_optimizer.device)},
               {"train_micro_batch_size_per_gpu", config.micro_batch_size},
               {"gradient_accumulation_steps", config.accumulation_steps},
               {"activation_checkpointing", config.activation_checkpointing},
-              {"cpu_checkpointing", config.cpu_checkpointing},
-              {"step_seconds", candidate.figures.time.seconds},
-              {"measured_step_seconds", measured.has_value() ? Json(*measured) : Json()},
-              {"tokens_per_s", candidate.figures.tokens_per_s}};
+              {"cpu_checkpointing", config.cpu_checkpointing}};
+}
+
+Json planned_json(const PlanCase& plan) {
+  Json object = config_json(plan.config);
+  object["param_dtype"] = dtype_name(plan.config.param_dtype);
+  object["compute_dtype"] = dtype_name(plan.compute_dtype);
+  object["grad_accum_dtype"] = dtype_name(plan.config.grad_accum_dtype);
+  return object;
+}
+
+Json candidate_json(const Candidate& candidate) {
+  const auto& measured = candidate.measured_seconds;
+  Json object{{"name", candidate.name}};
+  object.update(config_json(candidate.config));
+  object["step_seconds"] = candidate.figures.time.seconds;
+  object["measured_step_seconds"] = measured.has_value() ? Json(*measured) : Json();
+  object["tokens_per_s"] = candidate.figures.tokens_per_s;
+  return object;
 }
 
 Json lists_json(const PlanReport& report) {
@@ -230,6 +255,13 @@ Json lists_json(const PlanReport& report) {
 }
 
 }  // namespace
+
+std::string candidate_text(const Candidate& candidate) {
+  return candidate.name + checkpointing_text(candidate.config) +
+         print(", micro-batch %llu x %llu",
+               static_cast<unsigned long long>(candidate.config.micro_batch_size),
+               static_cast<unsigned long long>(candidate.config.accumulation_steps));
+}
 
 std::string plan_text(const PlanReport& report) {
   std::string text = head_text(report) + memory_text(report.figures) + moved_text(report.figures) +
@@ -264,6 +296,7 @@ std::string plan_json(const PlanReport& report) {
                 {"gpus", report.gpus},
                 {"nodes", report.nodes},
                 {"ranks", plan.ranks}}},
+              {"planned", planned_json(plan)},
               {"memory", memory_json(report.figures)},
               {"bytes_per_step", moved_json(report.figures.moved)},
               {"step", step_json(report.figures)},

@@ -44,6 +44,9 @@ struct TierColumn {
 inline constexpr TierColumn tiers[] = {
     {"device", &PlanFigures::device}, {"host", &PlanFigures::host}, {"nvme", &PlanFigures::nvme}};
 
+/// "ZeRO-3, optimizer on cpu, activation_checkpointing, micro-batch 2 x 4".
+std::string candidate_text(const Candidate& candidate);
+
 std::string plan_text(const PlanReport& report);
 std::string plan_json(const PlanReport& report);
 /// Memory by tier and one step's timeline.

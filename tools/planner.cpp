@@ -266,13 +266,26 @@ void take_time(const PlanCase& plan, PlanFigures& figures) {
                                    static_cast<double>(plan.ranks) * 1000 * 1e-12;
 }
 
-Error device_error(std::uint64_t device, std::uint64_t activations) {
-  return make_error(
-      ErrorCode::Exhausted,
-      "train_micro_batch_size_per_gpu: got activations of " + format_size(activations) + " and " +
-          format_size(cuda_bytes) + " of CUDA, allowed " + format_size(device) +
-          ", the device's memory: " + std::to_string(activations + cuda_bytes - device) +
-          " bytes missing; lower it or --seq-len");
+/// What the device tier may take beside these activations.
+Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activations) {
+  if (!plan.gpu_bytes.has_value()) return *plan.device_bytes;
+  const std::uint64_t gpu = *plan.gpu_bytes;
+  const std::uint64_t others = activations + cuda_bytes;
+  const std::string beside =
+      format_size(activations) + " of activations and " + format_size(cuda_bytes) + " of CUDA";
+  const auto refused = [&](const std::string& got, std::uint64_t needed, const char* fix) {
+    return make_error(ErrorCode::Exhausted,
+                      got + ", allowed " + format_size(gpu) + ", the GPU's memory: " +
+                          std::to_string(needed - gpu) + " bytes missing; lower it" + fix);
+  };
+  if (others >= gpu) {
+    return refused("train_micro_batch_size_per_gpu: got " + beside, others,
+                   " or --seq-len, or set activation_checkpointing");
+  }
+  const std::uint64_t tier = plan.device_bytes.value_or(gpu - others);
+  if (tier <= gpu - others) return tier;
+  return refused("artesian.device_memory: got " + format_size(tier) + " beside " + beside,
+                 tier + others, ", or train_micro_batch_size_per_gpu");
 }
 
 }  // namespace
@@ -314,7 +327,6 @@ zero3::PlacementRequest placement_request(const PlanCase& plan) {
           .config = &plan.config,
           .compute_dtype = compute_dtype(plan),
           .separate_device = plan.gpu,
-          .device_bytes = plan.device_bytes,
           .host_bytes = plan.host_bytes,
           .ranks = plan.ranks,
           .input_elements = models::stage_input_elements(*plan.model, tokens_of(plan)),
@@ -328,12 +340,7 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
   zero3::PlacementRequest request = placement_request(plan);
   figures.activations = activations_of(plan, group_of(plan, zero3::most_inputs(request)));
-  std::uint64_t device = plan.device_bytes;
-  if (plan.whole_device) {
-    if (figures.activations + cuda_bytes >= device)
-      return device_error(device, figures.activations);
-    device -= figures.activations + cuda_bytes;
-  }
+  ARTESIAN_TRY(device, device_budget(plan, figures.activations));
   request.device_bytes = device;
   ARTESIAN_TRY(placement, zero3::make_placement(request));
   const zero3::KeptInputs& inputs = placement.inputs;

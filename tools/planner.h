@@ -39,6 +39,7 @@ struct DeepSpeedBuckets {
 /// What fp32 parameters would be computed with, were they bf16.
 struct ComputeInBf16 {
   DType compute_dtype = DType::Float32;
+  DType grad_accum_dtype = DType::BFloat16;
   TokenSeconds compute;
 };
 
@@ -50,9 +51,11 @@ struct PlanCase {
   std::uint64_t length = 0;
   std::uint64_t ranks = 1;
   bool gpu = false;  // else the CPU of one rank
-  std::uint64_t device_bytes = 0;
-  /// Whether device_bytes are all of a GPU: activations come out of them, and what CUDA takes.
-  bool whole_device = false;
+  /// Of the device tier. Absent: what is left of gpu_bytes, which are there then.
+  std::optional<std::uint64_t> device_bytes;
+  /// All of a GPU's memory: activations and what CUDA takes are in it, beside the tier. Absent:
+  /// nobody knows, or it is memory_max.
+  std::optional<std::uint64_t> gpu_bytes;
   std::uint64_t host_bytes = 0;
   /// What activations and both tiers may take together, where these are one memory; more is
   /// refused. Absent: they are not, or nobody knows.

@@ -17,7 +17,18 @@ using zero3::Offload;
 namespace {
 
 constexpr double gain_min = 0.01;
-constexpr std::uint64_t unlimited = std::uint64_t{1} << 50;
+
+/// As it is written into a config: no smaller, and what is planned.
+struct WrittenSize {
+  explicit WrittenSize(std::uint64_t at_least)
+      : bytes(round_up(at_least, std::uint64_t{1} << 20)) {}
+  std::string text() const {
+    constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+    return bytes % gib == 0 ? std::to_string(bytes / gib) + " GiB"
+                            : std::to_string(bytes >> 20) + " MiB";
+  }
+  const std::uint64_t bytes;
+};
 
 class Changes {
  public:
@@ -57,11 +68,16 @@ class Changes {
   }
 
   void try_memory() {
-    change("artesian.host_memory", format_size(plan_.host_bytes), format_size(plan_.host_bytes * 2),
-           [](PlanCase& plan) { plan.host_bytes *= 2; });
-    change(plan_.whole_device ? "a device with more memory" : "artesian.device_memory",
-           format_size(plan_.device_bytes), format_size(plan_.device_bytes * 2),
-           [](PlanCase& plan) { plan.device_bytes *= 2; });
+    const auto twice = [&](const char* key, auto member, std::uint64_t bytes) {
+      const WrittenSize to(2 * bytes);
+      change(key, format_size(bytes), to.text(), [&](PlanCase& plan) { plan.*member = to.bytes; });
+    };
+    twice("artesian.host_memory", &PlanCase::host_bytes, plan_.host_bytes);
+    if (plan_.device_bytes.has_value()) {
+      twice("artesian.device_memory", &PlanCase::device_bytes, *plan_.device_bytes);
+    } else {
+      twice("a GPU with more memory", &PlanCase::gpu_bytes, *plan_.gpu_bytes);
+    }
     const zero3::OffloadConfig& param = plan_.config.zero.offload_param;
     if (param.device == Offload::Nvme && param.max_in_cpu < now_.elements) {
       change("zero_optimization.offload_param.max_in_cpu", std::to_string(param.max_in_cpu),
@@ -94,11 +110,7 @@ class Changes {
     change("train_micro_batch_size_per_gpu (and train_batch_size)", std::to_string(micro),
            std::to_string(2 * micro), [](PlanCase& plan) { plan.config.micro_batch_size *= 2; });
     const std::uint64_t steps = plan_.config.accumulation_steps;
-    const std::uint64_t together = now_.activations * steps;
-    if (steps > 1) {
-      change("artesian.activation_memory", format_size(plan_.activation_bytes),
-             format_size(together), [&](PlanCase& plan) { plan.activation_bytes = together; });
-    }
+    if (steps > 1) offer_activation_memory(now_.activations * steps);
     change("gradient_accumulation_steps (and train_batch_size)", std::to_string(steps),
            std::to_string(4 * steps), [](PlanCase& plan) { plan.config.accumulation_steps *= 4; });
     if (steps > 1 && steps % 2 == 0) {  // the same batch in larger pieces
@@ -108,6 +120,12 @@ class Changes {
                plan.config.accumulation_steps /= 2;
              });
     }
+  }
+
+  void offer_activation_memory(std::uint64_t bytes) {
+    const WrittenSize to(bytes);
+    change("artesian.activation_memory", format_size(plan_.activation_bytes), to.text(),
+           [&](PlanCase& plan) { plan.activation_bytes = to.bytes; });
   }
 
   void try_offload() {
@@ -125,21 +143,19 @@ class Changes {
   }
 
   void try_limits() {
-    const auto limit = [&](const char* key, std::uint64_t zero3::ZeroConfig::*member) {
+    const auto limit = [&](const char* key, std::uint64_t zero3::ZeroConfig::*member,
+                           std::uint64_t to) {
       const std::uint64_t from = plan_.config.zero.*member;
-      if (from >= now_.elements) return;
-      change(std::string("zero_optimization.") + key, std::to_string(from),
-             std::to_string(now_.elements),
-             [&](PlanCase& plan) { plan.config.zero.*member = unlimited; });
+      if (from >= to) return;
+      change(std::string("zero_optimization.") + key, std::to_string(from), std::to_string(to),
+             [&](PlanCase& plan) { plan.config.zero.*member = to; });
     };
-    limit("stage3_max_live_parameters", &zero3::ZeroConfig::max_live_parameters);
-    limit("stage3_max_reuse_distance", &zero3::ZeroConfig::max_reuse_distance);
-    limit("stage3_prefetch_bucket_size", &zero3::ZeroConfig::prefetch_bucket_size);
-    if (plan_.config.accumulation_steps > 1) {
-      change("artesian.activation_memory", format_size(plan_.activation_bytes),
-             format_size(plan_.activation_bytes * 2),
-             [](PlanCase& plan) { plan.activation_bytes *= 2; });
-    }
+    const std::uint64_t all = now_.elements;
+    limit("stage3_max_live_parameters", &zero3::ZeroConfig::max_live_parameters, all);
+    // Between two uses of a unit there are at most the rest of a forward and of a backward.
+    limit("stage3_max_reuse_distance", &zero3::ZeroConfig::max_reuse_distance, 2 * all);
+    limit("stage3_prefetch_bucket_size", &zero3::ZeroConfig::prefetch_bucket_size, all);
+    if (plan_.config.accumulation_steps > 1) offer_activation_memory(plan_.activation_bytes * 2);
     if (!plan_.config.cpu_checkpointing) {
       change("activation_checkpointing.cpu_checkpointing", "false", "true", [](PlanCase& plan) {
         plan.config.activation_checkpointing = plan.config.cpu_checkpointing = true;
@@ -156,7 +172,8 @@ class Changes {
     }
     if (plan_.config.param_dtype == DType::Float32 && plan_.bf16.has_value()) {
       change("bf16.enabled", "false", "true", [](PlanCase& plan) {
-        plan.config.param_dtype = plan.config.grad_accum_dtype = DType::BFloat16;
+        plan.config.param_dtype = DType::BFloat16;
+        plan.config.grad_accum_dtype = plan.bf16->grad_accum_dtype;
         plan.compute_dtype = plan.bf16->compute_dtype;
         plan.compute = plan.bf16->compute;
       });

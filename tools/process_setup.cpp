@@ -17,8 +17,10 @@ namespace artesian::tools {
 namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;
+volatile std::sig_atomic_t at_once = 0;
 
 void on_stop(int number) {
+  if (at_once != 0) ::_exit(128 + number);
   stop_signal = number;
   ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
   ::signal(SIGTERM, SIG_DFL);
@@ -83,6 +85,15 @@ int stop_requested() {
 
 int stop_exit_code() {
   return 128 + stop_signal;
+}
+
+StopAtOnce::StopAtOnce() {
+  at_once = 1;
+  if (stop_signal != 0) ::_exit(stop_exit_code());
+}
+
+StopAtOnce::~StopAtOnce() {
+  at_once = 0;
 }
 
 }  // namespace artesian::tools

@@ -12,4 +12,14 @@ int stop_requested();
 /// 130 or 143.
 int stop_exit_code();
 
+/// While it lives there is nothing to finish or to tidy up, and the first signal ends the process,
+/// with that exit code; so does one that came before. One at a time.
+class StopAtOnce {
+ public:
+  StopAtOnce();
+  ~StopAtOnce();
+  StopAtOnce(const StopAtOnce&) = delete;
+  StopAtOnce& operator=(const StopAtOnce&) = delete;
+};
+
 }  // namespace artesian::tools

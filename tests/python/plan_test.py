@@ -7,8 +7,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import tempfile
+import time
 import xml.etree.ElementTree
 
 import pytest
@@ -248,13 +250,23 @@ def test_people_read_a_table_and_programs_one_object(job):
     for word in ["memory of a rank", "bytes of a step", "predicted step", "tokens/s", "bottleneck",
                  "written to SSD", "what would help most", "what fits, fastest first"]:  # fmt: skip
         assert word in text, word
+    assert "bf16, computed in fp32, gradients in bf16; ZeRO stage 3, parameters on nvme, " in text
     assert "given" in text and "measured" not in text
     done = job("--json", "-")
     assert done.stderr == ""
     assert set(json.loads(done.stdout)) == {
-        "model", "target", "memory", "bytes_per_step", "step", "ssd_tb_written_per_1000_steps",
-        "changes", "candidates", "advice", "notes", "rates",
+        "model", "target", "planned", "memory", "bytes_per_step", "step", "changes", "candidates",
+        "ssd_tb_written_per_1000_steps", "advice", "notes", "rates",
     }  # fmt: skip
+
+
+def test_notes_of_the_config_are_notes_of_the_plan(figures):
+    plan = figures(config={"wall_clock_breakdown": False, "prescale_gradients": False})
+    for begin in ["gradient_clipping: absent: 1, ", "prescale_gradients: accepted, has no effect"]:
+        assert any(note.startswith(begin) for note in plan["notes"]), plan["notes"]
+    assert plan["planned"]["param_dtype"] == plan["planned"]["grad_accum_dtype"] == "bf16"
+    wide = figures(config={"data_types": {"grad_accum_dtype": "fp32"}})
+    assert wide["planned"]["grad_accum_dtype"] == "fp32"
 
 
 def test_rates_say_where_they_come_from(figures):
@@ -276,7 +288,36 @@ def test_what_does_not_fit_is_refused_with_the_bytes_missing(job):
     assert len(errors) == 1
     assert errors[0].startswith("artesian: error: artesian.device_memory: got 16.0 KiB, allowed")
     assert " bytes missing for " in errors[0]
-    assert job("--device-memory", "64MiB", config=small).stderr == ""
+    larger = job("--device-memory", "64MiB", config=small)
+    assert larger.stderr == ""
+    replaced = "--device-memory: planned with 64.0 MiB, in place of the config's "
+    assert replaced + "artesian.device_memory, 16.0 KiB" in larger.stdout
+
+
+def test_what_fits_instead_is_said_whole(job, tmp_path):
+    in_memory = ds_config(tmp_path, offload="cpu")["zero_optimization"]
+    memory = {"device_memory": "64MiB", "host_memory": "700KiB"}
+    done = job(config={"zero_optimization": in_memory, "artesian": memory}, code=2)
+    hint = next(line for line in done.stderr.splitlines() if "what fits, and is fastest: " in line)
+    assert re.search(r"fastest: .*, micro-batch [12] x [12]$", hint), hint
+
+
+def test_a_gpu_holds_activations_beside_the_tier(job, figures):
+    flags = ["--gpus", "1", "--device-memory", "4GiB", "--seq-len", "128"]
+    config = {"artesian": {"device_memory": "1GiB"}}
+    plan = figures(*flags, config=config)
+    assert plan["memory"]["device"]["budget"] == 1 << 30
+    rest = figures(*flags, config={"artesian": {}})
+    left = (4 << 30) - (1 << 30) - rest["memory"]["activations"]
+    assert rest["memory"]["device"]["budget"] == left
+    assert any(note.startswith("artesian.device_memory: planned with ") for note in rest["notes"])
+    config["artesian"]["device_memory"] = left + 1
+    done = job(*flags, config=config)  # activation_checkpointing makes room
+    assert "activation_checkpointing: planned with it" in done.stdout
+    config["artesian"]["device_memory"] = 3 << 30
+    done = job(*flags, config=config, code=2)
+    assert "artesian: error: artesian.device_memory: got 3.00 GiB beside " in done.stderr
+    assert " bytes missing; lower it" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -327,12 +368,51 @@ def test_what_cannot_be_run_is_passed_over_and_said(job):
     assert done.stdout.count("; measured ") == 1
 
 
-def test_a_folder_that_cannot_be_written_ends_the_measurement(job, tmp_path):
+ONLY_NVME = {"device_memory": "600KiB", "host_memory": "1MiB"}
+
+
+def test_a_folder_that_cannot_be_written_ends_the_measurement_and_not_the_plan(job, tmp_path):
     (tmp_path / "nvme").write_text("a file")
-    memory = {"device_memory": "600KiB", "host_memory": "1MiB"}  # for nothing but NVMe
-    done = job("--measure", config={"artesian": memory}, code=1)
-    assert done.stdout == ""
+    done = job("--measure", config={"artesian": ONLY_NVME}, code=1)
+    assert "predicted step" in done.stdout and "; measured " not in done.stdout
     assert "artesian: error: zero_optimization.offload_" in done.stderr, done.stderr
+
+
+def test_a_run_on_the_same_folder_ends_the_measurement_and_not_the_plan(job, tmp_path):
+    job(config={"artesian": ONLY_NVME})
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 64)
+    command = [
+        ARTESIAN, "train", "--init", "--model", "model", "--data", "text", "--config", "ds.json",
+        "--seq-len", "16", "--steps", "1000000", "--log-jsonl", "steps",
+    ]  # fmt: skip
+    (tmp_path / "nvme").mkdir()
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
+        try:
+            steps = tmp_path / "steps"
+            while running.poll() is None and not (steps.exists() and steps.read_text()):
+                time.sleep(0.05)
+            done = job("--measure", config={"artesian": ONLY_NVME}, code=1)
+        finally:
+            running.kill()
+    assert "predicted step" in done.stdout
+    assert f"in use by pid {running.pid}" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_at_once_while_it_plans(job, tmp_path, number, code):
+    job()
+    command = [ARTESIAN, "plan", "--params", "1e9", "--config", "ds.json", *RATES[2:]]  # seconds
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert "measuring one block" in running.stderr.readline()
+        running.send_signal(number)
+        text, _ = running.communicate(timeout=60)
+    assert running.returncode == code
+    assert text == ""
 
 
 @pytest.fixture

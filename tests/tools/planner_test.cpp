@@ -22,6 +22,10 @@ using zero3::Offload;
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 constexpr std::uint64_t gib = std::uint64_t{1} << 30;
 
+std::string in_mib(std::uint64_t bytes) {
+  return std::to_string(bytes / mib) + " MiB";
+}
+
 class Planner : public testing::Test {
  protected:
   explicit Planner(double size = 3e7)
@@ -77,6 +81,24 @@ class Planner : public testing::Test {
     const auto found = std::find_if(changes.begin(), changes.end(),
                                     [&](const Change& change) { return change.key == key; });
     return found == changes.end() ? nullptr : &*found;
+  }
+
+  /// Of which the device tier gets what activations leave.
+  static PlanCase of_a_gpu(PlanCase plan, std::uint64_t bytes) {
+    plan.gpu = true;
+    plan.device_bytes.reset();
+    plan.gpu_bytes = bytes;
+    return plan;
+  }
+
+  static void expect_one_byte_missing(const PlanCase& plan, const std::string& begin) {
+    const auto refused = evaluate(plan);
+    ASSERT_FALSE(refused.has_value());
+    const Error& error = refused.error();
+    EXPECT_EQ(error.code, ErrorCode::Exhausted);
+    EXPECT_TRUE(error.message.starts_with(begin)) << error.message;
+    EXPECT_NE(error.message.find(": 1 bytes missing; lower it"), std::string::npos)
+        << error.message;
   }
 
   static PlanFigures figures_of(const PlanCase& plan) {
@@ -153,7 +175,7 @@ TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
                                  .config = &tried.config,
                                  .compute_dtype = gpu ? DType::BFloat16 : DType::Float32,
                                  .separate_device = gpu,
-                                 .device_bytes = tried.device_bytes,
+                                 .device_bytes = *tried.device_bytes,
                                  .host_bytes = tried.host_bytes});
       ASSERT_TRUE(placement.has_value());
       EXPECT_EQ(figures.device.used(),
@@ -183,16 +205,40 @@ TEST_F(Planner, ChangesAreCasesOfTheirOwn) {
   };
   PlanCase changed = now;
   changed.host_bytes *= 2;
-  EXPECT_EQ(found("artesian.host_memory", format_size(changed.host_bytes)),
-            figures_of(changed).tokens_per_s);
+  EXPECT_EQ(found("artesian.host_memory", "300 MiB"), figures_of(changed).tokens_per_s);
   changed = now;
   changed.config.micro_batch_size = 4;
   EXPECT_EQ(found("train_micro_batch_size_per_gpu (and train_batch_size)", "4"),
             figures_of(changed).tokens_per_s);
   changed = now;
-  changed.activation_bytes = 4 * figures.activations;
-  EXPECT_EQ(found("artesian.activation_memory", format_size(changed.activation_bytes)),
+  changed.activation_bytes = round_up(4 * figures.activations, mib);
+  EXPECT_EQ(found("artesian.activation_memory", in_mib(changed.activation_bytes)),
             figures_of(changed).tokens_per_s);
+}
+
+TEST_F(Planner, WhatIsOfferedIsPlannedAsItIsWritten) {
+  PlanCase now = on_nvme();
+  now.device_bytes = 150 * mib;  // slots for all
+  now.config.zero.max_live_parameters = figures_of(now).elements;
+  now.config.zero.prefetch_bucket_size = figures_of(now).elements;
+  now.config.zero.max_reuse_distance = 0;
+  const PlanFigures figures = figures_of(now);
+  const auto changes = find_changes(now, figures);
+  const Change* reuse = find(changes, "zero_optimization.stage3_max_reuse_distance");
+  ASSERT_NE(reuse, nullptr);
+  PlanCase changed = now;
+  changed.config.zero.max_reuse_distance = std::stoull(reuse->to);
+  EXPECT_EQ(figures_of(changed).tokens_per_s, reuse->tokens_per_s);
+  changed.config.zero.max_reuse_distance *= 1000;  // and no more is to be had of this key
+  EXPECT_EQ(figures_of(changed).tokens_per_s, reuse->tokens_per_s);
+  now.host_bytes = 150 * mib + 4096;
+  const auto odd = find_changes(now, figures_of(now));
+  const Change* memory = find(odd, "artesian.host_memory");
+  ASSERT_NE(memory, nullptr);
+  changed = now;
+  changed.host_bytes = *parse_size(memory->to);
+  EXPECT_GE(changed.host_bytes, 2 * now.host_bytes);
+  EXPECT_EQ(figures_of(changed).tokens_per_s, memory->tokens_per_s);
 }
 
 TEST_F(Planner, OffersTheUpdateUnderBackwardWhereNothingIsClipped) {
@@ -302,7 +348,7 @@ TEST_F(Planner, KeepsInputsInTiersWhereThatIsFaster) {
   ASSERT_NE(offered, changes.end());
   EXPECT_EQ(offered->tokens_per_s, figures_of(in_tiers).tokens_per_s);
   alone.memory_max =  // not of 8 at once
-      alone.device_bytes + alone.host_bytes + 2 * figures_of(alone).activations;
+      *alone.device_bytes + alone.host_bytes + 2 * figures_of(alone).activations;
   const auto all = search(alone);
   ASSERT_FALSE(all.empty());
   EXPECT_TRUE(all.front().config.cpu_checkpointing);
@@ -333,21 +379,28 @@ TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {
 }
 
 TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {
-  PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
-  tried.gpu = tried.whole_device = true;
+  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
   const PlanFigures figures = figures_of(tried);
-  EXPECT_EQ(figures.device.budget, tried.device_bytes - figures.activations - gib);
-  tried.device_bytes = figures.activations + gib - 1;
-  const auto refused = evaluate(tried);
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
-  EXPECT_NE(refused.error().message.find(": 1 bytes missing; lower it"), std::string::npos)
-      << refused.error().message;
+  EXPECT_EQ(figures.device.budget, *tried.gpu_bytes - figures.activations - gib);
+  tried.gpu_bytes = figures.activations + gib - 1;
+  expect_one_byte_missing(tried, "train_micro_batch_size_per_gpu: got ");
   tried.config.activation_checkpointing = true;  // makes room, and costs another forward
-  tried.device_bytes = 2 * gib;
+  tried.gpu_bytes = 2 * gib;
   const PlanFigures again = figures_of(tried);
   EXPECT_LT(again.activations, figures.activations);
   EXPECT_GT(again.time.model_seconds, figures.time.model_seconds);
+}
+
+TEST_F(Planner, ABudgetOfTheDeviceAndActivationsMustFitInAGpu) {
+  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
+  const std::uint64_t left = figures_of(tried).device.budget;
+  tried.device_bytes = left;
+  EXPECT_EQ(figures_of(tried).device.budget, left);
+  tried.device_bytes = left / 2;  // the rest is nobody's
+  EXPECT_EQ(figures_of(tried).device.budget, left / 2);
+  EXPECT_EQ(find(find_changes(tried, figures_of(tried)), "a GPU with more memory"), nullptr);
+  tried.device_bytes = left + 1;
+  expect_one_byte_missing(tried, "artesian.device_memory: got ");
 }
 
 TEST_F(Planner, ActivationsAndWhatBothTiersUseMustFitInMemory) {
@@ -358,13 +411,7 @@ TEST_F(Planner, ActivationsAndWhatBothTiersUseMustFitInMemory) {
   EXPECT_TRUE(evaluate(tried).has_value());
   EXPECT_FALSE(search(tried).empty());
   --*tried.memory_max;
-  const auto refused = evaluate(tried);
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, ErrorCode::Exhausted);
-  EXPECT_NE(refused.error().message.find(": 1 bytes missing; lower it"), std::string::npos)
-      << refused.error().message;
-  EXPECT_TRUE(refused.error().message.starts_with("artesian.host_memory: got "))
-      << refused.error().message;
+  expect_one_byte_missing(tried, "artesian.host_memory: got ");
   tried.length = 1 << 20;
   EXPECT_TRUE(evaluate(tried).error().message.starts_with("train_micro_batch_size_per_gpu: got "));
 }
@@ -496,7 +543,7 @@ TEST_F(Planner, OffersTheBestChangeOfEachKey) {
   }
   const Change* more = find(changes, "artesian.activation_memory");
   ASSERT_NE(more, nullptr);
-  EXPECT_EQ(more->to, format_size(4 * now.activation_bytes));
+  EXPECT_EQ(more->to, in_mib(round_up(4 * now.activation_bytes, mib)));
 }
 
 TEST_F(Planner, OffersBf16AsItWouldCompute) {
@@ -514,18 +561,22 @@ TEST_F(Planner, OffersBf16AsItWouldCompute) {
   changed.compute_dtype = now.bf16->compute_dtype;
   changed.compute = now.bf16->compute;
   EXPECT_EQ(found->tokens_per_s, figures_of(changed).tokens_per_s);
+  now.bf16->grad_accum_dtype = DType::Float32;  // the config says so, and goes on saying it
+  changed.config.grad_accum_dtype = DType::Float32;
+  const auto wide = find_changes(now, figures);
+  EXPECT_EQ(find(wide, "bf16.enabled")->tokens_per_s, figures_of(changed).tokens_per_s);
+  EXPECT_LT(find(wide, "bf16.enabled")->tokens_per_s, found->tokens_per_s);
 }
 
 TEST_F(Planner, WhatIsRunHasTheBudgetsThatWerePlanned) {
-  PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
-  tried.gpu = tried.whole_device = true;
+  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
   tried.compute_dtype = DType::BFloat16;
   const auto all = search(tried);
   ASSERT_FALSE(all.empty());
   for (const Candidate& candidate : all) {
     const zero3::Config config = config_of_run(tried, candidate);
     EXPECT_EQ(*config.artesian.device_memory + candidate.figures.activations + gib,
-              tried.device_bytes);
+              *tried.gpu_bytes);
     EXPECT_EQ(config.artesian.host_memory, tried.host_bytes);
     EXPECT_EQ(config.artesian.compute_dtype, DType::BFloat16);
     EXPECT_EQ(config.zero, candidate.config.zero);
