@@ -475,11 +475,16 @@ class Planner {
                        .unit = index,
                        .bytes = plan_.param_bytes(index),
                        .moves = moves_[index].fetches + (plan_.update_reads_param(index) ? 2 : 1),
-                       .elements = plan_.layout.units[index].numel});
+                       .elements = elements_of_a_share(plan_.layout.units[index])});
       }
     }
     add_inputs(all);
     return all;
+  }
+
+  /// The most parameters' elements of a unit that any rank holds.
+  std::uint64_t elements_of_a_share(const Unit& unit) const noexcept {
+    return std::min(unit.numel, Sharding::share(unit.image, plan_.sharding.param));
   }
 
   /// In order, and counts what all of them move; what spare device memory has room for gets its

@@ -20,6 +20,7 @@ struct Case {
   Config config;
   std::uint64_t device = std::uint64_t{1} << 40;
   std::uint64_t host = std::uint64_t{1} << 40;
+  std::uint64_t ranks = 1;
   bool separate = false;
   bool split_master = true;
   bool spare_device = true;
@@ -32,6 +33,7 @@ struct Case {
                            .separate_device = separate,
                            .device_bytes = device,
                            .host_bytes = host,
+                           .ranks = ranks,
                            .split_master = split_master,
                            .spare_device = spare_device});
   }
@@ -500,6 +502,43 @@ TEST(Placement, MaxInCpuKeepsSoManyElementsInHostMemory) {
   }
 }
 
+std::uint64_t params_in(const Placement& plan, Tier tier) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (plan.units[unit].param == tier) bytes += plan.param_bytes(unit);
+  }
+  return bytes;
+}
+
+TEST(Placement, MaxInCpuIsOfTheShareThatARankHolds) {
+  Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.spare_device = false;
+  given.config.zero.param_persistence_threshold = 0;
+  for (const int stage : {2, 3}) {
+    for (const std::uint64_t ranks : {1u, 4u}) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, stage " + std::to_string(stage));
+      given.config.zero.stage = stage;
+      given.ranks = ranks;
+      const auto place = [&](std::uint64_t elements) {
+        given.config.zero.offload_param.max_in_cpu = elements;
+        return given.place().value();
+      };
+      const Placement none = place(0);
+      std::uint64_t numel = 0;
+      std::uint64_t all = 0;
+      for (std::uint32_t unit = 0; unit < none.units.size(); ++unit) {
+        numel += none.layout.units[unit].numel;
+        all += std::min(none.layout.units[unit].numel, none.param_bytes(unit) / 2);
+      }
+      EXPECT_EQ(params_in(none, Tier::Host), 0u);
+      EXPECT_EQ(params_in(place(all), Tier::Nvme), 0u);
+      EXPECT_GT(params_in(place(all - 1), Tier::Nvme), 0u);
+      const bool shared = ranks > 1 && stage == 3;
+      EXPECT_TRUE(shared ? all < numel / 2 : all == numel) << all << " of " << numel;
+    }
+  }
+}
+
 TEST(Placement, DeviceMemoryThatLiveParametersNeverUseIsNotTaken) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
   given.spare_device = false;
@@ -527,14 +566,6 @@ TEST(Placement, ParametersUsedInHostMemoryTakeNoDeviceMemory) {
   };
   EXPECT_GT(pool_at(0), 200'000u);
   EXPECT_EQ(pool_at(1'000'000), 0u);
-}
-
-std::uint64_t params_in(const Placement& plan, Tier tier) {
-  std::uint64_t bytes = 0;
-  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
-    if (plan.units[unit].param == tier) bytes += plan.param_bytes(unit);
-  }
-  return bytes;
 }
 
 /// More of it never puts more of them on NVMe, and leaves slots for those that need some: the
