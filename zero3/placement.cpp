@@ -422,12 +422,12 @@ class Planner {
   /// Fills `spare`; where gradients spill then, it is less by the buffer in which they are added.
   void keep_residents(std::uint64_t spare) {
     auto all = candidates_but_state();
-    const bool spills = gradient_bytes(all) > spare;
-    if (spills) plan_.grad_buffer_bytes = grad_buffer();
+    spills_ = gradient_bytes(all) > spare;
+    if (spills_) plan_.grad_buffer_bytes = grad_buffer();
     plan_.host_pool_bytes += plan_.grad_buffer_bytes;
     const ResidentLimits limits{spare - plan_.grad_buffer_bytes,
                                 config_.zero.offload_param.max_in_cpu};
-    beaten_ = to_beat_.has_value() && !(Cost{spills, bytes_left(all, limits.bytes)} < *to_beat_);
+    beaten_ = to_beat_.has_value() && !(Cost{spills_, bytes_left(all, limits.bytes)} < *to_beat_);
     if (beaten_) return;
     add_state(all);
     keep(choose_residents(std::move(all), limits));
@@ -522,10 +522,15 @@ class Planner {
     for (const Candidate& each : all) movable_ += each.bytes * each.moves;
   }
 
-  /// Spread over the update; where backward takes a part of it, by whole units, as it does, and
+  /// Whether some of the update may go under backward, as far as memory leaves state on NVMe.
+  bool may_update_under_backward() const {
+    return !spills_ && zero3::may_update_under_backward(config_, plan_, *request_.stages);
+  }
+
+  /// Spread over the update; where backward may take a part of it, by whole units, as it does, and
   /// first what is left to the beginning of forward, with little to hide it.
   std::vector<std::uint64_t> order_of_state(const std::vector<Candidate>& state) const {
-    if (!may_update_under_backward(config_)) return spread_order(state.size());
+    if (!may_update_under_backward()) return spread_order(state.size());
     std::vector<std::vector<std::uint64_t>> of_unit(plan_.units.size());
     for (std::uint64_t place = 0; place < state.size(); ++place) {
       of_unit[state[static_cast<std::size_t>(place)].unit].push_back(place);
@@ -581,7 +586,6 @@ class Planner {
           break;
       }
     }
-    spills_ = plan_.gradients_spill();
     note_residents(state, elements);
     set_aliases();
   }

@@ -122,6 +122,14 @@ std::vector<bool> units_under_backward(const Placement& placement,
   return chosen;
 }
 
+bool may_update_under_backward(const Config& config, const Placement& placement,
+                               const std::vector<StageSpec>& stages) {
+  if (!may_update_under_backward(config)) return false;
+  const std::vector<bool> most =
+      units_under_backward(placement, stages, 1.0, waits_for_norm(config));
+  return std::find(most.begin(), most.end(), true) != most.end();
+}
+
 Moved saved_moves(const Placement& placement, std::uint32_t unit) {
   if (!placement.update_reads_param(unit)) return {};
   return {.nvme_write = placement.optimizer_bytes(unit) / placement.state_size(unit) *
@@ -149,9 +157,7 @@ UnderBackward::UnderBackward(const Config& config, ModelState& state,
                                              : std::numeric_limits<double>::infinity()),
       units_(state.layout().units.size(), false),
       by_stage_(stages.size()) {
-  if (!may_update_under_backward(config)) return;
-  const std::vector<bool> most = units_under_backward(state.placement(), stages, 1.0, speculative_);
-  undecided_ = std::find(most.begin(), most.end(), true) != most.end();
+  undecided_ = may_update_under_backward(config, state.placement(), stages);
 }
 
 Result<void> UnderBackward::decide(double share) noexcept {

@@ -63,6 +63,10 @@ std::vector<bool> units_under_backward(const Placement& placement,
                                        const std::vector<StageSpec>& stages, double share,
                                        bool speculative);
 
+/// Whether there are any, if the share is large enough.
+bool may_update_under_backward(const Config& config, const Placement& placement,
+                               const std::vector<StageSpec>& stages);
+
 /// What it moves besides, of such a unit, so that it may be taken back; and the room that this
 /// takes on NVMe, of these units.
 Moved saved_moves(const Placement& placement, std::uint32_t unit);

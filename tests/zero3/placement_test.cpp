@@ -366,6 +366,60 @@ TEST(Placement, WhatIsUpdatedUnderForwardAloneStaysInHostMemoryFirst) {
   EXPECT_GE(some_of_the_table, 50);
 }
 
+/// Bytes of optimizer state in a tier.
+std::uint64_t state_in(const Placement& plan, Tier tier) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+      if (plan.optimizer_home(unit, group) == tier) bytes += plan.record_bytes(unit, group);
+    }
+  }
+  return bytes;
+}
+
+/// Where each sub-group of optimizer state lives, by unit.
+std::vector<std::vector<Tier>> homes_of_state(const Case& given) {
+  const Placement plan = given.place().value();
+  std::vector<std::vector<Tier>> homes;
+  for (const UnitPlacement& unit : plan.units) homes.push_back(unit.optimizer_homes);
+  return homes;
+}
+
+/// Of the device sizes with room for some of the state, in how many it lies otherwise where some
+/// may be updated under backward.
+int sizes_with_whole_units(Case given) {
+  int others = 0;
+  int all = 0;
+  given.device = smallest(given, &Case::device);
+  for (int size = 0; size < 32; ++size, given.device += 8192) {
+    given.config.artesian.speculative_update = true;
+    const Placement plan = given.place().value();
+    all += state_in(plan, Tier::Device) > 0 && state_in(plan, Tier::Nvme) > 0 ? 1 : 0;
+    const auto homes = homes_of_state(given);
+    given.config.artesian.speculative_update = false;
+    others += homes == homes_of_state(given) ? 0 : 1;
+  }
+  EXPECT_GE(all, 10);
+  return others;
+}
+
+TEST(Placement, StateIsSpreadEvenlyWhereNoUnitCanBeUpdatedUnderBackward) {
+  for (const DType sums : {DType::BFloat16, DType::Float32}) {
+    Case given = make_case(DType::Float32, Offload::Cpu, Offload::Nvme);
+    given.config.grad_accum_dtype = sums;
+    given.config.zero.sub_group_size = 2048;
+    given.host = smallest(given, &Case::host);
+    ASSERT_TRUE(given.place().value().gradients_spill());
+    EXPECT_EQ(sizes_with_whole_units(given), 0);
+    given.host += 300'000;
+    ASSERT_FALSE(given.place().value().gradients_spill());
+    // 16-bit sums have no room for what fp32 parameters were.
+    const bool room = sums == DType::Float32;
+    EXPECT_EQ(sizes_with_whole_units(given) >= 10, room);
+    EXPECT_EQ(sizes_with_whole_units(given) == 0, !room);
+  }
+}
+
 TEST(Placement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::None);
   given.separate = true;
@@ -406,17 +460,6 @@ TEST(Placement, GradientsSpillOnlyWhenHostMemoryLacks) {
   plan = given.place();
   ASSERT_TRUE(plan.has_value());
   for (const UnitPlacement& unit : plan->units) EXPECT_EQ(unit.grad, Tier::Nvme);
-}
-
-/// Bytes of optimizer state in a tier.
-std::uint64_t state_in(const Placement& plan, Tier tier) {
-  std::uint64_t bytes = 0;
-  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
-    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
-      if (plan.optimizer_home(unit, group) == tier) bytes += plan.record_bytes(unit, group);
-    }
-  }
-  return bytes;
 }
 
 TEST(Placement, SpareHostMemoryHoldsMoreOptimizerStateThanWholeUnitsWould) {
