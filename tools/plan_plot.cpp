@@ -13,7 +13,7 @@ constexpr auto escaped = svg_escaped;
 using tiering::Resource;
 using Kind = zero3::StepEvent::Kind;
 
-constexpr double width = 960, left = 130, right = 24, bar_height = 30, lane_height = 26;
+constexpr double width = 960, left = 150, right = 24, bar_height = 30, lane_height = 26;
 constexpr double plot_width = width - left - right;
 constexpr double memory_top = 112, memory_step = 62;
 constexpr double time_top = memory_top + 3 * memory_step + 60;
@@ -34,17 +34,30 @@ int look_of(Kind kind) {
   }
 }
 
+/// Of at least 1000 all digits, as %g shows only some of them, with an exponent.
+std::string figure(double value, int digits = 4) {
+  return value < 999.5 ? print("%.*g", digits, value) : print("%.0f", value);
+}
+
+/// 70.12e9, as --params takes it.
+std::string count(double value) {
+  int exponent = 0;
+  for (; value >= 999.95; exponent += 3) value /= 1000;
+  return print("%.4g", value) + (exponent == 0 ? "" : print("e%d", exponent));
+}
+
 template <typename Names>
 std::string legend(const Names& names, double y) {
+  constexpr double mark = 12, to_text = 18, to_next = 14, font_size = 11;
   std::string svg;
   double x = left + 40;
   int look = 0;
   for (const char* name : names) {
     if (name[0] != 0) {
-      svg += print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\"/>", look,
-                   x, y - 10) +
-             print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 18, y, name);
-      x += 130;
+      svg += print("<rect class=\"k%d\" x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"/>",
+                   look, x, y - 10, mark, mark) +
+             print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + to_text, y, name);
+      x += to_text + svg_text_width(name, font_size) + to_next;
     }
     ++look;
   }
@@ -123,8 +136,8 @@ std::string bar_svg(const Bar& bar, double seconds, double y) {
                look_of(span.kind), x, y, std::max(length / seconds * plot_width, 0.3),
                lane_height - 5) +
          print(" fill-opacity=\"%.2f\">", std::clamp(bar.busy / length, 0.15, 1.0)) + "<title>" +
-         work_names[look_of(span.kind)] +
-         print(": %.4g s to %.4g s</title></rect>\n", span.begin, span.end);
+         work_names[look_of(span.kind)] + ": " + figure(span.begin) + " s to " + figure(span.end) +
+         " s</title></rect>\n";
 }
 
 std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
@@ -143,9 +156,11 @@ std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
     }
     y += lane_height;
   }
-  for (int part = 0; part <= 4; ++part) {
-    svg += print("<text class=\"middle small\" x=\"%.0f\" y=\"%.0f\">%.3g s</text>\n",
-                 left + plot_width * part / 4, y + 16, time.seconds * part / 4);
+  constexpr int parts = 4;
+  for (int part = 0; part <= parts; ++part) {  // the last one ends with the picture
+    svg += print("<text class=\"%s small\" x=\"%.0f\" y=\"%.0f\">", part < parts ? "middle" : "end",
+                 left + plot_width * part / parts, y + 16) +
+           figure(time.seconds * part / parts, 3) + " s</text>\n";
   }
   *bottom = y + 30;
   return svg;
@@ -157,12 +172,13 @@ std::string plan_svg(const PlanReport& report) {
   const PlanFigures& figures = report.figures;
   double bottom = 0;
   const std::string timeline = timeline_svg(figures.time, &bottom);
-  const std::string title = report.plan->model->model_type +
-                            print(", %.4g parameters: %.4g s a step",
-                                  static_cast<double>(figures.elements), figures.time.seconds);
-  const std::string line = print("%.4g tokens/s, compute idle %.0f%%, bottleneck ",
-                                 figures.tokens_per_s, figures.idle_share * 100) +
-                           figures.bottleneck;
+  const std::string title = report.plan->model->model_type + ", " +
+                            count(static_cast<double>(figures.elements)) +
+                            " parameters: " + figure(figures.time.seconds) + " s a step";
+  const std::string line =
+      figure(figures.tokens_per_s) +
+      print(" tokens/s, compute idle %.0f%%, bottleneck ", figures.idle_share * 100) +
+      figures.bottleneck;
   std::string svg =
       print("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n",
             width, bottom) +
