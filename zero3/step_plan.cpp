@@ -78,7 +78,8 @@ class DryRun {
         slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const tiering::DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits),
-        final_(final_after_stage(placement_, *request.stages)) {}
+        final_(last_in_backward(layout_, *request.stages)),
+        updatable_(final_after_stage(placement_, *request.stages)) {}
 
   Result<StepPlan> run() {
     filled_ = pending_ = std::vector<bool>(layout_.units.size(), false);
@@ -149,10 +150,9 @@ class DryRun {
   }
 
   Result<void> one_step() {
-    started_.assign(layout_.units.size(), false);
+    started_ = reduced_ = updated_ = std::vector<bool>(layout_.units.size(), false);
     prefetcher_.begin_step();
     const std::size_t last_backward = accesses_.size() - request_.stages->size();
-    std::vector<bool> updated(layout_.units.size(), false);
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
       for (const auto unit : access.units) update_up_to(unit);
@@ -162,30 +162,53 @@ class DryRun {
       if (forward) event.updated_ahead = units_ahead();
       if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
       if (!forward) add_gradients(access);
+      const bool last = &access >= &accesses_[last_backward];
+      if (last) reduce(final_[access.stage]);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
-      if (&access < &accesses_[last_backward]) continue;
-      for (const auto unit : final_[access.stage]) {
-        if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
-        StepEvent& update = add_update(unit);
-        update.under_backward = updated[unit] = true;
-        if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
-      }
+      if (last) update_under_backward(access.stage);
     }
-    add_rows();
+    end_gradients();
+    ARTESIAN_TRY_VOID(prefetcher_.end_step());
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) add_norm(unit);
     for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      pending_[unit] = !placement_.units[unit].updated_on_device && !updated_[unit];
+      if (placement_.units[unit].updated_on_device) add_update(unit);
+    }
+    return prefetcher_.look_ahead_to_next_step();
+  }
+
+  void update_under_backward(std::size_t stage) {
+    for (const auto unit : updatable_[stage]) {
+      if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
+      StepEvent& update = add_update(unit);
+      update.under_backward = updated_[unit] = true;
+      if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
+    }
+  }
+
+  /// Behind the last backward.
+  void end_gradients() {
+    add_rows();
+    std::vector<std::uint32_t> rest;  // not final before
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      if (!reduced_[unit]) rest.push_back(unit);
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
       if (spilled(unit)) move_spilled(unit, true, 0, event.moved.grad);
     }
-    ARTESIAN_TRY_VOID(prefetcher_.end_step());
-    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-      add_norm(unit);
+    reduce(rest);
+  }
+
+  /// Once a step, as each rank has all of the gradients.
+  void reduce(const std::vector<std::uint32_t>& units) {
+    if (request_.ranks == 1 || placement_.sharding.grad != 1) return;
+    const std::uint64_t others = request_.ranks - 1;
+    const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
+    for (const auto unit : units) {
+      const std::uint64_t bytes = placement_.grad_bytes(unit);
+      add(Kind::Reduce, unit).moved.grad.bus = bytes / request_.ranks * others * passes;
+      reduced_[unit] = true;
     }
-    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-      pending_[unit] = !placement_.units[unit].updated_on_device && !updated[unit];
-      if (placement_.units[unit].updated_on_device) add_update(unit);
-    }
-    return prefetcher_.look_ahead_to_next_step();
   }
 
   /// Each input goes to its place after the stage's forward and comes back for its backward.
@@ -233,12 +256,6 @@ class DryRun {
 
   void add_norm(std::uint32_t unit) {
     StepEvent& event = add(Kind::Norm, unit);
-    if (placement_.sharding.grad == 1) {  // reduced once, at the end
-      const std::uint64_t bytes = placement_.grad_bytes(unit);
-      const std::uint64_t others = request_.ranks - 1;
-      const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
-      event.moved.grad.bus = bytes / request_.ranks * others * passes;
-    }
     if (placement_.units[unit].grad != Tier::Device) return;
     for (const auto parameter : layout_.units[unit].parameters) {  // a partial sum of each block
       const std::uint64_t numel = layout_.places[parameter].numel;
@@ -329,13 +346,16 @@ class DryRun {
   const Placement& placement_;
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
-  std::vector<bool> started_;  // by unit: has a gradient this step
+  std::vector<bool> started_;  // by unit, as these: has a gradient this step
+  std::vector<bool> reduced_;  // over the ranks, once a step
+  std::vector<bool> updated_;  // under backward
   std::vector<bool> pending_;  // by unit: its update is still to come
   std::vector<bool> filled_;   // by unit: its slot is filled by that
   StepPlan plan_;
   tiering::DrySlots slots_;
   Prefetcher prefetcher_;
-  const std::vector<std::vector<std::uint32_t>> final_;  // by stage
+  const std::vector<std::vector<std::uint32_t>> final_;      // by stage, as
+  const std::vector<std::vector<std::uint32_t>> updatable_;  // what of it may be updated there
 };
 
 }  // namespace

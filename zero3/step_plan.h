@@ -6,7 +6,9 @@
 // depends on data and time: of a spilled table that is looked up every sub-group counts as touched,
 // and of its rows one for each token; what a separate device fetches ahead of the next step
 // counts in this one; a slot there that is given up before its unit is updated under backward gets
-// no copy of that. With several ranks the bytes are those of one.
+// no copy of that. With several ranks the bytes are those of one. They reduce a unit's gradient
+// once a step, when it is final, where each has all of it (stages 0 and 1 of ZeRO); where they
+// share it, as often as something is added.
 #pragma once
 
 #include <cstdint>
@@ -53,6 +55,7 @@ struct StepEvent {
     Gradients,  // `numel` elements of `unit` join its accumulator
     Rows,       // those of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: one of zeros
+    Reduce,     // over the ranks, of `unit`'s gradient, which is final: where each has all of it
     Norm,       // of `unit`'s accumulated gradient
     Update,     // the optimizer, all sub-groups of `unit`: of the step before, its slot is filled;
                 // or, `under_backward`, of this step

@@ -29,7 +29,8 @@ class Simulation {
         fetched_(plan_.layout.units.size(), Schedule::none),
         put_(plan_.layout.stages.size(), Schedule::none),
         grad_written_(plan_.layout.units.size(), Schedule::none),
-        grad_items_(std::max(plan_.ring_count, 1u), Schedule::none) {
+        grad_items_(std::max(plan_.ring_count, 1u), Schedule::none),
+        reduced_(plan_.layout.units.size(), Schedule::none) {
     std::uint64_t count = 0;
     for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
       count += plan_.sub_group_count(unit);
@@ -145,6 +146,7 @@ class Simulation {
       case Kind::Rows:
       case Kind::Zero:
       case Kind::Norm: return gradients(event);
+      case Kind::Reduce: return reduce(event);
       case Kind::Update: return update(event);
     }
   }
@@ -223,11 +225,12 @@ class Simulation {
     computed_ = schedule_.join({computed_, task});
   }
 
-  /// What has been read by now.
+  /// What has been read, and of all ranks, by now.
   void update_ahead() {
     while (worked_on_ < may_work_on_) {
       const Item& next = items_[worked_on_];
-      if (schedule_.finish(next.read) > schedule_.finish(computed_)) return;
+      const Task ready = schedule_.join({next.read, reduced_[next.unit]});
+      if (schedule_.finish(ready) > schedule_.finish(computed_)) return;
       work_on_next();
     }
   }
@@ -257,21 +260,35 @@ class Simulation {
     return event.numel * (event.micro_batches * each - unread) / plan_.sharding.grad;
   }
 
-  /// To the host where it is apart, then the kernels; where they spill, in the ring.
+  /// Behind what is added last.
+  void reduce(const StepEvent& event) {
+    const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
+    reduced_[event.unit] =
+        add(event.kind, Resource::Bus, seconds_for(event.moved.grad.bus, rates_.bus),
+            {on_device ? computed_ : worked_});
+  }
+
+  /// Over the bus where ranks share them, to the host where it is apart, then the kernels; where
+  /// they spill, in the ring. Who computes does not wait for the bus: its kernels count at once,
+  /// though they add what comes later.
   void gradients(const StepEvent& event) {
     const Moved& moved = event.moved.grad;
     if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
     const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
     const std::uint64_t bytes =
         event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
-    Task task = add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
+    const Task reduced =
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
+    reduced_[event.unit] = schedule_.join({reduced_[event.unit], reduced});
     if (on_device) {
-      computed_ = add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory),
-                      {computed_, task});
+      computed_ =
+          add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory), {computed_});
       return;
     }
+    Task task = computed_;
     if (separate_) {
-      task = add(event.kind, Resource::ToHost, seconds_for(moved.to_host, rates_.to_host), {task});
+      task =
+          add(event.kind, Resource::ToHost, seconds_for(moved.to_host, rates_.to_host), {reduced});
     }
     if (moved.nvme_read + moved.nvme_write > 0) {
       stream_gradients(event, task, bytes);
@@ -281,8 +298,10 @@ class Simulation {
     if (!separate_) computed_ = worked_;
   }
 
-  /// The host waits until all gradients are written.
+  /// The host waits until all gradients are written, and whoever sums them until they are of all
+  /// ranks.
   void begin_norm() {
+    for (const Task reduced : reduced_) computed_ = schedule_.join({computed_, reduced});
     Task begin = schedule_.join({computed_, separate_ ? worked_ : Schedule::none});
     for (const Task item : grad_items_) begin = schedule_.join({begin, item});
     (separate_ ? worked_ : computed_) = begin;
@@ -425,7 +444,8 @@ class Simulation {
     const double work = memory_seconds(item.touched) +
                         checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
     const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
-    worked_ = add(Kind::Update, worker(), item.part(work), {item.read, before});
+    worked_ =
+        add(Kind::Update, worker(), item.part(work), {item.read, reduced_[item.unit], before});
     const std::uint64_t bytes = two_places() ? item.state.nvme_write : item.moved.nvme_write;
     item.written = add(Kind::Update, Resource::DiskWrite,
                        item.part(seconds_for(bytes, rates_.disk_write)), {worked_});
@@ -456,6 +476,7 @@ class Simulation {
   Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
   std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
   std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
+  std::vector<Task> reduced_;         // by unit: its gradients are those of all ranks
   bool norm_begun_ = false;           // of this step
   std::size_t grad_turn_ = 0;         // of these: taken so far
   std::vector<Item> items_;           // of the update under way: a step's own, the next one's

@@ -4,6 +4,9 @@
 //
 // On a CPU one team computes the model and the optimizer. Beside a separate device the host CPU
 // adds gradients and updates what is not on the device, while the device computes.
+//
+// Between ranks, gradients go over the bus while stages below are in backward. The norm waits for
+// all of them; what computes does not, as if there were a bucket for all that is on its way.
 #pragma once
 
 #include <array>

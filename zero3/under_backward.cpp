@@ -20,10 +20,6 @@ bool may_update_under_backward(const Config& config) noexcept {
   return config.artesian.speculative_update || !waits_for_norm(config);
 }
 
-namespace {
-
-/// [stages] where each unit is met last in backward, which is where forward meets it first; none
-/// where its rows are looked up.
 std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
                                                          const std::vector<StageSpec>& stages) {
   std::vector<std::vector<std::uint32_t>> by_stage(stages.size());
@@ -40,6 +36,8 @@ std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
   }
   return by_stage;
 }
+
+namespace {
 
 /// Those of all stages in the order in which their gradients become final.
 std::vector<std::uint32_t> in_order(const std::vector<std::vector<std::uint32_t>>& by_stage) {

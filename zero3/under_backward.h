@@ -30,12 +30,17 @@ bool waits_for_norm(const Config& config) noexcept;
 /// taken back: Note [Speculation].
 bool may_update_under_backward(const Config& config) noexcept;
 
+/// [stages] the units whose gradients are final after that stage's backward, the last of a step: in
+/// backward each is met last where forward meets it first. A looked-up table is nowhere among them:
+/// its rows come last.
+std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
+                                                         const std::vector<StageSpec>& stages);
+
 /// By unit: its gradient is final before backward ends, of whichever placement.
 std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages);
 
-/// [stages] the units whose gradients are final after that stage's backward, as far as the compute
-/// team updates them: not on a separate device. A looked-up table is not among them: its rows come
-/// last. None where some unit's gradients spill: under backward the ring is theirs.
+/// What of last_in_backward the compute team updates: nothing on a separate device. Nothing where
+/// some unit's gradients spill: under backward the ring is theirs.
 std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
                                                           const std::vector<StageSpec>& stages);
 

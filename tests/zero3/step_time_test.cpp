@@ -1,6 +1,7 @@
 // Proves the simulated step: it takes no less than its computing, than its bytes at the disk's
 // bandwidth, and than the CPU's kernels; a faster resource never makes it longer; without a disk
-// to wait for it takes what it computes; and several ranks share what their stage of ZeRO shares.
+// to wait for it takes what it computes; and several ranks share what their stage of ZeRO shares,
+// and wait for the bus only where something needs what comes over it.
 #include "zero3/step_time.h"
 
 #include <gtest/gtest.h>
@@ -309,6 +310,94 @@ TEST(StepTime, GradientsThatSpillAreReadAheadAndWrittenBehind) {
       };
       EXPECT_LT(seconds(8), 0.9 * seconds(1)) << separate;
       EXPECT_LE(seconds(8), seconds(2) * (1 + 1e-9)) << separate;
+    }
+  }
+}
+
+/// Bytes that come over the bus for gradients once the last backward is computed.
+std::uint64_t reduced_last(const StepPlan& plan) {
+  std::uint64_t bytes = 0;
+  for (auto event = plan.events.rbegin(); event->kind != StepEvent::Kind::Compute; ++event) {
+    bytes += event->moved.grad.bus;
+  }
+  return bytes;
+}
+
+TEST(StepTime, GradientsAreReducedUnderBackward) {
+  // Each unit's in less time than a stage takes: what waits for the bus is what comes last.
+  for (const bool separate : {false, true}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {  // tied and not
+        SCOPED_TRACE("stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
+        Config config = config_of(Offload::None, Offload::None);
+        config.zero.stage = stage;
+        config.accumulation_steps = 1 + seed % 3;
+        Case of = make_case(seed, config, separate, 8);
+        for (StepEvent& event : of.plan.events) event.moved.param.bus = 0;
+        StepTimeRequest request = request_of(of);
+        const StepTime time = simulate_step(request);
+        const double bus = time.busy[static_cast<std::size_t>(Resource::Bus)];
+        EXPECT_NEAR(bus, static_cast<double>(of.plan.moved.grad.bus) / request.rates.bus, 1e-9);
+        const double last = static_cast<double>(reduced_last(of.plan)) / request.rates.bus;
+        EXPECT_LT(last, bus / 2);
+        request.rates.bus = 1e30;
+        EXPECT_NEAR(time.seconds, simulate_step(request).seconds + last, 1e-9);
+      }
+    }
+  }
+}
+
+TEST(StepTime, TheNormWaitsForGradientsOfAllRanks) {
+  for (const bool separate : {false, true}) {
+    for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        Config config = config_of(Offload::None, optimizer);
+        config.zero.stage = stage;
+        const Case of = make_case(1, config, separate, 8);
+        StepTimeRequest request = request_of(of);
+        request.rates.bus = 1e6;  // it is what takes longest
+        double reduced = 0.0;
+        double norm = 1e30;
+        for (const StepSpan& span : simulate_step(request).spans) {
+          using Kind = StepEvent::Kind;
+          if (span.kind == Kind::Norm) norm = std::min(norm, span.begin);
+          if (span.kind == Kind::Gradients || span.kind == Kind::Reduce || span.kind == Kind::Rows)
+            reduced = std::max(reduced, span.end);
+        }
+        EXPECT_GT(reduced, 0.0);
+        EXPECT_GE(norm, reduced * (1 - 1e-9)) << "stage " << stage;
+      }
+    }
+  }
+}
+
+TEST(StepTime, EachUnitIsReducedOnceWhenItsGradientIsFinal) {
+  using Kind = StepEvent::Kind;
+  for (const int stage : {0, 1}) {
+    for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+      Config config = config_of(Offload::None, Offload::None);
+      config.zero.stage = stage;
+      config.accumulation_steps = 3;
+      const Case of = make_case(seed, config, true, 4);
+      const std::vector<StepEvent>& events = of.plan.events;
+      for (std::uint32_t unit = 0; unit < of.placement.units.size(); ++unit) {
+        SCOPED_TRACE("unit " + std::to_string(unit) + ", seed " + std::to_string(seed));
+        std::size_t added = 0;
+        std::vector<std::size_t> reduced;
+        for (std::size_t index = 0; index < events.size(); ++index) {
+          const Kind kind = events[index].kind;
+          if (kind == Kind::Compute || events[index].unit != unit) continue;
+          if (kind == Kind::Gradients || kind == Kind::Rows || kind == Kind::Zero) added = index;
+          if (kind == Kind::Reduce) reduced.push_back(index);
+        }
+        ASSERT_EQ(reduced.size(), 1u);
+        ASSERT_GT(reduced.front(), added);
+        for (std::size_t index = added; index < reduced.front(); ++index) {
+          EXPECT_NE(events[index].kind, Kind::Compute);
+        }
+        const std::uint64_t bytes = of.placement.grad_bytes(unit) / 4 * 3;
+        EXPECT_EQ(events[reduced.front()].moved.grad.bus, stage == 0 ? 2 * bytes : bytes);
+      }
     }
   }
 }
