@@ -30,7 +30,8 @@ class Simulation {
         put_(plan_.layout.stages.size(), Schedule::none),
         grad_written_(plan_.layout.units.size(), Schedule::none),
         grad_items_(std::max(plan_.ring_count, 1u), Schedule::none),
-        reduced_(plan_.layout.units.size(), Schedule::none) {
+        reduced_(plan_.layout.units.size(), Schedule::none),
+        gathered_(plan_.layout.units.size(), Schedule::none) {
     std::uint64_t count = 0;
     for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
       count += plan_.sub_group_count(unit);
@@ -121,7 +122,8 @@ class Simulation {
       see(events[index]);
     }
     while (worked_on_ < ahead_) work_on_next();
-    barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_, gathered_});
+    gather_below(static_cast<std::uint32_t>(gathered_.size()));
+    barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_});
     end_of_step_ = schedule_.finish(barrier_);
   }
 
@@ -152,6 +154,7 @@ class Simulation {
   }
 
   void fetch(const StepEvent& event) {
+    gather_below(event.unit);
     const Moved& moved = event.moved.param;
     Task task = read_param(event.kind, moved.nvme_read, {computed_, barrier_});
     if (separate_) {
@@ -185,6 +188,9 @@ class Simulation {
     time_.model_seconds += seconds;
     if (event.direction == Direction::Backward && !last_backward_) finish_update();
     if (event.direction == Direction::Forward) may_work_on_ = items_below(event.updated_ahead);
+    for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
+      computed_ = schedule_.join({computed_, gathered_[unit]});
+    }
     const int parts = worked_on_ < may_work_on_ && !separate_ ? operators : 1;
     for (int part = 0; part < parts; ++part) {
       computed_ = add(event.kind, Resource::Compute, seconds / parts, {computed_, barrier_});
@@ -353,12 +359,29 @@ class Simulation {
     } else if (plan_.units[event.unit].updated_on_device) {
       computed_ = add(event.kind, Resource::Compute,
                       seconds_for(update_bytes(event.unit), rates_.device_memory), {computed_});
+      const double seconds = seconds_for(event.moved.param.bus, rates_.bus);
+      to_gather_.push_back({.unit = event.unit, .seconds = seconds, .updated = computed_});
     } else {
       while (worked_on_ < items_.size() && items_[worked_on_].unit <= event.unit) work_on_next();
     }
-    gathered_ = add(event.kind, Resource::Bus, seconds_for(event.moved.param.bus, rates_.bus),
-                    {gathered_, computed_});
-    computed_ = schedule_.join({computed_, gathered_});
+  }
+
+  struct Gather {  // of what the other ranks have made anew of a unit, or of a part of it
+    std::uint32_t unit = 0;
+    double seconds = 0.0;
+    Task updated = Schedule::none;  // this rank's share
+  };
+  /// Stages that use the unit wait for it.
+  void gather(const Gather& fresh) {
+    gathered_[fresh.unit] = add(Kind::Update, Resource::Bus, fresh.seconds, {fresh.updated});
+  }
+  /// What a step's end has updated comes in the order in which the next one uses it, and so does
+  /// what is fetched ahead for that: here units before one that is fetched.
+  void gather_below(std::uint32_t unit) {
+    const auto end = std::find_if(to_gather_.begin(), to_gather_.end(),
+                                  [unit](const Gather& fresh) { return fresh.unit >= unit; });
+    std::for_each(to_gather_.begin(), end, [this](const Gather& fresh) { gather(fresh); });
+    to_gather_.erase(to_gather_.begin(), end);
   }
 
   struct Item {  // of the staging ring
@@ -446,6 +469,7 @@ class Simulation {
     const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
     worked_ =
         add(Kind::Update, worker(), item.part(work), {item.read, reduced_[item.unit], before});
+    Task updated = worked_;
     const std::uint64_t bytes = two_places() ? item.state.nvme_write : item.moved.nvme_write;
     item.written = add(Kind::Update, Resource::DiskWrite,
                        item.part(seconds_for(bytes, rates_.disk_write)), {worked_});
@@ -455,14 +479,14 @@ class Simulation {
       item.written = schedule_.join({item.written, rest});
     }
     if (separate_) {
-      const Task copied =
-          add(Kind::Update, Resource::ToDevice,
-              item.part(seconds_for(item.moved.to_device, rates_.to_device)), {worked_});
-      item.written = schedule_.join({item.written, copied});
-      computed_ = schedule_.join({computed_, copied});
-    } else {
-      computed_ = worked_;
+      updated = add(Kind::Update, Resource::ToDevice,
+                    item.part(seconds_for(item.moved.to_device, rates_.to_device)), {worked_});
+      item.written = schedule_.join({item.written, updated});
     }
+    computed_ = schedule_.join({computed_, updated});
+    gather({.unit = item.unit,
+            .seconds = item.part(seconds_for(item.moved.bus, rates_.bus)),
+            .updated = updated});
     written_ = schedule_.join({written_, item.written});
   }
 
@@ -477,6 +501,8 @@ class Simulation {
   std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
   std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
   std::vector<Task> reduced_;         // by unit: its gradients are those of all ranks
+  std::vector<Task> gathered_;        // by unit: its parameters are as all ranks updated them
+  std::vector<Gather> to_gather_;     // of what was updated when a step ended, by unit
   bool norm_begun_ = false;           // of this step
   std::size_t grad_turn_ = 0;         // of these: taken so far
   std::vector<Item> items_;           // of the update under way: a step's own, the next one's
@@ -488,10 +514,9 @@ class Simulation {
   bool last_backward_ = false;        // it has begun
   Task not_before_ = Schedule::none;  // the update's reads
   Task computed_ = Schedule::none;
-  Task worked_ = Schedule::none;    // by the host's CPU
-  Task written_ = Schedule::none;   // the optimizer's writes
-  Task gathered_ = Schedule::none;  // fresh parameters of the other ranks
-  Task barrier_ = Schedule::none;   // the end of the last step
+  Task worked_ = Schedule::none;   // by the host's CPU
+  Task written_ = Schedule::none;  // the optimizer's writes
+  Task barrier_ = Schedule::none;  // the end of the last step
   double begin_ = 0.0;
   double end_of_step_ = 0.0;
   StepTime time_;

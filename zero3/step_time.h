@@ -6,7 +6,9 @@
 // adds gradients and updates what is not on the device, while the device computes.
 //
 // Between ranks, gradients go over the bus while stages below are in backward. The norm waits for
-// all of them; what computes does not, as if there were a bucket for all that is on its way.
+// all of them; what computes does not, as if there were a bucket for all that is on its way. What
+// the others have updated of a unit comes once this rank has updated its share, in the order of
+// use, and a stage waits for its own units alone: most of it comes under forward.
 #pragma once
 
 #include <array>

@@ -654,6 +654,37 @@ TEST_F(Planner, MicroBatchesRunLayerByLayerWhereThereIsRoom) {
   EXPECT_LT(at_once.time.seconds, one_by_one.time.seconds);
 }
 
+class GpuPlanner : public Planner {
+ protected:
+  GpuPlanner() : Planner(1.3e9) {}
+};
+
+TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
+  PlanCase tried = of_a_gpu(plan(Offload::None, Offload::None), 80 * gib);
+  tried.ranks = 8;
+  tried.config.accumulation_steps = 1;
+  tried.length = 2048;
+  tried.host_bytes = 128 * gib;
+  tried.compute_dtype = DType::BFloat16;
+  tried.compute = {4e-7, 8e-7, 4e-7, 8e-7};  // 400 TFLOP/s
+  tried.rates.bus = 2e11;
+  tried.rates.device_memory = 2e12;
+  const auto all = search(tried);
+  const auto of = [&](const std::string& name) {
+    const auto found = std::find_if(
+        all.begin(), all.end(), [&](const Candidate& candidate) { return candidate.name == name; });
+    EXPECT_NE(found, all.end()) << name;
+    return found == all.end() ? 0.0 : found->figures.time.seconds;
+  };
+  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3"));         // which has more on the bus
+  EXPECT_LE(of("ZeRO-2"), of("ZeRO-1"));         // which adds all gradients on each rank
+  EXPECT_LE(of("ZeRO-1"), of("DDP (stage 0)"));  // and updates all of them there
+  for (const Candidate& candidate : all) {
+    if (candidate.config.zero.offload_optimizer.device == Offload::None) continue;
+    EXPECT_GT(candidate.figures.time.seconds, of("DDP (stage 0)")) << candidate.name;
+  }
+}
+
 class LargePlanner : public Planner {
  protected:
   LargePlanner() : Planner(4e11) {}

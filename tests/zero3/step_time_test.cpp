@@ -402,6 +402,90 @@ TEST(StepTime, EachUnitIsReducedOnceWhenItsGradientIsFinal) {
   }
 }
 
+/// Nothing but computing and what comes over the bus takes time.
+StepTimeRequest of_the_bus(const Case& of) {
+  StepTimeRequest request = request_of(of);
+  for (const auto rate :
+       {&Rates::memory, &Rates::device_memory, &Rates::to_device, &Rates::to_host}) {
+    request.rates.*rate = 1e30;
+  }
+  return request;
+}
+
+TEST(StepTime, FreshParametersComeUnderForward) {
+  // Each unit's in less time than a stage takes: it is the first stage that waits for its own.
+  for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
+    for (const int stage : {1, 2}) {
+      for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+        SCOPED_TRACE("stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
+        Config config = config_of(Offload::None, optimizer);
+        config.zero.stage = stage;
+        Case of = make_case(seed, config, true, 8);
+        std::uint64_t first = 0;
+        for (StepEvent& event : of.plan.events) {
+          event.moved.grad.bus = 0;
+          if (event.kind == StepEvent::Kind::Update && event.unit == 0)
+            first += event.moved.param.bus;
+        }
+        StepTimeRequest request = of_the_bus(of);
+        const StepTime time = simulate_step(request);
+        const double bus = time.busy[static_cast<std::size_t>(Resource::Bus)];
+        EXPECT_NEAR(bus, static_cast<double>(of.plan.moved.param.bus) / request.rates.bus, 1e-9);
+        const double waits = static_cast<double>(first) / request.rates.bus;
+        EXPECT_GT(waits, 0.0);
+        EXPECT_LT(waits, bus / 2);
+        EXPECT_NEAR(time.seconds, time.model_seconds + waits, 1e-9);
+      }
+    }
+  }
+}
+
+TEST(StepTime, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
+  for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
+    Config config = config_of(Offload::None, optimizer);
+    config.zero.stage = 1;
+    Case of = make_case(1, config, true, 8);
+    const auto last = static_cast<std::uint32_t>(of.placement.units.size() - 1);
+    for (StepEvent& event : of.plan.events) {
+      event.moved.grad.bus = 0;
+      const bool slow = event.kind == StepEvent::Kind::Update && event.unit == last;
+      event.moved.param.bus = slow ? 100'000'000 : 0;
+    }
+    double before = 0.0;  // the end of the stages before the last
+    double after = 1.0;   // its begin
+    for (const StepSpan& span : simulate_step(of_the_bus(of)).spans) {
+      if (span.kind != StepEvent::Kind::Compute) continue;
+      const bool waited = span.begin > 0.05;
+      if (waited) after = std::min(after, span.begin);
+      if (!waited) before = std::max(before, span.end);
+    }
+    EXPECT_NEAR(before, 1e-3 * static_cast<double>(of.model.stages.size() - 1), 1e-9);
+    EXPECT_NEAR(after, 0.1, 1e-9);
+  }
+}
+
+TEST(StepTime, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
+  // The table is fetched, since backward has no use for it; units after it are kept, and are fresh.
+  Config config = config_of(Offload::None, Offload::None);
+  config.zero.max_reuse_distance = 100'000;
+  const Case of = make_case(2, config, true, 8);
+  ASSERT_NE(of.model.stages.back().parameters.back(), of.model.stages.front().lookup);  // not tied
+  std::uint64_t fetched = 0;
+  std::uint64_t fresh = 0;
+  for (auto event = of.plan.events.rbegin(); event->kind != StepEvent::Kind::Norm; ++event) {
+    if (event->kind == StepEvent::Kind::Update) fresh += event->moved.param.bus;
+    if (event->kind == StepEvent::Kind::Fetch && event->unit == 0) fetched = event->moved.param.bus;
+  }
+  ASSERT_GT(fetched, 0u);
+  ASSERT_GT(fresh, 0u);
+  const StepTimeRequest request = of_the_bus(of);
+  double begin = 1.0;
+  for (const StepSpan& span : simulate_step(request).spans) {
+    if (span.kind == StepEvent::Kind::Compute) begin = std::min(begin, span.begin);
+  }
+  EXPECT_NEAR(begin, static_cast<double>(fetched) / request.rates.bus, 1e-9);
+}
+
 TEST(StepTime, RanksShareStateAndPayOnTheBus) {
   const Config config = config_of(Offload::Nvme, Offload::Nvme);
   const Case alone = make_case(1, config, true);
