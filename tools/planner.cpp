@@ -115,6 +115,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .group = group_of(plan, placement.inputs),
                                  .tokens = tokens_of(plan),
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
+                                 .rows = tokens_of(plan) * plan.config.accumulation_steps,
                                  .separate_device = plan.gpu,
                                  .ranks = plan.ranks,
                                  .under_backward = std::move(under_backward),

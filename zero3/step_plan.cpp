@@ -329,6 +329,13 @@ class DryRun {
     const ParameterPlace& place = layout_.places[*lookup];
     StepEvent& event = add(Kind::Rows, place.unit);
     event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
+    // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as
+    // they are summed; or, where that is less, of their sums over the whole table, once a step.
+    // Where ranks do not share gradients, rows are in the accumulator that is reduced.
+    const std::uint64_t ranks = placement_.sharding.grad;
+    const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
+    const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
+    event.moved.grad.bus = std::min(sparse, dense) / ranks * (ranks - 1);
     if (request_.separate_device) {
       event.moved.grad.to_host = event.numel * 4;
       if (placement_.units[place.unit].grad == Tier::Device) {

@@ -81,6 +81,7 @@ struct StepPlanRequest {
   std::uint64_t group = 1;         // that many at most run layer by layer
   std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
   std::uint64_t lookup_width = 0;  // elements of such a row
+  std::uint64_t rows = 0;          // of the step that these stand for, if it has more micro-batches
   bool separate_device = false;
   std::uint64_t ranks = 1;
   /// By unit: it is updated under backward (units_under_backward); none where it is empty.

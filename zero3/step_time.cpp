@@ -286,6 +286,7 @@ class Simulation {
     const Task reduced =
         add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
     reduced_[event.unit] = schedule_.join({reduced_[event.unit], reduced});
+    if (event.kind == Kind::Rows) computed_ = reduced;  // nothing is left to go on with
     if (on_device) {
       computed_ =
           add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory), {computed_});

@@ -486,6 +486,27 @@ TEST(StepTime, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
   EXPECT_NEAR(begin, static_cast<double>(fetched) / request.rates.bus, 1e-9);
 }
 
+TEST(StepTime, RowsComeOverTheBusWhereRanksShareGradients) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const std::uint64_t micro_batches : {1u, 3u, 20u}) {
+      for (const std::uint64_t seed : {1u, 4u}) {  // a table apart, and one that is tied
+        Config config = config_of(Offload::None, Offload::None);
+        config.zero.stage = stage;
+        config.accumulation_steps = micro_batches;
+        const Case of = make_case(seed, config, true, 8);
+        const auto rows = std::find_if(
+            of.plan.events.begin(), of.plan.events.end(),
+            [](const StepEvent& event) { return event.kind == StepEvent::Kind::Rows; });
+        ASSERT_NE(rows, of.plan.events.end());
+        const std::uint64_t sparse = micro_batches * 32 * 64 * 4;  // tokens, their width, fp32
+        const std::uint64_t dense = std::uint64_t{512} * 64 * 2;   // less than 20 times that
+        const std::uint64_t others = std::min(sparse, dense) / 8 * 7;
+        EXPECT_EQ(rows->moved.grad.bus, stage < 2 ? 0 : others) << stage << " " << micro_batches;
+      }
+    }
+  }
+}
+
 TEST(StepTime, RanksShareStateAndPayOnTheBus) {
   const Config config = config_of(Offload::Nvme, Offload::Nvme);
   const Case alone = make_case(1, config, true);
