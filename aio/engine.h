@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 
+#include "aio/priority.h"
 #include "base/buffer.h"
 #include "base/clock.h"
 #include "base/file_system.h"
@@ -26,7 +27,6 @@
 namespace artesian::aio {
 
 enum class Operation : std::uint8_t { Read, Write };
-enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
 enum class EngineKind : std::uint8_t { IoUring, Libaio, Threads };
 /// Of io_uring alone. Submission (SQPOLL): a thread of the kernel looks for work, so that handing
 /// over needs no call; it spins, and sleeps after 10 ms without any. Completion (IOPOLL): direct

@@ -3,8 +3,8 @@
 // OpenMP with OMP_PROC_BIND binds the thread that loads it, so the main one, to one of them, and
 // every thread that is started from there inherits that. Threads that wait for a disk are to go
 // where there is room. What the process had before nobody can say later, so a program of ours notes
-// it before any library is initialised (tools/process_setup.cpp). Where nobody has, threads stay
-// where they are started.
+// it before any library is initialised (tools/shell/process_setup.cpp). Where nobody has, threads
+// stay where they are started.
 #pragma once
 
 namespace artesian {

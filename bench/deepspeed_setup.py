@@ -1,6 +1,6 @@
 """The environment in which DeepSpeed runs beside us: made once, kept beside that of the build.
 
-It holds DeepSpeed and what only DeepSpeed needs (tools/requirements-bench.lock); everything else,
+It holds DeepSpeed and what only DeepSpeed needs (dev/requirements-bench.lock); everything else,
 torch first of all, comes from the build's environment through a .pth file. DeepSpeed compiles its
 operators at their first use: that happens here, once, into the same folder."""
 
@@ -16,7 +16,7 @@ import sys
 
 from report import ROOT, say
 
-LOCK = ROOT / "tools/requirements-bench.lock"
+LOCK = ROOT / "dev/requirements-bench.lock"
 OPERATORS = ["CPUAdamBuilder", "AsyncIOBuilder", "PinMemoryBuilder", "ShareMemCommBuilder"]
 COMPILE = """
 from deepspeed.accelerator import get_accelerator

@@ -17,10 +17,10 @@
 
 #include "base/clock.h"
 #include "models/registry.h"
-#include "tools/made_up_tokens.h"
-#include "tools/process_setup.h"
-#include "zero3/engine.h"
-#include "zero3/weights.h"
+#include "tools/shell/process_setup.h"
+#include "tools/train/made_up_tokens.h"
+#include "zero3/step/weights.h"
+#include "zero3/torch/engine.h"
 
 namespace artesian::bench {
 namespace {

@@ -13,7 +13,7 @@ import step
 import step_jobs
 from report import ROOT, say, spread, summary
 
-LENGTH = 256  # tokens of a sample, as tools/demo.sh has them
+LENGTH = 256  # tokens of a sample, as dev/demo.sh has them
 STEPS = 6  # of a run; the first ones settle, and a digest of all state comes with the last
 LINKS = ["nvme_read", "nvme_write", "h2d", "d2h"]
 ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}

@@ -40,7 +40,7 @@ if(ARTESIAN_TORCH AND TARGET artesian_tiering_cuda)  # for zero3, whose targets 
     FILE artesian-cuda-targets.cmake)
 endif()
 if(ARTESIAN_TORCH)
-  artesian_component(zero3 config module zero3_core zero3)
+  artesian_component(zero3 zero3_config zero3_plan zero3_step zero3)
   artesian_component(models checkpoint models)
 endif()
 

@@ -9,7 +9,7 @@ function(artesian_find_library name library header)
   find_path(ARTESIAN_${name}_INCLUDE_DIR ${header})
   mark_as_advanced(ARTESIAN_${name}_LIBRARY ARTESIAN_${name}_INCLUDE_DIR)
   if(NOT ARTESIAN_${name}_LIBRARY OR NOT ARTESIAN_${name}_INCLUDE_DIR)
-    set(artesian_missing_library "lib${library} with ${header} (Debian: see tools/packages.txt)"
+    set(artesian_missing_library "lib${library} with ${header} (Debian: see dev/packages.txt)"
       PARENT_SCOPE)
     return()
   endif()

@@ -8,7 +8,7 @@
 
 #include "models/model_config.h"
 #include "models/safetensors.h"
-#include "zero3/weights.h"
+#include "zero3/step/weights.h"
 
 namespace artesian::models {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "models/config_reader.h"
-#include "zero3/module.h"
+#include "zero3/plan/model_shape.h"
 
 namespace artesian::models {
 

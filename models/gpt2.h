@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "models/gpt2_config.h"
-#include "zero3/module.h"
+#include "zero3/torch/module.h"
 
 namespace artesian::models {
 

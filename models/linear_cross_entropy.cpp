@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "zero3/module.h"
+#include "zero3/torch/module.h"
 
 namespace artesian::models {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "models/llama_config.h"
 #include "models/rotary.h"
-#include "zero3/module.h"
+#include "zero3/torch/module.h"
 
 namespace artesian::models {
 

@@ -9,7 +9,7 @@
 #include "models/activation_name.h"
 #include "models/config_reader.h"
 #include "models/rotary_config.h"
-#include "zero3/module.h"
+#include "zero3/plan/model_shape.h"
 
 namespace artesian::models {
 

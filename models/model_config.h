@@ -11,7 +11,7 @@
 #include "base/result.h"
 #include "models/gpt2_config.h"
 #include "models/llama_config.h"
-#include "zero3/module.h"
+#include "zero3/plan/model_shape.h"
 
 namespace artesian::models {
 

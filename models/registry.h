@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "models/model_config.h"
-#include "zero3/module.h"
+#include "zero3/torch/module.h"
 
 namespace artesian::models {
 

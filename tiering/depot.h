@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/executor.h"
-#include "tiering/device.h"
+#include "tiering/device/device.h"
 #include "tiering/staging_ring.h"
 #include "tiering/tier_store.h"
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/executor.h"
-#include "tiering/device.h"
+#include "tiering/device/device.h"
 #include "tiering/tier_store.h"
 
 namespace artesian::tiering {

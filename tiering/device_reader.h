@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "tiering/device.h"
+#include "tiering/device/device.h"
 
 namespace artesian::tiering {
 

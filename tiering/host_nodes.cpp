@@ -1,6 +1,6 @@
 #include "tiering/host_nodes.h"
 
-#include "tiering/block_device.h"
+#include "tiering/disk/block_device.h"
 
 namespace artesian::tiering {
 

@@ -8,14 +8,14 @@
 // expansion runs in waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may
 // run in parallel as long as 2q - n <= p.
 //
-// On a device with memory of its own (tiering/device.h) only homes in that memory are aliased; all
-// else comes through a DeviceLoader. Acquiring makes the queue Compute wait for the slot's copies,
-// unpinning marks where computing with it ends, and whatever is copied to that memory next waits
-// for that mark.
+// On a device with memory of its own (tiering/device/device.h) only homes in that memory are
+// aliased; all else comes through a DeviceLoader. Acquiring makes the queue Compute wait for the
+// slot's copies, unpinning marks where computing with it ends, and whatever is copied to that
+// memory next waits for that mark.
 //
 // Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
 // can be evicted. Nothing here decides what to fetch or evict: that is the caller's
-// (zero3/prefetcher.h).
+// (zero3/plan/prefetcher.h).
 #pragma once
 
 #include <cstdint>

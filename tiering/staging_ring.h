@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "tiering/host_device.h"
+#include "tiering/device/host_device.h"
 #include "tiering/tier_store.h"
 
 namespace artesian::tiering {

@@ -14,14 +14,9 @@
 
 #include "base/file_system.h"
 #include "base/result.h"
+#include "tiering/disk/extent.h"
 
 namespace artesian::tiering {
-
-/// An aligned byte range of the swap file.
-struct Extent {
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-};
 
 struct SwapFileOptions {
   std::string directory;  // created (0700) if its parent exists

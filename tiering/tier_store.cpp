@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/units.h"
-#include "tiering/disk_group.h"
+#include "tiering/disk/group.h"
 #include "tiering/in_flight.h"
 #include "tiering/superblock.h"
 

@@ -4,7 +4,7 @@
 // A shard is a contiguous byte range with one home tier, cut into blocks of `block_bytes`. Device
 // and host homes are plain memory (`memory`), allocated from the two pools; an nvme home is space
 // in swap files, moved by `read` and `write`: an extent of one, or stripes over those of several
-// paths (tiering/stripe.h), whose transfers then have a part for each. Each block has an
+// paths (tiering/disk/stripe.h), whose transfers then have a part for each. Each block has an
 // out-of-band checksum (XXH3-64 seeded with run id, shard, block index and generation): `seal`
 // computes it from the bytes about to be written, `verify` compares it with bytes just read, both
 // while the block, or a part of it (`sum_to_seal`, `sum_to_verify`), is hot in cache, on whatever
@@ -42,7 +42,7 @@
 #include "base/timeline.h"
 #include "pinned/pool.h"
 #include "tiering/block_checksums.h"
-#include "tiering/machine.h"
+#include "tiering/disk/probe.h"
 #include "tiering/swap_file.h"
 #include "tiering/tier.h"
 #include "tiering/transfer.h"
@@ -80,18 +80,6 @@ struct TierStoreOptions {
 struct ByteRange {
   std::uint64_t offset = 0;  // multiple of 4096
   std::uint64_t length = 0;  // multiple of 4096, > 0
-};
-
-/// A directory's part of a volume.
-struct PathShare {
-  std::uint32_t path = 0;
-  double share = 0;  // of the volume's bytes: all sum up to 1
-  DiskSpeed speed;   // 0 until known
-};
-
-struct PathBytes {
-  std::uint64_t read = 0;
-  std::uint64_t written = 0;
 };
 
 struct TierStoreStatistics {

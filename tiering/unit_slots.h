@@ -1,12 +1,12 @@
-// UnitSlots: what a policy of residency (zero3/prefetcher.h) sees of the units' slots in device
-// memory: their states, and the moves between them. Residency makes the moves; DrySlots only counts
-// them, so that a plan comes from the very decisions that a run makes.
+// UnitSlots: what a policy of residency (zero3/plan/prefetcher.h) sees of the units' slots in
+// device memory: their states, and the moves between them. Residency makes the moves; DrySlots only
+// counts them, so that a plan comes from the very decisions that a run makes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "aio/engine.h"
+#include "aio/priority.h"
 #include "base/result.h"
 
 namespace artesian::tiering {

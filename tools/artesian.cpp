@@ -1,14 +1,14 @@
 // The `artesian` program: its subcommands. What a flag means is in docs and --help.
 #include <CLI/CLI.hpp>
 
-#include "tools/command_line.h"
-#include "tools/doctor.h"
-#include "tools/plan.h"
-#include "tools/process_setup.h"
-#include "tools/report_error.h"
-#include "tools/train.h"
-#include "tools/train_flags.h"
-#include "zero3/engine.h"
+#include "tools/doctor/doctor.h"
+#include "tools/plan/plan.h"
+#include "tools/shell/command_line.h"
+#include "tools/shell/process_setup.h"
+#include "tools/shell/report_error.h"
+#include "tools/train/flags.h"
+#include "tools/train/train.h"
+#include "zero3/torch/engine.h"
 
 namespace {
 

@@ -4,7 +4,7 @@ memory (ds_config.json beside this file), on real text:
 
     make build
     cd FOLDER_ON_THE_NVME_DISK
-    REPOSITORY/tools/setup.sh python3 REPOSITORY/examples/llama_3b/run.py --steps 3
+    REPOSITORY/dev/setup.sh python3 REPOSITORY/examples/llama_3b/run.py --steps 3
 
 Makes in the current folder, and keeps,
 
@@ -26,7 +26,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-sys.path.insert(0, str(REPOSITORY / "tools"))
+sys.path.insert(0, str(REPOSITORY / "dev"))
 import demo_data  # noqa: E402
 
 DISK_MARGIN = 1 << 30  # for the data, and for what else the machine does

@@ -5,7 +5,7 @@
 // Usage: own_trainer [DEEPSPEED_CONFIG [STEPS]]
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <zero3/engine.h>
+#include <zero3/torch/engine.h>
 
 #include <cmath>
 #include <cstdio>

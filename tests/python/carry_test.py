@@ -1,4 +1,4 @@
-"""Proves tools/carry.sh: what it makes is small and all that CMake looks for, and it touches nobody
+"""Proves dev/carry.sh: what it makes is small and all that CMake looks for, and it touches nobody
 else's folder. Downloads 2 MB from where apt-get has its lists from; skips without."""
 
 import os
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def carry(*arguments, **environment):
     return subprocess.run(
-        [ROOT / "tools/carry.sh", *arguments],
+        [ROOT / "dev/carry.sh", *arguments],
         env=os.environ | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -33,7 +33,7 @@ def prefix(tmp_path_factory):
 
 
 def needed_packages():
-    lines = (ROOT / "tools/packages.txt").read_text().splitlines()
+    lines = (ROOT / "dev/packages.txt").read_text().splitlines()
     words = [line.split() for line in lines if not line.startswith("#")]
     return {name for kind, name in words if kind == "build" and name.endswith("-dev")}
 

@@ -1,4 +1,4 @@
-"""Proves tools/demo_data.py: the tokenizer is GPT-2's, text of any usual encoding is taken, what is
+"""Proves dev/demo_data.py: the tokenizer is GPT-2's, text of any usual encoding is taken, what is
 there is reused, and without the package there is a substitute. apt-get and dpkg-deb are fakes."""
 
 import array

@@ -1,4 +1,4 @@
-"""Proves that tools/first_calls.py calls every function that torch gives to oneMKL, in both
+"""Proves that dev/first_calls.py calls every function that torch gives to oneMKL, in both
 precisions, on one element, and that the programs which compute with plain PyTorch do so first."""
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Proves tools/gpu_check.sh without a GPU: which arguments it refuses, that it says what it left
+"""Proves dev/gpu_check.sh without a GPU: which arguments it refuses, that it says what it left
 out, that a refusal, a hang or a broken tool is a failed row and never a pass, and that its training
 runs are understood by the real program. The GPU is hidden where there is one."""
 
@@ -12,7 +12,7 @@ import time
 import pytest
 from build_folder import ARTESIAN, ROOT
 
-sys.path.insert(0, str(ROOT / "tools/gpu_check"))
+sys.path.insert(0, str(ROOT / "dev/gpu_check"))
 
 import build as build_part  # noqa: E402
 import measure  # noqa: E402
@@ -32,7 +32,7 @@ class Check:
         (self.work / "bin").mkdir(parents=True)
 
     def run(self, *arguments, **environment):
-        command = [ROOT / "tools/gpu_check.sh", *arguments]
+        command = [ROOT / "dev/gpu_check.sh", *arguments]
         command += ["--work", self.work, "--out", self.out]
         return subprocess.run(
             [str(word) for word in command],
@@ -71,7 +71,7 @@ def check(tmp_path):
     "arguments, words",
     [
         (["facst"], "PART: got 'facst', allowed facts, build, test, sanitize, bench"),
-        (["--prefix", "."], "--prefix: .: got no carried.txt, allowed a folder of tools/carry.sh"),
+        (["--prefix", "."], "--prefix: .: got no carried.txt, allowed a folder of dev/carry.sh"),
         (["--part-seconds", "0"], "--part-seconds: got 0.0, allowed numbers above 0"),
         (["--rounds", "-1"], "--rounds: got -1, allowed numbers above 0"),
         (["--shape", "7b"], "--shape"),
@@ -198,8 +198,8 @@ CTEST_OUTPUT = """
  1/4 Test #3: kernels/cuda_test ................***Skipped   0.10 sec
  2/4 Test #4: base/units_test ..................   Passed    0.02 sec
  3/4 Test #5: aio/ring_test ....................***Failed    1.30 sec
-10/11 Test #6: zero3/soak_test .................***Exception: SegFault  0.5 sec
- 4/4 Test #7: zero3/engine_test ................***Timeout 600.01 sec
+10/11 Test #6: zero3/torch/soak_test .................***Exception: SegFault  0.5 sec
+ 4/4 Test #7: zero3/torch/engine_test ................***Timeout 600.01 sec
 """
 
 
@@ -207,7 +207,7 @@ def test_reads_what_ctest_says():
     seen = dict(build_part.ENDED.findall(CTEST_OUTPUT))
     assert seen["kernels/cuda_test"] == build_part.SKIPPED
     assert seen["base/units_test"] == build_part.PASSED
-    bad = {"aio/ring_test", "zero3/soak_test", "zero3/engine_test"}
+    bad = {"aio/ring_test", "zero3/torch/soak_test", "zero3/torch/engine_test"}
     assert {n for n, end in seen.items() if end not in ("Passed", "***Skipped")} == bad
 
 

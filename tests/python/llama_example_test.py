@@ -26,7 +26,7 @@ STATE_3B = 14 * 3_141_962_240
 def script():
     spec = importlib.util.spec_from_file_location("llama_3b_run", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "dev"))
     spec.loader.exec_module(module)
     return module
 

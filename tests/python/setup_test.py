@@ -1,4 +1,4 @@
-"""Proves tools/setup.sh without network or installing anything: the programs it calls are fakes,
+"""Proves dev/setup.sh without network or installing anything: the programs it calls are fakes,
 first on PATH; python3 writes into a log what it was asked to make."""
 
 import os
@@ -44,7 +44,7 @@ class Sandbox:
 
     def start(self, *command, **changes):
         return subprocess.Popen(
-            [ROOT / "tools/setup.sh", *command],
+            [ROOT / "dev/setup.sh", *command],
             env=self.environment | changes,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Proves that tools/tidy.py reports each kind of fault, at its line, and passes what is right."""
+"""Proves that dev/tidy.py reports each kind of fault, at its line, and passes what is right."""
 
 import pathlib
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-TIDY = pathlib.Path(__file__).resolve().parents[2] / "tools/tidy.py"
+TIDY = pathlib.Path(__file__).resolve().parents[2] / "dev/tidy.py"
 
 
 def run(root):
@@ -34,9 +34,9 @@ IN_CLASS = "namespace n {\nstruct S {\n  int x = 0;\n" + function(71) + "};\n}\n
 FAULTS = [
     ("base/a.h", '#include "aio/engine.h"\n', 1, "may only include what lies below"),
     ("aio/a.h", '#include "pinned/pool.h"\n', 1, "may only include what lies below"),
-    ("tiering/a.h", '\n#include "zero3/config.h"\n', 2, "may only include what lies below"),
+    ("tiering/a.h", '\n#include "zero3/config/config.h"\n', 2, "may only include what lies below"),
     ("zero3/a.cpp", '#include "models/gpt2.h"\n', 1, "may only include what lies below"),
-    ("models/a.cpp", '#include "tools/train.h"\n', 1, "may only include what lies below"),
+    ("models/a.cpp", '#include "tools/train/train.h"\n', 1, "may only include what lies below"),
     ("base/a.h", '#include "tests/fake.h"\n', 1, "may only include what lies below"),
     ("tiering/a.cpp", "#include <torch/torch.h>\n", 1, "includes LibTorch"),
     ("kernels/a.cu", '#include "ATen/ATen.h"\n', 1, "includes LibTorch"),

@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "base/units.h"
-#include "tiering/host_device.h"
+#include "tiering/device/host_device.h"
 
 namespace artesian::test_support {
 

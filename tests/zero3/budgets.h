@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "zero3/placement.h"
+#include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {
 

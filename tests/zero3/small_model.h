@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "zero3/module.h"
+#include "zero3/plan/model_shape.h"
 
 namespace artesian::zero3 {
 

@@ -10,9 +10,9 @@
 #include "aio/threads.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/zero3/small_model.h"
-#include "zero3/config.h"
-#include "zero3/optimizer.h"
-#include "zero3/state.h"
+#include "zero3/config/config.h"
+#include "zero3/step/optimizer.h"
+#include "zero3/step/state.h"
 
 namespace artesian::zero3 {
 

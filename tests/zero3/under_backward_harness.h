@@ -2,7 +2,7 @@
 // the update there that may be, and its steps in parts.
 #pragma once
 
-#include "zero3/under_backward.h"
+#include "zero3/step/under_backward.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "tests/zero3/budgets.h"
-#include "tests/zero3/equality.h"
+#include "tests/zero3/torch/equality.h"
 
 namespace artesian::zero3 {
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tools"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "dev"))
 from first_calls import make_first_calls  # noqa: E402
 
 BASE = {

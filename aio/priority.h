@@ -1,0 +1,10 @@
+#pragma once
+
+#include <cstdint>
+
+namespace artesian::aio {
+
+/// Classes of requests, the first served first.
+enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
+
+}  // namespace artesian::aio

@@ -1,0 +1,119 @@
+#include "models/data/token_data.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+#include "base/random.h"
+#include "models/data/tokenize.h"
+
+namespace artesian::models {
+namespace {
+
+constexpr std::int64_t byte_vocabulary = 256;
+constexpr std::uint64_t shuffle_streams = std::uint64_t{1} << 63;  // apart from those of parameters
+constexpr unsigned feistel_rounds = 6;
+
+Error data_error(const std::string& path, const std::string& text) {
+  return make_error(ErrorCode::Invalid, "data: " + path + ": " + text);
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options) {
+  const std::string tokenizer = options.model_directory + "/tokenizer.json";
+  if (exists(tokenizer)) {
+    return tokenize_text({.input = options.path,
+                          .tokenizer_file = tokenizer,
+                          .vocab_size = options.vocab_size,
+                          .stopped = options.stopped});
+  }
+  for (const char* name : {"vocab.json", "merges.txt", "tokenizer.model"}) {
+    if (!exists(options.model_directory + "/" + name)) continue;
+    return data_error(options.path,
+                      options.model_directory + " has " + name +
+                          " but no tokenizer.json, which is the form that is read; "
+                          "save the tokenizer with transformers, or give a .bin file");
+  }
+  if (options.vocab_size < byte_vocabulary) {
+    return data_error(options.path,
+                      "text without a tokenizer is read as bytes: got vocab_size " +
+                          std::to_string(options.vocab_size) +
+                          ", allowed 256 or more; add tokenizer.json, or give a .bin file");
+  }
+  return open_text_bytes(options.path);
+}
+
+Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options) {
+  std::error_code failure;
+  const auto status = std::filesystem::status(options.path, failure);
+  if (!std::filesystem::exists(status)) return data_error(options.path, "no such file or folder");
+  if (!std::filesystem::is_directory(status) && options.path.ends_with(".bin")) {
+    return open_token_file(options.path, options.vocab_size);
+  }
+  return open_text(options);
+}
+
+}  // namespace
+
+// A Feistel network over the smallest even number of bits that holds the count, walked until it
+// lands inside: at most 4 steps on average. Black & Rogaway 2002, "Ciphers with arbitrary finite
+// domains".
+std::uint64_t permuted(std::uint64_t index, std::uint64_t count, std::uint64_t seed,
+                       std::uint64_t number) noexcept {
+  ARTESIAN_CHECK(index < count, index, count);
+  const auto bits = static_cast<unsigned>(std::bit_width(count - 1));
+  const unsigned half = std::max(1u, (bits + 1) / 2);
+  const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
+  do {
+    std::uint64_t left = index >> half;
+    std::uint64_t right = index & mask;
+    for (std::uint64_t round = 0; round < feistel_rounds; ++round) {
+      const std::uint64_t word = random_word(seed, shuffle_streams + number, round << 56 | right);
+      left ^= word & mask;
+      std::swap(left, right);
+    }
+    index = left << half | right;
+  } while (index >= count);
+  return index;
+}
+
+TokenData::TokenData(TokenDataOptions options, std::unique_ptr<TokenSource> source)
+    : options_(std::move(options)), source_(std::move(source)) {
+  const auto length = static_cast<std::uint64_t>(options_.sequence_length);
+  samples_ = (source_->count() - 1) / length;
+  window_.resize(length + 1);
+}
+
+Result<TokenData> TokenData::open(const TokenDataOptions& options) {
+  ARTESIAN_CHECK(options.vocab_size > 0 && options.sequence_length > 0, options.sequence_length);
+  ARTESIAN_TRY(source, open_source(options));
+  if (source->count() == 0) return data_error(options.path, "no text or tokens in it");
+  const auto needed = static_cast<std::uint64_t>(options.sequence_length) + 1;
+  if (source->count() < needed) {
+    return data_error(options.path, "got " + std::to_string(source->count()) + " tokens, allowed " +
+                                        std::to_string(needed) +
+                                        " or more for a sequence length of " +
+                                        std::to_string(options.sequence_length));
+  }
+  return TokenData(options, std::move(source));
+}
+
+Result<void> TokenData::sample(std::uint64_t sample_number, std::span<std::int64_t> ids,
+                               std::span<std::int64_t> targets) noexcept {
+  const auto length = static_cast<std::uint64_t>(options_.sequence_length);
+  ARTESIAN_CHECK(ids.size() == length && targets.size() == length, ids.size(), targets.size());
+  std::uint64_t window = sample_number % samples_;
+  if (options_.order == SampleOrder::Shuffled) {
+    window = permuted(window, samples_, options_.seed, sample_number / samples_);
+  }
+  ARTESIAN_TRY_VOID(source_->read(window * length, window_));
+  std::copy(window_.begin(), window_.end() - 1, ids.begin());
+  std::copy(window_.begin() + 1, window_.end(), targets.begin());
+  return {};
+}
+
+}  // namespace artesian::models

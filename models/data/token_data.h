@@ -1,0 +1,59 @@
+// What `--data PATH` gives to training: the token stream cut into windows that do not overlap, in
+// an order that the seed decides. Sample i has input tokens[iL .. iL+L-1] and targets one further.
+// The stream wraps around: sample number n is window n modulo their count of pass n / count, and
+// each pass is shuffled anew.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "models/data/token_source.h"
+
+namespace artesian::models {
+
+enum class SampleOrder : std::uint8_t { Shuffled, Sequential };
+
+struct TokenDataOptions {
+  std::string path;             // .bin, text file or folder
+  std::string model_directory;  // its tokenizer.json, if any, turns text into ids
+  std::int64_t vocab_size = 0;
+  std::int64_t sequence_length = 0;  // L, 1 or more
+  SampleOrder order = SampleOrder::Shuffled;
+  std::uint64_t seed = 0;
+  std::function<bool()> stopped = {};  // asked while text is tokenised: end that
+};
+
+class TokenData {
+ public:
+  /// Errors: Io; Cancelled, as `stopped` said; Invalid (missing, empty, too short for one window,
+  /// ids outside the vocabulary).
+  static Result<TokenData> open(const TokenDataOptions& options);
+
+  std::uint64_t tokens() const noexcept { return source_->count(); }
+  std::uint64_t samples() const noexcept { return samples_; }
+
+  /// Shape: ids, targets: [sequence_length]. Any sample_number. Errors: Io, Corrupt.
+  /// Thread: one at a time.
+  Result<void> sample(std::uint64_t sample_number, std::span<std::int64_t> ids,
+                      std::span<std::int64_t> targets) noexcept;
+
+ private:
+  TokenData(TokenDataOptions options, std::unique_ptr<TokenSource> source);
+
+  TokenDataOptions options_;
+  std::unique_ptr<TokenSource> source_;
+  std::uint64_t samples_ = 0;
+  std::vector<std::int64_t> window_;  // [sequence_length + 1]
+};
+
+/// The place of `index` in permutation `number` of [0, count) under the seed: a bijection for each
+/// number, computed on its own, without a table.
+std::uint64_t permuted(std::uint64_t index, std::uint64_t count, std::uint64_t seed,
+                       std::uint64_t number) noexcept;
+
+}  // namespace artesian::models

@@ -1,0 +1,253 @@
+#include "models/data/tokenize.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+#include "models/file_io.h"
+
+extern char** environ;
+
+namespace artesian::models {
+namespace {
+
+constexpr int interrupted_exit_code = 130;
+constexpr std::string_view script_prefix = "artesian_tokenize: ";
+constexpr std::string_view error_prefix = "artesian_tokenize: error: ";
+
+/// A folder that is removed, with all in it, when this goes.
+class TemporaryFolder {
+ public:
+  static Result<TemporaryFolder> make() {
+    std::error_code failure;
+    auto base = std::filesystem::temp_directory_path(failure);
+    if (failure) base = "/tmp";
+    std::string path = (base / "artesian-tokens-XXXXXX").string();
+    if (::mkdtemp(path.data()) == nullptr) {
+      return make_error(ErrorCode::Io, "cannot make a temporary folder: " + path, errno);
+    }
+    return TemporaryFolder(std::move(path));
+  }
+  TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;  // what is left lies in a folder for such things
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+/// What a process says of its fault.
+struct Fault {
+  std::string text;
+  bool of_script = false;  // by itself: the Python is one that works
+};
+
+/// The lines of the script's stderr: progress and notes are logged, and the line that tells best
+/// why it failed is kept (its own error, else the last line that is not its own).
+class Output {
+ public:
+  void take(std::string_view bytes) {
+    for (const char c : bytes) {
+      if (c == '\n') {
+        finish_line();
+      } else {
+        line_ += c;
+      }
+    }
+  }
+  Fault fault() {
+    finish_line();
+    return fault_;
+  }
+
+ private:
+  void finish_line() {
+    if (line_.starts_with(error_prefix)) {
+      fault_ = {.text = line_.substr(error_prefix.size()), .of_script = true};
+    } else if (line_.starts_with(script_prefix)) {
+      log(LogLevel::Info, line_);
+    } else if (!line_.empty() && !fault_.of_script) {
+      fault_.text = line_;
+    }
+    line_.clear();
+  }
+
+  std::string line_;
+  Fault fault_;
+};
+
+/// Reads until the script ends. `stopped` is asked all the time, as a signal may come just before a
+/// read that then waits; once it says so, the script is told to end.
+Fault follow(int descriptor, pid_t process, const std::function<bool()>& stopped) {
+  constexpr int ask_ms = 100;
+  Output output;
+  std::array<char, 4096> bytes;
+  for (bool told = false;;) {
+    if (!told && stopped && stopped()) {
+      ::kill(process, SIGTERM);
+      told = true;
+    }
+    struct pollfd readable {
+      .fd = descriptor, .events = POLLIN, .revents = 0
+    };
+    const int ready = ::poll(&readable, 1, ask_ms);
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t count = ::read(descriptor, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return output.fault();
+    output.take({bytes.data(), static_cast<std::size_t>(count)});
+  }
+}
+
+/// The Python to run: a file that exists, or a name to look for on PATH.
+std::string choose_python() {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing here changes the environment
+  const char* given = std::getenv("ARTESIAN_PYTHON");
+  if (given != nullptr && *given != '\0') return given;
+  const std::string built_with = ARTESIAN_PYTHON_DEFAULT;
+  return !built_with.empty() && ::access(built_with.c_str(), X_OK) == 0 ? built_with : "python3";
+}
+
+/// The folder of the script: beside an installed program, else in the tree that it was built from.
+std::string script_folder() {
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const auto installed = program.parent_path().parent_path() / "share/artesian/python";
+  if (std::filesystem::exists(installed / "artesian_tokenize.py", ignored)) return installed;
+  return ARTESIAN_SCRIPTS;
+}
+
+/// Our environment, with the folder of the script at the end of PYTHONPATH.
+std::vector<std::string> script_environment() {
+  constexpr std::string_view name = "PYTHONPATH=";
+  std::vector<std::string> variables;
+  std::string path(name);
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    if (!text.starts_with(name)) {
+      variables.emplace_back(text);
+    } else if (text.size() > name.size()) {
+      path = std::string(text) + ":";
+    }
+  }
+  variables.push_back(path + script_folder());
+  return variables;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+int wait_for(pid_t process) {
+  int status = 0;
+  while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+/// Starts the program with stdout and stderr going into `output`; it ends with us, whatever ends
+/// us. Returns errno, 0 if it runs. (posix_spawn cannot do the former.)
+int spawn(std::vector<std::string> words, int output, pid_t& process) {
+  std::vector<std::string> variables = script_environment();
+  const std::vector<char*> arguments = pointers_to(words);
+  const std::vector<char*> environment = pointers_to(variables);
+  std::array<int, 2> ends{};  // closed by the exec; otherwise its errno comes
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return errno;
+  const Descriptor failures(ends[0]);
+  Descriptor fails(ends[1]);
+  const pid_t parent = ::getpid();
+  process = ::fork();
+  if (process < 0) return errno;
+  if (process == 0) {  // only what is safe after a fork in a process with threads
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(interrupted_exit_code);  // it ended meanwhile
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
+    ::execvpe(arguments[0], arguments.data(), environment.data());
+    const int failure = errno;
+    static_cast<void>(::write(fails.value(), &failure, sizeof failure) == sizeof failure);
+    ::_exit(interrupted_exit_code);
+  }
+  fails.reset();
+  int failure = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(failures.value(), &failure, sizeof failure);
+  } while (count < 0 && errno == EINTR);
+  if (count != sizeof failure) return 0;
+  static_cast<void>(wait_for(process));
+  return failure;
+}
+
+/// What to do about it: the script knows of its own faults, the room of our folder aside.
+std::string advice(const Fault& fault, const std::string& folder) {
+  if (!fault.of_script) {
+    return "; set ARTESIAN_PYTHON to a Python that has artesian_tokenize and tokenizers, or give a "
+           ".bin file";
+  }
+  if (fault.text.find(folder) == std::string::npos) return "";
+  return "; set TMPDIR to a folder with room for the token ids, or give a .bin file";
+}
+
+Result<void> run_script(const std::vector<std::string>& words, const std::string& folder,
+                        const TokenizeOptions& options) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    return make_error(ErrorCode::Io, "cannot make a pipe", errno);
+  }
+  const Descriptor from_script(ends[0]);
+  Descriptor to_us(ends[1]);
+  const std::string data = "data: " + options.input + ": ";
+  const auto error = [&](const Fault& fault) {
+    return make_error(ErrorCode::Invalid,
+                      data + "cannot be tokenised: " + (fault.of_script ? "" : words[0] + ": ") +
+                          fault.text + advice(fault, folder));
+  };
+  pid_t process = 0;
+  const int failure = spawn(words, to_us.value(), process);
+  to_us.reset();
+  if (failure != 0) return error({.text = system_error_text(failure)});
+  Fault fault = follow(from_script.value(), process, options.stopped);
+  const int status = wait_for(process);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
+  const bool interrupted = WIFEXITED(status) && WEXITSTATUS(status) == interrupted_exit_code;
+  if (interrupted || (options.stopped && options.stopped())) {
+    return make_error(ErrorCode::Cancelled, data + "tokenising was interrupted");
+  }
+  if (fault.text.empty()) fault.text = "it ended without saying why";
+  return error(fault);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options) {
+  ARTESIAN_TRY(folder, TemporaryFolder::make());
+  const std::string output = folder.path() + "/tokens.bin";
+  ARTESIAN_TRY_VOID(run_script(
+      {choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input",
+       options.input, "--output", output, "--vocab-size", std::to_string(options.vocab_size)},
+      folder.path(), options));
+  return open_token_file(output, options.vocab_size);
+}
+
+}  // namespace artesian::models

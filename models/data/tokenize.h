@@ -1,0 +1,28 @@
+// Text to token ids by the Python script artesian_tokenize, in a process of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "models/data/token_source.h"
+
+namespace artesian::models {
+
+struct TokenizeOptions {
+  std::string input;           // a text file or a folder
+  std::string tokenizer_file;  // tokenizer.json
+  std::int64_t vocab_size = 0;
+  std::function<bool()> stopped = {};  // asked now and then: end it
+};
+
+/// Runs `python3 -m artesian_tokenize` into a temporary file, which has no name any more when this
+/// returns: it goes with the source. The Python is what ARTESIAN_PYTHON names, else that of the
+/// environment that we were built with, else python3 on PATH. Progress lines are logged. The
+/// process ends with the thread that calls this, if that comes first.
+/// Errors: Invalid, with what the script said last; Cancelled by SIGINT, or as `stopped` said.
+Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options);
+
+}  // namespace artesian::models

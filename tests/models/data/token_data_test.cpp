@@ -1,0 +1,286 @@
+// Proves that the windows of `--data` are those that interfaces.md describes, for ids in both
+// widths, bytes of a file and of a folder; that every pass of a shuffled order is a permutation
+// that the seed decides; that what cannot be trained on is one clear line; and that the tokenising
+// script is run and its failures are told. (The script itself is tested in tests/python.)
+#include "models/data/token_data.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "tests/support/temporary_directory.h"
+
+namespace artesian::models {
+namespace {
+
+using test_support::TemporaryDirectory;
+
+template <typename Id>
+std::string bytes_of(const std::vector<Id>& ids) {
+  return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Id)};
+}
+
+struct Windows {
+  std::vector<std::int64_t> ids;
+  std::vector<std::int64_t> targets;
+};
+
+Windows sample_of(TokenData& data, std::uint64_t number, std::int64_t length) {
+  const auto size = static_cast<std::size_t>(length);
+  Windows windows{std::vector<std::int64_t>(size, -1), std::vector<std::int64_t>(size, -1)};
+  EXPECT_TRUE(data.sample(number, windows.ids, windows.targets).has_value());
+  return windows;
+}
+
+TokenDataOptions options_for(const std::string& path, const TemporaryDirectory& folder) {
+  return {.path = path,
+          .model_directory = folder.path() + "/model",
+          .vocab_size = 300,
+          .sequence_length = 3,
+          .order = SampleOrder::Sequential,
+          .seed = 1};
+}
+
+std::string error_of(const TokenDataOptions& options) {
+  const auto opened = TokenData::open(options);
+  return opened.has_value() ? "" : opened.error().to_string();
+}
+
+TEST(TokenData, WindowsDoNotOverlapAndTargetsAreOneFurther) {
+  const TemporaryDirectory folder;
+  const std::vector<std::uint16_t> ids{10, 11, 12, 13, 14, 15, 16, 17, 18};
+  auto options = options_for(folder.write("ids.bin", bytes_of(ids)), folder);
+  auto data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_EQ(data->tokens(), 9u);
+  ASSERT_EQ(data->samples(), 2u);  // a third would need token 9
+  EXPECT_EQ(sample_of(*data, 0, 3).ids, (std::vector<std::int64_t>{10, 11, 12}));
+  EXPECT_EQ(sample_of(*data, 0, 3).targets, (std::vector<std::int64_t>{11, 12, 13}));
+  EXPECT_EQ(sample_of(*data, 1, 3).ids, (std::vector<std::int64_t>{13, 14, 15}));
+  EXPECT_EQ(sample_of(*data, 1, 3).targets, (std::vector<std::int64_t>{14, 15, 16}));
+  EXPECT_EQ(sample_of(*data, 7, 3).ids, sample_of(*data, 1, 3).ids);  // wraps around
+  options.sequence_length = 8;
+  EXPECT_EQ(TokenData::open(options)->samples(), 1u);
+}
+
+TEST(TokenData, WideVocabulariesHaveWideIds) {
+  const TemporaryDirectory folder;
+  auto options =
+      options_for(folder.write("wide.bin", bytes_of<std::uint32_t>({70000, 1, 2, 3})), folder);
+  options.vocab_size = 70001;
+  auto data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_EQ(sample_of(*data, 0, 3).ids, (std::vector<std::int64_t>{70000, 1, 2}));
+  options.path = folder.write("narrow.bin", bytes_of<std::uint16_t>({65535, 1, 2, 3}));
+  options.vocab_size = 65536;
+  data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_EQ(sample_of(*data, 0, 3).ids, (std::vector<std::int64_t>{65535, 1, 2}));
+}
+
+TEST(TokenData, TextIsBytesAcrossTheFilesOfAFolderInOrder) {
+  const TemporaryDirectory folder;
+  folder.write("text/b/2", "ef");
+  folder.write("text/a.txt", "abc");
+  folder.write("text/b/1", "");
+  folder.write("text/b/10", std::string("d\xff"));
+  folder.write("text/c", std::string(200'000, 'z'));  // several pieces of a read
+  std::filesystem::create_symlink("nowhere", folder.path() + "/text/broken");
+  auto options = options_for(folder.path() + "/text", folder);
+  options.sequence_length = 6;
+  auto data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_EQ(data->tokens(), 200'007u);
+  EXPECT_EQ(sample_of(*data, 0, 6).ids, (std::vector<std::int64_t>{'a', 'b', 'c', 'd', 255, 'e'}));
+  EXPECT_EQ(sample_of(*data, 0, 6).targets,
+            (std::vector<std::int64_t>{'b', 'c', 'd', 255, 'e', 'f'}));
+  EXPECT_EQ(sample_of(*data, 1, 6).ids, (std::vector<std::int64_t>{'f', 'z', 'z', 'z', 'z', 'z'}));
+  options.sequence_length = 200'006;
+  data = TokenData::open(options);
+  EXPECT_EQ(sample_of(*data, 0, 200'006).targets.back(), 'z');
+}
+
+TEST(TokenData, ShuffledPassesArePermutationsThatTheSeedDecides) {
+  const TemporaryDirectory folder;
+  std::vector<std::uint16_t> ids(101);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i);
+  auto options = options_for(folder.write("ids.bin", bytes_of(ids)), folder);
+  options.order = SampleOrder::Shuffled;
+  options.sequence_length = 1;
+  const auto pass = [&](std::uint64_t seed, std::uint64_t number) {
+    options.seed = seed;
+    auto data = TokenData::open(options);
+    std::vector<std::int64_t> order;
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      order.push_back(sample_of(*data, number * 100 + i, 1).ids[0]);
+    }
+    return order;
+  };
+  const auto first = pass(7, 0);
+  EXPECT_EQ(std::set<std::int64_t>(first.begin(), first.end()).size(), 100u);
+  EXPECT_EQ(first, pass(7, 0));
+  EXPECT_NE(first, pass(7, 1));
+  EXPECT_NE(first, pass(8, 0));
+}
+
+TEST(Permutation, IsABijectionForEveryCount) {
+  for (const std::uint64_t count : {1, 2, 3, 4, 5, 7, 8, 9, 100, 1023, 1025, 4097}) {
+    for (std::uint64_t number = 0; number < 3; ++number) {
+      std::set<std::uint64_t> places;
+      for (std::uint64_t i = 0; i < count; ++i) places.insert(permuted(i, count, 11, number));
+      EXPECT_EQ(places.size(), count);
+      EXPECT_LT(*places.rbegin(), count);
+    }
+  }
+  EXPECT_LT(permuted(std::uint64_t{1} << 40, (std::uint64_t{1} << 40) + 1, 1, 0),
+            (std::uint64_t{1} << 40) + 1);
+}
+
+/// Each place gets each value about equally often: chi-squared over 2,000 permutations of 8.
+TEST(Permutation, IsNearUniform) {
+  constexpr std::size_t count = 8, rounds = 2000;
+  std::array<std::array<double, count>, count> seen{};
+  for (std::uint64_t number = 0; number < rounds; ++number) {
+    for (std::uint64_t i = 0; i < count; ++i) seen[i][permuted(i, count, 3, number)] += 1;
+  }
+  double squares = 0;
+  const double expected = rounds / static_cast<double>(count);
+  for (const auto& row : seen) {
+    for (const double times : row) squares += (times - expected) * (times - expected) / expected;
+  }
+  EXPECT_LT(squares, 100.0);  // 49 degrees of freedom: mean 49, standard deviation 10
+}
+
+TEST(TokenData, FaultsAreOneLineThatNamesThePath) {
+  const TemporaryDirectory folder;
+  const auto expect = [&](TokenDataOptions options, const std::string& message) {
+    const std::string text = error_of(options);
+    EXPECT_NE(text.find(message), std::string::npos) << text;
+    EXPECT_NE(text.find(options.path), std::string::npos) << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  };
+  expect(options_for(folder.path() + "/none", folder), "no such file or folder");
+  expect(options_for(folder.path() + "/none.bin", folder), "no such file or folder");
+  expect(options_for(folder.write("empty.txt", ""), folder), "no text or tokens in it");
+  expect(options_for(folder.write("empty.bin", ""), folder), "no text or tokens in it");
+  std::filesystem::create_directory(folder.path() + "/nothing");
+  expect(options_for(folder.path() + "/nothing", folder), "no text or tokens in it");
+  expect(options_for(folder.write("short.txt", "abc"), folder), "got 3 tokens, allowed 4 or more");
+  expect(options_for(folder.write("odd.bin", "abc"), folder),
+         "got 3 bytes, allowed a multiple of 2");
+  std::vector<std::uint16_t> ids(200'000, 5);
+  ids[150'000] = 300;
+  expect(options_for(folder.write("large.bin", bytes_of(ids)), folder),
+         "token 150000: got id 300, allowed below the vocab_size 300");
+  auto small = options_for(folder.write("text.txt", "abcdef"), folder);
+  small.vocab_size = 255;
+  expect(small, "got vocab_size 255, allowed 256 or more");
+  folder.write("model/merges.txt", "");
+  expect(options_for(folder.path() + "/text.txt", folder), "has merges.txt but no tokenizer.json");
+  ASSERT_EQ(::mkfifo((folder.path() + "/pipe.bin").c_str(), 0600), 0);
+  expect(options_for(folder.path() + "/pipe.bin", folder), "not a regular file");
+}
+
+TEST(TokenData, AFileCutWhileInUseIsAnErrorNotACrash) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.write("ids.bin", bytes_of(std::vector<std::uint16_t>(100, 7)));
+  auto data = TokenData::open(options_for(path, folder));
+  ASSERT_TRUE(data.has_value());
+  std::filesystem::resize_file(path, 10);
+  std::array<std::int64_t, 3> ids{}, targets{};
+  const auto read = data->sample(20, ids, targets);
+  ASSERT_FALSE(read.has_value());
+  EXPECT_EQ(read.error().code, ErrorCode::Corrupt);
+}
+
+/// A stand-in for Python: a shell script that plays the tokenising script.
+class Tokenize : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_.write("model/tokenizer.json", "{}");
+    folder_.write("text.txt", "abc");
+  }
+  void TearDown() override {
+    ::unsetenv("ARTESIAN_PYTHON");
+    ::unsetenv("TMPDIR");
+  }
+  TokenDataOptions play(const std::string& script) {
+    const std::string path = folder_.write("python", "#!/bin/sh\n" + script);
+    ::chmod(path.c_str(), 0700);
+    ::setenv("ARTESIAN_PYTHON", path.c_str(), 1);
+    std::filesystem::create_directories(folder_.path() + "/temporary");
+    ::setenv("TMPDIR", (folder_.path() + "/temporary").c_str(), 1);
+    return options_for(folder_.path() + "/text.txt", folder_);
+  }
+  bool temporary_is_empty() const {
+    return std::filesystem::is_empty(folder_.path() + "/temporary");
+  }
+
+  TemporaryDirectory folder_;
+};
+
+TEST_F(Tokenize, TheScriptsTokensAreReadAndNoFileIsLeft) {
+  const auto options = play(R"(
+test "$1 $2" = "-m artesian_tokenize" || exit 3
+test "$3 $5 $7 $9" = "--tokenizer --input --output --vocab-size" || exit 3
+test "${10}" = 300 || exit 4
+test -f "${PYTHONPATH##*:}/artesian_tokenize.py" || exit 5
+echo "artesian_tokenize: 1.0 of 1.0 MB" >&2
+printf '\001\000\002\000\003\000\004\000' > "$8"
+)");
+  auto data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_TRUE(temporary_is_empty());
+  EXPECT_EQ(sample_of(*data, 0, 3).targets, (std::vector<std::int64_t>{2, 3, 4}));
+}
+
+TEST_F(Tokenize, ItsFailureIsToldInOneLineWithAdviceThatHelps) {
+  const std::string python = "ARTESIAN_PYTHON", space = "set TMPDIR to a folder with room";
+  const auto expect = [&](const std::string& script, const std::string& message,
+                          const std::string& advice) {
+    const std::string text = error_of(play(script));
+    EXPECT_NE(text.find(message), std::string::npos) << text;
+    for (const std::string& any : {python, space}) {
+      EXPECT_EQ(text.find(any) != std::string::npos, any == advice) << text;
+    }
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    EXPECT_TRUE(temporary_is_empty());
+  };
+  expect("echo 'artesian_tokenize: error: bad tokenizer' >&2; exit 2",
+         "text.txt: cannot be tokenised: bad tokenizer", "");
+  expect("echo 'artesian_tokenize: error: id 9'; echo 'of a library'; exit 2", ": id 9", "");
+  expect("echo \"artesian_tokenize: error: $8.partial-7: No space left on device\"; exit 1",
+         "tokens.bin.partial-7: No space left on device; ", space);
+  expect("echo 'No module named artesian_tokenize'; exit 1", "No module named artesian_tokenize",
+         python);
+  expect("exit 1", "ended without saying why", python);
+  expect("kill -9 $$", "ended without saying why", python);
+  auto options = play("");
+  ::setenv("ARTESIAN_PYTHON", "/no/such/python", 1);
+  EXPECT_NE(error_of(options).find("/no/such/python: No such file"), std::string::npos);
+}
+
+TEST_F(Tokenize, AStopEndsTheScript) {
+  auto options = play("echo $$ > " + folder_.path() + "/pid.new; mv " + folder_.path() +
+                      "/pid.new " + folder_.path() + "/pid; touch \"$8\"; exec sleep 600");
+  options.stopped = [&] { return std::filesystem::exists(folder_.path() + "/pid"); };
+  const auto opened = TokenData::open(options);
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::Cancelled);
+  EXPECT_TRUE(temporary_is_empty());
+  EXPECT_EQ(::kill(std::stoi(folder_.read("pid")), 0), -1);  // waited for: it is no more
+  EXPECT_EQ(errno, ESRCH);
+}
+
+TEST_F(Tokenize, AnInterruptIsNoFault) {
+  const auto opened = TokenData::open(play("exit 130"));
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::Cancelled);
+  EXPECT_TRUE(temporary_is_empty());
+}
+
+}  // namespace
+}  // namespace artesian::models

@@ -1,0 +1,62 @@
+// A config that is about one key of the table: the smallest text in which that key is judged by
+// itself.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero3/config/config.h"
+#include "zero3/config/keys.h"
+
+namespace artesian::zero3 {
+
+/// The row that decides: an alias stands for another.
+inline const ConfigKey& meaning(const ConfigKey& key) {
+  return key.effect == KeyEffect::Alias ? *find_config_key(key.detail) : key;
+}
+
+inline bool is_section(const ConfigKey& key) {
+  return meaning(key).type == KeyType::Section || meaning(key).type == KeyType::OpenSection;
+}
+
+/// What must stand beside a key for it to be judged by itself.
+inline std::vector<std::string> companions(const std::string& path) {
+  const bool cosine = path.ends_with("_ratio");
+  if (path == "optimizer.type" || path == "scheduler.type") return {};
+  if (path.starts_with("zero_optimization.cpu_offload")) return {"\"stage\": 3"};
+  if (path.starts_with("optimizer")) return {"\"type\": \"Adam\""};
+  if (path == "scheduler.params.total_num_steps") return {"\"type\": \"WarmupDecayLR\""};
+  if (path.starts_with("scheduler")) {
+    return {cosine ? "\"type\": \"WarmupCosineLR\"" : "\"type\": \"WarmupLR\""};
+  }
+  return {};
+}
+
+/// {"a": {"b": VALUE}} for a.b, with companions in the outermost object below the root.
+inline std::string config_with(std::string_view path, const std::string& value) {
+  const std::string whole(path);
+  std::string text = value;
+  std::string rest = whole;
+  while (true) {
+    const std::size_t dot = rest.rfind('.');
+    const std::string name = dot == rest.npos ? rest : rest.substr(dot + 1);
+    text = "\"" + name + "\": " + text;
+    if (dot == rest.npos) break;
+    rest = rest.substr(0, dot);
+    if (rest.find('.') == rest.npos) {
+      for (const std::string& companion : companions(whole)) text += ", " + companion;
+    }
+    text = "{" + text + "}";
+  }
+  return "{" + text + "}";
+}
+
+inline Result<Config> parse(const std::string& text) {
+  ConfigArguments arguments;
+  arguments.steps = std::nullopt;
+  if (text.find("WarmupCosineLR") != text.npos) arguments.steps = 100;
+  return parse_config(text, "ds.json", arguments);
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,117 @@
+// Proves the layout's rules: every parameter lies in exactly one unit, aligned and without overlap;
+// tied weights are units of their own; persistence splits units by the two thresholds.
+#include "zero3/plan/layout.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/zero3/small_model.h"
+
+namespace artesian::zero3 {
+namespace {
+
+void expect_sound(const SmallModel& model, const Layout& layout) {
+  ASSERT_EQ(layout.places.size(), model.parameters.size());
+  ASSERT_EQ(layout.stages.size(), model.stages.size());
+  for (std::size_t unit = 0; unit < layout.units.size(); ++unit) {
+    std::uint64_t end = 0;
+    std::uint64_t numel = 0;
+    for (const auto parameter : layout.units[unit].parameters) {
+      const ParameterPlace& place = layout.places[parameter];
+      EXPECT_EQ(place.unit, unit);
+      EXPECT_EQ(place.first % parameter_alignment, 0u);
+      EXPECT_GE(place.first, end);
+      EXPECT_EQ(place.numel, model.parameters[parameter].numel());
+      end = place.first + place.numel;
+      numel += place.numel;
+    }
+    EXPECT_EQ(layout.units[unit].numel, numel);
+    EXPECT_EQ(layout.units[unit].image % image_alignment, 0u);
+    EXPECT_GE(layout.units[unit].image, end);
+    EXPECT_LT(layout.units[unit].image - end, image_alignment);
+  }
+}
+
+TEST(Layout, OneUnitAStageAndOneForTheTiedWeight) {
+  const SmallModel model = make_small_model(100, 8, 3);
+  const Layout layout = make_layout(model.parameters, model.stages, {});
+  expect_sound(model, layout);
+  EXPECT_EQ(layout.units.size(), 5u);  // wte, three blocks, ln_f
+  EXPECT_EQ(layout.stages.front(), (std::vector<std::uint32_t>{0}));
+  EXPECT_EQ(layout.stages.back(), (std::vector<std::uint32_t>{4, 0}));
+  for (const Unit& unit : layout.units) EXPECT_FALSE(unit.persistent);
+}
+
+TEST(Layout, AnUntiedHeadIsAUnitOfItsStage) {
+  const SmallModel model = make_small_model(100, 8, 1, /*tied=*/false);
+  const Layout layout = make_layout(model.parameters, model.stages, {});
+  expect_sound(model, layout);
+  EXPECT_EQ(layout.stages.back().size(), 1u);
+}
+
+TEST(Layout, ATiledHeadIsAUnitByItselfAndTakenAsStored) {
+  for (const bool tied : {true, false}) {
+    SmallModel model = make_small_model(100, 8, 1, tied);
+    const auto head = model.stages.back().parameters.back();
+    const auto as_stored = [&] {
+      const Layout layout = make_layout(model.parameters, model.stages, {});
+      expect_sound(model, layout);
+      std::vector<std::string> names;
+      for (const Unit& unit : layout.units) {
+        if (unit.as_stored) names.push_back(unit.name);
+      }
+      return names;
+    };
+    // A table that is looked up alone is taken as it is stored, too.
+    const std::vector<std::string> looked_up{"wte.weight"};
+    EXPECT_EQ(as_stored(), tied ? std::vector<std::string>() : looked_up);
+    model.parameters[head].tiled = true;
+    EXPECT_EQ(as_stored(),
+              tied ? looked_up : (std::vector<std::string>{"wte.weight", "lm_head.weight"}));
+  }
+}
+
+TEST(Layout, TheLookedUpParameterIsAUnitOfItsOwn) {
+  const std::vector<ParameterSpec> parameters{{.name = "before", .shape = {8}},
+                                              {.name = "table", .shape = {100, 8}},
+                                              {.name = "after", .shape = {8, 8}}};
+  const std::vector<StageSpec> stages{{.name = "all", .parameters = {0, 1, 2}, .lookup = 1}};
+  for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1000}}) {  // persistent or not
+    const Layout layout = make_layout(parameters, stages, {limit, 100 * limit});
+    EXPECT_EQ(layout.stages.front(), (std::vector<std::uint32_t>{0, 1}));
+    EXPECT_EQ(layout.units[0].parameters, (std::vector<std::uint32_t>{0, 2}));
+    EXPECT_EQ(layout.units[1].parameters, (std::vector<std::uint32_t>{1}));
+    EXPECT_EQ(layout.units[1].persistent, limit != 0);
+  }
+}
+
+TEST(Layout, ParametersUpToTheThresholdPersist) {
+  const SmallModel model = make_small_model(100, 8, 2);
+  const Layout layout = make_layout(model.parameters, model.stages, {32, ~std::uint64_t{0}});
+  expect_sound(model, layout);
+  for (std::size_t index = 0; index < model.parameters.size(); ++index) {
+    EXPECT_EQ(layout.units[layout.places[index].unit].persistent,
+              model.parameters[index].numel() <= 32)
+        << model.parameters[index].name;
+  }
+}
+
+TEST(Layout, TheModelThresholdBoundsTheSum) {
+  const SmallModel model = make_small_model(100, 8, 4);
+  for (std::uint64_t limit = 0; limit < 200; ++limit) {
+    const Layout layout = make_layout(model.parameters, model.stages, {1000, limit});
+    expect_sound(model, layout);
+    std::uint64_t persistent = 0;
+    for (const Unit& unit : layout.units) persistent += unit.persistent ? unit.numel : 0;
+    EXPECT_LE(persistent, limit);
+  }
+}
+
+TEST(Layout, AThresholdAboveTheLargestKeepsEverything) {
+  const SmallModel model = make_small_model(100, 8, 2);
+  const Layout layout = make_layout(model.parameters, model.stages, {1 << 20, ~std::uint64_t{0}});
+  expect_sound(model, layout);
+  for (const Unit& unit : layout.units) EXPECT_TRUE(unit.persistent);
+}
+
+}  // namespace
+}  // namespace artesian::zero3

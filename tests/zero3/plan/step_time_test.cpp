@@ -1,0 +1,551 @@
+// Proves the simulated step: it takes no less than its computing, than its bytes at the disk's
+// bandwidth, and than the CPU's kernels; a faster resource never makes it longer; without a disk
+// to wait for it takes what it computes; and several ranks share what their stage of ZeRO shares,
+// and wait for the bus only where something needs what comes over it.
+#include "zero3/plan/step_time.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+
+#include "base/random.h"
+#include "tests/zero3/small_model.h"
+#include "zero3/plan/units_under_backward.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using tiering::Disk;
+using tiering::Resource;
+
+constexpr std::uint64_t plenty = std::uint64_t{1} << 40;
+
+struct Case {
+  SmallModel model;
+  Config config;
+  Placement placement;
+  StepPlan plan;
+  bool separate = false;
+};
+
+std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound) {
+  return random_word(51, seed, draw) % bound;
+}
+
+Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t ranks = 1,
+               std::uint64_t host_bytes = plenty, double share_under_backward = 0.0,
+               int layers = 3) {
+  Case made{.model = make_small_model(512, 64, layers, below(seed, 0, 2) == 0),
+            .config = std::move(config),
+            .placement = {},
+            .plan = {},
+            .separate = separate};
+  made.placement =
+      make_placement({.parameters = &made.model.parameters,
+                      .stages = &made.model.stages,
+                      .config = &made.config,
+                      .compute_dtype = separate ? made.config.param_dtype : DType::Float32,
+                      .separate_device = separate,
+                      .device_bytes = plenty,
+                      .host_bytes = host_bytes,
+                      .ranks = ranks,
+                      .spare_device = false})
+          .value();
+  const ZeroConfig& zero = made.config.zero;
+  made.plan = plan_step({.placement = &made.placement,
+                         .stages = &made.model.stages,
+                         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
+                                    zero.max_reuse_distance},
+                         .micro_batches = made.config.accumulation_steps,
+                         .tokens = 32,
+                         .lookup_width = 64,
+                         .separate_device = separate,
+                         .ranks = ranks,
+                         .under_backward = units_under_backward(made.placement, made.model.stages,
+                                                                share_under_backward,
+                                                                /*speculative=*/false)})
+                  .value();
+  return made;
+}
+
+Config config_of(Offload param, Offload optimizer, DType dtype = DType::Float16) {
+  Config config;
+  config.accumulation_steps = 1;
+  config.param_dtype = config.grad_accum_dtype = dtype;
+  config.zero.stage = 3;
+  config.zero.offload_param.device = param;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.offload_optimizer.device = optimizer;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.sub_group_size = 16384;
+  return config;
+}
+
+Config random_config(std::uint64_t seed) {
+  constexpr Offload homes[] = {Offload::None, Offload::Cpu, Offload::Nvme};
+  Config config = config_of(homes[below(seed, 1, 3)], homes[below(seed, 2, 3)],
+                            below(seed, 3, 2) == 0 ? DType::Float16 : DType::Float32);
+  config.accumulation_steps = 1 + below(seed, 4, 3);
+  config.zero.max_live_parameters = below(seed, 5, 2) == 0 ? 0 : plenty;
+  config.zero.prefetch_bucket_size = below(seed, 6, 2) == 0 ? 0 : plenty;
+  return config;
+}
+
+Case random_case(std::uint64_t seed) {
+  return make_case(seed, random_config(seed), below(seed, 7, 2) == 0, 1 + 3 * below(seed, 8, 2),
+                   plenty, std::array{0.0, 0.3, 0.7, 1.0}[below(seed, 9, 4)]);
+}
+
+StepTimeRequest request_of(const Case& of, double disk = 1e8) {
+  StepTimeRequest request{.placement = &of.placement,
+                          .plan = &of.plan,
+                          .separate_device = of.separate,
+                          .rates = {.disk_read = disk,
+                                    .disk_write = disk / 2,
+                                    .memory = 1e9,
+                                    .checksum = 4e9,
+                                    .device_memory = 1e10,
+                                    .to_device = 1e9,
+                                    .to_host = 1e9,
+                                    .bus = 1e9},
+                          .stages = {}};
+  request.stages.forward.assign(of.model.stages.size(), 1e-3);
+  request.stages.backward.assign(of.model.stages.size(), 2e-3);
+  return request;
+}
+
+double disk_seconds(const StepTimeRequest& request) {
+  const Moved moved = request.plan->moved.total();
+  const double read = static_cast<double>(moved.nvme_read) / request.rates.disk_read;
+  const double written = static_cast<double>(moved.nvme_write) / request.rates.disk_write;
+  return request.rates.disk == Disk::Shared ? read + written : std::max(read, written);
+}
+
+TEST(StepTime, IsNeverBelowItsBytesNorItsComputing) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Case of = random_case(seed);
+    for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
+      StepTimeRequest request = request_of(of);
+      request.rates.disk = disk;
+      const StepTime time = simulate_step(request);
+      const double stages = static_cast<double>(of.model.stages.size());
+      const double computing = 3e-3 * stages * static_cast<double>(of.config.accumulation_steps);
+      EXPECT_NEAR(time.model_seconds, computing, 1e-9);
+      EXPECT_GE(time.seconds, time.model_seconds * (1 - 1e-9));
+      EXPECT_GE(time.seconds, disk_seconds(request) * (1 - 1e-9));
+      for (const double busy : time.busy) EXPECT_GE(time.seconds, busy * (1 - 1e-9));
+    }
+  }
+}
+
+TEST(StepTime, EachDiskHasItsOwnBytes) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Case of = random_case(seed);
+    const MovedByKind& moved = of.plan.moved;
+    Moved param = moved.param;
+    param += moved.grad;
+    param += moved.input;
+    StepTimeRequest request = request_of(of);
+    request.rates.param_read = request.rates.disk_read / 4;
+    request.rates.param_write = request.rates.disk_write / 4;
+    const StepTime one = simulate_step(request);
+    request.rates.param_apart = true;
+    const StepTime apart = simulate_step(request);
+    EXPECT_LE(apart.seconds, one.seconds * (1 + 1e-9));
+    const auto busy = [](const StepTime& time, Resource resource) {
+      return time.busy[static_cast<std::size_t>(resource)];
+    };
+    const auto expect = [](double seconds, std::uint64_t bytes, double rate) {
+      EXPECT_NEAR(seconds, static_cast<double>(bytes) / rate, 1e-6);
+    };
+    expect(busy(apart, Resource::ParamRead), param.nvme_read, request.rates.param_read);
+    expect(busy(apart, Resource::ParamWrite), param.nvme_write, request.rates.param_write);
+    expect(busy(apart, Resource::DiskRead), moved.optimizer.nvme_read, request.rates.disk_read);
+    expect(busy(apart, Resource::DiskWrite), moved.optimizer.nvme_write, request.rates.disk_write);
+    EXPECT_NEAR(busy(one, Resource::DiskRead),
+                busy(apart, Resource::DiskRead) + busy(apart, Resource::ParamRead), 1e-6);
+    EXPECT_EQ(busy(one, Resource::ParamRead), 0.0);
+    request.rates.param_read = request.rates.disk_read;  // as if it were said nowhere
+    request.rates.param_write = request.rates.disk_write;
+    request.rates.param_apart = false;
+    const double same = simulate_step(request_of(of)).seconds;
+    EXPECT_NEAR(simulate_step(request).seconds, same, same * 1e-6);
+  }
+}
+
+TEST(StepTime, AFasterResourceNeverMakesItLonger) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    const Case of = random_case(seed);
+    const double before = simulate_step(request_of(of)).seconds;
+    for (const auto rate :
+         {&Rates::disk_read, &Rates::disk_write, &Rates::memory, &Rates::checksum,
+          &Rates::device_memory, &Rates::to_device, &Rates::to_host, &Rates::bus}) {
+      StepTimeRequest request = request_of(of);
+      request.rates.*rate *= 3.0;
+      EXPECT_LE(simulate_step(request).seconds, before * (1 + 1e-9)) << "seed " << seed;
+    }
+  }
+}
+
+TEST(StepTime, WithAnInfiniteDiskItIsWhatIsComputed) {
+  for (const Offload param : {Offload::Cpu, Offload::Nvme}) {
+    const Case of = make_case(1, config_of(param, Offload::Nvme), false);
+    const StepTime time = simulate_step(request_of(of, 1e30));
+    const double computed = time.busy[static_cast<std::size_t>(Resource::Compute)];
+    EXPECT_NEAR(time.seconds, computed, computed * 1e-6);
+    EXPECT_GT(computed, time.model_seconds);  // the optimizer's work, too
+  }
+}
+
+TEST(StepTime, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
+  // A slow disk, a ring of four items: the disk never rests while the optimizer streams.
+  const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false);
+  const StepTimeRequest request = request_of(of, 1e6);
+  const StepTime time = simulate_step(request);
+  const double beside = time.seconds - disk_seconds(request);
+  EXPECT_GE(beside, time.model_seconds * (1 - 1e-9));
+  EXPECT_LE(beside, time.busy[static_cast<std::size_t>(Resource::Compute)] * (1 + 1e-9));
+}
+
+TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
+  // Disk and computing take about as long: under forward alone the disk then rests in backward.
+  const Config config = config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16);
+  const std::uint64_t host = 3 << 20;
+  const auto seconds = [&](double share) {
+    const Case of = make_case(1, config, false, 1, host, share, 12);
+    EXPECT_EQ(of.plan.moved.grad.nvme_read, 0u);
+    StepTimeRequest request = request_of(of);
+    request.rates.memory = 1e12;
+    request.rates.checksum = 0.0;
+    const double disk = disk_seconds(request);
+    for (auto* stages : {&request.stages.forward, &request.stages.backward}) {
+      const double part = stages == &request.stages.forward ? 1.0 / 3 : 2.0 / 3;
+      stages->assign(stages->size(), disk * part / static_cast<double>(stages->size()));
+    }
+    const double taken = simulate_step(request).seconds / disk;
+    EXPECT_GE(taken, 1.0);
+    return taken;
+  };
+  const double deferred = seconds(0.0);
+  const double shared = seconds(0.6);
+  EXPECT_LT(shared, 0.85 * deferred);
+  EXPECT_LT(shared, seconds(1.0));  // where all that can be is, forward has too little
+}
+
+TEST(StepTime, WhatFillsTheRingIsReadUnderBackward) {
+  // No memory nor checksum takes time: a longer ring hides its own reads, and nothing else.
+  Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
+  const auto seconds = [&](std::uint32_t items) {
+    of.placement.ring_count = items;
+    StepTimeRequest request = request_of(of, 1e7);
+    request.rates.memory = 1e12;
+    request.rates.checksum = 0.0;
+    const StepTime time = simulate_step(request);
+    for (const StepSpan& span : time.spans) {
+      EXPECT_GE(span.begin, 0.0);
+      EXPECT_LE(span.end, time.seconds * (1 + 1e-9));
+    }
+    return time.seconds;
+  };
+  const std::uint64_t item = of.placement.sub_group * of.placement.state_size_max();
+  const double one = seconds(1);
+  const double two = seconds(2);
+  EXPECT_LT(two, one);
+  EXPECT_LE(one - two, 2 * static_cast<double>(item) / 1e7);
+}
+
+TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
+  for (const std::uint64_t micro_batches : {1u, 2u, 5u}) {
+    Config config = config_of(Offload::Cpu, Offload::Cpu);
+    config.accumulation_steps = micro_batches;
+    const Case of = make_case(1, config, false);
+    const StepTimeRequest request = request_of(of);
+    double seconds = 0.0;
+    for (const StepSpan& span : simulate_step(request).spans) {
+      if (span.kind == StepEvent::Kind::Gradients) seconds += span.end - span.begin;
+    }
+    std::uint64_t elements = 0;
+    for (const StageSpec& stage : of.model.stages) {
+      for (const auto parameter : stage.parameters) {
+        if (stage.lookup != parameter) elements += of.model.parameters[parameter].numel();
+      }
+    }
+    ASSERT_GT(elements, 0u);
+    // fp32 in, and a 16-bit sum read and written; the first is not read.
+    const double bytes = static_cast<double>(elements * (micro_batches * (4 + 2 + 2) - 2));
+    EXPECT_NEAR(seconds, bytes / request.rates.memory, seconds * 1e-9);
+  }
+}
+
+TEST(StepTime, GradientsThatSpillCostTheirBytes) {
+  const Config config = config_of(Offload::Nvme, Offload::Nvme);
+  const Case all = make_case(1, config, false);
+  const Case spilled = make_case(1, config, false, 1, 256 << 10);
+  EXPECT_EQ(all.plan.moved.grad.nvme_write, 0u);
+  EXPECT_GT(spilled.plan.moved.grad.nvme_write, 0u);
+  EXPECT_EQ(spilled.plan.moved.grad.nvme_read, spilled.plan.moved.grad.nvme_write);
+  EXPECT_GT(simulate_step(request_of(spilled)).seconds, simulate_step(request_of(all)).seconds);
+}
+
+TEST(StepTime, GradientsThatSpillAreReadAheadAndWrittenBehind) {
+  for (const bool separate : {false, true}) {
+    for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
+      // Nothing else goes through the ring.
+      Case of = make_case(1, config_of(Offload::Nvme, Offload::None), separate, 1, 256 << 10);
+      ASSERT_GT(of.plan.moved.grad.nvme_read, 0u);
+      ASSERT_EQ(of.plan.moved.optimizer.nvme_read, 0u);
+      const auto seconds = [&](std::uint32_t items) {
+        of.placement.ring_count = items;
+        StepTimeRequest request = request_of(of);
+        request.rates.disk = disk;
+        request.rates.memory = 4e8;  // the kernels take about as long as the disk
+        request.stages.forward.assign(of.model.stages.size(), 0.0);
+        request.stages.backward.assign(of.model.stages.size(), 0.0);
+        const double taken = simulate_step(request).seconds;
+        EXPECT_GE(taken, disk_seconds(request) * (1 - 1e-9));
+        return taken;
+      };
+      EXPECT_LT(seconds(8), 0.9 * seconds(1)) << separate;
+      EXPECT_LE(seconds(8), seconds(2) * (1 + 1e-9)) << separate;
+    }
+  }
+}
+
+/// Bytes that come over the bus for gradients once the last backward is computed.
+std::uint64_t reduced_last(const StepPlan& plan) {
+  std::uint64_t bytes = 0;
+  for (auto event = plan.events.rbegin(); event->kind != StepEvent::Kind::Compute; ++event) {
+    bytes += event->moved.grad.bus;
+  }
+  return bytes;
+}
+
+TEST(StepTime, GradientsAreReducedUnderBackward) {
+  // Each unit's in less time than a stage takes: what waits for the bus is what comes last.
+  for (const bool separate : {false, true}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {  // tied and not
+        SCOPED_TRACE("stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
+        Config config = config_of(Offload::None, Offload::None);
+        config.zero.stage = stage;
+        config.accumulation_steps = 1 + seed % 3;
+        Case of = make_case(seed, config, separate, 8);
+        for (StepEvent& event : of.plan.events) event.moved.param.bus = 0;
+        StepTimeRequest request = request_of(of);
+        const StepTime time = simulate_step(request);
+        const double bus = time.busy[static_cast<std::size_t>(Resource::Bus)];
+        EXPECT_NEAR(bus, static_cast<double>(of.plan.moved.grad.bus) / request.rates.bus, 1e-9);
+        const double last = static_cast<double>(reduced_last(of.plan)) / request.rates.bus;
+        EXPECT_LT(last, bus / 2);
+        request.rates.bus = 1e30;
+        EXPECT_NEAR(time.seconds, simulate_step(request).seconds + last, 1e-9);
+      }
+    }
+  }
+}
+
+TEST(StepTime, TheNormWaitsForGradientsOfAllRanks) {
+  for (const bool separate : {false, true}) {
+    for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        Config config = config_of(Offload::None, optimizer);
+        config.zero.stage = stage;
+        const Case of = make_case(1, config, separate, 8);
+        StepTimeRequest request = request_of(of);
+        request.rates.bus = 1e6;  // it is what takes longest
+        double reduced = 0.0;
+        double norm = 1e30;
+        for (const StepSpan& span : simulate_step(request).spans) {
+          using Kind = StepEvent::Kind;
+          if (span.kind == Kind::Norm) norm = std::min(norm, span.begin);
+          if (span.kind == Kind::Gradients || span.kind == Kind::Reduce || span.kind == Kind::Rows)
+            reduced = std::max(reduced, span.end);
+        }
+        EXPECT_GT(reduced, 0.0);
+        EXPECT_GE(norm, reduced * (1 - 1e-9)) << "stage " << stage;
+      }
+    }
+  }
+}
+
+TEST(StepTime, EachUnitIsReducedOnceWhenItsGradientIsFinal) {
+  using Kind = StepEvent::Kind;
+  for (const int stage : {0, 1}) {
+    for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+      Config config = config_of(Offload::None, Offload::None);
+      config.zero.stage = stage;
+      config.accumulation_steps = 3;
+      const Case of = make_case(seed, config, true, 4);
+      const std::vector<StepEvent>& events = of.plan.events;
+      for (std::uint32_t unit = 0; unit < of.placement.units.size(); ++unit) {
+        SCOPED_TRACE("unit " + std::to_string(unit) + ", seed " + std::to_string(seed));
+        std::size_t added = 0;
+        std::vector<std::size_t> reduced;
+        for (std::size_t index = 0; index < events.size(); ++index) {
+          const Kind kind = events[index].kind;
+          if (kind == Kind::Compute || events[index].unit != unit) continue;
+          if (kind == Kind::Gradients || kind == Kind::Rows || kind == Kind::Zero) added = index;
+          if (kind == Kind::Reduce) reduced.push_back(index);
+        }
+        ASSERT_EQ(reduced.size(), 1u);
+        ASSERT_GT(reduced.front(), added);
+        for (std::size_t index = added; index < reduced.front(); ++index) {
+          EXPECT_NE(events[index].kind, Kind::Compute);
+        }
+        const std::uint64_t bytes = of.placement.grad_bytes(unit) / 4 * 3;
+        EXPECT_EQ(events[reduced.front()].moved.grad.bus, stage == 0 ? 2 * bytes : bytes);
+      }
+    }
+  }
+}
+
+/// Nothing but computing and what comes over the bus takes time.
+StepTimeRequest of_the_bus(const Case& of) {
+  StepTimeRequest request = request_of(of);
+  for (const auto rate :
+       {&Rates::memory, &Rates::device_memory, &Rates::to_device, &Rates::to_host}) {
+    request.rates.*rate = 1e30;
+  }
+  return request;
+}
+
+TEST(StepTime, FreshParametersComeUnderForward) {
+  // Each unit's in less time than a stage takes: it is the first stage that waits for its own.
+  for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
+    for (const int stage : {1, 2}) {
+      for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+        SCOPED_TRACE("stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
+        Config config = config_of(Offload::None, optimizer);
+        config.zero.stage = stage;
+        Case of = make_case(seed, config, true, 8);
+        std::uint64_t first = 0;
+        for (StepEvent& event : of.plan.events) {
+          event.moved.grad.bus = 0;
+          if (event.kind == StepEvent::Kind::Update && event.unit == 0)
+            first += event.moved.param.bus;
+        }
+        StepTimeRequest request = of_the_bus(of);
+        const StepTime time = simulate_step(request);
+        const double bus = time.busy[static_cast<std::size_t>(Resource::Bus)];
+        EXPECT_NEAR(bus, static_cast<double>(of.plan.moved.param.bus) / request.rates.bus, 1e-9);
+        const double waits = static_cast<double>(first) / request.rates.bus;
+        EXPECT_GT(waits, 0.0);
+        EXPECT_LT(waits, bus / 2);
+        EXPECT_NEAR(time.seconds, time.model_seconds + waits, 1e-9);
+      }
+    }
+  }
+}
+
+TEST(StepTime, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
+  for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
+    Config config = config_of(Offload::None, optimizer);
+    config.zero.stage = 1;
+    Case of = make_case(1, config, true, 8);
+    const auto last = static_cast<std::uint32_t>(of.placement.units.size() - 1);
+    for (StepEvent& event : of.plan.events) {
+      event.moved.grad.bus = 0;
+      const bool slow = event.kind == StepEvent::Kind::Update && event.unit == last;
+      event.moved.param.bus = slow ? 100'000'000 : 0;
+    }
+    double before = 0.0;  // the end of the stages before the last
+    double after = 1.0;   // its begin
+    for (const StepSpan& span : simulate_step(of_the_bus(of)).spans) {
+      if (span.kind != StepEvent::Kind::Compute) continue;
+      const bool waited = span.begin > 0.05;
+      if (waited) after = std::min(after, span.begin);
+      if (!waited) before = std::max(before, span.end);
+    }
+    EXPECT_NEAR(before, 1e-3 * static_cast<double>(of.model.stages.size() - 1), 1e-9);
+    EXPECT_NEAR(after, 0.1, 1e-9);
+  }
+}
+
+TEST(StepTime, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
+  // The table is fetched, since backward has no use for it; units after it are kept, and are fresh.
+  Config config = config_of(Offload::None, Offload::None);
+  config.zero.max_reuse_distance = 100'000;
+  const Case of = make_case(2, config, true, 8);
+  ASSERT_NE(of.model.stages.back().parameters.back(), of.model.stages.front().lookup);  // not tied
+  std::uint64_t fetched = 0;
+  std::uint64_t fresh = 0;
+  for (auto event = of.plan.events.rbegin(); event->kind != StepEvent::Kind::Norm; ++event) {
+    if (event->kind == StepEvent::Kind::Update) fresh += event->moved.param.bus;
+    if (event->kind == StepEvent::Kind::Fetch && event->unit == 0) fetched = event->moved.param.bus;
+  }
+  ASSERT_GT(fetched, 0u);
+  ASSERT_GT(fresh, 0u);
+  const StepTimeRequest request = of_the_bus(of);
+  double begin = 1.0;
+  for (const StepSpan& span : simulate_step(request).spans) {
+    if (span.kind == StepEvent::Kind::Compute) begin = std::min(begin, span.begin);
+  }
+  EXPECT_NEAR(begin, static_cast<double>(fetched) / request.rates.bus, 1e-9);
+}
+
+TEST(StepTime, RowsComeOverTheBusWhereRanksShareGradients) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const std::uint64_t micro_batches : {1u, 3u, 20u}) {
+      for (const std::uint64_t seed : {1u, 4u}) {  // a table apart, and one that is tied
+        Config config = config_of(Offload::None, Offload::None);
+        config.zero.stage = stage;
+        config.accumulation_steps = micro_batches;
+        const Case of = make_case(seed, config, true, 8);
+        const auto rows = std::find_if(
+            of.plan.events.begin(), of.plan.events.end(),
+            [](const StepEvent& event) { return event.kind == StepEvent::Kind::Rows; });
+        ASSERT_NE(rows, of.plan.events.end());
+        const std::uint64_t sparse = micro_batches * 32 * 64 * 4;  // tokens, their width, fp32
+        const std::uint64_t dense = std::uint64_t{512} * 64 * 2;   // less than 20 times that
+        const std::uint64_t others = std::min(sparse, dense) / 8 * 7;
+        EXPECT_EQ(rows->moved.grad.bus, stage < 2 ? 0 : others) << stage << " " << micro_batches;
+      }
+    }
+  }
+}
+
+TEST(StepTime, RanksShareStateAndPayOnTheBus) {
+  const Config config = config_of(Offload::Nvme, Offload::Nvme);
+  const Case alone = make_case(1, config, true);
+  const Case shared = make_case(1, config, true, 4);
+  EXPECT_EQ(alone.plan.moved.total().bus, 0u);
+  std::uint64_t elements = 0;
+  for (const Unit& unit : shared.placement.layout.units) elements += unit.image;
+  // Everything fits: what the three others have updated comes once a step.
+  EXPECT_NEAR(static_cast<double>(shared.plan.moved.param.bus),
+              static_cast<double>(2 * elements / 4 * 3), 0.1 * static_cast<double>(elements));
+  const std::uint64_t padding = shared.placement.units.size() * image_alignment * 12;
+  const auto expect_quarter = [&](std::uint64_t part, std::uint64_t whole) {
+    EXPECT_GE(part, whole / 4);
+    EXPECT_LE(part, whole / 4 + padding);
+  };
+  expect_quarter(shared.placement.nvme_optimizer_bytes, alone.placement.nvme_optimizer_bytes);
+  expect_quarter(shared.plan.moved.optimizer.nvme_write, alone.plan.moved.optimizer.nvme_write);
+}
+
+TEST(StepTime, StagesOfZeroShareWhatTheyShare) {
+  std::uint64_t before = ~std::uint64_t{0};
+  for (const int stage : {0, 1, 2, 3}) {
+    Config config = config_of(Offload::None, Offload::None);
+    config.zero.stage = stage;
+    const Case of = make_case(1, config, true, 8);
+    std::uint64_t homes = 0;
+    for (std::uint32_t unit = 0; unit < of.placement.units.size(); ++unit) {
+      const std::uint64_t image = of.placement.layout.units[unit].image;
+      const Sharding& sharding = of.placement.sharding;
+      homes += Sharding::share(image, sharding.param) * 2 +
+               Sharding::share(image, sharding.grad) * 2 +
+               Sharding::share(image, sharding.optimizer) * 12;
+    }
+    EXPECT_LT(homes, before) << "stage " << stage;
+    EXPECT_GE(of.placement.device_pool_bytes, homes);
+    EXPECT_GT(of.plan.moved.total().bus, 0u) << "stage " << stage;
+    before = homes;
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3

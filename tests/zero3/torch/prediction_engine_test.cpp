@@ -1,0 +1,74 @@
+// Proves that a run goes by the disk below each of its folders: with parameters and optimizer state
+// on made-up disks of very different speeds, what a step needs of the disks is what the slow one
+// needs for its own bytes, and no other's. And that casts are computing: where nothing is on a
+// disk, nothing is waited for.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "tests/zero3/torch/equality.h"
+
+namespace artesian::zero3 {
+namespace {
+
+class PredictionOfEngine : public Equality {
+ protected:
+  PredictionOfEngine() : Equality(tiny) { at::set_num_threads(1); }
+
+  /// The third of three steps, with the update before it, whose bytes are the same as its own.
+  StepResult third_step(const Choice& run, const EngineOptions& options) {
+    auto engine = Engine::create(module_of(run), config_of(run), options).value();
+    RandomWeights weights(module_of(run).parameters(), 1);
+    EXPECT_TRUE(engine->initialize(weights).has_value());
+    TokenBatch batch(scale.samples, scale.length);
+    StepResult last;
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_TRUE(engine->forward(batch.batch()).has_value());
+      EXPECT_TRUE(engine->backward().has_value());
+      last = engine->step().value();
+    }
+    EXPECT_TRUE(engine->finish_update().has_value());
+    const auto completed = engine->take_completed();
+    EXPECT_TRUE(completed.has_value() && completed->step == last.step);
+    last.bytes_paths = completed->bytes_paths;
+    last.wait_param_s = completed->wait_param_s;
+    last.cast_s = completed->cast_s;
+    EXPECT_TRUE(engine->close().has_value());
+    return last;
+  }
+};
+
+// All on NVMe, in a folder each.
+TEST_F(PredictionOfEngine, GoesByTheDiskOfEachFolder) {
+  constexpr double fast = 1e18;  // bytes per second
+  for (const std::size_t slow : {0u, 1u}) {
+    EngineOptions options;
+    for (std::uint64_t folder = 0; folder < 2; ++folder) {
+      const double speed = folder == slow ? 100.0 : fast;
+      options.path_disks.push_back({.speed = {speed, speed / 2}, .device = folder});
+    }
+    const StepResult step = third_step({2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1}, options);
+    ASSERT_EQ(step.bytes_paths.paths.size(), 2u);
+    const SwapPathUse& use = step.bytes_paths.paths[slow];
+    EXPECT_EQ(use.directory, directory_ / (slow == 0 ? "param" : "optimizer"));
+    ASSERT_GT(use.bytes_read, 0u);
+    ASSERT_GT(use.bytes_written, 0u);
+    const double seconds =
+        static_cast<double>(use.bytes_read) / 100.0 + static_cast<double>(use.bytes_written) / 50.0;
+    EXPECT_NEAR(step.disk_s, seconds, seconds * 1e-9);
+  }
+}
+
+// In host memory, bf16 computed in fp32, and no room to keep what was gathered.
+TEST_F(PredictionOfEngine, CastsAreComputedAndNotWaitedFor) {
+  Choice run{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  run[Dtype] = 1;
+  const StepResult step = third_step(run, {});
+  EXPECT_GT(step.bytes_h2d, 0u);
+  EXPECT_GT(step.cast_s, 0.0);
+  EXPECT_GT(step.gradient_s, 0.0);
+  EXPECT_EQ(step.wait_param_s, 0.0);
+  EXPECT_EQ(step.wait_grad_s, 0.0);
+}
+
+}  // namespace
+}  // namespace artesian::zero3

@@ -1,0 +1,176 @@
+// Proves the paths of a device with memory of its own, without a GPU: training on a SeparateDevice
+// (tests/support/separate_device.h), which runs copies and kernels late, early or in any order that
+// fences allow, gives the bits of training on the CPU, at every home of parameters and optimizer
+// state, every dtype, and budgets down to the least that works. What lacks a fence, or lets the
+// host touch device memory, fails there for certain.
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "tests/support/separate_device.h"
+#include "tests/zero3/torch/equality.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::SeparateDevice;
+using Order = SeparateDevice::Order;
+
+class OnSeparateDevice : public Equality {
+ protected:
+  OnSeparateDevice() : Equality(tiny) { at::set_num_threads(1); }
+
+  /// The same run on both devices; the one on the CPU is computed once per model and arithmetic.
+  void expect_equal(const Choice& run, Order order, std::uint64_t seed) {
+    SCOPED_TRACE(describe(run) + ", order " + std::to_string(static_cast<int>(order)) + ", seed " +
+                 std::to_string(seed));
+    const Outcome& reference = on_cpu(run);
+    SeparateDevice device(order, seed);
+    separate_device = true;
+    Config config = config_of(run);
+    separate_device = false;
+    const Outcome outcome = train(run, config, {.backend = &device});
+    expect_same(outcome, reference);
+    EXPECT_EQ(device.races, 0u);
+    EXPECT_EQ(device.registered(), 0);
+    if (!outcome.steps.empty()) check_bytes(run, outcome);
+  }
+
+  const Outcome& on_cpu(const Choice& run) {
+    const std::array<int, 3> group{run[Dtype], run[Accumulation], run[Head]};
+    if (references_.count(group) == 0) {
+      Choice in_memory{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, run[Dtype], run[Accumulation], run[Head]};
+      in_memory[Masters] = 1;
+      references_[group] = train(in_memory);
+    }
+    return references_[group];
+  }
+
+  /// Gradients of every parameter come to the host, unless all of its state is on the device.
+  void check_bytes(const Choice& run, const Outcome& outcome) const {
+    std::uint64_t numel = 0;
+    for (const auto& parameter : module_of(run).parameters()) numel += parameter.numel();
+    const bool all_on_device = run[ParamHome] == 0 && run[OptimizerHome] == 0;
+    const std::uint64_t size = run[Dtype] == 0 ? 4 : 2;
+    const std::uint64_t micro_batches = std::uint64_t{1} << run[Accumulation];
+    if (!all_on_device && run[Persistence] == 0 &&
+        run[Head] == 0) {  // tied: nothing looked up only
+      EXPECT_GE(outcome.steps[3].bytes_d2h, numel / 2 * size * micro_batches);
+      std::uint64_t bytes_h2d = 0;  // of all steps: a skipped one may bring nothing
+      for (const StepResult& step : outcome.steps) bytes_h2d += step.bytes_h2d;
+      EXPECT_GT(bytes_h2d, 0u);
+    }
+    if (all_on_device) {
+      EXPECT_LT(outcome.steps[3].bytes_d2h, numel * size);
+    }
+  }
+
+  std::map<std::array<int, 3>, Outcome> references_;
+};
+
+int runs() {
+  return std::getenv("ARTESIAN_SOAK") != nullptr ? 400 : 12;
+}
+
+TEST_F(OnSeparateDevice, EveryHomeAndDtypeGivesTheBitsOfTheCpu) {
+  std::uint64_t draw = 0;
+  for (const int param : {0, 1, 2}) {
+    for (const int optimizer : {0, 1, 2}) {
+      for (const int dtype : {0, 1, 2}) {
+        Choice run{};
+        for (std::size_t factor = 0; factor < factor_count; ++factor) {
+          run[factor] = static_cast<int>(random_word(11, 0, draw++) %
+                                         static_cast<std::uint64_t>(levels[factor]));
+        }
+        run[ParamHome] = param;
+        run[OptimizerHome] = optimizer;
+        run[Dtype] = dtype;
+        expect_equal(run, static_cast<Order>(draw % 3), draw);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(OnSeparateDevice, AnyLimitsAndAnyOrderGiveTheBitsOfTheCpu) {
+  const char* given = std::getenv("ARTESIAN_SEED");
+  const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 5;
+  std::printf("ARTESIAN_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  for (int number = 0; number < runs(); ++number) {
+    Choice run{};
+    for (std::size_t factor = 0; factor < factor_count; ++factor) {
+      const std::uint64_t word = random_word(seed, static_cast<std::uint64_t>(number), factor);
+      run[factor] = static_cast<int>(word % static_cast<std::uint64_t>(levels[factor]));
+    }
+    expect_equal(run, static_cast<Order>(number % 3), seed + static_cast<std::uint64_t>(number));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(OnSeparateDevice, SixteenBitComputeIsAliasedOnTheDeviceAndHasTheBitsOfTheCpu) {
+  for (const int dtype : {3, 4}) {
+    for (const int home : {0, 1, 2}) {
+      Choice run{};
+      run[ParamHome] = run[OptimizerHome] = home;
+      run[Budget] = home == 0 ? 2 : 0;
+      run[Bucket] = run[Live] = run[Reuse] = run[Accumulation] = 1;
+      run[Dtype] = dtype;
+      expect_equal(run, Order::Random, static_cast<std::uint64_t>(dtype * 3 + home));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(OnSeparateDevice, AnArenaThatDoesNotFitIsRefusedByName) {
+  const Choice run{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, 1, 0, 0};
+  SeparateDevice device;
+  device.bytes_max = 4096;
+  const auto engine = Engine::create(module_of(run), config_of(run), {.backend = &device});
+  ASSERT_FALSE(engine.has_value());
+  EXPECT_EQ(engine.error().code, ErrorCode::Exhausted);
+  EXPECT_NE(engine.error().message.find("artesian.device_memory"), std::string::npos);
+}
+
+/// Trains until the device fails, if it does; the first error.
+Error train_until_failure(Engine& engine, const Config& config, const Scale& scale) {
+  TokenBatch batch(scale.samples, scale.length);
+  for (std::size_t step = 0; step < scale.steps; ++step) {
+    for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
+      const auto loss = engine.forward(batch.batch());
+      if (!loss.has_value()) return loss.error();
+      const auto backward = engine.backward();
+      if (!backward.has_value()) return backward.error();
+    }
+    const auto result = engine.step();
+    if (!result.has_value()) return result.error();
+  }
+  return {};
+}
+
+TEST_F(OnSeparateDevice, ADeviceThatFailsEndsTheRunWithItsErrorAndNothingElse) {
+  const Choice run{2, 2, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 0};
+  for (const std::uint64_t calls : {3u, 40u, 150u, 400u, 900u, 2000u}) {
+    SCOPED_TRACE(calls);
+    SeparateDevice device(Order::Random, calls);
+    const Config config = config_of(run);
+    separate_device = true;
+    auto engine = Engine::create(module_of(run), config_of(run), {.backend = &device});
+    separate_device = false;
+    ASSERT_TRUE(engine.has_value()) << engine.error().to_string();
+    RandomWeights weights(module_of(run).parameters(), 1);
+    ASSERT_TRUE((*engine)->initialize(weights).has_value());
+    device.calls_until_failure = calls;
+    const Error failed = train_until_failure(**engine, config, scale);
+    EXPECT_EQ(failed.code, ErrorCode::Io);
+    EXPECT_NE(failed.message.find("the device has failed"), std::string::npos) << failed.message;
+    const auto later = (*engine)->step();
+    ASSERT_FALSE(later.has_value());
+    EXPECT_EQ(later.error().message, failed.message);
+    EXPECT_FALSE((*engine)->close().has_value());
+    EXPECT_TRUE(std::filesystem::is_empty(directory_));
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3

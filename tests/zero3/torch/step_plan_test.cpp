@@ -1,0 +1,398 @@
+// Proves that what is predicted is what runs: small models train at many placements, budgets,
+// limits, dtypes and numbers of micro-batches, and from the third step on the engine's counts of
+// bytes are those of plan_step, to the byte; on a device with memory of its own also those of the
+// link. The batches look rows up evenly, so that every sub-group of a table is touched.
+#include "zero3/plan/units_under_backward.h"
+
+#include <ATen/Parallel.h>
+
+#include <set>
+
+#include "base/random.h"
+#include "tests/support/separate_device.h"
+#include "tests/zero3/budgets.h"
+#include "tests/zero3/torch/equality.h"
+#include "zero3/plan/step_plan.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::SeparateDevice;
+
+constexpr Scale scale_of_plans{
+    .vocab = 200, .hidden = 32, .samples = 2, .length = 16, .steps = 5, .some = 6'000};
+
+class StepPlanTest : public Equality {
+ protected:
+  StepPlanTest() : Equality(scale_of_plans) { at::set_num_threads(1); }
+
+  Result<StepPlan> plan(const Engine& engine, const Module& module, bool separate) const {
+    return plan_step({.placement = &engine.placement(),
+                      .stages = &module.stages(),
+                      .limits = PrefetchLimits::of(engine.config().zero),
+                      .micro_batches = engine.config().accumulation_steps,
+                      .group = together ? at_once(engine) : 1,
+                      .tokens = scale.samples * scale.length,
+                      .lookup_width = scale.hidden,
+                      .separate_device = separate,
+                      .under_backward = engine.units_under_backward(),
+                      .speculative = waits_for_norm(engine.config())});
+  }
+
+  static std::uint64_t at_once(const Engine& engine) {
+    const KeptInputs& inputs = engine.placement().inputs;
+    return inputs.some() ? inputs.at_once : engine.config().accumulation_steps;
+  }
+
+  /// Evenly over the vocabulary; no row twice in a step of up to six micro-batches.
+  void fill(TokenBatch& batch, std::uint64_t micro_batch) const {
+    std::uint64_t token = 0;
+    const std::uint64_t tokens = scale.samples * scale.length;
+    for (auto& id : batch.ids()) {
+      const std::uint64_t row = token++ * scale.vocab / tokens + micro_batch;
+      id = static_cast<std::int64_t>(row % scale.vocab);
+    }
+    for (auto& id : batch.targets()) id = static_cast<std::int64_t>(token++ % scale.vocab);
+  }
+
+  Result<StepResult> one_step(Engine& engine) const {
+    const std::uint64_t count = engine.config().accumulation_steps;
+    std::vector<TokenBatch> tokens;
+    std::vector<Batch> batches;
+    for (std::uint64_t micro = 0; micro < count; ++micro) {
+      fill(tokens.emplace_back(scale.samples, scale.length), micro);
+    }
+    for (const TokenBatch& each : tokens) batches.push_back(each.batch());
+    if (together) {
+      ARTESIAN_TRY(losses, engine.forward_backward(batches));
+      static_cast<void>(losses);
+      return engine.step();
+    }
+    for (const Batch& batch : batches) {
+      ARTESIAN_TRY(loss, engine.forward(batch));
+      static_cast<void>(loss);
+      ARTESIAN_TRY_VOID(engine.backward());
+    }
+    return engine.step();
+  }
+
+  /// Returns the plan, which agreed with the run.
+  MovedByKind expect_as_planned(const Choice& run, const Config& config, SeparateDevice* device) {
+    SCOPED_TRACE(describe(run));
+    Module& module = module_of(run);
+    auto engine = Engine::create(module, config,
+                                 {.backend = device,
+                                  .split_master = run[Masters] == 0,
+                                  .spare_device = spare_device,
+                                  .share_under_backward = share_under_backward,
+                                  .input_elements = input_elements(module)});
+    EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
+    if (!engine.has_value()) return {};
+    const std::vector<bool>& units = (*engine)->units_under_backward();
+    under_backward += std::count(units.begin(), units.end(), true);
+    RandomWeights weights(module.parameters(), 1);
+    EXPECT_TRUE((*engine)->initialize(weights).has_value());
+    const auto planned = plan(**engine, module, device != nullptr);
+    EXPECT_TRUE(planned.has_value()) << planned.error().to_string();
+    if (!planned.has_value()) return {};
+    const Moved expected = planned->moved.total();
+    const double timely = device != nullptr ? depends_on_time(*planned) : 0.0;
+    // The first step records. Where its first micro-batch ran alone, to be measured, the second
+    // cuts the trace, and the third still finds what that left behind.
+    const std::size_t first_steady = together ? 4 : 3;
+    for (std::size_t step = 0; step < first_steady + 3; ++step) {
+      const auto next = one_step(**engine);
+      EXPECT_TRUE(next.has_value()) << next.error().to_string();
+      if (!next.has_value() || next->overflow) break;
+      const auto result = (*engine)->take_completed();  // the one before, updated under this one
+      EXPECT_EQ(result.has_value(), step != 0);
+      if (step < first_steady) continue;
+      EXPECT_EQ(result->step, step);
+      const auto read = static_cast<double>(result->bytes_nvme_read);
+      EXPECT_NEAR(read, static_cast<double>(expected.nvme_read), timely) << "step " << step;
+      EXPECT_EQ(result->bytes_nvme_write, expected.nvme_write) << "step " << step;
+      EXPECT_EQ(result->bytes_d2h, expected.to_host) << "step " << step;
+      EXPECT_EQ(result->fetch_demand, planned->fetched.demand) << "step " << step;
+      EXPECT_EQ(result->fetch_prefetched, planned->fetched.prefetched) << "step " << step;
+      EXPECT_EQ(result->fetch_reused, planned->fetched.reused) << "step " << step;
+      const auto got = static_cast<double>(result->bytes_h2d);
+      EXPECT_NEAR(got, static_cast<double>(expected.to_device), timely) << "step " << step;
+      ++compared;
+    }
+    EXPECT_TRUE((*engine)->close().has_value());
+    return planned->moved;
+  }
+
+  /// What a separate device's next step begins with is read and copied as staging buffers come
+  /// free: in this step, or in the next. And a slot that is given up before its unit is updated,
+  /// under backward, gets no copy of that.
+  static double depends_on_time(const StepPlan& plan) {
+    double bytes = 0.0;
+    for (auto event = plan.events.rbegin(); event->kind == StepEvent::Kind::Fetch; ++event) {
+      if (event->moved.param.nvme_read == 0) continue;
+      bytes += static_cast<double>(event->moved.param.to_device);
+    }
+    for (const StepEvent& event : plan.events) {
+      if (event.under_backward) bytes += static_cast<double>(event.moved.param.to_device);
+    }
+    return bytes;
+  }
+
+  /// No loss scale to search for: every step updates.
+  static Config steady(Config config) {
+    config.loss_scale.loss_scale = 8.0;
+    return config;
+  }
+
+  int compared = 0;
+  bool together = false;  // all micro-batches of a step, layer by layer
+  bool spare_device = true;
+  double share_under_backward = 0.0;
+  std::ptrdiff_t under_backward = 0;  // units that were allowed to be updated there
+};
+
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngine) {
+  MovedByKind all;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    const Choice run = random_choice(71, seed);
+    all += expect_as_planned(run, steady(config_of(run)), nullptr);
+  }
+  EXPECT_EQ(compared, 60 * 3);
+  for (const Moved* kind : {&all.param, &all.grad, &all.optimizer, &all.input}) {
+    EXPECT_GT(kind->nvme_read, 0u);
+    EXPECT_GT(kind->nvme_write, 0u);
+  }
+}
+
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesUnderBackward) {
+  track_activations();
+  for (std::uint64_t seed = 300; seed < 340; ++seed) {
+    Choice run = random_choice(71, seed);
+    run[Dtype] = seed % 2 == 0 ? 1 : 3;
+    together = seed % 3 == 0;
+    if (together) run[Accumulation] = 1 + static_cast<int>(seed % 2);
+    share_under_backward = seed % 4 == 0 ? 0.5 : 1.0;
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    const bool separate = seed % 5 == 0 && !together;
+    separate_device = separate;
+    Config config = config_of(run);
+    config.gradient_clipping = 0.0;
+    config.check_grad_overflow = false;
+    if (together) config.artesian.activation_memory = everything;
+    expect_as_planned(run, config, separate ? &device : nullptr);
+  }
+  EXPECT_EQ(compared, 40 * 3);
+  EXPECT_GT(under_backward, 30);
+}
+
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
+  for (std::uint64_t seed = 340; seed < 380; ++seed) {
+    Choice run = random_choice(71, seed);
+    run[OptimizerHome] = 2;
+    share_under_backward = seed % 4 == 0 ? 0.5 : 1.0;
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    separate_device = seed % 5 == 0;
+    Config config = steady(config_of(run));
+    config.gradient_clipping = 1e6;  // which no norm reaches
+    expect_as_planned(run, config, separate_device ? &device : nullptr);
+  }
+  EXPECT_EQ(compared, 40 * 3);
+  EXPECT_GT(under_backward, 30);
+}
+
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereAStagesUnitsLieInEachOthersWay) {
+  // Under forward the disk leaves time for updates of what is only looked ahead. The head's norm is
+  // that, and then lies in the way of its matrix: were it updated before, it would be read again.
+  constexpr const char* llama =
+      R"({"model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+          "vocab_size": 1000, "max_position_embeddings": 64, "tie_word_embeddings": false})";
+  modules_[1] = models::make_module(models::parse_model_config(llama, "config.json").value());
+  const Choice run{2, 2, 0, 0, 2, 1, 2, 0, 0, 2, 1, 1, 0, 1};
+  Config config = steady(config_of(run));
+  config.artesian.host_memory = 400 << 10;
+  config.zero.max_live_parameters = 40'000;
+  const std::uint64_t least = *config.artesian.device_memory;
+  for (std::uint64_t more = 0; more <= 12 << 10; more += 4096) {
+    config.artesian.device_memory = least + more;
+    expect_as_planned(run, config, nullptr);
+  }
+  EXPECT_EQ(compared, 4 * 3);
+}
+
+TEST_F(StepPlanTest, AllUnderBackwardIsTheClosedFormOfSixteen) {
+  // As above, with whole master weights: what is made under backward is read for the next forward,
+  // 16 and 14 in all; but the look-up table is updated under forward, and not read by backward.
+  Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, 0, 1};
+  run[Masters] = 1;
+  spare_device = false;
+  share_under_backward = 1.0;
+  Config config = config_of(run);
+  config.gradient_clipping = 0.0;
+  config.check_grad_overflow = false;
+  const MovedByKind moved = expect_as_planned(run, config, nullptr);
+  const Layout layout = make_layout(module_of(run).parameters(), module_of(run).stages(), {});
+  std::uint64_t elements = 0;
+  for (const Unit& unit : layout.units) elements += unit.image;
+  const std::uint64_t table = layout.units[layout.stages.front().front()].image;
+  EXPECT_EQ(under_backward, std::ssize(layout.units) - 1);
+  EXPECT_EQ(moved.param.nvme_write, 2 * elements);
+  EXPECT_EQ(moved.param.nvme_read, 4 * (elements - table));
+}
+
+TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
+  // An untied model, nothing gathered for longer: 4M read and 2 written per element of an image,
+  // but for the look-up table's, which backward does not need, and for the first forward, which
+  // takes what the update makes; 12 each of the optimizer's state.
+  spare_device = false;
+  for (const int accumulation : {0, 1, 2}) {
+    const Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 2, accumulation, 1};
+    const Config config = steady(config_of(run));
+    const MovedByKind moved = expect_as_planned(run, config, nullptr);
+    const Module& module = module_of(run);
+    const Layout layout = make_layout(module.parameters(), module.stages(), {});
+    std::uint64_t elements = 0;
+    for (const Unit& unit : layout.units) elements += unit.image;
+    const std::uint64_t table = layout.units[layout.stages.front().front()].image;
+    EXPECT_EQ(moved.param.nvme_write, 2 * elements);
+    EXPECT_EQ(moved.param.nvme_read,
+              2 * config.accumulation_steps * (2 * elements - table) - 2 * elements);
+    EXPECT_EQ(moved.grad, (Moved{.to_host = moved.grad.to_host}));
+    // But for what spare host memory holds of it.
+    EXPECT_EQ(moved.optimizer.nvme_write, moved.optimizer.nvme_read);
+    EXPECT_LE(moved.optimizer.nvme_write, 12 * elements);
+  }
+}
+
+TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
+  // As above, in bf16: with nothing of the state in host memory 10 + 4M are read, of which the
+  // optimizer reads 10 and the old parameters 2, and 12 are written; 14 with whole master weights.
+  spare_device = false;
+  for (const int masters : {0, 1}) {
+    for (const int accumulation : {0, 1, 2}) {
+      Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, accumulation, 1};
+      run[Masters] = masters;
+      Config config = steady(config_of(run));
+      const Module& module = module_of(run);
+      config.artesian.host_memory = host_budget_for_gradients(module, config, masters == 0);
+      const MovedByKind moved = expect_as_planned(run, config, nullptr);
+      EXPECT_GT(moved.optimizer.nvme_write, 0u);
+      Placement placement = make_placement({.parameters = &module.parameters(),
+                                            .stages = &module.stages(),
+                                            .config = &config,
+                                            .compute_dtype = DType::Float32,
+                                            .device_bytes = *config.artesian.device_memory,
+                                            .host_bytes = *config.artesian.host_memory,
+                                            .split_master = masters == 0,
+                                            .spare_device = false})
+                                .value();
+      std::uint64_t elements = 0;
+      for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+        EXPECT_EQ(placement.units[unit].param, tiering::Tier::Nvme);
+        EXPECT_EQ(placement.units[unit].grad, tiering::Tier::Host);
+        placement.units[unit].optimizer_homes.clear();  // the little that is there
+        elements += placement.layout.units[unit].image;
+      }
+      const Layout& layout = placement.layout;
+      const std::uint64_t table = layout.units[layout.stages.front().front()].image;
+      const std::uint64_t micro_batches = config.accumulation_steps;
+      const auto planned = plan_step({.placement = &placement,
+                                      .stages = &module.stages(),
+                                      .limits = PrefetchLimits::of(config.zero),
+                                      .micro_batches = micro_batches,
+                                      .tokens = scale.samples * scale.length,
+                                      .lookup_width = scale.hidden});
+      ASSERT_TRUE(planned.has_value());
+      const Moved total = planned->moved.total();
+      EXPECT_EQ(total.nvme_read, (10 + 4 * micro_batches) * elements - 2 * micro_batches * table);
+      EXPECT_EQ(total.nvme_write, (masters == 0 ? 12 : 14) * elements);
+    }
+  }
+}
+
+TEST_F(StepPlanTest, GradientsThatSpillAreWrittenOnceForAllMicroBatches) {
+  // Both budgets the least that fits: all of them spill. However many micro-batches run at once, 2
+  // are written per element, and 2 read, by the update: the norm was summed before.
+  track_activations();
+  together = true;
+  for (const std::uint32_t micro_batches : {1u, 4u, 8u}) {
+    const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 2, 1, 1, 2, 0, 1, 2};
+    Config config = steady(config_of(run));
+    config.accumulation_steps = micro_batches;
+    const MovedByKind moved = expect_as_planned(run, config, nullptr);
+    const Module& module = module_of(run);
+    std::uint64_t elements = 0;
+    for (const Unit& unit : make_layout(module.parameters(), module.stages(), {}).units) {
+      elements += unit.image;
+    }
+    EXPECT_EQ(moved.grad.nvme_write, 2 * elements) << micro_batches;
+    EXPECT_EQ(moved.grad.nvme_read, 2 * elements) << micro_batches;
+  }
+}
+
+TEST_F(StepPlanTest, SplitMasterWeightsOfParametersInMemoryMakeItTenAndTen) {
+  for (const int param_home : {0, 1}) {
+    Choice run{param_home, 2, 3, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
+    const MovedByKind moved = expect_as_planned(run, steady(config_of(run)), nullptr);
+    EXPECT_EQ(moved.param.nvme_read + moved.param.nvme_write, 0u);
+    run[Masters] = 1;
+    const MovedByKind whole = expect_as_planned(run, steady(config_of(run)), nullptr);
+    EXPECT_GT(moved.optimizer.nvme_write, 0u);
+    EXPECT_EQ(moved.optimizer.nvme_read, moved.optimizer.nvme_write);
+    EXPECT_LT(moved.optimizer.nvme_write, whole.optimizer.nvme_write);
+  }
+}
+
+TEST_F(StepPlanTest, ParametersThatStayOnTheDeviceMoveNoByteOfNvme) {
+  // An untied model in fp32 and in bf16, natively; device memory from the least to enough for all.
+  for (const int dtype : {0, 3}) {
+    std::set<std::uint64_t> written;
+    const Choice run{2, 2, 0, 0, 1, 2, 2, 0, 2, 1, 1, dtype, 0, 1};
+    const Config least = steady(config_of(run));
+    for (const std::uint64_t more : {0, 32, 64, 128, 256}) {
+      Config config = least;
+      *config.artesian.device_memory += more << 10;
+      const MovedByKind moved = expect_as_planned(run, config, nullptr);
+      EXPECT_EQ(moved.param.nvme_read == 0, moved.param.nvme_write == 0);
+      written.insert(moved.param.nvme_write);
+    }
+    EXPECT_GT(written.size(), 2u);
+    EXPECT_EQ(*written.begin(), 0u);
+  }
+}
+
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineLayerByLayer) {
+  track_activations();
+  together = true;
+  MovedByKind all;
+  for (std::uint64_t seed = 200; seed < 240; ++seed) {
+    Choice run = random_choice(71, seed);
+    run[Accumulation] = 1 + static_cast<int>(seed % 2);
+    if (seed % 3 == 0) run[Schedule] = 4;
+    Config config = steady(config_of(run));
+    config.artesian.activation_memory = everything;
+    all += expect_as_planned(run, config, nullptr);
+  }
+  EXPECT_EQ(compared, 40 * 3);
+  EXPECT_GT(all.grad.nvme_read, 0u);
+  EXPECT_GT(all.param.nvme_read, 0u);
+  EXPECT_GT(all.input.nvme_read, 0u);
+}
+
+TEST_F(StepPlanTest, BytesOfTheLinkAreThoseOfASeparateDevice) {
+  MovedByKind all;
+  for (std::uint64_t seed = 100; seed < 140; ++seed) {
+    Choice run = random_choice(71, seed);
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    separate_device = true;
+    const Config config = steady(config_of(run));
+    separate_device = false;
+    all += expect_as_planned(run, config, &device);
+  }
+  EXPECT_GT(all.optimizer.to_host, 0u);
+  EXPECT_GT(all.param.to_device, 0u);
+  EXPECT_GT(all.input.to_device, 0u);
+}
+
+}  // namespace
+}  // namespace artesian::zero3

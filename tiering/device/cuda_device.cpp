@@ -1,0 +1,366 @@
+#include "tiering/device/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/units.h"
+#include "kernels/cuda.h"
+#include "kernels/cuda_error.h"
+
+namespace artesian::tiering {
+namespace {
+
+constexpr auto poll_pause = std::chrono::microseconds(20);
+constexpr int polls_before_pause = 200;  // most waits are for a copy that is about to end
+
+constexpr int capability_major_min = 8;  // cmake/cuda.cmake: sm_80, and PTX for newer ones
+
+Error no_device(const std::string& reason) {
+  return make_error(ErrorCode::Unsupported,
+                    "device: got cuda, allowed cpu here: no CUDA device answers (" + reason +
+                        "); check nvidia-smi and CUDA_VISIBLE_DEVICES, or compute on the CPU");
+}
+
+/// CUDA has one error for no driver and for one that is too old.
+Error no_driver() {
+  constexpr int needed = CUDART_VERSION / 1000;  // one of the same major version will do
+  int version = 0;
+  static_cast<void>(cudaDriverGetVersion(&version));
+  const std::string found = version == 0 ? "there is no NVIDIA driver"
+                                         : "the NVIDIA driver is for CUDA " +
+                                               std::to_string(version / 1000) + "." +
+                                               std::to_string(version % 1000 / 10);
+  return make_error(ErrorCode::Unsupported, "device: got cuda, allowed cpu here: " + found +
+                                                "; install a driver for CUDA " +
+                                                std::to_string(needed) +
+                                                " or newer, or compute on the CPU");
+}
+
+Result<void> check_capability(int index) {
+  int major = 0;
+  const cudaError_t status =
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
+  ARTESIAN_TRY_VOID(kernels::cuda::from_cuda(status, "asking for the compute capability"));
+  if (major >= capability_major_min) return {};
+  return make_error(ErrorCode::Unsupported,
+                    "device: got cuda:" + std::to_string(index) + ", of compute capability " +
+                        std::to_string(major) + ", allowed " +
+                        std::to_string(capability_major_min) +
+                        ".0 or newer (A100, RTX 30); name another one, or compute on the CPU");
+}
+
+}  // namespace
+
+Result<void> CudaDevice::check(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the caller has it
+  if (status == cudaErrorInsufficientDriver) return no_driver();
+  if (status != cudaSuccess) return no_device(cudaGetErrorString(status));
+  if (count == 0) return no_device("the driver shows none");
+  if (index >= 0 && index < count) return check_capability(index);
+  const std::string last = std::to_string(count - 1);
+  return make_error(ErrorCode::Invalid,
+                    "device: got cuda:" + std::to_string(index) + ", allowed " +
+                        (count == 1 ? "cuda:0, the only one" : "cuda:0 to cuda:" + last) +
+                        " that CUDA_VISIBLE_DEVICES shows; name one of them");
+}
+
+Result<std::uint64_t> CudaDevice::free_memory(int index) {
+  ARTESIAN_TRY_VOID(check(index));
+  ARTESIAN_TRY_CUDA(cudaSetDevice(index));
+  std::size_t free = 0;
+  std::size_t total = 0;
+  ARTESIAN_TRY_CUDA(cudaMemGetInfo(&free, &total));
+  return static_cast<std::uint64_t>(free);
+}
+
+Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t compute) {
+  ARTESIAN_TRY_VOID(check(index));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(index));
+  ARTESIAN_TRY_VOID(device->select());
+  device->lane(Queue::Compute).stream = compute;
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+    // Without the default stream's implicit waits: all order is by fences.
+    ARTESIAN_TRY_VOID(
+        device->done(cudaStreamCreateWithFlags(&device->lane(queue).stream, cudaStreamNonBlocking),
+                     "creating a stream"));
+  }
+  ARTESIAN_TRY_VOID(device->done(cudaMalloc(reinterpret_cast<void**>(&device->not_finite_), 4),
+                                 "allocating 4 bytes"));
+  ARTESIAN_TRY_VOID(
+      device->zero(Queue::Compute, reinterpret_cast<std::byte*>(device->not_finite_), 4));
+  return device;
+}
+
+std::optional<std::uint32_t> CudaDevice::numa_node() const {
+  std::array<char, 32> address{};
+  if (cudaDeviceGetPCIBusId(address.data(), address.size(), index_) == cudaSuccess) {
+    return pinned::node_of_pci_device(address.data());
+  }
+  static_cast<void>(cudaGetLastError());  // it is nobody else's error
+  return std::nullopt;
+}
+
+CudaDevice::~CudaDevice() {
+  if (not_finite_ != nullptr && idle()) static_cast<void>(cudaFree(not_finite_));
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+    if (stream(queue) != nullptr) static_cast<void>(cudaStreamDestroy(stream(queue)));
+  }
+  for (Lane& lane : lanes_) {
+    for (const Recorded& recorded : lane.pending) {
+      static_cast<void>(cudaEventDestroy(recorded.event));
+    }
+  }
+  for (cudaEvent_t event : free_events_) static_cast<void>(cudaEventDestroy(event));
+}
+
+/// Makes the device this thread's: LibTorch or a caller may have chosen another one.
+Result<void> CudaDevice::select() const {
+  return done(cudaSetDevice(index_), "choosing the device");
+}
+
+/// With the device's name, and what may have done it.
+Error CudaDevice::explained(Error error, cudaError_t status) const {
+  error.message = name() + ": " + error.message;
+  if (status == cudaErrorIllegalAddress) {
+    error.message += "; it may be a parameter that was used outside its stage";
+  }
+  return error;
+}
+
+/// The outcome of a call. An error is the caller's then, not the thread's last one any more.
+Result<void> CudaDevice::done(cudaError_t status, const char* doing) const {
+  if (status == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());
+  return explained(kernels::cuda::from_cuda(status, doing).error(), status);
+}
+
+/// As done, of a kernel.
+Result<void> CudaDevice::launched(Result<void> outcome) const {
+  if (outcome.has_value()) return outcome;
+  return explained(std::move(outcome).error(), cudaGetLastError());
+}
+
+/// Waits until nothing that was enqueued uses memory any more; not a second time for a device that
+/// does not answer. False if something may, or the device has failed: it gives nothing back then.
+bool CudaDevice::idle() noexcept {
+  const double seconds = wait_seconds();
+  if (silent_) set_wait_seconds(0.0);
+  const auto passed = finish_all();
+  set_wait_seconds(seconds);
+  return passed.has_value();
+}
+
+Error CudaDevice::out_of_memory(std::uint64_t bytes, std::uint64_t free,
+                                std::uint64_t total) const {
+  return make_error(ErrorCode::Exhausted,
+                    "artesian.device_memory: " + std::to_string(bytes) + " bytes (" +
+                        format_size(bytes) + ") asked for, " + std::to_string(free) + " bytes (" +
+                        format_size(free) + ") free of " + format_size(total) + " on " + name() +
+                        "; lower it, or free the GPU's memory");
+}
+
+Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t bytes) {
+  ARTESIAN_TRY_VOID(select());
+  std::size_t free = 0;
+  std::size_t total = 0;
+  ARTESIAN_TRY_VOID(done(cudaMemGetInfo(&free, &total), "asking for its memory"));
+  if (bytes > total) return out_of_memory(bytes, free, total);
+  const std::uint64_t size = round_up(bytes, 4096);
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, size);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // not a failure of the device: later calls may work
+    return out_of_memory(size, free, total);
+  }
+  ARTESIAN_TRY_VOID(done(status, "allocating the device tier"));
+  return pinned::Pool::over({static_cast<std::byte*>(memory), static_cast<std::size_t>(size)},
+                            "device memory", [this, memory] {
+                              if (idle()) static_cast<void>(cudaFree(memory));
+                            });
+}
+
+Result<void> CudaDevice::register_host(std::span<std::byte> range) {
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaHostRegister(range.data(), range.size(), cudaHostRegisterPortable),
+              "page-locking host memory");
+}
+
+void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {
+  if (!idle()) return;
+  static_cast<void>(cudaHostUnregister(range.data()));
+  static_cast<void>(cudaGetLastError());
+}
+
+Result<void> CudaDevice::copy_to_device(std::byte* target, const std::byte* source,
+                                        std::uint64_t bytes) {
+  ARTESIAN_TRY_VOID(select());
+  ARTESIAN_TRY_VOID(
+      done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream(Queue::ToDevice)),
+           "copying to the device"));
+  bytes_to_device_ += bytes;
+  return {};
+}
+
+Result<void> CudaDevice::copy_to_host(std::byte* target, const std::byte* source,
+                                      std::uint64_t bytes) {
+  ARTESIAN_TRY_VOID(select());
+  ARTESIAN_TRY_VOID(
+      done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream(Queue::ToHost)),
+           "copying to the host"));
+  bytes_to_host_ += bytes;
+  return {};
+}
+
+Result<void> CudaDevice::zero(Queue queue, std::byte* target, std::uint64_t bytes) {
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaMemsetAsync(target, 0, bytes, stream(queue)), "clearing device memory");
+}
+
+Result<void> CudaDevice::expand(Queue queue, const std::byte* source, DType source_dtype,
+                                float* target, std::uint64_t count) {
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::expand(source, source_dtype, target, count, stream(queue)));
+}
+
+Result<void> CudaDevice::accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
+                                             const float* grad, DType grad_dtype,
+                                             std::uint64_t count, kernels::Accumulate how) {
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how,
+                                                     not_finite_, stream(queue)));
+}
+
+Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,
+                                     std::uint64_t count, double* partial_sums) {
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::sum_squares(data, dtype, count, partial_sums, stream(queue)));
+}
+
+Result<void> CudaDevice::adam_step(Queue queue, const kernels::AdamArrays& arrays,
+                                   std::uint64_t count, const kernels::AdamStep& step) {
+  ARTESIAN_TRY_VOID(select());
+  return launched(kernels::cuda::adam_step(arrays, count, step, stream(queue)));
+}
+
+Result<cudaEvent_t> CudaDevice::take_event() {
+  if (!free_events_.empty()) {
+    cudaEvent_t event = free_events_.back();
+    free_events_.pop_back();
+    return event;
+  }
+  cudaEvent_t event = nullptr;
+  ARTESIAN_TRY_VOID(
+      done(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
+  return event;
+}
+
+/// Takes back the events that have passed. False once one has failed.
+bool CudaDevice::settle(Lane& lane) noexcept {
+  while (failure_ == cudaSuccess && !lane.pending.empty()) {
+    cudaError_t status = cudaSetDevice(index_);
+    if (status == cudaSuccess) status = cudaEventQuery(lane.pending.front().event);
+    if (status == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // "not ready" would be the next launch's error
+      break;
+    }
+    if (status != cudaSuccess) {
+      failure_ = status;
+      break;
+    }
+    lane.passed = lane.pending.front().sequence;
+    free_events_.push_back(lane.pending.front().event);
+    lane.pending.pop_front();
+  }
+  return failure_ == cudaSuccess;
+}
+
+Result<DeviceFence> CudaDevice::record(Queue queue) {
+  ARTESIAN_TRY_VOID(select());
+  Lane& own = lane(queue);
+  settle(own);
+  ARTESIAN_TRY(event, take_event());
+  const auto recorded = done(cudaEventRecord(event, own.stream), "recording an event");
+  if (!recorded.has_value()) {
+    free_events_.push_back(event);
+    return recorded.error();
+  }
+  own.pending.push_back({++own.recorded, event, system_clock().now_ns()});
+  return DeviceFence{queue, own.recorded};
+}
+
+/// The event of a fence, or null if it has passed.
+const CudaDevice::Recorded* CudaDevice::find(DeviceFence fence) noexcept {
+  Lane& own = lane(fence.queue);
+  ARTESIAN_CHECK(fence.sequence <= own.recorded, fence.sequence, own.recorded);
+  if (fence.sequence <= own.passed) return nullptr;
+  const auto found = std::lower_bound(own.pending.begin(), own.pending.end(), fence.sequence,
+                                      [](const Recorded& recorded, std::uint64_t sequence) {
+                                        return recorded.sequence < sequence;
+                                      });
+  ARTESIAN_CHECK(found != own.pending.end() && found->sequence == fence.sequence, fence.sequence);
+  return &*found;
+}
+
+Result<void> CudaDevice::wait(Queue queue, DeviceFence fence) {
+  if (fence.queue == queue) return {};
+  const Recorded* recorded = find(fence);
+  if (recorded == nullptr) return {};
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaStreamWaitEvent(stream(queue), recorded->event, 0), "waiting in a stream");
+}
+
+bool CudaDevice::ready(DeviceFence fence) noexcept {
+  Lane& own = lane(fence.queue);
+  if (fence.sequence <= own.passed) return true;
+  return !settle(own) || fence.sequence <= own.passed;
+}
+
+/// Of each queue: how many of its fences are left, and how long the first of them has been.
+std::string CudaDevice::describe_pending() {
+  constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost"};
+  const std::uint64_t now_ns = system_clock().now_ns();
+  std::string text;
+  for (std::size_t index = 0; index < queue_count; ++index) {
+    Lane& lane = lanes_[index];
+    settle(lane);
+    if (lane.pending.empty()) continue;
+    char line[96];
+    const double age = static_cast<double>(now_ns - lane.pending.front().recorded_ns) * 1e-9;
+    std::snprintf(line, sizeof line, "%s%s: %zu fences, the first for %.3f s",
+                  text.empty() ? "" : "; ", names[index], lane.pending.size(), age);
+    text += line;
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
+  const Deadline deadline = Deadline::after_seconds(wait_seconds());
+  for (int polls = 0; !ready(fence); ++polls) {
+    if (system_clock().now_ns() > deadline.at_ns) {
+      silent_ = true;
+      char seconds[32];
+      std::snprintf(seconds, sizeof(seconds), "%g", wait_seconds());
+      return make_error(ErrorCode::Timeout, name() + ": no answer from the device within " +
+                                                seconds + " s; not passed: " + describe_pending());
+    }
+    if (polls < polls_before_pause) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(poll_pause);
+    }
+  }
+  silent_ = false;
+  return done(failure_, "waiting for what was enqueued");
+}
+
+}  // namespace artesian::tiering

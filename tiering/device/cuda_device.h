@@ -1,0 +1,97 @@
+// CudaDevice: the device tier in a GPU's memory. One cudaMalloc holds the arena, beside LibTorch's
+// allocator. Compute is a stream of the caller's (LibTorch's current one); ToDevice and ToHost are
+// streams of their own, so both directions of the bus and the kernels go on at once. Fences are
+// events; they are few, and reused once they have passed.
+//
+// What gives memory back (the destructor, the arena's, unregister_host) first waits until the
+// device is idle. Where it does not answer in wait_seconds, the memory stays for as long as the
+// process: the device may still write there, and cudaFree might wait for it without end.
+//
+// Plain C++: needs the CUDA toolkit, not nvcc. Built only where there is one.
+#pragma once
+
+#include <driver_types.h>
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tiering/device/device.h"
+
+namespace artesian::tiering {
+
+class CudaDevice final : public Device {
+ public:
+  /// Whether GPU `index` is there. Errors: Unsupported: no driver or one that is too old, no GPU or
+  /// one that is too old; Invalid: no such index; all say what to do.
+  static Result<void> check(int index);
+  /// Free bytes of its memory. Errors: as check; Io.
+  static Result<std::uint64_t> free_memory(int index);
+  /// `compute` must outlive the device; it may be the default stream. Errors: as check; Io.
+  static Result<std::unique_ptr<CudaDevice>> open(int index, cudaStream_t compute);
+  ~CudaDevice() override;
+
+  std::string name() const override { return "cuda:" + std::to_string(index_); }
+  bool host_accessible() const noexcept override { return false; }
+  std::optional<std::uint32_t> numa_node() const override;
+
+  Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
+  Result<void> register_host(std::span<std::byte> range) override;
+  void unregister_host(std::span<std::byte> range) noexcept override;
+  Result<void> copy_to_device(std::byte* target, const std::byte* source,
+                              std::uint64_t bytes) override;
+  Result<void> copy_to_host(std::byte* target, const std::byte* source,
+                            std::uint64_t bytes) override;
+  Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override;
+  Result<void> expand(Queue queue, const std::byte* source, DType source_dtype, float* target,
+                      std::uint64_t count) override;
+  Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype, const float* grad,
+                                   DType grad_dtype, std::uint64_t count,
+                                   kernels::Accumulate how) override;
+  Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
+                           double* partial_sums) override;
+  Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays, std::uint64_t count,
+                         const kernels::AdamStep& step) override;
+  Result<DeviceFence> record(Queue queue) override;
+  Result<void> wait(Queue queue, DeviceFence fence) override;
+  bool ready(DeviceFence fence) noexcept override;
+  Result<void> finish(DeviceFence fence) noexcept override;
+  void begin_compute() noexcept override { static_cast<void>(select().has_value()); }
+
+ private:
+  struct Recorded {
+    std::uint64_t sequence;
+    cudaEvent_t event;
+    std::uint64_t recorded_ns;
+  };
+  struct Lane {  // one queue
+    cudaStream_t stream = nullptr;
+    std::uint64_t recorded = 0;    // sequence of the last fence
+    std::uint64_t passed = 0;      // of the last one that is known to have passed
+    std::deque<Recorded> pending;  // those after it
+  };
+  explicit CudaDevice(int index) noexcept : index_(index) {}
+  Lane& lane(Queue queue) noexcept { return lanes_[static_cast<std::size_t>(queue)]; }
+  cudaStream_t stream(Queue queue) noexcept { return lane(queue).stream; }
+  Result<void> select() const;
+  Result<cudaEvent_t> take_event();
+  bool settle(Lane& lane) noexcept;
+  const Recorded* find(DeviceFence fence) noexcept;
+  std::string describe_pending();
+  Result<void> done(cudaError_t status, const char* doing) const;
+  Result<void> launched(Result<void> outcome) const;
+  Error explained(Error error, cudaError_t status) const;
+  Error out_of_memory(std::uint64_t bytes, std::uint64_t free, std::uint64_t total) const;
+  bool idle() noexcept;
+
+  const int index_;
+  std::array<Lane, queue_count> lanes_;
+  std::vector<cudaEvent_t> free_events_;
+  std::uint32_t* not_finite_ = nullptr;  // where kernels note what norms find anyway
+  cudaError_t failure_ = cudaSuccess;    // of an event: all that follows fails
+  bool silent_ = false;                  // the last wait came to its deadline
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,71 @@
+#include "tiering/device/host_device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cast.h"
+
+namespace artesian::tiering {
+
+Result<std::unique_ptr<pinned::Pool>> HostDevice::create_arena(std::uint64_t bytes) {
+  // Whatever fills it, the cores compute with it, many times.
+  return pinned::Pool::create({.bytes = bytes,
+                               .lock = pinned::Lock::Never,
+                               .name = "device memory",
+                               .nodes = pinned::choose_nodes(pinned::machine_nodes(), {})});
+}
+
+Result<void> HostDevice::copy_to_device(std::byte* target, const std::byte* source,
+                                        std::uint64_t bytes) {
+  std::memcpy(target, source, bytes);
+  bytes_to_device_ += bytes;
+  return {};
+}
+
+Result<void> HostDevice::copy_to_host(std::byte* target, const std::byte* source,
+                                      std::uint64_t bytes) {
+  std::memcpy(target, source, bytes);
+  bytes_to_host_ += bytes;
+  return {};
+}
+
+Result<void> HostDevice::zero(Queue, std::byte* target, std::uint64_t bytes) {
+  std::memset(target, 0, bytes);
+  return {};
+}
+
+Result<void> HostDevice::expand(Queue, const std::byte* source, DType source_dtype, float* target,
+                                std::uint64_t count) {
+  kernels::expand(source, source_dtype, target, count);
+  return {};
+}
+
+Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dtype,
+                                             const float* grad, DType grad_dtype,
+                                             std::uint64_t count, kernels::Accumulate how) {
+  // What is not finite shows in the sum of squares.
+  static_cast<void>(kernels::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how));
+  return {};
+}
+
+Result<void> HostDevice::sum_squares(Queue, const std::byte* data, DType dtype, std::uint64_t count,
+                                     double* partial_sums) {
+  for (std::uint64_t first = 0; first < count; first += kernels::norm_block) {
+    const std::uint64_t length = std::min(kernels::norm_block, count - first);
+    *partial_sums++ = kernels::sum_squares(data + first * dtype_size(dtype), dtype, length).sum;
+  }
+  return {};
+}
+
+Result<void> HostDevice::adam_step(Queue, const kernels::AdamArrays& arrays, std::uint64_t count,
+                                   const kernels::AdamStep& step) {
+  kernels::adam_step(arrays, count, step);
+  return {};
+}
+
+HostDevice& host_device() {
+  static HostDevice device;
+  return device;
+}
+
+}  // namespace artesian::tiering

@@ -1,0 +1,80 @@
+// What one disk of this machine can do, as `aio_bench tune` measured it and a planner reads it. A
+// small JSON file per disk; docs/io.md describes the format. Parsing and printing are pure.
+//
+// Note [Profile file]: it lies under $XDG_CACHE_HOME/artesian, else ~/.cache/artesian, and its name
+// is the file system's id (statfs), or the device number where that is 0: the same for every folder
+// of one file system, and after a reboot.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "aio/engine.h"
+#include "base/result.h"
+#include "tiering/disk/stripe.h"
+
+namespace artesian::tiering {
+
+struct MachineProfile {
+  static constexpr std::uint64_t version = 1;
+
+  struct Rate {
+    std::uint64_t block_size = 0;  // bytes of one transfer
+    double read_share = 1;         // of the bytes moved: 1 reads, 0 writes, between: both at once
+    double gb_per_s = 0;           // reads and writes together
+  };
+
+  std::string path;               // the folder that was measured
+  std::string file_system;        // "ext4"
+  std::string measured_at;        // UTC, "2026-01-31T12:00:00Z"
+  bool direct = true;             // past the page cache
+  bool duplex = false;            // reads and writes at once do not slow each other
+  std::uint64_t queue_depth = 0;  // blocks in flight per thread, for all rates
+  std::uint64_t threads = 0;
+  std::string engine;  // "io_uring"
+  /// What the measurements went over and how long they were to take; 0 in profiles of before they
+  /// were kept.
+  std::uint64_t size = 0;  // bytes, of this folder's file
+  double budget_seconds = 0;
+  /// The settings that moved most. None in profiles of before they were kept.
+  std::optional<aio::EngineOptions> best{};
+  std::vector<Rate> rates;
+
+  /// Whether this one, newly measured, is worth as much as one that is there: it went over as much
+  /// and took as long. Of one that does not know what tune does by default is assumed.
+  bool may_replace(const MachineProfile& saved) const noexcept;
+  /// Of reads alone and of writes alone, at the block size nearest to this one; 0 where missing.
+  DiskSpeed speed(std::uint64_t block_size) const;
+};
+
+/// "block_size 256 KiB, queue_depth 64", and whatever else of them is not as by default.
+std::string describe(const aio::EngineOptions& settings);
+
+/// As a config's aio section has them.
+nlohmann::ordered_json aio_section(const aio::EngineOptions& settings);
+
+std::string print_machine_profile(const MachineProfile& profile);
+
+/// Unknown fields are ignored. Errors: Invalid (no JSON, not this format, a wrong or missing
+/// field), Unsupported (a later version).
+Result<MachineProfile> parse_machine_profile(std::string_view text, const std::string& path);
+
+/// Whether a disk is duplex, by GB/s of reads alone, writes alone and half of each at once: nearer
+/// to both at once without loss than to taking turns.
+bool is_duplex(double read, double write, double mixed) noexcept;
+
+/// Where the profile of the disk below a folder lies: see Note [Profile file]. Errors: Io (no such
+/// folder), Invalid (neither XDG_CACHE_HOME nor HOME is an absolute path).
+Result<std::string> machine_profile_path(const std::string& directory);
+
+/// Replaces the file as a whole; makes its folder. Errors: Io, NoSpace.
+Result<void> save_machine_profile(const std::string& path, const MachineProfile& profile);
+
+/// Errors: Io (ENOENT where there is none), and those of parse_machine_profile.
+Result<MachineProfile> load_machine_profile(const std::string& path);
+
+}  // namespace artesian::tiering

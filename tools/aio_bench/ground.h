@@ -1,0 +1,141 @@
+// The ground on which aio_bench measures: temporary files of its own, one per directory, and one
+// pool of buffers. Filled once, it serves any number of measurements.
+//
+// The files are unlinked as soon as they are open: whatever ends the program, nothing stays behind.
+// Each granule of a file remembers the pass and the buffer that wrote it last, so that every block
+// read, by any measurement, can be told right from wrong (tools/aio_bench/bench_pattern.h). With
+// several directories block i goes to file i modulo their number.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aio/engine.h"
+#include "pinned/pool.h"
+#include "tools/aio_bench/bench_pattern.h"
+
+namespace artesian::bench {
+
+/// What a measurement does. Mixed is what an optimizer does: reads run ahead, and what was read is
+/// written back behind them, to where it came from.
+enum class Access : std::uint8_t { Read, Write, Mixed };
+inline constexpr Access accesses[] = {Access::Read, Access::Write, Access::Mixed};
+
+/// "read", "write" or "mixed".
+const char* access_name(Access access) noexcept;
+
+/// In the order in which `auto` tries them.
+inline constexpr aio::EngineKind engine_kinds[] = {
+    aio::EngineKind::IoUring, aio::EngineKind::Libaio, aio::EngineKind::Threads};
+
+struct GroundOptions {
+  std::vector<std::string> directories;  // must exist
+  std::uint64_t size = 0;                // bytes of all files together, multiple of 4096
+  std::uint64_t granule = 0;             // bytes; every block size is a multiple of it
+  std::uint64_t buffer_bytes = 0;        // of the pool; more than any measurement has in flight
+  Direct direct = Direct::IfAligned;
+};
+
+struct Transfers {
+  Access access = Access::Read;
+  aio::EngineOptions engine = {.block_size = 1 << 20, .queue_depth = 32};
+  const aio::EngineKind* kind = nullptr;  // null: the best that the machine has
+  double read_share = 0.5;                // of the bytes of Access::Mixed, 0 to 1 without the ends
+  double seconds = 0;            // goes on from the start until so many are over; 0: one pass
+  std::uint64_t file_first = 0;  // among the files those from here ..
+  std::uint64_t file_count = ~std::uint64_t{0};  // .. so many, or as many as there are
+};
+
+struct Measurement {
+  aio::EngineKind kind = aio::EngineKind::Threads;
+  aio::Polling polling = aio::Polling::None;  // that was in effect
+  bool direct = false;                        // every block went past the page cache
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  double seconds = 0;
+  double cpu_seconds = 0;                  // of transfers: user and system, all threads
+  std::vector<double> gb_per_s_by_second;  // of whole seconds
+  aio::EngineStatistics statistics;
+  bool right = false;  // everything read was what had been written
+
+  std::uint64_t bytes() const noexcept { return bytes_read + bytes_written; }
+  double gb_per_s() const noexcept;
+};
+
+/// Is told when another second of a measurement is over: seconds and bytes until then, and
+/// gb_per_s_by_second. The rest is not known yet.
+using Watch = std::function<void(const Measurement&)>;
+
+/// Is told five times a second how far a pass over all of the files is, once something is done.
+struct Pass {
+  std::uint64_t done = 0;  // bytes
+  std::uint64_t size = 0;  // bytes
+  double seconds = 0;
+
+  double gb_per_s() const noexcept;
+  double seconds_left() const noexcept;  // about
+};
+using PassWatch = std::function<void(const Pass&)>;
+
+class Ground {
+ public:
+  /// Makes and reserves the files. `stop` becomes not 0 to end every measurement early. Errors: Io,
+  /// NoSpace, Unsupported, Exhausted.
+  static Result<std::unique_ptr<Ground>> create(const GroundOptions& options,
+                                                const std::atomic<int>& stop);
+
+  /// Writes all of the files. Needed before the first measurement. Errors: Io, NoSpace, Cancelled,
+  /// Timeout, after which this ground is of no further use.
+  Result<void> fill(const Transfers& transfers, const PassWatch& watch = nullptr);
+  /// Errors: Io, NoSpace, Cancelled, Timeout, and what make_engine refuses.
+  Result<Measurement> measure(const Transfers& transfers, const Watch& watch = nullptr);
+  /// Takes the files out of the page cache, so that a buffered measurement begins at the disk.
+  /// Errors: Io, NoSpace.
+  Result<void> drop_cache();
+  /// Reads all of the files and compares every byte.
+  Result<bool> all_right(const Transfers& transfers, const PassWatch& watch = nullptr);
+
+  bool direct() const noexcept;
+  /// Of the engine that these transfers get. Errors: what make_engine refuses.
+  Result<aio::EngineKind> kind_of(const Transfers& transfers) const;
+  const pinned::Pool& pool() const noexcept { return *pool_; }
+
+ private:
+  friend class Sweep;
+  /// What wrote a granule last: see tools/aio_bench/bench_pattern.h.
+  struct Writer {
+    std::uint32_t pass = 0;
+    std::uint32_t buffer = 0;
+  };
+  struct WorkFile {
+    std::unique_ptr<File> file;
+    std::uint64_t size = 0;
+    std::vector<Writer> writers;  // of its granules
+  };
+
+  Ground(const GroundOptions& options, const std::atomic<int>& stop)
+      : options_(options), stop_(stop), pattern_(options.granule) {}
+  Result<std::unique_ptr<aio::Engine>> make_engine(const Transfers& transfers) const;
+  std::uint64_t size() const noexcept;
+
+  const GroundOptions options_;
+  const std::atomic<int>& stop_;
+  const Pattern pattern_;
+  std::vector<WorkFile> files_;
+  std::unique_ptr<pinned::Pool> pool_;
+  std::uint32_t pass_next_ = 0;
+  std::atomic<std::uint32_t> buffer_next_ = 0;
+};
+
+/// A new file of `size` bytes, reserved, that no directory names any more. Errors: Io, NoSpace.
+Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
+                                                std::uint64_t size);
+
+/// Blocks that these transfers have in flight at most, over files of so many bytes.
+std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept;
+
+}  // namespace artesian::bench

@@ -1,0 +1,41 @@
+// `aio_bench run`: one measurement over a temporary file, which is filled before, and checked
+// after, the timed part.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include "tools/aio_bench/ground.h"
+
+namespace artesian::bench {
+
+struct RunOptions {
+  std::string directory;
+  std::uint64_t size = 0;  // bytes, multiple of 4096
+  Transfers transfers;
+  Direct direct = Direct::IfAligned;
+};
+
+/// What looks on: at the measurement, and at the passes before and after it ("writing",
+/// "checking").
+struct RunWatch {
+  Watch measurement = nullptr;
+  std::function<void(const char* stage, const Pass&)> pass = nullptr;
+};
+
+/// Fills, measures, checks. Errors: as Ground's.
+Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop,
+                        const RunWatch& watch = {});
+
+/// Bytes of memory that the run's buffers take.
+std::uint64_t buffer_bytes(const RunOptions& options) noexcept;
+
+/// What `run --json` prints.
+nlohmann::ordered_json to_json(const RunOptions& options, const Measurement& result);
+
+void add_run_flags(CLI::App& command);
+/// Returns the exit code.
+int run_command(const CLI::App& command);
+
+}  // namespace artesian::bench

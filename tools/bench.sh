@@ -1,8 +1,0 @@
-#!/usr/bin/env bash
-# `make bench`: builds what is measured, then runs bench/run.py. Called through tools/setup.sh.
-# PART=adam, disk, step, bound, plan or ladder runs that part alone; arguments go to bench/run.py
-# (see its --help).
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-tools/build.sh release programs benches
-exec "$ARTESIAN_PYTHON" bench/run.py ${PART:+--part "$PART"} "$@"

@@ -1,0 +1,38 @@
+// Whether the disks below nvme_path have room for what a plan puts there, as a run that reserves
+// its swap files finds out (tiering/swap_file.h). Pure: how much is free comes in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "zero3/plan/placement.h"
+
+namespace artesian::tools {
+
+struct DiskSpace {
+  struct Folder {
+    std::string path;             // the same where two keys lead to one
+    std::size_t file_system = 0;  // index of `free`
+    double share = 1.0;           // of what the folders of its key hold
+  };
+  std::vector<std::uint64_t> free;  // bytes, of each file system
+  // Of offload_param.nvme_path and of offload_optimizer.nvme_path; of either, where it names none,
+  // the other's. Empty: not known, no limit.
+  std::vector<Folder> param, optimizer;
+};
+
+/// What is free for the swap files of this config; 0 where it has none, or nobody knows.
+std::uint64_t free_for(const DiskSpace& space, const zero3::Config& config);
+
+/// Errors: NoSpace, with the bytes missing and the key to change.
+Result<void> check_space(const DiskSpace& space, const zero3::Config& config,
+                         const zero3::Placement& placement);
+
+/// Whether there is room for these shadows, too, of which a run takes half of what is left at most.
+bool have_room(const DiskSpace& space, const zero3::Config& config,
+               const zero3::Placement& placement, std::uint64_t shadows);
+
+}  // namespace artesian::tools

@@ -1,0 +1,102 @@
+#include "models/llama_of_size.h"
+#include "tools/plan/plan.h"
+#include "tools/shell/flag_reader.h"
+#include "tools/shell/output_file.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr double giga = 1e9;
+
+std::optional<double> bandwidth(FlagReader& reader, const char* flag, const char* example) {
+  const auto value = reader.number(flag, 0.0, 1e6, example);
+  return value.has_value() ? std::optional(*value * giga) : std::nullopt;
+}
+
+void read_model(FlagReader& reader, PlanOptions& options) {
+  const bool by_folder = reader.given("--model");
+  if (by_folder == reader.given("--params")) {
+    reader.refuse("--model", by_folder ? "both --model and --params" : "nothing",
+                  "a folder with config.json, or --params N; write one of them");
+    return;
+  }
+  options.model = reader.path("--model");
+  options.parameters =
+      reader.number("--params", models::llama_size_min - 1, models::llama_size_max, "70e9");
+}
+
+/// What only several or separate devices have.
+void refuse_without_gpus(FlagReader& reader) {
+  for (const char* flag : {"--nodes", "--link", "--bus"}) {
+    if (!reader.given(flag) || reader.given("--gpus")) continue;
+    reader.refuse(flag, "\"" + reader.text(flag) + "\" without --gpus",
+                  "it with --gpus N alone; add --gpus, or drop it");
+  }
+}
+
+}  // namespace
+
+void add_plan_flags(CLI::App& plan) {
+  const auto value = [&](const char* flag, const char* type, const std::string& description) {
+    plan.add_option(flag, description)
+        ->type_name(type)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
+  };
+  value("--model", "DIR", "Hugging Face directory: its config.json alone is read");
+  value("--params", "N", "Instead: a Llama shape of about N parameters, such as 70e9");
+  value("--config", "FILE", "DeepSpeed JSON config");
+  value("--seq-len", "L", "Tokens of a sample (default: the model's positions, at most 1024)");
+  value("--micro-batch", "N", "Samples of one forward, where the config says none");
+  value("--accumulation", "N", "Micro-batches of one step, where the config says none");
+  value("--gpus", "N", "GPUs of a node, one rank each (default: plan for this machine's CPU)");
+  value("--nodes", "N", "Nodes (default: 1)");
+  value("--device-memory", "SIZE",
+        "Of one GPU, activations included; without --gpus as artesian.device_memory");
+  value("--host-memory", "SIZE", "Budget of one rank, as artesian.host_memory");
+  value("--nvme-read", "GB/s", "Disk of one rank (default: what aio_bench tune has measured)");
+  value("--nvme-write", "GB/s", "The same for writes");
+  value("--memory-bandwidth", "GB/s", "Of the CPU's kernels, of one rank (default: measured here)");
+  value("--link", "GB/s", "Between host and GPU, each way (default: 25)");
+  value("--bus", "GB/s", "Between ranks, of one rank (default: 200 in a node, 25 between nodes)");
+  value("--tflops", "X", "What one rank computes, sustained (default: measured here; GPUs: 400)");
+  value("--plot", "FILE", "Memory and one step as an SVG picture");
+  value("--json", "-", "- prints one JSON object instead");
+  plan.add_flag("--measure")->description("Run the three fastest that fit for some steps, here");
+}
+
+Result<PlanOptions> read_plan_flags(const CLI::App& plan) {
+  FlagReader reader(plan);
+  PlanOptions options;
+  reader.expect_single_values();
+  read_model(reader, options);
+  options.config = reader.required_path("--config", "name a DeepSpeed JSON file");
+  options.length = reader.count("--seq-len");
+  options.micro_batch = reader.count("--micro-batch");
+  options.accumulation = reader.count("--accumulation");
+  refuse_without_gpus(reader);
+  options.gpus = reader.count("--gpus");
+  options.nodes = reader.count("--nodes").value_or(1);
+  options.device_memory = reader.size("--device-memory");
+  options.host_memory = reader.size("--host-memory");
+  options.nvme_read = bandwidth(reader, "--nvme-read", "3.2");
+  options.nvme_write = bandwidth(reader, "--nvme-write", "2.5");
+  options.memory = bandwidth(reader, "--memory-bandwidth", "20");
+  options.link = bandwidth(reader, "--link", "25");
+  options.bus = bandwidth(reader, "--bus", "200");
+  options.tflops = reader.number("--tflops", 0.0, 1e6, "400");
+  options.measure = reader.given("--measure");
+  options.plot = reader.path("--plot");
+  if (!options.plot.empty() && !options.plot.ends_with(".svg")) {
+    reader.refuse_text("--plot", "a name that ends in .svg; rename it");
+  } else if (!options.plot.empty() && !may_write_file(options.plot)) {
+    reader.refuse_text("--plot", "a file in a folder that is there and writable; name another");
+  }
+  options.json = reader.given("--json");
+  if (options.json && reader.text("--json") != "-") {
+    reader.refuse_text("--json", "-; redirect stdout into a file");
+  }
+  if (reader.has_faults()) return reader.error();
+  return options;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,364 @@
+#include "tools/plan/planner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/units.h"
+#include "zero3/plan/units_under_backward.h"
+
+namespace artesian::tools {
+
+using tiering::Resource;
+using tiering::Tier;
+
+namespace {
+
+constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;  // context and workspaces
+constexpr std::uint64_t groups_max = 16;  // of micro-batches in a step: beyond, all are alike
+
+std::uint64_t tokens_of(const PlanCase& plan) {
+  return plan.config.micro_batch_size * plan.length;
+}
+
+/// 16-bit parameters are computed with as the case says, others in fp32.
+DType compute_dtype(const PlanCase& plan) {
+  return plan.config.param_dtype == DType::Float32 ? DType::Float32 : plan.compute_dtype;
+}
+
+models::Kept kept(const zero3::Config& config) {
+  if (!config.activation_checkpointing) return models::Kept::All;
+  return config.cpu_checkpointing ? models::Kept::InputsInTiers : models::Kept::BlockInputs;
+}
+
+/// `staying`: bytes of kept inputs that no tier takes.
+std::uint64_t activations_of(const PlanCase& plan, std::uint64_t at_once,
+                             std::uint64_t staying = 0) {
+  return staying +
+         models::activation_bytes(*plan.model, {.tokens = tokens_of(plan),
+                                                .element_size = dtype_size(compute_dtype(plan)),
+                                                .micro_batches = plan.config.accumulation_steps,
+                                                .at_once = at_once,
+                                                .kept = kept(plan.config)});
+}
+
+/// How many micro-batches run layer by layer, as the engine decides it; it measures what one keeps.
+std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
+  if (inputs.some()) return inputs.at_once;
+  if (!zero3::keeps_order(*plan.stages)) return 1;
+  const std::uint64_t of_one = std::max<std::uint64_t>(activations_of(plan, 1), 1);
+  return std::clamp<std::uint64_t>(plan.activation_bytes / of_one, 1,
+                                   plan.config.accumulation_steps);
+}
+
+void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
+  const auto tier = [&](Tier home) -> TierBytes& {
+    return home == Tier::Device ? figures.device : home == Tier::Host ? figures.host : figures.nvme;
+  };
+  for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+    const zero3::UnitPlacement& place = placement.units[unit];
+    tier(place.param).param += placement.param_bytes(unit);
+    tier(place.grad).grad += placement.grad_bytes(unit);
+    for (const Tier home : {Tier::Device, Tier::Host, Tier::Nvme}) {
+      tier(home).optimizer += placement.optimizer_bytes_in(home, unit);
+    }
+  }
+}
+
+void take_memory(const zero3::Placement& placement, PlanFigures& figures) {
+  add_homes(placement, figures);
+  TierBytes& device = figures.device;
+  const std::uint64_t buffers = placement.expansion_bytes + placement.grad_scratch_bytes;
+  device.gathered = placement.device_pool_bytes - device.used() - buffers;
+  device.buffers = buffers + placement.device_gradient_bytes;
+  figures.host.input = placement.inputs.bytes_in(Tier::Host);
+  figures.nvme.input = placement.inputs.bytes_in(Tier::Nvme);
+  figures.host.buffers = placement.host_pool_bytes - figures.host.used();
+}
+
+zero3::StageSeconds stage_seconds(const PlanCase& plan) {
+  const auto tokens = static_cast<double>(tokens_of(plan));
+  const std::size_t stages = plan.stages->size();
+  zero3::StageSeconds seconds;
+  seconds.forward.assign(stages, plan.compute.block_forward * tokens);
+  const bool twice = plan.config.activation_checkpointing;
+  const double again = twice ? plan.compute.block_forward : 0.0;
+  seconds.backward.assign(stages, (plan.compute.block_backward + again) * tokens);
+  seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up
+  seconds.forward.back() = plan.compute.head_forward * tokens;
+  seconds.backward.back() =
+      (plan.compute.head_backward + (twice ? plan.compute.head_forward : 0.0)) * tokens;
+  return seconds;
+}
+
+/// Of a config whose parameters are not on NVMe, all that is there is on the optimizer's disk.
+zero3::Rates rates_of(const PlanCase& plan) {
+  zero3::Rates rates = plan.rates;
+  if (plan.config.zero.offload_param.device == zero3::Offload::Nvme) return rates;
+  rates.param_read = rates.param_write = 0.0;
+  rates.param_apart = false;
+  return rates;
+}
+
+struct Simulated {
+  zero3::MovedByKind moved;
+  zero3::StepTime time;
+  std::uint64_t shadows = 0;  // bytes on NVMe, of an update that may be taken back
+};
+
+Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
+                           std::uint64_t micro_batches, std::vector<bool> under_backward) {
+  ARTESIAN_TRY(step,
+               zero3::plan_step({.placement = &placement,
+                                 .stages = plan.stages,
+                                 .limits = zero3::PrefetchLimits::of(plan.config.zero),
+                                 .micro_batches = micro_batches,
+                                 .group = group_of(plan, placement.inputs),
+                                 .tokens = tokens_of(plan),
+                                 .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
+                                 .rows = tokens_of(plan) * plan.config.accumulation_steps,
+                                 .separate_device = plan.gpu,
+                                 .ranks = plan.ranks,
+                                 .under_backward = std::move(under_backward),
+                                 .speculative = zero3::waits_for_norm(plan.config)}));
+  Simulated done;
+  done.moved = step.moved;
+  done.time = zero3::simulate_step({.placement = &placement,
+                                    .plan = &step,
+                                    .separate_device = plan.gpu,
+                                    .rates = rates_of(plan),
+                                    .stages = stage_seconds(plan)});
+  return done;
+}
+
+/// Until the last disk is done, as the engine counts it (zero3/plan/prediction.h).
+double disk_seconds(const zero3::Rates& rates, const zero3::MovedByKind& moved) {
+  const auto at = [](std::uint64_t bytes, double rate) {
+    return bytes == 0 ? 0.0 : static_cast<double>(bytes) / rate;
+  };
+  const auto seconds = [&](const zero3::Moved& part, double read, double write) {
+    return at(part.nvme_read, read) + at(part.nvme_write, write);
+  };
+  if (rates.param_read == 0.0) return seconds(moved.total(), rates.disk_read, rates.disk_write);
+  zero3::Moved param = moved.param;
+  param += moved.grad;
+  param += moved.input;
+  const double one = seconds(param, rates.param_read, rates.param_write);
+  const double other = seconds(moved.optimizer, rates.disk_read, rates.disk_write);
+  return rates.param_apart ? std::max(one, other) : one + other;
+}
+
+/// As the engine decides it, from a step without.
+std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
+                                    const Simulated& without, std::uint64_t micro_batches) {
+  if (!zero3::may_update_under_backward(plan.config)) return {};
+  zero3::MovedByKind update;
+  for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
+    update += zero3::update_moves(placement, unit, plan.gpu, /*live=*/true);
+  }
+  const zero3::Rates rates = rates_of(plan);
+  const double update_disk = disk_seconds(rates, update);
+  const double others = std::max(0.0, disk_seconds(rates, without.moved) - update_disk);
+  const zero3::StageSeconds seconds = stage_seconds(plan);
+  const auto sum = [](const std::vector<double>& stages) {
+    return std::accumulate(stages.begin(), stages.end(), 0.0);
+  };
+  const auto group = static_cast<double>(group_of(plan, placement.inputs));
+  const double part = group / static_cast<double>(micro_batches);
+  const double computed = without.time.busy[static_cast<std::size_t>(Resource::Compute)];
+  const zero3::UpdateTimes times{
+      .forward = group * sum(seconds.forward),
+      .backward = group * sum(seconds.backward),
+      .forward_disk = part * others / 2,
+      .backward_disk = part * others / 2,
+      .update = plan.gpu ? 0.0 : std::max(0.0, computed - without.time.model_seconds),
+      .update_disk = update_disk};
+  return zero3::units_under_backward(placement, *plan.stages, zero3::share_under_backward(times),
+                                     zero3::waits_for_norm(plan.config));
+}
+
+Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
+                           std::uint64_t micro_batches) {
+  ARTESIAN_TRY(without, simulate(plan, placement, micro_batches, {}));
+  const auto under_backward = under_backward_of(plan, placement, without, micro_batches);
+  const auto end = under_backward.end();
+  if (std::find(under_backward.begin(), end, true) == end) return without;
+  const bool speculative = zero3::waits_for_norm(plan.config);
+  const std::uint64_t shadows = speculative ? zero3::shadow_bytes(placement, under_backward) : 0;
+  if (!have_room(plan.space, plan.config, placement, shadows)) return without;
+  ARTESIAN_TRY(done, simulate(plan, placement, micro_batches, under_backward));
+  done.shadows = shadows;
+  return done;
+}
+
+/// b + (b - a) * further, for each figure.
+template <typename T>
+T extend(T a, T b, std::uint64_t further) {
+  return b + (b - a) * static_cast<T>(further);
+}
+
+void extend(zero3::Moved& b, const zero3::Moved& a, std::uint64_t further) {
+  for (const auto member : {&zero3::Moved::nvme_read, &zero3::Moved::nvme_write,
+                            &zero3::Moved::to_device, &zero3::Moved::to_host, &zero3::Moved::bus}) {
+    b.*member = extend(a.*member, b.*member, further);
+  }
+}
+
+/// A step of many groups of micro-batches: after the first ones each adds the same.
+Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement) {
+  const std::uint64_t micro_batches = plan.config.accumulation_steps;
+  const std::uint64_t group = group_of(plan, placement.inputs);
+  const std::uint64_t groups = micro_batches / group;
+  if (groups <= groups_max) return simulate(plan, placement, micro_batches);
+  const std::uint64_t rest = micro_batches % group;
+  ARTESIAN_TRY(one_less, simulate(plan, placement, (groups_max - 1) * group + rest));
+  ARTESIAN_TRY(done, simulate(plan, placement, groups_max * group + rest));
+  const std::uint64_t further = groups - groups_max;
+  extend(done.moved.param, one_less.moved.param, further);
+  extend(done.moved.grad, one_less.moved.grad, further);
+  extend(done.moved.optimizer, one_less.moved.optimizer, further);
+  extend(done.moved.input, one_less.moved.input, further);
+  done.time.seconds = extend(one_less.time.seconds, done.time.seconds, further);
+  done.time.model_seconds = extend(one_less.time.model_seconds, done.time.model_seconds, further);
+  for (std::size_t index = 0; index < done.time.busy.size(); ++index) {
+    done.time.busy[index] = extend(one_less.time.busy[index], done.time.busy[index], further);
+  }
+  return done;
+}
+
+double busy(const zero3::StepTime& time, Resource resource) {
+  return time.busy[static_cast<std::size_t>(resource)];
+}
+
+/// What is busy longest. A disk that is not duplex is one thing.
+std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
+  std::string name;
+  double longest = -1.0;
+  const auto see = [&](const std::string& resource, double seconds) {
+    if (seconds <= longest) return;
+    longest = seconds;
+    name = resource;
+  };
+  for (const Resource resource :
+       {Resource::Compute, Resource::Host, Resource::ToDevice, Resource::ToHost, Resource::Bus}) {
+    see(resource_name(resource), busy(time, resource));
+  }
+  const auto see_disk = [&](const char* both, Resource reads, Resource writes) {
+    if (plan.rates.disk == tiering::Disk::Duplex) {
+      see(resource_name(reads), busy(time, reads));
+      see(resource_name(writes), busy(time, writes));
+    } else {
+      see(both, busy(time, reads) + busy(time, writes));
+    }
+  };
+  see_disk("NVMe", Resource::DiskRead, Resource::DiskWrite);
+  see_disk("param NVMe", Resource::ParamRead, Resource::ParamWrite);
+  return name;
+}
+
+void take_time(const PlanCase& plan, PlanFigures& figures) {
+  const zero3::StepTime& time = figures.time;
+  figures.tokens = tokens_of(plan) * plan.config.accumulation_steps * plan.ranks;
+  figures.tokens_per_s = static_cast<double>(figures.tokens) / time.seconds;
+  figures.tflops = models::flops_per_token(*plan.model, plan.length) * figures.tokens_per_s /
+                   static_cast<double>(plan.ranks) * 1e-12;
+  figures.idle_share = std::max(0.0, 1.0 - busy(time, Resource::Compute) / time.seconds);
+  figures.bottleneck = bottleneck_of(plan, time);
+  figures.nvme_terabytes_written = static_cast<double>(figures.moved.total().nvme_write) *
+                                   static_cast<double>(plan.ranks) * 1000 * 1e-12;
+}
+
+/// What the device tier may take beside these activations.
+Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activations) {
+  if (!plan.gpu_bytes.has_value()) return *plan.device_bytes;
+  const std::uint64_t gpu = *plan.gpu_bytes;
+  const std::uint64_t others = activations + cuda_bytes;
+  const std::string beside =
+      format_size(activations) + " of activations and " + format_size(cuda_bytes) + " of CUDA";
+  const auto refused = [&](const std::string& got, std::uint64_t needed, const char* fix) {
+    return make_error(ErrorCode::Exhausted,
+                      got + ", allowed " + format_size(gpu) + ", the GPU's memory: " +
+                          std::to_string(needed - gpu) + " bytes missing; lower it" + fix);
+  };
+  if (others >= gpu) {
+    return refused("train_micro_batch_size_per_gpu: got " + beside, others,
+                   " or --seq-len, or set activation_checkpointing");
+  }
+  const std::uint64_t tier = plan.device_bytes.value_or(gpu - others);
+  if (tier <= gpu - others) return tier;
+  return refused("artesian.device_memory: got " + format_size(tier) + " beside " + beside,
+                 tier + others, ", or train_micro_batch_size_per_gpu");
+}
+
+}  // namespace
+
+TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s) {
+  return {forward.block / flops_per_s, 2 * forward.block / flops_per_s, forward.head / flops_per_s,
+          2 * forward.head / flops_per_s};
+}
+
+const char* offload_name(zero3::Offload offload) noexcept {
+  return offload == zero3::Offload::None ? "none" : offload == zero3::Offload::Cpu ? "cpu" : "nvme";
+}
+
+namespace {
+
+/// Pools are taken as large as they are used; gradients of a stage, tensors of LibTorch, count as
+/// the device's.
+Result<void> check_memory(const PlanCase& plan, const PlanFigures& figures) {
+  const std::uint64_t tiers = figures.device.used() + figures.host.used();
+  const std::uint64_t needed = figures.activations + tiers;
+  if (!plan.memory_max.has_value() || needed <= *plan.memory_max) return {};
+  const bool mostly_tiers = tiers > figures.activations;
+  const bool mostly_device = figures.device.used() > figures.host.used();
+  const std::string key = !mostly_tiers   ? "train_micro_batch_size_per_gpu"
+                          : mostly_device ? "artesian.device_memory"
+                                          : "artesian.host_memory";
+  return make_error(ErrorCode::Exhausted,
+                    key + ": got " + format_size(figures.activations) + " of activations beside " +
+                        format_size(figures.device.used()) + " of the device tier and " +
+                        format_size(figures.host.used()) + " of the host's, allowed " +
+                        format_size(*plan.memory_max) + ", the available memory: " +
+                        std::to_string(needed - *plan.memory_max) + " bytes missing; lower it" +
+                        (mostly_tiers ? "" : " or --seq-len, or set activation_checkpointing"));
+}
+
+zero3::PlacementRequest placement_request(const PlanCase& plan) {
+  return {.parameters = plan.parameters,
+          .stages = plan.stages,
+          .config = &plan.config,
+          .compute_dtype = compute_dtype(plan),
+          .separate_device = plan.gpu,
+          .host_bytes = plan.host_bytes,
+          .ranks = plan.ranks,
+          .input_elements = models::stage_input_elements(*plan.model, tokens_of(plan)),
+          .activation_bytes = plan.activation_bytes};
+}
+
+}  // namespace
+
+Result<PlanFigures> evaluate(const PlanCase& plan) {
+  PlanFigures figures;
+  for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
+  zero3::PlacementRequest request = placement_request(plan);
+  figures.activations = activations_of(plan, group_of(plan, zero3::most_inputs(request)));
+  ARTESIAN_TRY(device, device_budget(plan, figures.activations));
+  request.device_bytes = device;
+  ARTESIAN_TRY(placement, zero3::make_placement(request));
+  const zero3::KeptInputs& inputs = placement.inputs;
+  figures.activations = activations_of(plan, group_of(plan, inputs), inputs.bytes_in(Tier::Device));
+  figures.device.budget = device;
+  figures.host.budget = plan.host_bytes;
+  figures.nvme.budget = free_for(plan.space, plan.config);
+  figures.notes = placement.notes;
+  take_memory(placement, figures);
+  ARTESIAN_TRY_VOID(check_memory(plan, figures));
+  ARTESIAN_TRY_VOID(check_space(plan.space, plan.config, placement));
+  ARTESIAN_TRY(done, simulate(plan, placement));
+  figures.moved = done.moved;
+  figures.nvme.buffers = done.shadows;
+  figures.time = std::move(done.time);
+  take_time(plan, figures);
+  return figures;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,134 @@
+// The planner: what a training job would be, without running it. Pure and without LibTorch: model,
+// configuration, memory and rates in; memory, bytes, seconds, and what to change out. What it says
+// of memory is the engine's own Placement, of bytes its own Prefetcher (zero3/plan/step_plan.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/activation_bytes.h"
+#include "models/flops.h"
+#include "models/model_config.h"
+#include "tools/plan/disk_space.h"
+#include "zero3/config/config.h"
+#include "zero3/plan/step_time.h"
+
+namespace artesian::tools {
+
+/// Seconds of one token in a block and in the head, forward and backward.
+struct TokenSeconds {
+  double block_forward = 0.0, block_backward = 0.0;
+  double head_forward = 0.0, head_backward = 0.0;
+};
+
+/// At so many floating-point operations per second; backward is twice forward.
+TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s);
+
+/// As configs spell it.
+const char* offload_name(zero3::Offload offload) noexcept;
+
+/// Of DeepSpeed's communication, which Artesian takes no memory for: for advice alone.
+struct DeepSpeedBuckets {
+  bool overlap_comm = false;
+  std::uint64_t reduce_bucket_size = 0;  // elements
+  std::uint64_t allgather_bucket_size = 0;
+};
+
+/// What fp32 parameters would be computed with, were they bf16.
+struct ComputeInBf16 {
+  DType compute_dtype = DType::Float32;
+  DType grad_accum_dtype = DType::BFloat16;
+  TokenSeconds compute;
+};
+
+struct PlanCase {
+  const models::ModelConfig* model = nullptr;
+  const std::vector<zero3::ParameterSpec>* parameters = nullptr;
+  const std::vector<zero3::StageSpec>* stages = nullptr;
+  zero3::Config config;  // micro_batch_size and accumulation_steps are of one rank
+  std::uint64_t length = 0;
+  std::uint64_t ranks = 1;
+  bool gpu = false;  // else the CPU of one rank
+  /// Of the device tier. Absent: what is left of gpu_bytes, which are there then.
+  std::optional<std::uint64_t> device_bytes;
+  /// All of a GPU's memory: activations and what CUDA takes are in it, beside the tier. Absent:
+  /// nobody knows, or it is memory_max.
+  std::optional<std::uint64_t> gpu_bytes;
+  std::uint64_t host_bytes = 0;
+  /// What activations and both tiers may take together, where these are one memory; more is
+  /// refused. Absent: they are not, or nobody knows.
+  std::optional<std::uint64_t> memory_max;
+  DiskSpace space;  // what is on NVMe and has no room there is refused
+  /// What the activations of several micro-batches may take at once, to run layer by layer.
+  std::uint64_t activation_bytes = 0;
+  DType compute_dtype = DType::Float32;
+  zero3::Rates rates;
+  TokenSeconds compute;
+  std::optional<ComputeInBf16> bf16;  // absent: nobody knows
+  DeepSpeedBuckets buckets;
+};
+
+/// Bytes in one tier, by kind.
+struct TierBytes {
+  std::uint64_t budget = 0;     // of NVMe what is free; 0: none
+  std::uint64_t param = 0;      // homes
+  std::uint64_t grad = 0;       // accumulators
+  std::uint64_t optimizer = 0;  // homes
+  std::uint64_t gathered = 0;   // slots
+  std::uint64_t buffers = 0;    // staging, gradients of a stage; shadows of optimizer state
+  std::uint64_t input = 0;      // of stages, kept for backward
+  std::uint64_t used() const noexcept {
+    return param + grad + optimizer + gathered + buffers + input;
+  }
+};
+
+struct PlanFigures {
+  std::uint64_t elements = 0;  // parameters of the model
+  TierBytes device, host, nvme;
+  std::uint64_t activations = 0;  // an estimate
+  zero3::MovedByKind moved;
+  zero3::StepTime time;
+  std::uint64_t tokens = 0;  // of a step, all ranks
+  double tokens_per_s = 0.0;
+  double tflops = 0.0;      // of one rank
+  double idle_share = 0.0;  // of the device in which the model computes
+  std::string bottleneck;
+  double nvme_terabytes_written = 0.0;  // 1,000 steps, all ranks
+  std::vector<std::string> notes;
+};
+
+/// Errors: Exhausted, NoSpace, with the bytes missing and the key to change.
+Result<PlanFigures> evaluate(const PlanCase& plan);
+
+struct Change {
+  std::string key;  // of the config, or what to buy
+  std::string from, to;
+  double tokens_per_s = 0.0;
+  double gain = 0.0;  // of tokens/s: 0.25 is a quarter more
+  double step_seconds = 0.0;
+};
+
+/// What single changes would bring, best first, of each key the best: each is the case planned
+/// anew. Those that do not fit or bring less than 1% are left out.
+std::vector<Change> find_changes(const PlanCase& plan, const PlanFigures& now);
+
+struct Candidate {
+  std::string name;  // "ZeRO-2, optimizer on cpu"
+  zero3::Config config;
+  PlanFigures figures;
+  std::optional<double> measured_seconds;  // of a step, where it was run
+};
+
+/// For each strategy that fits, in DeepSpeed's order of speed from DDP to ZeRO-Infinity, its
+/// fastest micro-batch at the same train_batch_size. Fastest first.
+std::vector<Candidate> search(const PlanCase& plan);
+
+/// What a run of it is given, so that it is what was planned.
+zero3::Config config_of_run(const PlanCase& plan, const Candidate& candidate);
+
+/// In DeepSpeed's keys, one line each.
+std::vector<std::string> advise(const PlanCase& plan);
+
+}  // namespace artesian::tools

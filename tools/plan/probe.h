@@ -1,0 +1,34 @@
+// What this machine's CPU does in a second, measured on the work of a training step itself: one
+// block and the head of the model, forward and backward, by LibTorch; and the optimizer's kernels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "models/model_config.h"
+#include "tools/plan/planner.h"
+
+namespace artesian::tools {
+
+struct ProbedCompute {
+  TokenSeconds seconds;
+  double tflops = 0.0;
+  bool by_product = false;  // one matrix product stands for all: the stages are too large to try
+};
+
+/// Runs a block and the head on a micro-batch of `samples` of `length`, or on fewer samples where
+/// that would take long; tiled parameters as they are stored. Errors: Exhausted, Invalid
+/// (LibTorch).
+Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype, DType stored,
+                                    std::uint64_t samples, std::uint64_t length);
+
+struct ProbedMemory {  // bytes per second, by all threads
+  double kernels = 0.0;
+  double checksum = 0.0;  // made beside them, of what they have in the caches
+};
+
+/// Of the optimizer's update, slice by slice, with checksums and without.
+ProbedMemory probe_memory();
+
+}  // namespace artesian::tools

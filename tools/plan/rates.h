@@ -1,0 +1,28 @@
+// Where a plan's rates come from: what was given, what was measured on this machine, and what is
+// assumed. Each says which.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/plan/plan.h"
+#include "tools/plan/planner.h"
+
+namespace artesian::tools {
+
+struct RateSource {
+  std::string name;  // "nvme_read"
+  double value = 0.0;
+  std::string unit;    // "GB/s" or "TFLOP/s"
+  std::string source;  // "given", "measured ...", "assumed ..."
+};
+
+struct ChosenRates {
+  std::vector<RateSource> rates;
+  std::vector<std::string> notes;  // of the I/O settings that rates are for (zero3/step/path_io.h)
+};
+
+/// Fills the rates and the compute seconds of `plan`. Errors: those of measuring.
+Result<ChosenRates> choose_rates(const PlanOptions& options, PlanCase& plan);
+
+}  // namespace artesian::tools

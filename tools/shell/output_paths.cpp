@@ -1,0 +1,99 @@
+#include "tools/shell/output_paths.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+namespace artesian::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int links_max = 40;  // that lead from one to the next, as the kernel has it
+
+bool same_file(const struct stat& left, const struct stat& right) {
+  return left.st_dev == right.st_dev && left.st_ino == right.st_ino;
+}
+
+/// Where opening the path would make a file.
+fs::path place_of(fs::path path) {
+  std::error_code failed;
+  for (int link = 0; link < links_max && fs::is_symlink(path, failed); ++link) {
+    const fs::path target = fs::read_symlink(path, failed);
+    path = target.is_absolute() ? target : path.parent_path() / target;
+  }
+  while (path.has_relative_path() && !path.has_filename()) path = path.parent_path();  // "a/"
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path folder = fs::weakly_canonical(parent, failed);
+  return (failed ? parent : folder) / path.filename();
+}
+
+/// A path as it is now.
+class Place {
+ public:
+  explicit Place(const std::string& path)
+      : path_(path), exists_(::stat(path.c_str(), &status_) == 0) {}
+
+  bool is_folder() const { return exists_ && S_ISDIR(status_.st_mode); }
+  bool is_file() const { return exists_ && S_ISREG(status_.st_mode); }
+  /// One file, or what would become one.
+  bool is(const Place& other) const {
+    if (exists_ != other.exists_) return false;
+    if (exists_) return is_file() && same_file(status_, other.status_);
+    return place_of(path_) == place_of(other.path_);
+  }
+  /// The name, below this folder, of a file that is `other`.
+  std::optional<std::string> find(const Place& other) const {
+    std::error_code failed;
+    fs::recursive_directory_iterator entry(path_, fs::directory_options::skip_permission_denied,
+                                           failed);
+    for (; !failed && entry != fs::recursive_directory_iterator(); entry.increment(failed)) {
+      if (other.is(Place(entry->path().string()))) return entry->path().string();
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::string path_;
+  struct stat status_ {};
+  bool exists_;
+};
+
+/// What else the output is, in words, or nothing.
+std::optional<std::string> conflict(const Place& output, const FlagPath& other) {
+  if (other.path.empty()) return std::nullopt;
+  const Place place(other.path);
+  if (output.is(place)) return "the file of " + other.flag;
+  if (!place.is_folder() || !output.is_file()) return std::nullopt;
+  const auto name = place.find(output);
+  if (!name.has_value()) return std::nullopt;
+  return *name + ", a file of " + other.flag;
+}
+
+}  // namespace
+
+Result<void> check_outputs(const std::vector<FlagPath>& outputs,
+                           const std::vector<FlagPath>& inputs) {
+  std::string lines;
+  for (std::size_t index = 0; index < outputs.size(); ++index) {
+    const FlagPath& output = outputs[index];
+    if (output.path.empty()) continue;
+    const Place place(output.path);
+    std::vector<FlagPath> others = inputs;
+    others.insert(others.end(), outputs.begin(),
+                  outputs.begin() + static_cast<std::ptrdiff_t>(index));
+    for (const FlagPath& other : others) {
+      const auto what = conflict(place, other);
+      if (!what.has_value()) continue;
+      lines += (lines.empty() ? "" : "\n") + output.flag + ": got " + *what +
+               ", allowed another one, as it is replaced; rename one of them";
+      break;
+    }
+  }
+  if (lines.empty()) return {};
+  return make_error(ErrorCode::Invalid, std::move(lines));
+}
+
+}  // namespace artesian::tools

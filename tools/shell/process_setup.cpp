@@ -1,0 +1,99 @@
+#include "tools/shell/process_setup.h"
+
+#include <alloca.h>
+#include <limits.h>
+#include <malloc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+
+#include "base/process_cpus.h"
+#include "pinned/huge_pages.h"
+
+namespace artesian::tools {
+namespace {
+
+volatile std::sig_atomic_t stop_signal = 0;
+volatile std::sig_atomic_t at_once = 0;
+
+void on_stop(int number) {
+  if (at_once != 0) ::_exit(128 + number);
+  stop_signal = number;
+  ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
+  ::signal(SIGTERM, SIG_DFL);
+}
+
+/// Starts the program again with OMP_WAIT_POLICY in its environment, unless the user has set it.
+/// Waiting threads must sleep: a spinning one slows the progress threads and the compute team
+/// alike. LibTorch's OpenMP reads the variable when it is loaded; a .preinit_array entry of the
+/// program is the only code of ours that runs earlier, and what it sets is lost, as libc takes up
+/// its own environment only after it. No memory is allocated: a sanitizer's may not be ready.
+void set_passive_waiting(int, char** arguments, char** environment) {
+  constexpr char name[] = "OMP_WAIT_POLICY=";
+  std::size_t count = 0;
+  for (; environment[count] != nullptr; ++count) {
+    if (std::strncmp(environment[count], name, sizeof name - 1) == 0) return;
+  }
+  char policy[] = "OMP_WAIT_POLICY=passive";
+  auto** const longer = static_cast<char**>(alloca((count + 2) * sizeof(char*)));
+  std::copy_n(environment, count, longer);
+  longer[count] = policy;
+  longer[count + 1] = nullptr;
+  char program[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", program, sizeof program - 1);
+  if (length <= 0) return;  // slower, and right
+  program[length] = '\0';
+  ::execve(program, arguments, longer);
+}
+
+/// Before libraries are initialised: OpenMP is one of them.
+void prepare_for_openmp(int count, char** arguments, char** environment) {
+  note_process_cpus();
+  set_passive_waiting(count, arguments, environment);
+}
+
+__attribute__((section(".preinit_array"), used)) void (*const preinit)(int, char**,
+                                                                       char**) = prepare_for_openmp;
+
+}  // namespace
+
+void set_up_process() {
+  // One arena of malloc's and early mmap: what is freed goes back to the system, so that peak
+  // memory is what is in use and not what was. Large tensors, which come and go in each step, are
+  // not malloc's (zero3/torch/activation_memory.cpp): after the first steps it calls the kernel no
+  // more. NOLINTBEGIN(concurrency-mt-unsafe): there is one thread yet
+  ::mallopt(M_ARENA_MAX, 1);
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  // NOLINTEND(concurrency-mt-unsafe)
+  pinned::allow_huge_pages();
+  struct sigaction action {};
+  action.sa_handler = on_stop;
+  sigemptyset(&action.sa_mask);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not the end
+}
+
+int stop_requested() {
+  return stop_signal;
+}
+
+int stop_exit_code() {
+  return 128 + stop_signal;
+}
+
+StopAtOnce::StopAtOnce() {
+  at_once = 1;
+  if (stop_signal != 0) ::_exit(stop_exit_code());
+}
+
+StopAtOnce::~StopAtOnce() {
+  at_once = 0;
+}
+
+}  // namespace artesian::tools

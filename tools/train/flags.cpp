@@ -1,0 +1,91 @@
+#include "tools/train/flags.h"
+
+#include "tools/shell/flag_reader.h"
+#include "zero3/torch/compute_device.h"
+
+namespace artesian::tools {
+namespace {
+
+void check_later_flags(FlagReader& reader) {
+  for (const char* later : {"--resume", "--checkpoint-every"}) {
+    if (reader.given(later)) reader.unsupported(later);
+  }
+}
+
+/// Whether the GPU is there shows later; the word, now.
+std::string read_device(FlagReader& reader) {
+  if (!reader.given("--device")) return "cpu";
+  std::string device = reader.text("--device");
+  if (!zero3::device_index(device).has_value()) {
+    reader.refuse_text("--device", "cpu, cuda or cuda:i; write one of them");
+  }
+  return device;
+}
+
+}  // namespace
+
+void add_train_flags(CLI::App& train) {
+  const auto value = [&](const char* flag, const char* type, const std::string& description) {
+    train.add_option(flag, description)
+        ->type_name(type)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
+  };
+  const auto flag = [&](const char* name, const std::string& description) {
+    train.add_flag(name, description)->disable_flag_override();
+  };
+  value("--model", "DIR", "Hugging Face directory: config.json, optionally weights and tokenizer");
+  value("--data", "PATH", "Token ids (.bin), or a text file or folder");
+  value("--config", "FILE", "DeepSpeed JSON config");
+  value("--steps", "N", "Optimizer steps");
+  value("--epochs", "N", "Passes over the data (default: 1)");
+  value("--seq-len", "L", "Tokens of a sample (default: the model's positions, at most 1024)");
+  value("--seed", "S", "Seed of weights and sample order (default: 0)");
+  value("--order", "WORD", "Sample order: shuffled (default) or sequential");
+  value("--device", "WORD", "cpu (default), cuda or cuda:i: the first or another visible GPU");
+  flag("--init", "Random weights, also where the directory has some");
+  value("--micro-batch", "N", "Samples of one forward");
+  value("--accumulation", "N", "Micro-batches of one step");
+  value("--lr", "X", "Learning rate");
+  value("--save", "DIR", "Write a Hugging Face directory at the end");
+  value("--save-dtype", "WORD", "model (default: the training precision) or fp32");
+  value("--log-jsonl", "FILE", "One JSON object per step");
+  value("--trace", "FILE", "Timeline for Perfetto");
+  flag("--quiet", "No notes, no progress, no end table");
+  // Of a later release: refused by name.
+  for (const char* later : {"--resume", "--checkpoint-every"}) {
+    train.add_option(later)->group("");
+  }
+}
+
+Result<TrainOptions> read_train_flags(const CLI::App& train) {
+  FlagReader reader(train);
+  TrainOptions options;
+  check_later_flags(reader);
+  reader.expect_single_values();
+  options.model = reader.required_path("--model", "name the folder of config.json");
+  options.data = reader.required_path("--data", "name a text or .bin file, or a folder of text");
+  options.config = reader.required_path("--config", "name a DeepSpeed JSON file");
+  options.steps = reader.count("--steps");
+  options.epochs = reader.count("--epochs");
+  if (reader.given("--steps") && reader.given("--epochs")) {
+    reader.refuse("--epochs", "both --steps and --epochs", "one of them; drop one");
+  }
+  options.length = reader.count("--seq-len");
+  options.seed = reader.seed("--seed");
+  options.shuffled = !reader.second_word("--order", "shuffled", "sequential");
+  options.device = read_device(reader);
+  options.random_weights = reader.given("--init");
+  options.micro_batch = reader.count("--micro-batch");
+  options.accumulation = reader.count("--accumulation");
+  options.lr = reader.rate("--lr");
+  options.save = reader.path("--save");
+  while (options.save.size() > 1 && options.save.back() == '/') options.save.pop_back();
+  options.save_fp32 = reader.second_word("--save-dtype", "model", "fp32");
+  options.log_jsonl = reader.path("--log-jsonl");
+  options.trace = reader.path("--trace");
+  options.quiet = reader.given("--quiet");
+  if (reader.has_faults()) return reader.error();
+  return options;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,30 @@
+// `artesian train --save`: the trained weights as a Hugging Face directory, streamed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/checkpoint_writer.h"
+#include "models/model_config.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::tools {
+
+struct SaveOptions {
+  std::string target;                    // the directory to make
+  std::vector<models::ModelFile> files;  // of the model that was trained, as before training
+  bool fp32 = false;                     // the master weights, instead of the training precision
+};
+
+/// Before training: reserves what the directory will take. Errors: Io, NoSpace, Invalid (the target
+/// exists).
+Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
+                                              const models::ModelConfig& model_config,
+                                              SaveOptions options);
+
+/// Writes the directory of these options, and commits it. Errors: Io, NoSpace, Invalid (the target
+/// came into being), Corrupt.
+Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
+                        models::CheckpointWriter& writer);
+
+}  // namespace artesian::tools

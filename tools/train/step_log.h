@@ -1,0 +1,95 @@
+// The figures of a training run as people and programs read them: JSONL, progress line, end table.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "models/file_io.h"
+#include "tools/shell/terminal_line.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::tools {
+
+/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start. A line that
+/// cannot be written must not cost the training: it is missing as a whole, the first such one is a
+/// warning, later ones are tried again, and close() is the error.
+class StepLog {
+ public:
+  /// Errors: Io. An empty path logs nowhere.
+  static Result<StepLog> open(const std::string& path);
+  /// Appends one line.
+  void write(const zero3::StepResult& result, double tflops,
+             const std::optional<std::string>& digest);
+  /// After the last. Errors: Io, NoSpace: lines are missing.
+  Result<void> close();
+
+ private:
+  bool append(const std::string& line);
+
+  std::string path_;
+  models::Descriptor file_;
+  std::uint64_t size_ = 0;   // of the whole lines in it
+  std::uint64_t lines_ = 0;  // given
+  std::uint64_t missing_ = 0;
+  std::optional<Error> first_;  // why the first one is missing
+};
+
+/// The progress line on stderr: redrawn in place on a terminal, with what of it fits, else a line
+/// every few seconds.
+class Progress {
+ public:
+  struct Options {
+    bool quiet = false;
+    std::uint64_t steps_total = 0;
+    std::uint64_t steps_per_print = 0;  // 0: never a line of its own
+    bool breakdown = false;             // wall_clock_breakdown
+    zero3::Budgets budgets;
+  };
+  explicit Progress(const Options& options);
+  /// "initialising 42%", while the home tiers are filled.
+  void initializing(std::uint64_t done, std::uint64_t total);
+  void step(const zero3::StepResult& result);
+  /// Ends a line that is being redrawn.
+  void finish() { line_.finish(); }
+
+ private:
+  std::vector<LineField> describe(const zero3::StepResult& result) const;
+
+  Options options_;
+  TerminalLine line_;
+  double step_seconds_ = 0.0;  // smoothed, for the time left
+  std::uint64_t printed_ns_ = 0;
+  int percent_ = -1;
+};
+
+/// Gathers a run and prints its end table.
+class Summary {
+ public:
+  enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
+  void add(const zero3::StepResult& result);
+  std::uint64_t steps() const noexcept { return steps_; }
+  /// With a line for each folder of swap files, where there are several. `io`: how their bytes were
+  /// moved; empty: no line.
+  void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
+             const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
+             const zero3::KeptInputs& inputs) const;
+
+ private:
+  void print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const;
+  void print_process(std::FILE* out) const;
+
+  std::uint64_t steps_ = 0;
+  std::uint64_t skipped_ = 0;
+  std::uint64_t taken_back_ = 0;
+  std::uint64_t tokens_ = 0;
+  std::uint64_t bytes_written_ = 0;
+  double seconds_ = 0.0;
+  zero3::StepResult first_;
+  zero3::StepResult last_;
+};
+
+}  // namespace artesian::tools

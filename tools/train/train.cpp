@@ -1,0 +1,349 @@
+#include "tools/train/train.h"
+
+#include <memory>
+#include <vector>
+
+#include "base/log.h"
+#include "base/machine.h"
+#include "models/activation_bytes.h"
+#include "models/checkpoint_weights.h"
+#include "models/checkpoint_writer.h"
+#include "models/data/token_data.h"
+#include "models/flops.h"
+#include "models/model_config.h"
+#include "models/registry.h"
+#include "tools/shell/output_paths.h"
+#include "tools/shell/process_setup.h"
+#include "tools/shell/report_error.h"
+#include "tools/shell/standard_output.h"
+#include "tools/train/save_model.h"
+#include "tools/train/step_log.h"
+#include "tools/train/training.h"
+#include "zero3/torch/compute_device.h"
+#include "zero3/torch/engine.h"
+#include "zero3/torch/token_batch.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr const char* program = "artesian";
+
+class TrainRun {
+ public:
+  explicit TrainRun(const TrainOptions& options) : options_(options) {}
+
+  int run() {
+    auto prepared = prepare();
+    if (prepared.has_value()) prepared = build();
+    if (!prepared.has_value()) {
+      static_cast<void>(close().has_value());
+      if (stop_requested() != 0) return stop_exit_code();
+      return report_error(program, prepared.error(), 2);
+    }
+    note(loop());
+    progress_->finish();
+    finish();
+    note(close());
+    if (!faults_.empty()) return report_error(program, faults_, 1);
+    return stop_requested() != 0 ? stop_exit_code() : 0;
+  }
+
+ private:
+  Result<void> prepare();
+  Result<void> read_config(const zero3::ConfigArguments& arguments);
+  Result<void> check_memory() const;
+  Result<void> prepare_save();
+  void choose_steps();
+  Result<void> open_outputs();
+  Result<void> write_trace() const;
+  Result<void> build();
+  Result<std::unique_ptr<zero3::WeightSource>> weights() const;
+  Result<void> loop();
+  Result<zero3::StepResult> one_step(std::uint64_t step);
+  void report_completed(const std::optional<std::string>& digest);
+  void finish();
+  Result<void> save();
+  Result<void> print_table();
+  void note(Result<void> outcome);
+  Result<void> close() { return engine_ ? engine_->close() : Result<void>(); }
+
+  const TrainOptions& options_;
+  models::ModelConfig model_config_;
+  std::optional<models::CheckpointWriter> save_;
+  zero3::Config config_;
+  std::uint64_t length_ = 0;
+  std::uint64_t steps_ = 0;
+  std::unique_ptr<models::TokenData> data_;
+  std::unique_ptr<StepLog> step_log_;
+  std::unique_ptr<Timeline> timeline_;
+  std::unique_ptr<zero3::Module> module_;
+  std::unique_ptr<zero3::Engine> engine_;
+  std::unique_ptr<Progress> progress_;
+  Summary summary_;
+  zero3::Budgets budgets_;
+  std::vector<Error> faults_;  // of training and of what comes after it: none hinders the next
+};
+
+Result<void> TrainRun::prepare() {
+  ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
+  ARTESIAN_TRY_VOID(
+      check_outputs({{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}},
+                    {{"--data", options_.data},
+                     {"--config", options_.config},
+                     {"--model", options_.model},
+                     {"--save", options_.save}}));
+  ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
+  model_config_ = std::move(model_config);
+  for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
+  const auto positions = static_cast<std::uint64_t>(model_config_.positions_max);
+  length_ = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
+  if (length_ == 0 || length_ > positions) {
+    return make_error(ErrorCode::Invalid, "--seq-len: got " + std::to_string(length_) +
+                                              ", allowed 1 to " + std::to_string(positions) +
+                                              ", the model's positions");
+  }
+  zero3::ConfigArguments arguments{.micro_batch_size = options_.micro_batch,
+                                   .accumulation_steps = options_.accumulation,
+                                   .lr = options_.lr,
+                                   .steps = options_.steps,
+                                   .steps_later = !options_.steps.has_value(),
+                                   .hidden_size = static_cast<std::uint64_t>(model_config_.hidden)};
+  ARTESIAN_TRY_VOID(read_config(arguments));
+  ARTESIAN_TRY_VOID(check_memory());
+  ARTESIAN_TRY_VOID(prepare_save());
+  const models::TokenDataOptions data_options{
+      .path = options_.data,
+      .model_directory = options_.model,
+      .vocab_size = model_config_.vocab_size,
+      .sequence_length = static_cast<std::int64_t>(length_),
+      .order = options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential,
+      .seed = options_.seed,
+      .stopped = [] { return stop_requested() != 0; }};
+  ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
+  data_ = std::make_unique<models::TokenData>(std::move(data));
+  choose_steps();
+  if (options_.steps.has_value()) return {};
+  arguments.steps_later = false;
+  arguments.steps_of_data = steps_;
+  return read_config(arguments);
+}
+
+/// With its notes in the log, once it is whole. Faults of the file itself name the flag; faults in
+/// it name their key.
+Result<void> TrainRun::read_config(const zero3::ConfigArguments& arguments) {
+  auto config = zero3::read_config(options_.config, arguments);
+  if (!config.has_value()) {
+    const bool in_it = config.error().code != ErrorCode::Io;
+    return in_it ? std::move(config).error() : naming("--config", std::move(config).error());
+  }
+  config_ = std::move(config).value();
+  if (arguments.steps_later) return {};
+  for (const std::string& note : config_.notes) log(LogLevel::Info, note);
+  return {};
+}
+
+/// The hidden states alone of one micro-batch: beyond the memory of this machine, or of the GPU,
+/// refused before it is brought down.
+Result<void> TrainRun::check_memory() const {
+  const auto tokens = static_cast<double>(config_.micro_batch_size) * static_cast<double>(length_);
+  const double needed = tokens * static_cast<double>(model_config_.hidden) * sizeof(float);
+  ARTESIAN_TRY(index, zero3::device_index(options_.device));
+  std::uint64_t free = available_memory();
+  if (index.has_value()) {
+    ARTESIAN_TRY(on_device, zero3::free_device_memory(*index));
+    free = on_device;
+  }
+  const auto available = static_cast<double>(free);
+  if (needed <= available) return {};
+  return make_error(ErrorCode::Exhausted,
+                    "train_micro_batch_size_per_gpu: got " +
+                        std::to_string(config_.micro_batch_size) + " samples of " +
+                        std::to_string(length_) + " tokens, allowed at most " +
+                        std::to_string(static_cast<std::uint64_t>(
+                            available / needed * static_cast<double>(config_.micro_batch_size))) +
+                        ", whose hidden states alone fill the available memory; lower it or "
+                        "--seq-len");
+}
+
+/// --steps, or --epochs over the data, or one epoch.
+void TrainRun::choose_steps() {
+  const std::uint64_t per_epoch =
+      std::max<std::uint64_t>(data_->samples() / config_.train_batch_size, 1);
+  steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
+}
+
+/// What is saved beside the weights is read now, and the room for all of it taken: what has been
+/// trained must not be lost because a folder has gone meanwhile, or a disk is full.
+Result<void> TrainRun::prepare_save() {
+  if (options_.save.empty()) return {};
+  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
+  ARTESIAN_TRY(writer, naming("--save", tools::prepare_save(config_, model_config_,
+                                                            {.target = options_.save,
+                                                             .files = std::move(files),
+                                                             .fp32 = options_.save_fp32})));
+  save_.emplace(std::move(writer));
+  return {};
+}
+
+/// Empties the files of an earlier run: only once nothing else can refuse this one.
+Result<void> TrainRun::open_outputs() {
+  ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl));
+  step_log_ = std::make_unique<StepLog>(std::move(step_log));
+  return write_trace();  // a path that cannot be written shows now
+}
+
+Result<void> TrainRun::write_trace() const {
+  if (timeline_ == nullptr) return {};
+  return naming("--trace", timeline_->write(options_.trace));
+}
+
+Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
+  if (!options_.random_weights && models::has_checkpoint(options_.model)) {
+    ARTESIAN_TRY(checkpoint,
+                 naming("--model", models::CheckpointWeights::open(options_.model, model_config_)));
+    return std::unique_ptr<zero3::WeightSource>(
+        std::make_unique<models::CheckpointWeights>(std::move(checkpoint)));
+  }
+  if (!options_.random_weights) {
+    auto none = models::check_no_other_weights(options_.model);
+    if (!none.has_value()) {
+      none.error().message += "; or start at random: --init";
+      return naming("--model", std::move(none).error());
+    }
+    log(LogLevel::Info, "--model: no weights in " + options_.model +
+                            "; initialising at random from --seed " +
+                            std::to_string(options_.seed));
+  }
+  return std::unique_ptr<zero3::WeightSource>(
+      std::make_unique<zero3::RandomWeights>(module_->parameters(), options_.seed));
+}
+
+Result<void> TrainRun::build() {
+  module_ = models::make_module(model_config_);
+  ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device));
+  budgets_ = budgets;
+  config_.artesian.device_memory = budgets_.device;
+  config_.artesian.host_memory = budgets_.host;
+  config_.artesian.activation_memory = budgets_.activations;
+  progress_ = std::make_unique<Progress>(
+      Progress::Options{.quiet = options_.quiet,
+                        .steps_total = steps_,
+                        .steps_per_print = config_.steps_per_print.value_or(0),
+                        .breakdown = config_.wall_clock_breakdown,
+                        .budgets = budgets_});
+  ARTESIAN_TRY(source, weights());
+  if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
+  const std::uint64_t tokens = config_.micro_batch_size * length_;
+  auto engine = zero3::Engine::create(
+      *module_, config_,
+      {.device = options_.device,
+       .timeline = timeline_.get(),
+       .input_elements = models::stage_input_elements(model_config_, tokens)});
+  if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
+  engine_ = std::move(engine).value();
+  ARTESIAN_TRY_VOID(open_outputs());
+  StoppableWeights stoppable(std::move(source));
+  const auto report = [&](std::uint64_t done, std::uint64_t total) {
+    progress_->initializing(done, total);
+  };
+  auto initialized = engine_->initialize(stoppable, report);
+  progress_->finish();
+  return initialized;
+}
+
+Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
+  const std::uint64_t samples = config_.micro_batch_size;
+  std::vector<zero3::TokenBatch> tokens;
+  std::vector<zero3::Batch> batches;
+  for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
+    zero3::TokenBatch& batch = tokens.emplace_back(samples, length_);
+    for (std::uint64_t sample = 0; sample < samples; ++sample) {
+      const std::uint64_t number = step * config_.train_batch_size + micro * samples + sample;
+      ARTESIAN_TRY_VOID(data_->sample(number, batch.ids().subspan(sample * length_, length_),
+                                      batch.targets().subspan(sample * length_, length_)));
+    }
+    batches.push_back(batch.batch());  // stays where it is when `tokens` moves
+  }
+  ARTESIAN_TRY(losses, engine_->forward_backward(batches));
+  static_cast<void>(losses);  // the step's result holds the mean
+  report_completed({});       // the step before, updated under this one's forward
+  return engine_->step();
+}
+
+/// A step is reported when its update is complete.
+void TrainRun::report_completed(const std::optional<std::string>& digest) {
+  const auto result = engine_->take_completed();
+  if (!result.has_value()) return;
+  const double flops = models::flops_per_token(model_config_, length_);
+  const double tflops = flops * static_cast<double>(result->tokens) /
+                        (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
+  step_log_->write(*result, tflops, digest);
+  summary_.add(*result);
+  progress_->step(*result);
+}
+
+Result<void> TrainRun::loop() {
+  bool last = stop_requested() != 0;
+  for (std::uint64_t step = 0; !last; ++step) {
+    auto result = one_step(step);
+    if (!result.has_value()) {  // not the last step's fault, unless its update failed
+      static_cast<void>(engine_->finish_update().has_value());
+      report_completed({});
+      return std::move(result).error();
+    }
+    std::optional<std::string> digest;
+    last = step + 1 == steps_ || stop_requested() != 0;  // asked once: the last line has the digest
+    if (last && !result->end.has_value()) {
+      ARTESIAN_TRY(hex, engine_->digest());
+      digest = std::move(hex);
+    }
+    report_completed(digest);
+    if (result->end.has_value()) return *std::move(result->end);
+  }
+  return {};
+}
+
+/// Each part, whatever became of those before: above all the weights, which took long to come by.
+void TrainRun::finish() {
+  if (summary_.steps() == 0) return;  // stopped before the first
+  note(naming("--save", save()));
+  note(step_log_->close());
+  note(write_trace());
+  note(print_table());
+}
+
+Result<void> TrainRun::save() {
+  if (!save_.has_value()) return {};
+  if (!engine_->weights_readable()) {
+    return make_error(ErrorCode::Invalid,
+                      "nothing is saved: after this error the weights are not known to be right");
+  }
+  ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, *save_));
+  if (!faults_.empty()) {
+    log(LogLevel::Info, "--save: all the same the weights are in " + options_.save +
+                            ", as they were after the last step that changed them");
+  }
+  return {};
+}
+
+Result<void> TrainRun::print_table() {
+  if (options_.quiet) return {};
+  summary_.print(stdout, budgets_,
+                 options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
+                                          : Summary::DeviceMemory::OfAGpu,
+                 engine_->path_use(), engine_->describe_io(), engine_->placement().inputs);
+  return flush_stdout();
+}
+
+void TrainRun::note(Result<void> outcome) {
+  if (!outcome.has_value()) faults_.push_back(std::move(outcome).error());
+}
+
+}  // namespace
+
+int train(const TrainOptions& options) {
+  if (options.quiet) set_log_level(LogLevel::Warning);
+  return TrainRun(options).run();
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,144 @@
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "zero3/config/resolve.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr const char* total_key = "train_batch_size";
+constexpr const char* micro_key = "train_micro_batch_size_per_gpu";
+constexpr const char* steps_key = "gradient_accumulation_steps";
+constexpr std::uint64_t count_max = 2147483647;
+
+std::optional<std::uint64_t> count(const Settings& settings, const char* path,
+                                   const std::optional<std::uint64_t>& argument) {
+  if (settings.given(path)) return settings.integer(path);
+  return argument;
+}
+
+/// What the user typed to say it: the key, or the flag that filled it.
+std::string source(const Settings& settings, const char* path,
+                   const std::optional<std::uint64_t>& argument, const char* flag) {
+  return argument && !settings.given(path) ? flag : path;
+}
+
+struct Batch {
+  std::optional<std::uint64_t> total, micro, steps;
+};
+
+/// "a multiple of --micro-batch 3", of the factor that was given where the other one was not: what
+/// that would come to is nothing that anybody has typed.
+std::string a_multiple_of(const std::string& factor, std::uint64_t value, std::uint64_t ranks) {
+  std::string text = "a multiple of " + factor + " " + std::to_string(value);
+  if (ranks != 1) text += " x world size " + std::to_string(ranks);
+  return text;
+}
+
+/// DeepSpeed's completion of what is missing. Division rounds down; the product is checked later.
+/// With no size at all the micro-batch is 1 (DeepSpeed refuses), and that is said.
+void complete(Batch& batch, std::uint64_t ranks, Config& config) {
+  if (!batch.total && !batch.micro) {
+    batch.micro = 1;
+    config.notes.push_back(std::string(micro_key) +
+                           ": 1, as neither the config nor --micro-batch says a batch size");
+  }
+  if (batch.total && batch.micro) {
+    if (!batch.steps) batch.steps = *batch.total / *batch.micro / ranks;
+    return;
+  }
+  if (!batch.steps) batch.steps = 1;
+  if (batch.total) batch.micro = *batch.total / ranks / *batch.steps;
+}
+
+}  // namespace
+
+std::string shortest(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+
+void resolve_batch(const Settings& settings, const ConfigArguments& arguments, Config& config,
+                   Faults& faults) {
+  if (settings.broken(total_key) || settings.broken(micro_key) || settings.broken(steps_key)) {
+    return;
+  }
+  if (arguments.micro_batch_size == 0u || arguments.accumulation_steps == 0u) return;  // said
+  const std::uint64_t ranks = arguments.world_size;
+  Batch batch{count(settings, total_key, {}),
+              count(settings, micro_key, arguments.micro_batch_size),
+              count(settings, steps_key, arguments.accumulation_steps)};
+  const bool micro_given = batch.micro.has_value();
+  const bool steps_given = batch.steps.has_value();
+  const bool total_given = batch.total.has_value();
+  complete(batch, ranks, config);
+  std::uint64_t product = 0;
+  const bool overflows = __builtin_mul_overflow(*batch.micro, *batch.steps, &product) ||
+                         __builtin_mul_overflow(product, ranks, &product);
+  if (!batch.total) batch.total = product;
+  if (overflows || product != *batch.total || product == 0) {
+    const std::string micro =
+        source(settings, micro_key, arguments.micro_batch_size, "--micro-batch");
+    const std::string steps =
+        source(settings, steps_key, arguments.accumulation_steps, "--accumulation");
+    std::string allowed;
+    if (total_given && micro_given && !steps_given) {
+      allowed = a_multiple_of(micro, *batch.micro, ranks);
+    } else if (total_given && !micro_given) {
+      allowed = steps_given ? a_multiple_of(steps, *batch.steps, ranks)
+                            : "a multiple of world size " + std::to_string(ranks);
+    } else {
+      allowed = micro + " " + std::to_string(*batch.micro) + " x " + steps + " " +
+                std::to_string(*batch.steps) + " x world size " + std::to_string(ranks) +
+                (overflows ? "" : " = " + std::to_string(product));
+    }
+    faults.invalid(std::string(total_key) + ": got " + std::to_string(*batch.total) + ", allowed " +
+                   allowed + "; change one of them");
+  }
+  config.train_batch_size = *batch.total;
+  config.micro_batch_size = *batch.micro;
+  config.accumulation_steps = *batch.steps;
+}
+
+void check_arguments(const Settings& settings, const ConfigArguments& arguments, Faults& faults) {
+  const auto positive = [&](const char* flag, const std::optional<std::uint64_t>& argument) {
+    if (argument.value_or(1) >= 1 && argument.value_or(1) <= count_max) return;
+    faults.invalid(std::string(flag) + ": got " + std::to_string(*argument) +
+                   ", allowed an integer from 1 to " + std::to_string(count_max));
+  };
+  positive("--micro-batch", arguments.micro_batch_size);
+  positive("--accumulation", arguments.accumulation_steps);
+  positive("--steps", arguments.steps);
+  if (!(arguments.lr.value_or(0) >= 0) || !std::isfinite(arguments.lr.value_or(0))) {
+    faults.invalid("--lr: got " + shortest(*arguments.lr) + ", allowed a number of at least 0");
+  }
+  std::string list;
+  const auto compare = [&](const char* flag, const std::string& argument, const char* path,
+                           bool equal) {
+    if (!settings.given(path) || equal) return;
+    list += (list.empty() ? "" : ", ") + std::string(flag) + " " + argument + " and " +
+            settings.name(path) + " " + settings.typed(path);
+  };
+  const auto compare_count = [&](const char* flag, const std::optional<std::uint64_t>& argument,
+                                 const char* path) {
+    if (argument) {
+      compare(flag, std::to_string(*argument), path, settings.integer(path) == *argument);
+    }
+  };
+  const auto compare_rate = [&](const char* path) {
+    if (arguments.lr) {
+      compare("--lr", shortest(*arguments.lr), path, settings.real(path) == *arguments.lr);
+    }
+  };
+  compare_count("--micro-batch", arguments.micro_batch_size, micro_key);
+  compare_count("--accumulation", arguments.accumulation_steps, steps_key);
+  compare_rate("optimizer.params.lr");
+  compare_rate("scheduler.params.warmup_max_lr");
+  compare_count("--steps", arguments.steps, "scheduler.params.total_num_steps");
+  if (list.empty()) return;
+  faults.invalid("the command line contradicts the config: " + list +
+                 "; leave out one of each, or write \"auto\" in the config");
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,157 @@
+// The training configuration: a DeepSpeed JSON, resolved. Every key is in effect, refused by name,
+// or said once to have no effect here; nothing is ignored in silence. Sizes are elements except
+// aio.block_size and the artesian section, which are bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/result.h"
+
+namespace artesian::zero3 {
+
+enum class Offload : std::uint8_t { None, Cpu, Nvme };
+
+struct OffloadConfig {
+  Offload device = Offload::None;
+  std::vector<std::string> nvme_paths;  // bytes are divided over them
+  bool pin_memory = true;
+  std::uint64_t buffer_count = 4;            // param: default 5
+  std::uint64_t buffer_size = 100'000'000;   // elements; param only
+  std::uint64_t max_in_cpu = 1'000'000'000;  // elements; param only
+
+  bool operator==(const OffloadConfig&) const = default;
+};
+
+struct ZeroConfig {
+  int stage = 0;
+  OffloadConfig offload_param;
+  OffloadConfig offload_optimizer;
+  std::uint64_t sub_group_size = 1'000'000'000;
+  std::uint64_t prefetch_bucket_size = 50'000'000;
+  std::uint64_t param_persistence_threshold = 100'000;
+  std::uint64_t model_persistence_threshold = ~std::uint64_t{0};
+  std::uint64_t max_live_parameters = 1'000'000'000;
+  std::uint64_t max_reuse_distance = 1'000'000'000;
+
+  bool operator==(const ZeroConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  bool decoupled_decay = true;  // AdamW; false: "Adam" with adam_w_mode false (L2)
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  bool bias_correction = true;
+
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct SchedulerConfig {
+  enum class Type : std::uint8_t { Constant, WarmupLR, WarmupDecayLR, WarmupCosineLR };
+  Type type = Type::Constant;
+  double warmup_min_lr = 0.0;
+  double warmup_max_lr = 0.0;  // resolved: never "absent"
+  std::uint64_t warmup_num_steps = 1000;
+  bool warmup_linear = false;  // else logarithmic
+  std::uint64_t total_num_steps = 0;
+  double warmup_min_ratio = 0.0;
+  double cos_min_ratio = 1e-4;
+
+  bool operator==(const SchedulerConfig&) const = default;
+};
+
+/// Loss scaling of fp16 (deepspeed loss_scaler semantics).
+struct LossScaleConfig {
+  double loss_scale = 0.0;  // > 0: static; 0: dynamic
+  std::uint32_t initial_scale_power = 16;
+  std::uint64_t loss_scale_window = 1000;
+  std::uint32_t hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1.0;
+
+  bool operator==(const LossScaleConfig&) const = default;
+};
+
+struct AioConfig {
+  std::uint64_t block_size = 1 << 20;  // bytes
+  std::uint32_t queue_depth = 8;
+  std::uint32_t intra_op_parallelism = 1;
+  bool single_submit = false;
+  bool overlap_events = true;
+
+  bool operator==(const AioConfig&) const = default;
+};
+
+enum class VerifyMode : std::uint8_t { Full, Sample, Off };
+enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
+enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
+
+/// The "artesian" section.
+struct ArtesianConfig {
+  std::optional<std::uint64_t> device_memory;  // bytes; absent: chosen from the machine
+  std::optional<std::uint64_t> host_memory;
+  std::optional<std::uint64_t> activation_memory;
+  VerifyMode verify = VerifyMode::Full;
+  std::optional<DType> compute_dtype;  // absent: auto
+  EngineChoice engine = EngineChoice::Auto;
+  PollingChoice polling = PollingChoice::Off;
+  bool speculative_update = true;         // under backward: under_backward.h
+  std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
+
+  bool operator==(const ArtesianConfig&) const = default;
+};
+
+struct Config {
+  std::uint64_t train_batch_size = 0;
+  std::uint64_t micro_batch_size = 0;
+  std::uint64_t accumulation_steps = 0;
+  double gradient_clipping = 1.0;  // 0: off
+  std::optional<std::uint64_t> steps_per_print;
+  bool wall_clock_breakdown = false;
+  DType param_dtype = DType::Float32;       // fp16 / bf16 section, else fp32
+  DType grad_accum_dtype = DType::Float32;  // default: param_dtype
+  LossScaleConfig loss_scale;               // used with fp16
+  bool check_grad_overflow = true;          // bf16 section; always true for fp16 and fp32
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  bool activation_checkpointing = false;  // keep stages' inputs alone, run them again in backward
+  bool cpu_checkpointing = false;         // and these in host memory or on NVMe
+  ZeroConfig zero;
+  AioConfig aio;
+  /// The config has no aio section: what `aio_bench tune` found for a disk goes before `aio`
+  /// (path_io.h). A Config that was not read from JSON says what it means, unless it sets this.
+  bool aio_from_profile = false;
+  ArtesianConfig artesian;
+  std::vector<std::string> notes;  // one line each: accepted keys without effect, what was resolved
+
+  bool operator==(const Config&) const = default;
+};
+
+/// What the command line and the model contribute where the config lacks a value or says "auto".
+struct ConfigArguments {
+  std::optional<std::uint64_t> micro_batch_size;
+  std::optional<std::uint64_t> accumulation_steps;
+  std::optional<double> lr;
+  std::optional<std::uint64_t> steps;  // total optimizer steps, for schedules
+  // What they come to without --steps, by the data, which says so after the config is first read.
+  std::optional<std::uint64_t> steps_of_data = {};
+  bool steps_later = false;                  // so that a schedule may lack them for now
+  std::optional<std::uint64_t> hidden_size;  // for "auto" bucket sizes
+  std::uint64_t world_size = 1;
+};
+
+/// Reads and resolves the text of a config; `path` is for messages. Errors: Invalid, whose message
+/// holds one line per fault (at most 5), each "KEY.PATH: got X, allowed Y; FIX"; Unsupported, "not
+/// supported yet: KEY".
+Result<Config> parse_config(std::string_view text, const std::string& path,
+                            const ConfigArguments& arguments);
+
+}  // namespace artesian::zero3

@@ -1,0 +1,101 @@
+#include "zero3/config/keys.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "base/split.h"
+
+namespace artesian::zero3 {
+namespace {
+
+std::string number_text(double value) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  return std::string(text, end);
+}
+
+std::string integer_text(double value) {
+  return value < 1e15 ? std::to_string(static_cast<std::int64_t>(value)) : number_text(value);
+}
+
+/// " of at least 0", " from 0 to 3", " above 0".
+std::string range_text(const ConfigKey& key, bool integral) {
+  const auto number = [&](double value) {
+    return integral ? integer_text(value) : number_text(value);
+  };
+  if (key.high < any_finite) {
+    return std::string(key.low_excluded ? " above " : " from ") + number(key.low) +
+           (key.low_excluded ? " up to " : " to ") + number(key.high);
+  }
+  return (key.low_excluded ? " above " : " of at least ") + number(key.low);
+}
+
+}  // namespace
+
+const std::vector<ConfigKey>& config_keys() {
+  static const std::vector<ConfigKey> keys = [] {
+    std::vector<ConfigKey> all;
+    for (const auto part : {detail::training_keys(), detail::zero_keys(), detail::other_keys()}) {
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }();
+  return keys;
+}
+
+const ConfigKey* find_config_key(std::string_view path) {
+  static const auto index = [] {
+    std::unordered_map<std::string_view, const ConfigKey*> by_path;
+    for (const ConfigKey& key : config_keys()) {
+      const bool fresh = by_path.emplace(key.path, &key).second;
+      ARTESIAN_CHECK(fresh);
+    }
+    return by_path;
+  }();
+  const auto found = index.find(path);
+  return found == index.end() ? nullptr : found->second;
+}
+
+std::vector<std::string_view> split_choices(std::string_view choices) {
+  return choices.empty() ? std::vector<std::string_view>() : split(choices, '|');
+}
+
+std::string choices_text(std::string_view choices) {
+  const auto parts = split_choices(choices);
+  std::string text;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) text += i + 1 == parts.size() ? " or " : ", ";
+    text += parts[i];
+  }
+  return text;
+}
+
+std::string allowed_text(const ConfigKey& key) {
+  switch (key.type) {
+    case KeyType::Boolean: return "true or false";
+    case KeyType::Integer:
+      return (key.multiple > 1 ? "a multiple of " + std::to_string(key.multiple) : "an integer") +
+             range_text(key, true);
+    case KeyType::Real: return "a number" + range_text(key, false);
+    case KeyType::Choice:
+      return choices_text(key.effect == KeyEffect::NotSupported ? key.detail : key.choices);
+    case KeyType::Text: return "a string";
+    case KeyType::Betas: return "two numbers from 0 to below 1";
+    case KeyType::TextList: return "a list of strings";
+    case KeyType::Folders: return "a folder or a list of folders";
+    case KeyType::Size: return "a size in bytes such as 4096, \"512MiB\" or \"2GB\"";
+    case KeyType::PrintSteps: return "an integer of at least 1, or Infinity";
+    case KeyType::Section:
+      if (key.path == "zero_optimization") return "an object {...} or true";
+      [[fallthrough]];
+    case KeyType::OpenSection: return "an object {...}";
+    case KeyType::Any: return "nothing";
+  }
+  return "";
+}
+
+}  // namespace artesian::zero3

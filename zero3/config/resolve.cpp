@@ -1,0 +1,336 @@
+#include "zero3/config/resolve.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace artesian::zero3 {
+namespace {
+
+/// One resolution: everything below adds to `config_`.
+class Resolver {
+ public:
+  Resolver(const Settings& settings, const ConfigArguments& arguments, Faults& faults)
+      : settings_(settings), arguments_(arguments), faults_(faults) {}
+
+  Config run() {
+    resolve_batch(settings_, arguments_, config_, faults_);
+    top_level();
+    precision();
+    optimizer();
+    scheduler();
+    zero();
+    aio();
+    artesian();
+    note_unused();
+    note_automatic();
+    return std::move(config_);
+  }
+
+ private:
+  void note(std::string line) { config_.notes.push_back(std::move(line)); }
+
+  void top_level() {
+    config_.gradient_clipping = settings_.real("gradient_clipping");
+    if (!settings_.given("gradient_clipping") && !settings_.automatic("gradient_clipping")) {
+      note("gradient_clipping: absent: " + shortest(config_.gradient_clipping) +
+           ", as in DeepSpeed; 0 turns it off");
+    }
+    if (settings_.given("steps_per_print") && std::isfinite(settings_.real("steps_per_print"))) {
+      config_.steps_per_print = settings_.integer("steps_per_print");
+    }
+    config_.wall_clock_breakdown = settings_.boolean("wall_clock_breakdown");
+    activation_checkpointing();
+  }
+
+  void precision() {
+    for (const char* path : {"fp16.enabled", "bf16.enabled"}) {
+      if (settings_.automatic(path)) {
+        note(settings_.name(path) +
+             ": \"auto\" is false here: no trainer decides; write true to "
+             "train in this type");
+      }
+    }
+    if (settings_.boolean("fp16.enabled")) config_.param_dtype = DType::Float16;
+    if (settings_.boolean("bf16.enabled")) config_.param_dtype = DType::BFloat16;
+    config_.grad_accum_dtype = config_.param_dtype;
+    if (settings_.given("data_types.grad_accum_dtype")) {
+      config_.grad_accum_dtype = dtype_of(settings_.text("data_types.grad_accum_dtype"));
+    }
+    config_.loss_scale.loss_scale = settings_.real("fp16.loss_scale");
+    config_.loss_scale.initial_scale_power =
+        static_cast<std::uint32_t>(settings_.integer("fp16.initial_scale_power"));
+    config_.loss_scale.loss_scale_window = settings_.integer("fp16.loss_scale_window");
+    config_.loss_scale.hysteresis =
+        static_cast<std::uint32_t>(settings_.integer("fp16.hysteresis"));
+    config_.loss_scale.consecutive_hysteresis = settings_.boolean("fp16.consecutive_hysteresis");
+    config_.loss_scale.min_loss_scale = settings_.real("fp16.min_loss_scale");
+    config_.check_grad_overflow =
+        config_.param_dtype != DType::BFloat16 || settings_.boolean("bf16.check_grad_overflow");
+  }
+
+  static DType dtype_of(const std::string& name) {
+    if (name == "fp16" || name == "float16") return DType::Float16;
+    if (name == "bf16" || name == "bfloat16") return DType::BFloat16;
+    return DType::Float32;
+  }
+
+  void optimizer() {
+    OptimizerConfig& optimizer = config_.optimizer;
+    optimizer.lr = settings_.real("optimizer.params.lr");
+    if (!settings_.given("optimizer.params.lr") && arguments_.lr) optimizer.lr = *arguments_.lr;
+    automatic_["optimizer.params.lr"] = shortest(optimizer.lr);
+    const JsonValue betas = settings_.value("optimizer.params.betas");
+    optimizer.beta1 = betas.elements[0].number;
+    optimizer.beta2 = betas.elements[1].number;
+    optimizer.eps = settings_.real("optimizer.params.eps");
+    optimizer.weight_decay = settings_.real("optimizer.params.weight_decay");
+    optimizer.bias_correction = settings_.boolean("optimizer.params.bias_correction");
+    const bool decoupled = settings_.boolean("optimizer.params.adam_w_mode");
+    const bool named_adamw =
+        settings_.given("optimizer.type") && settings_.text("optimizer.type") == "AdamW";
+    optimizer.decoupled_decay = decoupled || named_adamw;
+    if (named_adamw && !decoupled) {
+      note(settings_.name("optimizer.params.adam_w_mode") +
+           ": accepted, has no effect here (the type is AdamW; DeepSpeed does the same)");
+    }
+    if (!settings_.given("optimizer")) {
+      note("optimizer: absent: AdamW with lr " + shortest(optimizer.lr) + ", betas " +
+           shortest(optimizer.beta1) + " and " + shortest(optimizer.beta2) + ", eps " +
+           shortest(optimizer.eps) + ", weight decay " + shortest(optimizer.weight_decay));
+    }
+  }
+
+  std::optional<std::uint64_t> steps_of_run() const {
+    return arguments_.steps ? arguments_.steps : arguments_.steps_of_data;
+  }
+
+  std::uint64_t warmup_steps() {
+    constexpr const char* path = "scheduler.params.warmup_num_steps";
+    std::uint64_t steps = settings_.integer(path);
+    if (settings_.automatic(path) && steps_of_run()) {
+      steps = std::clamp<std::uint64_t>(*steps_of_run() / 10, 1, 1000);
+    }
+    automatic_[path] = std::to_string(steps);
+    return steps;
+  }
+
+  std::uint64_t total_steps(const std::string& type) {
+    constexpr const char* path = "scheduler.params.total_num_steps";
+    if (settings_.given(path)) return settings_.integer(path);
+    if (steps_of_run().value_or(0) > 0) {
+      automatic_[path] = std::to_string(*steps_of_run());
+      return *steps_of_run();
+    }
+    if (!settings_.broken(path) && !arguments_.steps_later) {
+      faults_.invalid(settings_.name(path) + ": " +
+                      (settings_.automatic(path) ? "got \"auto\"" : "missing") + " for " + type +
+                      ", allowed " + allowed_text(*find_config_key(path)) +
+                      "; set it or give --steps");
+    }
+    return 0;
+  }
+
+  void scheduler() {
+    using Type = SchedulerConfig::Type;
+    SchedulerConfig& scheduler = config_.scheduler;
+    if (!settings_.given("scheduler") || !settings_.given("scheduler.type")) return;
+    const std::string type = settings_.text("scheduler.type");
+    scheduler.type = type == "WarmupLR"        ? Type::WarmupLR
+                     : type == "WarmupDecayLR" ? Type::WarmupDecayLR
+                                               : Type::WarmupCosineLR;
+    scheduler.warmup_min_lr = settings_.real("scheduler.params.warmup_min_lr");
+    scheduler.warmup_max_lr = warmup_max_lr(scheduler.type);
+    scheduler.warmup_num_steps = warmup_steps();
+    scheduler.warmup_linear = settings_.text("scheduler.params.warmup_type") == "linear";
+    if (scheduler.type != Type::WarmupLR) scheduler.total_num_steps = total_steps(type);
+    scheduler.warmup_min_ratio = settings_.real("scheduler.params.warmup_min_ratio");
+    scheduler.cos_min_ratio = settings_.real("scheduler.params.cos_min_ratio");
+  }
+
+  /// DeepSpeed's defaults differ: the optimizer's rate for WarmupLR, 0.001 for WarmupDecayLR.
+  double warmup_max_lr(SchedulerConfig::Type type) {
+    constexpr const char* path = "scheduler.params.warmup_max_lr";
+    automatic_[path] = shortest(config_.optimizer.lr);
+    if (settings_.given(path)) return settings_.real(path);
+    const bool own_default =
+        type == SchedulerConfig::Type::WarmupDecayLR && !settings_.automatic(path);
+    if (own_default && arguments_.lr) return *arguments_.lr;
+    return own_default ? 1e-3 : config_.optimizer.lr;
+  }
+
+  OffloadConfig offload(const std::string& section, const char* legacy) {
+    OffloadConfig offload;
+    const std::string device = settings_.text(section + ".device");
+    offload.device = device == "nvme"  ? Offload::Nvme
+                     : device == "cpu" ? Offload::Cpu
+                                       : Offload::None;
+    if (settings_.given(legacy) && settings_.boolean(legacy)) {
+      offload.device = Offload::Cpu;
+      note(settings_.name(legacy) + ": the old name of " + section + ".device \"cpu\"");
+    }
+    if (settings_.given(section + ".nvme_path")) {
+      for (const JsonValue& folder : settings_.value(section + ".nvme_path").elements) {
+        offload.nvme_paths.push_back(folder.text);
+      }
+    }
+    offload.pin_memory = settings_.boolean(section + ".pin_memory");
+    offload.buffer_count = settings_.integer(section + ".buffer_count");
+    return offload;
+  }
+
+  /// "auto" of a size that follows the model's width; `by_width` of an absent width is not called.
+  template <typename ByWidth>
+  std::uint64_t size(const char* path, ByWidth by_width) {
+    std::uint64_t elements = settings_.integer(path);
+    if (settings_.automatic(path) && arguments_.hidden_size) {
+      elements = by_width(static_cast<double>(*arguments_.hidden_size));
+    }
+    automatic_[path] = std::to_string(elements);
+    return elements;
+  }
+
+  void zero() {
+    ZeroConfig& zero = config_.zero;
+    zero.stage = static_cast<int>(settings_.integer("zero_optimization.stage"));
+    zero.offload_param =
+        offload("zero_optimization.offload_param", "zero_optimization.cpu_offload_param");
+    zero.offload_param.buffer_size =
+        settings_.integer("zero_optimization.offload_param.buffer_size");
+    zero.offload_param.max_in_cpu = settings_.integer("zero_optimization.offload_param.max_in_cpu");
+    zero.offload_optimizer =
+        offload("zero_optimization.offload_optimizer", "zero_optimization.cpu_offload");
+    // 0 makes each parameter its own sub-group in DeepSpeed, and so does 1.
+    zero.sub_group_size =
+        std::max<std::uint64_t>(1, settings_.integer("zero_optimization.sub_group_size"));
+    zero.prefetch_bucket_size = size("zero_optimization.prefetch_bucket_size", [](double width) {
+      return static_cast<std::uint64_t>(0.9 * width * width);
+    });
+    zero.param_persistence_threshold =
+        size("zero_optimization.param_persistence_threshold",
+             [](double width) { return static_cast<std::uint64_t>(10.0 * width); });
+    zero.model_persistence_threshold =
+        settings_.integer("zero_optimization.model_persistence_threshold");
+    zero.max_live_parameters = settings_.integer("zero_optimization.max_live_parameters");
+    zero.max_reuse_distance = settings_.integer("zero_optimization.max_reuse_distance");
+    if (settings_.given("zero_optimization.stage") && zero.stage < 3) {
+      note("zero_optimization.stage: " + std::to_string(zero.stage) +
+           " runs as stage 3 with everything of this stage resident; the results are the same");
+    }
+  }
+
+  /// Whoever asks DeepSpeed for a way to store checkpoints has a model that makes them.
+  void activation_checkpointing() {
+    const std::string section = "activation_checkpointing.";
+    bool on = settings_.given(section + "number_checkpoints");
+    for (const char* key :
+         {"partition_activations", "contiguous_memory_optimization", "cpu_checkpointing"}) {
+      on = on || settings_.boolean(section + key);
+    }
+    config_.activation_checkpointing = on;
+    config_.cpu_checkpointing = settings_.boolean(section + "cpu_checkpointing");
+    if (config_.cpu_checkpointing) {
+      note(
+          "activation_checkpointing: stages keep their inputs alone, in host memory and on NVMe, "
+          "and run once more in backward");
+    } else if (on) {
+      note(
+          "activation_checkpointing: stages keep their inputs alone, where they computed them, "
+          "and run once more in backward");
+    }
+  }
+
+  void aio() {
+    config_.aio_from_profile = !settings_.given("aio");
+    config_.aio.block_size = settings_.integer("aio.block_size");
+    config_.aio.queue_depth = static_cast<std::uint32_t>(settings_.integer("aio.queue_depth"));
+    config_.aio.intra_op_parallelism =
+        static_cast<std::uint32_t>(settings_.integer("aio.intra_op_parallelism"));
+    config_.aio.single_submit = settings_.boolean("aio.single_submit");
+    config_.aio.overlap_events = settings_.boolean("aio.overlap_events");
+  }
+
+  void artesian() {
+    ArtesianConfig& ours = config_.artesian;
+    for (const auto& [key, member] :
+         {std::pair{"artesian.device_memory", &ArtesianConfig::device_memory},
+          std::pair{"artesian.host_memory", &ArtesianConfig::host_memory},
+          std::pair{"artesian.activation_memory", &ArtesianConfig::activation_memory}}) {
+      if (settings_.given(key)) ours.*member = settings_.integer(key);
+    }
+    const std::string verify = settings_.text("artesian.verify");
+    ours.verify = verify == "sample" ? VerifyMode::Sample
+                  : verify == "off"  ? VerifyMode::Off
+                                     : VerifyMode::Full;
+    const std::string compute = settings_.text("artesian.compute_dtype");
+    if (compute != "auto") ours.compute_dtype = dtype_of(compute);
+    const std::string engine =
+        settings_.given("artesian.engine") ? settings_.text("artesian.engine") : "auto";
+    ours.engine = engine == "io_uring"  ? EngineChoice::IoUring
+                  : engine == "libaio"  ? EngineChoice::Libaio
+                  : engine == "threads" ? EngineChoice::Threads
+                                        : EngineChoice::Auto;
+    const std::string polling = settings_.text("artesian.polling");
+    ours.polling = polling == "sqpoll"   ? PollingChoice::Submission
+                   : polling == "iopoll" ? PollingChoice::Completion
+                   : polling == "both"   ? PollingChoice::Both
+                                         : PollingChoice::Off;
+    ours.speculative_update = settings_.boolean("artesian.speculative_update");
+    ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
+  }
+
+  void note_unused() {
+    const auto unless = [&](const std::string& prefix, const std::string& except, bool used,
+                            const std::string& condition) {
+      if (used) return;
+      std::string list;
+      for (const auto& [path, setting] : settings_.all()) {
+        if (!path.starts_with(prefix) || path == except) continue;
+        if (setting.key->effect != KeyEffect::InEffect) continue;
+        list += (list.empty() ? "" : ", ") + setting.typed_path;
+      }
+      if (!list.empty()) note(list + ": accepted, has no effect here (" + condition + ")");
+    };
+    unless("fp16.", "fp16.enabled", config_.param_dtype == DType::Float16, "fp16 is not enabled");
+    unless("bf16.", "bf16.enabled", config_.param_dtype == DType::BFloat16, "bf16 is not enabled");
+    for (const std::string name : {"offload_param", "offload_optimizer"}) {
+      const OffloadConfig& offload =
+          name == "offload_param" ? config_.zero.offload_param : config_.zero.offload_optimizer;
+      const std::string section = "zero_optimization." + name + ".";
+      for (const char* key : {"nvme_path", "buffer_count", "buffer_size", "max_in_cpu"}) {
+        unless(section + key, "", offload.device == Offload::Nvme, name + ".device is not nvme");
+      }
+    }
+  }
+
+  /// One line that says what each "auto" became.
+  void note_automatic() {
+    automatic_["train_batch_size"] = std::to_string(config_.train_batch_size);
+    automatic_["train_micro_batch_size_per_gpu"] = std::to_string(config_.micro_batch_size);
+    automatic_["gradient_accumulation_steps"] = std::to_string(config_.accumulation_steps);
+    std::string list;
+    for (const auto& [path, setting] : settings_.all()) {
+      if (!setting.automatic || setting.key->effect != KeyEffect::InEffect) continue;
+      const auto found = automatic_.find(path);
+      list += (list.empty() ? "" : ", ") + setting.typed_path + " = " +
+              (found != automatic_.end() ? found->second : std::string(setting.key->fallback));
+    }
+    if (!list.empty()) note("\"auto\": " + list);
+  }
+
+  const Settings& settings_;
+  const ConfigArguments& arguments_;
+  Faults& faults_;
+  Config config_;
+  std::map<std::string, std::string> automatic_;  // canonical path -> what "auto" became
+};
+
+}  // namespace
+
+Config resolve_config(const Settings& settings, const ConfigArguments& arguments, Faults& faults) {
+  check_rules(settings, faults);
+  check_arguments(settings, arguments, faults);
+  return Resolver(settings, arguments, faults).run();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,103 @@
+#include <algorithm>
+
+#include "zero3/config/resolve.h"
+
+namespace artesian::zero3 {
+namespace {
+
+/// True when all of them can be relied on.
+template <typename... Paths>
+bool sound(const Settings& settings, const Paths&... paths) {
+  return !(settings.broken(paths) || ...);
+}
+
+void check_precision(const Settings& settings, Faults& faults) {
+  if (!sound(settings, "fp16.enabled", "bf16.enabled")) return;
+  if (settings.boolean("fp16.enabled") && settings.boolean("bf16.enabled")) {
+    faults.invalid(settings.name("bf16.enabled") + ": got true, allowed false while " +
+                   settings.name("fp16.enabled") + " is true; enable one of the two");
+  }
+  if (!sound(settings, "data_types.grad_accum_dtype")) return;
+  if (!settings.given("data_types.grad_accum_dtype")) return;
+  const std::string type = settings.text("data_types.grad_accum_dtype");
+  const bool is_fp16 = type == "fp16" || type == "float16";
+  const bool is_bf16 = type == "bf16" || type == "bfloat16";
+  if ((is_fp16 && !settings.boolean("fp16.enabled")) ||
+      (is_bf16 && !settings.boolean("bf16.enabled"))) {
+    faults.unsupported("data_types.grad_accum_dtype: got \"" + type +
+                       "\", allowed fp32 or the parameters' type");
+  }
+}
+
+void check_offload(const Settings& settings, const std::string& section, const char* legacy,
+                   std::uint64_t stage_least, Faults& faults) {
+  const std::string device_path = section + ".device";
+  if (settings.given(legacy) && settings.given(section)) {
+    faults.invalid(settings.name(legacy) + ": the old name of " + section + "; keep one");
+    return;
+  }
+  if (!sound(settings, device_path, section, legacy, "zero_optimization.stage")) return;
+  const bool by_legacy = settings.given(legacy) && settings.boolean(legacy);
+  const std::string device = by_legacy ? "cpu" : settings.text(device_path);
+  if (device == "none") return;
+  const std::uint64_t stage = settings.integer("zero_optimization.stage");
+  const std::uint64_t needed = device == "nvme" ? 3 : stage_least;
+  if (stage < needed) {
+    const std::string where = by_legacy ? settings.name(legacy) : settings.name(device_path);
+    const std::string got = by_legacy ? settings.typed(legacy) : "\"" + device + "\"";
+    faults.invalid(where + ": got " + got + ", allowed " +
+                   (by_legacy              ? "false"
+                    : stage >= stage_least ? "none or cpu"
+                                           : "none") +
+                   " at zero_optimization.stage " + std::to_string(stage) + "; set the stage to " +
+                   std::to_string(needed));
+  }
+  const std::string path_key = section + ".nvme_path";
+  if (!sound(settings, path_key)) return;
+  const JsonValue folders = settings.value(path_key);
+  if (device == "nvme" && folders.elements.empty()) {
+    const bool given = settings.given(path_key);
+    faults.invalid(settings.name(path_key) + ": " +
+                   (given ? "got " + settings.typed(path_key) : "missing") +
+                   ", allowed a folder while device is \"nvme\"; set it");
+  }
+  for (const JsonValue& folder : folders.elements) {
+    const auto same = [&](const JsonValue& other) { return other.text == folder.text; };
+    if (std::count_if(folders.elements.begin(), folders.elements.end(), same) == 1) continue;
+    faults.invalid(settings.name(path_key) + ": got " + print_json(folder) +
+                   " twice, allowed each folder once; remove one");
+    break;
+  }
+}
+
+void check_scheduler(const Settings& settings, Faults& faults) {
+  if (!settings.given("scheduler") || !sound(settings, "scheduler.type")) return;
+  const std::string type = settings.text("scheduler.type");
+  const bool cosine = type == "WarmupCosineLR";
+  const auto refuse = [&](const char* name) {
+    const std::string path = std::string("scheduler.params.") + name;
+    if (!settings.given(path) && !settings.automatic(path)) return;
+    faults.invalid(settings.name(path) + ": no parameter of " + type + "; remove it");
+  };
+  if (cosine) {
+    refuse("warmup_min_lr");
+    refuse("warmup_max_lr");
+  } else {
+    refuse("warmup_min_ratio");
+    refuse("cos_min_ratio");
+  }
+  if (type == "WarmupLR") refuse("total_num_steps");
+}
+
+}  // namespace
+
+void check_rules(const Settings& settings, Faults& faults) {
+  check_precision(settings, faults);
+  check_offload(settings, "zero_optimization.offload_param", "zero_optimization.cpu_offload_param",
+                3, faults);
+  check_offload(settings, "zero_optimization.offload_optimizer", "zero_optimization.cpu_offload", 1,
+                faults);
+  check_scheduler(settings, faults);
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,58 @@
+// Settings: what a config text says, checked key by key against the table (keys.h) and
+// looked up by canonical path. What depends on several keys is config_resolve's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero3/config/faults.h"
+#include "zero3/config/keys.h"
+#include "zero3/config/text.h"
+
+namespace artesian::zero3 {
+
+/// One key as given.
+struct Setting {
+  const ConfigKey* key = nullptr;
+  std::string typed_path;  // as the user typed it
+  std::string typed_value;
+  bool automatic = false;  // "auto": the value is for the resolver to find
+  JsonValue value;
+};
+
+class Settings {
+ public:
+  /// Checks the members of the root object. Every fault and every note goes to the two lists.
+  Settings(const JsonValue& root, Faults& faults, std::vector<std::string>& notes);
+
+  /// Has a valid value (not "auto", not null).
+  bool given(std::string_view path) const;
+  bool automatic(std::string_view path) const;
+  /// Was given, but wrongly: no further complaint about it makes sense.
+  bool broken(std::string_view path) const { return broken_.contains(std::string(path)); }
+
+  /// The value, or the table's default, which must not be null.
+  bool boolean(std::string_view path) const;
+  std::uint64_t integer(std::string_view path) const;
+  double real(std::string_view path) const;
+  std::string text(std::string_view path) const;
+  /// The value as JSON; null where absent without a default.
+  JsonValue value(std::string_view path) const;
+
+  /// The path as typed, or the canonical one.
+  std::string name(std::string_view path) const;
+  /// The value as typed.
+  std::string typed(std::string_view path) const;
+
+  const std::map<std::string, Setting>& all() const noexcept { return settings_; }
+
+ private:
+  friend class SettingsReader;
+  std::map<std::string, Setting> settings_;    // by canonical path
+  std::map<std::string, std::string> broken_;  // canonical path -> typed path
+};
+
+}  // namespace artesian::zero3

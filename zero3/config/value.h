@@ -1,0 +1,19 @@
+// One value against one row of the table.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "zero3/config/keys.h"
+#include "zero3/config/text.h"
+
+namespace artesian::zero3 {
+
+/// What is wrong with the value: "got X, allowed Y; FIX", or nothing. Puts the value into its
+/// normal form: choices in the table's spelling, sizes as bytes, aio's "true" as true.
+std::optional<std::string> value_fault(const ConfigKey& key, JsonValue& value);
+
+/// The value is among the ones that a NotSupported key accepts.
+bool value_supported(const ConfigKey& key, const JsonValue& value);
+
+}  // namespace artesian::zero3

@@ -1,0 +1,42 @@
+#include "zero3/plan/access_order.h"
+
+#include <algorithm>
+
+namespace artesian::zero3 {
+
+void Trace::record(const Access& access) {
+  std::uint64_t elements = 0;
+  for (const auto unit : access) {
+    elements += numel_[unit];
+    uses_[unit].push_back(accesses_.size());
+  }
+  touched_.push_back(touched_.back() + elements);
+  accesses_.push_back(access);
+}
+
+void Trace::truncate(std::size_t size) {
+  while (accesses_.size() > size) {
+    for (const auto unit : accesses_.back()) uses_[unit].pop_back();
+    touched_.pop_back();
+    accesses_.pop_back();
+  }
+}
+
+std::uint64_t Trace::next_use(std::size_t index, std::uint32_t unit) const noexcept {
+  const auto& uses = uses_[unit];
+  if (uses.empty()) return never;
+  const std::size_t first = index + 1;  // the first access that counts; 0 for an index of -1
+  const auto next = std::lower_bound(uses.begin(), uses.end(), first);
+  return (next != uses.end() ? *next : uses.front() + accesses_.size()) - first + 1;
+}
+
+std::uint64_t Trace::reuse_distance(std::size_t index, std::uint32_t unit) const noexcept {
+  const std::uint64_t ahead = next_use(index, unit);
+  if (ahead == never) return never;
+  const std::size_t first = index + 1;
+  const std::size_t use = first + ahead - 1;
+  if (use < accesses_.size()) return touched_[use] - touched_[first];
+  return touched_.back() - touched_[first] + touched_[use - accesses_.size()];
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,109 @@
+#include "zero3/plan/host_buffers.h"
+
+#include <algorithm>
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t sub_group_max = 262144;       // elements: an fp32 block is then 1 MiB
+constexpr std::uint64_t staging_bytes_max = 4 << 20;  // of one copy to or from a device
+constexpr std::uint32_t grad_staging_count_max = 4;
+constexpr std::uint64_t ring_count_max = 256;
+
+}  // namespace
+
+std::uint64_t HostBuffers::item_bytes(std::uint64_t sub_group) const {
+  std::uint64_t per_element = plan_.state_size_max() + dtype_size(plan_.grad_dtype);
+  per_element += dtype_size(plan_.param_dtype);
+  return any_nvme(config_) || separate_ ? page_up(sub_group * per_element) : 0;
+}
+
+std::uint64_t HostBuffers::param_block_bytes(std::uint64_t sub_group) const {
+  return sub_group * dtype_size(plan_.param_dtype);
+}
+
+std::uint64_t HostBuffers::staging_min(std::uint64_t sub_group) const {
+  if (!separate_) return 0;
+  return param_block_bytes(sub_group) * (params_on_nvme() ? 2 : 1);
+}
+
+/// The most blocks of one staging buffer.
+std::uint64_t HostBuffers::staging_blocks_max() const {
+  const std::uint64_t size = dtype_size(plan_.param_dtype);
+  const std::uint64_t wanted = config_.zero.offload_param.buffer_size;
+  const std::uint64_t bytes = std::min(staging_bytes_max / size, wanted) * size;
+  return std::max<std::uint64_t>(1, bytes / param_block_bytes(plan_.sub_group));
+}
+
+/// The most buffers for parameters from NVMe.
+std::uint64_t HostBuffers::param_staging_max() const {
+  if (!params_on_nvme()) return 0;
+  return std::clamp<std::uint64_t>(config_.zero.offload_param.buffer_count, 1, 64);
+}
+
+std::uint64_t HostBuffers::staging_share(std::uint64_t room) const {
+  if (!separate_) return 0;
+  const std::uint64_t most = param_block_bytes(plan_.sub_group) * staging_blocks_max() *
+                             (param_staging_max() + grad_staging_count_max);
+  return std::min(room / 4, most - staging_min(plan_.sub_group));
+}
+
+void HostBuffers::size_staging(std::uint64_t room) {
+  if (!separate_) return;
+  const std::uint64_t block = param_block_bytes(plan_.sub_group);
+  const std::uint64_t blocks = (staging_min(plan_.sub_group) + room / 4) / block;
+  std::uint64_t down = 0;
+  if (params_on_nvme()) down = std::clamp<std::uint64_t>(blocks / 2, 1, param_staging_max());
+  const auto up = std::clamp<std::uint64_t>(blocks - down, 1, grad_staging_count_max);
+  plan_.staging_bytes =
+      block * std::clamp<std::uint64_t>(blocks / (down + up), 1, staging_blocks_max());
+  plan_.param_staging_count = static_cast<std::uint32_t>(down);
+  plan_.grad_staging_count = static_cast<std::uint32_t>(up);
+}
+
+std::uint64_t HostBuffers::staging_bytes() const {
+  return plan_.staging_bytes * (plan_.param_staging_count + plan_.grad_staging_count);
+}
+
+std::uint64_t HostBuffers::largest_sub_group() const {
+  const std::uint64_t wanted = std::min(config_.zero.sub_group_size, sub_group_max);
+  return std::max(image_alignment, round_down(wanted, image_alignment));
+}
+
+std::uint32_t HostBuffers::ring_count_min() const {
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(config_.zero.offload_optimizer.buffer_count, 1, 64));
+}
+
+bool HostBuffers::size_ring(std::uint64_t room) {
+  std::uint64_t sub_group = largest_sub_group();
+  for (;; sub_group = std::max(image_alignment, round_down(sub_group / 2, image_alignment))) {
+    plan_.sub_group = sub_group;
+    plan_.ring_item_bytes = item_bytes(sub_group);
+    plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : ring_count_min();
+    const auto total = [&] { return ring_bytes() + staging_min(sub_group); };
+    if (total() <= room / 4) {
+      lengthen_ring(room);
+      return true;
+    }
+    if (sub_group > image_alignment) continue;
+    while (total() > room && plan_.ring_count > 1) --plan_.ring_count;
+    return total() <= room;
+  }
+}
+
+/// While a stage computes, the disk works on what the ring holds: the reads of coming sub-groups
+/// and the writes of past ones. More than a stage's share cannot be of use; what the config's
+/// buffers hold at most, and an eighth of `room`, bound it too.
+void HostBuffers::lengthen_ring(std::uint64_t room) {
+  if (plan_.ring_item_bytes == 0) return;
+  std::uint64_t elements = 0;
+  for (const Unit& unit : plan_.layout.units) elements += unit.image;
+  const std::uint64_t buffers = config_.zero.sub_group_size / plan_.sub_group * ring_count_min();
+  const std::uint64_t stage = elements / plan_.layout.stages.size() / plan_.sub_group + 1;
+  const std::uint64_t count =
+      std::min({buffers, stage, room / 8 / plan_.ring_item_bytes, ring_count_max});
+  plan_.ring_count = std::max(plan_.ring_count, static_cast<std::uint32_t>(count));
+}
+
+}  // namespace artesian::zero3

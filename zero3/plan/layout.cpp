@@ -1,0 +1,92 @@
+#include "zero3/plan/layout.h"
+
+#include "base/check.h"
+#include "base/units.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint32_t no_unit = ~std::uint32_t{0};
+
+std::vector<std::uint32_t> count_uses(std::size_t parameter_count,
+                                      const std::vector<StageSpec>& stages) {
+  std::vector<std::uint32_t> uses(parameter_count, 0);
+  for (const StageSpec& stage : stages) {
+    for (const auto parameter : stage.parameters) ++uses.at(parameter);
+  }
+  return uses;
+}
+
+std::vector<bool> choose_persistent(const std::vector<ParameterSpec>& parameters,
+                                    const PersistenceLimits& limits) {
+  std::vector<bool> persistent(parameters.size(), false);
+  std::uint64_t total = 0;
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    const std::uint64_t numel = parameters[index].numel();
+    if (numel > limits.param_numel_max || limits.model_numel_max - total < numel) continue;
+    persistent[index] = true;
+    total += numel;
+  }
+  return persistent;
+}
+
+void append(Layout& layout, std::uint32_t unit_index, std::uint32_t parameter,
+            std::uint64_t numel) {
+  Unit& unit = layout.units[unit_index];
+  const std::uint64_t first = round_up(unit.image, parameter_alignment);
+  layout.places[parameter] = {unit_index, first, numel};
+  unit.parameters.push_back(parameter);
+  unit.numel += numel;
+  unit.image = first + numel;
+}
+
+std::uint32_t add_unit(Layout& layout, std::string name, bool persistent) {
+  Unit unit;
+  unit.name = std::move(name);
+  unit.persistent = persistent;
+  layout.units.push_back(std::move(unit));
+  return static_cast<std::uint32_t>(layout.units.size() - 1);
+}
+
+}  // namespace
+
+Layout make_layout(const std::vector<ParameterSpec>& parameters,
+                   const std::vector<StageSpec>& stages, const PersistenceLimits& persistence) {
+  const auto uses = count_uses(parameters.size(), stages);
+  const auto persistent = choose_persistent(parameters, persistence);
+  Layout layout;
+  layout.places.assign(parameters.size(), {.unit = no_unit});
+  for (const StageSpec& stage : stages) {
+    std::vector<std::uint32_t> stage_units;
+    std::uint32_t streamed_unit = no_unit;
+    std::uint32_t persistent_unit = no_unit;
+    for (const auto parameter : stage.parameters) {
+      if (layout.places[parameter].unit != no_unit) {  // a tied weight, met before
+        stage_units.push_back(layout.places[parameter].unit);
+        continue;
+      }
+      const bool stays = persistent[parameter];
+      const std::uint64_t numel = parameters[parameter].numel();
+      const bool tiled = parameters[parameter].tiled;
+      if (uses[parameter] > 1 || stage.lookup == parameter || tiled) {
+        const auto unit = add_unit(layout, parameters[parameter].name, stays);
+        layout.units[unit].as_stored = tiled || uses[parameter] == 1;
+        stage_units.push_back(unit);
+        append(layout, unit, parameter, numel);
+        continue;
+      }
+      std::uint32_t& unit = stays ? persistent_unit : streamed_unit;
+      if (unit == no_unit) {
+        unit = add_unit(layout, stays ? stage.name + " (persistent)" : stage.name, stays);
+        stage_units.push_back(unit);
+      }
+      append(layout, unit, parameter, numel);
+    }
+    layout.stages.push_back(std::move(stage_units));
+  }
+  for (const auto& place : layout.places) ARTESIAN_CHECK(place.unit != no_unit);
+  for (Unit& unit : layout.units) unit.image = round_up(unit.image, image_alignment);
+  return layout;
+}
+
+}  // namespace artesian::zero3

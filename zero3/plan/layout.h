@@ -1,0 +1,56 @@
+// Layout: which parameters form a unit, and where each lies in the unit's image.
+//
+// A unit is what is gathered and released together. Its image is one flat array of elements: the
+// same indexing serves the parameter shard, the gradient, the master weights and both moments, so
+// every transfer is one contiguous range. Each parameter starts at a multiple of 32 elements (64
+// bytes in 16 bit), the image ends at a multiple of 2048 (4 KiB in 16 bit: no two sub-groups share
+// a sector). Padding elements are zero and stay zero: Adam of a zero gradient on a zero weight is
+// zero.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "zero3/plan/model_shape.h"
+
+namespace artesian::zero3 {
+
+constexpr std::uint64_t parameter_alignment = 32;  // elements
+constexpr std::uint64_t image_alignment = 2048;    // elements
+
+/// Where a parameter lies: elements [first, first + numel) of the unit's image.
+struct ParameterPlace {
+  std::uint32_t unit = 0;
+  std::uint64_t first = 0;
+  std::uint64_t numel = 0;
+};
+
+struct Unit {
+  std::string name;
+  std::vector<std::uint32_t> parameters;  // in image order
+  std::uint64_t numel = 0;                // elements of its parameters
+  std::uint64_t image = 0;                // elements of its image, padding included
+  bool persistent = false;                // gathered once, never released
+  bool as_stored =
+      false;  // its stages take it in the dtype in which it is stored: tiled or looked up
+};
+
+struct Layout {
+  std::vector<Unit> units;                         // in order of first use
+  std::vector<ParameterPlace> places;              // by parameter
+  std::vector<std::vector<std::uint32_t>> stages;  // units that each stage gathers
+};
+
+struct PersistenceLimits {
+  std::uint64_t param_numel_max = 0;  // stage3_param_persistence_threshold; 0: none persist
+  std::uint64_t model_numel_max = 0;  // stage3_model_persistence_threshold, cut to the budget
+};
+
+/// The layout of a model. Parameters of several stages (tied weights) are units of their own, and
+/// so are tiled ones and the looked-up one, which backward does not gather; the persistent ones of
+/// a stage form a second unit beside its streamed one.
+Layout make_layout(const std::vector<ParameterSpec>& parameters,
+                   const std::vector<StageSpec>& stages, const PersistenceLimits& persistence);
+
+}  // namespace artesian::zero3

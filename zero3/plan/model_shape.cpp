@@ -1,0 +1,99 @@
+#include "zero3/plan/model_shape.h"
+
+#include <algorithm>
+#include <set>
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::size_t faults_shown_max = 5;
+
+class Faults {
+ public:
+  void add(const std::string& where, const std::string& what) {
+    if (count_++ >= faults_shown_max) return;
+    text_ += (text_.empty() ? "" : "\n") + where + ": " + what;
+  }
+  Result<void> result() && {
+    if (count_ == 0) return {};
+    return make_error(ErrorCode::Invalid, std::move(text_));
+  }
+
+ private:
+  std::size_t count_ = 0;
+  std::string text_;
+};
+
+void check_parameters(const std::vector<ParameterSpec>& parameters, Faults& faults) {
+  std::set<std::string> names;
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    const ParameterSpec& parameter = parameters[index];
+    const std::string where = "module.parameters()[" + std::to_string(index) + "]";
+    if (parameter.name.empty() || !names.insert(parameter.name).second) {
+      faults.add(where, "got the name \"" + parameter.name + "\", allowed one of its own");
+    }
+    for (const std::int64_t extent : parameter.shape) {
+      if (extent >= 1) continue;
+      faults.add(where + " " + parameter.name,
+                 "got an extent of " + std::to_string(extent) + ", allowed 1 and more");
+      break;
+    }
+  }
+}
+
+void check_lookup(const std::vector<ParameterSpec>& parameters,
+                  const std::vector<StageSpec>& stages, std::size_t stage, Faults& faults) {
+  const StageSpec& spec = stages[stage];
+  if (!spec.lookup.has_value()) return;
+  const std::string where = "module.stages()[" + std::to_string(stage) + "] " + spec.name;
+  const auto& own = spec.parameters;
+  if (stage != 0) {
+    faults.add(where, "lookup is for stage 0 alone; use at::embedding in forward()");
+  } else if (std::find(own.begin(), own.end(), *spec.lookup) == own.end()) {
+    faults.add(where, "lookup names parameter " + std::to_string(*spec.lookup) +
+                          ", which is not in the stage's list");
+  } else if (*spec.lookup < parameters.size() && parameters[*spec.lookup].shape.size() != 2) {
+    faults.add(where, "lookup of " + parameters[*spec.lookup].name +
+                          ": allowed a parameter of shape [rows, width]");
+  }
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> graph_parameters(const StageSpec& stage) {
+  std::vector<std::uint32_t> parameters = stage.parameters;
+  if (stage.lookup.has_value()) std::erase(parameters, *stage.lookup);
+  return parameters;
+}
+
+Result<void> check_module(const std::vector<ParameterSpec>& parameters,
+                          const std::vector<StageSpec>& stages) {
+  Faults faults;
+  if (parameters.empty()) faults.add("module.parameters()", "got none, allowed 1 and more");
+  if (stages.empty()) faults.add("module.stages()", "got none, allowed 1 and more");
+  check_parameters(parameters, faults);
+  std::vector<bool> used(parameters.size(), false);
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    const StageSpec& spec = stages[stage];
+    const std::string where = "module.stages()[" + std::to_string(stage) + "] " + spec.name;
+    const std::set<std::uint32_t> own(spec.parameters.begin(), spec.parameters.end());
+    if (own.size() != spec.parameters.size()) faults.add(where, "lists a parameter twice");
+    for (const std::uint32_t parameter : own) {
+      if (parameter < parameters.size()) {
+        used[parameter] = true;
+      } else {
+        faults.add(where, "got parameter " + std::to_string(parameter) + ", allowed 0 to " +
+                              std::to_string(parameters.size()) + " exclusive");
+      }
+    }
+    check_lookup(parameters, stages, stage, faults);
+  }
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    if (used[index]) continue;
+    faults.add("module.parameters()[" + std::to_string(index) + "] " + parameters[index].name,
+               "no stage uses it; name it in a stage, or leave it out");
+  }
+  return std::move(faults).result();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,50 @@
+// The shape of a model, as the engine sees it: a list of parameters and a sequence of stages.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian::zero3 {
+
+enum class Initial : std::uint8_t { Zeros, Ones, Normal };
+
+struct ParameterSpec {
+  std::string name;  // unique; for Hugging Face models as in the checkpoint, without prefix
+  std::vector<std::int64_t> shape;
+  Initial initial = Initial::Normal;
+  double standard_deviation = 0.02;  // for Initial::Normal, mean 0
+  /// The row (index along the first dimension) that starts as zeros all the same: of padding.
+  std::optional<std::uint64_t> zero_row = std::nullopt;
+  /// A large matrix that its stage works on in tiles, in each as it needs it: forward() gets it in
+  /// the dtype in which it is stored where the host computes, and its gradient goes to
+  /// Batch::gradients. So neither is whole in the compute dtype anywhere.
+  bool tiled = false;
+
+  std::uint64_t numel() const noexcept {
+    std::uint64_t count = 1;
+    for (const auto extent : shape) count *= static_cast<std::uint64_t>(extent);
+    return count;
+  }
+};
+
+struct StageSpec {
+  std::string name;                       // "h.3"; names the unit in messages and timelines
+  std::vector<std::uint32_t> parameters;  // gathered for this stage: indices into parameters()
+  /// Stage 0 only: the parameter, [rows, width], that is looked up by token id. The engine gathers
+  /// it, hands its rows to forward() as `input`, and adds the rows' gradients by itself, never as a
+  /// dense tensor.
+  std::optional<std::uint32_t> lookup;
+};
+
+/// The stage's parameters that take part in its graph: all but the looked-up one.
+std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
+
+/// Whether an engine can drive a module of this shape. Errors: Invalid, one line per fault.
+Result<void> check_module(const std::vector<ParameterSpec>& parameters,
+                          const std::vector<StageSpec>& stages);
+
+}  // namespace artesian::zero3

@@ -1,0 +1,143 @@
+// Placement: the pure function that decides, before anything is allocated, where every byte of a
+// run lives. It never exceeds a budget; what can never fit is refused with the bytes missing and
+// the key to change.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/result.h"
+#include "tiering/tier.h"
+#include "zero3/config/config.h"
+#include "zero3/plan/kept_inputs.h"
+#include "zero3/plan/layout.h"
+
+namespace artesian::zero3 {
+
+struct PlacementRequest {
+  const std::vector<ParameterSpec>* parameters = nullptr;
+  const std::vector<StageSpec>* stages = nullptr;
+  const Config* config = nullptr;
+  DType compute_dtype = DType::Float32;
+  /// The host cannot reach the device's memory (tiering/device/device.h).
+  bool separate_device = false;
+  std::uint64_t device_bytes = 0;  // budgets
+  std::uint64_t host_bytes = 0;
+  std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
+  bool split_master = true;  // where it costs no bytes; false: nowhere
+  bool spare_device = true;  // holds what is meant for NVMe; false: nothing of it
+  /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
+  /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
+  std::vector<std::uint64_t> input_elements{};
+  std::uint64_t activation_bytes = 0;  // budget of what several micro-batches keep at once
+};
+
+/// What keeps the fp32 weights that the optimizer works on.
+enum class Master : std::uint8_t {
+  Own,        // the optimizer state has all of them
+  Parameter,  // fp32 parameters are the master weights
+  Split,      // bf16 parameters are their upper halves (kernels/split_master.h)
+};
+
+/// Where one unit's state lives. Of optimizer state meant for NVMe, any sub-groups may be in
+/// memory.
+struct UnitPlacement {
+  tiering::Tier param = tiering::Tier::Nvme;
+  tiering::Tier grad = tiering::Tier::Host;
+  tiering::Tier optimizer = tiering::Tier::Nvme;
+  std::vector<tiering::Tier> optimizer_homes;  // by sub-group; empty: `optimizer` has all
+  Master master = Master::Own;
+  DType computed = DType::Float32;  // of its gathered parameters
+  bool aliased = false;  // compute reads the param home itself: same dtype, home in memory
+  /// Of a separate device: parameters, gradients and optimizer state are all there, and so is the
+  /// update.
+  bool updated_on_device = false;
+};
+
+/// Among how many ranks each kind of state is cut (ZeRO): 1 where each rank has all of it.
+struct Sharding {
+  std::uint64_t param = 1;      // stage 3
+  std::uint64_t grad = 1;       // stage 2 and above
+  std::uint64_t optimizer = 1;  // stage 1 and above
+
+  /// Elements of one rank's share of an image.
+  static std::uint64_t share(std::uint64_t image, std::uint64_t ranks) noexcept;
+};
+
+struct Placement {
+  Layout layout;
+  std::vector<UnitPlacement> units;
+  Sharding sharding;
+  DType param_dtype = DType::Float32;    // of the param shards
+  DType grad_dtype = DType::Float32;     // of the accumulators
+  DType compute_dtype = DType::Float32;  // of activations, and of what is gathered: computed
+  std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
+  std::uint64_t device_pool_bytes = 0;   // homes and slots
+  // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which
+  // are on their way to host memory.
+  std::uint64_t device_gradient_bytes = 0;
+  std::uint64_t host_pool_bytes = 0;
+  std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h
+  std::uint64_t ring_item_bytes = 0;    // 0: no ring
+  std::uint32_t ring_count = 0;
+  // Of a separate device, 0 without one: the pinned buffers through which parameters come from NVMe
+  // and gradients to the host, and its own buffers for pieces to expand and for gradient kernels.
+  std::uint64_t staging_bytes = 0;  // of one pinned buffer, a multiple of every shard's blocks
+  std::uint32_t param_staging_count = 0;
+  std::uint32_t grad_staging_count = 0;
+  std::uint64_t expansion_bytes = 0;
+  std::uint64_t grad_scratch_bytes = 0;
+  std::uint64_t nvme_param_bytes = 0;  // on offload_param.nvme_path: params, spilled gradients
+  std::uint64_t nvme_optimizer_bytes = 0;
+  KeptInputs inputs;               // of stages, kept for backward in a tier
+  std::vector<std::string> notes;  // what was cut to the budget
+
+  /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
+  std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
+  std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Bytes of this rank's share of a unit, wherever it lives.
+  std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
+  std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
+  std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
+  /// Of it, what lives in a tier.
+  std::uint64_t optimizer_bytes_in(tiering::Tier tier, std::uint32_t unit) const noexcept;
+  /// Bytes of gradients of the stage with most, of those that are not on a separate device.
+  std::uint64_t largest_stage_grad_bytes() const noexcept;
+  /// Bytes of optimizer state for each element, of a unit and the most of any; and those of one
+  /// sub-group's record: [exp_avg, exp_avg_sq, what is kept of the master weights].
+  std::uint64_t state_size(std::uint32_t unit) const noexcept;
+  std::uint64_t state_size_max() const noexcept;
+  std::uint64_t record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Whether the update finds every gradient where this process reads it, without a transfer.
+  bool gradients_in_memory(bool separate_device) const noexcept {
+    return std::all_of(units.begin(), units.end(), [=](const UnitPlacement& unit) {
+      return unit.grad == tiering::Tier::Host ||
+             (unit.grad == tiering::Tier::Device && !separate_device);
+    });
+  }
+  /// Whether some unit's gradients are on NVMe.
+  bool gradients_spill() const noexcept {
+    return std::any_of(units.begin(), units.end(),
+                       [](const UnitPlacement& unit) { return unit.grad == tiering::Tier::Nvme; });
+  }
+  /// Whether the update needs the old parameters, too.
+  bool update_reads_param(std::uint32_t unit) const noexcept {
+    return units[unit].master != Master::Own;
+  }
+  /// What has its home or buffer on the device: of the pool all but slots.
+  std::uint64_t device_homes() const noexcept;
+  /// Where the optimizer state of a sub-group lives.
+  tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
+};
+
+/// Sizes of kept inputs and the most micro-batches that may run at once, were all host memory
+/// theirs; none without config.cpu_checkpointing.
+KeptInputs most_inputs(const PlacementRequest& request);
+
+/// Errors: Exhausted, one line per budget that is too small.
+Result<Placement> make_placement(const PlacementRequest& request);
+
+}  // namespace artesian::zero3

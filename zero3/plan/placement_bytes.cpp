@@ -1,0 +1,92 @@
+// What is where in a placement, in bytes: sums over its units.
+#include <algorithm>
+
+#include "base/units.h"
+#include "zero3/plan/placement.h"
+
+namespace artesian::zero3 {
+
+using tiering::Tier;
+
+std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
+  return ranks == 1 ? image : round_up((image + ranks - 1) / ranks, image_alignment);
+}
+
+std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.param) * dtype_size(param_dtype);
+}
+
+std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.grad) * dtype_size(grad_dtype);
+}
+
+std::uint64_t Placement::largest_stage_grad_bytes() const noexcept {
+  std::uint64_t largest = 0;
+  for (const auto& stage : layout.stages) {
+    std::uint64_t bytes = 0;
+    for (const auto unit : stage) bytes += units[unit].grad == Tier::Device ? 0 : grad_bytes(unit);
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.optimizer) * state_size(unit);
+}
+
+std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const noexcept {
+  const UnitPlacement& place = units[unit];
+  if (place.optimizer_homes.empty()) return place.optimizer == tier ? optimizer_bytes(unit) : 0;
+  std::uint64_t bytes = 0;
+  for (std::uint64_t index = 0; index < place.optimizer_homes.size(); ++index) {
+    if (optimizer_home(unit, index) == tier) bytes += record_bytes(unit, index);
+  }
+  return bytes;
+}
+
+std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
+  switch (units[unit].master) {
+    case Master::Own: return 12;
+    case Master::Parameter: return 8;
+    case Master::Split: return 10;
+  }
+  return 12;
+}
+
+std::uint64_t Placement::state_size_max() const noexcept {
+  std::uint64_t most = 0;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) most = std::max(most, state_size(unit));
+  return most;
+}
+
+std::uint64_t Placement::record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept {
+  return sub_group_numel(unit, index) * state_size(unit);
+}
+
+std::uint64_t Placement::device_homes() const noexcept {
+  std::uint64_t bytes = expansion_bytes + grad_scratch_bytes;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (units[unit].param == Tier::Device) bytes += param_bytes(unit);
+    bytes += optimizer_bytes_in(Tier::Device, unit);
+    if (units[unit].grad == Tier::Device) bytes += grad_bytes(unit);
+  }
+  return bytes;
+}
+
+std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
+  return (Sharding::share(layout.units[unit].image, sharding.optimizer) + sub_group - 1) /
+         sub_group;
+}
+
+std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const std::uint64_t share = Sharding::share(layout.units[unit].image, sharding.optimizer);
+  return std::min(sub_group, share - index * sub_group);
+}
+
+tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const UnitPlacement& place = units[unit];
+  return place.optimizer_homes.empty() ? place.optimizer
+                                       : place.optimizer_homes[static_cast<std::size_t>(index)];
+}
+
+}  // namespace artesian::zero3

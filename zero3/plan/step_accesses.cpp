@@ -1,0 +1,43 @@
+#include "zero3/plan/step_accesses.h"
+
+#include <algorithm>
+#include <set>
+
+namespace artesian::zero3 {
+
+Trace::Access backward_units(const Layout& layout, const std::vector<StageSpec>& stages,
+                             std::size_t stage) {
+  Trace::Access units = layout.stages[stage];
+  const auto& lookup = stages[stage].lookup;
+  if (lookup.has_value()) std::erase(units, layout.places[*lookup].unit);
+  return units;
+}
+
+bool keeps_order(const std::vector<StageSpec>& stages) {
+  std::set<std::uint32_t> in_graph;
+  for (const StageSpec& stage : stages) {
+    for (const auto parameter : graph_parameters(stage)) {
+      if (!in_graph.insert(parameter).second) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<StageAccess> step_trace(const Layout& layout, const std::vector<StageSpec>& stages,
+                                    std::uint64_t micro_batches, std::uint64_t group) {
+  ARTESIAN_CHECK(group > 0);
+  std::vector<StageAccess> accesses;
+  for (std::uint64_t done = 0; done < micro_batches; done += group) {
+    const std::uint64_t count = std::min(group, micro_batches - done);
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      accesses.push_back({stage, Direction::Forward, count, layout.stages[stage]});
+    }
+    for (std::size_t stage = stages.size(); stage-- > 0;) {
+      accesses.push_back(
+          {stage, Direction::Backward, count, backward_units(layout, stages, stage)});
+    }
+  }
+  return accesses;
+}
+
+}  // namespace artesian::zero3

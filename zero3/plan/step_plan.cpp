@@ -1,0 +1,374 @@
+#include "zero3/plan/step_plan.h"
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/gradient.h"
+#include "zero3/plan/dry_slots.h"
+#include "zero3/plan/units_under_backward.h"
+
+namespace artesian::zero3 {
+
+using tiering::SlotState;
+using tiering::Tier;
+using Kind = StepEvent::Kind;
+
+Moved& Moved::operator+=(const Moved& other) noexcept {
+  nvme_read += other.nvme_read;
+  nvme_write += other.nvme_write;
+  to_device += other.to_device;
+  to_host += other.to_host;
+  bus += other.bus;
+  return *this;
+}
+
+MovedByKind& MovedByKind::operator+=(const MovedByKind& other) noexcept {
+  param += other.param;
+  grad += other.grad;
+  optimizer += other.optimizer;
+  input += other.input;
+  return *this;
+}
+
+Moved MovedByKind::total() const noexcept {
+  Moved sum = param;
+  sum += grad;
+  sum += optimizer;
+  sum += input;
+  return sum;
+}
+
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
+  const UnitPlacement& place = plan.units[unit];
+  const std::uint64_t updated =  // parameters that this rank makes anew
+      plan.optimizer_bytes(unit) / plan.state_size(unit) * dtype_size(plan.param_dtype);
+  MovedByKind moved;
+  const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
+  const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
+  if (held) moved.param.bus = whole - std::min(updated, whole);
+  if (place.updated_on_device) return moved;
+  const std::uint64_t state = plan.optimizer_bytes(unit);
+  moved.optimizer.nvme_read = moved.optimizer.nvme_write =
+      plan.optimizer_bytes_in(Tier::Nvme, unit);
+  if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
+  if (place.param == Tier::Nvme) {
+    moved.param.nvme_write = updated;
+    if (plan.update_reads_param(unit)) moved.param.nvme_read = updated;
+  }
+  if (!separate) return moved;
+  if (place.optimizer == Tier::Device) moved.optimizer.to_host = moved.optimizer.to_device = state;
+  if (place.param == Tier::Device) {
+    moved.param.to_device = updated;
+    if (plan.update_reads_param(unit)) moved.param.to_host = updated;
+  }
+  if (live && !place.aliased) moved.param.to_device += updated;
+  return moved;
+}
+
+namespace {
+
+/// Runs steps over dry slots and keeps the events of the last one.
+class DryRun {
+ public:
+  explicit DryRun(const StepPlanRequest& request)
+      : request_(request),
+        placement_(*request.placement),
+        layout_(placement_.layout),
+        accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.group)),
+        slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
+               [this](const tiering::DryMove& move) { see(move); }),
+        prefetcher_(layout_, slots_, request.limits),
+        final_(last_in_backward(layout_, *request.stages)),
+        updatable_(final_after_stage(placement_, *request.stages)) {}
+
+  Result<StepPlan> run() {
+    filled_ = pending_ = std::vector<bool>(layout_.units.size(), false);
+    ARTESIAN_TRY_VOID(prefetcher_.gather_persistent());
+    for (int step = 0; step < 3; ++step) {  // recorded, first with look-ahead, steady
+      plan_.events.clear();
+      prefetcher_.reset_statistics();
+      ARTESIAN_TRY_VOID(one_step());
+    }
+    for (const StepEvent& event : plan_.events) plan_.moved += event.moved;
+    plan_.fetched = prefetcher_.statistics();
+    return std::move(plan_);
+  }
+
+ private:
+  std::vector<tiering::DryUnit> dry_units() const {
+    std::vector<tiering::DryUnit> units;
+    for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
+      const UnitPlacement& place = placement_.units[unit];
+      const std::uint64_t bytes = layout_.units[unit].image * dtype_size(place.computed);
+      units.push_back(
+          {.slot_bytes = place.aliased ? 0 : bytes, .persistent = layout_.units[unit].persistent});
+    }
+    return units;
+  }
+
+  std::uint64_t grad_bytes(std::uint64_t elements) const {
+    return elements * dtype_size(placement_.grad_dtype);
+  }
+
+  StepEvent& add(Kind kind, std::uint32_t unit) {
+    StepEvent& event = plan_.events.emplace_back();
+    event.kind = kind;
+    event.unit = unit;
+    return event;
+  }
+
+  StepEvent& add_of_stage(Kind kind, const StageAccess& access) {
+    StepEvent& event = add(kind, 0);
+    event.stage = access.stage;
+    event.direction = access.direction;
+    event.micro_batches = access.micro_batches;
+    return event;
+  }
+
+  void see(const tiering::DryMove& move) {
+    const UnitPlacement& place = placement_.units[move.unit];
+    const bool casts = placement_.param_dtype != place.computed;
+    if (move.to == SlotState::Fetching) filled_[move.unit] = pending_[move.unit];
+    if (filled_[move.unit]) return;  // by the update: nothing is fetched
+    if (move.to == SlotState::Fetching) {
+      StepEvent& event = add(Kind::Fetch, move.unit);
+      event.ahead = move.priority != aio::Priority::Demand;
+      if (place.param == Tier::Nvme)
+        event.moved.param.nvme_read = placement_.param_bytes(move.unit);
+      const bool copies = request_.separate_device && place.param != Tier::Device;
+      if (copies) event.moved.param.to_device = placement_.param_bytes(move.unit);
+      const std::uint64_t whole =
+          layout_.units[move.unit].image * dtype_size(placement_.param_dtype);
+      event.moved.param.bus = whole - std::min(whole, placement_.param_bytes(move.unit));
+    } else if (move.to == SlotState::Live) {
+      StepEvent& event = add(Kind::Await, move.unit);
+      const bool cast_or_copied = !place.aliased && (place.param != Tier::Nvme || casts);
+      if (!request_.separate_device && cast_or_copied) {
+        event.moved.param.to_device = placement_.param_bytes(move.unit);
+      }
+    }
+  }
+
+  Result<void> one_step() {
+    started_ = reduced_ = updated_ = std::vector<bool>(layout_.units.size(), false);
+    prefetcher_.begin_step();
+    const std::size_t last_backward = accesses_.size() - request_.stages->size();
+    for (const StageAccess& access : accesses_) {
+      ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
+      for (const auto unit : access.units) update_up_to(unit);
+      const bool forward = access.direction == Direction::Forward;
+      if (!forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
+      StepEvent& event = add_of_stage(Kind::Compute, access);
+      if (forward) event.updated_ahead = units_ahead();
+      if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
+      if (!forward) add_gradients(access);
+      const bool last = &access >= &accesses_[last_backward];
+      if (last) reduce(final_[access.stage]);
+      ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
+      if (last) update_under_backward(access.stage);
+    }
+    end_gradients();
+    ARTESIAN_TRY_VOID(prefetcher_.end_step());
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) add_norm(unit);
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      pending_[unit] = !placement_.units[unit].updated_on_device && !updated_[unit];
+      if (placement_.units[unit].updated_on_device) add_update(unit);
+    }
+    return prefetcher_.look_ahead_to_next_step();
+  }
+
+  void update_under_backward(std::size_t stage) {
+    for (const auto unit : updatable_[stage]) {
+      if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
+      StepEvent& update = add_update(unit);
+      update.under_backward = updated_[unit] = true;
+      if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
+    }
+  }
+
+  /// Behind the last backward.
+  void end_gradients() {
+    add_rows();
+    std::vector<std::uint32_t> rest;  // not final before
+    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+      if (!reduced_[unit]) rest.push_back(unit);
+      if (started_[unit]) continue;
+      StepEvent& event = add(Kind::Zero, unit);
+      if (spilled(unit)) move_spilled(unit, true, 0, event.moved.grad);
+    }
+    reduce(rest);
+  }
+
+  /// Once a step, as each rank has all of the gradients.
+  void reduce(const std::vector<std::uint32_t>& units) {
+    if (request_.ranks == 1 || placement_.sharding.grad != 1) return;
+    const std::uint64_t others = request_.ranks - 1;
+    const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
+    for (const auto unit : units) {
+      const std::uint64_t bytes = placement_.grad_bytes(unit);
+      add(Kind::Reduce, unit).moved.grad.bus = bytes / request_.ranks * others * passes;
+      reduced_[unit] = true;
+    }
+  }
+
+  /// Each input goes to its place after the stage's forward and comes back for its backward.
+  Moved input_moves(const StageAccess& access) const {
+    Moved moved;
+    const KeptInputs& inputs = placement_.inputs;
+    if (!inputs.some()) return moved;
+    const bool forward = access.direction == Direction::Forward;
+    for (std::uint64_t index = 0; index < access.micro_batches; ++index) {
+      const Tier home = inputs.home(access.stage, index);
+      if (home == Tier::Device) continue;  // it stays
+      (forward ? moved.to_host : moved.to_device) += inputs.bytes[access.stage];
+      if (home != Tier::Nvme) continue;
+      (forward ? moved.nvme_write : moved.nvme_read) += inputs.place_bytes(access.stage);
+    }
+    return moved;
+  }
+
+  /// What the step before left, as far as that.
+  void update_up_to(std::uint32_t last) {
+    for (std::uint32_t unit = 0; unit <= last; ++unit) {
+      if (pending_[unit]) add_update(unit);
+      pending_[unit] = false;
+    }
+  }
+
+  /// The first pending unit whose slot is not there to be filled, or does not stay.
+  std::uint32_t units_ahead() const {
+    if (request_.separate_device) return 0;
+    std::uint32_t unit = 0;
+    const auto keeps_refreshed = [&] {
+      if (placement_.units[unit].aliased) return true;
+      return slots_.state(unit) != SlotState::Absent && prefetcher_.stays(unit);
+    };
+    while (unit < pending_.size() && (!pending_[unit] || keeps_refreshed())) ++unit;
+    return unit;
+  }
+
+  StepEvent& add_update(std::uint32_t unit) {
+    const bool live = slots_.state(unit) != SlotState::Absent;
+    StepEvent& event = add(Kind::Update, unit);
+    event.moved = update_moves(placement_, unit, request_.separate_device, live);
+    return event;
+  }
+
+  void add_norm(std::uint32_t unit) {
+    StepEvent& event = add(Kind::Norm, unit);
+    if (placement_.units[unit].grad != Tier::Device) return;
+    for (const auto parameter : layout_.units[unit].parameters) {  // a partial sum of each block
+      const std::uint64_t numel = layout_.places[parameter].numel;
+      event.moved.grad.to_host += (numel + kernels::norm_block - 1) / kernels::norm_block * 8;
+    }
+  }
+
+  bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
+
+  /// Elements of the sub-groups that hold some of these parameters.
+  std::uint64_t touched(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) const {
+    std::uint64_t elements = 0;
+    std::uint64_t counted = 0;                 // sub-groups below are counted
+    for (const auto parameter : parameters) {  // ascending, as they lie in the image
+      const ParameterPlace& place = layout_.places[parameter];
+      const std::uint64_t size = placement_.sub_group;
+      const std::uint64_t begin = std::max(place.first / size, counted);
+      const std::uint64_t end = (place.first + place.numel + size - 1) / size;
+      if (begin >= end) continue;
+      elements += std::min(end * size, layout_.units[unit].image) - begin * size;
+      counted = end;
+    }
+    return elements;
+  }
+
+  /// As UnitGraphs and Gradients do it: by unit, what a first addition leaves becomes zero.
+  void add_gradients(const StageAccess& access) {
+    std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
+    for (const auto parameter : graph_parameters((*request_.stages)[access.stage])) {
+      by_unit[layout_.places[parameter].unit].push_back(parameter);
+    }
+    for (auto& [unit, parameters] : by_unit) {
+      std::sort(parameters.begin(), parameters.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return layout_.places[a].first < layout_.places[b].first;
+      });
+      StepEvent& event = add(Kind::Gradients, unit);
+      event.micro_batches = access.micro_batches;
+      for (const auto parameter : parameters) event.numel += layout_.places[parameter].numel;
+      event.sets = !started_[unit];
+      event.moved.grad = gradient_moves(event, parameters);
+      started_[unit] = true;
+    }
+  }
+
+  Moved gradient_moves(const StepEvent& event, const std::vector<std::uint32_t>& parameters) {
+    const std::uint64_t ranks = placement_.sharding.grad;
+    const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
+    Moved moved;
+    if (!request_.separate_device) {
+      moved.to_host = grad_bytes(event.numel) / ranks * event.micro_batches;
+    } else if (placement_.units[event.unit].grad != Tier::Device) {
+      moved.to_host = rounded / ranks * event.micro_batches;
+    }
+    moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
+    if (spilled(event.unit)) {
+      move_spilled(event.unit, event.sets, touched(event.unit, parameters), moved);
+    }
+    return moved;
+  }
+
+  /// Once for all micro-batches that run at once: so many elements, of a first addition all.
+  void move_spilled(std::uint32_t unit, bool sets, std::uint64_t elements, Moved& moved) const {
+    const std::uint64_t bytes = grad_bytes(elements) / placement_.sharding.grad;
+    moved.nvme_read = sets ? 0 : bytes;
+    moved.nvme_write = sets ? placement_.grad_bytes(unit) : bytes;
+  }
+
+  void add_rows() {
+    const auto& lookup = request_.stages->front().lookup;
+    if (!lookup.has_value()) return;
+    const ParameterPlace& place = layout_.places[*lookup];
+    StepEvent& event = add(Kind::Rows, place.unit);
+    event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
+    // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as
+    // they are summed; or, where that is less, of their sums over the whole table, once a step.
+    // Where ranks do not share gradients, rows are in the accumulator that is reduced.
+    const std::uint64_t ranks = placement_.sharding.grad;
+    const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
+    const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
+    event.moved.grad.bus = std::min(sparse, dense) / ranks * (ranks - 1);
+    if (request_.separate_device) {
+      event.moved.grad.to_host = event.numel * 4;
+      if (placement_.units[place.unit].grad == Tier::Device) {
+        event.moved.grad.to_device = event.numel * 4;
+      }
+    }
+    if (spilled(place.unit)) {
+      move_spilled(place.unit, !started_[place.unit], touched(place.unit, {*lookup}),
+                   event.moved.grad);
+    }
+    started_[place.unit] = true;
+  }
+
+  const StepPlanRequest& request_;
+  const Placement& placement_;
+  const Layout& layout_;
+  const std::vector<StageAccess> accesses_;
+  std::vector<bool> started_;  // by unit, as these: has a gradient this step
+  std::vector<bool> reduced_;  // over the ranks, once a step
+  std::vector<bool> updated_;  // under backward
+  std::vector<bool> pending_;  // by unit: its update is still to come
+  std::vector<bool> filled_;   // by unit: its slot is filled by that
+  StepPlan plan_;
+  tiering::DrySlots slots_;
+  Prefetcher prefetcher_;
+  const std::vector<std::vector<std::uint32_t>> final_;      // by stage, as
+  const std::vector<std::vector<std::uint32_t>> updatable_;  // what of it may be updated there
+};
+
+}  // namespace
+
+Result<StepPlan> plan_step(const StepPlanRequest& request) {
+  return DryRun(request).run();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,532 @@
+#include "zero3/plan/step_time.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace artesian::zero3 {
+
+using tiering::Resource;
+using tiering::Schedule;
+using tiering::Tier;
+using Kind = StepEvent::Kind;
+using Task = Schedule::Task;
+
+namespace {
+
+constexpr std::uint64_t sub_groups_max = 4096;  // of one step: beyond, several count as one
+constexpr int steps = 4;
+constexpr int operators = 16;  // of a stage, between which the update may go on
+
+class Simulation {
+ public:
+  explicit Simulation(const StepTimeRequest& request)
+      : request_(request),
+        plan_(*request.placement),
+        rates_(request.rates),
+        separate_(request.separate_device),
+        schedule_(request.rates.disk),
+        fetched_(plan_.layout.units.size(), Schedule::none),
+        put_(plan_.layout.stages.size(), Schedule::none),
+        grad_written_(plan_.layout.units.size(), Schedule::none),
+        grad_items_(std::max(plan_.ring_count, 1u), Schedule::none),
+        reduced_(plan_.layout.units.size(), Schedule::none),
+        gathered_(plan_.layout.units.size(), Schedule::none) {
+    std::uint64_t count = 0;
+    for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
+      count += plan_.sub_group_count(unit);
+    }
+    grain_ = count / sub_groups_max + 1;
+  }
+
+  StepTime run() {
+    for (int step = 0; step < steps; ++step) {
+      begin_ = schedule_.finish(barrier_);
+      time_.spans.clear();
+      time_.model_seconds = 0.0;
+      time_.busy = {};
+      one_step();
+      time_.seconds = end_of_step_ - begin_;
+    }
+    for (StepSpan& span : time_.spans) {
+      span.begin -= begin_;
+      span.end -= begin_;
+    }
+    // A resource cannot do a step's work in less, whatever the steps before have left it.
+    const double disk = std::max(busy(Resource::DiskRead) + busy(Resource::DiskWrite),
+                                 busy(Resource::ParamRead) + busy(Resource::ParamWrite));
+    if (rates_.disk == tiering::Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
+    for (const double seconds : time_.busy) time_.seconds = std::max(time_.seconds, seconds);
+    return std::move(time_);
+  }
+
+ private:
+  double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
+
+  static double seconds_for(std::uint64_t bytes, double rate) {
+    if (bytes == 0) return 0.0;
+    ARTESIAN_CHECK(rate > 0.0, bytes);
+    return static_cast<double>(bytes) / rate;
+  }
+  double memory_seconds(std::uint64_t bytes) const { return seconds_for(bytes, rates_.memory); }
+  double checksum_seconds(std::uint64_t bytes) const {
+    return rates_.checksum > 0.0 ? seconds_for(bytes, rates_.checksum) : 0.0;
+  }
+
+  /// Nothing is queued for nothing: then it is done when what it waits for is.
+  Task add(Kind kind, Resource resource, double seconds, std::initializer_list<Task> after) {
+    if (seconds == 0.0) return schedule_.join(after);
+    const Task task = schedule_.add(resource, seconds, after);
+    time_.busy[static_cast<std::size_t>(resource)] += seconds;
+    const double begin = schedule_.start(task);
+    auto& spans = time_.spans;
+    const bool joins = !spans.empty() && spans.back().resource == resource &&
+                       spans.back().kind == kind && spans.back().end == begin;
+    if (joins) {
+      spans.back().end = schedule_.finish(task);
+    } else {
+      spans.push_back({resource, kind, begin, schedule_.finish(task)});
+    }
+    return task;
+  }
+
+  /// On the disk of parameters, spilled gradients and kept inputs. `count`: it is one of so many
+  /// parts.
+  Task read_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
+                  std::uint64_t count = 1) {
+    const double rate = rates_.param_read > 0.0 ? rates_.param_read : rates_.disk_read;
+    return add(kind, rates_.param_apart ? Resource::ParamRead : Resource::DiskRead,
+               seconds_for(bytes, rate) / static_cast<double>(count), after);
+  }
+  Task write_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
+                   std::uint64_t count = 1) {
+    const double rate = rates_.param_write > 0.0 ? rates_.param_write : rates_.disk_write;
+    return add(kind, rates_.param_apart ? Resource::ParamWrite : Resource::DiskWrite,
+               seconds_for(bytes, rate) / static_cast<double>(count), after);
+  }
+  bool two_places() const { return rates_.param_read > 0.0 || rates_.param_write > 0.0; }
+
+  Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
+
+  void one_step() {
+    if (!reads_early()) begin_updates_left();
+    last_backward_ = false;
+    norm_begun_ = false;
+    const auto& events = request_.plan->events;
+    const std::size_t last_backward = begin_of_last_backward();
+    for (std::size_t index = 0; index < events.size(); ++index) {
+      if (index == last_backward) {
+        finish_update();
+        begin_updates_ahead();
+      }
+      see(events[index]);
+    }
+    while (worked_on_ < ahead_) work_on_next();
+    gather_below(static_cast<std::uint32_t>(gathered_.size()));
+    barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_});
+    end_of_step_ = schedule_.finish(barrier_);
+  }
+
+  std::size_t begin_of_last_backward() const {
+    const auto& events = request_.plan->events;
+    for (std::size_t index = events.size(); index-- > 0;) {
+      const StepEvent& event = events[index];
+      const bool last_stage = event.stage + 1 == plan_.layout.stages.size();
+      const bool computes = event.kind == Kind::Compute && event.direction == Direction::Backward;
+      if (computes && last_stage) return index;
+    }
+    return events.size();
+  }
+
+  void see(const StepEvent& event) {
+    switch (event.kind) {
+      case Kind::Fetch: return fetch(event);
+      case Kind::Await: return await(event);
+      case Kind::Compute: return compute(event);
+      case Kind::Input: return input(event);
+      case Kind::Gradients:
+      case Kind::Rows:
+      case Kind::Zero:
+      case Kind::Norm: return gradients(event);
+      case Kind::Reduce: return reduce(event);
+      case Kind::Update: return update(event);
+    }
+  }
+
+  void fetch(const StepEvent& event) {
+    gather_below(event.unit);
+    const Moved& moved = event.moved.param;
+    Task task = read_param(event.kind, moved.nvme_read, {computed_, barrier_});
+    if (separate_) {
+      task = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, rates_.to_device),
+                 {task});
+    }
+    fetched_[event.unit] =
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {task});
+  }
+
+  /// On a CPU the team verifies and expands what has come.
+  void await(const StepEvent& event) {
+    const UnitPlacement& place = plan_.units[event.unit];
+    const std::uint64_t image = plan_.layout.units[event.unit].image;
+    double seconds = 0.0;
+    if (!separate_) {
+      if (event.moved.param.to_device != 0) {
+        seconds += memory_seconds(event.moved.param.to_device + image * dtype_size(place.computed));
+      }
+      if (place.param == Tier::Nvme) {
+        seconds += checksum_seconds(image * dtype_size(plan_.param_dtype));
+      }
+    }
+    computed_ = add(event.kind, Resource::Compute, seconds, {computed_, fetched_[event.unit]});
+  }
+
+  void compute(const StepEvent& event) {
+    const auto& by_stage =
+        event.direction == Direction::Forward ? request_.stages.forward : request_.stages.backward;
+    const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
+    time_.model_seconds += seconds;
+    if (event.direction == Direction::Backward && !last_backward_) finish_update();
+    if (event.direction == Direction::Forward) may_work_on_ = items_below(event.updated_ahead);
+    for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
+      computed_ = schedule_.join({computed_, gathered_[unit]});
+    }
+    const int parts = worked_on_ < may_work_on_ && !separate_ ? operators : 1;
+    for (int part = 0; part < parts; ++part) {
+      computed_ = add(event.kind, Resource::Compute, seconds / parts, {computed_, barrier_});
+      update_ahead();
+    }
+  }
+
+  /// Items of units below that one, and those of the step's own update.
+  std::size_t items_below(std::uint32_t unit) const {
+    const auto left = items_.begin() + static_cast<std::ptrdiff_t>(ahead_);
+    const auto end =
+        std::find_if(left, items_.end(), [unit](const Item& item) { return item.unit >= unit; });
+    return static_cast<std::size_t>(end - items_.begin());
+  }
+
+  /// Inputs go to their tier behind what computes, and come while the stage before computes.
+  void input(const StepEvent& event) {
+    const Moved& moved = event.moved.input;
+    const std::uint64_t bytes = moved.to_host + moved.to_device;
+    const double work = (separate_ ? 0.0 : memory_seconds(2 * bytes)) +
+                        checksum_seconds(moved.nvme_read + moved.nvme_write);
+    if (event.direction == Direction::Forward) {
+      Task task = computed_;
+      if (separate_) {
+        task = add(event.kind, Resource::ToHost, seconds_for(bytes, rates_.to_host), {task});
+      }
+      task = add(event.kind, worker(), work, {task});
+      if (!separate_) computed_ = task;
+      put_[event.stage] = write_param(event.kind, moved.nvme_write, {task});
+      return;
+    }
+    Task task = read_param(event.kind, moved.nvme_read, {put_[event.stage], taken_});
+    taken_ = computed_;
+    task = add(event.kind, worker(), work, {task, separate_ ? Schedule::none : computed_});
+    if (separate_) {
+      task = add(event.kind, Resource::ToDevice, seconds_for(bytes, rates_.to_device), {task});
+    }
+    computed_ = schedule_.join({computed_, task});
+  }
+
+  /// What has been read, and of all ranks, by now.
+  void update_ahead() {
+    while (worked_on_ < may_work_on_) {
+      const Item& next = items_[worked_on_];
+      const Task ready = schedule_.join({next.read, reduced_[next.unit]});
+      if (schedule_.finish(ready) > schedule_.finish(computed_)) return;
+      work_on_next();
+    }
+  }
+
+  void work_on_next() {
+    work_on_item(items_[worked_on_++]);
+    read_ahead();
+  }
+
+  /// The host waits for its writes before new gradients come.
+  void finish_update() {
+    (separate_ ? worked_ : computed_) = schedule_.join({computed_, worked_, written_});
+    written_ = Schedule::none;
+  }
+
+  /// What the kernels read and write: each micro-batch's gradient, on a CPU made fp32 before where
+  /// it is not, from a device rounded there; and what it is added to, which the first of a step
+  /// only writes.
+  std::uint64_t gradient_bytes(const StepEvent& event) const {
+    const std::uint64_t size = dtype_size(plan_.grad_dtype);
+    const std::uint64_t computed = dtype_size(plan_.compute_dtype);
+    const bool comes = separate_ && plan_.units[event.unit].grad != Tier::Device;
+    const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
+    const std::uint64_t cast = !separate_ && computed != 4 ? computed + 4 : 0;
+    const std::uint64_t each = cast + added + 2 * size;
+    const std::uint64_t unread = event.sets ? size : 0;
+    return event.numel * (event.micro_batches * each - unread) / plan_.sharding.grad;
+  }
+
+  /// Behind what is added last.
+  void reduce(const StepEvent& event) {
+    const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
+    reduced_[event.unit] =
+        add(event.kind, Resource::Bus, seconds_for(event.moved.grad.bus, rates_.bus),
+            {on_device ? computed_ : worked_});
+  }
+
+  /// Over the bus where ranks share them, to the host where it is apart, then the kernels; where
+  /// they spill, in the ring. Who computes does not wait for the bus: its kernels count at once,
+  /// though they add what comes later.
+  void gradients(const StepEvent& event) {
+    const Moved& moved = event.moved.grad;
+    if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
+    const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
+    const std::uint64_t bytes =
+        event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
+    const Task reduced =
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, rates_.bus), {computed_});
+    reduced_[event.unit] = schedule_.join({reduced_[event.unit], reduced});
+    if (event.kind == Kind::Rows) computed_ = reduced;  // nothing is left to go on with
+    if (on_device) {
+      computed_ =
+          add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory), {computed_});
+      return;
+    }
+    Task task = computed_;
+    if (separate_) {
+      task =
+          add(event.kind, Resource::ToHost, seconds_for(moved.to_host, rates_.to_host), {reduced});
+    }
+    if (moved.nvme_read + moved.nvme_write > 0) {
+      stream_gradients(event, task, bytes);
+    } else {
+      worked_ = add(event.kind, worker(), memory_seconds(bytes), {task, worked_});
+    }
+    if (!separate_) computed_ = worked_;
+  }
+
+  /// The host waits until all gradients are written, and whoever sums them until they are of all
+  /// ranks.
+  void begin_norm() {
+    for (const Task reduced : reduced_) computed_ = schedule_.join({computed_, reduced});
+    Task begin = schedule_.join({computed_, separate_ ? worked_ : Schedule::none});
+    for (const Task item : grad_items_) begin = schedule_.join({begin, item});
+    (separate_ ? worked_ : computed_) = begin;
+    norm_begun_ = true;
+  }
+
+  /// Sub-groups are read ahead as far as there are items, and written behind; a unit is not read
+  /// before it is written.
+  void stream_gradients(const StepEvent& event, Task given, std::uint64_t touched) {
+    const Moved& moved = event.moved.grad;
+    const std::size_t depth = grad_items_.size();
+    const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
+    const auto part = [&](double seconds) { return seconds / static_cast<double>(count); };
+    const double work =
+        part(memory_seconds(touched) + checksum_seconds(moved.nvme_read + moved.nvme_write));
+    given = schedule_.join({given, worked_, grad_written_[event.unit]});
+    std::vector<Task> reads;
+    for (std::uint64_t index = 0; index < count; ++index) {
+      for (; reads.size() < std::min<std::uint64_t>(count, index + depth);) {
+        const Task free = grad_items_[(grad_turn_ + reads.size() - index) % depth];
+        reads.push_back(read_param(event.kind, moved.nvme_read, {given, free}, count));
+      }
+      worked_ = add(event.kind, worker(), work, {reads[index], worked_});
+      grad_items_[grad_turn_++ % depth] =
+          write_param(event.kind, moved.nvme_write, {worked_}, count);
+    }
+    grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
+  }
+
+  /// What the kernels read and write: the state, in place; the gradient; the parameter, fresh and
+  /// where it is needed old.
+  std::uint64_t update_bytes(std::uint32_t unit) const {
+    const std::uint64_t param = plan_.update_reads_param(unit) ? 2 : 1;
+    return elements(unit) * (2 * plan_.state_size(unit) + dtype_size(plan_.grad_dtype) +
+                             param * dtype_size(plan_.param_dtype));
+  }
+
+  std::uint64_t elements(std::uint32_t unit) const {
+    return Sharding::share(plan_.layout.units[unit].image, plan_.sharding.optimizer);
+  }
+
+  /// The unit's slot, if it has one, has its parameters when they are copied or cast.
+  void update(const StepEvent& event) {
+    if (event.under_backward) {
+      while (may_work_on_ < items_.size() && items_[may_work_on_].unit == event.unit) {
+        ++may_work_on_;
+      }
+      update_ahead();
+    } else if (plan_.units[event.unit].updated_on_device) {
+      computed_ = add(event.kind, Resource::Compute,
+                      seconds_for(update_bytes(event.unit), rates_.device_memory), {computed_});
+      const double seconds = seconds_for(event.moved.param.bus, rates_.bus);
+      to_gather_.push_back({.unit = event.unit, .seconds = seconds, .updated = computed_});
+    } else {
+      while (worked_on_ < items_.size() && items_[worked_on_].unit <= event.unit) work_on_next();
+    }
+  }
+
+  struct Gather {  // of what the other ranks have made anew of a unit, or of a part of it
+    std::uint32_t unit = 0;
+    double seconds = 0.0;
+    Task updated = Schedule::none;  // this rank's share
+  };
+  /// Stages that use the unit wait for it.
+  void gather(const Gather& fresh) {
+    gathered_[fresh.unit] = add(Kind::Update, Resource::Bus, fresh.seconds, {fresh.updated});
+  }
+  /// What a step's end has updated comes in the order in which the next one uses it, and so does
+  /// what is fetched ahead for that: here units before one that is fetched.
+  void gather_below(std::uint32_t unit) {
+    const auto end = std::find_if(to_gather_.begin(), to_gather_.end(),
+                                  [unit](const Gather& fresh) { return fresh.unit >= unit; });
+    std::for_each(to_gather_.begin(), end, [this](const Gather& fresh) { gather(fresh); });
+    to_gather_.erase(to_gather_.begin(), end);
+  }
+
+  struct Item {  // of the staging ring
+    std::uint32_t unit = 0;
+    Moved moved;                // of the whole unit, as are
+    Moved state;                // what of it is the optimizer's, and the
+    std::uint64_t touched = 0;  // bytes, by the kernels
+    std::uint64_t count = 1;    // items that share them
+    Task read = Schedule::none;
+    Task written = Schedule::none;
+    double part(double seconds) const { return seconds / static_cast<double>(count); }
+  };
+
+  /// Optimizer::begin_ahead does, with the last backward, for the update of the next forward.
+  bool reads_early() const { return plan_.gradients_in_memory(separate_); }
+
+  /// All of the update that the step before has left, read from this step's begin on.
+  void begin_updates_left() {
+    items_.clear();
+    list_updates(/*under_backward=*/false);
+    begin_updates(/*ahead=*/0, barrier_);
+  }
+
+  /// What is updated under the last backward, read from its begin on, and what is read behind it.
+  void begin_updates_ahead() {
+    items_.clear();
+    list_updates(/*under_backward=*/true);
+    const std::size_t ahead = items_.size();
+    if (reads_early()) list_updates(/*under_backward=*/false);
+    begin_updates(ahead, schedule_.join({barrier_, computed_}));
+    last_backward_ = true;
+  }
+
+  void begin_updates(std::size_t ahead, Task not_before) {
+    ahead_ = ahead;
+    not_before_ = not_before;
+    worked_on_ = may_work_on_ = issued_ = 0;
+    read_ahead();
+  }
+
+  void list_updates(bool under_backward) {
+    for (const StepEvent& event : request_.plan->events) {
+      if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
+      if (event.under_backward != under_backward) continue;
+      const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
+      const UnitPlacement& place = plan_.units[event.unit];
+      const std::uint64_t slot = elements(event.unit) * dtype_size(place.computed);
+      const bool fills = !separate_ && !place.aliased;
+      items_.insert(items_.end(), count,
+                    {.unit = event.unit,
+                     .moved = event.moved.total(),
+                     .state = event.moved.optimizer,
+                     .touched = update_bytes(event.unit) + (fills ? slot : 0),
+                     .count = count});
+    }
+  }
+
+  /// As SubGroupStream does it: as far as there are items, and a read waits until the write of the
+  /// item that it takes over is done.
+  void read_ahead() {
+    const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
+    for (; issued_ < items_.size() && issued_ < worked_on_ + depth; ++issued_) {
+      const Task taken = issued_ < depth ? Schedule::none : items_[issued_ - depth].written;
+      read_item(items_[issued_], schedule_.join({not_before_, taken}));
+    }
+  }
+
+  void read_item(Item& item, Task before) {
+    const std::uint64_t bytes = two_places() ? item.state.nvme_read : item.moved.nvme_read;
+    item.read = add(Kind::Update, Resource::DiskRead,
+                    item.part(seconds_for(bytes, rates_.disk_read)), {before});
+    if (two_places()) {
+      const Task rest =
+          read_param(Kind::Update, item.moved.nvme_read - bytes, {before}, item.count);
+      item.read = schedule_.join({item.read, rest});
+    }
+    if (!separate_) return;
+    item.read = add(Kind::Update, Resource::ToHost,
+                    item.part(seconds_for(item.moved.to_host, rates_.to_host)), {item.read});
+  }
+
+  void work_on_item(Item& item) {
+    const double work = memory_seconds(item.touched) +
+                        checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
+    const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
+    worked_ =
+        add(Kind::Update, worker(), item.part(work), {item.read, reduced_[item.unit], before});
+    Task updated = worked_;
+    const std::uint64_t bytes = two_places() ? item.state.nvme_write : item.moved.nvme_write;
+    item.written = add(Kind::Update, Resource::DiskWrite,
+                       item.part(seconds_for(bytes, rates_.disk_write)), {worked_});
+    if (two_places()) {
+      const Task rest =
+          write_param(Kind::Update, item.moved.nvme_write - bytes, {worked_}, item.count);
+      item.written = schedule_.join({item.written, rest});
+    }
+    if (separate_) {
+      updated = add(Kind::Update, Resource::ToDevice,
+                    item.part(seconds_for(item.moved.to_device, rates_.to_device)), {worked_});
+      item.written = schedule_.join({item.written, updated});
+    }
+    computed_ = schedule_.join({computed_, updated});
+    gather({.unit = item.unit,
+            .seconds = item.part(seconds_for(item.moved.bus, rates_.bus)),
+            .updated = updated});
+    written_ = schedule_.join({written_, item.written});
+  }
+
+  const StepTimeRequest& request_;
+  const Placement& plan_;
+  const Rates& rates_;
+  const bool separate_;
+  Schedule schedule_;
+  std::vector<Task> fetched_;         // by unit
+  std::vector<Task> put_;             // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
+  std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
+  std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
+  std::vector<Task> reduced_;         // by unit: its gradients are those of all ranks
+  std::vector<Task> gathered_;        // by unit: its parameters are as all ranks updated them
+  std::vector<Gather> to_gather_;     // of what was updated when a step ended, by unit
+  bool norm_begun_ = false;           // of this step
+  std::size_t grad_turn_ = 0;         // of these: taken so far
+  std::vector<Item> items_;           // of the update under way: a step's own, the next one's
+  std::size_t ahead_ = 0;             // of these: under a step's own backward
+  std::size_t worked_on_ = 0;         // of these
+  std::size_t may_work_on_ = 0;       // of these: may be worked on without being asked for
+  std::size_t issued_ = 0;            // of these: their reads are queued
+  std::uint64_t grain_ = 1;           // sub-groups that count as one
+  bool last_backward_ = false;        // it has begun
+  Task not_before_ = Schedule::none;  // the update's reads
+  Task computed_ = Schedule::none;
+  Task worked_ = Schedule::none;   // by the host's CPU
+  Task written_ = Schedule::none;  // the optimizer's writes
+  Task barrier_ = Schedule::none;  // the end of the last step
+  double begin_ = 0.0;
+  double end_of_step_ = 0.0;
+  StepTime time_;
+};
+
+}  // namespace
+
+StepTime simulate_step(const StepTimeRequest& request) {
+  return Simulation(request).run();
+}
+
+}  // namespace artesian::zero3

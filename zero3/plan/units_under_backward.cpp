@@ -1,0 +1,142 @@
+#include "zero3/plan/units_under_backward.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace artesian::zero3 {
+
+using tiering::Tier;
+
+bool waits_for_norm(const Config& config) noexcept {
+  return config.gradient_clipping != 0.0 || config.check_grad_overflow ||
+         config.param_dtype == DType::Float16;
+}
+
+bool may_update_under_backward(const Config& config) noexcept {
+  return config.artesian.speculative_update || !waits_for_norm(config);
+}
+
+std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
+                                                         const std::vector<StageSpec>& stages) {
+  std::vector<std::vector<std::uint32_t>> by_stage(stages.size());
+  std::set<std::uint32_t> seen;
+  for (const StageSpec& stage : stages) {
+    if (stage.lookup.has_value()) seen.insert(layout.places[*stage.lookup].unit);
+  }
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const auto parameter : graph_parameters(stages[stage])) {
+      const std::uint32_t unit = layout.places[parameter].unit;
+      if (seen.insert(unit).second) by_stage[stage].push_back(unit);
+    }
+    std::sort(by_stage[stage].begin(), by_stage[stage].end());
+  }
+  return by_stage;
+}
+
+std::vector<std::uint32_t> final_order(const std::vector<std::vector<std::uint32_t>>& by_stage) {
+  std::vector<std::uint32_t> units;
+  for (auto stage = by_stage.rbegin(); stage != by_stage.rend(); ++stage) {
+    units.insert(units.end(), stage->begin(), stage->end());
+  }
+  return units;
+}
+
+namespace {
+
+/// Whether an update of the unit may be taken back: Note [Speculation].
+bool may_be_taken_back(const Placement& placement, std::uint32_t unit) {
+  const bool room = dtype_size(placement.grad_dtype) >= dtype_size(placement.param_dtype);
+  if (!room && placement.update_reads_param(unit)) return false;
+  for (std::uint64_t index = 0; index < placement.sub_group_count(unit); ++index) {
+    if (placement.optimizer_home(unit, index) != Tier::Nvme) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages) {
+  std::vector<bool> early(layout.units.size(), false);
+  for (const auto& units : last_in_backward(layout, stages)) {
+    for (const std::uint32_t unit : units) early[unit] = true;
+  }
+  return early;
+}
+
+std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
+                                                          const std::vector<StageSpec>& stages) {
+  const auto in_host = [&](std::uint32_t unit) { return placement.units[unit].grad == Tier::Host; };
+  const bool spills = placement.gradients_spill();
+  auto by_stage = last_in_backward(placement.layout, stages);
+  for (auto& units : by_stage) {
+    std::erase_if(units, [&](std::uint32_t unit) { return spills || !in_host(unit); });
+  }
+  return by_stage;
+}
+
+double share_under_backward(const UpdateTimes& times) noexcept {
+  // In forward (1 - x) * update_disk + forward_disk is to fit forward + (1 - x) * update, in
+  // backward x * update_disk + backward_disk is to fit backward + x * update.
+  const double uncovered = times.update_disk - times.update;
+  const double computed = times.forward + times.backward;
+  if (uncovered <= 0.0 || computed <= 0.0) return 0.0;
+  const double of_backward = times.backward / computed;
+  const double disk = times.forward_disk + times.backward_disk + uncovered;
+  const double even = (disk * of_backward - times.backward_disk) / uncovered;
+  const double possible = (times.backward - times.backward_disk) / uncovered;
+  return std::clamp(std::min(even, possible), 0.0, 1.0);
+}
+
+std::vector<bool> units_under_backward(const Placement& placement,
+                                       const std::vector<StageSpec>& stages, double share,
+                                       bool speculative) {
+  const auto units = static_cast<std::uint32_t>(placement.layout.units.size());
+  std::vector<std::uint32_t> candidates = final_order(final_after_stage(placement, stages));
+  std::erase_if(candidates, [&](std::uint32_t unit) {
+    return speculative && !may_be_taken_back(placement, unit);
+  });
+  std::vector<double> bytes(units);
+  for (std::uint32_t unit = 0; unit < units; ++unit) {
+    const Moved moved = update_moves(placement, unit, /*separate=*/false, /*live=*/true).total();
+    bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
+  }
+  double possible = 0.0;
+  for (const std::uint32_t unit : candidates) possible += bytes[unit];
+  std::vector<bool> chosen(units, false);
+  if (possible == 0.0) return chosen;
+  const double wanted = share * std::accumulate(bytes.begin(), bytes.end(), 0.0);
+  const double part = std::min(1.0, wanted / possible);
+  double owed = 0.0;
+  for (const std::uint32_t unit : candidates) {
+    owed += part * bytes[unit];
+    chosen[unit] = share > 0.0 && owed >= bytes[unit] / 2;
+    if (chosen[unit]) owed -= bytes[unit];
+  }
+  return chosen;
+}
+
+bool may_update_under_backward(const Config& config, const Placement& placement,
+                               const std::vector<StageSpec>& stages) {
+  if (!may_update_under_backward(config)) return false;
+  const std::vector<bool> most =
+      units_under_backward(placement, stages, 1.0, waits_for_norm(config));
+  return std::find(most.begin(), most.end(), true) != most.end();
+}
+
+Moved saved_moves(const Placement& placement, std::uint32_t unit) {
+  if (!placement.update_reads_param(unit)) return {};
+  return {.nvme_write = placement.optimizer_bytes(unit) / placement.state_size(unit) *
+                        dtype_size(placement.param_dtype)};
+}
+
+std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& units) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit]) continue;
+    bytes += placement.optimizer_bytes(unit) + saved_moves(placement, unit).nvme_write;
+  }
+  return bytes;
+}
+
+}  // namespace artesian::zero3

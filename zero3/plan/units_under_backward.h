@@ -1,0 +1,80 @@
+// The update under backward: a unit is updated once its own gradient is final, while the units
+// below it are still in backward. The others are left to the next forward as ever
+// (step/under_backward.h), so that the disk works under both. These functions say which units that
+// are. Pure.
+//
+// Note [Speculation]: mostly an update waits for the step's last gradient: their norm may clip it,
+// and one that is not finite takes the step back. Then it is made as if neither were the case, and
+// taken back where it was: optimizer state is written to a shadow of its place on NVMe, which
+// becomes its place only when the norm is known. It is tried after a step that had not to be taken
+// back, and given up for the step as soon as the norm of the gradients so far is too large. The
+// bits are those of an update that waited.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "zero3/plan/step_plan.h"
+
+namespace artesian::zero3 {
+
+/// Whether the update depends on all gradients: a clip factor comes of their norm, an overflow in
+/// any of them takes the step back, or moves the loss scale.
+bool waits_for_norm(const Config& config) noexcept;
+
+/// Whether some of it may be made before they are known: it does not depend on them, or may be
+/// taken back: Note [Speculation].
+bool may_update_under_backward(const Config& config) noexcept;
+
+/// [stages] the units whose gradients are final after that stage's backward, the last of a step: in
+/// backward each is met last where forward meets it first. A looked-up table is nowhere among them:
+/// its rows come last.
+std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
+                                                         const std::vector<StageSpec>& stages);
+
+/// The units of all stages in the order in which their gradients become final. Shape: by_stage: as
+/// last_in_backward.
+std::vector<std::uint32_t> final_order(const std::vector<std::vector<std::uint32_t>>& by_stage);
+
+/// By unit: its gradient is final before backward ends, of whichever placement.
+std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages);
+
+/// What of last_in_backward the compute team updates: nothing on a separate device. Nothing where
+/// some unit's gradients spill: under backward the ring is theirs.
+std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
+                                                          const std::vector<StageSpec>& stages);
+
+/// Seconds of a step without update under backward.
+struct UpdateTimes {
+  double forward = 0.0;       // computed in the first group of micro-batches
+  double backward = 0.0;      // and in the last
+  double forward_disk = 0.0;  // of the disk in these, for other things than the update
+  double backward_disk = 0.0;
+  double update = 0.0;       // computed by all of the update
+  double update_disk = 0.0;  // of the disk for all of it
+};
+
+/// The share of the update that backward takes, 0 to 1: that with which the disk is as busy under
+/// backward as it is under forward, whatever its speed turns out to be; but no more than backward
+/// has time for, since what is updated there is read again for the next forward.
+double share_under_backward(const UpdateTimes& times) noexcept;
+
+/// By unit, whether it is updated under backward: that share of the bytes that the update moves on
+/// NVMe, as near as units allow, spread evenly over those that may be, so that the disk has some of
+/// the update to do at any time of forward and of backward. `speculative`: it may be taken back,
+/// which needs all of a unit's optimizer state on NVMe, and room in the ring for what its
+/// parameters were.
+std::vector<bool> units_under_backward(const Placement& placement,
+                                       const std::vector<StageSpec>& stages, double share,
+                                       bool speculative);
+
+/// Whether there are any, if the share is large enough.
+bool may_update_under_backward(const Config& config, const Placement& placement,
+                               const std::vector<StageSpec>& stages);
+
+/// What it moves besides, of such a unit, so that it may be taken back; and the room that this
+/// takes on NVMe, of these units.
+Moved saved_moves(const Placement& placement, std::uint32_t unit);
+std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& units);
+
+}  // namespace artesian::zero3

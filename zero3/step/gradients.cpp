@@ -1,0 +1,412 @@
+#include "zero3/step/gradients.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/units.h"
+#include "kernels/cast.h"
+#include "kernels/gradient.h"
+
+namespace artesian::zero3 {
+
+using kernels::norm_block;
+using tiering::Tier;
+
+namespace {
+
+constexpr std::uint64_t slice = 16384;         // elements of one task on the compute team
+constexpr std::uint64_t expanded = 2048;       // elements made fp32 at a time: 8 KiB on the stack
+constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at a time: 4 MiB, or one row
+
+}  // namespace
+
+Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradients") {
+  const Placement& plan = state.placement();
+  started_.assign(plan.layout.units.size(), false);
+  summed_ = cleared_ = started_;
+  for (const ParameterPlace& place : plan.layout.places) {
+    partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
+  }
+  for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+    if (!spilled(unit) && !on_device(unit)) {  // padding must be zero; fresh memory need not be
+      std::memset(state.store().memory(state.grad(unit)), 0,
+                  plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+    }
+  }
+}
+
+void Gradients::begin_step() noexcept {
+  started_.assign(started_.size(), false);
+  summed_ = started_;
+  held_.clear();  // of a step that was given up
+  parts_.clear();
+}
+
+Result<void> Gradients::finish_writes() noexcept {
+  if (!writing_) return {};
+  ARTESIAN_TRY_VOID(stream_.finish_left());
+  writing_ = false;
+  return {};
+}
+
+Error Gradients::cause_of(Error error) noexcept {
+  if (error.code != ErrorCode::Io && error.code != ErrorCode::NoSpace) return error;
+  auto written = finish_writes();
+  return written.has_value() ? error : std::move(written).error();
+}
+
+bool Gradients::on_device(std::uint32_t unit) const noexcept {
+  return state_.separate_device() && state_.placement().units[unit].grad == Tier::Device;
+}
+
+DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
+  const Placement& plan = state_.placement();
+  const bool rounded =
+      state_.separate_device() ? !on_device(unit) : plan.compute_dtype == plan.param_dtype;
+  return rounded ? plan.param_dtype : DType::Float32;
+}
+
+/// Adds one piece, in host memory. A piece that is rounded already is rounded no further.
+void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype,
+                                 bool fresh) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const auto how = fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
+  const auto add = [&](std::uint64_t first, const float* data, std::uint64_t count) {
+    // What is not finite here stays so and is found, by name, in norm().
+    static_cast<void>(kernels::accumulate_gradient(target + first * size, plan.grad_dtype, data,
+                                                   plan.param_dtype, count, how));
+  };
+  state_.executor().parallel_for(piece.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+    if (dtype == DType::Float32) {
+      add(begin, reinterpret_cast<const float*>(piece.data) + begin, end - begin);
+      return;
+    }
+    float values[expanded];
+    for (std::uint64_t first = begin; first < end; first += expanded) {
+      const std::uint64_t count = std::min(expanded, end - first);
+      kernels::expand(piece.data + first * dtype_size(dtype), dtype, values, count);
+      add(first, values, count);
+    }
+  });
+}
+
+/// Adds pieces to accumulated elements in host memory, of which the first is `base_first` of the
+/// image.
+Result<void> Gradients::accumulate(std::byte* base, std::uint64_t base_first,
+                                   const std::vector<Piece>& pieces, const Source& source,
+                                   bool fresh) noexcept {
+  const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
+  const auto target_of = [&](const Piece& piece) {
+    return base + (piece.image_first - base_first) * size;
+  };
+  const std::uint64_t source_size = dtype_size(source.dtype);
+  if (!source.on_device) {
+    for (const Piece& piece : pieces) {
+      accumulate_piece(target_of(piece), piece, source.dtype, fresh);
+    }
+    return {};
+  }
+  std::vector<tiering::DeviceReader::Part> parts;
+  parts.reserve(pieces.size());
+  for (const Piece& piece : pieces) parts.push_back({piece.data, piece.count * source_size});
+  const auto sink = [&](std::size_t index, std::uint64_t offset,
+                        std::span<const std::byte> bytes) -> Result<void> {
+    const Piece part{pieces[index].image_first + offset / source_size, bytes.size() / source_size,
+                     bytes.data()};
+    accumulate_piece(target_of(part), part, source.dtype, fresh);
+    return {};
+  };
+  return state_.reader().read(parts, source.written, sink);
+}
+
+Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                            tiering::DeviceFence written) noexcept {
+  const Layout& layout = state_.layout();
+  std::vector<Piece> pieces;
+  for (const ParameterGradient& gradient : gradients) {
+    const ParameterPlace& place = layout.places[gradient.parameter];
+    ARTESIAN_CHECK(place.unit == unit, place.unit, unit);
+    pieces.push_back({place.first, place.numel, static_cast<const std::byte*>(gradient.data)});
+  }
+  const bool fresh = !started_[unit];
+  started_[unit] = true;
+  const Source source{
+      .dtype = added_dtype(unit), .on_device = state_.separate_device(), .written = written};
+  return add_pieces(unit, std::move(pieces), source, fresh);
+}
+
+Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
+                                   const Source& source, bool fresh) noexcept {
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
+  if (on_device(unit)) return add_on_device(unit, pieces, source, fresh);
+  if (!spilled(unit)) return add_in_host(unit, pieces, source, fresh);
+  ARTESIAN_TRY(held, hold_for(unit, pieces, fresh));
+  return accumulate(held, 0, pieces, source, fresh);
+}
+
+Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const Piece whole{place.first, place.numel, nullptr};
+  ARTESIAN_CHECK(!state_.separate_device() && !leaves_some(place.unit, {whole}), place.unit);
+  Parts parts{.fresh = !started_[place.unit]};
+  started_[place.unit] = true;
+  std::byte* memory = nullptr;
+  if (spilled(place.unit)) {
+    ARTESIAN_TRY(held, hold_for(place.unit, {whole}, parts.fresh));
+    memory = held;
+  } else {
+    memory = state_.store().memory(state_.grad(place.unit));
+  }
+  parts.target = memory + place.first * element_size();
+  parts_[parameter] = parts;
+  return {};
+}
+
+void Gradients::add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
+                         std::uint64_t count) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto open = parts_.find(parameter);
+  ARTESIAN_CHECK(open != parts_.end() && first + count <= place.numel, parameter, first, count);
+  Parts& parts = open->second;
+  const Piece piece{place.first + first, count, reinterpret_cast<const std::byte*>(data)};
+  accumulate_piece(parts.target + first * element_size(), piece, DType::Float32, parts.fresh);
+  parts.added += count;
+}
+
+std::uint64_t Gradients::end_parts(std::uint32_t parameter) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto open = parts_.find(parameter);
+  ARTESIAN_CHECK(open != parts_.end(), parameter);
+  const Parts parts = open->second;
+  parts_.erase(open);
+  // Not used by this forward: in the buffer it is zero already, in memory it is as it was.
+  if (parts.added == 0 && parts.fresh && !spilled(place.unit)) started_[place.unit] = false;
+  return parts.added;
+}
+
+/// Whether a first addition leaves elements, which have last step's gradients.
+bool Gradients::leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept {
+  std::uint64_t covered = 0;
+  for (const Piece& piece : pieces) covered += piece.count;
+  return covered != state_.layout().units[unit].numel;
+}
+
+Result<void> Gradients::add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                    const Source& source, bool fresh) noexcept {
+  const Placement& plan = state_.placement();
+  std::byte* memory = state_.store().memory(state_.grad(unit));
+  if (fresh && leaves_some(unit, pieces)) {
+    std::memset(memory, 0, plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+  }
+  return accumulate(memory, 0, pieces, source, fresh);
+}
+
+/// Its place in the buffer; where that is full, the others are written.
+Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
+  const Placement& plan = state_.placement();
+  std::uint64_t used = 0;
+  for (Held& held : held_) {
+    if (held.unit == unit) return &held;
+    used += plan.grad_bytes(held.unit);
+  }
+  if (used + plan.grad_bytes(unit) > plan.grad_buffer_bytes) {
+    ARTESIAN_TRY_VOID(write_back());
+    used = 0;
+  }
+  ARTESIAN_CHECK(used + plan.grad_bytes(unit) <= plan.grad_buffer_bytes, used, unit);
+  const auto groups = static_cast<std::size_t>(plan.sub_group_count(unit));
+  held_.push_back({unit, state_.grad_buffer().data() + used, std::vector<bool>(groups)});
+  return &held_.back();
+}
+
+/// The norm blocks that some of the elements are in, all of one parameter: [first, last) of the
+/// image.
+std::pair<std::uint64_t, std::uint64_t> Gradients::blocks_of(std::uint32_t unit,
+                                                             const Piece& piece) const noexcept {
+  const Layout& layout = state_.layout();
+  const auto& parameters = layout.units[unit].parameters;
+  const auto parameter = std::find_if(parameters.begin(), parameters.end(), [&](auto index) {
+    return piece.image_first < layout.places[index].first + layout.places[index].numel;
+  });
+  ARTESIAN_CHECK(parameter != parameters.end(), unit, piece.image_first);
+  const ParameterPlace& place = layout.places[*parameter];
+  const std::uint64_t first = round_down(piece.image_first - place.first, norm_block);
+  const std::uint64_t last = round_up(piece.image_first + piece.count - place.first, norm_block);
+  return {place.first + first, place.first + std::min(last, place.numel)};
+}
+
+/// Reads those sub-groups, of norm blocks with pieces, that are not there.
+Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& pieces) noexcept {
+  const Placement& plan = state_.placement();
+  std::vector<std::uint64_t> missing;
+  for (const Piece& piece : pieces) {
+    const auto [first, last] = blocks_of(held.unit, piece);
+    for (std::uint64_t group = first / plan.sub_group; group * plan.sub_group < last; ++group) {
+      if (held.there[static_cast<std::size_t>(group)]) continue;
+      held.there[static_cast<std::size_t>(group)] = true;
+      missing.push_back(group);
+    }
+  }
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    std::memcpy(held.data + group.first * size, group.grad, group.count * size);
+    return {};
+  };
+  if (missing.empty()) return {};
+  return stream_.run_some(held.unit, missing,
+                          {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
+}
+
+/// The unit in the buffer, with what the pieces are to be added to there.
+Result<std::byte*> Gradients::hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                       bool fresh) noexcept {
+  ARTESIAN_TRY(place, hold(unit));
+  Held& held = *place;
+  if (fresh) {
+    std::memset(held.data, 0, state_.placement().grad_bytes(unit));
+    held.there.assign(held.there.size(), true);
+  } else if (auto read = read_touched(held, pieces); !read.has_value()) {
+    return cause_of(std::move(read).error());
+  }
+  return held.data;
+}
+
+Result<void> Gradients::write_back() noexcept {
+  const std::uint64_t size = element_size();
+  for (const Held& held : held_) {
+    norm_of_unit(held.unit, held.data, &held);
+    const auto body = [&](const SubGroup& group) -> Result<void> {
+      std::memcpy(group.grad, held.data + group.first * size, group.count * size);
+      return {};
+    };
+    std::vector<std::uint64_t> groups;
+    for (std::uint64_t group = 0; group < held.there.size(); ++group) {
+      if (held.there[static_cast<std::size_t>(group)]) groups.push_back(group);
+    }
+    writing_ = true;
+    auto written = stream_.run_some(held.unit, groups, {.write_grad = true}, body);
+    if (!written.has_value()) return cause_of(std::move(written).error());
+  }
+  held_.clear();
+  return {};
+}
+
+Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
+                                 std::span<const float* const> row_gradients,
+                                 std::uint64_t width) noexcept {
+  ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
+  const ParameterPlace& place = state_.layout().places[parameter];
+  ARTESIAN_TRY_VOID(start_at_zero(place.unit));  // rows that nobody looked up
+  std::vector<std::size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return rows[a] < rows[b]; });
+  const auto rows_max = static_cast<std::size_t>(std::max<std::uint64_t>(row_floats / width, 1));
+  std::vector<float> sums(std::min(rows_max, rows.size()) * static_cast<std::size_t>(width));
+  std::vector<Piece> pieces;
+  pieces.reserve(std::min(rows_max, rows.size()));
+  for (std::size_t at = 0; at < order.size();) {
+    const std::int64_t index = rows[order[at]];
+    const auto row = static_cast<std::uint64_t>(index);
+    ARTESIAN_CHECK((row + 1) * width <= place.numel, row, width, place.numel);
+    float* sum = sums.data() + pieces.size() * width;
+    std::fill_n(sum, width, 0.0f);
+    for (; at < order.size() && rows[order[at]] == index; ++at) {
+      const float* gradient = row_gradients[order[at]];
+      for (std::uint64_t column = 0; column < width; ++column) sum[column] += gradient[column];
+    }
+    pieces.push_back({place.first + row * width, width, reinterpret_cast<const std::byte*>(sum)});
+    if (pieces.size() < rows_max && at < order.size()) continue;
+    ARTESIAN_TRY_VOID(add_pieces(place.unit, pieces, {}, /*fresh=*/false));
+    pieces.clear();
+  }
+  return {};
+}
+
+Result<void> Gradients::complete() noexcept {
+  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    ARTESIAN_TRY_VOID(start_at_zero(unit));
+  }
+  ARTESIAN_TRY_VOID(write_back());
+  return finish_writes();
+}
+
+/// Gives a unit without a gradient this step one of zeros.
+Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
+  if (started_[unit]) return {};
+  started_[unit] = true;
+  return add_pieces(unit, {}, {}, /*fresh=*/true);
+}
+
+/// Of an accumulator in host memory; of one in the buffer the blocks that are there as a whole: the
+/// others are as they were.
+void Gradients::norm_of_unit(std::uint32_t unit, const std::byte* memory,
+                             const Held* held) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const auto there = [&](std::uint64_t first, std::uint64_t count) {
+    const std::uint64_t last = (first + count - 1) / plan.sub_group;
+    for (std::uint64_t group = first / plan.sub_group; group <= last; ++group) {
+      if (!held->there[static_cast<std::size_t>(group)]) return false;
+    }
+    return true;
+  };
+  for (const auto parameter : plan.layout.units[unit].parameters) {
+    const ParameterPlace& place = plan.layout.places[parameter];
+    auto& partials = partials_[parameter];
+    state_.executor().parallel_for(partials.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
+      for (std::uint64_t block = from; block < to; ++block) {
+        const std::uint64_t first = place.first + block * norm_block;
+        const std::uint64_t count = std::min(norm_block, place.numel - block * norm_block);
+        if (held != nullptr && !there(first, count)) continue;
+        const auto sum = kernels::sum_squares(memory + first * size, plan.grad_dtype, count);
+        partials[static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
+      }
+    });
+  }
+}
+
+std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(state_.placement().units[unit].grad == Tier::Host, unit);
+  const auto zeros = start_at_zero(unit);  // no micro-batch used it; in memory nothing can fail
+  ARTESIAN_CHECK(zeros.has_value(), unit);
+  norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
+  summed_[unit] = true;
+  double sum = 0.0;
+  for (const auto parameter : state_.layout().units[unit].parameters) {
+    for (const Partial& partial : partials_[parameter]) {
+      if (!partial.finite) return std::nullopt;
+      sum += partial.sum;
+    }
+  }
+  return sum;
+}
+
+Result<GradientNorm> Gradients::norm() noexcept {
+  ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
+  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    if (summed_[unit]) continue;
+    ARTESIAN_CHECK(started_[unit]);
+    if (on_device(unit)) {
+      ARTESIAN_TRY_VOID(norm_of_unit_on_device(unit));
+    } else if (!spilled(unit)) {  // of those that spill write_back() has the sums
+      norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
+    }
+  }
+  GradientNorm norm;
+  for (std::uint32_t parameter = 0; parameter < partials_.size(); ++parameter) {
+    for (const Partial& partial : partials_[parameter]) {
+      norm.sum_squares += partial.sum;
+      if (norm.finite && !partial.finite) {
+        norm.finite = false;
+        norm.bad_parameter = parameter;
+      }
+    }
+  }
+  return norm;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,158 @@
+// Gradients: one accumulator per unit, in grad_accum_dtype, in host memory where it fits and else
+// on NVMe. Exact rules, the same wherever they live: each micro-batch's weight gradient is rounded
+// to the parameter dtype and added, rounded, in micro-batch order; a looked-up parameter's row
+// gradients are summed per row in fp32 in (micro-batch, position) order and added once, after
+// everything else.
+//
+// Where they spill, micro-batches are added in one buffer in host memory, a stage's units at a
+// time: what a unit has already is read when it comes to be added to, and written once by
+// write_back(), both through the staging ring (zero3/step/sub_group_stream.h). Only the sub-groups
+// of norm blocks that something is added to are moved, and such blocks are summed before that: the
+// norm reads nothing. Writes go on beside the next stage's backward; each is waited for before its
+// sub-group is read or written again, all by complete().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zero3/step/state.h"
+#include "zero3/step/sub_group_stream.h"
+
+namespace artesian::zero3 {
+
+/// One parameter's gradient of one micro-batch: [numel] of the parameter, contiguous, in its unit's
+/// added_dtype().
+struct ParameterGradient {
+  std::uint32_t parameter = 0;
+  const void* data = nullptr;  // device memory
+};
+
+struct GradientNorm {
+  double sum_squares = 0.0;  // of all accumulated gradients, still scaled
+  bool finite = true;
+  std::uint32_t bad_parameter = 0;  // the first with a non-finite element, when not finite
+};
+
+class Gradients {
+ public:
+  explicit Gradients(ModelState& state);
+
+  /// Forgets all accumulated gradients: the next addition to each unit replaces them.
+  void begin_step() noexcept;
+  /// Adds one micro-batch's gradients of parameters of one unit. All of a unit's parameters that
+  /// get gradients come in one call. Of a separate device, they are complete once `written` has
+  /// passed; they may be released when this returns. Errors: Io, Corrupt, Timeout (spilled units,
+  /// separate devices).
+  Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                   tiering::DeviceFence written = {}) noexcept;
+  /// The same for a parameter that is a unit by itself, where the host computes, when its gradient
+  /// comes in parts, [count] fp32 from element `first` on: each element once between begin_parts
+  /// and end_parts, or none at all.
+  Result<void> begin_parts(std::uint32_t parameter) noexcept;
+  void add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
+                std::uint64_t count) noexcept;
+  std::uint64_t end_parts(std::uint32_t parameter) noexcept;  // how many elements came
+  /// The dtype that `add` takes for a unit: fp32; or the parameter dtype, which what is added is
+  /// rounded to in any case, where the host computes in it, and on a separate device where the
+  /// accumulator is not there. So a stage's gradients are nowhere copied as a whole.
+  DType added_dtype(std::uint32_t unit) const noexcept;
+  /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.
+  /// Shape: rows: [n]; row_gradients: [n, width] fp32; width divides the parameter's numel. Rows
+  /// keep their order within a row index: (micro-batch, position). Sums are made 4 MiB at a time.
+  Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
+                        std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
+  /// Sums and writes what was added to units that spill: to be called when a stage's gradients are
+  /// all added. Errors: as add.
+  Result<void> write_back() noexcept;
+  /// Sums the squares of a unit that nothing is added to any more in this step, and whose
+  /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
+  std::optional<double> sum_final(std::uint32_t unit) noexcept;
+  /// What ended a run that ends with this error: a write that `add` has left in flight and that
+  /// failed before is why later transfers of the same file do.
+  Error cause_of(Error error) noexcept;
+  /// The norm's sum of squares: fp64 partial sums per 64 Ki elements of each parameter, combined in
+  /// parameter order. Units that got no gradient count as zero.
+  Result<GradientNorm> norm() noexcept;
+  /// Zeroes accumulators of units without a gradient this step, and waits until all are written, so
+  /// that norm() and the optimizer may read them.
+  Result<void> complete() noexcept;
+  /// Bytes of one accumulated element.
+  std::uint64_t element_size() const noexcept { return dtype_size(state_.placement().grad_dtype); }
+  double wait_seconds() const noexcept { return stream_.wait_seconds(); }
+
+ private:
+  struct Piece {  // a slice of a parameter within one sub-group
+    std::uint64_t image_first;
+    std::uint64_t count;
+    const std::byte* data;
+  };
+  /// Where pieces are and of what dtype.
+  struct Source {
+    DType dtype = DType::Float32;
+    bool on_device = false;  // of a separate device
+    tiering::DeviceFence written;
+  };
+  Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces, const Source& source,
+                          bool fresh) noexcept;
+  /// A parameter whose gradient is coming in parts.
+  struct Parts {
+    std::byte* target = nullptr;  // of its first element
+    bool fresh = false;
+    std::uint64_t added = 0;  // elements
+  };
+  Result<void> add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
+                           const Source& source, bool fresh) noexcept;
+  /// A unit in the buffer.
+  struct Held {
+    std::uint32_t unit;
+    std::byte* data;
+    std::vector<bool> there;  // by sub-group: read, or set
+  };
+  Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
+                              bool fresh) noexcept;
+  Result<Held*> hold(std::uint32_t unit) noexcept;
+  std::pair<std::uint64_t, std::uint64_t> blocks_of(std::uint32_t unit,
+                                                    const Piece& piece) const noexcept;
+  Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
+  Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
+                             const Source& source, bool fresh) noexcept;
+  Result<void> accumulate(std::byte* base, std::uint64_t base_first,
+                          const std::vector<Piece>& pieces, const Source& source,
+                          bool fresh) noexcept;
+  Result<void> add_rows_on_device(
+      const std::vector<Piece>& rows,
+      const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
+  void accumulate_piece(std::byte* target, const Piece& piece, DType dtype, bool fresh) noexcept;
+  Result<void> start_at_zero(std::uint32_t unit) noexcept;
+  void norm_of_unit(std::uint32_t unit, const std::byte* memory,
+                    const Held* held = nullptr) noexcept;
+  Result<void> norm_of_unit_on_device(std::uint32_t unit) noexcept;
+  Result<void> finish_writes() noexcept;
+  bool on_device(std::uint32_t unit) const noexcept;
+  bool spilled(std::uint32_t unit) const noexcept {
+    return state_.placement().units[unit].grad == tiering::Tier::Nvme;
+  }
+  bool leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
+
+  ModelState& state_;
+  SubGroupStream stream_;      // of spilled units
+  std::vector<bool> started_;  // by unit: has a gradient this step
+  std::vector<bool> summed_;   // by unit: its partial sums are those of this step
+  std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
+  struct Partial {
+    double sum = 0.0;
+    bool finite = true;
+  };
+  std::vector<std::vector<Partial>> partials_;  // by parameter, by block of 64 Ki elements
+  std::map<std::uint32_t, Parts> parts_;        // by parameter
+  std::vector<Held> held_;                      // side by side, from the buffer's begin on
+  bool writing_ = false;                        // some spilled unit's sub-groups, maybe
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,108 @@
+// The part of Gradients whose accumulators are in the memory of a separate device: kernels in the
+// queue Compute, behind the backward that makes the gradients. Sums of squares come back, as few
+// numbers, and rows that were summed on the host go there, both through a small scratch range.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/gradient.h"
+#include "zero3/step/gradients.h"
+
+namespace artesian::zero3 {
+
+using kernels::norm_block;
+using tiering::Queue;
+
+/// Source memory of the host must stay until this returns; it waits for its copies.
+Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                      const Source& source, bool fresh) noexcept {
+  const Placement& plan = state_.placement();
+  tiering::Device& device = state_.device();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  std::byte* memory = state_.store().memory(state_.grad(unit));
+  const auto how = fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
+  ARTESIAN_CHECK(source.dtype == DType::Float32);
+  if (fresh && (!cleared_[unit] || leaves_some(unit, pieces))) {  // padding must be zero
+    cleared_[unit] = true;
+    ARTESIAN_TRY_VOID(device.zero(Queue::Compute, memory, plan.layout.units[unit].image * size));
+  }
+  const auto accumulate_part = [&](const Piece& piece, const std::byte* data) {
+    return device.accumulate_gradient(Queue::Compute, memory + piece.image_first * size,
+                                      plan.grad_dtype, reinterpret_cast<const float*>(data),
+                                      plan.param_dtype, piece.count, how);
+  };
+  if (source.on_device) {
+    for (const Piece& piece : pieces) ARTESIAN_TRY_VOID(accumulate_part(piece, piece.data));
+    return {};
+  }
+  return add_rows_on_device(pieces, accumulate_part);
+}
+
+/// As many rows at a time as the scratch range holds, or one row in parts.
+Result<void> Gradients::add_rows_on_device(
+    const std::vector<Piece>& rows,
+    const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept {
+  tiering::Device& device = state_.device();
+  const std::span<std::byte> scratch = state_.grad_scratch();
+  std::vector<Piece> batch;  // their data: within the scratch range
+  std::uint64_t used = 0;
+  const auto flush = [&]() -> Result<void> {
+    ARTESIAN_TRY(copied, device.record(Queue::ToDevice));
+    ARTESIAN_TRY_VOID(device.wait(Queue::Compute, copied));
+    for (const Piece& part : batch) ARTESIAN_TRY_VOID(accumulate_part(part, part.data));
+    ARTESIAN_TRY(read, device.record(Queue::Compute));
+    ARTESIAN_TRY_VOID(device.wait(Queue::ToDevice, read));
+    batch.clear();
+    used = 0;
+    return {};
+  };
+  ARTESIAN_TRY(idle, device.record(Queue::Compute));
+  ARTESIAN_TRY_VOID(device.wait(Queue::ToDevice, idle));
+  for (const Piece& row : rows) {
+    for (std::uint64_t done = 0; done < row.count;) {
+      const std::uint64_t count = std::min(row.count - done, (scratch.size() - used) / 4);
+      std::byte* place = scratch.data() + used;
+      ARTESIAN_TRY_VOID(device.copy_to_device(place, row.data + done * 4, count * 4));
+      batch.push_back({row.image_first + done, count, place});
+      used += count * 4;
+      done += count;
+      if (scratch.size() - used < 4) ARTESIAN_TRY_VOID(flush());
+    }
+  }
+  ARTESIAN_TRY_VOID(flush());
+  ARTESIAN_TRY(copied, device.record(Queue::ToDevice));
+  return device.finish(copied);
+}
+
+Result<void> Gradients::norm_of_unit_on_device(std::uint32_t unit) noexcept {
+  const Placement& plan = state_.placement();
+  tiering::Device& device = state_.device();
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const std::byte* memory = state_.store().memory(state_.grad(unit));
+  const std::span<std::byte> scratch = state_.grad_scratch();
+  const std::uint64_t sums_max = scratch.size() / sizeof(double);
+  std::vector<double> sums;
+  for (const auto parameter : plan.layout.units[unit].parameters) {
+    const ParameterPlace& place = plan.layout.places[parameter];
+    auto& partials = partials_[parameter];
+    for (std::size_t first = 0; first < partials.size(); first += sums_max) {
+      const std::uint64_t blocks = std::min<std::uint64_t>(sums_max, partials.size() - first);
+      const std::uint64_t element = first * norm_block;
+      const std::uint64_t count = std::min(blocks * norm_block, place.numel - element);
+      ARTESIAN_TRY_VOID(device.sum_squares(Queue::Compute, memory + (place.first + element) * size,
+                                           plan.grad_dtype, count,
+                                           reinterpret_cast<double*>(scratch.data())));
+      ARTESIAN_TRY(summed, device.record(Queue::Compute));
+      sums.resize(static_cast<std::size_t>(blocks));
+      ARTESIAN_TRY_VOID(state_.reader().read_into(reinterpret_cast<std::byte*>(sums.data()),
+                                                  {scratch.data(), blocks * sizeof(double)},
+                                                  summed));
+      for (std::size_t block = 0; block < sums.size(); ++block) {
+        const auto sum = kernels::make_sum_squares(sums[block]);
+        partials[first + block] = {sum.sum, sum.finite};
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,437 @@
+#include "zero3/step/optimizer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <optional>
+
+#include "base/clock.h"
+#include "kernels/cast.h"
+#include "kernels/checksum.h"
+#include "kernels/split_master.h"
+
+namespace artesian::zero3 {
+
+namespace {
+
+constexpr std::uint64_t slice = GroupBlocks::slice;
+
+/// The part of a parameter that lies within a sub-group.
+struct Overlap {
+  std::uint64_t parameter_first;  // element of the parameter
+  std::uint64_t group_first;      // element of the sub-group
+  std::uint64_t count;
+};
+
+Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
+  const std::uint64_t begin = std::max(place.first, group.first);
+  const std::uint64_t end = std::min(place.first + place.numel, group.first + group.count);
+  if (begin >= end) return {0, 0, 0};
+  return {begin - place.first, begin - group.first, end - begin};
+}
+
+/// Elements [begin, end) of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)`
+/// on one piece after the other.
+template <typename Visit>
+Result<void> for_each_piece(const SubGroup& group, const Overlap& part, const Visit& visit) {
+  const std::uint64_t first = part.group_first;
+  if (group.master_low == nullptr) {
+    return visit(group.master + first, group.exp_avg + first, group.exp_avg_sq + first, part.count);
+  }
+  const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
+  const auto count_max = static_cast<std::size_t>(std::min(part.count, slice));
+  std::vector<float> master(count_max);
+  std::vector<float> exp_avg_sq(count_max);
+  for (std::uint64_t done = 0; done < part.count; done += count_max) {
+    const std::uint64_t begin = first + done;
+    const std::uint64_t count = std::min<std::uint64_t>(count_max, part.count - done);
+    for (std::uint64_t index = 0; index < count; ++index) {
+      const auto joined = kernels::join_master(
+          {high[begin + index], group.master_low[begin + index], group.exp_avg_sq[begin + index]});
+      master[index] = joined.master;
+      exp_avg_sq[index] = joined.exp_avg_sq;
+    }
+    ARTESIAN_TRY_VOID(visit(master.data(), group.exp_avg + begin, exp_avg_sq.data(), count));
+  }
+  return {};
+}
+
+/// Elements of a sub-group from `begin` on become these master weights, with a second moment of
+/// zero.
+void store_split(const SubGroup& group, std::uint64_t begin, std::span<const float> masters) {
+  auto* high = reinterpret_cast<std::uint16_t*>(group.param);
+  for (const float master : masters) {
+    const auto split = kernels::split_master(master, 0.0f);
+    high[begin] = split.high;
+    group.master_low[begin] = split.low;
+    group.exp_avg_sq[begin++] = split.exp_avg_sq;
+  }
+}
+
+}  // namespace
+
+Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender,
+                     Stays stays)
+    : state_(state),
+      residency_(residency),
+      lender_(lender),
+      stays_(std::move(stays)),
+      stream_(state, "optimizer state") {
+  all_units_.resize(state.layout().units.size());
+  std::iota(all_units_.begin(), all_units_.end(), 0u);
+  done_.resize(all_units_.size());
+}
+
+/// Fills one slice of a sub-group: elements [begin, end) of it.
+Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
+                                   std::uint64_t begin, std::uint64_t end) noexcept {
+  const Placement& plan = state_.placement();
+  const Master kept = plan.units[group.unit].master;
+  std::vector<float> whole(kept == Master::Split ? static_cast<std::size_t>(end - begin) : 0);
+  float* master = kept == Master::Split ? whole.data() : group.master + begin;
+  for (float* array : {master, group.exp_avg + begin, group.exp_avg_sq + begin}) {
+    std::memset(array, 0, (end - begin) * 4);
+  }
+  SubGroup part = group;
+  part.first += begin;
+  part.count = end - begin;
+  for (const auto parameter : plan.layout.units[group.unit].parameters) {
+    const Overlap inside = overlap(plan.layout.places[parameter], part);
+    if (inside.count == 0) continue;
+    ARTESIAN_TRY_VOID(weights.read(parameter, inside.parameter_first,
+                                   {master + inside.group_first, inside.count}));
+  }
+  if (kept == Master::Split) store_split(group, begin, whole);
+  if (kept == Master::Own) {
+    static_cast<void>(kernels::narrow(master, group.param + begin * dtype_size(plan.param_dtype),
+                                      plan.param_dtype, end - begin));
+  }
+  return {};
+}
+
+Result<void> Optimizer::initialize(
+    WeightSource& weights,
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept {
+  std::uint64_t total = 0;
+  for (const Unit& unit : state_.layout().units) total += unit.image;
+  std::uint64_t done = 0;
+  std::mutex mutex;
+  std::optional<Error> first_error;
+  const auto fill = [&](const SubGroup& group, std::uint64_t begin, std::uint64_t end) {
+    auto filled = fill_slice(group, weights, begin, end);
+    if (filled.has_value()) return;
+    const std::lock_guard lock(mutex);
+    if (!first_error.has_value()) first_error = std::move(filled).error();
+  };
+  const auto after = [&](const SubGroup& group) -> Result<void> {
+    if (first_error.has_value()) return *first_error;
+    done += group.count;
+    if (progress) progress(done, total);
+    return {};
+  };
+  ARTESIAN_TRY_VOID(
+      stream_.run(all_units_, {.write_state = true}, {.slice = fill, .after = after}));
+  return state_.ring().finish();
+}
+
+/// A sub-group's arrays from element `begin` on.
+kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
+                                         std::uint64_t begin) const noexcept {
+  const Placement& plan = state_.placement();
+  kernels::AdamArrays arrays;
+  const Master kept = plan.units[group.unit].master;
+  if (kept == Master::Split) {
+    arrays.master_low = group.master_low + begin;
+  } else {
+    arrays.param = group.master + begin;
+  }
+  arrays.exp_avg = group.exp_avg + begin;
+  arrays.exp_avg_sq = group.exp_avg_sq + begin;
+  arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
+  arrays.grad_dtype = plan.grad_dtype;
+  if (kept != Master::Parameter) {
+    arrays.param_out = group.param + begin * dtype_size(plan.param_dtype);
+  }
+  arrays.param_out_dtype = plan.param_dtype;
+  return arrays;
+}
+
+/// One slice of a sub-group: elements [begin, end) of it.
+void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
+                             std::uint64_t end) noexcept {
+  kernels::adam_step(arrays_of(group, begin), end - begin, constants_);
+  refresh_slice(group, begin, end);
+}
+
+void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
+                              std::uint64_t end) noexcept {
+  if (state_.separate_device()) return;  // follow() does
+  residency_.refresh(group.unit, group.first + begin, end - begin,
+                     group.param + begin * dtype_size(state_.placement().param_dtype));
+}
+
+/// The parameters as they were before an update that wrote the rest to shadows.
+void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
+                              std::uint64_t end) noexcept {
+  const DType dtype = state_.placement().param_dtype;
+  const std::uint64_t size = dtype_size(dtype);
+  if (group.saved != nullptr) {
+    std::memcpy(group.param + begin * size, group.saved + begin * size, (end - begin) * size);
+  } else {
+    static_cast<void>(
+        kernels::narrow(group.master + begin, group.param + begin * size, dtype, end - begin));
+  }
+  refresh_slice(group, begin, end);
+}
+
+/// What follows when all of its slices are done.
+Result<void> Optimizer::follow(const SubGroup& group) noexcept {
+  if (!state_.separate_device()) return {};
+  return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.first, group.count,
+                                    group.param);
+}
+
+/// Enqueued behind the model's own computing, whose parameters these are.
+Result<void> Optimizer::update_on_device(std::uint32_t unit,
+                                         const kernels::AdamStep& constants) noexcept {
+  for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
+    const SubGroup group = stream_.at_home(unit, index);
+    ARTESIAN_CHECK(group.master_low == nullptr);  // the device's kernel takes whole master weights
+    ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, 0),
+                                                group.count, constants));
+    ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.first,
+                                                 group.count, group.param));
+  }
+  return {};
+}
+
+Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept {
+  ARTESIAN_CHECK(pass_ == Pass::None);
+  pass_ = pass;
+  units_ = std::move(units);
+  updated_ = 0;
+  SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
+  if (speculative()) options.units_saved = ahead_;
+  return stream_.begin(units_, options,
+                       {.slice = [this](const SubGroup& group, std::uint64_t begin,
+                                        std::uint64_t end) { update_slice(group, begin, end); },
+                        .after = [this](const SubGroup& group) { return follow(group); }});
+}
+
+/// In order; but what backward has updated.
+std::vector<std::uint32_t> Optimizer::updated_by_team() const {
+  std::vector<std::uint32_t> units;
+  for (const std::uint32_t unit : all_units_) {
+    if (!done_[unit] && !state_.placement().units[unit].updated_on_device) units.push_back(unit);
+  }
+  return units;
+}
+
+Result<void> Optimizer::stop_reading() noexcept {
+  if (pass_ != Pass::Ahead) return {};
+  pass_ = Pass::None;
+  stream_.borrow_from(nullptr);
+  return stream_.abandon();
+}
+
+Result<void> Optimizer::skip() noexcept {
+  stream_.borrow_from(nullptr);  // soon forward needs all memory
+  return state_.ring().borrowed() == 0 ? Result<void>() : stop_reading();
+}
+
+/// Of the state that begin_ahead's units have: every record.
+template <typename Visit>
+void Optimizer::for_each_shadow(const Visit& visit) noexcept {
+  for (std::size_t place = 0; place < ahead_; ++place) {
+    const std::uint64_t count = state_.placement().sub_group_count(units_[place]);
+    for (std::uint64_t index = 0; index < count; ++index) {
+      visit(state_.optimizer(units_[place], index));
+    }
+  }
+}
+
+Result<void> Optimizer::begin_ahead(const kernels::AdamStep& constants,
+                                    std::vector<std::uint32_t> units, bool speculative) noexcept {
+  ARTESIAN_CHECK(!under_backward());
+  if (pass_ == Pass::Ahead && units.empty()) return {};  // of a step that was skipped
+  ARTESIAN_TRY_VOID(stop_reading());
+  for (const std::uint32_t unit : units) done_[unit] = true;
+  ahead_ = units.size();
+  speculative_ = speculative;
+  final_ = 0;
+  constants_ = constants;
+  if (state_.placement().gradients_in_memory(state_.separate_device())) {
+    const std::vector<std::uint32_t> rest = updated_by_team();
+    units.insert(units.end(), rest.begin(), rest.end());
+  }
+  if (units.empty()) return {};
+  ARTESIAN_TRY_VOID(begin_pass(Pass::Ahead, std::move(units)));
+  if (speculative_) for_each_shadow([&](auto record) { state_.store().begin_shadow(record); });
+  return {};
+}
+
+Result<void> Optimizer::take_back() noexcept {
+  ARTESIAN_CHECK(speculative());
+  for_each_shadow([&](auto record) { state_.store().drop_shadow(record); });
+  ARTESIAN_TRY_VOID(stop_reading());
+  // The others whose gradients are final, up to final_, are being refreshed still.
+  for (std::size_t place = 0; place < updated_; ++place) residency_.begin_refresh(units_[place]);
+  const SubGroupStreamOptions options{.restore_param = true};
+  ARTESIAN_TRY_VOID(stream_.run_on_done(
+      options, {.slice = [this](const SubGroup& group, std::uint64_t begin,
+                                std::uint64_t end) { restore_slice(group, begin, end); },
+                .after = [this](const SubGroup& group) { return follow(group); }}));
+  for (std::size_t place = 0; place < final_; ++place) {
+    ARTESIAN_TRY_VOID(residency_.end_refresh(units_[place]));
+  }
+  done_.assign(done_.size(), false);
+  ahead_ = final_ = updated_ = 0;
+  speculative_ = false;
+  return {};
+}
+
+void Optimizer::stage_is_done() noexcept {
+  if (pass_ == Pass::Ahead && !state_.separate_device()) stream_.borrow_from(lender_);
+}
+
+void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(under_backward() && final_ < ahead_ && units_[final_] == unit, unit, final_);
+  residency_.begin_refresh(unit);
+  ++final_;
+}
+
+Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept {
+  stream_.borrow_from(nullptr);  // soon forward needs all memory
+  if (under_backward()) {
+    while (final_ < ahead_) gradient_is_final(units_[final_]);
+    while (updated_ < ahead_) ARTESIAN_TRY_VOID(update_next());
+    if (speculative_) for_each_shadow([&](auto record) { state_.store().commit_shadow(record); });
+  }
+  if (state_.separate_device()) {  // copies out of homes must end before these change
+    ARTESIAN_TRY_VOID(state_.device().join_queues());
+    ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
+    ARTESIAN_TRY_VOID(state_.device().finish(copied));
+  }
+  for (const std::uint32_t unit : all_units_) {
+    if (!state_.placement().units[unit].updated_on_device) continue;
+    ARTESIAN_TRY_VOID(update_on_device(unit, constants));
+  }
+  constants_ = constants;
+  std::vector<std::uint32_t> units = updated_by_team();
+  done_.assign(done_.size(), false);
+  for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
+  const bool reads = pass_ == Pass::Ahead && updated_ < units_.size();
+  pass_ = Pass::None;
+  if (!reads) ARTESIAN_TRY_VOID(begin_pass(Pass::Deferred, std::move(units)));
+  pass_ = Pass::Deferred;
+  // Not where that would read a parameter again: may_update_next. Copies to a separate device fill
+  // a slot from beginning to end: one that were given up in between would miss what came before.
+  if (!state_.separate_device()) {
+    stream_.allow_out_of_turn([this](std::uint32_t unit) { return keeps_refreshed(unit); });
+  }
+  return reads ? stream_.read_on() : Result<void>();
+}
+
+Result<void> Optimizer::update_next() noexcept {
+  const std::uint32_t next = units_[updated_];
+  ARTESIAN_TRY_VOID(stream_.advance_past(next));
+  ++updated_;
+  return residency_.end_refresh(next);
+}
+
+Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
+  if (!step_under_way()) return {};
+  while (updated_ < units_.size() && units_[updated_] <= unit) ARTESIAN_TRY_VOID(update_next());
+  return {};
+}
+
+/// What the unit is refreshed with now is what forward finds: a slot that is not there yet, or is
+/// given up before that, would be read.
+bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
+  if (!residency_.follows(unit)) return false;
+  return state_.placement().units[unit].aliased || !stays_ || stays_(unit);
+}
+
+/// The next unit's gradient is final, and its slot, where the model reads it, is there to stay.
+bool Optimizer::may_update_next() const noexcept {
+  if (updated_ == units_.size()) return false;
+  return pass_ == Pass::Ahead ? updated_ < final_ : keeps_refreshed(units_[updated_]);
+}
+
+bool Optimizer::may_update_ahead() const noexcept {
+  if (pass_ == Pass::None) return false;
+  return stream_.may_give_back() || stream_.may_read_on() ||
+         (may_update_next() && stream_.may_advance());
+}
+
+Result<void> Optimizer::update_ahead() noexcept {
+  if (pass_ == Pass::None) return {};
+  ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
+  for (; may_update_next() && stream_.may_advance(); ++updated_) {
+    const std::uint32_t next = units_[updated_];
+    ARTESIAN_TRY(done, stream_.advance_within(next));
+    if (!done) return {};
+    ARTESIAN_TRY_VOID(residency_.end_refresh(next));
+  }
+  return stream_.may_read_on() ? stream_.read_on() : Result<void>();
+}
+
+Result<void> Optimizer::finish_step() noexcept {
+  if (!step_under_way()) return {};
+  ARTESIAN_TRY_VOID(update_up_to(all_units_.back()));
+  pass_ = Pass::None;
+  ARTESIAN_TRY_VOID(stream_.finish());
+  const std::uint64_t before = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(state_.ring().finish());
+  drained_ns_ += system_clock().now_ns() - before;
+  ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
+  return state_.separate_device() ? state_.device().join_queues() : Result<void>();
+}
+
+Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {
+  ARTESIAN_TRY_VOID(stop_reading());
+  kernels::Digest total;
+  for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
+    const ParameterPlace& place = state_.layout().places[parameter];
+    kernels::Digest master;
+    kernels::Digest exp_avg;
+    kernels::Digest exp_avg_sq;
+    const auto body = [&](const SubGroup& group) -> Result<void> {
+      return for_each_piece(
+          group, overlap(place, group),
+          [&](const float* p, const float* m, const float* v, std::uint64_t count) -> Result<void> {
+            master.update(p, count * 4);
+            exp_avg.update(m, count * 4);
+            exp_avg_sq.update(v, count * 4);
+            return {};
+          });
+    };
+    ARTESIAN_TRY_VOID(
+        stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body));
+    total.update(parameters[parameter].name.data(), parameters[parameter].name.size() + 1);
+    for (const kernels::Digest* part : {&master, &exp_avg, &exp_avg_sq}) {
+      const std::string hex = part->hex();
+      total.update(hex.data(), hex.size());
+    }
+  }
+  ARTESIAN_TRY_VOID(state_.ring().finish());
+  return total.hex();
+}
+
+Result<void> Optimizer::read_master(
+    std::uint32_t parameter,
+    const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  ARTESIAN_TRY_VOID(stop_reading());
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    return for_each_piece(
+        group, overlap(place, group),
+        [&](const float* master, const float*, const float*, std::uint64_t count) {
+          return sink({master, count});
+        });
+  };
+  return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
+}
+
+}  // namespace artesian::zero3

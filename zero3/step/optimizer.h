@@ -1,0 +1,126 @@
+// The optimizer over tiered state: initial values, the Adam step, and reading state back (digest,
+// export). Sub-groups stream through the staging ring; the work runs on the compute team. Units of
+// a separate device that have all of their state there are updated by it, in place.
+//
+// A step is deferred: begin_step fixes what it does, and each unit is updated when somebody comes
+// to it, in the order in which the next forward does. Until then its gradient must stay, and its
+// parameters and state are last step's. What is updated first may have been read by then.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/adam.h"
+#include "tiering/residency.h"
+#include "zero3/step/sub_group_stream.h"
+#include "zero3/step/weights.h"
+
+namespace artesian::zero3 {
+
+class Optimizer {
+ public:
+  /// Whether a slot that a unit has will be its slot until forward uses it.
+  using Stays = std::function<bool(std::uint32_t unit)>;
+  /// All must outlive it. Under backward, unless the device is separate, it reads ahead into memory
+  /// of the lender's, too, where there is one: Note [Borrowed items] in sub_group_stream.h.
+  /// `stays`: of every unit, where there is none.
+  Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender = nullptr,
+            Stays stays = {});
+
+  /// Fills master weights and parameters from `weights`, moments with zero, straight into their
+  /// homes; `progress(done, total)` in elements. Errors: the source's, Io, NoSpace, Timeout.
+  Result<void> initialize(
+      WeightSource& weights,
+      const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
+  /// Begins an update while gradients are still to come: of `units`, in this order, each once its
+  /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
+  /// but not where some gradients come through the ring as well. `speculative`: it may be taken
+  /// back; then all optimizer state of `units` is on NVMe and has shadows (ModelState). Errors: Io,
+  /// Timeout.
+  Result<void> begin_ahead(const kernels::AdamStep& constants, std::vector<std::uint32_t> units,
+                           bool speculative) noexcept;
+  /// The accumulated gradient of the next of these units is what it will be.
+  void gradient_is_final(std::uint32_t unit) noexcept;
+  /// Some unit is updated so, and begin_step is still to come.
+  bool under_backward() const noexcept { return pass_ == Pass::Ahead && ahead_ != 0; }
+  /// It may be taken back.
+  bool speculative() const noexcept { return under_backward() && speculative_; }
+  /// Takes it back: weights, moments and gathered parameters are what they were before. What
+  /// begin_step then begins is of all units. Errors: as update_up_to.
+  Result<void> take_back() noexcept;
+  /// All gradients are final. Updates the rest of begin_ahead's units; begins one update of every
+  /// other unit from its accumulated gradient, and updates what a separate device updates by
+  /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
+  /// update_up_to.
+  Result<void> begin_step(const kernels::AdamStep& constants) noexcept;
+  /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
+  /// Timeout.
+  Result<void> update_up_to(std::uint32_t unit) noexcept;
+  /// Updates what is next and needs no waiting: under backward units with a final gradient, later
+  /// those whose slots are there to be filled, and stay. So the bytes of a step do not depend on
+  /// when this is called. And reads on, and gives back what was borrowed. Errors: as update_up_to.
+  Result<void> update_ahead() noexcept;
+  /// Whether that would do anything now.
+  bool may_update_ahead() const noexcept;
+  /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
+  Result<void> finish_step() noexcept;
+  /// Backward has left a stage: after the first one, which needs the most memory, reads go to
+  /// memory of the lender's, too.
+  void stage_is_done() noexcept;
+  /// The step that backward has read ahead for is not updated: what was borrowed for that goes
+  /// back, since the next forward comes first. Errors: Io, Timeout.
+  Result<void> skip() noexcept;
+  bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
+  /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
+  /// placement. Errors: Io, Corrupt, Timeout.
+  Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
+  /// Calls `sink` with the parameter's master weights (fp32) in row-major order, in pieces.
+  Result<void> read_master(
+      std::uint32_t parameter,
+      const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+
+  /// Seconds in which the disk was waited for so far.
+  double wait_seconds() const noexcept {
+    return stream_.wait_seconds() + static_cast<double>(drained_ns_) * 1e-9;
+  }
+
+ private:
+  Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
+                          std::uint64_t end) noexcept;
+  kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
+  void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  Result<void> follow(const SubGroup& group) noexcept;
+  void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  template <typename Visit>
+  void for_each_shadow(const Visit& visit) noexcept;
+  Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
+  enum class Pass : std::uint8_t { None, Ahead, Deferred };
+  Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
+  Result<void> stop_reading() noexcept;
+  bool may_update_next() const noexcept;
+  bool keeps_refreshed(std::uint32_t unit) const noexcept;
+  std::vector<std::uint32_t> updated_by_team() const;
+  Result<void> update_next() noexcept;
+
+  ModelState& state_;
+  tiering::Residency& residency_;
+  BufferLender* const lender_;
+  const Stays stays_;
+  SubGroupStream stream_;
+  std::vector<std::uint32_t> all_units_;  // in order of first use
+  std::vector<bool> done_;                // by unit: updated under this step's backward
+  Pass pass_ = Pass::None;
+  kernels::AdamStep constants_;       // of the pass
+  std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
+  std::size_t ahead_ = 0;             // of these, the first ones: begin_ahead's
+  bool speculative_ = false;          // which may be taken back
+  std::size_t final_ = 0;             // of those: their gradients are final
+  std::size_t updated_ = 0;
+  std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
+};
+
+}  // namespace artesian::zero3

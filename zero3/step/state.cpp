@@ -1,0 +1,289 @@
+#include "zero3/step/state.h"
+
+#include <array>
+#include <cstdio>
+
+#include "base/keep_for_ever.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace artesian::zero3 {
+
+using tiering::ShardId;
+using tiering::ShardOptions;
+using tiering::Tier;
+
+namespace {
+
+bool timed_out(const Result<void>& outcome) noexcept {
+  return !outcome.has_value() && outcome.error().code == ErrorCode::Timeout;
+}
+
+}  // namespace
+
+tiering::Verify verify_of(VerifyMode mode) noexcept {
+  switch (mode) {
+    case VerifyMode::Full: return tiering::Verify::Full;
+    case VerifyMode::Sample: return tiering::Verify::Sample;
+    case VerifyMode::Off: return tiering::Verify::Off;
+  }
+  return tiering::Verify::Full;
+}
+
+std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
+  std::vector<ShardOptions> shards;
+  const auto add = [&](ShardOptions options) {
+    shards.push_back(std::move(options));
+    return static_cast<ShardId>(shards.size() - 1);
+  };
+  const Placement& plan = placement_;
+  for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+    const Unit& described = plan.layout.units[unit];
+    const UnitPlacement& place = plan.units[unit];
+    const auto whole = [&](const char* kind, Tier home, DType dtype) {
+      return ShardOptions{.name = described.name + kind,
+                          .home = home,
+                          .bytes = described.image * dtype_size(dtype),
+                          .block_bytes = plan.sub_group * dtype_size(dtype),
+                          .volume = paths.param_volume};
+    };
+    param_.push_back(add(whole(" parameters", place.param, plan.param_dtype)));
+    grad_.push_back(add(whole(" gradients", place.grad, plan.grad_dtype)));
+    auto& records = optimizer_.emplace_back();
+    for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
+      records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
+                             .home = plan.optimizer_home(unit, index),
+                             .bytes = plan.record_bytes(unit, index),
+                             .block_bytes = plan.sub_group_numel(unit, index) * 4,
+                             .volume = paths.optimizer_volume}));
+    }
+  }
+  list_inputs(paths, shards);
+  return shards;
+}
+
+Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcept {
+  std::vector<ShardOptions> shards;
+  std::vector<ShardId> records;
+  std::map<std::uint32_t, ShardId> saved;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit]) continue;
+    for (std::uint64_t index = 0; index < placement_.sub_group_count(unit); ++index) {
+      records.push_back(optimizer(unit, index));
+    }
+    if (!placement_.update_reads_param(unit)) continue;
+    ShardOptions shard = store_->shard(param(unit));
+    shard.name += " before the update";
+    shard.home = Tier::Nvme;
+    shard.volume = store_->shard(optimizer(unit, 0)).volume;
+    saved.emplace(unit, static_cast<ShardId>(store_->size() + shards.size()));
+    shards.push_back(std::move(shard));
+  }
+  ARTESIAN_TRY_VOID(store_->grow(std::move(shards), records));
+  saved_param_ = std::move(saved);
+  return {};
+}
+
+void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
+  const KeptInputs& inputs = placement_.inputs;
+  const std::uint64_t in_memory = 4096;  // of no use there, but every shard has blocks
+  for (std::size_t stage = 0; stage < inputs.bytes.size(); ++stage) {
+    for (std::uint64_t index = 0; index < inputs.at_once; ++index) {
+      inputs_.push_back(static_cast<ShardId>(shards.size()));
+      const Tier home = inputs.home(stage, index);
+      if (home == Tier::Device) continue;  // with LibTorch: no shard
+      shards.push_back({.name = inputs.names[stage] + " input " + std::to_string(index),
+                        .home = home,
+                        .bytes = inputs.place_bytes(stage),
+                        .block_bytes = home == Tier::Nvme ? inputs.block_bytes : in_memory,
+                        .volume = paths.param_volume});
+    }
+  }
+}
+
+Result<void> ModelState::create_pools(const ModelStateOptions& options) {
+  const auto at_least_a_page = [](std::uint64_t bytes) { return bytes == 0 ? 4096 : bytes; };
+  ARTESIAN_TRY(device, device_.create_arena(at_least_a_page(placement_.device_pool_bytes)));
+  device_pool_ = std::move(device);
+  const auto lock = options.pin_memory ? pinned::Lock::Try : pinned::Lock::Never;
+  ARTESIAN_TRY(host, pinned::Pool::create({.bytes = at_least_a_page(placement_.host_pool_bytes),
+                                           .lock = lock,
+                                           .name = "host memory",
+                                           .nodes = options.host_nodes}));
+  host_ = std::move(host);
+  // What the budgets allow is taken now or not at all: not in the middle of the first step.
+  if (!separate_device()) device_pool_->fault_in();
+  host_->fault_in();
+  return separate_device() && options.pin_memory ? register_host() : Result<void>();
+}
+
+/// Page-locked for the device, so that copies run beside all else. Without, they work, slower.
+Result<void> ModelState::register_host() {
+  auto registered = device_.register_host(host_->range());
+  host_registered_ = registered.has_value();
+  if (!host_registered_) {
+    log(LogLevel::Warning, "host memory is not page-locked for " + device_.name() +
+                               ", and copies are slower: " + registered.error().to_string());
+  }
+  return {};
+}
+
+/// What a device with memory of its own needs between it and the host.
+Result<void> ModelState::create_staging() {
+  if (!separate_device()) return {};
+  const Placement& plan = placement_;
+  ARTESIAN_TRY(loader,
+               tiering::DeviceLoader::create({.staging_bytes = plan.staging_bytes,
+                                              .staging_count = plan.param_staging_count,
+                                              .expansion_bytes = plan.expansion_bytes},
+                                             device_, *store_, executor_, *device_pool_, *host_));
+  loader_ = std::move(loader);
+  ARTESIAN_TRY(reader, tiering::DeviceReader::create(device_, *host_, plan.staging_bytes,
+                                                     plan.grad_staging_count));
+  reader_ = std::move(reader);
+  if (plan.grad_scratch_bytes != 0) {
+    ARTESIAN_TRY(scratch, device_pool_->lease(plan.grad_scratch_bytes, pinned::Placement::High));
+    grad_scratch_ = std::move(scratch);
+  }
+  return {};
+}
+
+Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options,
+                                                       aio::Engine& engine, FileSystem& files,
+                                                       Executor& executor) {
+  tiering::Device& device = options.device != nullptr ? *options.device : tiering::host_device();
+  std::unique_ptr<ModelState> state(new ModelState(executor, device));
+  state->placement_ = std::move(options.placement);
+  auto opened = state->open(options, engine, files);
+  if (opened.has_value()) return state;
+  auto closed = state->close();
+  state->stalled_ = state->stalled_ || timed_out(opened);
+  // A disk that hangs must not look like one that failed: the caller keeps the engine alive then.
+  return std::move(timed_out(closed) ? closed : opened).error();
+}
+
+Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& engine,
+                              FileSystem& files) {
+  ARTESIAN_TRY_VOID(create_pools(options));
+  const SwapPaths& paths = options.paths;
+  tiering::TierStoreOptions store_options{.directories = paths.directories,
+                                          .volumes = paths.volumes,
+                                          .disks = paths.disks,
+                                          .stripe_bytes = paths.stripe_bytes,
+                                          .run_id = options.run_id,
+                                          .verify = options.verify,
+                                          .wait_seconds = options.wait_seconds,
+                                          .timeline = options.timeline};
+  auto shards = list_shards(paths);
+  ARTESIAN_TRY(store, tiering::TierStore::open(store_options, std::move(shards), *device_pool_,
+                                               *host_, engine, files));
+  store_ = std::move(store);
+  directories_ = paths.directories;
+  volumes_ = paths.volumes;
+  param_volume_ = paths.param_volume;
+  optimizer_volume_ = paths.optimizer_volume;
+  log_shares();
+  for (std::uint32_t volume = 0; volume < volumes_.size(); ++volume) {
+    // While the ring's room in the pool is still free.
+    ARTESIAN_TRY_VOID(store_->probe_disk(volume, *host_));
+  }
+  ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
+                                                  placement_.ring_count, device_));
+  ring_ = std::move(ring);
+  if (placement_.grad_buffer_bytes != 0) {
+    ARTESIAN_TRY(buffer, host_->lease(placement_.grad_buffer_bytes));
+    grad_buffer_ = std::move(buffer);
+  }
+  const KeptInputs& inputs = placement_.inputs;
+  ARTESIAN_TRY(depot, tiering::Depot::create(
+                          {.buffer_bytes = inputs.block_bytes, .buffer_count = inputs.buffer_count},
+                          *store_, *host_, device_, executor_));
+  depot_ = std::move(depot);
+  ARTESIAN_TRY_VOID(create_staging());
+  const std::array<std::span<std::byte>, 2> both{host_->range(), device_pool_->range()};
+  const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
+  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
+  const bool limited = options.pin_memory && !host_->statistics().locked;
+  if (!paths.directories.empty() && !limited) {
+    static_cast<void>(engine.register_memory(ranges));
+  }
+  return {};
+}
+
+std::vector<tiering::PathShare> ModelState::shares(std::uint32_t volume) const {
+  return volumes_.empty() ? std::vector<tiering::PathShare>() : store_->shares(volume);
+}
+
+void ModelState::log_shares() const {
+  for (std::uint32_t volume = 0; volume < volumes_.size(); ++volume) {
+    if (volumes_[volume].size() == 1) continue;
+    std::string line;
+    for (const tiering::PathShare& path : store_->shares(volume)) {
+      char text[96];
+      const int length = std::snprintf(text, sizeof text, " %.0f%%", 100 * path.share);
+      if (path.speed.read_bytes_per_s > 0) {
+        std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length),
+                      " (%.2f GB/s read, %.2f written)", path.speed.read_bytes_per_s * 1e-9,
+                      path.speed.write_bytes_per_s * 1e-9);
+      }
+      line += (line.empty() ? "" : ", ") + directories_[path.path] + text;
+    }
+    log(LogLevel::Info,
+        "nvme_path: each folder's share of the bytes, by the speed of its disk: " + line);
+  }
+}
+
+std::vector<SwapPathUse> ModelState::path_use() const {
+  std::vector<SwapPathUse> use;
+  const auto& bytes = store_->path_bytes();
+  for (std::size_t path = 0; path < directories_.size(); ++path) {
+    use.push_back({.directory = directories_[path],
+                   .bytes_read = bytes[path].read,
+                   .bytes_written = bytes[path].written});
+  }
+  return use;
+}
+
+ModelState::~ModelState() {
+  if (!stalled_) {
+    if (host_registered_) device_.unregister_host(host_->range());
+    return;
+  }
+  grad_scratch_.abandon();
+  keep_for_ever(std::move(reader_));
+  keep_for_ever(std::move(loader_));
+  keep_for_ever(std::move(ring_));
+  keep_for_ever(std::move(depot_));
+  keep_for_ever(std::move(store_));
+  keep_for_ever(std::move(host_));
+  keep_for_ever(std::move(device_pool_));
+}
+
+Result<void> ModelState::close() noexcept {
+  auto drained = ring_ ? ring_->finish() : Result<void>();
+  auto emptied = depot_ ? depot_->finish() : Result<void>();
+  auto closed = store_ ? store_->close() : Result<void>();
+  auto passed = separate_device() ? device_.finish_all() : Result<void>();
+  stalled_ = timed_out(drained) || timed_out(emptied) || timed_out(closed) || timed_out(passed);
+  for (auto* outcome : {&closed, &passed}) {  // what a caller must know before all else
+    if (timed_out(*outcome)) return std::move(*outcome);
+  }
+  if (!drained.has_value()) return drained;
+  if (!emptied.has_value()) return emptied;
+  if (!passed.has_value()) return passed;
+  return closed;
+}
+
+std::vector<tiering::ResidentUnit> ModelState::resident_units() const {
+  std::vector<tiering::ResidentUnit> units;
+  for (std::uint32_t unit = 0; unit < placement_.layout.units.size(); ++unit) {
+    units.push_back({.shard = param(unit),
+                     .stored = placement_.param_dtype,
+                     .computed = placement_.units[unit].computed,
+                     .image = placement_.layout.units[unit].image,
+                     .persistent = placement_.layout.units[unit].persistent});
+  }
+  return units;
+}
+
+}  // namespace artesian::zero3

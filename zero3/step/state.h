@@ -1,0 +1,145 @@
+// ModelState: the tiers of one run, filled as its placement says: pools, swap files, staging ring,
+// and the shards of every unit. It knows which shard is which; it knows nothing of tensors.
+//
+// Shards of a unit: one for its parameters, one for its gradients, and one record per sub-group for
+// its optimizer state: [exp_avg | exp_avg_sq | master], fp32, contiguous, so that a sub-group is
+// one sequential transfer. Of the master weights the record holds what the parameters do not: all,
+// their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum grain of all.
+// Besides, a shard for each input that checkpointing keeps in a tier.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/executor.h"
+#include "base/timeline.h"
+#include "pinned/pool.h"
+#include "tiering/depot.h"
+#include "tiering/device_loader.h"
+#include "tiering/device_reader.h"
+#include "tiering/residency.h"
+#include "tiering/staging_ring.h"
+#include "tiering/tier_store.h"
+#include "zero3/plan/placement.h"
+#include "zero3/step/swap_paths.h"
+
+namespace artesian::zero3 {
+
+tiering::Verify verify_of(VerifyMode mode) noexcept;
+
+struct ModelStateOptions {
+  Placement placement;
+  SwapPaths paths;  // where nvme-homed parameters, spilled gradients and optimizer state go
+  std::uint64_t run_id = 0;
+  tiering::Verify verify = tiering::Verify::Full;
+  bool pin_memory = true;
+  double wait_seconds = 60.0;         // deadline of every wait for the disk
+  Timeline* timeline = nullptr;       // receives the disk's spans; may be null
+  tiering::Device* device = nullptr;  // outlives the state; null: the CPU
+  pinned::NodePolicy host_nodes{};    // where the host tier is to lie: tiering/host_nodes.h
+};
+
+class ModelState {
+ public:
+  /// Reserves everything. Engine, file system and executor must outlive the state.
+  /// Errors: those of TierStore::open and Pool::create.
+  static Result<std::unique_ptr<ModelState>> create(ModelStateOptions options, aio::Engine& engine,
+                                                    FileSystem& files, Executor& executor);
+  /// Keeps for ever what a disk that does not answer may still write to.
+  ~ModelState();
+  /// Drains and removes the swap files. Errors: Io; Timeout, after which engine, executor and
+  /// whatever else has transfers in flight must not be destroyed either.
+  Result<void> close() noexcept;
+
+  const Placement& placement() const noexcept { return placement_; }
+  const Layout& layout() const noexcept { return placement_.layout; }
+  tiering::TierStore& store() noexcept { return *store_; }
+  pinned::Pool& device_pool() noexcept { return *device_pool_; }
+  pinned::Pool& host_pool() noexcept { return *host_; }
+  Executor& executor() noexcept { return executor_; }
+  tiering::ShardId param(std::uint32_t unit) const noexcept { return param_[unit]; }
+  tiering::ShardId grad(std::uint32_t unit) const noexcept { return grad_[unit]; }
+  tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
+    return optimizer_[unit][static_cast<std::size_t>(sub_group)];
+  }
+  /// Reserves what it takes to take an update of these units back, all of whose records are on
+  /// NVMe: for each record a shadow, and for each unit's parameters, where the update works on
+  /// these, a shard for what they were. Once. Errors: Io, NoSpace.
+  Result<void> reserve_shadows(const std::vector<bool>& units) noexcept;
+  /// The latter; of units that have one.
+  bool saves_param(std::uint32_t unit) const noexcept { return saved_param_.contains(unit); }
+  tiering::ShardId saved_param(std::uint32_t unit) const noexcept { return saved_param_.at(unit); }
+  /// Of a stage's input that is kept in a tier: placement().inputs says whether it is.
+  tiering::ShardId input(std::size_t stage, std::uint64_t micro_batch) const noexcept {
+    return inputs_[static_cast<std::size_t>(placement_.inputs.place(stage, micro_batch))];
+  }
+  /// What moves these.
+  tiering::Depot& depot() noexcept { return *depot_; }
+  tiering::Device& device() noexcept { return device_; }
+  /// Whether the host cannot reach the device's memory; then there are a loader and a reader.
+  bool separate_device() const noexcept { return !device_.host_accessible(); }
+  tiering::DeviceLoader* loader() noexcept { return loader_.get(); }
+  tiering::DeviceReader& reader() noexcept { return *reader_; }
+  /// Device memory for gradient kernels; empty where no gradient lives there.
+  std::span<std::byte> grad_scratch() const noexcept {
+    return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
+  }
+  /// Where gradients that spill are added to, a stage's at a time; empty where none does.
+  std::span<std::byte> grad_buffer() const noexcept {
+    return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
+  }
+  /// The units as they are gathered, for a Residency over store(), device_pool() and loader().
+  std::vector<tiering::ResidentUnit> resident_units() const;
+  tiering::StagingRing& ring() noexcept { return *ring_; }
+  /// The disk below each folder of swap files; its speed is known where shards use it.
+  const std::vector<tiering::PathDisk>& disks() const noexcept { return store_->disks(); }
+  /// How the bytes of parameters, or those of the optimizer's records, are divided over the
+  /// folders; empty without any.
+  std::vector<tiering::PathShare> param_shares() const { return shares(param_volume_); }
+  std::vector<tiering::PathShare> optimizer_shares() const { return shares(optimizer_volume_); }
+  std::size_t path_count() const noexcept { return directories_.size(); }
+  /// Of each folder of swap files since the start, in the order of the options.
+  std::vector<SwapPathUse> path_use() const;
+
+ private:
+  ModelState(Executor& executor, tiering::Device& device) noexcept
+      : executor_(executor), device_(device) {}
+  std::vector<tiering::ShardOptions> list_shards(const SwapPaths& paths);
+  void list_inputs(const SwapPaths& paths, std::vector<tiering::ShardOptions>& shards);
+  Result<void> create_pools(const ModelStateOptions& options);
+  std::vector<tiering::PathShare> shares(std::uint32_t volume) const;
+  void log_shares() const;
+  Result<void> register_host();
+  Result<void> create_staging();
+  Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
+
+  Placement placement_;
+  Executor& executor_;
+  tiering::Device& device_;
+  std::unique_ptr<pinned::Pool> device_pool_;
+  std::unique_ptr<pinned::Pool> host_;
+  bool host_registered_ = false;  // with the device
+  std::unique_ptr<tiering::TierStore> store_;
+  std::unique_ptr<tiering::StagingRing> ring_;
+  std::unique_ptr<tiering::Depot> depot_;
+  std::unique_ptr<tiering::DeviceLoader> loader_;
+  std::unique_ptr<tiering::DeviceReader> reader_;
+  BufferLease grad_scratch_;
+  BufferLease grad_buffer_;
+  bool stalled_ = false;  // close() ran into its deadline
+  std::vector<std::string> directories_;
+  std::vector<std::vector<std::uint32_t>> volumes_;
+  std::uint32_t param_volume_ = 0;
+  std::uint32_t optimizer_volume_ = 0;
+  std::vector<tiering::ShardId> param_;
+  std::vector<tiering::ShardId> grad_;
+  std::vector<std::vector<tiering::ShardId>> optimizer_;
+  std::map<std::uint32_t, tiering::ShardId> saved_param_;  // by unit
+  std::vector<tiering::ShardId> inputs_;                   // by place
+};
+
+}  // namespace artesian::zero3

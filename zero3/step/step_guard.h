@@ -1,0 +1,50 @@
+// StepGuard: what becomes of a step whose loss or gradients are not finite. Such a step is never
+// applied: it is skipped, with a line that names the step and the first bad parameter, or it ends
+// the run, with the weights as they were before it:
+//   fp16           skipped, and the loss scale falls; at the minimum scale the run ends
+//   bf16, fp32     skipped, with a warning: unscaled gradients should not overflow
+//   bf16 with check_grad_overflow false: there is no skipping, so the run ends
+// and in all of them artesian.skipped_steps_max steps skipped in a row end the run with advice.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "zero3/config/config.h"
+#include "zero3/step/loss_scaler.h"
+
+namespace artesian::zero3 {
+
+class StepGuard {
+ public:
+  /// The configuration must outlive it.
+  explicit StepGuard(const Config& config) noexcept : config_(config) {}
+
+  /// The loss of each micro-batch since the last step, in order.
+  void see_loss(double loss);
+  /// Whether one of them was not finite.
+  bool loss_is_bad() const noexcept { return bad_micro_batch_ != 0; }
+
+  struct Verdict {
+    bool skip = false;         // leave weights and moments as they are
+    std::optional<Error> end;  // the run must end after this step; then skip is true
+  };
+  /// The step's verdict; moves the loss scale and starts the next step. `bad_parameter`: the name
+  /// of the first parameter whose gradient is not finite, or empty. `begun`: some weights have the
+  /// step's update.
+  Verdict judge(std::uint64_t step, const std::string& bad_parameter, LossScaler& scaler,
+                bool begun = false);
+
+ private:
+  std::string what_is_wrong(const std::string& bad_parameter) const;
+
+  const Config& config_;
+  std::uint64_t micro_batches_ = 0;
+  std::uint64_t bad_micro_batch_ = 0;  // from 1; 0: none
+  double bad_loss_ = 0.0;
+  std::uint64_t skipped_in_a_row_ = 0;
+};
+
+}  // namespace artesian::zero3

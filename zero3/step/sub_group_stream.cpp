@@ -1,0 +1,578 @@
+#include "zero3/step/sub_group_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace artesian::zero3 {
+
+using tiering::ShardId;
+using tiering::StagingItem;
+using tiering::Tier;
+
+// An item's bytes: [record of the optimizer state][parameter][gradient], each as long as for a
+// whole sub-group, so that offsets do not depend on the task. What a parameter was is where the
+// gradient would be, which is in memory then.
+std::uint64_t SubGroupStream::param_offset() const noexcept {
+  return state_.placement().sub_group * state_.placement().state_size_max();
+}
+
+std::uint64_t SubGroupStream::grad_offset() const noexcept {
+  return param_offset() + state_.placement().sub_group * dtype_size(state_.placement().param_dtype);
+}
+
+/// Blocks of a record, each of one array.
+std::uint64_t SubGroupStream::record_blocks(std::uint32_t unit) const noexcept {
+  return state_.placement().units[unit].master == Master::Parameter ? 2 : 3;
+}
+
+bool SubGroupStream::on_nvme(ShardId id) const noexcept {
+  return state_.store().shard(id).home == Tier::Nvme;
+}
+
+/// In the memory of a separate device.
+bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
+  return state_.separate_device() && state_.store().shard(id).home == Tier::Device;
+}
+
+SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
+  if (options_.restore_param) return Item::ToRead;
+  const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
+  const bool record = passes(state_.optimizer(task.unit, task.index));
+  const bool param = passes(state_.param(task.unit));
+  const bool reads_state = options_.read_state &&
+                           (record || (param && state_.placement().update_reads_param(task.unit)));
+  const bool reads_grad = options_.read_grad && passes(state_.grad(task.unit));
+  if (reads_state || reads_grad) return Item::ToRead;
+  const bool writes = options_.write_grad || (options_.write_state && (record || param));
+  return writes ? Item::ToWrite : Item::Never;
+}
+
+/// The place of the free item from which the sub-group was last written, if any: it is neither read
+/// nor written again before that is done.
+std::size_t SubGroupStream::writer_of(const Task& task) const noexcept {
+  const auto writer = std::find_if(free_items_.begin(), free_items_.end(),
+                                   [&](const FreeItem& free) { return free.wrote == task; });
+  return static_cast<std::size_t>(writer - free_items_.begin());
+}
+
+/// The place of the first free item that is idle, if any.
+std::size_t SubGroupStream::idle_item() const noexcept {
+  const auto idle = std::find_if(free_items_.begin(), free_items_.end(),
+                                 [](const FreeItem& free) { return free.item->idle(); });
+  return static_cast<std::size_t>(idle - free_items_.begin());
+}
+
+/// A free item with its transfers of last time finished: the one that has written the sub-group, or
+/// one that is idle, or else the one that was given back first.
+void SubGroupStream::count_wait(std::uint64_t begin_ns) noexcept {
+  const std::uint64_t end_ns = system_clock().now_ns();
+  wait_ns_ += end_ns - begin_ns;
+  Timeline* const timeline = state_.store().timeline();
+  if (timeline != nullptr) timeline->add_wait(waits_for_, begin_ns, end_ns);
+}
+
+Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
+  ARTESIAN_CHECK(!free_items_.empty());
+  std::size_t chosen = writer_of(task);
+  if (chosen == free_items_.size()) chosen = idle_item();
+  if (chosen == free_items_.size()) chosen = 0;
+  FreeItem& free = free_items_[chosen];
+  const std::uint64_t before = system_clock().now_ns();
+  auto finished = free.item->finish();
+  count_wait(before);
+  if (!finished.has_value()) {
+    free.failed = finished.error();
+    return std::move(finished).error();
+  }
+  StagingItem* item = free.item;
+  free_items_.erase(free_items_.begin() + static_cast<std::ptrdiff_t>(chosen));
+  return item;
+}
+
+/// Free items that are not borrowed.
+std::uint32_t SubGroupStream::own_free_items() const noexcept {
+  const auto own = std::count_if(free_items_.begin(), free_items_.end(),
+                                 [](const FreeItem& free) { return !free.item->borrowed(); });
+  return static_cast<std::uint32_t>(own);
+}
+
+/// Without waiting, and with an item left for tasks before it that only write: these take theirs
+/// when they come, so that they hold none from reading ahead.
+bool SubGroupStream::may_look_ahead() const noexcept {
+  if (own_free_items() <= (writers_waiting_ != 0 ? 1u : 0u)) return false;
+  const std::size_t writer = writer_of(tasks_[issued_]);
+  if (writer < free_items_.size()) return free_items_[writer].item->idle();
+  return idle_item() < free_items_.size();
+}
+
+/// Whether the next task may be read to memory of the lender's: nothing of it is being written.
+bool SubGroupStream::may_borrow() const noexcept {
+  return lender_ != nullptr && state_.ring().count() != 0 &&
+         writer_of(tasks_[issued_]) == free_items_.size() &&
+         lender_->may_lend(state_.ring().item_bytes());
+}
+
+/// For the next task; null where there is none.
+StagingItem* SubGroupStream::borrow() {
+  if (!may_borrow()) return nullptr;
+  BufferLease memory = lender_->borrow(state_.ring().item_bytes());
+  return memory ? &state_.ring().add_borrowed(std::move(memory)) : nullptr;
+}
+
+bool SubGroupStream::may_give_back() const noexcept {
+  return state_.ring().borrowed() != 0 &&
+         std::any_of(free_items_.begin(), free_items_.end(), [](const FreeItem& free) {
+           return free.item->borrowed() && free.item->idle();
+         });
+}
+
+Result<void> SubGroupStream::give_back_borrowed() noexcept {
+  Result<void> first;
+  if (state_.ring().borrowed() == 0) return first;
+  for (std::size_t place = 0; place < free_items_.size();) {
+    StagingItem* const item = free_items_[place].item;
+    if (!item->borrowed() || !item->idle()) {
+      ++place;
+      continue;
+    }
+    auto outcome = item->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+    free_items_.erase(free_items_.begin() + static_cast<std::ptrdiff_t>(place));
+    state_.ring().remove(*item);
+  }
+  return first;
+}
+
+SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
+  const Placement& plan = state_.placement();
+  SubGroup group;
+  group.unit = task.unit;
+  group.index = task.index;
+  group.first = task.index * plan.sub_group;
+  group.count = plan.sub_group_numel(task.unit, task.index);
+  const auto place = [&](ShardId id, std::uint64_t home_offset,
+                         std::uint64_t item_offset) -> std::byte* {
+    const bool elsewhere = item != nullptr && out_of_reach(id);
+    if (!on_nvme(id) && !elsewhere) return state_.store().memory(id) + home_offset;
+    return item != nullptr ? item->data() + item_offset : nullptr;
+  };
+  group.param =
+      place(state_.param(task.unit), group.first * dtype_size(plan.param_dtype), param_offset());
+  group.grad =
+      place(state_.grad(task.unit), group.first * dtype_size(plan.grad_dtype), grad_offset());
+  auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
+  const Master master = plan.units[task.unit].master;
+  if (master == Master::Parameter) group.master = reinterpret_cast<float*>(group.param);
+  if (record == nullptr) return group;
+  group.exp_avg = record;
+  group.exp_avg_sq = record + group.count;
+  float* rest = group.exp_avg_sq + group.count;
+  if (master == Master::Own) group.master = rest;
+  if (master == Master::Split) group.master_low = reinterpret_cast<std::uint16_t*>(rest);
+  return group;
+}
+
+Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) noexcept {
+  const Placement& plan = state_.placement();
+  const std::uint64_t first = task.index * plan.sub_group;
+  const std::uint64_t count = plan.sub_group_numel(task.unit, task.index);
+  const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
+                        std::uint64_t item_offset) -> Result<void> {
+    if (on_nvme(id)) item.read(id, {offset, bytes}, item_offset, options_.read_priority);
+    if (!out_of_reach(id)) return {};
+    return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
+  };
+  const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  if (options_.restore_param && state_.saves_param(task.unit)) {
+    return read(state_.saved_param(task.unit), first * param_size, count * param_size,
+                saved_offset());
+  }
+  if (options_.read_state || options_.restore_param) {
+    ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0,
+                           plan.record_bytes(task.unit, task.index), 0));
+  }
+  if (options_.read_state && plan.update_reads_param(task.unit)) {
+    ARTESIAN_TRY_VOID(
+        read(state_.param(task.unit), first * param_size, count * param_size, param_offset()));
+  }
+  if (!options_.read_grad) return {};
+  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  return read(state_.grad(task.unit), first * size, count * size, grad_offset());
+}
+
+/// The record of a sub-group's optimizer state, and its parameter.
+void SubGroupStream::list_state(const SubGroup& group, bool with_param,
+                                GroupBlocks& blocks) const noexcept {
+  const Placement& plan = state_.placement();
+  const ShardId record = state_.optimizer(group.unit, group.index);
+  const bool split = plan.units[group.unit].master == Master::Split;
+  blocks.list(record, 0, group.exp_avg, 4);
+  blocks.list(record, 1, group.exp_avg_sq, 4);
+  if (record_blocks(group.unit) == 3) {
+    blocks.list(record, 2, group.exp_avg_sq + group.count, split ? 2 : 4);
+  }
+  if (with_param) list_param(group, blocks);
+}
+
+void SubGroupStream::list_param(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  blocks.list(state_.param(group.unit), group.index, group.param,
+              dtype_size(state_.placement().param_dtype));
+}
+
+void SubGroupStream::list_saved(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  blocks.list(state_.saved_param(group.unit), group.index, group.saved,
+              dtype_size(state_.placement().param_dtype));
+}
+
+void SubGroupStream::list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  const Placement& plan = state_.placement();
+  if (options_.read_state) list_state(group, plan.update_reads_param(group.unit), blocks);
+  if (options_.restore_param) {
+    if (group.saved != nullptr) return list_saved(group, blocks);
+    list_state(group, /*with_param=*/false, blocks);
+  }
+  if (!options_.read_grad) return;
+  blocks.list(state_.grad(group.unit), group.index, group.grad, dtype_size(plan.grad_dtype));
+}
+
+void SubGroupStream::list_written(const SubGroup& group, GroupBlocks& blocks) const noexcept {
+  if (options_.write_state) {
+    list_state(group, /*with_param=*/true, blocks);
+    if (group.saved != nullptr) list_saved(group, blocks);
+  } else if (options_.restore_param) {
+    list_param(group, blocks);
+  }
+  if (!options_.write_grad) return;
+  blocks.list(state_.grad(group.unit), group.index, group.grad,
+              dtype_size(state_.placement().grad_dtype));
+}
+
+Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
+  const Placement& plan = state_.placement();
+  const ShardId record = state_.optimizer(group.unit, group.index);
+  const std::uint64_t record_bytes = plan.record_bytes(group.unit, group.index);
+  if (on_nvme(record)) item.write(record, {0, record_bytes}, 0);
+  if (out_of_reach(record)) {
+    ARTESIAN_TRY_VOID(item.copy_to_device(state_.store().memory(record), 0, record_bytes));
+  }
+  if (group.saved != nullptr) {
+    const std::uint64_t size = dtype_size(plan.param_dtype);
+    item.write(state_.saved_param(group.unit), {group.first * size, group.count * size},
+               saved_offset());
+  }
+  return write_param(group, item);
+}
+
+Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& item) noexcept {
+  const ShardId param = state_.param(group.unit);
+  const std::uint64_t size = dtype_size(state_.placement().param_dtype);
+  if (on_nvme(param)) {
+    item.write(param, {group.first * size, group.count * size}, param_offset());
+  }
+  if (!out_of_reach(param)) return {};
+  return item.copy_to_device(state_.store().memory(param) + group.first * size, param_offset(),
+                             group.count * size);
+}
+
+void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
+  const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
+  item.write(state_.grad(group.unit), {group.first * size, group.count * size}, grad_offset());
+}
+
+/// Then nothing moves between the item and a separate device.
+bool SubGroupStream::of_gradients_alone() const noexcept {
+  return !options_.read_state && !options_.write_state && !options_.restore_param &&
+         std::none_of(tasks_.begin(), tasks_.end(),
+                      [&](const Task& task) { return out_of_reach(state_.grad(task.unit)); });
+}
+
+/// `work(begin, end)` on the elements of a sub-group, on the compute team.
+template <typename Work>
+void SubGroupStream::for_each_slice(const SubGroup& group, const Work& work) {
+  constexpr std::uint64_t slice = GroupBlocks::slice;
+  const std::uint64_t slices = (group.count + slice - 1) / slice;
+  state_.executor().parallel_for(slices, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (; from < to; ++from) work(from * slice, std::min((from + 1) * slice, group.count));
+  });
+}
+
+/// Verifies what was read, runs the body, and makes the checksums of what will be written.
+Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written) noexcept {
+  GroupBlocks read(state_.store());
+  list_read(group, read);
+  list_written(group, written);
+  const bool sliced = body_.slice != nullptr;
+  if (sliced || !read.empty()) {
+    const std::uint64_t size = dtype_size(state_.placement().param_dtype);
+    for_each_slice(group, [&](std::uint64_t begin, std::uint64_t end) {
+      read.add_to_verify(begin, end);
+      if (!sliced) return;
+      if (group.saved != nullptr && options_.write_state) {
+        std::memcpy(group.saved + begin * size, group.param + begin * size, (end - begin) * size);
+      }
+      body_.slice(group, begin, end);
+      written.add_to_seal(begin, end);
+    });
+  }
+  ARTESIAN_TRY_VOID(read.verify());
+  if (body_.after) ARTESIAN_TRY_VOID(body_.after(group));
+  if (sliced || written.empty()) return {};
+  for_each_slice(group,
+                 [&](std::uint64_t begin, std::uint64_t end) { written.add_to_seal(begin, end); });
+  return {};
+}
+
+Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
+  const Task& task = tasks_[place];
+  StagingItem* const item = items_[place];
+  SubGroup group = locate(task, item);
+  const bool saved = options_.restore_param || place < saved_end_;
+  if (saved && state_.saves_param(task.unit)) group.saved = item->data() + saved_offset();
+  if (item != nullptr) {
+    const std::uint64_t before = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(item->finish());
+    count_wait(before);
+  }
+  GroupBlocks written(state_.store());
+  ARTESIAN_TRY_VOID(work_on(group, written));
+  if (item == nullptr) return {};
+  if (state_.separate_device() && !on_host_alone_) ARTESIAN_TRY_VOID(item->hold());
+  written.seal();
+  if (options_.write_grad) write_grad(group, *item);
+  if (options_.restore_param) return write_param(group, *item);
+  return options_.write_state ? write(group, *item) : Result<void>();
+}
+
+Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
+                                         SlicedBody body) noexcept {
+  current_ = tasks_.size();  // no pass, if this fails
+  options_ = options;
+  on_host_alone_ = of_gradients_alone();
+  // Copies follow whatever has used the device's state, and it is used again after them.
+  if (state_.separate_device() && !on_host_alone_) {
+    ARTESIAN_TRY_VOID(state_.device().join_queues());
+  }
+  body_ = std::move(body);
+  items_.assign(tasks_.size(), nullptr);
+  ran_.assign(tasks_.size(), false);
+  out_of_turn_ = nullptr;
+  current_ = issued_ = 0;
+  writers_waiting_ = 0;
+  saved_end_ = 0;
+  unit_end_.assign(state_.layout().units.size(), 0);
+  for (std::size_t place = 0; place < tasks_.size(); ++place) {
+    unit_end_[tasks_[place].unit] = place + 1;
+  }
+  tiering::StagingRing& ring = state_.ring();
+  ARTESIAN_TRY_VOID(give_back_borrowed());
+  if (own_free_items() != ring.count()) {  // else in the order in which they were given back
+    free_items_.clear();
+    for (std::uint32_t turn = 0; turn < ring.count(); ++turn) {
+      free_items_.push_back({&ring.at(turn), {}});
+    }
+  }
+  return advance_to(0);
+}
+
+/// Starts reads as long as none has to wait, or only the current task's.
+Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
+  ARTESIAN_TRY_VOID(give_back_borrowed());
+  for (; issued_ < tasks_.size(); ++issued_) {
+    const Item need = item_for(tasks_[issued_]);
+    if (need == Item::ToRead) {
+      const bool free = may_look_ahead();
+      StagingItem* item = free ? nullptr : borrow();
+      if (item == nullptr) {
+        const bool may_wait = wait && issued_ == current_;
+        if (!free && !may_wait) return {};
+        ARTESIAN_TRY(taken, take_item(tasks_[issued_]));
+        item = taken;
+      }
+      items_[issued_] = item;
+      ARTESIAN_TRY_VOID(issue_reads(tasks_[issued_], *item));
+    } else if (need == Item::ToWrite) {
+      ++writers_waiting_;
+    }
+  }
+  return {};
+}
+
+/// The first that is not done; or if that is in memory, the first that has come and may go before.
+std::size_t SubGroupStream::next_task() const noexcept {
+  if (!out_of_turn_ || item_for(tasks_[current_]) != Item::Never) return current_;
+  for (std::size_t place = current_ + 1; place < issued_; ++place) {
+    const bool come = items_[place] != nullptr && items_[place]->idle();
+    if (come && out_of_turn_(tasks_[place].unit)) return place;
+  }
+  return current_;
+}
+
+Result<void> SubGroupStream::run_next() noexcept {
+  ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
+  ARTESIAN_TRY_VOID(run_task(next_task()));
+  while (under_way() && ran_[current_]) ++current_;
+  return {};
+}
+
+Result<void> SubGroupStream::run_task(std::size_t place) noexcept {
+  if (item_for(tasks_[place]) == Item::ToWrite) {
+    ARTESIAN_TRY(item, take_item(tasks_[place]));
+    items_[place] = item;
+    --writers_waiting_;
+  }
+  ARTESIAN_TRY_VOID(run_one(place));
+  ran_[place] = true;
+  StagingItem* const item = std::exchange(items_[place], nullptr);
+  if (item == nullptr) return {};
+  const bool writes = options_.write_state || options_.write_grad || options_.restore_param;
+  free_items_.push_back({item, writes ? std::optional(tasks_[place]) : std::nullopt});
+  return {};
+}
+
+Result<void> SubGroupStream::advance_to(std::size_t end) noexcept {
+  Result<void> outcome;
+  while (outcome.has_value() && current_ < end) outcome = run_next();
+  if (outcome.has_value()) outcome = read_ahead(/*wait=*/false);
+  if (!outcome.has_value()) current_ = tasks_.size();
+  return outcome;
+}
+
+void SubGroupStream::list_tasks(const std::vector<std::uint32_t>& units) {
+  ARTESIAN_CHECK(!under_way());
+  tasks_.clear();
+  for (const auto unit : units) {
+    const std::uint64_t count = state_.placement().sub_group_count(unit);
+    for (std::uint64_t index = 0; index < count; ++index) tasks_.push_back({unit, index});
+  }
+}
+
+Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
+                                   const SubGroupStreamOptions& options, Body body) noexcept {
+  list_tasks(units);
+  return begin_tasks(options, {.slice = {}, .after = std::move(body)});
+}
+
+Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
+                                   const SubGroupStreamOptions& options, SlicedBody body) noexcept {
+  list_tasks(units);
+  auto begun = begin_tasks(options, std::move(body));
+  if (options.units_saved != 0) saved_end_ = unit_end_[units[options.units_saved - 1]];
+  return begun;
+}
+
+Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
+  return advance_to(unit_end_[unit]);
+}
+
+/// Whether the next task has all that it needs.
+bool SubGroupStream::ready() const noexcept {
+  if (!under_way()) return false;
+  switch (item_for(tasks_[current_])) {
+    case Item::Never: return true;
+    case Item::ToRead: return current_ < issued_ && items_[current_]->idle();
+    case Item::ToWrite: break;
+  }
+  return idle_item() < free_items_.size();
+}
+
+/// Half of the ring at a time: the disk does better with some reads in a row, then some writes.
+bool SubGroupStream::worthwhile() const noexcept {
+  std::uint32_t come = 0;
+  for (std::size_t task = current_; task < issued_; ++task) {
+    come += items_[task] != nullptr && items_[task]->idle() ? 1 : 0;
+  }
+  return 2 * come >= state_.ring().count() && ready();
+}
+
+bool SubGroupStream::may_advance() const noexcept {
+  return worthwhile() || may_read_on();
+}
+
+Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
+  const std::size_t end = unit_end_[unit];
+  if (worthwhile()) {
+    while (current_ < end && ready()) ARTESIAN_TRY_VOID(advance_to(current_ + 1));
+  }
+  const bool done = current_ >= end;
+  ARTESIAN_TRY_VOID(read_on());
+  return done;
+}
+
+Result<void> SubGroupStream::abandon() noexcept {
+  ARTESIAN_CHECK(!out_of_turn_);  // for run_on_done the first ones are done, and no others
+  Result<void> first;
+  for (std::size_t task = current_; task < issued_; ++task) {
+    if (items_[task] == nullptr) continue;
+    auto outcome = items_[task]->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+    free_items_.push_back({items_[task], {}});
+  }
+  done_ = current_;
+  current_ = tasks_.size();
+  auto given_back = give_back_borrowed();
+  return first.has_value() ? std::move(given_back) : std::move(first);
+}
+
+Result<void> SubGroupStream::run_on_done(const SubGroupStreamOptions& options,
+                                         SlicedBody body) noexcept {
+  ARTESIAN_CHECK(!under_way());
+  tasks_.resize(std::exchange(done_, 0));
+  ARTESIAN_TRY_VOID(begin_tasks(options, std::move(body)));
+  return finish();
+}
+
+Result<void> SubGroupStream::finish() noexcept {
+  return advance_to(tasks_.size());
+}
+
+Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
+                                 const SubGroupStreamOptions& options, const Body& body) noexcept {
+  ARTESIAN_TRY_VOID(begin(units, options, body));
+  return finish();
+}
+
+Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
+                                 const SubGroupStreamOptions& options,
+                                 const SlicedBody& body) noexcept {
+  ARTESIAN_TRY_VOID(begin(units, options, body));
+  return finish();
+}
+
+Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
+                                       const SubGroupStreamOptions& options,
+                                       const Body& body) noexcept {
+  ARTESIAN_CHECK(!under_way());
+  const std::uint64_t sub_group = state_.placement().sub_group;
+  tasks_.clear();
+  for (std::uint64_t index = first / sub_group; index * sub_group < first + count; ++index) {
+    tasks_.push_back({unit, index});
+  }
+  ARTESIAN_TRY_VOID(begin_tasks(options, {.slice = {}, .after = body}));
+  return finish();
+}
+
+Result<void> SubGroupStream::run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
+                                      const SubGroupStreamOptions& options,
+                                      const Body& body) noexcept {
+  ARTESIAN_CHECK(!under_way());
+  tasks_.clear();
+  for (const std::uint64_t index : indices) tasks_.push_back({unit, index});
+  ARTESIAN_TRY_VOID(begin_tasks(options, {.slice = {}, .after = body}));
+  return finish();
+}
+
+Result<void> SubGroupStream::finish_left() noexcept {
+  Result<void> first;
+  const std::uint64_t before = system_clock().now_ns();
+  for (const FreeItem& free : free_items_) {
+    auto outcome = free.failed.has_value() ? Result<void>(*free.failed) : free.item->finish();
+    if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
+  }
+  count_wait(before);
+  return first;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,52 @@
+// SwapPaths: the folders of a run's swap files, each once, and which of them parameters and
+// optimizer state are divided over (tiering/disk/stripe.h). Both may name the same ones, or some of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "tiering/disk/stripe.h"
+#include "zero3/config/config.h"
+#include "zero3/step/path_io.h"
+
+namespace artesian::zero3 {
+
+struct SwapPaths {
+  std::vector<std::string> directories;
+  std::vector<std::vector<std::uint32_t>> volumes;  // of indexes of directories
+  std::uint32_t param_volume = 0;
+  std::uint32_t optimizer_volume = 0;
+  std::vector<tiering::PathDisk> disks{};  // of each directory, or empty: not known
+  std::vector<PathIo> io{};                // of each directory
+  std::vector<std::string> notes{};        // where these are from
+  std::uint64_t stripe_bytes = 1 << 20;
+};
+
+/// What one folder of swap files has carried.
+struct SwapPathUse {
+  std::string directory;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+};
+
+/// The same of each folder, as a counter that can be added and subtracted: empty is all zeros.
+struct SwapPathsUse {
+  std::vector<SwapPathUse> paths{};
+  SwapPathsUse& operator+=(const SwapPathsUse& more);
+  SwapPathsUse operator-(const SwapPathsUse& before) const;
+};
+
+/// The folders need not exist yet. Errors: Invalid (one list names a folder in two ways).
+Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
+                                     const std::vector<std::string>& optimizer);
+
+/// Those of a configuration; with their disks as given, or where there are several and
+/// `aio_bench tune` measured all; and with its settings, or those of its machine profiles
+/// (path_io.h). Errors: as above; Invalid (disks are not as many).
+Result<SwapPaths> swap_paths_of(const Config& config,
+                                const std::vector<tiering::PathDisk>& disks = {});
+
+}  // namespace artesian::zero3

@@ -1,0 +1,81 @@
+#include "zero3/step/under_backward.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/log.h"
+
+namespace artesian::zero3 {
+
+UnderBackward::UnderBackward(const Config& config, ModelState& state,
+                             const std::vector<StageSpec>& stages, Gradients& gradients,
+                             Optimizer& optimizer)
+    : state_(state),
+      stages_(stages),
+      gradients_(gradients),
+      optimizer_(optimizer),
+      speculative_(waits_for_norm(config)),
+      norm_max_(config.gradient_clipping > 0 ? config.gradient_clipping
+                                             : std::numeric_limits<double>::infinity()),
+      units_(state.layout().units.size(), false),
+      by_stage_(stages.size()) {
+  undecided_ = may_update_under_backward(config, state.placement(), stages);
+}
+
+Result<void> UnderBackward::decide(double share) noexcept {
+  undecided_ = false;
+  const std::vector<bool> chosen =
+      units_under_backward(state_.placement(), stages_, share, speculative_);
+  if (speculative_) {
+    auto reserved = state_.reserve_shadows(chosen);
+    if (!reserved.has_value() && reserved.error().code == ErrorCode::NoSpace) {
+      log(LogLevel::Info,
+          "artesian.speculative_update: the update stays under forward, which is slower: " +
+              reserved.error().to_string());
+      return {};
+    }
+    ARTESIAN_TRY_VOID(std::move(reserved));
+  }
+  units_ = chosen;
+  by_stage_ = final_after_stage(state_.placement(), stages_);
+  for (auto& units : by_stage_) {
+    std::erase_if(units, [this](std::uint32_t unit) { return !units_[unit]; });
+  }
+  log(LogLevel::Info, "update: " + std::to_string(count()) + " of " +
+                          std::to_string(units_.size()) + " units under backward" +
+                          (speculative_ ? ", taken back where the norm says so" : ""));
+  return {};
+}
+
+Result<void> UnderBackward::begin(const kernels::AdamStep& constants, double loss_scale) noexcept {
+  stopped_ = false;
+  sum_squares_ = 0.0;
+  sum_squares_max_ = norm_max_ * loss_scale * norm_max_ * loss_scale;
+  const bool tries = expected_ || !speculative_;
+  return optimizer_.begin_ahead(
+      constants, tries ? final_order(by_stage_) : std::vector<std::uint32_t>(), speculative_);
+}
+
+Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {
+  if (!optimizer_.under_backward() || stopped_) return {};
+  for (const std::uint32_t unit : by_stage_[stage]) {
+    const auto sum_squares = gradients_.sum_final(unit);
+    sum_squares_ += sum_squares.value_or(0.0);
+    stopped_ = !sum_squares.has_value() || (speculative_ && sum_squares_ > sum_squares_max_);
+    if (stopped_) return {};
+    optimizer_.gradient_is_final(unit);
+  }
+  return optimizer_.update_ahead();
+}
+
+Result<void> UnderBackward::take_back() noexcept {
+  return optimizer_.speculative() ? optimizer_.take_back() : Result<void>();
+}
+
+Result<void> UnderBackward::judged(bool as_begun, bool skipped) noexcept {
+  expected_ = as_begun;
+  if (!as_begun) ARTESIAN_TRY_VOID(take_back());
+  return skipped ? optimizer_.skip() : Result<void>();
+}
+
+}  // namespace artesian::zero3

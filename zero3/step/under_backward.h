@@ -1,0 +1,64 @@
+// Runs the update under backward of a training step: a unit is updated once its own gradient is
+// final, while the units below it are still in backward. Which units those are is decided in
+// plan/units_under_backward.h; its Note [Speculation] says what is taken back, and when.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "zero3/plan/units_under_backward.h"
+#include "zero3/step/gradients.h"
+#include "zero3/step/optimizer.h"
+
+namespace artesian::zero3 {
+
+/// Thread: the compute thread.
+class UnderBackward {
+ public:
+  /// All must outlive it.
+  UnderBackward(const Config& config, ModelState& state, const std::vector<StageSpec>& stages,
+                Gradients& gradients, Optimizer& optimizer);
+
+  /// It is allowed, there is something to update so, and the share is still to be chosen.
+  bool undecided() const noexcept { return undecided_; }
+  /// Where the disk has no room for what may be taken back, it is none, with a line in the log.
+  /// Errors: Io.
+  Result<void> decide(double share) noexcept;
+  /// By unit: it is updated under backward.
+  const std::vector<bool>& units() const noexcept { return units_; }
+  std::ptrdiff_t count() const noexcept { return std::count(units_.begin(), units_.end(), true); }
+  /// The last backward of the step begins, and all losses are finite. Where nothing is updated
+  /// under it, what comes first afterwards is read. The constants are those of gradients of this
+  /// loss scale that are not clipped. Errors: Io, Timeout.
+  Result<void> begin(const kernels::AdamStep& constants, double loss_scale) noexcept;
+  /// What is added to a stage's gradients was added: updates units that need no waiting. A gradient
+  /// that is not finite, or too large, stops that for the rest of the step. Errors: as
+  /// Optimizer::update_up_to.
+  Result<void> accumulated(std::size_t stage) noexcept;
+  /// Whether the step under way has begun its update, and cannot take it back.
+  bool begun() const noexcept { return optimizer_.under_backward() && !optimizer_.speculative(); }
+  /// Takes the step's update back, as far as it has begun one that may be. Errors: as accumulated.
+  Result<void> take_back() noexcept;
+  /// All gradients are known; `as_begun`: the step is updated with the constants of begin(). If
+  /// not, takes that back. `skipped`: it is not updated. Errors: as accumulated.
+  Result<void> judged(bool as_begun, bool skipped) noexcept;
+
+ private:
+  ModelState& state_;
+  const std::vector<StageSpec>& stages_;
+  Gradients& gradients_;
+  Optimizer& optimizer_;
+  const bool speculative_;
+  const double norm_max_;  // above which gradients are clipped
+  bool undecided_ = false;
+  bool expected_ = true;  // of a step: not to be taken back
+  bool stopped_ = false;
+  double sum_squares_ = 0.0;      // of gradients that are final
+  double sum_squares_max_ = 0.0;  // that are not clipped
+  std::vector<bool> units_;
+  std::vector<std::vector<std::uint32_t>> by_stage_;  // these of final_after_stage
+};
+
+}  // namespace artesian::zero3

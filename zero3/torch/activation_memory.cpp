@@ -1,0 +1,187 @@
+// Counts what LibTorch allocates on the CPU: an allocator in front of the default one, which has
+// the large pieces from an arena of its own, so that a step does not get its memory page by page
+// from the kernel, and clear, each time (a third of its time). The rest of the heap is malloc's own
+// count less what LibTorch has of it.
+#include "zero3/torch/activation_memory.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "base/machine.h"
+#include "pinned/arena.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::zero3 {
+namespace {
+
+// Smaller tensors are malloc's: they are many, and take little memory together.
+constexpr std::size_t arena_from = 64ull << 10;
+
+// A tool that finds accesses beyond a tensor's end must see each allocation by itself.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool with_arena = false;
+#else
+constexpr bool with_arena = true;
+#endif
+
+std::atomic<std::uint64_t> bytes_now{0};
+std::atomic<std::uint64_t> bytes_peak{0};
+std::atomic<std::uint64_t> bytes_of_malloc{0};  // part of bytes_now
+std::atomic<std::uint64_t> bytes_lent{0};       // of the arena, not to LibTorch
+
+/// As many addresses as there is memory. Nothing where they are refused: malloc has all, as
+/// without.
+pinned::Arena* make_arena() {
+  const auto bytes = static_cast<std::uint64_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES))) *
+                     static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (!with_arena || bytes == 0) return nullptr;
+  auto made = pinned::Arena::reserve(bytes);
+  if (!made.has_value()) return nullptr;
+  return std::move(made).value().release();  // tensors may outlive every static object
+}
+
+/// Made by the first call, which is track_activations().
+pinned::Arena* arena() {
+  static pinned::Arena* const made = [] {
+    pinned::Arena* const it = make_arena();
+    if (it != nullptr) {
+      pthread_atfork([] { arena()->lock_for_fork(); }, [] { arena()->unlock_after_fork(); },
+                     [] { arena()->unlock_after_fork(); });
+    }
+    return it;
+  }();
+  return made;
+}
+
+void count(std::uint64_t bytes) {
+  const std::uint64_t now = bytes_now.fetch_add(bytes) + bytes;
+  std::uint64_t peak = bytes_peak.load();
+  while (now > peak && !bytes_peak.compare_exchange_weak(peak, now)) {
+  }
+}
+
+void free_counted(void* data) {
+  if (data == nullptr) return;
+  if (arena() != nullptr && arena()->contains(data)) {
+    bytes_now.fetch_sub(arena()->give_back(data));
+    return;
+  }
+  bytes_now.fetch_sub(malloc_usable_size(data));
+  bytes_of_malloc.fetch_sub(malloc_usable_size(data));
+  c10::free_cpu(data);
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* const data = take(bytes);
+    return {data, data, &free_counted, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_counted; }
+  void copy_data(void* target, const void* source, std::size_t count) const override {
+    default_copy_data(target, source, count);
+  }
+
+ private:
+  static void* take(std::size_t bytes) {
+    if (bytes >= arena_from && arena() != nullptr) {
+      const auto piece = arena()->take(bytes);
+      if (!piece.empty()) {
+        count(piece.size());
+        return piece.data();
+      }
+    }
+    void* const data = c10::alloc_cpu(bytes);  // throws where there is no memory
+    if (data == nullptr) return nullptr;
+    bytes_of_malloc.fetch_add(malloc_usable_size(data));
+    count(malloc_usable_size(data));
+    return data;
+  }
+};
+
+class KeptActivations final : public BufferLender {
+ public:
+  bool may_lend(std::uint64_t bytes) const noexcept override {
+    return bytes_now.load() + 2 * (bytes_lent.load() + bytes) <= bytes_peak.load();
+  }
+  BufferLease borrow(std::uint64_t bytes) noexcept override {
+    if (!may_lend(bytes)) return {};
+    const auto piece = arena()->take_kept(bytes);
+    if (piece.empty()) return {};
+    bytes_lent.fetch_add(piece.size());
+    return {piece.data(), piece.size(), this};
+  }
+  void give_back(std::byte* data, std::uint64_t) noexcept override {
+    bytes_lent.fetch_sub(arena()->give_back(data));
+  }
+};
+
+/// Bytes that malloc has handed out, LibTorch's among them.
+std::uint64_t bytes_allocated() noexcept {
+  const struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+struct AtStart {
+  bool tracked = false;
+  std::uint64_t anonymous = 0;  // resident and not backed by a file
+  std::uint64_t allocated = 0;
+};
+AtStart at_start;
+
+std::uint64_t beyond(std::uint64_t value, std::uint64_t base) noexcept {
+  return value > base ? value - base : 0;
+}
+
+}  // namespace
+
+MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept {
+  static MemoryBesideTiers most;
+  if (!at_start.tracked) return most;
+  const ProcessMemory memory = process_memory();
+  // Of LibTorch's tensors, what is resident: what malloc has, and all that the arena holds.
+  const std::uint64_t small = bytes_of_malloc.load();
+  const std::uint64_t held = arena() == nullptr ? 0 : arena()->statistics().bytes_held;
+  most.activations = bytes_peak.load();
+  // Libraries come into memory page by page, as their code is first run.
+  most.program = std::max(most.program, at_start.anonymous + memory.bytes_file);
+  // MKL takes buffers to pack matrices into and touches a part of them: at most the rest that is
+  // resident.
+  const std::uint64_t heap = beyond(bytes_allocated(), at_start.allocated + small);
+  const std::uint64_t known = memory.bytes_file + at_start.anonymous + tiers + small + held;
+  most.heap = std::max(most.heap, std::min(heap, beyond(memory.bytes, known)));
+  return most;
+}
+
+std::uint64_t activations_now() noexcept {
+  return bytes_now.load();
+}
+
+BufferLender* kept_activations() noexcept {
+  static KeptActivations lender;
+  return at_start.tracked && arena() != nullptr ? &lender : nullptr;
+}
+
+std::uint64_t activations_lent() noexcept {
+  return bytes_lent.load();
+}
+
+void track_activations() {
+  static CountingAllocator allocator;
+  (void)arena();  // its tables are not of the heap that is counted
+  c10::SetCPUAllocator(&allocator, /*priority=*/100);
+  const ProcessMemory memory = process_memory();
+  at_start = {.tracked = true,
+              .anonymous = beyond(memory.bytes, memory.bytes_file),
+              .allocated = bytes_allocated()};
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,178 @@
+#include "zero3/torch/compute_device.h"
+
+#include <ATen/cpu/Utils.h>
+
+#include <charconv>
+
+#include "tiering/device/host_device.h"
+#include "zero3/torch/activation_memory.h"
+
+#ifdef ARTESIAN_HAVE_CUDA
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "tiering/device/cuda_device.h"
+#include "zero3/torch/from_torch.h"
+#endif
+
+namespace artesian::zero3 {
+
+Result<std::optional<int>> device_index(const std::string& name) {
+  if (name == "cpu") return std::optional<int>();
+  if (name == "cuda") return std::optional<int>(0);
+  constexpr std::string_view prefix = "cuda:";
+  int index = 0;
+  const char* end = name.data() + name.size();
+  if (name.starts_with(prefix)) {
+    const auto [stop, failure] = std::from_chars(name.data() + prefix.size(), end, index);
+    if (failure == std::errc{} && stop == end && index >= 0) return std::optional<int>(index);
+  }
+  return make_error(ErrorCode::Invalid,
+                    "device: got \"" + name + "\", allowed cpu, cuda or cuda:i; write one of them");
+}
+
+namespace {
+
+/// Of processors those with AMX, where bf16 takes a quarter of fp32's time, and those of AMD with
+/// AVX512_BF16, half of it. Intel's, measured with AVX512_BF16 alone, gained nothing. By the
+/// processor, not by a timing, so that runs of one machine have the same bits.
+bool multiplies_bf16() {
+  if (at::cpu::init_amx()) return true;
+#ifdef __x86_64__
+  return __builtin_cpu_is("amd") != 0 && __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
+ComputeDevice cpu() {
+  return {.native_bf16 = multiplies_bf16(), .owned = {}, .backend = &tiering::host_device()};
+}
+
+}  // namespace
+
+#ifdef ARTESIAN_HAVE_CUDA
+namespace {
+
+Result<void> load_cuda_of_torch() {
+  Dl_info torch{};
+  if (::dladdr(reinterpret_cast<void*>(&c10::alloc_cpu), &torch) == 0) {
+    return make_error(ErrorCode::Unsupported, "device: cannot tell where LibTorch is");
+  }
+  const std::string c10_path = torch.dli_fname;
+  const std::string folder = c10_path.substr(0, c10_path.rfind('/') + 1);
+  if (::dlopen((folder + "libtorch_cuda.so").c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return {};
+  const char* reason = ::dlerror();  // NOLINT(concurrency-mt-unsafe): one thread opens devices
+  return make_error(ErrorCode::Unsupported,
+                    "device: got cuda, allowed cpu: this LibTorch has no CUDA: " +
+                        std::string(reason) + "; install the torch package for CUDA 13");
+}
+
+/// Kernels that give the same bits in every run, placements included.
+void choose_deterministic_kernels() {
+  at::Context& context = at::globalContext();
+  // Warnings, not errors: a user's module may want an operation that has no such kernel.
+  context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+  context.setDeterministicFillUninitializedMemory(false);  // nothing reads what was not written
+  context.setBenchmarkCuDNN(false);
+  context.setSDPUseMemEfficient(false);  // its backward adds in no fixed order
+  context.setSDPUseCuDNN(false);
+}
+
+}  // namespace
+
+Result<void> check_device(const std::string& name) {
+  ARTESIAN_TRY(index, device_index(name));
+  return index.has_value() ? tiering::CudaDevice::check(*index) : Result<void>();
+}
+
+Result<std::uint64_t> free_device_memory(int index) {
+  return tiering::CudaDevice::free_memory(index);
+}
+
+Result<ComputeDevice> open_compute_device(const std::string& name) {
+  ARTESIAN_TRY(index, device_index(name));
+  if (!index.has_value()) return cpu();
+  ARTESIAN_TRY_VOID(tiering::CudaDevice::check(*index));
+  // cuBLAS reads it when it is first used; without, products of matrices may differ between runs.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);  // NOLINT(concurrency-mt-unsafe)
+  ARTESIAN_TRY_VOID(load_cuda_of_torch());
+  return from_torch([&]() -> Result<ComputeDevice> {
+    if (!at::globalContext().hasCUDA()) {  // asked before, and its answer kept
+      return make_error(ErrorCode::Unsupported,
+                        "device: got " + name +
+                            ", allowed cpu: LibTorch was used before its CUDA part was loaded; "
+                            "create the engine first, or link libtorch_cuda.so");
+    }
+    choose_deterministic_kernels();
+    const auto device = static_cast<c10::DeviceIndex>(*index);
+    at::accelerator::setDeviceIndex(device);
+    const c10::Stream stream = at::accelerator::getCurrentStream(device);
+    ARTESIAN_TRY(backend, tiering::CudaDevice::open(
+                              *index, static_cast<cudaStream_t>(stream.native_handle())));
+    ComputeDevice opened{.torch = c10::Device(c10::kCUDA, device),
+                         .native_fp16 = true,
+                         .native_bf16 = true,
+                         .owned = std::move(backend)};
+    opened.backend = opened.owned.get();
+    return opened;
+  });
+}
+
+std::uint64_t tensor_bytes_now(const ComputeDevice& device) {
+  if (!device.torch.is_cuda()) return activations_now();
+  const auto statistics = at::accelerator::getDeviceStats(device.torch.index());
+  constexpr std::size_t all = 0;  // StatType::AGGREGATE
+  return static_cast<std::uint64_t>(statistics.allocated_bytes[all].current);
+}
+
+std::uint64_t tensor_bytes_peak(const ComputeDevice& device) {
+  if (!device.torch.is_cuda()) return 0;
+  const auto statistics = at::accelerator::getDeviceStats(device.torch.index());
+  constexpr std::size_t all = 0;  // StatType::AGGREGATE
+  return static_cast<std::uint64_t>(statistics.allocated_bytes[all].peak);
+}
+
+#else
+
+namespace {
+
+Error built_without() {
+  return make_error(ErrorCode::Unsupported,
+                    "device: got cuda, allowed cpu: this build has no CUDA; build with a CUDA "
+                    "toolkit, or leave it out to compute on the CPU");
+}
+
+}  // namespace
+
+Result<void> check_device(const std::string& name) {
+  ARTESIAN_TRY(index, device_index(name));
+  return index.has_value() ? built_without() : Result<void>();
+}
+
+Result<std::uint64_t> free_device_memory(int) {
+  return built_without();
+}
+
+Result<ComputeDevice> open_compute_device(const std::string& name) {
+  ARTESIAN_TRY(index, device_index(name));
+  if (index.has_value()) return built_without();
+  return cpu();
+}
+
+std::uint64_t tensor_bytes_now(const ComputeDevice&) {
+  return activations_now();
+}
+
+std::uint64_t tensor_bytes_peak(const ComputeDevice&) {
+  return 0;
+}
+
+#endif
+
+}  // namespace artesian::zero3

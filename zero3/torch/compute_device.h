@@ -1,0 +1,55 @@
+// ComputeDevice: where the model computes: the CPU, or one GPU. It joins the two sides of a device:
+// what LibTorch calls it (c10::Device) and the backend of the device tier
+// (tiering/device/device.h), whose queue Compute is LibTorch's current stream.
+//
+// LibTorch's CUDA libraries take a gigabyte and a second to load, and a wheel for CPUs lacks them:
+// so nothing links them, and they are loaded from beside libtorch_cpu.so when a GPU is asked for.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/result.h"
+#include "tiering/device/device.h"
+
+namespace artesian::zero3 {
+
+struct ComputeDevice {
+  c10::Device torch = c10::kCPU;
+  // Multiplies matrices in these at least as fast as in fp32: then it does so by default.
+  bool native_fp16 = false;
+  bool native_bf16 = false;
+  bool native(DType dtype) const noexcept {
+    return dtype == DType::Float16 ? native_fp16 : dtype == DType::BFloat16 && native_bf16;
+  }
+  std::unique_ptr<tiering::Device> owned;  // null where `backend` is someone else's
+  tiering::Device* backend = nullptr;      // never null once opened
+};
+
+/// Index of "cuda" (0) and "cuda:i"; nothing for "cpu". Errors: Invalid, for any other word.
+Result<std::optional<int>> device_index(const std::string& name);
+
+/// Whether a model can compute there. Errors: Invalid (the word, an index that is not there),
+/// Unsupported (no driver or GPU, or a build without CUDA), each with what to do.
+Result<void> check_device(const std::string& name);
+
+/// Opens "cpu", "cuda" or "cuda:i", sets LibTorch to deterministic kernels for a GPU, and makes it
+/// the current one of this thread. Errors: as check_device, and Unsupported where LibTorch has no
+/// CUDA, or was used before its CUDA part came.
+Result<ComputeDevice> open_compute_device(const std::string& name);
+
+/// Free bytes of a GPU's memory. Errors: as check_device; Io.
+Result<std::uint64_t> free_device_memory(int index);
+
+/// Bytes that LibTorch has on the device now; on the CPU 0 without track_activations() (engine.h).
+std::uint64_t tensor_bytes_now(const ComputeDevice& device);
+
+/// The most bytes that LibTorch has held in the GPU's memory at once; 0 for the CPU.
+std::uint64_t tensor_bytes_peak(const ComputeDevice& device);
+
+}  // namespace artesian::zero3

@@ -1,0 +1,163 @@
+// The training engine: a Module, a Config and initial weights become a training run whose state
+// lives in tiers. The loop is the caller's, as in PyTorch:
+//
+//   create, initialize                                 once
+//     forward, backward                                for each micro-batch,
+//     or forward_backward                              for several, which moves fewer bytes
+//     step                                             after accumulation_steps of them; the
+//                                                      update itself runs under the next forward
+//     evaluate                                         at any time, but where backward has begun
+//                                                      the update, which is until step(): changes
+//                                                      no bit of the training
+//   close
+//
+// Exact: for the same seed, thread count and instruction set, results are the same bits whatever
+// the placement, budgets, prefetch limits, I/O engine, buffers and grouping of micro-batches. A
+// call out of order and a batch that the module cannot take are errors that leave the engine as it
+// was; any other error poisons it: every later call returns that first one, except that the weights
+// before a step that ended the run can be read (weights_readable()). Used from one thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/timeline.h"
+#include "tiering/device/device.h"
+#include "tiering/disk/stripe.h"
+#include "zero3/config/config.h"
+#include "zero3/plan/placement.h"
+#include "zero3/step/config_file.h"
+#include "zero3/step/step_result.h"
+#include "zero3/step/swap_paths.h"
+#include "zero3/step/weights.h"
+#include "zero3/torch/module.h"
+
+namespace artesian::zero3 {
+
+struct EngineOptions {
+  /// Where the model computes: "cpu", "cuda" (the first GPU that CUDA_VISIBLE_DEVICES shows) or
+  /// "cuda:i". A GPU's engine is created and called with the same LibTorch stream current.
+  std::string device = "cpu";
+  tiering::Device* backend = nullptr;  // a device tier of the caller's, for tensors on `device`
+  std::uint64_t run_id = 0;            // 0: random
+  Timeline* timeline = nullptr;
+  FileSystem* files = nullptr;  // null: the kernel's
+  double wait_seconds = 60.0;   // deadline of every wait for the disk
+  bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
+  bool spare_device = true;  // false: nothing that is meant for NVMe has a home there, to compare
+  /// Of the update's bytes, where it may run under backward (under_backward.h), 0 to 1. Without it
+  /// the second step's times decide.
+  std::optional<double> share_under_backward{};
+  /// The disks below the folders of the config's nvme_path, in the order in which it names them
+  /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
+  std::vector<tiering::PathDisk> path_disks{};
+  /// For activation_checkpointing.cpu_checkpointing: elements, in the compute dtype, of what each
+  /// stage gets as input of one micro-batch, at most. Empty: not known, and inputs stay where they
+  /// are computed, as do larger ones.
+  std::vector<std::uint64_t> input_elements{};
+};
+
+class Engine {
+ public:
+  /// Plans, reserves every tier and opens the swap files. The module must outlive the engine.
+  /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths, options), Unsupported.
+  static Result<std::unique_ptr<Engine>> create(Module& module, const Config& config,
+                                                const EngineOptions& options);
+  /// Closes if that has not happened. If the disk does not answer any more, memory, descriptors and
+  /// I/O threads are kept until the process ends: the kernel may still write.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+  /// Fills the home tiers, once, before the first forward. Errors: the source's, Io, NoSpace.
+  Result<void> initialize(WeightSource& weights, const Progress& progress = {});
+
+  /// Forward of one micro-batch; returns its mean loss. The batch's memory may be reused at once.
+  /// Errors: Invalid: out of order, or a batch that the module cannot take; Exhausted; Io, Corrupt.
+  Result<double> forward(const Batch& batch);
+  /// Backward of the forward before it: its gradients, divided by accumulation_steps, are added.
+  /// Errors: as forward.
+  Result<void> backward();
+  /// Forward and backward of micro-batches, layer by layer: each stage's parameters are gathered
+  /// for a group of them at once. A group holds as many as artesian.activation_memory has room for,
+  /// going by the most that one has taken so far: so the first runs alone, and so does each where
+  /// that is not known (track_activations()); where inputs are kept in a tier, the placement says
+  /// how many. Returns their losses. Errors: as forward; after one batch's fault, groups before its
+  /// own stay accumulated: micro_batches() tells.
+  Result<std::vector<double>> forward_backward(std::span<const Batch> batches);
+  /// Accumulated since the last step.
+  std::uint64_t micro_batches() const noexcept;
+  /// The optimizer step over the gradients of the micro-batches since the last one; exactly
+  /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
+  /// result with `end` set (step_guard.h). The update is deferred: it is fixed and begun here, and
+  /// each unit gets its share when the next forward, or anything else, comes to it; some have it
+  /// since the last backward (units_under_backward()). What that adds to the step's figures is in
+  /// take_completed(). Errors: Invalid (out of order); Io, Corrupt.
+  Result<StepResult> step();
+  /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
+  Result<void> finish_update();
+  /// The last step whose update is complete, with all its figures; each step once.
+  std::optional<StepResult> take_completed() noexcept;
+  /// Forward without gradients, also between micro-batches, and between a forward and its backward.
+  /// Returns what the module's last stage returned: its loss, or what it gives in evaluations.
+  /// Not counted in StepResult, except in the peaks. Errors: as forward; out of order between the
+  /// last backward and step(), where the update has begun.
+  Result<at::Tensor> evaluate(const Batch& batch);
+
+  /// XXH3-128 over names, master weights and moments in parameter order, hex. Not counted in
+  /// StepResult. Errors: Io, Corrupt, Timeout; out of order as evaluate.
+  Result<std::string> digest();
+  /// Whether read_master() has weights to hand out: all of one step. Those before a step that ended
+  /// the run by what is not finite are such, unless it had begun an update that cannot be taken
+  /// back. Not after any other error.
+  bool weights_readable() const noexcept;
+  /// Hands out a parameter's master weights as fp32, in row-major order, in pieces: for export. Not
+  /// counted in StepResult. Errors: as digest, and the sink's, which poison nothing.
+  Result<void> read_master(std::uint32_t parameter,
+                           const std::function<Result<void>(std::span<const float>)>& sink);
+  const Placement& placement() const noexcept;
+  const Config& config() const noexcept;
+  /// By unit: it is updated under backward. Of steps from here on, until the share is decided.
+  const std::vector<bool>& units_under_backward() const noexcept;
+  /// How bytes have come from NVMe and gone there so far; zero3/step/io_engine.h.
+  std::string describe_io() const;
+  /// What each folder of nvme_path has carried since the start.
+  std::vector<SwapPathUse> path_use() const;
+  /// Drains and removes the swap files. An update that is not complete is dropped with the weights.
+  /// Errors: Io, Timeout.
+  Result<void> close();
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Starts counting the bytes that LibTorch allocates on the CPU (activations and temporaries), and
+/// lets its tensors use again what earlier ones had (pinned/arena.h). Call once, before the first
+/// tensor; without it peak_activations stays 0, and a step on the CPU takes longer.
+void track_activations();
+
+/// The dtype to compute in: the config's, else the parameters' where the device multiplies in it
+/// natively (`native`), else fp32: elsewhere 16-bit GEMM is 4 to 10 times slower. Errors: Invalid
+/// if the choice is neither fp32 nor the parameter dtype.
+Result<DType> choose_compute_dtype(const Config& config, bool native = false);
+
+/// Memory budgets in bytes: the config's, or shares of what this machine and the device have left.
+struct Budgets {
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+  std::uint64_t activations = 0;  // kept by several micro-batches at once; one may take more
+};
+/// Errors: those of opening the device, where it is asked for its memory.
+Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu");
+
+}  // namespace artesian::zero3

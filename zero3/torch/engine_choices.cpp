@@ -1,0 +1,35 @@
+// What an engine takes where its caller or the config leaves it open.
+#include "base/machine.h"
+#include "zero3/torch/compute_device.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::zero3 {
+
+Result<DType> choose_compute_dtype(const Config& config, bool native) {
+  const DType automatic = native ? config.param_dtype : DType::Float32;
+  const DType chosen = config.artesian.compute_dtype.value_or(automatic);
+  if (chosen != DType::Float32 && chosen != config.param_dtype) {
+    return make_error(ErrorCode::Invalid, std::string("artesian.compute_dtype: got ") +
+                                              dtype_name(chosen) + ", allowed fp32 or " +
+                                              dtype_name(config.param_dtype) +
+                                              ", the parameters' dtype");
+  }
+  return chosen;
+}
+
+Result<Budgets> choose_budgets(const Config& config, const std::string& device) {
+  const std::uint64_t available = available_memory();
+  const ArtesianConfig& given = config.artesian;
+  Budgets budgets{.device = given.device_memory.value_or(available / 4),
+                  .host = given.host_memory.value_or(available / 2),
+                  .activations = given.activation_memory.value_or(available / 8)};
+  ARTESIAN_TRY(index, device_index(device));
+  const bool all_given = given.device_memory.has_value() && given.activation_memory.has_value();
+  if (!index.has_value() || all_given) return budgets;
+  ARTESIAN_TRY(free, free_device_memory(*index));
+  budgets.device = given.device_memory.value_or(free / 10 * 9);
+  budgets.activations = given.activation_memory.value_or(free / 20);
+  return budgets;
+}
+
+}  // namespace artesian::zero3

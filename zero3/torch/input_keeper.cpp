@@ -1,0 +1,157 @@
+#include "zero3/torch/input_keeper.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "base/units.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::size_t leaving_max = 2;  // inputs in device memory that are on their way
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor, std::uint64_t bytes) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), static_cast<std::size_t>(bytes)};
+}
+
+}  // namespace
+
+InputKeeper::InputKeeper(ModelState& state, c10::Device device)
+    : state_(state), inputs_(state.placement().inputs), device_(device) {}
+
+/// A fence after all that the device was given to compute so far.
+Result<tiering::DeviceFence> InputKeeper::computed() {
+  if (!state_.separate_device()) return tiering::DeviceFence{};
+  return state_.device().record(tiering::Queue::Compute);
+}
+
+Result<bool> InputKeeper::put(const Place& place, const at::Tensor& input) {
+  if (place.micro_batch >= inputs_.at_once ||
+      inputs_.home(place.stage, place.micro_batch) == tiering::Tier::Device) {
+    return false;
+  }
+  const auto bytes = static_cast<std::uint64_t>(input.nbytes());
+  if (bytes == 0 || !input.is_non_overlapping_and_dense()) return false;
+  if (bytes > inputs_.place_bytes(place.stage)) {
+    if (!std::exchange(told_, true)) {
+      log(LogLevel::Warning, "activation_checkpointing.cpu_checkpointing: stage " +
+                                 inputs_.names[place.stage] + " got an input of " +
+                                 format_size(bytes) + ", planned " +
+                                 format_size(inputs_.bytes[place.stage]) +
+                                 ": such inputs stay where they are computed");
+    }
+    return false;
+  }
+  ARTESIAN_TRY(written, computed());
+  ARTESIAN_TRY(read, state_.depot().put(state_.input(place.stage, place.micro_batch),
+                                        {static_cast<const std::byte*>(input.const_data_ptr()),
+                                         static_cast<std::size_t>(bytes)},
+                                        written));
+  away_.push_back({.place = place,
+                   .sizes = input.sizes().vec(),
+                   .strides = input.strides().vec(),
+                   .dtype = input.scalar_type(),
+                   .requires_grad = input.requires_grad(),
+                   .bytes = bytes});
+  if (state_.separate_device()) {
+    leaving_.push_back({input, read});
+    ARTESIAN_TRY_VOID(release_leaving(leaving_max));
+  }
+  return true;
+}
+
+/// All that were read, and as many more as are above `count_max`.
+Result<void> InputKeeper::release_leaving(std::size_t count_max) {
+  while (!leaving_.empty()) {
+    const tiering::DeviceFence read = leaving_.front().read;
+    if (!state_.device().ready(read)) {
+      if (leaving_.size() <= count_max) return {};
+      ARTESIAN_TRY_VOID(state_.device().finish(read));
+    }
+    leaving_.pop_front();
+  }
+  return {};
+}
+
+Result<void> InputKeeper::expect() {
+  ARTESIAN_TRY_VOID(release_leaving(0));
+  std::stable_sort(away_.begin(), away_.end(), [](const Away& a, const Away& b) {
+    return a.place.stage != b.place.stage ? a.place.stage > b.place.stage
+                                          : a.place.micro_batch < b.place.micro_batch;
+  });
+  next_ = 0;
+  std::vector<tiering::Depot::Stored> order;
+  for (const Away& away : away_) {
+    order.push_back({state_.input(away.place.stage, away.place.micro_batch), away.bytes});
+  }
+  return state_.depot().expect(order);
+}
+
+at::Tensor InputKeeper::make(const Away& away) const {
+  return at::empty_strided(away.sizes, away.strides,
+                           at::TensorOptions().dtype(away.dtype).device(device_));
+}
+
+Result<void> InputKeeper::load(const Away& away, Coming& coming) {
+  ARTESIAN_TRY(loaded, state_.depot().take(state_.input(away.place.stage, away.place.micro_batch),
+                                           bytes_of(coming.tensor, away.bytes), coming.free));
+  coming.loaded = loaded;
+  return {};
+}
+
+/// It will not be used; but its memory may be, only after what is written to it.
+Result<void> InputKeeper::drop_coming() {
+  if (!coming_.has_value()) return {};
+  if (coming_->loaded.has_value()) ARTESIAN_TRY_VOID(state_.device().finish(*coming_->loaded));
+  coming_.reset();
+  return {};
+}
+
+Result<at::Tensor> InputKeeper::take(const Place& place) {
+  for (;; ++next_) {
+    ARTESIAN_CHECK(next_ < away_.size(), place.stage, place.micro_batch);
+    if (away_[next_].place == place) break;
+    ARTESIAN_TRY_VOID(drop_coming());
+  }
+  const Away& away = away_[next_];
+  if (!coming_.has_value()) ARTESIAN_TRY_VOID(make_room());
+  if (!coming_->loaded.has_value()) ARTESIAN_TRY_VOID(load(away, *coming_));
+  if (state_.separate_device()) {
+    ARTESIAN_TRY_VOID(state_.device().wait(tiering::Queue::Compute, *coming_->loaded));
+  }
+  at::Tensor tensor = std::move(coming_->tensor);
+  coming_.reset();
+  ++next_;
+  return tensor.requires_grad_(away.requires_grad);
+}
+
+Result<void> InputKeeper::prepare_next() {
+  const bool more = next_ < away_.size() && !coming_.has_value();
+  return state_.separate_device() && more ? make_room() : Result<void>();
+}
+
+Result<void> InputKeeper::make_room() {
+  Coming coming{.tensor = make(away_[next_]), .free = {}, .loaded = {}};
+  ARTESIAN_TRY(free, computed());
+  coming.free = free;
+  coming_ = std::move(coming);
+  return {};
+}
+
+Result<void> InputKeeper::load_next() {
+  if (!coming_.has_value() || coming_->loaded.has_value()) return {};
+  return load(away_[next_], *coming_);
+}
+
+Result<void> InputKeeper::forget() {
+  ARTESIAN_TRY_VOID(release_leaving(0));
+  ARTESIAN_TRY_VOID(drop_coming());
+  away_.clear();
+  next_ = 0;
+  return state_.depot().forget();
+}
+
+}  // namespace artesian::zero3

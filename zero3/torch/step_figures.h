@@ -1,0 +1,73 @@
+// StepFigures: what a step took, moved and waited for, from what the engine's parts have counted
+// since their creation. Work belongs to the step in which it is done, with two exceptions: what an
+// update under forward does is of the step that it completes (hand_over), and what an evaluation, a
+// digest or an export does is of none (leave_out). Also predicts the next step, and says what no
+// schedule can beat: a step's phases go to a Prediction. Thread: the engine's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "zero3/plan/prediction.h"
+#include "zero3/plan/prefetcher.h"
+#include "zero3/step/optimizer.h"
+#include "zero3/torch/compute_device.h"
+#include "zero3/torch/engine.h"
+#include "zero3/torch/unit_graphs.h"
+
+namespace artesian::zero3 {
+
+/// Who counts. All must outlive what is made of them.
+struct FigureSources {
+  ModelState& state;
+  const ComputeDevice& compute;
+  const tiering::Residency& residency;
+  Prefetcher& prefetcher;
+  const Gradients& gradients;
+  const Optimizer& optimizer;
+  const UnitGraphs& graphs;
+};
+
+class StepFigures {
+ public:
+  explicit StepFigures(const FigureSources& sources);
+
+  /// A place in time, and what was counted until then.
+  struct Mark {
+    std::uint64_t begin_ns = 0;
+    StepResult counters;
+  };
+
+  /// What came before is of no step.
+  void start() { totals_ = counters(); }
+  /// `carries_update`: it completes the update of the step before it.
+  void begin_step(bool carries_update);
+  Mark mark() const;
+  /// What has been done since then is of no step.
+  void leave_out(const Mark& since);
+  /// What has been done since then is of that step, not of the one under way. Returns its seconds.
+  double hand_over(const Mark& since, StepResult& step);
+  /// The update of the step before is complete.
+  void end_update() { end_phase(/*ends_update=*/true); }
+  /// Fills in what the step under way has taken up to `end_ns`, which is its end.
+  void end_step(std::uint64_t end_ns, StepResult& result);
+
+  std::uint64_t step_begin_ns() const noexcept { return step_begin_ns_; }
+  /// Seconds that the disks need, as probed, for what one update moves.
+  double update_disk_s() const;
+
+ private:
+  StepResult counters() const;
+  void take_difference(StepResult& result);
+  void take_peaks(StepResult& result) const;
+  void end_phase(bool ends_update);
+
+  const FigureSources from_;
+  std::vector<tiering::PathBytes> update_bytes_;  // of each folder, by the plan
+  Prediction prediction_;                         // of the next step
+  StepResult totals_;                             // counters at the end of the last step
+  std::uint64_t step_begin_ns_ = 0;
+  Mark phase_;  // the begin of a part of the step that has the disk to itself
+};
+
+}  // namespace artesian::zero3

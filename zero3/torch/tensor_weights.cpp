@@ -1,0 +1,44 @@
+#include "zero3/torch/tensor_weights.h"
+
+#include <cstring>
+
+#include "zero3/torch/from_torch.h"
+
+namespace artesian::zero3 {
+
+Result<TensorWeights> TensorWeights::create(const std::vector<ParameterSpec>& parameters,
+                                            std::vector<at::Tensor> tensors) {
+  if (tensors.size() != parameters.size()) {
+    return make_error(ErrorCode::Invalid, "initial weights: got " + std::to_string(tensors.size()) +
+                                              " tensors, allowed " +
+                                              std::to_string(parameters.size()) +
+                                              ", one for each parameter");
+  }
+  return from_torch([&]() -> Result<TensorWeights> {
+    for (std::size_t index = 0; index < tensors.size(); ++index) {
+      at::Tensor& tensor = tensors[index];
+      const ParameterSpec& spec = parameters[index];
+      const std::string where = "initial weights: " + spec.name + ": ";
+      if (!tensor.defined() || !tensor.is_cpu() || !tensor.is_floating_point()) {
+        return make_error(ErrorCode::Invalid, where + "allowed a floating-point tensor on the CPU");
+      }
+      if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
+        return make_error(ErrorCode::Invalid, where + "got the shape " + c10::str(tensor.sizes()) +
+                                                  ", allowed " +
+                                                  c10::str(at::IntArrayRef(spec.shape)));
+      }
+      tensor = tensor.detach().to(at::kFloat).contiguous();
+    }
+    return TensorWeights(std::move(tensors));
+  });
+}
+
+Result<void> TensorWeights::read(std::uint32_t parameter, std::uint64_t first,
+                                 std::span<float> target) noexcept {
+  ARTESIAN_CHECK(parameter < tensors_.size(), parameter, tensors_.size());
+  std::memcpy(target.data(), tensors_[parameter].const_data_ptr<float>() + first,
+              target.size_bytes());
+  return {};
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,28 @@
+// Initial weights from tensors that the trainer has in memory already.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "zero3/step/weights.h"
+
+namespace artesian::zero3 {
+
+class TensorWeights final : public WeightSource {
+ public:
+  /// Shape: tensors[i] is parameter i, in its shape; any floating dtype, on the CPU. A contiguous
+  /// fp32 tensor is not copied. Errors: Invalid, naming the first parameter that does not fit.
+  static Result<TensorWeights> create(const std::vector<ParameterSpec>& parameters,
+                                      std::vector<at::Tensor> tensors);
+
+  Result<void> read(std::uint32_t parameter, std::uint64_t first,
+                    std::span<float> target) noexcept override;
+
+ private:
+  explicit TensorWeights(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
+
+  std::vector<at::Tensor> tensors_;  // contiguous, fp32
+};
+
+}  // namespace artesian::zero3

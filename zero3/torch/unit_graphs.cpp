@@ -1,0 +1,493 @@
+#include "zero3/torch/unit_graphs.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "zero3/plan/step_accesses.h"
+#include "zero3/torch/between_operators.h"
+#include "zero3/torch/from_torch.h"
+
+namespace artesian::zero3 {
+namespace {
+
+const std::function<void()> nothing;
+
+Result<void> check_input(const Batch& batch) {
+  if (!batch.input.defined()) {
+    return make_error(ErrorCode::Invalid, "batch.input: got an undefined tensor");
+  }
+  for (const at::Tensor* tensor : {&batch.input, &batch.targets}) {
+    if (!tensor->defined() || tensor->is_cpu()) continue;
+    return make_error(ErrorCode::Invalid, std::string("batch: got a tensor on ") +
+                                              tensor->device().str() + ", allowed cpu");
+  }
+  return {};
+}
+
+/// Which of several micro-batches an error is about.
+Error of_batch(std::size_t index, std::size_t count, Error error) {
+  if (count > 1) {
+    error.message = "batch " + std::to_string(index) + ", counted from 0: " + error.message;
+  }
+  return error;
+}
+
+/// What the last stage returns to forward.
+Result<void> check_loss(const at::Tensor& loss) {
+  if (loss.numel() != 1 || !loss.is_floating_point()) {
+    return make_error(ErrorCode::Invalid,
+                      "forward() of the last stage returned a tensor of shape " +
+                          c10::str(loss.sizes()) + " and type " +
+                          c10::toString(loss.scalar_type()) +
+                          ", allowed one floating-point number: the mean loss of the batch");
+  }
+  if (!loss.requires_grad()) {
+    return make_error(ErrorCode::Invalid,
+                      "forward() of the last stage returned a loss that depends on no parameter");
+  }
+  return {};
+}
+
+}  // namespace
+
+UnitGraphs::UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors,
+                       Prefetcher& prefetcher, Gradients& gradients,
+                       const UnitGraphsOptions& options)
+    : module_(module),
+      state_(state),
+      layout_(state.layout()),
+      tensors_(tensors),
+      prefetcher_(prefetcher),
+      gradients_(gradients),
+      options_(options),
+      keeper_(state, options.device) {
+  if (options.between) between_ = [this] { work_between_operators(); };
+}
+
+void UnitGraphs::work_between_operators() {
+  const std::uint64_t begin = system_clock().now_ns();
+  options_.between();
+  between_ns_ += system_clock().now_ns() - begin;
+}
+
+void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
+  if (options_.timeline == nullptr) return;
+  options_.timeline->add(Lane::Compute, module_.stages()[stage].name + direction, begin_ns,
+                         system_clock().now_ns());
+}
+
+Result<void> UnitGraphs::enter(const Trace::Access& units) {
+  ARTESIAN_TRY_VOID(prefetcher_.enter(units));
+  if (options_.gathered) ARTESIAN_TRY_VOID(options_.gathered(units));
+  for (const auto unit : units) tensors_.bind(unit, prefetcher_.data(unit));
+  return {};
+}
+
+Result<void> UnitGraphs::leave(const Trace::Access& units) {
+  for (const auto unit : units) tensors_.unbind(unit);
+  return prefetcher_.leave(units);
+}
+
+std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>& parameters) const {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(parameters.size());
+  for (const auto parameter : parameters) tensors.push_back(tensors_.at(parameter));
+  return tensors;
+}
+
+/// A copy: the caller may reuse its memory, and backward needs what forward saw.
+Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
+  ARTESIAN_TRY_VOID(check_input(batch));
+  const bool looks_up = module_.stages().front().lookup.has_value();
+  MicroBatch micro;
+  micro.input = looks_up ? batch.input.to(at::kLong, /*non_blocking=*/false, /*copy=*/true)
+                         : batch.input.detach().clone();
+  if (looks_up) micro.ids = micro.input.flatten();
+  micro.input = micro.input.to(options_.device);
+  if (batch.targets.defined()) {
+    micro.targets = batch.targets.detach().clone().to(options_.device);
+  }
+  micro.graphs.resize(module_.stages().size());
+  return micro;
+}
+
+Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> batches) {
+  ARTESIAN_CHECK(group_.empty() && !batches.empty(), batches.size());
+  tokens_ = 0;
+  for (std::size_t index = 0; index < batches.size(); ++index) {
+    auto copied = from_torch([&] { return copy_of(batches[index]); });
+    if (!copied.has_value()) {
+      ARTESIAN_TRY_VOID(forget());
+      return Result<std::vector<double>>(
+          of_batch(index, batches.size(), std::move(copied).error()));
+    }
+    const at::Tensor& input = copied->input;
+    const bool by_element = copied->ids.defined() || input.dim() == 0;
+    tokens_ += static_cast<std::uint64_t>(by_element ? input.numel() : input.size(0));
+    group_.push_back(std::move(copied).value());
+  }
+  const std::size_t position = prefetcher_.position();
+  const Keep keep = options_.activation_checkpointing ? Keep::Inputs : Keep::Graphs;
+  ARTESIAN_TRY(outputs, run_stages(group_, keep));
+  auto losses = from_torch([&]() -> Result<std::vector<double>> {
+    ARTESIAN_TRY(tensors, std::move(outputs));
+    std::vector<double> values;
+    for (const at::Tensor& loss : tensors) {
+      auto checked = check_loss(loss);
+      if (!checked.has_value()) {
+        return of_batch(values.size(), tensors.size(), std::move(checked).error());
+      }
+      values.push_back(loss.item<double>());
+    }
+    return values;
+  });
+  if (!losses.has_value()) {  // a batch's fault: as if none had been tried
+    ARTESIAN_TRY_VOID(forget());
+    prefetcher_.rewind(position);
+  }
+  return losses;
+}
+
+Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
+  auto checked = from_torch([&] { return check_input(batch); });
+  if (!checked.has_value()) return Result<at::Tensor>(std::move(checked).error());
+  std::vector<MicroBatch> group(1);
+  auto moved = from_torch([&]() -> Result<void> {
+    group.front().input = batch.input.to(options_.device);
+    if (batch.targets.defined()) group.front().targets = batch.targets.to(options_.device);
+    return {};
+  });
+  if (!moved.has_value()) return Result<at::Tensor>(std::move(moved).error());
+  const std::size_t position = prefetcher_.position();
+  ARTESIAN_TRY(outputs, run_stages(group, Keep::Nothing));
+  if (outputs.has_value()) return Result<at::Tensor>(std::move(outputs->front()));
+  prefetcher_.rewind(position);
+  return Result<at::Tensor>(std::move(outputs).error());
+}
+
+/// What the last stage returned for each.
+Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<MicroBatch>& group,
+                                                               Keep keep) {
+  std::vector<at::Tensor> activations;
+  activations.reserve(group.size());
+  for (const MicroBatch& micro : group) activations.push_back(micro.input.detach());
+  for (std::size_t stage = 0; stage < module_.stages().size(); ++stage) {
+    ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
+    std::optional<Error> refused;
+    for (std::size_t index = 0; index < group.size() && !refused.has_value(); ++index) {
+      const std::uint64_t begin = system_clock().now_ns();
+      const std::uint64_t others = between_ns_;
+      auto output = from_torch([&] {
+        const tiering::ComputeScope computing(state_.device());
+        const BetweenOperators calls(keep == Keep::Nothing ? nothing : between_);
+        return run_stage(stage, activations[index], group[index], keep);
+      });
+      forward_ns_ += system_clock().now_ns() - begin - (between_ns_ - others);
+      span(keep == Keep::Nothing ? " evaluate" : " forward", stage, begin);
+      if (output.has_value()) {
+        activations[index] = std::move(output).value();
+        if (keep == Keep::Inputs) {
+          ARTESIAN_TRY_VOID(put_away(stage, index, group[index].graphs[stage]));
+        }
+      } else {
+        refused = of_batch(index, group.size(), std::move(output).error());
+      }
+    }
+    ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
+    if (refused.has_value()) {
+      refused->message = "stage " + module_.stages()[stage].name + ": " + refused->message;
+      return Result<std::vector<at::Tensor>>(*std::move(refused));
+    }
+  }
+  return Result<std::vector<at::Tensor>>(std::move(activations));
+}
+
+Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& before,
+                                         MicroBatch& micro, Keep keep) {
+  const at::AutoGradMode mode(keep != Keep::Nothing);
+  const auto& lookup = module_.stages()[stage].lookup;
+  at::Tensor input = before.detach();
+  if (lookup.has_value()) {
+    const at::NoGradGuard no_grad;
+    input = at::embedding(tensors_.at(*lookup), micro.input)
+                .to(scalar_type(state_.placement().compute_dtype));
+  }
+  if (keep == Keep::Nothing) return call_module(stage, input, micro);
+  if (lookup.has_value() || before.requires_grad()) input.requires_grad_(true);
+  ARTESIAN_TRY(output, call_module(stage, input, micro));
+  // With a graph all the same, and let go of: without one a kernel might be another.
+  if (keep == Keep::Inputs) output = output.detach().requires_grad_(output.requires_grad());
+  StageGraph& graph = micro.graphs[stage];
+  graph = {};
+  graph.input = input;
+  graph.differentiable = output.requires_grad();
+  // Checkpointed, the others' are the inputs of the next.
+  if (keep == Keep::Graphs || stage + 1 == micro.graphs.size()) graph.output = output;
+  return output;
+}
+
+/// What backward will not ask for is not kept at all.
+Result<void> UnitGraphs::put_away(std::size_t stage, std::size_t index, StageGraph& graph) {
+  if (!keeper_.keeps_some()) return {};
+  if (graph.differentiable) {
+    ARTESIAN_TRY(away, keeper_.put({stage, index}, graph.input));
+    graph.away = away;
+  }
+  if (graph.away || !graph.differentiable) graph.input = at::Tensor();
+  return {};
+}
+
+Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& input,
+                                           const MicroBatch& micro) {
+  at::Tensor output =
+      module_.forward(stage, input, tensors_of(graph_parameters(module_.stages()[stage])),
+                      {micro.input, micro.targets, state_.separate_device() ? nullptr : &sink_});
+  if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
+  return output;
+}
+
+/// Lets go of the graphs and the batches of the last forward.
+Result<void> UnitGraphs::forget() {
+  group_.clear();
+  late_.reset();
+  return keeper_.keeps_some() ? keeper_.forget() : Result<void>();
+}
+
+Result<void> UnitGraphs::backward(double loss_multiplier) {
+  ARTESIAN_CHECK(backward_pending());
+  ARTESIAN_TRY_VOID(from_torch([&] { return backward_stages(loss_multiplier); }));
+  return forget();
+}
+
+Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
+  if (keeper_.keeps_some()) ARTESIAN_TRY_VOID(keeper_.expect());
+  for (MicroBatch& micro : group_) {
+    const at::Tensor& loss = micro.graphs.back().output;
+    micro.gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
+  }
+  for (std::size_t stage = module_.stages().size(); stage-- > 0;) {
+    bool some = false;
+    for (MicroBatch& micro : group_) {
+      // Below a stage whose input needs no gradient, no parameter gets one.
+      if (!micro.graphs[stage].differentiable) micro.gradient = at::Tensor();
+      some = some || micro.gradient.defined();
+    }
+    if (!some) break;
+    ARTESIAN_TRY_VOID(backward_stage(stage));
+  }
+  if (!late_.has_value()) return {};
+  ARTESIAN_TRY_VOID(accumulate(*late_));
+  return accumulated(late_->stage);
+}
+
+template <typename Work>
+Result<void> UnitGraphs::timed_gradients(const Work& work) {
+  const std::uint64_t begin = system_clock().now_ns();
+  const double waited = gradients_.wait_seconds();
+  auto outcome = work();
+  const auto waited_ns = static_cast<std::uint64_t>((gradients_.wait_seconds() - waited) * 1e9);
+  const std::uint64_t taken_ns = system_clock().now_ns() - begin;
+  gradient_ns_ += taken_ns - std::min(taken_ns, waited_ns);
+  return outcome;
+}
+
+Result<void> UnitGraphs::accumulated(std::size_t stage) {
+  ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_.write_back(); }));
+  return options_.accumulated ? options_.accumulated(stage) : Result<void>();
+}
+
+Result<void> UnitGraphs::backward_stage(std::size_t stage) {
+  const Trace::Access units = backward_units(layout_, module_.stages(), stage);
+  ARTESIAN_TRY_VOID(enter(units));
+  for (std::size_t index = 0; index < group_.size(); ++index) {
+    if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));
+  }
+  ARTESIAN_TRY_VOID(leave(units));
+  return late_.has_value() ? Result<void>() : accumulated(stage);
+}
+
+Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t index) {
+  MicroBatch& micro = group_[index];
+  if (micro.graphs[stage].away) {
+    ARTESIAN_TRY(input, keeper_.take({stage, index}));
+    micro.graphs[stage].input = input;
+  }
+  ARTESIAN_TRY_VOID(keeper_.prepare_next());
+  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t others = between_ns_;
+  const auto parameters = graph_parameters(module_.stages()[stage]);
+  ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
+  ARTESIAN_TRY(made, collect(stage, parameters, gradients));
+  ARTESIAN_TRY_VOID(keeper_.load_next());
+  if (module_.stages()[stage].lookup.has_value() && micro.gradient.defined()) {
+    const std::int64_t width = micro.gradient.size(-1);
+    row_gradients_.push_back(
+        {micro.ids, micro.gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
+  }
+  backward_ns_ += system_clock().now_ns() - begin - (between_ns_ - others);
+  span(" backward", stage, begin);
+  const std::uint64_t rounding = system_clock().now_ns();
+  if (state_.separate_device()) {  // while the device computes this one, those of the one before
+    std::optional<StageGradients> before = std::exchange(late_, std::move(made));
+    if (before.has_value()) {
+      ARTESIAN_TRY_VOID(accumulate(*before));
+      if (before->stage != stage) ARTESIAN_TRY_VOID(accumulated(before->stage));
+    }
+  } else {
+    ARTESIAN_TRY_VOID(accumulate(made));
+  }
+  span(" gradients", stage, rounding);
+  return {};
+}
+
+void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const at::Tensor& part) {
+  const bool known = position < parameters.size() && graphs_.in_parts(parameters[position]);
+  TORCH_CHECK(known, "GradientSink::add: parameter ", position,
+              " of this stage is not tiled; return its gradient");
+  const std::uint64_t numel = graphs_.layout_.places[parameters[position]].numel;
+  const auto begin = static_cast<std::uint64_t>(first);  // of a negative one: past the end
+  const auto count = static_cast<std::uint64_t>(part.numel());
+  TORCH_CHECK(begin <= numel && count <= numel - begin, "GradientSink::add: ", count,
+              " elements from ", first, " on, of a parameter with ", numel);
+  const at::Tensor values = part.to(at::kFloat).contiguous();
+  graphs_.gradients_.add_part(parameters[position], begin, values.const_data_ptr<float>(), count);
+}
+
+bool UnitGraphs::in_parts(std::uint32_t parameter) const {
+  return module_.parameters()[parameter].tiled && !state_.separate_device();
+}
+
+Result<void> UnitGraphs::begin_parts(const std::vector<std::uint32_t>& parameters) {
+  sink_.parameters = parameters;
+  for (const auto parameter : parameters) {
+    if (in_parts(parameter)) ARTESIAN_TRY_VOID(gradients_.begin_parts(parameter));
+  }
+  return {};
+}
+
+Result<void> UnitGraphs::end_parts() {
+  for (const auto parameter : std::exchange(sink_.parameters, {})) {
+    if (!in_parts(parameter)) continue;
+    const std::uint64_t added = gradients_.end_parts(parameter);
+    const std::uint64_t numel = layout_.places[parameter].numel;
+    if (added != 0 && added != numel) {
+      return make_error(ErrorCode::Invalid,
+                        "GradientSink: got " + std::to_string(added) + " of the " +
+                            std::to_string(numel) + " elements of the gradient of \"" +
+                            module_.parameters()[parameter].name + "\"; give each once, or none");
+    }
+    bytes_to_host_ += added * gradients_.element_size();
+  }
+  return {};
+}
+
+/// The gradients of a stage's parameters, and in place of its output's that of its input. A graph
+/// that was not kept is made once more.
+Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
+    std::size_t stage, const std::vector<std::uint32_t>& parameters, MicroBatch& micro) {
+  const tiering::ComputeScope computing(state_.device());
+  const BetweenOperators calls(between_);
+  std::vector<at::Tensor> inputs = tensors_of(parameters);
+  StageGraph& graph = micro.graphs[stage];
+  if (options_.activation_checkpointing) {
+    const at::AutoGradMode mode(true);
+    ARTESIAN_TRY(output, call_module(stage, graph.input, micro));
+    graph.output = output;
+  }
+  const bool needs_input = graph.input.requires_grad();
+  if (needs_input) inputs.push_back(graph.input);
+  ARTESIAN_TRY_VOID(begin_parts(parameters));
+  auto gradients = torch::autograd::grad({graph.output}, inputs, {micro.gradient},
+                                         /*retain_graph=*/c10::nullopt, /*create_graph=*/false,
+                                         /*allow_unused=*/true);
+  ARTESIAN_TRY_VOID(end_parts());
+  graph = {};
+  micro.gradient = needs_input ? gradients.back() : at::Tensor();
+  gradients.resize(parameters.size());
+  return gradients;
+}
+
+/// A fence after all that the device was given to compute so far.
+Result<tiering::DeviceFence> UnitGraphs::written() {
+  if (!state_.separate_device()) return tiering::DeviceFence{};
+  return state_.device().record(tiering::Queue::Compute);
+}
+
+Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
+                                                       const std::vector<std::uint32_t>& parameters,
+                                                       const std::vector<at::Tensor>& gradients) {
+  StageGradients made;
+  made.stage = stage;
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    if (!gradients[index].defined()) continue;  // not used by this forward: zero
+    const ParameterPlace& place = layout_.places[parameters[index]];
+    const auto dtype = scalar_type(gradients_.added_dtype(place.unit));
+    made.keep.push_back(gradients[index].to(dtype).contiguous());
+    made.by_unit[place.unit].push_back({parameters[index], made.keep.back().const_data_ptr()});
+    bytes_to_host_ += place.numel * gradients_.element_size();
+  }
+  ARTESIAN_TRY(complete, written());
+  made.written = complete;
+  return made;
+}
+
+Result<void> UnitGraphs::accumulate(const StageGradients& made) {
+  // Gradients are waited for as they are read. Where a batch left the whole stage out there are
+  // none, and what follows may refresh parameters that the device still computes with.
+  if (made.by_unit.empty() && state_.separate_device()) {
+    ARTESIAN_TRY_VOID(state_.device().finish(made.written));
+  }
+  for (const auto& [unit, list] : made.by_unit) {
+    const std::uint64_t begin_ns = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_.add(unit, list, made.written); }));
+    if (options_.timeline == nullptr) continue;
+    options_.timeline->add(Lane::ToHost, layout_.units[unit].name + " gradient", begin_ns,
+                           system_clock().now_ns());
+  }
+  return {};
+}
+
+/// The rows' gradients of all micro-batches, from a separate device.
+Result<void> UnitGraphs::bring_rows_to_host() {
+  if (!state_.separate_device()) return {};
+  ARTESIAN_TRY(complete, written());
+  for (RowGradients& batch : row_gradients_) {
+    const at::Tensor target = at::empty(batch.gradient.sizes(), at::kFloat);
+    const auto* source = static_cast<const std::byte*>(batch.gradient.const_data_ptr());
+    ARTESIAN_TRY_VOID(state_.reader().read_into(
+        static_cast<std::byte*>(target.mutable_data_ptr()),
+        {source, static_cast<std::uint64_t>(batch.gradient.nbytes())}, complete));
+    batch.gradient = target;
+  }
+  return {};
+}
+
+Result<void> UnitGraphs::finish_gradients() {
+  ARTESIAN_TRY_VOID(bring_rows_to_host());
+  std::vector<std::int64_t> rows;
+  std::vector<const float*> row_gradients;
+  std::uint64_t width = 0;
+  for (const RowGradients& batch : row_gradients_) {
+    width = static_cast<std::uint64_t>(batch.gradient.size(1));
+    const auto* ids = batch.rows.const_data_ptr<std::int64_t>();
+    const auto* data = batch.gradient.const_data_ptr<float>();
+    for (std::int64_t position = 0; position < batch.rows.numel(); ++position) {
+      rows.push_back(ids[position]);
+      row_gradients.push_back(data + static_cast<std::uint64_t>(position) * width);
+    }
+  }
+  const auto& lookup = module_.stages().front().lookup;
+  if (lookup.has_value() && !rows.empty()) {
+    ARTESIAN_TRY_VOID(
+        timed_gradients([&] { return gradients_.add_rows(*lookup, rows, row_gradients, width); }));
+  }
+  row_gradients_.clear();
+  return {};
+}
+
+}  // namespace artesian::zero3
