@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "zero3/plan/placement.h"
+#include "zero3/torch/module.h"
 
 namespace artesian::zero3 {
 
