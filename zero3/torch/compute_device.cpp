@@ -10,6 +10,7 @@
 #ifdef ARTESIAN_HAVE_CUDA
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <dlfcn.h>
@@ -59,7 +60,10 @@ ComputeDevice cpu() {
 #ifdef ARTESIAN_HAVE_CUDA
 namespace {
 
+/// Loads LibTorch's CUDA part, unless the program has it: its registry knows, while
+/// Context::hasCUDA() would keep the answer "no" for ever.
 Result<void> load_cuda_of_torch() {
+  if (at::CUDAHooksRegistry()->Has("CUDAHooks")) return {};
   Dl_info torch{};
   if (::dladdr(reinterpret_cast<void*>(&c10::alloc_cpu), &torch) == 0) {
     return make_error(ErrorCode::Unsupported, "device: cannot tell where LibTorch is");
@@ -110,6 +114,7 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
                             "create the engine first, or link libtorch_cuda.so");
     }
     choose_deterministic_kernels();
+    at::globalContext().lazyInitDevice(at::kCUDA);  // before it, the allocator has no statistics
     const auto device = static_cast<c10::DeviceIndex>(*index);
     at::accelerator::setDeviceIndex(device);
     const c10::Stream stream = at::accelerator::getCurrentStream(device);
@@ -124,18 +129,27 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
   });
 }
 
-std::uint64_t tensor_bytes_now(const ComputeDevice& device) {
-  if (!device.torch.is_cuda()) return activations_now();
-  const auto statistics = at::accelerator::getDeviceStats(device.torch.index());
-  constexpr std::size_t all = 0;  // StatType::AGGREGATE
-  return static_cast<std::uint64_t>(statistics.allocated_bytes[all].current);
+namespace {
+
+Result<c10::CachingAllocator::Stat> tensor_bytes(const ComputeDevice& device) {
+  return from_torch([&]() -> Result<c10::CachingAllocator::Stat> {
+    constexpr std::size_t all = 0;  // StatType::AGGREGATE
+    return at::accelerator::getDeviceStats(device.torch.index()).allocated_bytes[all];
+  });
 }
 
-std::uint64_t tensor_bytes_peak(const ComputeDevice& device) {
-  if (!device.torch.is_cuda()) return 0;
-  const auto statistics = at::accelerator::getDeviceStats(device.torch.index());
-  constexpr std::size_t all = 0;  // StatType::AGGREGATE
-  return static_cast<std::uint64_t>(statistics.allocated_bytes[all].peak);
+}  // namespace
+
+Result<std::uint64_t> tensor_bytes_now(const ComputeDevice& device) {
+  if (!device.torch.is_cuda()) return activations_now();
+  ARTESIAN_TRY(bytes, tensor_bytes(device));
+  return static_cast<std::uint64_t>(bytes.current);
+}
+
+Result<std::uint64_t> tensor_bytes_peak(const ComputeDevice& device) {
+  if (!device.torch.is_cuda()) return std::uint64_t{0};
+  ARTESIAN_TRY(bytes, tensor_bytes(device));
+  return static_cast<std::uint64_t>(bytes.peak);
 }
 
 #else
@@ -165,12 +179,12 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
   return cpu();
 }
 
-std::uint64_t tensor_bytes_now(const ComputeDevice&) {
+Result<std::uint64_t> tensor_bytes_now(const ComputeDevice&) {
   return activations_now();
 }
 
-std::uint64_t tensor_bytes_peak(const ComputeDevice&) {
-  return 0;
+Result<std::uint64_t> tensor_bytes_peak(const ComputeDevice&) {
+  return std::uint64_t{0};
 }
 
 #endif

@@ -38,18 +38,21 @@ Result<std::optional<int>> device_index(const std::string& name);
 /// Unsupported (no driver or GPU, or a build without CUDA), each with what to do.
 Result<void> check_device(const std::string& name);
 
-/// Opens "cpu", "cuda" or "cuda:i", sets LibTorch to deterministic kernels for a GPU, and makes it
-/// the current one of this thread. Errors: as check_device, and Unsupported where LibTorch has no
-/// CUDA, or was used before its CUDA part came.
+/// Opens "cpu", "cuda" or "cuda:i". For a GPU it initializes LibTorch's CUDA part, sets LibTorch to
+/// deterministic kernels, in the whole process, and makes the GPU the current one of this thread.
+/// Errors: as check_device, and Unsupported where LibTorch has no CUDA, or was used before its CUDA
+/// part came.
 Result<ComputeDevice> open_compute_device(const std::string& name);
 
 /// Free bytes of a GPU's memory. Errors: as check_device; Io.
 Result<std::uint64_t> free_device_memory(int index);
 
 /// Bytes that LibTorch has on the device now; on the CPU 0 without track_activations() (engine.h).
-std::uint64_t tensor_bytes_now(const ComputeDevice& device);
+/// Errors: what LibTorch throws.
+Result<std::uint64_t> tensor_bytes_now(const ComputeDevice& device);
 
-/// The most bytes that LibTorch has held in the GPU's memory at once; 0 for the CPU.
-std::uint64_t tensor_bytes_peak(const ComputeDevice& device);
+/// The most bytes that LibTorch has held in the GPU's memory at once; 0 for the CPU. Errors: what
+/// LibTorch throws.
+Result<std::uint64_t> tensor_bytes_peak(const ComputeDevice& device);
 
 }  // namespace artesian::zero3

@@ -342,12 +342,12 @@ void Engine::Impl::begin_step() {
 
 Result<Result<std::vector<double>>> Engine::Impl::forward(std::span<const Batch> batches) {
   if (micro_batches == 0) begin_step();
-  const std::uint64_t before = tensor_bytes_now(compute);
+  ARTESIAN_TRY(before, tensor_bytes_now(compute));
   ARTESIAN_TRY(losses, graphs->forward(batches));
   if (!losses.has_value()) return losses;
   ARTESIAN_TRY_VOID(finish_update());  // of units that no stage has; then new gradients may come
   losses_pending = *losses;
-  const std::uint64_t after = tensor_bytes_now(compute);
+  ARTESIAN_TRY(after, tensor_bytes_now(compute));
   const std::uint64_t kept = after > before ? after - before : 0;
   activations_of_one = std::max(activations_of_one, kept / batches.size());
   return losses;
@@ -544,7 +544,7 @@ Result<StepResult> Engine::Impl::finish_step() {
   const std::uint64_t end = system_clock().now_ns();
   const std::uint64_t micro_batches_done = std::exchange(micro_batches, 0);
   result.optimizer_s = static_cast<double>(end - begin + under_backward_ns) * 1e-9;
-  figures->end_step(end, result);
+  ARTESIAN_TRY_VOID(figures->end_step(end, result));
   if (options.timeline != nullptr) {
     options.timeline->add(Lane::Optimizer, "norm", begin, end);
     options.timeline->add_step({.number = step,

@@ -86,17 +86,18 @@ double StepFigures::hand_over(const Mark& since, StepResult& step) {
   return static_cast<double>(now.begin_ns - since.begin_ns) * 1e-9;
 }
 
-void StepFigures::end_step(std::uint64_t end_ns, StepResult& result) {
+Result<void> StepFigures::end_step(std::uint64_t end_ns, StepResult& result) {
   result.step_s = static_cast<double>(end_ns - step_begin_ns_) * 1e-9;
-  take_difference(result);
+  ARTESIAN_TRY_VOID(take_difference(result));
   result.predicted_step_s = prediction_.next_s();
   end_phase(/*ends_update=*/false);
   result.computed_s = prediction_.computed_s();
   result.disk_s = prediction_.disk_s();
   prediction_.end_step(update_bytes_);
+  return {};
 }
 
-void StepFigures::take_difference(StepResult& result) {
+Result<void> StepFigures::take_difference(StepResult& result) {
   const StepResult now = counters();
   for_each_counter([&](auto counter) { result.*counter = now.*counter - totals_.*counter; });
   totals_ = now;
@@ -106,11 +107,11 @@ void StepFigures::take_difference(StepResult& result) {
   result.fetch_reused = fetch.reused;
   result.live_parameters_max = fetch.live_parameters_max;
   from_.prefetcher.reset_statistics();
-  take_peaks(result);
+  return take_peaks(result);
 }
 
 /// The pools are taken whole at the start, so what they reserve is what they hold.
-void StepFigures::take_peaks(StepResult& result) const {
+Result<void> StepFigures::take_peaks(StepResult& result) const {
   ModelState& state = from_.state;
   const bool empty = state.placement().device_pool_bytes == 0;  // a pool has at least a page
   const std::uint64_t device = empty ? 0 : state.device_pool().statistics().bytes_reserved;
@@ -119,11 +120,12 @@ void StepFigures::take_peaks(StepResult& result) const {
   result.peak_device = device + result.peak_gradients;
   result.peak_host = state.host_pool().statistics().bytes_reserved;
   const MemoryBesideTiers beside = memory_beside_tiers((separate ? 0 : device) + result.peak_host);
-  result.peak_activations =
-      from_.compute.torch.is_cuda() ? tensor_bytes_peak(from_.compute) : beside.activations;
+  ARTESIAN_TRY(on_gpu, tensor_bytes_peak(from_.compute));
+  result.peak_activations = from_.compute.torch.is_cuda() ? on_gpu : beside.activations;
   result.peak_program = beside.program;
   result.peak_heap = beside.heap;
   result.peak_process_rss = process_memory().bytes_peak;
+  return {};
 }
 
 void StepFigures::end_phase(bool ends_update) {

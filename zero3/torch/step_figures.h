@@ -49,8 +49,9 @@ class StepFigures {
   double hand_over(const Mark& since, StepResult& step);
   /// The update of the step before is complete.
   void end_update() { end_phase(/*ends_update=*/true); }
-  /// Fills in what the step under way has taken up to `end_ns`, which is its end.
-  void end_step(std::uint64_t end_ns, StepResult& result);
+  /// Fills in what the step under way has taken up to `end_ns`, which is its end. Errors:
+  /// LibTorch's, where it is asked for its memory.
+  Result<void> end_step(std::uint64_t end_ns, StepResult& result);
 
   std::uint64_t step_begin_ns() const noexcept { return step_begin_ns_; }
   /// Seconds that the disks need, as probed, for what one update moves.
@@ -58,8 +59,8 @@ class StepFigures {
 
  private:
   StepResult counters() const;
-  void take_difference(StepResult& result);
-  void take_peaks(StepResult& result) const;
+  Result<void> take_difference(StepResult& result);
+  Result<void> take_peaks(StepResult& result) const;
   void end_phase(bool ends_update);
 
   const FigureSources from_;
