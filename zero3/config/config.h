@@ -94,6 +94,10 @@ enum class VerifyMode : std::uint8_t { Full, Sample, Off };
 enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
 enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
 
+/// Of LibTorch's operations on a GPU. Preferred: those that have no deterministic kernel run, too,
+/// and LibTorch's fused attention takes the one that is not.
+enum class Determinism : std::uint8_t { Required, Preferred };
+
 /// The "artesian" section.
 struct ArtesianConfig {
   std::optional<std::uint64_t> device_memory;  // bytes; absent: chosen from the machine
@@ -101,6 +105,7 @@ struct ArtesianConfig {
   std::optional<std::uint64_t> activation_memory;
   VerifyMode verify = VerifyMode::Full;
   std::optional<DType> compute_dtype;  // absent: auto
+  Determinism determinism = Determinism::Required;
   EngineChoice engine = EngineChoice::Auto;
   PollingChoice polling = PollingChoice::Off;
   bool speculative_update = true;         // under backward: under_backward.h

@@ -463,6 +463,13 @@ constexpr ConfigKey keys[] = {
      .text = "type in which layers compute; auto: that of the parameters where the device "
              "multiplies in it natively (GPUs; bf16 on CPUs with AMX, or of AMD with "
              "AVX512_BF16), else fp32"},
+    {.path = "artesian.determinism",
+     .type = Choice,
+     .fallback = "\"required\"",
+     .choices = "required|preferred",
+     .text = "on a GPU: required: an operation of LibTorch that has no deterministic kernel is an "
+             "error; preferred: it runs, for a module of your own, and bits may differ between "
+             "runs, those of attention's backward too"},
     {.path = "artesian.engine",
      .type = Choice,
      .fallback = "\"auto\"",

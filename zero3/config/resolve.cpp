@@ -264,6 +264,9 @@ class Resolver {
                                      : VerifyMode::Full;
     const std::string compute = settings_.text("artesian.compute_dtype");
     if (compute != "auto") ours.compute_dtype = dtype_of(compute);
+    if (settings_.text("artesian.determinism") == "preferred") {
+      ours.determinism = Determinism::Preferred;
+    }
     const std::string engine =
         settings_.given("artesian.engine") ? settings_.text("artesian.engine") : "auto";
     ours.engine = engine == "io_uring"  ? EngineChoice::IoUring

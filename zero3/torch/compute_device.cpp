@@ -17,6 +17,7 @@
 
 #include <cstdlib>
 
+#include "base/log.h"
 #include "tiering/device/cuda_device.h"
 #include "zero3/torch/from_torch.h"
 #endif
@@ -77,11 +78,18 @@ Result<void> load_cuda_of_torch() {
                         std::string(reason) + "; install the torch package for CUDA 13");
 }
 
-/// Kernels that give the same bits in every run, placements included.
-void choose_deterministic_kernels() {
+/// Kernels that give the same bits in every run, placements included. With `warn_only` LibTorch
+/// takes that as a wish, also where it has both kinds: flash attention's backward then adds with
+/// atomics.
+void choose_deterministic_kernels(Determinism determinism) {
   at::Context& context = at::globalContext();
-  // Warnings, not errors: a user's module may want an operation that has no such kernel.
-  context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+  const bool warn_only = determinism == Determinism::Preferred;
+  if (warn_only) {
+    log(LogLevel::Info,
+        "artesian.determinism: preferred: operations on the GPU that have no deterministic kernel, "
+        "and the backward of flash attention, may give other bits in each run");
+  }
+  context.setDeterministicAlgorithms(true, warn_only);
   context.setDeterministicFillUninitializedMemory(false);  // nothing reads what was not written
   context.setBenchmarkCuDNN(false);
   context.setSDPUseMemEfficient(false);  // its backward adds in no fixed order
@@ -99,7 +107,7 @@ Result<std::uint64_t> free_device_memory(int index) {
   return tiering::CudaDevice::free_memory(index);
 }
 
-Result<ComputeDevice> open_compute_device(const std::string& name) {
+Result<ComputeDevice> open_compute_device(const std::string& name, Determinism determinism) {
   ARTESIAN_TRY(index, device_index(name));
   if (!index.has_value()) return cpu();
   ARTESIAN_TRY_VOID(tiering::CudaDevice::check(*index));
@@ -113,7 +121,7 @@ Result<ComputeDevice> open_compute_device(const std::string& name) {
                             ", allowed cpu: LibTorch was used before its CUDA part was loaded; "
                             "create the engine first, or link libtorch_cuda.so");
     }
-    choose_deterministic_kernels();
+    choose_deterministic_kernels(determinism);
     at::globalContext().lazyInitDevice(at::kCUDA);  // before it, the allocator has no statistics
     const auto device = static_cast<c10::DeviceIndex>(*index);
     at::accelerator::setDeviceIndex(device);
@@ -173,7 +181,7 @@ Result<std::uint64_t> free_device_memory(int) {
   return built_without();
 }
 
-Result<ComputeDevice> open_compute_device(const std::string& name) {
+Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) {
   ARTESIAN_TRY(index, device_index(name));
   if (index.has_value()) return built_without();
   return cpu();

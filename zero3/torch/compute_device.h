@@ -16,6 +16,7 @@
 #include "base/dtype.h"
 #include "base/result.h"
 #include "tiering/device/device.h"
+#include "zero3/config/config.h"
 
 namespace artesian::zero3 {
 
@@ -42,7 +43,8 @@ Result<void> check_device(const std::string& name);
 /// deterministic kernels, in the whole process, and makes the GPU the current one of this thread.
 /// Errors: as check_device, and Unsupported where LibTorch has no CUDA, or was used before its CUDA
 /// part came.
-Result<ComputeDevice> open_compute_device(const std::string& name);
+Result<ComputeDevice> open_compute_device(const std::string& name,
+                                          Determinism determinism = Determinism::Required);
 
 /// Free bytes of a GPU's memory. Errors: as check_device; Io.
 Result<std::uint64_t> free_device_memory(int index);

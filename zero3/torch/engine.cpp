@@ -241,7 +241,7 @@ Result<void> Engine::Impl::create_state(Placement placement) {
 }
 
 Result<void> Engine::Impl::open_device() {
-  ARTESIAN_TRY(opened, open_compute_device(options.device));
+  ARTESIAN_TRY(opened, open_compute_device(options.device, config.artesian.determinism));
   compute = std::move(opened);
   if (options.backend != nullptr) compute.backend = options.backend;
   if (!compute.backend->host_accessible()) compute.backend->set_wait_seconds(options.wait_seconds);

@@ -11,6 +11,15 @@
 
 namespace artesian::zero3 {
 
+/// LibTorch's own words, and what to do where the setting that they name is ours.
+inline std::string text_of(const c10::Error& error) {
+  std::string text = std::string("LibTorch: ") + error.what_without_backtrace();
+  if (text.find("does not have a deterministic implementation") == std::string::npos) return text;
+  return "artesian.determinism: got required, allowed preferred for this operation of the model's, "
+         "which then may give other bits in each run: " +
+         text;
+}
+
 /// Calls `function` (which returns a Result) and turns what LibTorch throws into an Error.
 template <typename Function>
 auto from_torch(Function&& function) noexcept -> decltype(function()) {
@@ -20,8 +29,7 @@ auto from_torch(Function&& function) noexcept -> decltype(function()) {
     return make_error(ErrorCode::Exhausted,
                       std::string("LibTorch: ") + error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return make_error(ErrorCode::Invalid,
-                      std::string("LibTorch: ") + error.what_without_backtrace());
+    return make_error(ErrorCode::Invalid, text_of(error));
   } catch (const std::bad_alloc&) {
     return make_error(ErrorCode::Exhausted, "out of memory");
   } catch (const std::exception& error) {

@@ -10,11 +10,13 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 
+#include "base/log.h"
 #include "models/registry.h"
 #include "tests/support/cuda_on_host/machine.h"
 #include "zero3/step/weights.h"
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/engine.h"
+#include "zero3/torch/from_torch.h"
 #include "zero3/torch/token_batch.h"
 
 namespace artesian::zero3 {
@@ -86,7 +88,15 @@ void load_doubles() {
 class LibTorchCuda : public testing::Test {
  protected:
   static void SetUpTestSuite() { load_doubles(); }
-  ~LibTorchCuda() override { at::globalContext().setDeterministicAlgorithms(false, false); }
+  LibTorchCuda() {
+    set_log_sink([this](LogLevel, std::string_view line) { log_ += line; });
+  }
+  ~LibTorchCuda() override {
+    set_log_sink({});
+    at::globalContext().setDeterministicAlgorithms(false, false);
+  }
+
+  std::string log_;
 };
 
 // First: LibTorch initializes a device once in a process.
@@ -101,6 +111,29 @@ TEST_F(LibTorchCuda, IsInitializedBeforeItsStatisticsAreAsked) {
   EXPECT_TRUE(allocator().is_initialized);
   EXPECT_EQ(tensor_bytes_now(*opened).value(), 1000u);
   EXPECT_EQ(tensor_bytes_peak(*opened).value(), 3000u);
+}
+
+TEST_F(LibTorchCuda, AnOperationWithoutADeterministicKernelIsAnErrorThatNamesTheKey) {
+  ASSERT_TRUE(open_compute_device("cuda:0").has_value());
+  const auto outcome = from_torch([]() -> Result<void> {
+    at::Context::alertNotDeterministic("flash_attention_backward");
+    return {};
+  });
+  ASSERT_FALSE(outcome.has_value());
+  for (const char* part : {"artesian.determinism", "preferred", "flash_attention_backward"}) {
+    EXPECT_NE(outcome.error().message.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(log_.find("artesian.determinism"), std::string::npos);
+}
+
+TEST_F(LibTorchCuda, WhereDeterminismIsPreferredItRunsAndThatIsSaid) {
+  ASSERT_TRUE(open_compute_device("cuda:0", Determinism::Preferred).has_value());
+  EXPECT_NE(log_.find("artesian.determinism"), std::string::npos);
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  EXPECT_TRUE(from_torch([]() -> Result<void> {
+                at::Context::alertNotDeterministic("an_operation_of_the_users");
+                return {};
+              }).has_value());
 }
 
 TEST_F(LibTorchCuda, WhatItThrowsInAForwardIsTheForwardsError) {
