@@ -45,7 +45,7 @@ def learning_rate(config, updates):
         position = min(1.0, (i - steps + 1) / max(1, params["total_num_steps"] - steps))
         return base * (floor + (1 - floor) * (1 + math.cos(math.pi * position)) / 2)
     low = params.get("warmup_min_lr", 0.0)
-    high = params.get("warmup_max_lr", base if kind == "WarmupLR" else 1e-3)
+    high = params.get("warmup_max_lr", base)  # for WarmupDecayLR DeepSpeed takes 0.001
     if i < 0:
         return low
     if i >= steps:

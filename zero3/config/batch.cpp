@@ -135,7 +135,11 @@ void check_arguments(const Settings& settings, const ConfigArguments& arguments,
   compare_count("--accumulation", arguments.accumulation_steps, steps_key);
   compare_rate("optimizer.params.lr");
   compare_rate("scheduler.params.warmup_max_lr");
-  compare_count("--steps", arguments.steps, "scheduler.params.total_num_steps");
+  constexpr const char* total = "scheduler.params.total_num_steps";
+  // A run that ends before its schedule is a usual one; beyond it there is nothing to follow.
+  if (arguments.steps.value_or(0) > settings.integer(total)) {
+    compare_count("--steps", arguments.steps, total);
+  }
   if (list.empty()) return;
   faults.invalid("the command line contradicts the config: " + list +
                  "; leave out one of each, or write \"auto\" in the config");

@@ -43,7 +43,8 @@ inline constexpr double any_finite = std::numeric_limits<double>::max();
 struct ConfigKey {
   std::string_view path;  // dotted
   KeyType type = KeyType::Boolean;
-  std::string_view fallback = "";  // the default as JSON; "": none, and "auto" is refused
+  std::string_view fallback = "";  // the default as JSON; "": none, and "auto" is refused,
+                                   // unless `automatic` says what it is
   KeyEffect effect = KeyEffect::InEffect;
   std::string_view detail = "";  // by effect, see above
   double low = 0.0;

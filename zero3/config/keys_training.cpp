@@ -136,9 +136,13 @@ constexpr ConfigKey keys[] = {
      .nullable = true,
      .text = "type of accumulated gradients: fp32 or the parameters' type, which is the default"},
 
-    {.path = "optimizer", .type = Section, .text = "absent: AdamW with the defaults below"},
+    {.path = "optimizer",
+     .type = Section,
+     .automatic = "as absent",
+     .text = "absent: AdamW with the defaults below"},
     {.path = "optimizer.type",
      .type = Choice,
+     .fallback = "\"AdamW\"",
      .effect = NotSupported,
      .detail = "Adam|AdamW",
      .choices = "Adam|AdamW|Lamb|Lion|Adagrad|OneBitAdam|OneBitLamb|ZeroOneAdam|Muon|MuAdam|"
@@ -196,7 +200,10 @@ constexpr ConfigKey keys[] = {
      .detail = "use gradient_clipping at top level",
      .text = "DeepSpeed refuses it, too"},
 
-    {.path = "scheduler", .type = Section, .text = "absent: a constant learning rate"},
+    {.path = "scheduler",
+     .type = Section,
+     .automatic = "as absent",
+     .text = "absent: a constant learning rate"},
     {.path = "scheduler.type",
      .type = Choice,
      .effect = NotSupported,
@@ -215,7 +222,9 @@ constexpr ConfigKey keys[] = {
      .fallback = "null",
      .nullable = true,
      .automatic = "`--lr`, else the optimizer's lr",
-     .text = "WarmupLR: default the optimizer's lr; WarmupDecayLR: default 0.001"},
+     .text = "WarmupLR, WarmupDecayLR: where the warm-up leads; absent: the optimizer's lr "
+             "(DeepSpeed's "
+             "WarmupDecayLR takes 0.001)"},
     {.path = "scheduler.params.warmup_num_steps",
      .type = Integer,
      .fallback = "1000",
@@ -233,8 +242,8 @@ constexpr ConfigKey keys[] = {
      .low = 1,
      .nullable = true,
      .automatic = "as absent",
-     .text = "WarmupDecayLR, WarmupCosineLR: where the decay ends; absent: with the run, after "
-             "`--steps`, or as many as `--epochs` come to"},
+     .text = "WarmupDecayLR, WarmupCosineLR: where the decay ends; a shorter run ends before it; "
+             "absent: with the run, after `--steps`, or as many as `--epochs` come to"},
     {.path = "scheduler.params.warmup_min_ratio",
      .type = Real,
      .fallback = "0",

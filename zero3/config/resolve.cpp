@@ -87,8 +87,7 @@ class Resolver {
     optimizer.weight_decay = settings_.real("optimizer.params.weight_decay");
     optimizer.bias_correction = settings_.boolean("optimizer.params.bias_correction");
     const bool decoupled = settings_.boolean("optimizer.params.adam_w_mode");
-    const bool named_adamw =
-        settings_.given("optimizer.type") && settings_.text("optimizer.type") == "AdamW";
+    const bool named_adamw = settings_.text("optimizer.type") == "AdamW";
     optimizer.decoupled_decay = decoupled || named_adamw;
     if (named_adamw && !decoupled) {
       note(settings_.name("optimizer.params.adam_w_mode") +
@@ -140,23 +139,59 @@ class Resolver {
                      : type == "WarmupDecayLR" ? Type::WarmupDecayLR
                                                : Type::WarmupCosineLR;
     scheduler.warmup_min_lr = settings_.real("scheduler.params.warmup_min_lr");
-    scheduler.warmup_max_lr = warmup_max_lr(scheduler.type);
+    scheduler.warmup_max_lr = warmup_max_lr();
     scheduler.warmup_num_steps = warmup_steps();
     scheduler.warmup_linear = settings_.text("scheduler.params.warmup_type") == "linear";
     if (scheduler.type != Type::WarmupLR) scheduler.total_num_steps = total_steps(type);
     scheduler.warmup_min_ratio = settings_.real("scheduler.params.warmup_min_ratio");
     scheduler.cos_min_ratio = settings_.real("scheduler.params.cos_min_ratio");
+    note_surprises(scheduler);
   }
 
-  /// DeepSpeed's defaults differ: the optimizer's rate for WarmupLR, 0.001 for WarmupDecayLR.
-  double warmup_max_lr(SchedulerConfig::Type type) {
+  /// The optimizer's rate, also for WarmupDecayLR, whose default in DeepSpeed is 0.001 whatever the
+  /// optimizer's is.
+  double warmup_max_lr() {
     constexpr const char* path = "scheduler.params.warmup_max_lr";
-    automatic_[path] = shortest(config_.optimizer.lr);
-    if (settings_.given(path)) return settings_.real(path);
-    const bool own_default =
-        type == SchedulerConfig::Type::WarmupDecayLR && !settings_.automatic(path);
-    if (own_default && arguments_.lr) return *arguments_.lr;
-    return own_default ? 1e-3 : config_.optimizer.lr;
+    const double optimizer = config_.optimizer.lr;
+    automatic_[path] = shortest(optimizer);
+    if (settings_.given(path)) {
+      const double rate = settings_.real(path);
+      if (rate > optimizer) {
+        note(settings_.name(path) + ": got " + shortest(rate) + ", above the optimizer's lr " +
+             shortest(optimizer) + ": the schedule goes up to it, as in DeepSpeed");
+      }
+      return rate;
+    }
+    if (config_.scheduler.type == SchedulerConfig::Type::WarmupDecayLR &&
+        !settings_.automatic(path) && optimizer != 1e-3) {
+      note(settings_.name(path) + ": absent: the optimizer's lr " + shortest(optimizer) +
+           " (DeepSpeed's default for WarmupDecayLR is 0.001)");
+    }
+    return optimizer;
+  }
+
+  /// A warm-up that comes down from above, and a run and a schedule of different lengths, train as
+  /// they say, but hardly as meant.
+  void note_surprises(const SchedulerConfig& scheduler) {
+    constexpr const char* low = "scheduler.params.warmup_min_lr";
+    if (scheduler.type != SchedulerConfig::Type::WarmupCosineLR &&
+        scheduler.warmup_min_lr > scheduler.warmup_max_lr) {
+      note(settings_.name(low) + ": got " + shortest(scheduler.warmup_min_lr) +
+           ", above the rate that the warm-up leads to, " + shortest(scheduler.warmup_max_lr));
+    }
+    constexpr const char* total = "scheduler.params.total_num_steps";
+    const std::uint64_t run = steps_of_run().value_or(0);
+    if (scheduler.type == SchedulerConfig::Type::WarmupLR || !settings_.given(total) || run == 0) {
+      return;
+    }
+    if (run < scheduler.total_num_steps) {
+      note(settings_.name(total) + ": the run has " + std::to_string(run) + " of its " +
+           std::to_string(scheduler.total_num_steps) + " steps: it ends before the schedule does");
+    } else if (run > scheduler.total_num_steps) {
+      note(settings_.name(total) + ": the run has " + std::to_string(run) +
+           " steps: those beyond " + std::to_string(scheduler.total_num_steps) +
+           " train at the schedule's last rate");
+    }
   }
 
   OffloadConfig offload(const std::string& section, const char* legacy) {

@@ -122,7 +122,8 @@ class SettingsReader {
     if (key.effect == KeyEffect::Forbidden) {
       return wrong(setting, "not allowed; " + std::string(key.detail));
     }
-    if (value.kind == Kind::String && value.text == "auto" && !key.fallback.empty()) {
+    if (value.kind == Kind::String && value.text == "auto" &&
+        (!key.fallback.empty() || !key.automatic.empty())) {
       setting.automatic = true;
       if (key.effect == KeyEffect::NoEffect) note_no_effect(setting);
       settings_.settings_.emplace(canonical, std::move(setting));
@@ -196,12 +197,15 @@ class SettingsReader {
     const bool typed_section = key.path == "optimizer" || key.path == "scheduler";
     if (!typed_section) return object(section.value, place);
     const JsonValue* type = section.value.find("type");
-    if (type == nullptr) {
-      const ConfigKey* row = find_config_key(place.canonical + "type");
+    const ConfigKey* row = find_config_key(place.canonical + "type");
+    if (type == nullptr && !row->fallback.empty()) {
+      notes_.push_back(place.typed + "type: absent: " +
+                       std::string(row->fallback.substr(1, row->fallback.size() - 2)));
+    } else if (type == nullptr) {
       faults_.invalid(place.typed + "type: missing, allowed " + allowed_text(*row));
       settings_.broken_.emplace(row->path, "");
     } else {
-      member(*find_config_key(place.canonical + "type"), *type, place.typed + "type");
+      member(*row, *type, place.typed + "type");
     }
     JsonValue rest = section.value;  // parameters of another type are not ours to judge
     const bool known = !settings_.broken(place.canonical + "type");

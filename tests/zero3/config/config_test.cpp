@@ -274,7 +274,18 @@ TEST(ConfigValues, OptimizerTypes) {
       0.5);
 }
 
-TEST(ConfigValues, SchedulerDefaultsDifferByType) {
+TEST(ConfigValues, AnAutomaticOptimizerIsAdamW) {
+  for (const char* text :
+       {R"({"optimizer": "auto"})", R"({"optimizer": {"type": "auto", "params": {"lr": "auto"}}})",
+        R"({"optimizer": {"params": {}}, "scheduler": "auto"})"}) {
+    const Config config = parse(text);
+    EXPECT_TRUE(config.optimizer.decoupled_decay) << text;
+    EXPECT_EQ(config.optimizer.lr, 1e-3) << text;
+    EXPECT_EQ(config.scheduler.type, SchedulerConfig::Type::Constant) << text;
+  }
+}
+
+TEST(ConfigValues, SchedulesLeadToTheOptimizersRate) {
   const char* optimizer = R"("optimizer": {"type": "Adam", "params": {"lr": 0.25}})";
   const auto with = [&](const std::string& scheduler, const ConfigArguments& arguments = {}) {
     return parse(std::string("{") + optimizer + ", \"scheduler\": " + scheduler + "}", arguments)
@@ -283,7 +294,7 @@ TEST(ConfigValues, SchedulerDefaultsDifferByType) {
   EXPECT_EQ(with(R"({"type": "WarmupLR"})").warmup_max_lr, 0.25);
   EXPECT_EQ(with(R"({"type": "WarmupLR", "params": {"warmup_max_lr": null}})").warmup_max_lr, 0.25);
   EXPECT_EQ(with(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9}})").warmup_max_lr,
-            0.001);
+            0.25);
   EXPECT_EQ(with(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr":
       "auto"}})")
                 .warmup_max_lr,
@@ -296,6 +307,56 @@ TEST(ConfigValues, SchedulerDefaultsDifferByType) {
   EXPECT_TRUE(cosine.warmup_linear);
   EXPECT_EQ(cosine.cos_min_ratio, 1e-4);
   EXPECT_EQ(parse("{}").scheduler.type, SchedulerConfig::Type::Constant);
+}
+
+/// Notes that speak of the scheduler, of a config whose optimizer has lr 5e-7.
+std::vector<std::string> schedule_notes(const std::string& scheduler,
+                                        const ConfigArguments& arguments = {}) {
+  const Config config = parse(
+      R"({"optimizer": {"params": {"lr": 5e-7}}, "scheduler": )" + scheduler + "}", arguments);
+  std::vector<std::string> notes;
+  for (const std::string& note : config.notes) {
+    if (note.starts_with("scheduler.")) notes.push_back(note);
+  }
+  return notes;
+}
+
+TEST(ConfigValues, WhereAScheduleLeavesTheOptimizersRateIsSaidOnce) {
+  const std::string decay = R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 4)";
+  EXPECT_EQ(schedule_notes(decay + "}}"),
+            std::vector<std::string>{"scheduler.params.warmup_max_lr: absent: the optimizer's lr "
+                                     "5e-07 (DeepSpeed's default for WarmupDecayLR is 0.001)"});
+  EXPECT_EQ(schedule_notes(R"({"type": "WarmupLR"})"), std::vector<std::string>{});
+  EXPECT_EQ(schedule_notes(R"({"type": "WarmupLR", "params": {"warmup_max_lr": 5e-7}})"),
+            std::vector<std::string>{});
+  for (const std::string& schedule :
+       {decay + R"(, "warmup_max_lr": 1e-3}})",
+        std::string(R"({"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}})")}) {
+    EXPECT_EQ(schedule_notes(schedule),
+              std::vector<std::string>{
+                  "scheduler.params.warmup_max_lr: got 0.001, above the optimizer's lr 5e-07: the "
+                  "schedule goes up to it, as in DeepSpeed"});
+  }
+  EXPECT_EQ(schedule_notes(R"({"type": "WarmupLR", "params": {"warmup_min_lr": 1e-3}})"),
+            std::vector<std::string>{"scheduler.params.warmup_min_lr: got 0.001, above the rate "
+                                     "that the warm-up leads to, 5e-07"});
+}
+
+TEST(ConfigValues, ARunMayBeShorterThanItsSchedule) {
+  const std::string schedule = R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 10}})";
+  ConfigArguments arguments;
+  arguments.steps = 4;
+  EXPECT_EQ(schedule_notes(schedule, arguments),
+            std::vector<std::string>{"scheduler.params.total_num_steps: the run has 4 of its 10 "
+                                     "steps: it ends before the schedule does"});
+  EXPECT_EQ(parse(R"({"scheduler": )" + schedule + "}", arguments).scheduler.total_num_steps, 10u);
+  arguments.steps = 10;
+  EXPECT_EQ(schedule_notes(schedule, arguments), std::vector<std::string>{});
+  arguments.steps = {};
+  arguments.steps_of_data = 12;
+  EXPECT_EQ(schedule_notes(schedule, arguments),
+            std::vector<std::string>{"scheduler.params.total_num_steps: the run has 12 steps: "
+                                     "those beyond 10 train at the schedule's last rate"});
 }
 
 TEST(ConfigValues, Precision) {
