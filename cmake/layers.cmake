@@ -4,6 +4,7 @@
 # What a user of an installed layer gets is its headers and its libraries; our own compile flags
 # (artesian_flags) stay in the build. cmake/install.cmake installs the layers.
 find_package(Threads REQUIRED)
+find_package(nlohmann_json REQUIRED)
 include(cmake/libraries.cmake)
 artesian_find_library(libaio aio libaio.h)
 artesian_find_library(uring uring liburing.h)

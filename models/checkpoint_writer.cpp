@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/units.h"
 
@@ -337,11 +338,11 @@ Result<void> CheckpointWriter::append(std::size_t tensor, std::span<const std::b
 Result<void> CheckpointWriter::commit() {
   ARTESIAN_TRY_VOID(begin());
   ARTESIAN_CHECK(tensor_ == tensors_.size() && *shard_ == shards_.size(), tensor_, tensors_.size());
-  ARTESIAN_TRY_VOID(sync_folder(folder_));
+  ARTESIAN_TRY_VOID(system_files().sync_directory(folder_));
   const std::string folder = std::exchange(folder_, {});  // whole from here on: nobody removes it
   const char* target = options_.target.c_str();
   if (::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, target, RENAME_NOREPLACE) == 0) {
-    return sync_folder(parent_of(options_.target));
+    return system_files().sync_directory(parent_of(options_.target));
   }
   const std::string where = "; all is in " + folder;
   if (errno == EEXIST) {
@@ -351,7 +352,7 @@ Result<void> CheckpointWriter::commit() {
   if (errno != EINVAL || ::rename(folder.c_str(), target) != 0) {
     return save_error(ErrorCode::Io, options_.target, "cannot rename" + where, errno);
   }
-  return sync_folder(parent_of(options_.target));
+  return system_files().sync_directory(parent_of(options_.target));
 }
 
 }  // namespace artesian::models

@@ -18,11 +18,6 @@ Error file_error(const char* what, const std::string& path, int system_error) {
 
 }  // namespace
 
-void Descriptor::reset() noexcept {
-  if (value_ >= 0) ::close(value_);
-  value_ = -1;
-}
-
 Result<InputFile> InputFile::open(const std::string& path) {
   Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (descriptor.value() < 0) return file_error("cannot open", path, errno);
@@ -109,13 +104,6 @@ Result<void> OutputFile::append(const void* source, std::uint64_t length) noexce
 Result<void> OutputFile::finish() noexcept {
   if (::fsync(descriptor_.value()) != 0) return file_error("cannot sync", path_, errno);
   descriptor_.reset();
-  return {};
-}
-
-Result<void> sync_folder(const std::string& path) noexcept {
-  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (descriptor.value() < 0) return file_error("cannot open", path, errno);
-  if (::fsync(descriptor.value()) != 0) return file_error("cannot sync", path, errno);
   return {};
 }
 

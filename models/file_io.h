@@ -8,29 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/result.h"
 
 namespace artesian::models {
-
-/// A descriptor that closes itself.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int value) noexcept : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() { reset(); }
-  int value() const noexcept { return value_; }
-  void reset() noexcept;
-
- private:
-  int value_ = -1;
-};
 
 /// A regular file opened for reading. Thread: any; reads are positioned.
 class InputFile {
@@ -85,8 +66,5 @@ class OutputFile {
   Descriptor descriptor_;
   std::uint64_t size_ = 0;
 };
-
-/// Makes the entries of a folder durable. Errors: Io.
-Result<void> sync_folder(const std::string& path) noexcept;
 
 }  // namespace artesian::models

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/safetensors_header.h"
 #include "models/file_io.h"
-#include "models/safetensors_header.h"
 
 namespace artesian::models {
 

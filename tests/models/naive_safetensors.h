@@ -1,5 +1,5 @@
 // The rules of a safetensors header written a second time, as plainly as possible, over a JSON
-// tree: what models/safetensors_header.h is compared with.
+// tree: what base/safetensors_header.h is compared with.
 #pragma once
 
 #include <algorithm>

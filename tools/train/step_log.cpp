@@ -40,8 +40,7 @@ Result<StepLog> StepLog::open(const std::string& path) {
   StepLog step_log;
   step_log.path_ = path;
   if (path.empty()) return step_log;
-  step_log.file_ =
-      models::Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  step_log.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (step_log.file_.value() < 0) return io_error(path);
   return step_log;
 }

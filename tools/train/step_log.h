@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/result.h"
-#include "models/file_io.h"
 #include "tools/shell/terminal_line.h"
 #include "zero3/torch/engine.h"
 
@@ -31,7 +31,7 @@ class StepLog {
   bool append(const std::string& line);
 
   std::string path_;
-  models::Descriptor file_;
+  Descriptor file_;
   std::uint64_t size_ = 0;   // of the whole lines in it
   std::uint64_t lines_ = 0;  // given
   std::uint64_t missing_ = 0;

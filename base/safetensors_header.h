@@ -10,7 +10,7 @@
 
 #include "base/result.h"
 
-namespace artesian::models {
+namespace artesian {
 
 /// An element type of the format, as named there.
 struct SafetensorsType {
@@ -41,4 +41,4 @@ Result<std::vector<SafetensorsTensor>> parse_safetensors_header(std::string_view
 /// A name from a file as it may be shown: quoted, escaped, cut.
 std::string shown_name(std::string_view name);
 
-}  // namespace artesian::models
+}  // namespace artesian

@@ -1,11 +1,11 @@
-#include "models/safetensors_header.h"
+#include "base/safetensors_header.h"
 
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
-namespace artesian::models {
+namespace artesian {
 
 // Note [What a header may say]
 // The same as the reference reader (the Rust crate safetensors 0.8) accepts, field for field:
@@ -258,4 +258,4 @@ Result<std::vector<SafetensorsTensor>> parse_safetensors_header(std::string_view
   return tensors;
 }
 
-}  // namespace artesian::models
+}  // namespace artesian

@@ -1,0 +1,72 @@
+// SystemFile: an open file of the kernel, behind the File interface; for those who open one:
+// base/file_system.cpp by its path, base/durable_folder.cpp by its name in an open folder.
+//
+// Direct transfers are used only where the kernel states the alignment they need (statx): tmpfs
+// accepts O_DIRECT with any alignment and still copies through the page cache, so that the success
+// of an open proves nothing. A kernel older than 6.1 states nothing; there a disk file system that
+// accepts O_DIRECT is taken to need 4096.
+#pragma once
+
+#include <cerrno>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/file_system.h"
+
+namespace artesian {
+
+/// An Io, or NoSpace, error of a call that failed with this errno.
+Error system_failure(const char* what, const std::string& path, int system_error,
+                     std::uint64_t offset = 0, std::uint64_t length = 0);
+
+/// Calls again while a signal interrupts; returns what the call returned.
+template <typename Call>
+auto retry_interrupted(Call call) {
+  auto answer = call();
+  while (answer < 0 && errno == EINTR) answer = call();
+  return answer;
+}
+
+class SystemFile final : public File {
+ public:
+  /// Takes the descriptor over, buffered.
+  SystemFile(int descriptor, std::string path) noexcept
+      : descriptor_(descriptor), path_(std::move(path)) {}
+  ~SystemFile() override;
+
+  /// Switches to direct transfers. Returns whether the kernel supports them here.
+  bool enable_direct() noexcept;
+  int descriptor() const noexcept override { return descriptor_; }
+  Result<int> buffered_descriptor() noexcept override;
+  const std::string& path() const noexcept override { return path_; }
+  bool direct() const noexcept override { return direct_alignment_ != 0; }
+  std::uint64_t alignment() const noexcept override { return direct() ? direct_alignment_ : 1; }
+  Result<std::uint64_t> size() noexcept override;
+  Result<void> allocate(std::uint64_t bytes) noexcept override;
+  Result<void> sync() noexcept override;
+  Result<void> lock() noexcept override;
+  Result<void> read_at(void* target, std::uint64_t length, std::uint64_t offset) noexcept override;
+  Result<void> write_at(const void* source, std::uint64_t length,
+                        std::uint64_t offset) noexcept override;
+
+ private:
+  bool aligned(const void* memory, std::uint64_t length, std::uint64_t offset) const noexcept;
+  /// Reads until `length` or the end of the file; returns the bytes read.
+  Result<std::uint64_t> read_loop(std::byte* target, std::uint64_t length,
+                                  std::uint64_t offset) noexcept;
+  Result<void> write_loop(const std::byte* source, std::uint64_t length,
+                          std::uint64_t offset) noexcept;
+  Result<void> write_unaligned(const std::byte* source, std::uint64_t length,
+                               std::uint64_t offset) noexcept;
+  Error no_space(std::uint64_t needed, std::uint64_t available) const;
+
+  const int descriptor_;
+  const std::string path_;
+  std::uint64_t direct_alignment_ = 0;  // 0 = buffered
+  std::mutex mutex_;
+  int buffered_descriptor_ = -1;  // of a direct file, once asked for; under the mutex
+  bool locked_ = false;
+};
+
+}  // namespace artesian
