@@ -13,6 +13,8 @@
 
 namespace artesian {
 
+class Folder;
+
 enum class Direct : std::uint8_t { Required, IfAligned, Never };
 enum class Create : std::uint8_t { Never, Exclusive };
 
@@ -29,7 +31,8 @@ struct FileStatus {
   bool ours = false;  // owned by the effective user
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
-  std::uint64_t size = 0;  // bytes
+  std::uint64_t links = 1;  // names of it
+  std::uint64_t size = 0;   // bytes
 
   bool same_file(const FileStatus& other) const noexcept {
     return device == other.device && inode == other.inode;
@@ -96,6 +99,9 @@ class FileSystem {
   /// Of the name itself, a link is not followed. Asks the kernel, unless overridden. Errors: Io
   /// (with ENOENT where there is no such name).
   virtual Result<FileStatus> status(const std::string& path) noexcept;
+  /// A folder by its descriptor (base/durable_folder.h). Asks the kernel, unless overridden.
+  /// Errors: Io.
+  virtual Result<std::unique_ptr<Folder>> open_folder(const std::string& path) noexcept;
 };
 
 /// The kernel's file system. One object for the process; lives for ever.

@@ -14,11 +14,16 @@
 
 #include "base/file_system.h"
 
+struct stat;
+
 namespace artesian {
 
 /// An Io, or NoSpace, error of a call that failed with this errno.
 Error system_failure(const char* what, const std::string& path, int system_error,
                      std::uint64_t offset = 0, std::uint64_t length = 0);
+
+/// What fstat and its like say of a file.
+FileStatus status_of(const struct stat& found) noexcept;
 
 /// Calls again while a signal interrupts; returns what the call returned.
 template <typename Call>

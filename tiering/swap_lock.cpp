@@ -1,16 +1,14 @@
 #include "tiering/swap_lock.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "base/durable_folder.h"
 #include "tiering/swap_names.h"
 
 namespace artesian::tiering {
@@ -65,17 +63,8 @@ bool still_named(const std::string& path, File& file, FileSystem& files) noexcep
 }
 
 // Fixed length, so that a shorter record leaves no tail of a longer one.
-std::array<char, record_size> holder_record(std::uint64_t run_id) {
-  char host[65] = "unknown";
-  (void)gethostname(host, sizeof(host) - 1);
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char started[32] = "";
-  (void)std::strftime(started, sizeof(started), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  const std::string run = swap_file_name(run_id, 0).substr(9, 16);
-  const std::string text = "pid " + std::to_string(getpid()) + " on host " + host + ", started " +
-                           started + ", run " + run;
+std::array<char, record_size> padded_record(std::uint64_t run_id) {
+  const std::string text = artesian::holder_record(run_id);
   std::array<char, record_size> record;
   record.fill(' ');
   ARTESIAN_CHECK(text.size() < record_size, text.size());
@@ -125,7 +114,7 @@ Result<SwapLock> SwapLock::acquire(const std::string& directory, std::uint32_t r
     }
     if (!still_named(path, *file, files)) continue;
     SwapLock lock(path, std::move(file), files);
-    const auto record = holder_record(run_id);
+    const auto record = padded_record(run_id);
     auto written = lock.file_->write_at(record.data(), record.size(), 0);
     if (written.has_value()) return lock;
     (void)lock.release().has_value();  // the first error is the one to tell
