@@ -94,7 +94,7 @@ TEST(LlamaConfig, ParametersAndStagesAgree) {
                  R"(, "attention_bias": )" + bias + R"(, "mlp_bias": )" + bias);
       const auto parameters = model_parameters(config);
       const auto stages = llama_stages(config.llama);
-      ASSERT_TRUE(zero3::check_module(parameters, stages).has_value());
+      ASSERT_TRUE(zero3::check_shape(parameters, stages).has_value());
       ASSERT_EQ(stages.size(), 4u);
       EXPECT_EQ(stages[0].name, "embed");
       EXPECT_EQ(stages[2].name, "layers.1");

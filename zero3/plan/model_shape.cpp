@@ -66,8 +66,8 @@ std::vector<std::uint32_t> graph_parameters(const StageSpec& stage) {
   return parameters;
 }
 
-Result<void> check_module(const std::vector<ParameterSpec>& parameters,
-                          const std::vector<StageSpec>& stages) {
+Result<void> check_shape(const std::vector<ParameterSpec>& parameters,
+                         const std::vector<StageSpec>& stages) {
   Faults faults;
   if (parameters.empty()) faults.add("module.parameters()", "got none, allowed 1 and more");
   if (stages.empty()) faults.add("module.stages()", "got none, allowed 1 and more");

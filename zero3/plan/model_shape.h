@@ -40,11 +40,16 @@ struct StageSpec {
   std::optional<std::uint32_t> lookup;
 };
 
+struct ModelShape {
+  std::vector<ParameterSpec> parameters;
+  std::vector<StageSpec> stages;
+};
+
 /// The stage's parameters that take part in its graph: all but the looked-up one.
 std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
 
-/// Whether an engine can drive a module of this shape. Errors: Invalid, one line per fault.
-Result<void> check_module(const std::vector<ParameterSpec>& parameters,
-                          const std::vector<StageSpec>& stages);
+/// Whether a model of this shape can be trained. Errors: Invalid, one line per fault.
+Result<void> check_shape(const std::vector<ParameterSpec>& parameters,
+                         const std::vector<StageSpec>& stages);
 
 }  // namespace artesian::zero3

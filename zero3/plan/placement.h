@@ -17,6 +17,13 @@
 
 namespace artesian::zero3 {
 
+/// Memory budgets in bytes.
+struct Budgets {
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+  std::uint64_t activations = 0;  // kept by several micro-batches at once; one may take more
+};
+
 struct PlacementRequest {
   const std::vector<ParameterSpec>* parameters = nullptr;
   const std::vector<StageSpec>* stages = nullptr;

@@ -27,6 +27,9 @@ class StepGuard {
   /// Whether one of them was not finite.
   bool loss_is_bad() const noexcept { return bad_micro_batch_ != 0; }
 
+  /// The step is given up.
+  void forget_losses() noexcept { micro_batches_ = bad_micro_batch_ = 0; }
+
   struct Verdict {
     bool skip = false;         // leave weights and moments as they are
     std::optional<Error> end;  // the run must end after this step; then skip is true

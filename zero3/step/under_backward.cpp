@@ -72,6 +72,11 @@ Result<void> UnderBackward::take_back() noexcept {
   return optimizer_.speculative() ? optimizer_.take_back() : Result<void>();
 }
 
+Result<void> UnderBackward::abandon() noexcept {
+  ARTESIAN_TRY_VOID(take_back());
+  return optimizer_.skip();
+}
+
 Result<void> UnderBackward::judged(bool as_begun, bool skipped) noexcept {
   expected_ = as_begun;
   if (!as_begun) ARTESIAN_TRY_VOID(take_back());

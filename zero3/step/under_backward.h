@@ -41,6 +41,9 @@ class UnderBackward {
   bool begun() const noexcept { return optimizer_.under_backward() && !optimizer_.speculative(); }
   /// Takes the step's update back, as far as it has begun one that may be. Errors: as accumulated.
   Result<void> take_back() noexcept;
+  /// The step is given up: takes back what may be, and gives back what was borrowed to read ahead.
+  /// Errors: as accumulated.
+  Result<void> abandon() noexcept;
   /// All gradients are known; `as_begun`: the step is updated with the constants of begin(). If
   /// not, takes that back. `skipped`: it is not updated. Errors: as accumulated.
   Result<void> judged(bool as_begun, bool skipped) noexcept;

@@ -4,7 +4,7 @@
 //   create, initialize                                 once
 //     forward, backward                                for each micro-batch,
 //     or forward_backward                              for several, which moves fewer bytes
-//     step                                             after accumulation_steps of them; the
+//     step                                             after 1 to accumulation_steps of them; the
 //                                                      update itself runs under the next forward
 //     evaluate                                         at any time, but where backward has begun
 //                                                      the update, which is until step(): changes
@@ -34,8 +34,8 @@
 #include "zero3/config/config.h"
 #include "zero3/plan/placement.h"
 #include "zero3/step/config_file.h"
+#include "zero3/step/step_request.h"
 #include "zero3/step/step_result.h"
-#include "zero3/step/swap_paths.h"
 #include "zero3/step/weights.h"
 #include "zero3/torch/module.h"
 
@@ -64,6 +64,17 @@ struct EngineOptions {
   std::vector<std::uint64_t> input_elements{};
 };
 
+/// How a group of micro-batches takes part in its step.
+struct BackwardOptions {
+  /// What each micro-batch's mean loss counts in the step's. Nothing: 1 / accumulation_steps.
+  std::optional<double> loss_weight{};
+  /// The group is the step's last: its update may begin under this backward. Nothing: it is if it
+  /// makes up accumulation_steps micro-batches.
+  std::optional<bool> last{};
+  /// The learning rate that step() will be given. Nothing: the schedule's.
+  std::optional<double> learning_rate{};
+};
+
 class Engine {
  public:
   /// Plans, reserves every tier and opens the swap files. The module must outlive the engine.
@@ -83,25 +94,32 @@ class Engine {
   /// Forward of one micro-batch; returns its mean loss. The batch's memory may be reused at once.
   /// Errors: Invalid: out of order, or a batch that the module cannot take; Exhausted; Io, Corrupt.
   Result<double> forward(const Batch& batch);
-  /// Backward of the forward before it: its gradients, divided by accumulation_steps, are added.
+  /// Backward of the forward before it: its gradients, times their weight, are added.
   /// Errors: as forward.
-  Result<void> backward();
+  Result<void> backward(const BackwardOptions& options = {});
   /// Forward and backward of micro-batches, layer by layer: each stage's parameters are gathered
   /// for a group of them at once. A group holds as many as artesian.activation_memory has room for,
   /// going by the most that one has taken so far: so the first runs alone, and so does each where
   /// that is not known (track_activations()); where inputs are kept in a tier, the placement says
   /// how many. Returns their losses. Errors: as forward; after one batch's fault, groups before its
   /// own stay accumulated: micro_batches() tells.
-  Result<std::vector<double>> forward_backward(std::span<const Batch> batches);
+  Result<std::vector<double>> forward_backward(std::span<const Batch> batches,
+                                               const BackwardOptions& options = {});
   /// Accumulated since the last step.
   std::uint64_t micro_batches() const noexcept;
-  /// The optimizer step over the gradients of the micro-batches since the last one; exactly
-  /// config.accumulation_steps of them. A step that must end the run, by what is not finite, is a
-  /// result with `end` set (step_guard.h). The update is deferred: it is fixed and begun here, and
-  /// each unit gets its share when the next forward, or anything else, comes to it; some have it
-  /// since the last backward (units_under_backward()). What that adds to the step's figures is in
-  /// take_completed(). Errors: Invalid (out of order); Io, Corrupt.
-  Result<StepResult> step();
+  /// The optimizer step over the gradients of the micro-batches since the last one:
+  /// config.accumulation_steps of them, or as many fewer as the request says. A step that must end
+  /// the run, by what is not finite, is a result with `end` set (step_guard.h). The update is
+  /// deferred: it is fixed and begun here, and each unit gets its share when the next forward, or
+  /// anything else, comes to it; some have it since the last backward (units_under_backward()).
+  /// What that adds to the step's figures is in take_completed(). Errors: Invalid (out of order,
+  /// another number of micro-batches, a learning rate that the update has begun without for good);
+  /// Io, Corrupt.
+  Result<StepResult> step(const StepRequest& request = {});
+  /// Drops the micro-batches since the last step, and takes back what of the update backward has
+  /// begun. The last step's own update goes on. Errors: Invalid where it cannot be taken back,
+  /// which ends the run; Io, Timeout.
+  Result<void> abandon_step();
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
   Result<void> finish_update();
   /// The last step whose update is complete, with all its figures; each step once.
@@ -151,12 +169,7 @@ void track_activations();
 /// if the choice is neither fp32 nor the parameter dtype.
 Result<DType> choose_compute_dtype(const Config& config, bool native = false);
 
-/// Memory budgets in bytes: the config's, or shares of what this machine and the device have left.
-struct Budgets {
-  std::uint64_t device = 0;
-  std::uint64_t host = 0;
-  std::uint64_t activations = 0;  // kept by several micro-batches at once; one may take more
-};
+/// The config's budgets, or shares of what this machine and the device have left.
 /// Errors: those of opening the device, where it is asked for its memory.
 Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu");
 

@@ -55,42 +55,40 @@ Result<void> check_loss(const at::Tensor& loss) {
 
 }  // namespace
 
-UnitGraphs::UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors,
-                       Prefetcher& prefetcher, Gradients& gradients,
+UnitGraphs::UnitGraphs(Module& module, StepCore& core, ParameterTensors& tensors,
                        const UnitGraphsOptions& options)
     : module_(module),
-      state_(state),
-      layout_(state.layout()),
+      core_(core),
+      state_(core.state()),
+      layout_(core.layout()),
       tensors_(tensors),
-      prefetcher_(prefetcher),
-      gradients_(gradients),
       options_(options),
-      keeper_(state, options.device) {
-  if (options.between) between_ = [this] { work_between_operators(); };
+      keeper_(core.state(), options.device) {
+  // Beside a separate device the host's thread is free anyway.
+  if (!state_.separate_device()) between_ = [this] { work_between_operators(); };
 }
 
 void UnitGraphs::work_between_operators() {
   const std::uint64_t begin = system_clock().now_ns();
-  options_.between();
+  core_.update_between_operators();
   between_ns_ += system_clock().now_ns() - begin;
 }
 
 void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
-  if (options_.timeline == nullptr) return;
-  options_.timeline->add(Lane::Compute, module_.stages()[stage].name + direction, begin_ns,
-                         system_clock().now_ns());
+  if (core_.timeline() == nullptr) return;
+  core_.timeline()->add(Lane::Compute, module_.stages()[stage].name + direction, begin_ns,
+                        system_clock().now_ns());
 }
 
 Result<void> UnitGraphs::enter(const Trace::Access& units) {
-  ARTESIAN_TRY_VOID(prefetcher_.enter(units));
-  if (options_.gathered) ARTESIAN_TRY_VOID(options_.gathered(units));
-  for (const auto unit : units) tensors_.bind(unit, prefetcher_.data(unit));
+  ARTESIAN_TRY_VOID(core_.enter(units));
+  for (const auto unit : units) tensors_.bind(unit, core_.data(unit));
   return {};
 }
 
 Result<void> UnitGraphs::leave(const Trace::Access& units) {
   for (const auto unit : units) tensors_.unbind(unit);
-  return prefetcher_.leave(units);
+  return core_.leave(units);
 }
 
 std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>& parameters) const {
@@ -131,7 +129,6 @@ Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> b
     tokens_ += static_cast<std::uint64_t>(by_element ? input.numel() : input.size(0));
     group_.push_back(std::move(copied).value());
   }
-  const std::size_t position = prefetcher_.position();
   const Keep keep = options_.activation_checkpointing ? Keep::Inputs : Keep::Graphs;
   ARTESIAN_TRY(outputs, run_stages(group_, keep));
   auto losses = from_torch([&]() -> Result<std::vector<double>> {
@@ -146,10 +143,7 @@ Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> b
     }
     return values;
   });
-  if (!losses.has_value()) {  // a batch's fault: as if none had been tried
-    ARTESIAN_TRY_VOID(forget());
-    prefetcher_.rewind(position);
-  }
+  if (!losses.has_value()) ARTESIAN_TRY_VOID(forget());  // a batch's fault: as if none were tried
   return losses;
 }
 
@@ -163,10 +157,8 @@ Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
     return {};
   });
   if (!moved.has_value()) return Result<at::Tensor>(std::move(moved).error());
-  const std::size_t position = prefetcher_.position();
   ARTESIAN_TRY(outputs, run_stages(group, Keep::Nothing));
   if (outputs.has_value()) return Result<at::Tensor>(std::move(outputs->front()));
-  prefetcher_.rewind(position);
   return Result<at::Tensor>(std::move(outputs).error());
 }
 
@@ -187,7 +179,7 @@ Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<Micro
         const BetweenOperators calls(keep == Keep::Nothing ? nothing : between_);
         return run_stage(stage, activations[index], group[index], keep);
       });
-      forward_ns_ += system_clock().now_ns() - begin - (between_ns_ - others);
+      core_.counters().forward_ns += system_clock().now_ns() - begin - (between_ns_ - others);
       span(keep == Keep::Nothing ? " evaluate" : " forward", stage, begin);
       if (output.has_value()) {
         activations[index] = std::move(output).value();
@@ -259,7 +251,7 @@ Result<void> UnitGraphs::forget() {
 }
 
 Result<void> UnitGraphs::backward(double loss_multiplier) {
-  ARTESIAN_CHECK(backward_pending());
+  ARTESIAN_CHECK(!group_.empty());
   ARTESIAN_TRY_VOID(from_torch([&] { return backward_stages(loss_multiplier); }));
   return forget();
 }
@@ -282,23 +274,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
   }
   if (!late_.has_value()) return {};
   ARTESIAN_TRY_VOID(accumulate(*late_));
-  return accumulated(late_->stage);
-}
-
-template <typename Work>
-Result<void> UnitGraphs::timed_gradients(const Work& work) {
-  const std::uint64_t begin = system_clock().now_ns();
-  const double waited = gradients_.wait_seconds();
-  auto outcome = work();
-  const auto waited_ns = static_cast<std::uint64_t>((gradients_.wait_seconds() - waited) * 1e9);
-  const std::uint64_t taken_ns = system_clock().now_ns() - begin;
-  gradient_ns_ += taken_ns - std::min(taken_ns, waited_ns);
-  return outcome;
-}
-
-Result<void> UnitGraphs::accumulated(std::size_t stage) {
-  ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_.write_back(); }));
-  return options_.accumulated ? options_.accumulated(stage) : Result<void>();
+  return core_.stage_accumulated(late_->stage);
 }
 
 Result<void> UnitGraphs::backward_stage(std::size_t stage) {
@@ -308,7 +284,7 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage) {
     if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));
   }
   ARTESIAN_TRY_VOID(leave(units));
-  return late_.has_value() ? Result<void>() : accumulated(stage);
+  return late_.has_value() ? Result<void>() : core_.stage_accumulated(stage);
 }
 
 Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t index) {
@@ -324,19 +300,16 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
   ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
   ARTESIAN_TRY(made, collect(stage, parameters, gradients));
   ARTESIAN_TRY_VOID(keeper_.load_next());
-  if (module_.stages()[stage].lookup.has_value() && micro.gradient.defined()) {
-    const std::int64_t width = micro.gradient.size(-1);
-    row_gradients_.push_back(
-        {micro.ids, micro.gradient.reshape({-1, width}).to(at::kFloat).contiguous()});
-  }
-  backward_ns_ += system_clock().now_ns() - begin - (between_ns_ - others);
+  const auto& lookup = module_.stages()[stage].lookup;
+  if (lookup.has_value() && micro.gradient.defined()) keep_rows(*lookup, micro);
+  core_.counters().backward_ns += system_clock().now_ns() - begin - (between_ns_ - others);
   span(" backward", stage, begin);
   const std::uint64_t rounding = system_clock().now_ns();
   if (state_.separate_device()) {  // while the device computes this one, those of the one before
     std::optional<StageGradients> before = std::exchange(late_, std::move(made));
     if (before.has_value()) {
       ARTESIAN_TRY_VOID(accumulate(*before));
-      if (before->stage != stage) ARTESIAN_TRY_VOID(accumulated(before->stage));
+      if (before->stage != stage) ARTESIAN_TRY_VOID(core_.stage_accumulated(before->stage));
     }
   } else {
     ARTESIAN_TRY_VOID(accumulate(made));
@@ -355,7 +328,8 @@ void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const a
   TORCH_CHECK(begin <= numel && count <= numel - begin, "GradientSink::add: ", count,
               " elements from ", first, " on, of a parameter with ", numel);
   const at::Tensor values = part.to(at::kFloat).contiguous();
-  graphs_.gradients_.add_part(parameters[position], begin, values.const_data_ptr<float>(), count);
+  graphs_.core_.gradients().add_part(parameters[position], begin, values.const_data_ptr<float>(),
+                                     count);
 }
 
 bool UnitGraphs::in_parts(std::uint32_t parameter) const {
@@ -365,7 +339,7 @@ bool UnitGraphs::in_parts(std::uint32_t parameter) const {
 Result<void> UnitGraphs::begin_parts(const std::vector<std::uint32_t>& parameters) {
   sink_.parameters = parameters;
   for (const auto parameter : parameters) {
-    if (in_parts(parameter)) ARTESIAN_TRY_VOID(gradients_.begin_parts(parameter));
+    if (in_parts(parameter)) ARTESIAN_TRY_VOID(core_.gradients().begin_parts(parameter));
   }
   return {};
 }
@@ -373,7 +347,7 @@ Result<void> UnitGraphs::begin_parts(const std::vector<std::uint32_t>& parameter
 Result<void> UnitGraphs::end_parts() {
   for (const auto parameter : std::exchange(sink_.parameters, {})) {
     if (!in_parts(parameter)) continue;
-    const std::uint64_t added = gradients_.end_parts(parameter);
+    const std::uint64_t added = core_.gradients().end_parts(parameter);
     const std::uint64_t numel = layout_.places[parameter].numel;
     if (added != 0 && added != numel) {
       return make_error(ErrorCode::Invalid,
@@ -381,7 +355,7 @@ Result<void> UnitGraphs::end_parts() {
                             std::to_string(numel) + " elements of the gradient of \"" +
                             module_.parameters()[parameter].name + "\"; give each once, or none");
     }
-    bytes_to_host_ += added * gradients_.element_size();
+    core_.counters().bytes_to_host += added * core_.gradients().element_size();
   }
   return {};
 }
@@ -426,10 +400,10 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     if (!gradients[index].defined()) continue;  // not used by this forward: zero
     const ParameterPlace& place = layout_.places[parameters[index]];
-    const auto dtype = scalar_type(gradients_.added_dtype(place.unit));
+    const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
     made.keep.push_back(gradients[index].to(dtype).contiguous());
     made.by_unit[place.unit].push_back({parameters[index], made.keep.back().const_data_ptr()});
-    bytes_to_host_ += place.numel * gradients_.element_size();
+    core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
   }
   ARTESIAN_TRY(complete, written());
   made.written = complete;
@@ -443,51 +417,22 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
     ARTESIAN_TRY_VOID(state_.device().finish(made.written));
   }
   for (const auto& [unit, list] : made.by_unit) {
-    const std::uint64_t begin_ns = system_clock().now_ns();
-    ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_.add(unit, list, made.written); }));
-    if (options_.timeline == nullptr) continue;
-    options_.timeline->add(Lane::ToHost, layout_.units[unit].name + " gradient", begin_ns,
-                           system_clock().now_ns());
+    ARTESIAN_TRY_VOID(core_.add(unit, list, made.written));
   }
   return {};
 }
 
-/// The rows' gradients of all micro-batches, from a separate device.
-Result<void> UnitGraphs::bring_rows_to_host() {
-  if (!state_.separate_device()) return {};
-  ARTESIAN_TRY(complete, written());
-  for (RowGradients& batch : row_gradients_) {
-    const at::Tensor target = at::empty(batch.gradient.sizes(), at::kFloat);
-    const auto* source = static_cast<const std::byte*>(batch.gradient.const_data_ptr());
-    ARTESIAN_TRY_VOID(state_.reader().read_into(
-        static_cast<std::byte*>(target.mutable_data_ptr()),
-        {source, static_cast<std::uint64_t>(batch.gradient.nbytes())}, complete));
-    batch.gradient = target;
-  }
-  return {};
-}
-
-Result<void> UnitGraphs::finish_gradients() {
-  ARTESIAN_TRY_VOID(bring_rows_to_host());
-  std::vector<std::int64_t> rows;
-  std::vector<const float*> row_gradients;
-  std::uint64_t width = 0;
-  for (const RowGradients& batch : row_gradients_) {
-    width = static_cast<std::uint64_t>(batch.gradient.size(1));
-    const auto* ids = batch.rows.const_data_ptr<std::int64_t>();
-    const auto* data = batch.gradient.const_data_ptr<float>();
-    for (std::int64_t position = 0; position < batch.rows.numel(); ++position) {
-      rows.push_back(ids[position]);
-      row_gradients.push_back(data + static_cast<std::uint64_t>(position) * width);
-    }
-  }
-  const auto& lookup = module_.stages().front().lookup;
-  if (lookup.has_value() && !rows.empty()) {
-    ARTESIAN_TRY_VOID(
-        timed_gradients([&] { return gradients_.add_rows(*lookup, rows, row_gradients, width); }));
-  }
-  row_gradients_.clear();
-  return {};
+/// Keeps the gradients of the looked-up rows for the step's end.
+void UnitGraphs::keep_rows(std::uint32_t parameter, const MicroBatch& micro) {
+  const std::int64_t width = micro.gradient.size(-1);
+  const at::Tensor gradient = micro.gradient.reshape({-1, width}).to(at::kFloat).contiguous();
+  const auto* ids = micro.ids.const_data_ptr<std::int64_t>();
+  core_.add_rows(
+      {.parameter = parameter,
+       .rows = {ids, static_cast<std::size_t>(micro.ids.numel())},
+       .gradient = gradient.const_data_ptr<float>(),
+       .width = static_cast<std::uint64_t>(width),
+       .keep = std::make_shared<std::pair<at::Tensor, at::Tensor>>(micro.ids, gradient)});
 }
 
 }  // namespace artesian::zero3

@@ -1,6 +1,7 @@
 // Unit-local graphs: each stage runs on a detached input and keeps a graph of its own; backward
 // asks autograd for one stage at a time, in reverse. So the order of gathering, gradients and
-// release is ours, and no hook is needed.
+// release is ours, and no hook is needed. A driver of StepCore: its passes are opened and ended by
+// whoever calls this.
 //
 // Two kinds of failure: the tiers' (Io, Corrupt, ...) end the run; what LibTorch or the module
 // makes of a batch concerns that batch alone, if nothing of it has been accumulated. So forward and
@@ -25,10 +26,7 @@
 #include <span>
 #include <vector>
 
-#include "base/timeline.h"
-#include "zero3/plan/prefetcher.h"
-#include "zero3/step/gradients.h"
-#include "zero3/step/state.h"
+#include "zero3/step/step_core.h"
 #include "zero3/torch/input_keeper.h"
 #include "zero3/torch/module.h"
 #include "zero3/torch/parameter_tensors.h"
@@ -37,56 +35,33 @@ namespace artesian::zero3 {
 
 struct UnitGraphsOptions {
   c10::Device device = c10::kCPU;  // of all tensors
-  Timeline* timeline = nullptr;    // may be null
   /// Of a forward only the stages' inputs are kept; backward runs each stage once more.
   /// Those that the placement gives a tier wait there (input_keeper.h).
   bool activation_checkpointing = false;
-  /// Called when units were gathered, before anything computes with them. Its errors end the run.
-  std::function<Result<void>(const Trace::Access&)> gathered;
-  /// Called when a stage's gradients of all micro-batches of the group have joined their
-  /// accumulators. Its errors end the run.
-  std::function<Result<void>(std::size_t)> accumulated;
-  /// Called between the operators of forward and backward, not of evaluations; may be empty. What
-  /// it takes is not of forward_seconds() and backward_seconds().
-  std::function<void()> between;
 };
 
 class UnitGraphs {
  public:
   /// All must outlive it.
-  UnitGraphs(Module& module, ModelState& state, ParameterTensors& tensors, Prefetcher& prefetcher,
-             Gradients& gradients, const UnitGraphsOptions& options);
+  UnitGraphs(Module& module, StepCore& core, ParameterTensors& tensors,
+             const UnitGraphsOptions& options);
 
   /// Runs all stages, each on every micro-batch, and keeps what backward needs, with copies of the
   /// batches. Returns their losses. Errors: those of gathering; inner: Invalid and Exhausted, one
   /// batch's fault, after which nothing of any is kept.
   Result<Result<std::vector<double>>> forward(std::span<const Batch> batches);
   /// Backward of the forward before it: weight gradients of each loss * loss_multiplier join the
-  /// accumulators. Errors: those of gathering and accumulating; Invalid from LibTorch.
+  /// accumulators, those of looked-up rows wait for the step. Errors: those of gathering and
+  /// accumulating; Invalid from LibTorch.
   Result<void> backward(double loss_multiplier);
   /// Runs all stages without gradients, on the prefetcher's evaluation course; returns what the
   /// last one returned. Kept graphs stay. Errors: as forward.
   Result<Result<at::Tensor>> evaluate(const Batch& batch);
-  /// After the last micro-batch: adds the looked-up rows' gradients, once, in canonical order.
-  Result<void> finish_gradients();
 
-  bool backward_pending() const noexcept { return !group_.empty(); }
+  /// Lets go of the graphs and the batches of the last forward, and of what is entered.
+  Result<void> forget();
   /// Of the last forward: token ids where stage 0 looks them up, else samples (the first extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
-  /// Seconds in which inputs that are kept in a tier were waited for.
-  double wait_seconds() const noexcept { return state_.depot().wait_seconds(); }
-  double forward_seconds() const noexcept { return static_cast<double>(forward_ns_) * 1e-9; }
-  double backward_seconds() const noexcept { return static_cast<double>(backward_ns_) * 1e-9; }
-  /// Rounding gradients and adding them up, without the waits; tiles of a table's are in backward.
-  double gradient_seconds() const noexcept { return static_cast<double>(gradient_ns_) * 1e-9; }
-  /// Bytes of gradients rounded into the accumulators and of inputs copied to a tier, or of all
-  /// that was copied from the device, so far.
-  std::uint64_t bytes_to_host() const noexcept {
-    return state_.separate_device() ? state_.device().bytes_to_host()
-                                    : bytes_to_host_ + state_.depot().bytes_put();
-  }
-  /// Bytes of inputs copied from a tier where that is the CPU's work; else the device counts them.
-  std::uint64_t bytes_to_device() const noexcept { return state_.depot().bytes_taken(); }
 
  private:
   enum class Keep : std::uint8_t { Graphs, Inputs, Nothing };
@@ -102,10 +77,6 @@ class UnitGraphs {
     at::Tensor ids;  // of stage 0's look-up, on the CPU
     std::vector<StageGraph> graphs;
     at::Tensor gradient;  // in backward: of the output of the stage that comes next
-  };
-  struct RowGradients {   // of one micro-batch
-    at::Tensor rows;      // [ids] int64, on the CPU
-    at::Tensor gradient;  // [ids, width] fp32
   };
   /// Rounds parts of tiled gradients into their accumulators. Throws c10::Error.
   class PartSink final : public GradientSink {
@@ -132,7 +103,6 @@ class UnitGraphs {
   Result<void> put_away(std::size_t stage, std::size_t index, StageGraph& graph);
   Result<at::Tensor> call_module(std::size_t stage, const at::Tensor& input,
                                  const MicroBatch& micro);
-  Result<void> forget();
   Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage);
   Result<void> backward_micro_batch(std::size_t stage, std::size_t index);
@@ -145,34 +115,25 @@ class UnitGraphs {
   Result<StageGradients> collect(std::size_t stage, const std::vector<std::uint32_t>& parameters,
                                  const std::vector<at::Tensor>& gradients);
   Result<void> accumulate(const StageGradients& made);
-  template <typename Work>
-  Result<void> timed_gradients(const Work& work);
-  Result<void> accumulated(std::size_t stage);
   Result<tiering::DeviceFence> written();
-  Result<void> bring_rows_to_host();
+  void keep_rows(std::uint32_t parameter, const MicroBatch& micro);
   std::vector<at::Tensor> tensors_of(const std::vector<std::uint32_t>& parameters) const;
   void span(const char* direction, std::size_t stage, std::uint64_t begin_ns);
   void work_between_operators();
 
   Module& module_;
+  StepCore& core_;
   ModelState& state_;
   const Layout& layout_;
   ParameterTensors& tensors_;
-  Prefetcher& prefetcher_;
-  Gradients& gradients_;
   const UnitGraphsOptions options_;
   InputKeeper keeper_;
   std::vector<MicroBatch> group_;  // of a forward that has no backward yet
   std::optional<StageGradients> late_;
   PartSink sink_{*this};
   std::uint64_t tokens_ = 0;
-  std::vector<RowGradients> row_gradients_;
-  std::function<void()> between_;  // options_.between, timed
+  std::function<void()> between_;  // work between operators; empty on a separate device
   std::uint64_t between_ns_ = 0;
-  std::uint64_t forward_ns_ = 0;
-  std::uint64_t backward_ns_ = 0;
-  std::uint64_t gradient_ns_ = 0;
-  std::uint64_t bytes_to_host_ = 0;
 };
 
 }  // namespace artesian::zero3

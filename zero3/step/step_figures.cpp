@@ -1,9 +1,8 @@
-#include "zero3/torch/step_figures.h"
+#include "zero3/step/step_figures.h"
 
 #include "base/clock.h"
 #include "base/machine.h"
 #include "zero3/plan/step_plan.h"
-#include "zero3/torch/activation_memory.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -44,15 +43,18 @@ StepResult StepFigures::counters() const {
   now.bytes_nvme_read = disk_now.bytes_read;
   now.bytes_nvme_write = disk_now.bytes_written;
   if (from_.state.path_count() > 1) now.bytes_paths.paths = from_.state.path_use();
-  now.bytes_h2d = from_.residency.bytes_to_device() + from_.graphs.bytes_to_device();
-  now.bytes_d2h = from_.graphs.bytes_to_host();
+  // Inputs that are kept in a tier are copied by the CPU, or else counted by the device.
+  const tiering::Depot& depot = from_.state.depot();
+  now.bytes_h2d = from_.residency.bytes_to_device() + depot.bytes_taken();
+  now.bytes_d2h = from_.state.separate_device() ? from_.state.device().bytes_to_host()
+                                                : from_.passes.bytes_to_host + depot.bytes_put();
   now.wait_param_s = from_.residency.wait_seconds();
   now.wait_grad_s = from_.gradients.wait_seconds();
   now.wait_optimizer_s = from_.optimizer.wait_seconds();
-  now.wait_input_s = from_.graphs.wait_seconds();
-  now.forward_s = from_.graphs.forward_seconds();
-  now.backward_s = from_.graphs.backward_seconds();
-  now.gradient_s = from_.graphs.gradient_seconds();
+  now.wait_input_s = depot.wait_seconds();
+  now.forward_s = static_cast<double>(from_.passes.forward_ns) * 1e-9;
+  now.backward_s = static_cast<double>(from_.passes.backward_ns) * 1e-9;
+  now.gradient_s = static_cast<double>(from_.passes.gradient_ns) * 1e-9;
   now.cast_s = from_.residency.cast_seconds();
   return now;
 }
@@ -119,9 +121,12 @@ Result<void> StepFigures::take_peaks(StepResult& result) const {
   result.peak_gradients = state.placement().device_gradient_bytes;
   result.peak_device = device + result.peak_gradients;
   result.peak_host = state.host_pool().statistics().bytes_reserved;
-  const MemoryBesideTiers beside = memory_beside_tiers((separate ? 0 : device) + result.peak_host);
-  ARTESIAN_TRY(on_gpu, tensor_bytes_peak(from_.compute));
-  result.peak_activations = from_.compute.torch.is_cuda() ? on_gpu : beside.activations;
+  PeaksBesideTiers beside;
+  if (from_.peaks_beside_tiers) {
+    ARTESIAN_TRY(peaks, from_.peaks_beside_tiers((separate ? 0 : device) + result.peak_host));
+    beside = peaks;
+  }
+  result.peak_activations = beside.activations;
   result.peak_program = beside.program;
   result.peak_heap = beside.heap;
   result.peak_process_rss = process_memory().bytes_peak;

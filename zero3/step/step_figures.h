@@ -6,26 +6,44 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "zero3/plan/prediction.h"
 #include "zero3/plan/prefetcher.h"
+#include "zero3/step/gradients.h"
 #include "zero3/step/optimizer.h"
-#include "zero3/torch/compute_device.h"
-#include "zero3/torch/engine.h"
-#include "zero3/torch/unit_graphs.h"
+#include "zero3/step/step_result.h"
 
 namespace artesian::zero3 {
+
+/// What whoever runs the model counts since its creation. Seconds of forward and backward are the
+/// model's own; rounding gradients and adding them up is apart, without its waits. Bytes are those
+/// of gradients rounded into the accumulators, where that is the CPU's work.
+struct PassCounters {
+  std::uint64_t forward_ns = 0;
+  std::uint64_t backward_ns = 0;
+  std::uint64_t gradient_ns = 0;
+  std::uint64_t bytes_to_host = 0;
+};
+
+/// The most bytes of the process so far beside the tiers.
+struct PeaksBesideTiers {
+  std::uint64_t activations = 0;
+  std::uint64_t program = 0;
+  std::uint64_t heap = 0;
+};
 
 /// Who counts. All must outlive what is made of them.
 struct FigureSources {
   ModelState& state;
-  const ComputeDevice& compute;
   const tiering::Residency& residency;
   Prefetcher& prefetcher;
   const Gradients& gradients;
   const Optimizer& optimizer;
-  const UnitGraphs& graphs;
+  const PassCounters& passes;
+  /// Given the bytes of the tiers that are in this process's memory; may be empty.
+  std::function<Result<PeaksBesideTiers>(std::uint64_t tiers)> peaks_beside_tiers;
 };
 
 class StepFigures {
@@ -38,7 +56,7 @@ class StepFigures {
     StepResult counters;
   };
 
-  /// What came before is of no step.
+  /// What came before, and after the last step, is of no step.
   void start() { totals_ = counters(); }
   /// `carries_update`: it completes the update of the step before it.
   void begin_step(bool carries_update);
@@ -50,7 +68,7 @@ class StepFigures {
   /// The update of the step before is complete.
   void end_update() { end_phase(/*ends_update=*/true); }
   /// Fills in what the step under way has taken up to `end_ns`, which is its end. Errors:
-  /// LibTorch's, where it is asked for its memory.
+  /// those of peaks_beside_tiers.
   Result<void> end_step(std::uint64_t end_ns, StepResult& result);
 
   std::uint64_t step_begin_ns() const noexcept { return step_begin_ns_; }

@@ -1,0 +1,385 @@
+// Proves what every driver of StepCore may rely on, with one that has no tensors: gradients are
+// numbers of a counter. A step that is abandoned, wherever it stood, leaves no trace in any bit; a
+// step may have fewer micro-batches than the configuration says; a learning rate given to step() is
+// the one that counts, also where the update began with another one; each call in each state is
+// let through or refused as the table says, and a refused one changes nothing.
+#include "zero3/step/step_core.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <functional>
+#include <set>
+
+#include "base/random.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/zero3/budgets.h"
+#include "tests/zero3/small_model.h"
+#include "zero3/plan/step_accesses.h"
+
+namespace artesian::zero3 {
+namespace {
+
+std::string error_of(const auto& result) {
+  return result.has_value() ? "" : result.error().to_string();
+}
+
+constexpr std::uint64_t row_width = 16;
+
+struct Case {
+  DType dtype = DType::Float32;
+  double clipping = 1.0;       // of 0.001, every step is clipped
+  bool check_overflow = true;  // bf16: false lets an update begin for good
+  bool speculative = true;
+  std::uint64_t accumulation = 2;
+  double learning_rate = 1e-2;
+};
+
+/// Runs a small model: forward enters the stages' units in order, backward in reverse, and each
+/// parameter's gradient is made of the numbers of its step and micro-batch.
+class Driver {
+ public:
+  explicit Driver(const Case& run, const SmallModel& shape = make_small_model(24, 16, 3)) {
+    config_.micro_batch_size = 1;
+    config_.accumulation_steps = run.accumulation;
+    config_.param_dtype = config_.grad_accum_dtype = run.dtype;
+    config_.gradient_clipping = run.clipping;
+    config_.check_grad_overflow = run.check_overflow;
+    config_.optimizer.lr = run.learning_rate;
+    config_.optimizer.weight_decay = 0.1;
+    config_.loss_scale.initial_scale_power = 4;
+    config_.zero.stage = 3;
+    config_.zero.offload_param = {
+        .device = Offload::Nvme, .nvme_paths = {directory_.path()}, .max_in_cpu = 0};
+    config_.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_paths = {directory_.path()}};
+    config_.zero.param_persistence_threshold = 0;
+    config_.zero.sub_group_size = 2048;
+    config_.artesian.speculative_update = run.speculative;
+    config_.artesian.engine = EngineChoice::Threads;
+    StepCoreOptions options;
+    // All state on NVMe, gradients in host memory.
+    const std::uint64_t host =
+        least_host_budget({.parameters = &shape.parameters,
+                           .stages = &shape.stages,
+                           .config = &config_,
+                           .device_bytes = 1 << 20,
+                           .spare_device = false},
+                          [](const Placement& placement) { return !placement.gradients_spill(); });
+    options.budgets = {.device = 1 << 20, .host = host, .activations = 1 << 20};
+    options.spare_device = false;
+    options.share_under_backward = 1.0;
+    auto made = StepCore::create({shape.parameters, shape.stages}, config_, options, executor_);
+    EXPECT_EQ(error_of(made), "");
+    core = std::move(made).value();
+  }
+  ~Driver() { EXPECT_EQ(error_of(core->close()), ""); }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  void fill() {
+    RandomWeights weights(core->shape().parameters, 1);
+    ASSERT_EQ(error_of(core->initialize(weights, {})), "");
+  }
+
+  /// The first `stages` of a forward.
+  void enter_forward(std::size_t stages, bool leave_last = true) {
+    for (std::size_t stage = 0; stage < stages; ++stage) {
+      ASSERT_EQ(error_of(core->enter(core->layout().stages[stage])), "");
+      if (!leave_last && stage + 1 == stages) return;
+      ASSERT_EQ(error_of(core->leave(core->layout().stages[stage])), "");
+    }
+  }
+  void forward() {
+    ASSERT_EQ(error_of(core->begin_forward(1)), "");
+    enter_forward(stages().size());
+    const double loss[] = {1.5};
+    ASSERT_EQ(error_of(core->end_forward(loss)), "");
+  }
+
+  /// Gradients of the last `count` stages. `scale` 0: all are zero.
+  void add_gradients(std::uint64_t seed, std::size_t count, double scale = 1.0) {
+    for (std::size_t stage = stages().size(); stage-- > stages().size() - count;) {
+      const auto units = backward_units(core->layout(), stages(), stage);
+      ASSERT_EQ(error_of(core->enter(units)), "");
+      std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
+      std::vector<std::vector<float>> keep;
+      for (const std::uint32_t parameter : graph_parameters(stages()[stage])) {
+        const ParameterPlace& place = core->layout().places[parameter];
+        keep.push_back(numbers(seed, parameter, place.numel, scale));
+        by_unit[place.unit].push_back({parameter, keep.back().data()});
+      }
+      for (const auto& [unit, list] : by_unit) ASSERT_EQ(error_of(core->add(unit, list)), "");
+      if (stages()[stage].lookup.has_value()) add_rows(seed, *stages()[stage].lookup, scale);
+      ASSERT_EQ(error_of(core->leave(units)), "");
+      ASSERT_EQ(error_of(core->stage_accumulated(stage)), "");
+    }
+  }
+  void backward(std::uint64_t seed, double scale = 1.0, const BackwardRequest& request = {}) {
+    ASSERT_EQ(error_of(core->begin_backward(request)), "");
+    add_gradients(seed, stages().size(), scale);
+    ASSERT_EQ(error_of(core->end_backward(4)), "");
+  }
+  void micro_batch(std::uint64_t seed, double scale = 1.0, const BackwardRequest& request = {}) {
+    forward();
+    backward(seed, scale, request);
+  }
+  /// Step `number` of a run, with as many micro-batches as the configuration says.
+  StepResult step(std::uint64_t number) {
+    for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
+      micro_batch(number * 10 + micro);
+    }
+    auto result = core->step();
+    EXPECT_EQ(error_of(result), "");
+    norms.push_back(std::bit_cast<std::uint64_t>(result->grad_norm));
+    taken_back += result->taken_back;
+    return std::move(result).value();
+  }
+  std::string digest() { return core->digest().value(); }
+  const std::vector<StageSpec>& stages() const { return core->shape().stages; }
+
+  std::unique_ptr<StepCore> core;
+  std::vector<std::uint64_t> norms;
+  int taken_back = 0;
+
+ private:
+  static std::vector<float> numbers(std::uint64_t seed, std::uint32_t parameter,
+                                    std::uint64_t count, double scale) {
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const double unit = static_cast<double>(random_word(seed, parameter, i) >> 11) * 0x1p-53;
+      values[static_cast<std::size_t>(i)] = static_cast<float>((unit - 0.5) * scale);
+    }
+    return values;
+  }
+  void add_rows(std::uint64_t seed, std::uint32_t parameter, double scale) {
+    struct Rows {
+      std::vector<std::int64_t> rows{3, 7, 3};
+      std::vector<float> gradient;
+    };
+    auto rows = std::make_shared<Rows>();
+    rows->gradient = numbers(seed + 1'000'000, parameter, rows->rows.size() * row_width, scale);
+    core->add_rows({.parameter = parameter,
+                    .rows = rows->rows,
+                    .gradient = rows->gradient.data(),
+                    .width = row_width,
+                    .keep = rows});
+  }
+
+  test_support::TemporaryDirectory directory_;
+  SerialExecutor executor_;
+  Config config_;
+};
+
+std::vector<Case> runs() {
+  std::vector<Case> runs;
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
+    for (const double clipping : {0.0, 0.001, 1e6}) {
+      for (const bool speculative : {false, true}) {
+        runs.push_back({.dtype = dtype, .clipping = clipping, .speculative = speculative});
+      }
+    }
+  }
+  return runs;
+}
+
+TEST(StepCore, AStepThatIsAbandonedLeavesNoTrace) {
+  const std::vector<std::function<void(Driver&)>> attempts = {
+      [](Driver&) {},
+      [](Driver& d) {
+        EXPECT_EQ(error_of(d.core->begin_forward(1)), "");
+        d.enter_forward(2, /*leave_last=*/false);
+      },
+      [](Driver& d) { d.forward(); },
+      [](Driver& d) {
+        d.forward();
+        EXPECT_EQ(error_of(d.core->begin_backward()), "");
+        d.add_gradients(99, 2);
+        d.core->break_pass();
+        EXPECT_NE(error_of(d.core->step()).find("call abandon_step() first"), std::string::npos);
+      },
+      [](Driver& d) { d.micro_batch(98); },
+      [](Driver& d) {  // in the last backward, which may have begun an update
+        d.micro_batch(97);
+        d.forward();
+        EXPECT_EQ(error_of(d.core->begin_backward()), "");
+        d.add_gradients(96, 3);
+      },
+      [](Driver& d) {
+        d.micro_batch(95);
+        d.micro_batch(94);
+      },
+  };
+  for (const Case& run : runs()) {
+    Driver plain(run);
+    plain.fill();
+    Driver tried(run);
+    tried.fill();
+    std::uint64_t number = 0;
+    for (const auto& attempt : attempts) {
+      attempt(tried);
+      ASSERT_EQ(error_of(tried.core->abandon_step()), "");
+      EXPECT_EQ(tried.core->micro_batches(), 0u);
+      plain.step(number);
+      tried.step(number++);
+    }
+    EXPECT_EQ(tried.norms, plain.norms);
+    EXPECT_EQ(tried.digest(), plain.digest())
+        << dtype_name(run.dtype) << " " << run.clipping << " " << run.speculative;
+  }
+}
+
+TEST(StepCore, AnUpdateThatBeganForGoodCannotBeAbandoned) {
+  Driver driver({.dtype = DType::BFloat16, .clipping = 0, .check_overflow = false});
+  driver.fill();
+  driver.step(0);
+  driver.micro_batch(10);
+  driver.micro_batch(11);
+  const std::string refused = error_of(driver.core->abandon_step());
+  EXPECT_NE(refused.find("has begun the update"), std::string::npos) << refused;
+  EXPECT_EQ(error_of(driver.core->step()), "");  // it changed nothing
+
+  driver.micro_batch(20);
+  driver.forward();
+  ASSERT_EQ(error_of(driver.core->begin_backward()), "");
+  driver.add_gradients(21, 4);
+  driver.core->break_pass();
+  const std::string ended = error_of(driver.core->abandon_step());
+  EXPECT_NE(ended.find("nothing of it is kept to take it back"), std::string::npos) << ended;
+  EXPECT_EQ(error_of(driver.core->step()), ended);  // and that ended the run
+}
+
+TEST(StepCore, AStepMayHaveFewerMicroBatches) {
+  for (const Case& base : runs()) {
+    Case run = base;
+    run.accumulation = 3;
+    Driver shorter(run);
+    shorter.fill();
+    Driver padded(run);  // what is missing has gradients of zero
+    padded.fill();
+    const std::uint64_t counts[] = {3, 1, 3, 2, 3};
+    for (std::uint64_t step = 0; step < std::size(counts); ++step) {
+      for (std::uint64_t micro = 0; micro < 3; ++micro) {
+        const bool there = micro < counts[step];
+        padded.micro_batch(step * 10 + micro, there ? 1.0 : 0.0);
+        if (there) shorter.micro_batch(step * 10 + micro, 1.0, {.last = micro + 1 == counts[step]});
+      }
+      const auto expected = padded.core->step();
+      ASSERT_EQ(error_of(expected), "");
+      if (counts[step] != 3) {
+        const std::string refused = error_of(shorter.core->step());
+        EXPECT_NE(refused.find("allowed 3"), std::string::npos) << refused;
+      }
+      const auto got = shorter.core->step({.micro_batches = counts[step]});
+      ASSERT_EQ(error_of(got), "");
+      EXPECT_EQ(got->grad_norm, expected->grad_norm);
+      EXPECT_EQ(got->tokens, 4 * counts[step]);
+    }
+    EXPECT_EQ(shorter.digest(), padded.digest()) << dtype_name(run.dtype) << " " << run.clipping;
+  }
+}
+
+TEST(StepCore, TheLearningRateOfTheStepIsTheOneThatCounts) {
+  for (Case run : runs()) {
+    run.learning_rate = 0.5;
+    Driver configured(run);
+    configured.fill();
+    run.learning_rate = 1e-2;
+    Driver told(run);
+    told.fill();
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      configured.step(step);
+      told.micro_batch(step * 10);
+      // Every other time backward knows it, too.
+      BackwardRequest request;
+      if (step % 2 == 0) request.learning_rate = 0.5;
+      told.micro_batch(step * 10 + 1, 1.0, request);
+      const auto result = told.core->step({.learning_rate = 0.5});
+      ASSERT_EQ(error_of(result), "");
+      EXPECT_EQ(result->lr, 0.5);
+      told.taken_back += result->taken_back;
+    }
+    EXPECT_EQ(told.digest(), configured.digest()) << dtype_name(run.dtype) << " " << run.clipping;
+    if (run.clipping != 1e6 || !run.speculative) continue;
+    EXPECT_GT(told.taken_back, configured.taken_back);
+  }
+}
+
+TEST(StepCore, ALearningRateThatComesTooLateIsAnErrorThatChangesNothing) {
+  const Case run{.dtype = DType::BFloat16, .clipping = 0, .check_overflow = false};
+  Driver driver(run);
+  driver.fill();
+  Driver plain(run);
+  plain.fill();
+  plain.step(1);
+  driver.micro_batch(10);
+  driver.micro_batch(11);
+  const std::string refused = error_of(driver.core->step({.learning_rate = 0.5}));
+  EXPECT_NE(refused.find("give it to backward(), too"), std::string::npos) << refused;
+  EXPECT_EQ(error_of(driver.core->step()), "");
+  EXPECT_EQ(driver.digest(), plain.digest());
+}
+
+TEST(StepCore, EachCallInEachStateIsLetThroughAsTheTableSays) {
+  const Case usual;
+  const Case for_good{.dtype = DType::BFloat16, .clipping = 0, .check_overflow = false};
+  const std::vector<std::pair<StepState, std::function<void(Driver&)>>> ways = {
+      {StepState::Unfilled, [](Driver&) {}},
+      {StepState::Ready, [](Driver& d) { d.fill(); }},
+      {StepState::Forward,
+       [](Driver& d) {
+         d.fill();
+         EXPECT_EQ(error_of(d.core->begin_forward(1)), "");
+       }},
+      {StepState::AwaitsBackward,
+       [](Driver& d) {
+         d.fill();
+         d.forward();
+       }},
+      {StepState::Backward,
+       [](Driver& d) {
+         d.fill();
+         d.forward();
+         EXPECT_EQ(error_of(d.core->begin_backward()), "");
+       }},
+      {StepState::Accumulated,
+       [](Driver& d) {
+         d.fill();
+         d.micro_batch(1);
+       }},
+      {StepState::Full,
+       [](Driver& d) {
+         d.fill();
+         d.micro_batch(1);
+         d.micro_batch(2);
+       }},
+      {StepState::Begun,
+       [](Driver& d) {
+         d.fill();
+         d.micro_batch(1);
+         d.micro_batch(2);
+       }},
+      {StepState::Broken,
+       [](Driver& d) {
+         d.fill();
+         d.forward();
+         d.core->break_pass();
+       }},
+      {StepState::Closed, [](Driver& d) { EXPECT_EQ(error_of(d.core->close()), ""); }},
+  };
+  for (const auto& [state, way] : ways) {
+    for (std::size_t index = 0; index < step_calls; ++index) {
+      Driver driver(state == StepState::Begun ? for_good : usual);
+      way(driver);
+      ASSERT_EQ(driver.core->state_of_step(), state);
+      const auto call = static_cast<StepCall>(index);
+      const std::string refused = error_of(driver.core->check(call, "it"));
+      EXPECT_EQ(refused.empty(), is_legal(state, call)) << static_cast<int>(state) << " " << index;
+      EXPECT_EQ(driver.core->state_of_step(), state);
+      if (refused.empty() || state == StepState::Closed) continue;
+      EXPECT_EQ(refused.rfind("it(): out of order: ", 0), 0u) << refused;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3

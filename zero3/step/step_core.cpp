@@ -1,0 +1,655 @@
+#include "zero3/step/step_core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/keep_for_ever.h"
+#include "base/log.h"
+#include "tiering/host_nodes.h"
+#include "zero3/step/io_engine.h"
+#include "zero3/step/lr_schedule.h"
+
+namespace artesian::zero3 {
+namespace {
+
+std::uint64_t random_run_id() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) | device();
+}
+
+Error out_of_order(const std::string& call, const std::string& text) {
+  return make_error(ErrorCode::Invalid, call + "(): out of order: " + text);
+}
+
+}  // namespace
+
+StepCore::StepCore(ModelShape shape, const Config& config, const StepCoreOptions& options,
+                   Executor& executor)
+    : shape_(std::move(shape)),
+      config_(config),
+      options_(options),
+      executor_(executor),
+      scaler_(config.param_dtype, config.loss_scale),
+      guard_(config_) {}
+
+Result<std::unique_ptr<StepCore>> StepCore::create(ModelShape shape, const Config& config,
+                                                   const StepCoreOptions& options,
+                                                   Executor& executor) {
+  std::unique_ptr<StepCore> core(new StepCore(std::move(shape), config, options, executor));
+  auto built = core->build();
+  if (!built.has_value()) {
+    static_cast<void>(core->close().has_value());  // the first error is the one that matters
+    if (built.error().code == ErrorCode::Timeout) core->stalled_ = true;
+    return std::move(built).error();
+  }
+  return core;
+}
+
+Result<void> StepCore::build() {
+  ARTESIAN_TRY_VOID(check_shape(shape_.parameters, shape_.stages));
+  ARTESIAN_TRY(placement, place());
+  ARTESIAN_TRY_VOID(create_state(std::move(placement)));
+  residency_ =
+      std::make_unique<tiering::Residency>(state_->resident_units(), state_->store(),
+                                           state_->device_pool(), executor_, state_->loader());
+  prefetcher_ =
+      std::make_unique<Prefetcher>(state_->layout(), *residency_, PrefetchLimits::of(config_.zero));
+  gradients_ = std::make_unique<Gradients>(*state_);
+  optimizer_ =
+      std::make_unique<Optimizer>(*state_, *residency_, options_.lender,
+                                  [this](std::uint32_t unit) { return prefetcher_->stays(unit); });
+  under_backward_.emplace(config_, *state_, shape_.stages, *gradients_, *optimizer_);
+  if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
+    ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
+  }
+  figures_ = std::make_unique<StepFigures>(
+      FigureSources{.state = *state_,
+                    .residency = *residency_,
+                    .prefetcher = *prefetcher_,
+                    .gradients = *gradients_,
+                    .optimizer = *optimizer_,
+                    .passes = counters_,
+                    .peaks_beside_tiers = options_.peaks_beside_tiers});
+  return {};
+}
+
+/// Where everything goes, with its notes in the log.
+Result<Placement> StepCore::place() const {
+  const std::size_t sizes = options_.input_elements.size();
+  if (sizes != 0 && sizes != shape_.stages.size()) {
+    return make_error(ErrorCode::Invalid,
+                      "input_elements: got " + std::to_string(sizes) + ", allowed none or " +
+                          std::to_string(shape_.stages.size()) + ", one for each stage");
+  }
+  const bool separate = options_.device != nullptr && !options_.device->host_accessible();
+  ARTESIAN_TRY(placement, make_placement({.parameters = &shape_.parameters,
+                                          .stages = &shape_.stages,
+                                          .config = &config_,
+                                          .compute_dtype = options_.compute_dtype,
+                                          .separate_device = separate,
+                                          .device_bytes = options_.budgets.device,
+                                          .host_bytes = options_.budgets.host,
+                                          .split_master = options_.split_master,
+                                          .spare_device = options_.spare_device,
+                                          .input_elements = options_.input_elements,
+                                          .activation_bytes = options_.budgets.activations}));
+  if (config_.cpu_checkpointing && !placement.inputs.some()) {
+    log(LogLevel::Info,
+        "activation_checkpointing.cpu_checkpointing: inputs stay where they are computed: the "
+        "engine was not told how large they are");
+  }
+  for (const std::string& note : placement.notes) log(LogLevel::Info, note);
+  return placement;
+}
+
+/// The I/O engine, and the state that it serves.
+Result<void> StepCore::create_state(Placement placement) {
+  ARTESIAN_TRY(paths, swap_paths_of(config_, options_.path_disks));
+  tiering::Device& device = options_.device != nullptr ? *options_.device : tiering::host_device();
+  auto nodes = tiering::nodes_of_host(device.numa_node(), paths.directories);
+  for (const std::string& note : paths.notes) log(LogLevel::Info, note);
+  ARTESIAN_TRY(engine, make_io_engine(config_, paths.io));
+  io_ = std::move(engine);
+  ModelStateOptions state_options{
+      .placement = std::move(placement),
+      .paths = std::move(paths),
+      .run_id = options_.run_id != 0 ? options_.run_id : random_run_id(),
+      .verify = verify_of(config_.artesian.verify),
+      .pin_memory =
+          config_.zero.offload_param.pin_memory && config_.zero.offload_optimizer.pin_memory,
+      .wait_seconds = options_.wait_seconds,
+      .timeline = options_.timeline,
+      .device = &device,
+      .host_nodes = std::move(nodes)};
+  FileSystem& files = options_.files != nullptr ? *options_.files : system_files();
+  ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io_, files, executor_));
+  state_ = std::move(made);
+  const pinned::NodePolicy taken = state_->host_pool().statistics().nodes;
+  if (!taken.nodes.empty()) log(LogLevel::Info, "host memory lies " + describe(taken));
+  return {};
+}
+
+Error StepCore::fail(Error error) {
+  step_state_ = step_state_ == StepState::Closed ? StepState::Closed : StepState::Failed;
+  if (!end_.has_value()) end_ = gradients_ ? gradients_->cause_of(std::move(error)) : error;
+  return *end_;
+}
+
+Result<void> StepCore::check(StepCall call, const char* name) const {
+  if (step_state_ == StepState::Closed) {
+    return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
+  }
+  if (is_legal(step_state_, call)) return {};
+  if (is_end(step_state_)) return *end_;
+  return out_of_order(name, advice(call));
+}
+
+/// Why a call is out of order, and which comes first.
+std::string StepCore::advice(StepCall call) const {
+  if (call == StepCall::Initialize) return "the engine has its weights; create another one";
+  switch (step_state_) {
+    case StepState::Unfilled: return "the engine has no weights yet; call initialize() first";
+    case StepState::Forward:
+    case StepState::Backward: return "a pass is under way; end it first";
+    case StepState::Broken: return "a pass broke off in the middle; call abandon_step() first";
+    case StepState::AwaitsBackward:
+      if (call == StepCall::Step) {
+        return "the last forward() has had no backward(); call backward() first";
+      }
+      return "the forward() before it has had no backward(); call backward() first, or evaluate() "
+             "for a loss without gradients";
+    case StepState::Begun:
+      if (call != StepCall::BeginForward && call != StepCall::BeginBackward) {
+        return "backward() has begun the update (nothing clips or skips it); call step() first";
+      }
+      break;
+    default: break;
+  }
+  if (call == StepCall::BeginBackward) return "no forward() waits for it; call forward() first";
+  if (call == StepCall::BeginForward) {
+    return "all " + std::to_string(micro_batches_) +
+           " micro-batches of this step are done (gradient_accumulation_steps); call step() first";
+  }
+  return "got " + std::to_string(micro_batches_) + " micro-batches since the last step, allowed " +
+         std::to_string(config_.accumulation_steps) +
+         " (gradient_accumulation_steps); call forward() and backward() for each";
+}
+
+/// What reading the weights moves and takes is not of the step that it falls into.
+template <typename Read>
+auto StepCore::of_no_step(const Read& read) {
+  const StepFigures::Mark before = figures_->mark();
+  auto result = remember(read());
+  figures_->leave_out(before);
+  return result;
+}
+
+Result<void> StepCore::initialize(
+    WeightSource& weights, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  ARTESIAN_TRY_VOID(check(StepCall::Initialize, "initialize"));
+  ARTESIAN_TRY_VOID(remember(optimizer_->initialize(weights, progress)));
+  ARTESIAN_TRY_VOID(remember(prefetcher_->gather_persistent()));
+  figures_->start();
+  step_state_ = StepState::Ready;
+  return {};
+}
+
+void StepCore::begin_step() {
+  loss_sum_ = 0.0;
+  tokens_ = 0;
+  rows_.clear();
+  figures_->begin_step(optimizer_->step_under_way());
+  gradients_->begin_step();
+  prefetcher_->begin_step();
+}
+
+Result<void> StepCore::check_forward(std::uint64_t micro_batches, const char* call) const {
+  ARTESIAN_TRY_VOID(check(StepCall::BeginForward, call));
+  const std::uint64_t left = config_.accumulation_steps - micro_batches_;
+  if (micro_batches < 1 || micro_batches > left) {
+    return make_error(ErrorCode::Invalid,
+                      std::string(call) + "(): got " + std::to_string(micro_batches) +
+                          " batches, allowed 1 to " + std::to_string(left) +
+                          ", the micro-batches left of this step (gradient_accumulation_steps)");
+  }
+  return {};
+}
+
+Result<void> StepCore::begin_forward(std::uint64_t micro_batches, const char* call) {
+  ARTESIAN_TRY_VOID(check_forward(micro_batches, call));
+  if (micro_batches_ == 0) begin_step();
+  forward_position_ = prefetcher_->position();
+  step_state_ = StepState::Forward;
+  return {};
+}
+
+Result<void> StepCore::enter(const Trace::Access& units) {
+  ARTESIAN_TRY_VOID(prefetcher_->enter(units));
+  entered_.push_back(units);
+  return update_before_use(units);
+}
+
+Result<void> StepCore::leave(const Trace::Access& units) {
+  const auto entered = std::find(entered_.rbegin(), entered_.rend(), units);
+  ARTESIAN_CHECK(entered != entered_.rend(), units.size());
+  entered_.erase(std::next(entered).base());
+  return prefetcher_->leave(units);
+}
+
+Result<void> StepCore::end_forward(std::span<const double> losses) {
+  ARTESIAN_TRY_VOID(check(StepCall::EndForward, "end_forward"));
+  ARTESIAN_TRY_VOID(remember(complete_pending()));  // of units that no stage has
+  losses_pending_.assign(losses.begin(), losses.end());
+  step_state_ = StepState::AwaitsBackward;
+  return {};
+}
+
+void StepCore::refuse_forward() noexcept {
+  ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
+  prefetcher_->rewind(forward_position_);
+  step_state_ = micro_batches_ == 0 ? StepState::Ready : StepState::Accumulated;
+}
+
+Result<void> StepCore::begin_backward(const BackwardRequest& request) {
+  ARTESIAN_TRY_VOID(check(StepCall::BeginBackward, "backward"));
+  step_state_ = StepState::Backward;
+  for (const double loss : losses_pending_) {
+    loss_sum_ += loss;
+    guard_.see_loss(loss);
+  }
+  return remember(begin_update_under_backward(request));
+}
+
+template <typename Work>
+Result<void> StepCore::timed_gradients(const Work& work) {
+  const std::uint64_t begin = system_clock().now_ns();
+  const double waited = gradients_->wait_seconds();
+  auto outcome = work();
+  const auto waited_ns = static_cast<std::uint64_t>((gradients_->wait_seconds() - waited) * 1e9);
+  const std::uint64_t taken_ns = system_clock().now_ns() - begin;
+  counters_.gradient_ns += taken_ns - std::min(taken_ns, waited_ns);
+  return outcome;
+}
+
+Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                           tiering::DeviceFence written) {
+  const std::uint64_t begin = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_->add(unit, gradients, written); }));
+  if (options_.timeline != nullptr) {
+    options_.timeline->add(Lane::ToHost, layout().units[unit].name + " gradient", begin,
+                           system_clock().now_ns());
+  }
+  return {};
+}
+
+Result<void> StepCore::stage_accumulated(std::size_t stage) {
+  ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_->write_back(); }));
+  if (failed_ahead_.has_value()) return *failed_ahead_;
+  optimizer_->stage_is_done();
+  if (!optimizer_->under_backward()) return {};
+  const std::uint64_t begin = system_clock().now_ns();
+  ARTESIAN_TRY_VOID(under_backward_->accumulated(stage));
+  const std::uint64_t end = system_clock().now_ns();
+  under_backward_ns_ += end - begin;
+  if (options_.timeline != nullptr) {
+    options_.timeline->add(Lane::Optimizer, "update under backward", begin, end);
+  }
+  return {};
+}
+
+Result<void> StepCore::end_backward(std::uint64_t tokens) {
+  ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
+  if (failed_ahead_.has_value()) return fail(*failed_ahead_);
+  micro_batches_ += losses_pending_.size();
+  losses_pending_.clear();
+  tokens_ += tokens;
+  const bool all = micro_batches_ == config_.accumulation_steps;
+  step_state_ = under_backward_->begun()         ? StepState::Begun
+                : all || rate_begun_.has_value() ? StepState::Full
+                                                 : StepState::Accumulated;
+  return {};
+}
+
+void StepCore::break_pass() noexcept {
+  if (is_end(step_state_)) return;
+  step_state_ = StepState::Broken;
+}
+
+/// What the step under way holds and has begun, and nothing of the update of the step before.
+Result<void> StepCore::take_step_back() {
+  if (failed_ahead_.has_value()) return *failed_ahead_;
+  for (const Trace::Access& units : std::exchange(entered_, {})) {
+    ARTESIAN_TRY_VOID(prefetcher_->leave(units));
+  }
+  if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
+  return under_backward_->abandon();
+}
+
+Result<void> StepCore::abandon_step() {
+  ARTESIAN_TRY_VOID(check(StepCall::AbandonStep, "abandon_step"));
+  if (under_backward_->begun()) {
+    return fail(make_error(ErrorCode::Invalid,
+                           "abandon_step(): the step's update began under its last backward, and "
+                           "nothing of it is kept to take it back"));
+  }
+  ARTESIAN_TRY_VOID(remember(take_step_back()));
+  prefetcher_->rewind(0);
+  rows_.clear();
+  losses_pending_.clear();
+  guard_.forget_losses();
+  micro_batches_ = 0;
+  rate_begun_.reset();
+  figures_->start();
+  step_state_ = StepState::Ready;
+  return {};
+}
+
+Result<void> StepCore::begin_evaluation() {
+  ARTESIAN_TRY_VOID(check(StepCall::Evaluate, "evaluate"));
+  ARTESIAN_TRY_VOID(remember(complete_pending()));
+  evaluation_begin_ = figures_->mark();
+  prefetcher_->begin_evaluation();
+  return {};
+}
+
+Result<void> StepCore::end_evaluation(bool refused) {
+  if (refused) prefetcher_->rewind(0);
+  ARTESIAN_TRY_VOID(remember(prefetcher_->end_evaluation()));
+  figures_->leave_out(evaluation_begin_);
+  return {};
+}
+
+double StepCore::scheduled_rate() const noexcept {
+  return learning_rate(config_.scheduler, config_.optimizer, updates_);
+}
+
+kernels::AdamStep StepCore::adam_step(double learning_rate, double multiplier) const {
+  const OptimizerConfig& adam = config_.optimizer;
+  kernels::AdamStep constants;
+  constants.mode = adam.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
+  constants.learning_rate = static_cast<float>(learning_rate);
+  constants.beta1 = static_cast<float>(adam.beta1);
+  constants.beta2 = static_cast<float>(adam.beta2);
+  constants.epsilon = static_cast<float>(adam.eps);
+  constants.weight_decay = static_cast<float>(adam.weight_decay);
+  constants.grad_multiplier = static_cast<float>(multiplier);
+  return kernels::make_adam_step(constants, updates_ + 1, adam.bias_correction);
+}
+
+/// With the last backward of a step, where that is allowed. How much of the update it gets is
+/// decided once, from the first step that had all there is to a step.
+Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
+  under_backward_ns_ = 0;
+  const std::uint64_t count = losses_pending_.size();
+  if (!request.last.value_or(micro_batches_ + count == config_.accumulation_steps)) return {};
+  if (guard_.loss_is_bad()) return {};
+  const std::uint64_t begin = system_clock().now_ns();
+  if (under_backward_->undecided() && measured_.has_value()) {
+    const double part =
+        static_cast<double>(count) / static_cast<double>(config_.accumulation_steps);
+    const double share = share_under_backward(update_times(*measured_, part));
+    ARTESIAN_TRY_VOID(under_backward_->decide(share));
+  }
+  rate_begun_ = request.learning_rate.value_or(scheduled_rate());
+  ARTESIAN_TRY_VOID(
+      under_backward_->begin(adam_step(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
+  under_backward_ns_ += system_clock().now_ns() - begin;
+  return {};
+}
+
+/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a
+/// group's.
+UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
+  const double update_disk = figures_->update_disk_s();
+  const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
+  return {.forward = part * whole.forward_s,
+          .backward = part * whole.backward_s,
+          .forward_disk = part * others / 2,
+          .backward_disk = part * others / 2,
+          .update = state_->separate_device() ? 0.0 : whole.optimizer_s - whole.wait_optimizer_s,
+          .update_disk = update_disk};
+}
+
+/// What it moves and how long it takes are of the step whose update it is, not of the one under
+/// way.
+template <typename Work>
+Result<void> StepCore::go_on_updating(const Work& work) {
+  const StepFigures::Mark before = figures_->mark();
+  ARTESIAN_TRY_VOID(work());
+  updating_->optimizer_s += figures_->hand_over(before, *updating_);
+  return {};
+}
+
+Result<void> StepCore::update_before_use(const Trace::Access& units) {
+  if (failed_ahead_.has_value()) return *failed_ahead_;
+  if (!updating_.has_value()) return {};
+  for (const std::uint32_t unit : units) {
+    const std::uint64_t begin = system_clock().now_ns();
+    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->update_up_to(unit); }));
+    if (options_.timeline == nullptr) continue;
+    options_.timeline->add(Lane::Optimizer, layout().units[unit].name + " update", begin,
+                           system_clock().now_ns());
+  }
+  return {};
+}
+
+/// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
+void StepCore::update_between_operators() noexcept {
+  if (failed_ahead_.has_value() || !optimizer_->may_update_ahead()) return;
+  const std::uint64_t begin = system_clock().now_ns();
+  const auto work = [&] { return optimizer_->update_ahead(); };
+  auto updated = updating_.has_value() ? go_on_updating(work) : work();
+  if (!updated.has_value()) failed_ahead_ = std::move(updated).error();
+  const std::uint64_t end = system_clock().now_ns();
+  if (!updating_.has_value()) under_backward_ns_ += end - begin;
+  if (options_.timeline == nullptr) return;
+  options_.timeline->add(Lane::Optimizer, "update ahead", begin, end);
+}
+
+Result<void> StepCore::complete_pending() {
+  if (failed_ahead_.has_value()) return *failed_ahead_;
+  if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
+  ARTESIAN_TRY_VOID(under_backward_->take_back());  // of a step that has not been taken
+  if (!updating_.has_value()) return {};
+  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
+  completed_ = std::exchange(updating_, std::nullopt);
+  if (completed_->step == step_to_measure_) measured_ = completed_;
+  figures_->end_update();
+  return {};
+}
+
+Result<void> StepCore::finish_update() {
+  ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "finish_update"));
+  return remember(complete_pending());
+}
+
+std::optional<StepResult> StepCore::take_completed() noexcept {
+  return std::exchange(completed_, std::nullopt);
+}
+
+/// The rows' gradients of all micro-batches, from a separate device.
+Result<void> StepCore::bring_rows_to_host() {
+  if (!state_->separate_device() || rows_.empty()) return {};
+  ARTESIAN_TRY(written, state_->device().record(tiering::Queue::Compute));
+  for (RowGradients& rows : rows_) {
+    auto target = std::make_shared<std::vector<float>>(rows.rows.size() * rows.width);
+    ARTESIAN_TRY_VOID(
+        state_->reader().read_into(reinterpret_cast<std::byte*>(target->data()),
+                                   {reinterpret_cast<const std::byte*>(rows.gradient),
+                                    static_cast<std::uint64_t>(target->size() * sizeof(float))},
+                                   written));
+    rows.gradient = target->data();
+    rows.keep =
+        std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
+            std::move(rows.keep), std::move(target));
+  }
+  return {};
+}
+
+/// After all else: the rows of each parameter that is looked up, once, in canonical order.
+Result<void> StepCore::add_kept_rows() {
+  ARTESIAN_TRY_VOID(bring_rows_to_host());
+  while (!rows_.empty()) {
+    const std::uint32_t parameter =
+        std::min_element(rows_.begin(), rows_.end(), [](const auto& a, const auto& b) {
+          return a.parameter < b.parameter;
+        })->parameter;
+    std::vector<std::int64_t> rows;
+    std::vector<const float*> row_gradients;
+    std::uint64_t width = 0;
+    for (const RowGradients& part : rows_) {
+      if (part.parameter != parameter) continue;
+      width = part.width;
+      for (std::size_t position = 0; position < part.rows.size(); ++position) {
+        rows.push_back(part.rows[position]);
+        row_gradients.push_back(part.gradient + position * width);
+      }
+    }
+    if (!rows.empty()) {
+      ARTESIAN_TRY_VOID(timed_gradients(
+          [&] { return gradients_->add_rows(parameter, rows, row_gradients, width); }));
+    }
+    std::erase_if(rows_, [&](const RowGradients& part) { return part.parameter == parameter; });
+  }
+  return {};
+}
+
+Result<StepResult> StepCore::step(const StepRequest& request) {
+  ARTESIAN_TRY_VOID(check(StepCall::Step, "step"));
+  const std::uint64_t expected =
+      request.micro_batches != 0 ? request.micro_batches : config_.accumulation_steps;
+  if (micro_batches_ != expected) {
+    if (request.micro_batches == 0) return out_of_order("step", advice(StepCall::Step));
+    return make_error(ErrorCode::Invalid, "step(): got micro_batches " + std::to_string(expected) +
+                                              ", allowed " + std::to_string(micro_batches_) +
+                                              ", those that had a forward and a backward");
+  }
+  const double rate = request.learning_rate.value_or(scheduled_rate());
+  if (step_state_ == StepState::Begun && rate_begun_ != rate) {
+    return make_error(ErrorCode::Invalid,
+                      "step(): the learning rate changed after the update began under backward; "
+                      "give it to backward(), too");
+  }
+  return remember(finish_step(request));
+}
+
+/// What becomes of a step with these gradients; takes back what does not agree with that.
+Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& request) {
+  StepResult result;
+  result.step = ++step_;
+  result.loss = loss_sum_ / static_cast<double>(micro_batches_);
+  result.tokens = tokens_;
+  result.loss_scale = scaler_.scale();  // what backward used
+  result.lr = request.learning_rate.value_or(scheduled_rate());
+  result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
+  if (!norm.finite) result.overflow_parameter = shape_.parameters[norm.bad_parameter].name;
+  const bool begun = under_backward_->begun();
+  auto verdict = guard_.judge(step_, result.overflow_parameter, scaler_, begun);
+  result.overflow = verdict.skip;
+  result.end = end_ = std::move(verdict.end);
+  // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
+  const double excess = (result.grad_norm + 1e-6) / config_.gradient_clipping;
+  const double clip = config_.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
+  const bool same_rate = !rate_begun_.has_value() || *rate_begun_ == result.lr;
+  const bool as_begun = !result.overflow && clip == 1.0 && same_rate;
+  result.taken_back = optimizer_->speculative() && !as_begun;
+  ARTESIAN_TRY_VOID(under_backward_->judged(as_begun, result.overflow));
+  if (!result.overflow) {
+    const double multiplier = 1.0 / (result.loss_scale * clip);
+    ARTESIAN_TRY_VOID(optimizer_->begin_step(adam_step(result.lr, multiplier)));
+    ++updates_;
+  }
+  // Skipped as any other, all of it is taken back.
+  step_state_ = !result.end.has_value() ? StepState::Ready
+                : begun                 ? StepState::Failed
+                                        : StepState::EndedWhole;
+  return result;
+}
+
+Result<StepResult> StepCore::finish_step(const StepRequest& request) {
+  ARTESIAN_TRY_VOID(add_kept_rows());
+  ARTESIAN_TRY_VOID(gradients_->complete());
+  ARTESIAN_TRY_VOID(prefetcher_->end_step());
+  const std::uint64_t begin = system_clock().now_ns();
+  ARTESIAN_TRY(norm, gradients_->norm());
+  ARTESIAN_TRY(result, judge(norm, request));
+  if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
+  updated_before_ = !result.overflow;
+  if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher_->look_ahead_to_next_step());
+  const std::uint64_t end = system_clock().now_ns();
+  const std::uint64_t micro_batches = std::exchange(micro_batches_, 0);
+  rate_begun_.reset();
+  result.optimizer_s = static_cast<double>(end - begin + under_backward_ns_) * 1e-9;
+  ARTESIAN_TRY_VOID(figures_->end_step(end, result));
+  if (options_.timeline != nullptr) {
+    options_.timeline->add(Lane::Optimizer, "norm", begin, end);
+    options_.timeline->add_step({.number = step_,
+                                 .micro_batches = micro_batches,
+                                 .loss = result.loss,
+                                 .predicted_s = result.predicted_step_s,
+                                 .begin_ns = figures_->step_begin_ns(),
+                                 .end_ns = end});
+  }
+  (optimizer_->step_under_way() ? updating_ : completed_) = result;
+  return result;
+}
+
+Result<std::string> StepCore::digest() {
+  ARTESIAN_TRY_VOID(check(StepCall::Evaluate, "digest"));
+  ARTESIAN_TRY_VOID(remember(complete_pending()));
+  return of_no_step([&] { return optimizer_->digest(shape_.parameters); });
+}
+
+Result<void> StepCore::read_master(
+    std::uint32_t parameter, const std::function<Result<void>(std::span<const float>)>& sink) {
+  ARTESIAN_TRY_VOID(check(StepCall::ReadState, "read_master"));
+  ARTESIAN_TRY_VOID(remember(complete_pending()));
+  std::optional<Error> of_sink;
+  const auto told = [&](std::span<const float> piece) {
+    auto taken = sink(piece);
+    if (!taken.has_value()) of_sink = taken.error();
+    return taken;
+  };
+  ARTESIAN_TRY_VOID(of_no_step([&]() -> Result<void> {
+    auto read = optimizer_->read_master(parameter, told);
+    if (!read.has_value() && !of_sink.has_value()) return read;
+    return {};
+  }));
+  if (of_sink.has_value()) return *of_sink;
+  return {};
+}
+
+std::string StepCore::describe_io() const {
+  return zero3::describe_io(*io_, state_->path_count());
+}
+
+Result<void> StepCore::close() {
+  if (step_state_ == StepState::Closed) return {};
+  step_state_ = StepState::Closed;
+  auto cleared = prefetcher_ ? prefetcher_->clear() : Result<void>();
+  auto closed = state_ ? state_->close() : Result<void>();
+  for (const auto* outcome : {&cleared, &closed}) {
+    const bool stalled = !outcome->has_value() && outcome->error().code == ErrorCode::Timeout;
+    stalled_ = stalled_ || stalled;
+  }
+  if (!cleared.has_value()) return cleared;
+  return closed;
+}
+
+StepCore::~StepCore() {
+  if (step_state_ != StepState::Closed) {
+    const auto outcome = close();
+    if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
+  }
+  if (!stalled_) return;
+  keep_for_ever(std::move(optimizer_));
+  keep_for_ever(std::move(gradients_));
+  keep_for_ever(std::move(residency_));
+  keep_for_ever(std::move(state_));
+  keep_for_ever(std::move(io_));
+}
+
+}  // namespace artesian::zero3

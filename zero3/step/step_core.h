@@ -1,0 +1,263 @@
+// StepCore: what a training step is made of, whoever runs the model. It knows bytes, not tensors: a
+// driver (torch/unit_graphs.h is one) enters the units that it computes with, leaves them, and
+// hands over gradients; gathering, look-ahead, the norm, loss scale and guard, the deferred update
+// and the update under backward are here.
+//
+//   create, initialize                                      once
+//     begin_forward, { enter, leave }*, end_forward         a group of micro-batches
+//     begin_backward, { enter, add, leave }*, end_backward  its gradients
+//     step                                                  after 1 and more micro-batches
+//     begin_evaluation, { enter, leave }*, end_evaluation   between two of the above
+//
+// Which call is legal when is the table in step_state.h; one that is not is an error that leaves
+// everything as it was. The update of a step is fixed by step() and made when the next forward, or
+// anything else, comes to a unit: it is pending beside whatever step is open then, and abandoning
+// that one does not touch it. Any error of a tier ends the run: every later call returns that first
+// one, except that the weights before a step that ended the run can be read (weights_readable()).
+// Used from one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/executor.h"
+#include "base/result.h"
+#include "base/timeline.h"
+#include "zero3/plan/prefetcher.h"
+#include "zero3/step/config_file.h"
+#include "zero3/step/gradients.h"
+#include "zero3/step/optimizer.h"
+#include "zero3/step/step_figures.h"
+#include "zero3/step/step_guard.h"
+#include "zero3/step/step_request.h"
+#include "zero3/step/step_result.h"
+#include "zero3/step/step_state.h"
+#include "zero3/step/under_backward.h"
+
+namespace artesian::zero3 {
+
+struct StepCoreOptions {
+  Budgets budgets;
+  DType compute_dtype = DType::Float32;
+  tiering::Device* device = nullptr;  // the device tier; null: the CPU's memory
+  BufferLender* lender = nullptr;     // of memory that activations have left; may be null
+  std::uint64_t run_id = 0;           // 0: random
+  Timeline* timeline = nullptr;
+  FileSystem* files = nullptr;  // null: the kernel's
+  double wait_seconds = 60.0;   // deadline of every wait for the disk
+  bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
+  bool spare_device = true;     // false: nothing that is meant for NVMe has a home there
+  std::optional<double> share_under_backward{};
+  std::vector<tiering::PathDisk> path_disks{};
+  std::vector<std::uint64_t> input_elements{};
+  std::function<Result<PeaksBesideTiers>(std::uint64_t tiers)>
+      peaks_beside_tiers{};  // step_figures.h
+};
+
+struct BackwardRequest {
+  /// The group's micro-batches are the step's last: its update may begin under this backward.
+  /// Nothing: they are if they make up config.accumulation_steps.
+  std::optional<bool> last{};
+  /// The learning rate that step() will be given. Nothing: the schedule's.
+  std::optional<double> learning_rate{};
+};
+
+/// One look-up's gradients: row i of `gradient` belongs to row rows[i] of the parameter.
+struct RowGradients {
+  std::uint32_t parameter = 0;
+  std::span<const std::int64_t> rows;
+  const float* gradient = nullptr;   // [rows, width]; in the device's memory where that is separate
+  std::uint64_t width = 0;           // divides the parameter's numel
+  std::shared_ptr<const void> keep;  // owns both
+};
+
+class StepCore {
+ public:
+  /// Plans, reserves every tier and opens the swap files. The executor must outlive the core.
+  /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths, options), Unsupported.
+  static Result<std::unique_ptr<StepCore>> create(ModelShape shape, const Config& config,
+                                                  const StepCoreOptions& options,
+                                                  Executor& executor);
+  /// Closes if that has not happened. If the disk does not answer any more, memory, descriptors and
+  /// I/O threads are kept until the process ends: the kernel may still write.
+  ~StepCore();
+  StepCore(const StepCore&) = delete;
+  StepCore& operator=(const StepCore&) = delete;
+
+  /// Fills the home tiers. Errors: the source's, Io, NoSpace.
+  Result<void> initialize(WeightSource& weights,
+                          const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+
+  /// Whether begin_forward() of so many micro-batches is in order now; nothing is changed.
+  Result<void> check_forward(std::uint64_t micro_batches, const char* call) const;
+  /// Opens the forward of a group of micro-batches, and with the first one the step. `call` is the
+  /// user's name of it, for messages. Errors: Invalid (out of order; more micro-batches than the
+  /// step has left).
+  Result<void> begin_forward(std::uint64_t micro_batches, const char* call = "forward");
+  /// Gathers the units of one access, brings their pending update, and pins them. Errors: Io,
+  /// Corrupt, Timeout, Exhausted; all end the run.
+  Result<void> enter(const Trace::Access& units);
+  Result<void> leave(const Trace::Access& units);
+  /// First byte of an entered unit's gathered parameters.
+  std::byte* data(std::uint32_t unit) noexcept { return prefetcher_->data(unit); }
+  /// The group is run; completes the pending update, so that new gradients may come.
+  /// Shape: losses: one for each micro-batch. Errors: Io, Corrupt, NoSpace.
+  Result<void> end_forward(std::span<const double> losses);
+  /// A batch of the group cannot be taken: as if its forward had not been tried.
+  void refuse_forward() noexcept;
+
+  /// Opens the backward of the forward before it. Errors: Invalid (out of order), Io.
+  Result<void> begin_backward(const BackwardRequest& request = {});
+  /// With which every loss's gradient is multiplied, besides the micro-batch's weight.
+  double loss_scale() const noexcept { return scaler_.scale(); }
+  /// Adds gradients of parameters of one unit: Gradients::add.
+  Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                   tiering::DeviceFence written = {});
+  /// The accumulators, for gradients that come in parts.
+  Gradients& gradients() noexcept { return *gradients_; }
+  /// Keeps the gradients of looked-up rows until step(), which adds them in the order in which they
+  /// came here.
+  void add_rows(RowGradients rows) { rows_.push_back(std::move(rows)); }
+  /// All micro-batches of the group have added their gradients of a stage: writes back what spills,
+  /// and updates under backward what is final. Errors: Io, Corrupt, NoSpace, Timeout.
+  Result<void> stage_accumulated(std::size_t stage);
+  /// `tokens`: of the group's micro-batches. Errors: those of updates between operators.
+  Result<void> end_backward(std::uint64_t tokens);
+
+  /// The optimizer step over the micro-batches since the last one. Errors: Invalid (out of order,
+  /// or another number of micro-batches than `request` says); Io, Corrupt.
+  Result<StepResult> step(const StepRequest& request = {});
+  /// Drops the gradients of the step under way, and takes back what of its update was begun; the
+  /// update that the step before has begun goes on. After it weights are as if no forward had come
+  /// since that step. Errors: Invalid where the update has begun for good; Io, Timeout.
+  Result<void> abandon_step();
+  /// A pass broke off, by an error that is not a tier's: abandon_step() comes next.
+  void break_pass() noexcept;
+  /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
+  Result<void> finish_update();
+  /// The last step whose update is complete, with all its figures; each step once.
+  std::optional<StepResult> take_completed() noexcept;
+  /// Updates as much as needs no waiting: called between two of the driver's operators.
+  void update_between_operators() noexcept;
+
+  /// Opens a forward without gradients. What it moves and takes is of no step. Errors: as
+  /// finish_update; Invalid (out of order).
+  Result<void> begin_evaluation();
+  /// `refused`: its batch could not be taken. Errors: Io, Timeout.
+  Result<void> end_evaluation(bool refused);
+
+  /// Optimizer::digest and Optimizer::read_master, of no step. Errors: Io, Corrupt, Timeout;
+  /// Invalid (out of order); read_master also the sink's, which end nothing.
+  Result<std::string> digest();
+  Result<void> read_master(std::uint32_t parameter,
+                           const std::function<Result<void>(std::span<const float>)>& sink);
+  bool weights_readable() const noexcept { return is_legal(step_state_, StepCall::ReadState); }
+
+  /// Whether `call` is in order now, else its error; `name` is what the user calls it.
+  Result<void> check(StepCall call, const char* name) const;
+  /// The first error ends the run: later calls return it instead of working on damaged state.
+  template <typename T>
+  Result<T> remember(Result<T> result) {
+    if (!result.has_value()) result = fail(std::move(result).error());
+    return result;
+  }
+
+  StepState state_of_step() const noexcept { return step_state_; }
+  const ModelShape& shape() const noexcept { return shape_; }
+  const Config& config() const noexcept { return config_; }
+  const Placement& placement() const noexcept { return state_->placement(); }
+  const Layout& layout() const noexcept { return state_->layout(); }
+  ModelState& state() noexcept { return *state_; }
+  PassCounters& counters() noexcept { return counters_; }
+  Timeline* timeline() const noexcept { return options_.timeline; }
+  std::uint64_t micro_batches() const noexcept { return micro_batches_; }
+  const std::vector<bool>& units_under_backward() const noexcept {
+    return under_backward_->units();
+  }
+  std::string describe_io() const;
+  std::vector<SwapPathUse> path_use() const { return state_->path_use(); }
+  /// Drains and removes the swap files. A pending update is dropped with the weights.
+  /// Errors: Io, Timeout.
+  Result<void> close();
+  /// True if close() has given up on a disk that does not answer: then the core, the executor and
+  /// the device must not be destroyed.
+  bool stalled() const noexcept { return stalled_; }
+
+ private:
+  StepCore(ModelShape shape, const Config& config, const StepCoreOptions& options,
+           Executor& executor);
+  Result<void> build();
+  Result<Placement> place() const;
+  Result<void> create_state(Placement placement);
+  Error fail(Error error);
+  std::string advice(StepCall call) const;
+  void begin_step();
+  kernels::AdamStep adam_step(double learning_rate, double multiplier) const;
+  double scheduled_rate() const noexcept;
+  Result<void> begin_update_under_backward(const BackwardRequest& request);
+  Result<void> take_step_back();
+  Result<void> bring_rows_to_host();
+  Result<void> add_kept_rows();
+  Result<StepResult> finish_step(const StepRequest& request);
+  Result<StepResult> judge(const GradientNorm& norm, const StepRequest& request);
+  UpdateTimes update_times(const StepResult& whole, double part) const;
+  template <typename Work>
+  Result<void> go_on_updating(const Work& work);
+  template <typename Work>
+  Result<void> timed_gradients(const Work& work);
+  template <typename Read>
+  auto of_no_step(const Read& read);
+  Result<void> update_before_use(const Trace::Access& units);
+  Result<void> complete_pending();
+
+  const ModelShape shape_;
+  const Config config_;
+  const StepCoreOptions options_;
+  Executor& executor_;
+  std::unique_ptr<aio::Engine> io_;
+  std::unique_ptr<ModelState> state_;
+  std::unique_ptr<tiering::Residency> residency_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::optional<UnderBackward> under_backward_;
+  std::unique_ptr<StepFigures> figures_;
+  PassCounters counters_;
+  LossScaler scaler_;
+  StepGuard guard_;
+
+  StepState step_state_ = StepState::Unfilled;
+  std::optional<Error> end_;  // why the run ended
+  bool stalled_ = false;      // transfers are still in flight, and the disk does not answer
+
+  std::uint64_t step_ = 0;     // steps done, skipped ones included
+  std::uint64_t updates_ = 0;  // steps that were not skipped
+  // Of the step under way:
+  std::uint64_t micro_batches_ = 0;  // forward and backward done
+  std::uint64_t tokens_ = 0;
+  double loss_sum_ = 0.0;
+  std::size_t forward_position_ = 0;    // of the prefetcher, where the open forward began
+  std::vector<double> losses_pending_;  // of the forward that waits for its backward
+  std::vector<RowGradients> rows_;
+  std::vector<Trace::Access> entered_;    // and not left
+  std::optional<double> rate_begun_;      // with which the update began under backward
+  std::uint64_t under_backward_ns_ = 0;   // updating
+  StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
+  // Of the step before, whose update is pending:
+  std::optional<StepResult> updating_;
+  std::optional<StepResult> completed_;
+  std::optional<Error> failed_ahead_;  // of an update between operators, for who comes next
+  // By which backward gets its share:
+  bool updated_before_ = false;        // the last step was not skipped
+  std::uint64_t step_to_measure_ = 0;  // the first after such a one: it is whole
+  std::optional<StepResult> measured_;
+};
+
+}  // namespace artesian::zero3
