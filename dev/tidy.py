@@ -114,6 +114,8 @@ def is_allowed(room, target):
 def include_faults(root, path, lines):
     room = room_of(path.as_posix())
     if room is None:
+        if path.parts[0] in FOLDERS - {"tests", "bench", "dev"}:
+            yield 1, f"{path.parts[0]}/ has rooms; it belongs into one of them"
         return
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
