@@ -335,7 +335,9 @@ bool Residency::follows(std::uint32_t unit) const noexcept {
   return slot.aliased || slot.state != SlotState::Absent;
 }
 
-/// Computing comes after the copies that refreshed the slot, or a home that is used as one.
+/// Computing comes after the copies that refreshed the slot, or a home that is used as one. Who
+/// acquires a slot sees to that; what is used without being acquired again waits here. Only that: a
+/// slot may be given up unused, and its memory then has nothing of Compute's to wait for.
 Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.refreshing);
@@ -343,7 +345,8 @@ Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   if (loader_ == nullptr) return slot.missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
   slot.load.loaded = copied;
-  return loader_->device().wait(Queue::Compute, copied);
+  const bool acquired_first = slot.pins == 0 && !slot.aliased;
+  return acquired_first ? Result<void>() : loader_->device().wait(Queue::Compute, copied);
 }
 
 void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
