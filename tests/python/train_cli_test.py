@@ -746,7 +746,7 @@ def test_few_file_descriptors(place):
 
 # The configs that people paste
 
-CONFIGS = sorted((ROOT / "tests" / "config" / "configs").iterdir())
+CONFIGS = sorted((ROOT / "tests" / "zero3" / "config" / "configs").iterdir())
 
 
 def test_all_pasted_configs_are_here():

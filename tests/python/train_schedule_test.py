@@ -30,7 +30,11 @@ def test_epochs_are_as_many_steps(place, total):
     assert rates(place, total, steps=None)[0] == rates(place, total, steps=12)[0]
 
 
-def test_a_schedule_of_another_length_contradicts_steps_alone(place):
-    assert len(rates(place, 100, steps=None)[0]) == 12
+def test_only_a_run_longer_than_its_schedule_contradicts_it(place):
+    by_data, _ = rates(place, 100, steps=None)
+    assert len(by_data) == 12
+    shorter, notes = rates(place, 100, steps=12)
+    assert shorter == by_data
+    assert "scheduler.params.total_num_steps" in notes
     with pytest.raises(AssertionError, match="the command line contradicts the config"):
-        rates(place, 100, steps=12)
+        rates(place, 8, steps=12)
