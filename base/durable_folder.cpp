@@ -1,25 +1,15 @@
 #include "base/durable_folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <ctime>
 #include <thread>
 
 #include "base/check.h"
+#include "base/lock_record.h"
 
 namespace artesian {
 namespace {
 
-// After SIGKILL of a holder with writes in flight its lock was freed 7 to 95 ms later (measured).
-constexpr int busy_retries = 5;
-constexpr auto busy_pause = std::chrono::milliseconds(50);
-constexpr std::size_t record_size = 256;
 constexpr std::uint64_t piece_bytes = 1 << 20;
 
 const OpenOptions buffered_new{
@@ -27,15 +17,6 @@ const OpenOptions buffered_new{
 const OpenOptions buffered{.create = Create::Never, .direct = Direct::Never, .read_only = false};
 const OpenOptions buffered_read{
     .create = Create::Never, .direct = Direct::Never, .read_only = true};
-
-std::string read_holder(File& file) {
-  std::array<char, record_size> record{};
-  if (!file.read_at(record.data(), record.size(), 0).has_value()) return "a run that just started";
-  std::string text;
-  for (const char each : record) text += each >= ' ' && each <= '~' ? each : ' ';
-  text.erase(text.find_last_not_of(' ') + 1);
-  return text.starts_with("pid ") ? text : "an unknown process";
-}
 
 Error lock_error(ErrorCode code, const Folder& folder, const std::string& name,
                  const std::string& why) {
@@ -130,41 +111,22 @@ Result<void> remove_folder_with_files(Folder& parent, const std::string& name,
 
 Result<FolderLock> FolderLock::acquire(Folder& folder, const std::string& name,
                                        const std::string& record) noexcept {
-  ARTESIAN_CHECK(record.size() < record_size, record.size());
+  ARTESIAN_CHECK(record.size() < lock_record_size, record.size());
   for (int turn = 0;; ++turn) {
     ARTESIAN_TRY(file, open_lock_file(folder, name));
     auto locked = file->lock();
     if (locked.has_value()) {
-      // Of a fixed length, so that a shorter record leaves no tail of a longer one.
-      std::array<char, record_size> text;
-      text.fill(' ');
-      std::copy(record.begin(), record.end(), text.begin());
-      text.back() = '\n';
-      ARTESIAN_TRY_VOID(file->write_at(text.data(), text.size(), 0));
+      ARTESIAN_TRY_VOID(write_lock_record(*file, record));
       return FolderLock(std::move(file));
     }
     if (locked.error().code != ErrorCode::Busy) return std::move(locked).error();
-    if (turn == busy_retries) {
+    if (turn == lock_busy_retries) {
       return lock_error(ErrorCode::Busy, folder, name,
-                        "the folder is in use by " + read_holder(*file) +
+                        "the folder is in use by " + read_lock_holder(*file) +
                             "; wait for it to end, or use another folder");
     }
-    std::this_thread::sleep_for(busy_pause);
+    std::this_thread::sleep_for(lock_busy_pause);
   }
-}
-
-std::string holder_record(std::uint64_t run_id) {
-  std::array<char, 65> host{"unknown"};
-  (void)gethostname(host.data(), host.size() - 1);
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  std::array<char, 32> started{};
-  (void)std::strftime(started.data(), started.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  std::array<char, 17> run{};
-  std::snprintf(run.data(), run.size(), "%016llx", static_cast<unsigned long long>(run_id));
-  return "pid " + std::to_string(getpid()) + " on host " + host.data() + ", started " +
-         started.data() + ", run " + run.data();
 }
 
 }  // namespace artesian

@@ -19,8 +19,8 @@
 
 namespace artesian {
 
-/// What a rename does where the target has the name: fails (Io with EEXIST), replaces it (a file,
-/// or an empty folder), or swaps the two.
+/// Says what a rename does where the target has the name: fails (Io with EEXIST), replaces it (a
+/// file, or an empty folder), or swaps the two.
 enum class Existing : std::uint8_t { Refuse, Replace, Exchange };
 
 class Folder {
@@ -47,7 +47,8 @@ class Folder {
   virtual Result<void> remove_folder(const std::string& name) noexcept = 0;  // must be empty
   virtual Result<void> sync() noexcept = 0;
   virtual Result<std::vector<std::string>> list() noexcept = 0;  // names, sorted
-  /// Of the name itself. Errors: Io, with ENOENT where there is no such name.
+  /// Looks at the name itself, and follows no link. Errors: Io, with ENOENT where there is no such
+  /// name.
   virtual Result<FileStatus> status(const std::string& name) noexcept = 0;
   virtual Result<std::uint64_t> free_bytes() noexcept = 0;
 };
@@ -84,9 +85,9 @@ Result<void> remove_folder_with_files(Folder& parent, const std::string& name,
 /// lives and says, as text, who holds it. The file stays: removing it would be a race.
 class FolderLock {
  public:
-  /// `record`: who we are, one line of at most 255 bytes. Waits a quarter of a second for a holder
-  /// that is dying: the kernel frees its lock once its last transfer is done. Errors: Busy, with
-  /// the holder's record; Io, NoSpace; Invalid: the name is taken by something else.
+  /// `record`: who we are, as holder_record() has it (lock_record.h). Waits a quarter of a second
+  /// for a holder that is dying: the kernel frees its lock once its last transfer is done. Errors:
+  /// Busy, with the holder's record; Io, NoSpace; Invalid: the name is taken by something else.
   static Result<FolderLock> acquire(Folder& folder, const std::string& name,
                                     const std::string& record) noexcept;
 
@@ -95,8 +96,5 @@ class FolderLock {
 
   std::unique_ptr<File> file_;
 };
-
-/// "pid P on host H, started T, run R" for such a record.
-std::string holder_record(std::uint64_t run_id);
 
 }  // namespace artesian

@@ -8,7 +8,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
@@ -106,19 +105,7 @@ Result<void> SystemFileSystem::sync_directory(const std::string& path) noexcept 
 Result<std::vector<std::string>> SystemFileSystem::list(const std::string& path) noexcept {
   DIR* directory = ::opendir(path.c_str());
   if (directory == nullptr) return system_failure("cannot list a directory", path, errno);
-  std::vector<std::string> names;
-  errno = 0;
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc's is safe where each thread has its own stream
-  while (const dirent* entry = ::readdir(directory)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-    errno = 0;
-  }
-  const int system_error = errno;
-  ::closedir(directory);
-  if (system_error != 0) return system_failure("cannot list a directory", path, system_error);
-  std::sort(names.begin(), names.end());
-  return names;
+  return names_in(directory, "cannot list a directory", path);
 }
 
 Result<std::uint64_t> SystemFileSystem::free_bytes(const std::string& path) noexcept {

@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t assumed_alignment = 4096;
 constexpr std::uint64_t transfer_length_max = 1u << 30;  // the kernel moves at most 2 GiB a call
 
-/// What direct transfers on this open file need; 0 where they are not to be used.
+/// Asks what alignment direct transfers on this open file need; 0 where they are not to be used.
 std::uint64_t stated_alignment(int descriptor) noexcept {
 #ifdef STATX_DIOALIGN
   struct statx status {};
@@ -61,6 +61,22 @@ Error system_failure(const char* what, const std::string& path, int system_error
   error.offset = offset;
   error.length = length;
   return error;
+}
+
+Result<std::vector<std::string>> names_in(DIR* stream, const char* what, const std::string& path) {
+  std::vector<std::string> names;
+  errno = 0;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc's is safe where each thread has its own stream
+  while (const dirent* entry = ::readdir(stream)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  const int system_error = errno;
+  ::closedir(stream);
+  if (system_error != 0) return system_failure(what, path, system_error);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 SystemFile::~SystemFile() {

@@ -7,10 +7,13 @@
 // accepts O_DIRECT is taken to need 4096.
 #pragma once
 
+#include <dirent.h>
+
 #include <cerrno>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/file_system.h"
 
@@ -22,8 +25,12 @@ namespace artesian {
 Error system_failure(const char* what, const std::string& path, int system_error,
                      std::uint64_t offset = 0, std::uint64_t length = 0);
 
-/// What fstat and its like say of a file.
+/// Converts what fstat and its like say of a file.
 FileStatus status_of(const struct stat& found) noexcept;
+
+/// Lists the names in an open folder, sorted, without "." and "..", and closes the stream. `what`
+/// failed and `path` are for the message. Errors: Io.
+Result<std::vector<std::string>> names_in(DIR* stream, const char* what, const std::string& path);
 
 /// Calls again while a signal interrupts; returns what the call returned.
 template <typename Call>

@@ -9,7 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -180,19 +179,7 @@ Result<std::vector<std::string>> SystemFolder::list() noexcept {
     if (again >= 0) ::close(again);
     return system_failure("cannot list a folder", path_, system_error);
   }
-  std::vector<std::string> names;
-  errno = 0;
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc's is safe where each thread has its own stream
-  while (const dirent* entry = ::readdir(stream)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-    errno = 0;
-  }
-  const int system_error = errno;
-  ::closedir(stream);
-  if (system_error != 0) return system_failure("cannot list a folder", path_, system_error);
-  std::sort(names.begin(), names.end());
-  return names;
+  return names_in(stream, "cannot list a folder", path_);
 }
 
 Result<FileStatus> SystemFolder::status(const std::string& name) noexcept {

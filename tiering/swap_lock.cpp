@@ -1,25 +1,18 @@
 #include "tiering/swap_lock.h"
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
-#include "base/durable_folder.h"
+#include "base/lock_record.h"
 #include "tiering/swap_names.h"
 
 namespace artesian::tiering {
 namespace {
 
-// After SIGKILL of a holder with writes in flight its lock was freed 7 to 95 ms later (measured).
-constexpr int busy_retries = 5;
-constexpr auto busy_pause = std::chrono::milliseconds(50);
 // The name may lead elsewhere once per process that starts or ends at the same moment.
 constexpr int replaced_retries = 1000;
-constexpr std::size_t record_size = 256;
 
 const OpenOptions lock_open{.create = Create::Never, .direct = Direct::Never, .read_only = false};
 const OpenOptions lock_create{
@@ -62,29 +55,9 @@ bool still_named(const std::string& path, File& file, FileSystem& files) noexcep
   return named.has_value() && held.has_value() && named->same_file(*held);
 }
 
-// Fixed length, so that a shorter record leaves no tail of a longer one.
-std::array<char, record_size> padded_record(std::uint64_t run_id) {
-  const std::string text = artesian::holder_record(run_id);
-  std::array<char, record_size> record;
-  record.fill(' ');
-  ARTESIAN_CHECK(text.size() < record_size, text.size());
-  std::copy(text.begin(), text.end(), record.begin());
-  record.back() = '\n';
-  return record;
-}
-
-std::string read_holder(File& file) {
-  std::array<char, record_size> record{};
-  if (!file.read_at(record.data(), record_size, 0).has_value()) return "a run that just started";
-  std::string text;
-  for (const char each : record) text += each >= ' ' && each <= '~' ? each : ' ';
-  text.erase(text.find_last_not_of(' ') + 1);
-  return text.starts_with("pid ") ? text : "an unknown process";
-}
-
 Error busy(const std::string& path, File& file) {
   Error error =
-      make_error(ErrorCode::Busy, "nvme directory is in use by " + read_holder(file) +
+      make_error(ErrorCode::Busy, "nvme directory is in use by " + read_lock_holder(file) +
                                       "; wait for it to end, or choose another directory");
   error.file = path;
   return error;
@@ -108,14 +81,13 @@ Result<SwapLock> SwapLock::acquire(const std::string& directory, std::uint32_t r
     auto locked = file->lock();
     if (!locked.has_value()) {
       if (locked.error().code != ErrorCode::Busy) return std::move(locked).error();
-      if (busy_count++ == busy_retries) return busy(path, *file);
-      std::this_thread::sleep_for(busy_pause);
+      if (busy_count++ == lock_busy_retries) return busy(path, *file);
+      std::this_thread::sleep_for(lock_busy_pause);
       continue;
     }
     if (!still_named(path, *file, files)) continue;
     SwapLock lock(path, std::move(file), files);
-    const auto record = padded_record(run_id);
-    auto written = lock.file_->write_at(record.data(), record.size(), 0);
+    auto written = write_lock_record(*lock.file_, holder_record(run_id));
     if (written.has_value()) return lock;
     (void)lock.release().has_value();  // the first error is the one to tell
     return std::move(written).error();

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "base/lock_record.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
 
