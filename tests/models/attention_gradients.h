@@ -19,7 +19,8 @@ struct AttentionShape {
   std::int64_t head_size = 128;
 };
 
-/// Of query, key and value, all in bf16 and the same values in each call, on `device`.
+/// Computes those of query, key and value, all in bf16 and the same values in each call, on
+/// `device`.
 inline std::vector<at::Tensor> attention_gradients(c10::Device device,
                                                    const AttentionShape& shape) {
   const auto made = [&](std::int64_t heads, double start) {

@@ -223,8 +223,7 @@ constexpr ConfigKey keys[] = {
      .nullable = true,
      .automatic = "`--lr`, else the optimizer's lr",
      .text = "WarmupLR, WarmupDecayLR: where the warm-up leads; absent: the optimizer's lr "
-             "(DeepSpeed's "
-             "WarmupDecayLR takes 0.001)"},
+             "(DeepSpeed's WarmupDecayLR takes 0.001)"},
     {.path = "scheduler.params.warmup_num_steps",
      .type = Integer,
      .fallback = "1000",

@@ -72,7 +72,7 @@ Result<void> StepCore::build() {
                     .gradients = *gradients_,
                     .optimizer = *optimizer_,
                     .passes = counters_,
-                    .peaks_beside_tiers = options_.peaks_beside_tiers});
+                    .memory_beside_tiers = options_.memory_beside_tiers});
   return {};
 }
 
@@ -318,7 +318,7 @@ void StepCore::break_pass() noexcept {
   step_state_ = StepState::Broken;
 }
 
-/// What the step under way holds and has begun, and nothing of the update of the step before.
+/// Gives up what the step under way holds and has begun, and nothing of the step before it.
 Result<void> StepCore::take_step_back() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   for (const Trace::Access& units : std::exchange(entered_, {})) {
@@ -400,8 +400,8 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   return {};
 }
 
-/// Of a step whose update was all left to the next forward; `part`: of its micro-batches, a
-/// group's.
+/// Takes the times of a step whose update was all left to the next forward. `part`: a group's share
+/// of its micro-batches.
 UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
   const double update_disk = figures_->update_disk_s();
   const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
@@ -492,28 +492,23 @@ Result<void> StepCore::bring_rows_to_host() {
 /// After all else: the rows of each parameter that is looked up, once, in canonical order.
 Result<void> StepCore::add_kept_rows() {
   ARTESIAN_TRY_VOID(bring_rows_to_host());
-  while (!rows_.empty()) {
-    const std::uint32_t parameter =
-        std::min_element(rows_.begin(), rows_.end(), [](const auto& a, const auto& b) {
-          return a.parameter < b.parameter;
-        })->parameter;
+  std::stable_sort(rows_.begin(), rows_.end(),
+                   [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
+  for (auto part = rows_.begin(); part != rows_.end();) {
+    const RowGradients& first = *part;
     std::vector<std::int64_t> rows;
     std::vector<const float*> row_gradients;
-    std::uint64_t width = 0;
-    for (const RowGradients& part : rows_) {
-      if (part.parameter != parameter) continue;
-      width = part.width;
-      for (std::size_t position = 0; position < part.rows.size(); ++position) {
-        rows.push_back(part.rows[position]);
-        row_gradients.push_back(part.gradient + position * width);
+    for (; part != rows_.end() && part->parameter == first.parameter; ++part) {
+      for (std::size_t position = 0; position < part->rows.size(); ++position) {
+        rows.push_back(part->rows[position]);
+        row_gradients.push_back(part->gradient + position * first.width);
       }
     }
-    if (!rows.empty()) {
-      ARTESIAN_TRY_VOID(timed_gradients(
-          [&] { return gradients_->add_rows(parameter, rows, row_gradients, width); }));
-    }
-    std::erase_if(rows_, [&](const RowGradients& part) { return part.parameter == parameter; });
+    if (rows.empty()) continue;
+    ARTESIAN_TRY_VOID(timed_gradients(
+        [&] { return gradients_->add_rows(first.parameter, rows, row_gradients, first.width); }));
   }
+  rows_.clear();
   return {};
 }
 
@@ -533,17 +528,17 @@ Result<StepResult> StepCore::step(const StepRequest& request) {
                       "step(): the learning rate changed after the update began under backward; "
                       "give it to backward(), too");
   }
-  return remember(finish_step(request));
+  return remember(finish_step(rate));
 }
 
-/// What becomes of a step with these gradients; takes back what does not agree with that.
-Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& request) {
+/// Decides what becomes of a step with these gradients; takes back what does not agree with that.
+Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rate) {
   StepResult result;
   result.step = ++step_;
   result.loss = loss_sum_ / static_cast<double>(micro_batches_);
   result.tokens = tokens_;
   result.loss_scale = scaler_.scale();  // what backward used
-  result.lr = request.learning_rate.value_or(scheduled_rate());
+  result.lr = learning_rate;
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
   if (!norm.finite) result.overflow_parameter = shape_.parameters[norm.bad_parameter].name;
   const bool begun = under_backward_->begun();
@@ -569,13 +564,13 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& 
   return result;
 }
 
-Result<StepResult> StepCore::finish_step(const StepRequest& request) {
+Result<StepResult> StepCore::finish_step(double learning_rate) {
   ARTESIAN_TRY_VOID(add_kept_rows());
   ARTESIAN_TRY_VOID(gradients_->complete());
   ARTESIAN_TRY_VOID(prefetcher_->end_step());
   const std::uint64_t begin = system_clock().now_ns();
   ARTESIAN_TRY(norm, gradients_->norm());
-  ARTESIAN_TRY(result, judge(norm, request));
+  ARTESIAN_TRY(result, judge(norm, learning_rate));
   if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
   updated_before_ = !result.overflow;
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher_->look_ahead_to_next_step());

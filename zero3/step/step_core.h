@@ -24,14 +24,13 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/executor.h"
 #include "base/result.h"
 #include "base/timeline.h"
+#include "zero3/config/config.h"
 #include "zero3/plan/prefetcher.h"
-#include "zero3/step/config_file.h"
 #include "zero3/step/gradients.h"
 #include "zero3/step/optimizer.h"
 #include "zero3/step/step_figures.h"
@@ -57,8 +56,8 @@ struct StepCoreOptions {
   std::optional<double> share_under_backward{};
   std::vector<tiering::PathDisk> path_disks{};
   std::vector<std::uint64_t> input_elements{};
-  std::function<Result<PeaksBesideTiers>(std::uint64_t tiers)>
-      peaks_beside_tiers{};  // step_figures.h
+  /// FigureSources::memory_beside_tiers.
+  std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers{};
 };
 
 struct BackwardRequest {
@@ -115,7 +114,7 @@ class StepCore {
 
   /// Opens the backward of the forward before it. Errors: Invalid (out of order), Io.
   Result<void> begin_backward(const BackwardRequest& request = {});
-  /// With which every loss's gradient is multiplied, besides the micro-batch's weight.
+  /// Multiplies every loss's gradient, besides the micro-batch's weight.
   double loss_scale() const noexcept { return scaler_.scale(); }
   /// Adds gradients of parameters of one unit: Gradients::add.
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
@@ -205,8 +204,8 @@ class StepCore {
   Result<void> take_step_back();
   Result<void> bring_rows_to_host();
   Result<void> add_kept_rows();
-  Result<StepResult> finish_step(const StepRequest& request);
-  Result<StepResult> judge(const GradientNorm& norm, const StepRequest& request);
+  Result<StepResult> finish_step(double learning_rate);
+  Result<StepResult> judge(const GradientNorm& norm, double learning_rate);
   UpdateTimes update_times(const StepResult& whole, double part) const;
   template <typename Work>
   Result<void> go_on_updating(const Work& work);

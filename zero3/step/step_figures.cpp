@@ -121,9 +121,9 @@ Result<void> StepFigures::take_peaks(StepResult& result) const {
   result.peak_gradients = state.placement().device_gradient_bytes;
   result.peak_device = device + result.peak_gradients;
   result.peak_host = state.host_pool().statistics().bytes_reserved;
-  PeaksBesideTiers beside;
-  if (from_.peaks_beside_tiers) {
-    ARTESIAN_TRY(peaks, from_.peaks_beside_tiers((separate ? 0 : device) + result.peak_host));
+  MemoryBesideTiers beside;
+  if (from_.memory_beside_tiers) {
+    ARTESIAN_TRY(peaks, from_.memory_beside_tiers((separate ? 0 : device) + result.peak_host));
     beside = peaks;
   }
   result.peak_activations = beside.activations;

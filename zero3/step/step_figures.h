@@ -12,6 +12,7 @@
 #include "zero3/plan/prediction.h"
 #include "zero3/plan/prefetcher.h"
 #include "zero3/step/gradients.h"
+#include "zero3/step/memory_beside_tiers.h"
 #include "zero3/step/optimizer.h"
 #include "zero3/step/step_result.h"
 
@@ -27,13 +28,6 @@ struct PassCounters {
   std::uint64_t bytes_to_host = 0;
 };
 
-/// The most bytes of the process so far beside the tiers.
-struct PeaksBesideTiers {
-  std::uint64_t activations = 0;
-  std::uint64_t program = 0;
-  std::uint64_t heap = 0;
-};
-
 /// Who counts. All must outlive what is made of them.
 struct FigureSources {
   ModelState& state;
@@ -43,7 +37,7 @@ struct FigureSources {
   const Optimizer& optimizer;
   const PassCounters& passes;
   /// Given the bytes of the tiers that are in this process's memory; may be empty.
-  std::function<Result<PeaksBesideTiers>(std::uint64_t tiers)> peaks_beside_tiers;
+  std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers;
 };
 
 class StepFigures {
@@ -68,7 +62,7 @@ class StepFigures {
   /// The update of the step before is complete.
   void end_update() { end_phase(/*ends_update=*/true); }
   /// Fills in what the step under way has taken up to `end_ns`, which is its end. Errors:
-  /// those of peaks_beside_tiers.
+  /// those of memory_beside_tiers.
   Result<void> end_step(std::uint64_t end_ns, StepResult& result);
 
   std::uint64_t step_begin_ns() const noexcept { return step_begin_ns_; }

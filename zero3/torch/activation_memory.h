@@ -7,19 +7,12 @@
 #include <cstdint>
 
 #include "base/buffer.h"
+#include "zero3/step/memory_beside_tiers.h"
 
 namespace artesian::zero3 {
 
-/// The most of each so far; all 0 without track_activations() (engine.h). With both pools they add
-/// up to the process's peak resident memory, but for what malloc keeps free, huge pages that
-/// tensors use in part, and thread stacks.
-struct MemoryBesideTiers {
-  std::uint64_t activations = 0;  // of LibTorch's CPU allocator, at any time
-  std::uint64_t program = 0;      // code and data, and what was there before the first tensor
-  std::uint64_t heap = 0;  // malloc's beside LibTorch's, where resident: tables, matrix packing
-};
-
-/// Looks at the program and the heap as they are now, beside `tiers` bytes of resident pools.
+/// Looks at the program and the heap as they are now, beside `tiers` bytes of resident pools;
+/// activations are those of LibTorch's CPU allocator. All 0 without track_activations() (engine.h).
 /// Thread: one at a time.
 MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept;
 

@@ -52,7 +52,7 @@ class Engine::Impl {
 
   Result<void> build();
   Result<void> open_device();
-  Result<PeaksBesideTiers> peaks_beside_tiers(std::uint64_t tiers) const;
+  Result<MemoryBesideTiers> memory_with_device(std::uint64_t tiers) const;
   Result<std::vector<double>> forward(std::span<const Batch> batches, const char* call);
   Result<void> backward(const BackwardOptions& how);
   std::size_t group_size(std::size_t count) const;
@@ -83,7 +83,7 @@ Result<void> Engine::Impl::build() {
       .share_under_backward = options.share_under_backward,
       .path_disks = options.path_disks,
       .input_elements = options.input_elements,
-      .peaks_beside_tiers = [this](std::uint64_t tiers) { return peaks_beside_tiers(tiers); }};
+      .memory_beside_tiers = [this](std::uint64_t tiers) { return memory_with_device(tiers); }};
   ARTESIAN_TRY(made, StepCore::create({module.parameters(), module.stages()}, config, core_options,
                                       executor));
   core = std::move(made);
@@ -107,13 +107,13 @@ Result<void> Engine::Impl::open_device() {
   return {};
 }
 
-Result<PeaksBesideTiers> Engine::Impl::peaks_beside_tiers(std::uint64_t tiers) const {
-  const MemoryBesideTiers beside = memory_beside_tiers(tiers);
-  ARTESIAN_TRY(on_gpu, tensor_bytes_peak(compute));
-  const bool cuda = compute.torch.is_cuda();
-  return PeaksBesideTiers{.activations = cuda ? on_gpu : beside.activations,
-                          .program = beside.program,
-                          .heap = beside.heap};
+Result<MemoryBesideTiers> Engine::Impl::memory_with_device(std::uint64_t tiers) const {
+  MemoryBesideTiers beside = memory_beside_tiers(tiers);
+  if (compute.torch.is_cuda()) {
+    ARTESIAN_TRY(peak, tensor_bytes_peak(compute));
+    beside.activations = peak;
+  }
+  return beside;
 }
 
 /// An error of one batch leaves the step as it was; any other has ended the run.
