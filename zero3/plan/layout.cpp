@@ -51,7 +51,9 @@ std::uint32_t add_unit(Layout& layout, std::string name, bool persistent) {
 }  // namespace
 
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
-                   const std::vector<StageSpec>& stages, const PersistenceLimits& persistence) {
+                   const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
+                   std::uint64_t ranks) {
+  ARTESIAN_CHECK(ranks > 0);
   const auto uses = count_uses(parameters.size(), stages);
   const auto persistent = choose_persistent(parameters, persistence);
   Layout layout;
@@ -85,7 +87,10 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
     layout.stages.push_back(std::move(stage_units));
   }
   for (const auto& place : layout.places) ARTESIAN_CHECK(place.unit != no_unit);
-  for (Unit& unit : layout.units) unit.image = round_up(unit.image, image_alignment);
+  for (Unit& unit : layout.units) {
+    unit.share = round_up((unit.image + ranks - 1) / ranks, image_alignment);
+    unit.image = ranks * unit.share;
+  }
   return layout;
 }
 

@@ -3,9 +3,15 @@
 // A unit is what is gathered and released together. Its image is one flat array of elements: the
 // same indexing serves the parameter shard, the gradient, the master weights and both moments, so
 // every transfer is one contiguous range. Each parameter starts at a multiple of 32 elements (64
-// bytes in 16 bit), the image ends at a multiple of 2048 (4 KiB in 16 bit: no two sub-groups share
-// a sector). Padding elements are zero and stay zero: Adam of a zero gradient on a zero weight is
-// zero.
+// bytes in 16 bit). Padding elements are zero and stay zero: Adam of a zero gradient on a zero
+// weight is zero.
+//
+// Note [Shares]: an image is as many equal, contiguous shares as there are ranks, each a multiple
+// of 2048 elements (4 KiB in 16 bit: no two sub-groups share a sector). So one all-gather in place
+// brings a unit. Where parameters lie does not depend on the number of ranks: only the padding at
+// the image's end does. An element has a place in the image, the same for all ranks, and one in
+// the share that it is in: `image_...` and `share_...` say which is meant wherever both occur. With
+// one rank they are the same.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +23,7 @@
 namespace artesian::zero3 {
 
 constexpr std::uint64_t parameter_alignment = 32;  // elements
-constexpr std::uint64_t image_alignment = 2048;    // elements
+constexpr std::uint64_t image_alignment = 2048;    // elements, of a share and so of an image
 
 /// Where a parameter lies: elements [first, first + numel) of the unit's image.
 struct ParameterPlace {
@@ -30,7 +36,8 @@ struct Unit {
   std::string name;
   std::vector<std::uint32_t> parameters;  // in image order
   std::uint64_t numel = 0;                // elements of its parameters
-  std::uint64_t image = 0;                // elements of its image, padding included
+  std::uint64_t share = 0;                // elements of one rank's share of its image
+  std::uint64_t image = 0;                // elements of its image: ranks * share, padding included
   bool persistent = false;                // gathered once, never released
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
@@ -47,10 +54,12 @@ struct PersistenceLimits {
   std::uint64_t model_numel_max = 0;  // stage3_model_persistence_threshold, cut to the budget
 };
 
-/// The layout of a model. Parameters of several stages (tied weights) are units of their own, and
-/// so are tiled ones and the looked-up one, which backward does not gather; the persistent ones of
-/// a stage form a second unit beside its streamed one.
+/// The layout of a model over `ranks`, at least 1: Note [Shares]. Parameters of several stages
+/// (tied weights) are units of their own, and so are tiled ones and the looked-up one, which
+/// backward does not gather; the persistent ones of a stage form a second unit beside its streamed
+/// one.
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
-                   const std::vector<StageSpec>& stages, const PersistenceLimits& persistence);
+                   const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
+                   std::uint64_t ranks);
 
 }  // namespace artesian::zero3

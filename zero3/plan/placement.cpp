@@ -79,9 +79,9 @@ class Planner {
   void lay_out(std::uint64_t persistent_max) {
     const ZeroConfig& zero = config_.zero;
     const std::uint64_t param_max = zero.stage < 3 ? 0 : zero.param_persistence_threshold;
-    plan_.layout =
-        make_layout(*request_.parameters, *request_.stages,
-                    {param_max, std::min(persistent_max, zero.model_persistence_threshold)});
+    plan_.layout = make_layout(
+        *request_.parameters, *request_.stages,
+        {param_max, std::min(persistent_max, zero.model_persistence_threshold)}, request_.ranks);
     plan_.units.clear();
     for (const Unit& unit : plan_.layout.units) {
       UnitPlacement place;

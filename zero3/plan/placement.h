@@ -70,7 +70,8 @@ struct Sharding {
   std::uint64_t grad = 1;       // stage 2 and above
   std::uint64_t optimizer = 1;  // stage 1 and above
 
-  /// Elements of one rank's share of an image.
+  /// Elements of one rank's share of an image that is cut among as many as it was laid out for, or
+  /// all of it.
   static std::uint64_t share(std::uint64_t image, std::uint64_t ranks) noexcept;
 };
 

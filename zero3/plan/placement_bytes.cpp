@@ -1,7 +1,7 @@
 // What is where in a placement, in bytes: sums over its units.
 #include <algorithm>
 
-#include "base/units.h"
+#include "base/check.h"
 #include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {
@@ -9,7 +9,8 @@ namespace artesian::zero3 {
 using tiering::Tier;
 
 std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
-  return ranks == 1 ? image : round_up((image + ranks - 1) / ranks, image_alignment);
+  ARTESIAN_CHECK(image % ranks == 0, image, ranks);  // make_layout has made it of shares
+  return image / ranks;
 }
 
 std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {

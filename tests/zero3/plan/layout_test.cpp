@@ -1,5 +1,6 @@
 // Proves the layout's rules: every parameter lies in exactly one unit, aligned and without overlap;
-// tied weights are units of their own; persistence splits units by the two thresholds.
+// tied weights are units of their own; persistence splits units by the two thresholds; and ranks
+// get equal shares of every image, whatever their number, without moving a parameter.
 #include "zero3/plan/layout.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ void expect_sound(const SmallModel& model, const Layout& layout) {
 
 TEST(Layout, OneUnitAStageAndOneForTheTiedWeight) {
   const SmallModel model = make_small_model(100, 8, 3);
-  const Layout layout = make_layout(model.parameters, model.stages, {});
+  const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
   expect_sound(model, layout);
   EXPECT_EQ(layout.units.size(), 5u);  // wte, three blocks, ln_f
   EXPECT_EQ(layout.stages.front(), (std::vector<std::uint32_t>{0}));
@@ -43,7 +44,7 @@ TEST(Layout, OneUnitAStageAndOneForTheTiedWeight) {
 
 TEST(Layout, AnUntiedHeadIsAUnitOfItsStage) {
   const SmallModel model = make_small_model(100, 8, 1, /*tied=*/false);
-  const Layout layout = make_layout(model.parameters, model.stages, {});
+  const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
   expect_sound(model, layout);
   EXPECT_EQ(layout.stages.back().size(), 1u);
 }
@@ -53,7 +54,7 @@ TEST(Layout, ATiledHeadIsAUnitByItselfAndTakenAsStored) {
     SmallModel model = make_small_model(100, 8, 1, tied);
     const auto head = model.stages.back().parameters.back();
     const auto as_stored = [&] {
-      const Layout layout = make_layout(model.parameters, model.stages, {});
+      const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
       expect_sound(model, layout);
       std::vector<std::string> names;
       for (const Unit& unit : layout.units) {
@@ -76,7 +77,7 @@ TEST(Layout, TheLookedUpParameterIsAUnitOfItsOwn) {
                                               {.name = "after", .shape = {8, 8}}};
   const std::vector<StageSpec> stages{{.name = "all", .parameters = {0, 1, 2}, .lookup = 1}};
   for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1000}}) {  // persistent or not
-    const Layout layout = make_layout(parameters, stages, {limit, 100 * limit});
+    const Layout layout = make_layout(parameters, stages, {limit, 100 * limit}, 1);
     EXPECT_EQ(layout.stages.front(), (std::vector<std::uint32_t>{0, 1}));
     EXPECT_EQ(layout.units[0].parameters, (std::vector<std::uint32_t>{0, 2}));
     EXPECT_EQ(layout.units[1].parameters, (std::vector<std::uint32_t>{1}));
@@ -86,7 +87,7 @@ TEST(Layout, TheLookedUpParameterIsAUnitOfItsOwn) {
 
 TEST(Layout, ParametersUpToTheThresholdPersist) {
   const SmallModel model = make_small_model(100, 8, 2);
-  const Layout layout = make_layout(model.parameters, model.stages, {32, ~std::uint64_t{0}});
+  const Layout layout = make_layout(model.parameters, model.stages, {32, ~std::uint64_t{0}}, 1);
   expect_sound(model, layout);
   for (std::size_t index = 0; index < model.parameters.size(); ++index) {
     EXPECT_EQ(layout.units[layout.places[index].unit].persistent,
@@ -98,7 +99,7 @@ TEST(Layout, ParametersUpToTheThresholdPersist) {
 TEST(Layout, TheModelThresholdBoundsTheSum) {
   const SmallModel model = make_small_model(100, 8, 4);
   for (std::uint64_t limit = 0; limit < 200; ++limit) {
-    const Layout layout = make_layout(model.parameters, model.stages, {1000, limit});
+    const Layout layout = make_layout(model.parameters, model.stages, {1000, limit}, 1);
     expect_sound(model, layout);
     std::uint64_t persistent = 0;
     for (const Unit& unit : layout.units) persistent += unit.persistent ? unit.numel : 0;
@@ -108,9 +109,38 @@ TEST(Layout, TheModelThresholdBoundsTheSum) {
 
 TEST(Layout, AThresholdAboveTheLargestKeepsEverything) {
   const SmallModel model = make_small_model(100, 8, 2);
-  const Layout layout = make_layout(model.parameters, model.stages, {1 << 20, ~std::uint64_t{0}});
+  const Layout layout =
+      make_layout(model.parameters, model.stages, {1 << 20, ~std::uint64_t{0}}, 1);
   expect_sound(model, layout);
   for (const Unit& unit : layout.units) EXPECT_TRUE(unit.persistent);
+}
+
+TEST(Layout, RanksGetEqualSharesAndMoveNoParameter) {
+  for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1000}}) {
+    const SmallModel model = make_small_model(1000, 32, 3);
+    const Layout alone = make_layout(model.parameters, model.stages, {limit, 100 * limit}, 1);
+    expect_sound(model, alone);
+    for (std::uint64_t ranks = 1; ranks <= 7; ++ranks) {
+      SCOPED_TRACE(ranks);
+      const Layout layout =
+          make_layout(model.parameters, model.stages, {limit, 100 * limit}, ranks);
+      EXPECT_EQ(layout.stages, alone.stages);
+      for (std::size_t index = 0; index < layout.places.size(); ++index) {
+        EXPECT_EQ(layout.places[index].unit, alone.places[index].unit);
+        EXPECT_EQ(layout.places[index].first, alone.places[index].first);
+      }
+      for (std::size_t index = 0; index < layout.units.size(); ++index) {
+        const Unit& unit = layout.units[index];
+        EXPECT_EQ(unit.parameters, alone.units[index].parameters);
+        EXPECT_EQ(unit.share % image_alignment, 0u);
+        EXPECT_EQ(unit.image, ranks * unit.share);
+        const ParameterPlace& last = layout.places[unit.parameters.back()];
+        EXPECT_GE(unit.image, last.first + last.numel);
+        EXPECT_LT(ranks * (unit.share - image_alignment),
+                  last.first + last.numel);  // no less would do
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -55,8 +55,9 @@ std::uint64_t bytes_in(const Placement& plan, Tier tier) {
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
     const std::uint64_t image = plan.layout.units[index].image;
-    if (plan.units[index].param == tier) bytes += image * dtype_size(plan.param_dtype);
-    if (plan.units[index].grad == tier) bytes += image * dtype_size(plan.grad_dtype);
+    const Sharding& cut = plan.sharding;
+    if (plan.units[index].param == tier) bytes += image / cut.param * dtype_size(plan.param_dtype);
+    if (plan.units[index].grad == tier) bytes += image / cut.grad * dtype_size(plan.grad_dtype);
     for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
       if (plan.optimizer_home(index, group) != tier) continue;
       bytes += plan.record_bytes(index, group);
@@ -578,6 +579,36 @@ TEST(Placement, MaxInCpuIsOfTheShareThatARankHolds) {
       EXPECT_GT(params_in(place(all - 1), Tier::Nvme), 0u);
       const bool shared = ranks > 1 && stage == 3;
       EXPECT_TRUE(shared ? all < numel / 2 : all == numel) << all << " of " << numel;
+    }
+  }
+}
+
+/// What is cut is cut into exactly as many parts as there are ranks; what is not is whole.
+TEST(Placement, RanksHoldExactlyTheirShares) {
+  for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (std::uint64_t ranks = 1; ranks <= 7; ++ranks) {
+        SCOPED_TRACE(std::to_string(ranks) + " ranks, stage " + std::to_string(stage));
+        Case given = make_case(dtype, stage == 3 ? Offload::Nvme : Offload::None, Offload::Nvme);
+        given.config.zero.stage = stage;
+        given.ranks = ranks;
+        given.host = smallest(given, &Case::host);
+        const Placement plan = given.place().value();
+        expect_within(given, plan);
+        for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+          const std::uint64_t image = plan.layout.units[unit].image;
+          const auto cut_from = [&](int least) { return stage >= least ? ranks : 1; };
+          EXPECT_EQ(plan.param_bytes(unit) * cut_from(3), image * dtype_size(dtype));
+          EXPECT_EQ(plan.grad_bytes(unit) * cut_from(2), image * dtype_size(dtype));
+          EXPECT_EQ(plan.optimizer_bytes(unit) * cut_from(1), image * plan.state_size(unit));
+          std::uint64_t elements = 0;
+          for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
+            EXPECT_EQ(plan.sub_group_numel(unit, index) % image_alignment, 0u);
+            elements += plan.sub_group_numel(unit, index);
+          }
+          EXPECT_EQ(elements * cut_from(1), image);
+        }
+      }
     }
   }
 }

@@ -103,7 +103,7 @@ SmallModel equal_units(std::uint32_t count) {
 TEST(PrefetcherBesideLru, FetchesNoMoreInTheStepsOfModelsHoweverFarItLooksAhead) {
   for (const std::uint32_t stages : {2u, 3u, 5u, 12u}) {
     const SmallModel model = equal_units(stages);
-    const Layout layout = make_layout(model.parameters, model.stages, {});
+    const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
     const std::vector<std::uint64_t> sizes(stages, size_of_unit);
     for (int micro_batches = 1; micro_batches <= 4; micro_batches *= 2) {
       Accesses step;
@@ -133,7 +133,7 @@ TEST(PrefetcherBesideLru, FetchesNoMoreOnDemandInRandomSteps) {
     const auto below = [&](std::uint64_t bound) { return random_word(51, seed, draw++) % bound; };
     const auto units = static_cast<std::uint32_t>(2 + below(10));
     const SmallModel model = equal_units(units);
-    const Layout layout = make_layout(model.parameters, model.stages, {});
+    const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
     const std::vector<std::uint64_t> sizes(units, size_of_unit);
     Accesses step;
     for (std::uint64_t count = units + below(30); count != 0; --count) {

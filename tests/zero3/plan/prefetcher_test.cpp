@@ -232,7 +232,7 @@ TEST(Prefetcher, EvictsWhatIsNeededLast) {
 TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
   constexpr std::uint64_t page = 4096;
   const SmallModel model = equal_units(3, 64);
-  const Layout layout = make_layout(model.parameters, model.stages, {});
+  const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
   int started = 0;
   tiering::DrySlots slots(
       {{.slot_bytes = 4 * page}, {.slot_bytes = 3 * page}, {.slot_bytes = 5 * page}}, 8 * page, 0,
@@ -274,7 +274,7 @@ class RandomSlots {
       : count_(4 + random_word(91, seed, 0) % 6),
         model_(equal_units(static_cast<int>(count_), 64)),
         units_(make_units(seed)),
-        layout(make_layout(model_.parameters, model_.stages, {})),
+        layout(make_layout(model_.parameters, model_.stages, {}, 1)),
         used_(count_),
         lost_(count_),
         slots_(units_, room(seed), 0, [this](const tiering::DryMove& move) { see(move); }),

@@ -231,7 +231,7 @@ TEST_F(StepPlanTest, AllUnderBackwardIsTheClosedFormOfSixteen) {
   config.gradient_clipping = 0.0;
   config.check_grad_overflow = false;
   const MovedByKind moved = expect_as_planned(run, config, nullptr);
-  const Layout layout = make_layout(module_of(run).parameters(), module_of(run).stages(), {});
+  const Layout layout = make_layout(module_of(run).parameters(), module_of(run).stages(), {}, 1);
   std::uint64_t elements = 0;
   for (const Unit& unit : layout.units) elements += unit.image;
   const std::uint64_t table = layout.units[layout.stages.front().front()].image;
@@ -250,7 +250,7 @@ TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
     const Config config = steady(config_of(run));
     const MovedByKind moved = expect_as_planned(run, config, nullptr);
     const Module& module = module_of(run);
-    const Layout layout = make_layout(module.parameters(), module.stages(), {});
+    const Layout layout = make_layout(module.parameters(), module.stages(), {}, 1);
     std::uint64_t elements = 0;
     for (const Unit& unit : layout.units) elements += unit.image;
     const std::uint64_t table = layout.units[layout.stages.front().front()].image;
@@ -322,7 +322,7 @@ TEST_F(StepPlanTest, GradientsThatSpillAreWrittenOnceForAllMicroBatches) {
     const MovedByKind moved = expect_as_planned(run, config, nullptr);
     const Module& module = module_of(run);
     std::uint64_t elements = 0;
-    for (const Unit& unit : make_layout(module.parameters(), module.stages(), {}).units) {
+    for (const Unit& unit : make_layout(module.parameters(), module.stages(), {}, 1).units) {
       elements += unit.image;
     }
     EXPECT_EQ(moved.grad.nvme_write, 2 * elements) << micro_batches;
