@@ -8,8 +8,8 @@
 
 namespace artesian::tiering {
 
-BlockChecksums::BlockChecksums(std::uint64_t run_id, std::uint32_t shard, std::uint64_t blocks)
-    : run_id_(run_id), shard_(shard), entries_(blocks) {
+BlockChecksums::BlockChecksums(const Owner& owner, std::uint64_t blocks)
+    : owner_(owner), entries_(blocks) {
   static_assert(sizeof(Entry) == 16, "what the memory formula counts per block");
   ARTESIAN_CHECK(blocks > 0);
 }
@@ -20,7 +20,7 @@ std::uint64_t BlockChecksums::sum(std::uint64_t block, Generation generation, st
   ARTESIAN_CHECK(data != nullptr && length > 0, data, length);
   ARTESIAN_CHECK(offset % piece_bytes == 0, offset, piece_bytes);
   const std::uint64_t which = entries_[block].generation + (generation == Generation::Next ? 1 : 0);
-  const std::array<std::uint64_t, 4> place{run_id_, shard_, block, which};
+  const std::array<std::uint64_t, 5> place{owner_.run_id, owner_.rank, owner_.shard, block, which};
   const std::uint64_t seed = kernels::checksum64(place.data(), sizeof(place), 0);
   constexpr std::uint64_t golden_ratio = 0x9e3779b97f4a7c15;  // seeds that differ in many bits
   std::uint64_t sum = 0;

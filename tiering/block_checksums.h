@@ -1,8 +1,9 @@
 // Out-of-band checksums of one shard's blocks: 16 bytes of memory per block, kept apart from the
 // data, so that no block can vouch for itself.
 //
-// Each checksum is seeded with run id, shard, block index and generation, and the generation grows
-// with each seal. So equal bytes in another place, or of an earlier seal, do not match either.
+// Each checksum is seeded with run id, rank, shard, block index and generation, and the generation
+// grows with each seal. So equal bytes in another place or file, or of an earlier seal, do not
+// match either: ranks of one run number their shards alike.
 //
 // Note [Pieces of a block]: a checksum is the wrapping sum of those of the block's pieces, each
 // XXH3-64 with a seed of its own. So several threads can each take pieces while they are in their
@@ -25,7 +26,12 @@ class BlockChecksums {
 
   static constexpr std::uint64_t piece_bytes = 32 << 10;
 
-  BlockChecksums(std::uint64_t run_id, std::uint32_t shard, std::uint64_t blocks);
+  struct Owner {  // of the blocks
+    std::uint64_t run_id = 0;
+    std::uint32_t rank = 0;
+    std::uint32_t shard = 0;
+  };
+  BlockChecksums(const Owner& owner, std::uint64_t blocks);
 
   /// Starts the block's next generation and records the checksum of data: [length].
   void seal(std::uint64_t block, const std::byte* data, std::uint64_t length) noexcept;
@@ -48,8 +54,7 @@ class BlockChecksums {
     std::uint64_t generation = 0;  // 0 = never sealed
   };
 
-  std::uint64_t run_id_;
-  std::uint32_t shard_;
+  Owner owner_;
   std::vector<Entry> entries_;
 };
 

@@ -132,6 +132,9 @@ class TierStore::Impl {
   void check_sealed(Shard& shard, ByteRange range) const noexcept;
   Error timeout(Error error) const;
   Error no_answer(Error error, const std::string& what) const;
+  BlockChecksums::Owner owner(std::uint32_t shard) const noexcept {
+    return {.run_id = options_.run_id, .rank = options_.rank, .shard = shard};
+  }
   Error corrupt(const Shard& shard, std::uint64_t block, BlockChecksums::Finding finding);
   std::uint64_t sum(ShardId id, std::uint64_t block, BlockChecksums::Generation generation,
                     ByteRange part, const std::byte* data) noexcept;
@@ -181,7 +184,7 @@ Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinne
   ARTESIAN_TRY_VOID(make_swap_files(files, host));
   // Small blocks of what no disk holds would take more memory than there is.
   for (std::uint32_t index = 0; index < shards_.size(); ++index) {
-    shards_[index].place.checksums.emplace(options_.run_id, index, shards_[index].blocks);
+    shards_[index].place.checksums.emplace(owner(index), shards_[index].blocks);
   }
   return {};
 }
@@ -252,13 +255,13 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
     const auto index = static_cast<std::uint32_t>(shards_.size());
     Shard& shard = shards_.emplace_back(std::move(options));
     shard.place = std::move(*given++);
-    shard.place.checksums.emplace(options_.run_id, index, shard.blocks);
+    shard.place.checksums.emplace(owner(index), shard.blocks);
   }
   for (const ShardId id : shadowed) {
     ARTESIAN_CHECK(!at(id).shadow.has_value(), at(id).options.name);
     const std::uint32_t seed = static_cast<std::uint32_t>(id) | shadow_bit;
     at(id).shadow = std::move(*given++);
-    at(id).shadow->checksums.emplace(options_.run_id, seed, at(id).blocks);
+    at(id).shadow->checksums.emplace(owner(seed), at(id).blocks);
   }
   return {};
 }

@@ -1,7 +1,7 @@
 // Proves that a block's checksum, though it is a sum over pieces, finds what one over the whole
 // block would: any changed byte, pieces in each other's place or in that of another block, and
-// pieces of an earlier generation; and that it does not matter which parts are summed up, and in
-// which order.
+// pieces of an earlier generation; that equal blocks of two ranks, shards or runs differ; and that
+// it does not matter which parts are summed up, and in which order.
 #include "tiering/block_checksums.h"
 
 #include <gtest/gtest.h>
@@ -36,9 +36,25 @@ Finding found(const BlockChecksums& checksums, const std::vector<std::byte>& dat
   return checksums.compare(0, data.data(), data.size());
 }
 
-TEST(BlockChecksums, DependOnRunShardBlockAndGeneration) {
+TEST(BlockChecksums, DependOnWhoseBlockItIs) {
+  const std::vector<std::byte> data(block_bytes);
+  const BlockChecksums::Owner owner{.run_id = 7, .rank = 2, .shard = 1};
+  const auto sum = [&](const BlockChecksums::Owner& whose, std::uint64_t block) {
+    return BlockChecksums(whose, 2).sum(block, Generation::Next, 0, data.data(), block_bytes);
+  };
+  EXPECT_EQ(sum(owner, 0), sum(owner, 0));
+  std::vector<std::uint64_t> sums{sum(owner, 0), sum(owner, 1)};
+  sums.push_back(sum({.run_id = 8, .rank = 2, .shard = 1}, 0));
+  sums.push_back(sum({.run_id = 7, .rank = 1, .shard = 1}, 0));
+  sums.push_back(sum({.run_id = 7, .rank = 1, .shard = 2}, 0));
+  sums.push_back(sum({.run_id = 7, .rank = 2, .shard = 2}, 0));
+  std::sort(sums.begin(), sums.end());
+  EXPECT_EQ(std::adjacent_find(sums.begin(), sums.end()), sums.end());
+}
+
+TEST(BlockChecksums, MatchWhatWasSealedLast) {
   std::vector<std::byte> data(block_bytes);
-  BlockChecksums checksums(7, 1, 2);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 2);
   EXPECT_EQ(checksums.compare(0, data.data(), block_bytes), Finding::NeverSealed);
   checksums.seal(0, data.data(), block_bytes);
   EXPECT_EQ(checksums.generation(0), 1u);
@@ -53,7 +69,7 @@ TEST(BlockChecksums, DependOnRunShardBlockAndGeneration) {
 TEST(BlockChecksums, AreTheSameHoweverABlockIsCutIntoParts) {
   std::mt19937_64 random(test_support::test_seed(21));
   const auto data = noise(random);
-  BlockChecksums checksums(7, 1, 1);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 1);
   checksums.seal(0, data.data(), block_bytes);
   for (int round = 0; round < 100; ++round) {
     std::vector<std::uint64_t> cuts{0, block_bytes};
@@ -77,7 +93,7 @@ TEST(BlockChecksums, AreTheSameHoweverABlockIsCutIntoParts) {
 
 TEST(BlockChecksums, SealedInPartsMatchTheWholeBlock) {
   std::mt19937_64 random(test_support::test_seed(22));
-  BlockChecksums checksums(7, 1, 1);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 1);
   for (std::uint64_t generation = 1; generation <= 3; ++generation) {
     const auto data = noise(random);
     std::uint64_t sum = 0;
@@ -94,7 +110,7 @@ TEST(BlockChecksums, SealedInPartsMatchTheWholeBlock) {
 TEST(BlockChecksums, FindAChangedByteInAnyPiece) {
   std::mt19937_64 random(test_support::test_seed(23));
   auto data = noise(random);
-  BlockChecksums checksums(7, 1, 1);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 1);
   checksums.seal(0, data.data(), block_bytes);
   for (std::uint64_t index = 0; index < pieces; ++index) {
     std::vector<std::uint64_t> places{0, length_of(index) - 1};
@@ -113,7 +129,7 @@ TEST(BlockChecksums, FindAChangedByteInAnyPiece) {
 TEST(BlockChecksums, FindTwoPiecesInEachOthersPlace) {
   std::mt19937_64 random(test_support::test_seed(24));
   const auto data = noise(random);
-  BlockChecksums checksums(7, 1, 1);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 1);
   checksums.seal(0, data.data(), block_bytes);
   for (std::uint64_t first = 0; first + 1 < pieces; ++first) {
     for (std::uint64_t second = first + 1; second + 1 < pieces; ++second) {
@@ -131,7 +147,7 @@ TEST(BlockChecksums, FindAPieceOfAnEarlierGenerationOrOfAnotherBlock) {
   const auto earlier = noise(random);
   const auto other = noise(random);
   const auto data = noise(random);
-  BlockChecksums checksums(7, 1, 2);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 2);
   checksums.seal(0, earlier.data(), block_bytes);
   checksums.seal(1, other.data(), block_bytes);
   checksums.seal(0, data.data(), block_bytes);
@@ -150,7 +166,7 @@ TEST(BlockChecksums, FindAPieceOfAnEarlierGenerationOrOfAnotherBlock) {
 // Every piece that is the same in both generations would else pass for the new one.
 TEST(BlockChecksums, OfEqualPiecesDifferByPlaceAndGeneration) {
   const std::vector<std::byte> zeros(block_bytes);
-  BlockChecksums checksums(7, 1, 1);
+  BlockChecksums checksums({.run_id = 7, .shard = 1}, 1);
   checksums.seal(0, zeros.data(), block_bytes);
   std::vector<std::uint64_t> sums;
   for (const Generation generation : {Generation::Current, Generation::Next}) {

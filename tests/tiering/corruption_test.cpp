@@ -1,7 +1,7 @@
 // Proves that no damaged block passes for a good one: rows 13 and 14 of the reliability table. The
 // damage is done to the swap file behind the store's back, one way to each of 10,000 blocks: a
 // flipped bit, a block in another's place, two blocks exchanged, a write that went elsewhere, the
-// bytes of an earlier write.
+// bytes of an earlier write. What ranks of one run seal never passes for each other's.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -99,6 +99,27 @@ TEST_P(CorruptionTest, EveryMisplacedBlockIsDetected) {
   EXPECT_EQ(detected(), blocks);
   store_back(bytes);
   EXPECT_EQ(detected(), 0u);
+}
+
+// The same bytes, in the same block of the same shard of the same run, sealed as often.
+TEST_P(CorruptionTest, WhatAnotherRankSealsDoesNotPass) {
+  const ShardOptions shard{.name = "s", .bytes = shard_bytes, .block_bytes = block_bytes};
+  auto other = harness_.open({shard, shard}, Verify::Full, 60.0, /*rank=*/1).value();
+  std::vector<std::byte> data(block_bytes);
+  fill(data.data(), block_bytes, 16);
+  const ByteRange whole{0, block_bytes};
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const ShardId id{i};
+    store_->seal(id, 3, data.data());
+    other->seal(id, 3, data.data());
+    other->seal(id, 3, data.data());  // the second time, as of `store_`
+    EXPECT_TRUE(store_->verify(id, 3, data.data()).has_value());
+    EXPECT_TRUE(other->verify(id, 3, data.data()).has_value());
+    const std::uint64_t theirs = other->sum_to_verify(id, 3, whole, data.data());
+    EXPECT_NE(theirs, store_->sum_to_verify(id, 3, whole, data.data()));
+    EXPECT_FALSE(store_->verify_sum(id, 3, theirs).has_value());
+  }
+  EXPECT_TRUE(other->close().has_value());
 }
 
 // Random pairs, of one shard and across both: each block well-formed, each in the other's place.

@@ -73,10 +73,11 @@ class Harness {
   aio::Engine& engine() { return *engine_; }
 
   Result<std::unique_ptr<TierStore>> open(std::vector<ShardOptions> shards,
-                                          Verify verify = Verify::Full,
-                                          double wait_seconds = 60.0) {
+                                          Verify verify = Verify::Full, double wait_seconds = 60.0,
+                                          std::uint32_t rank = 0) {
     const TierStoreOptions options{.directories = {directory()},
                                    .run_id = 0x1234,
+                                   .rank = rank,
                                    .verify = verify,
                                    .wait_seconds = wait_seconds};
     return TierStore::open(options, std::move(shards), *device, *host, *engine_, files());
@@ -87,10 +88,12 @@ class Harness {
     if (!store.has_value()) ADD_FAILURE() << store.error().to_string();
     return std::move(store).value();
   }
-  std::string swap_path() const { return directory() + "/artesian-0000000000001234-rank0.swap"; }
+  std::string swap_path(std::uint32_t rank = 0) const {
+    return directory() + "/artesian-0000000000001234-rank" + std::to_string(rank) + ".swap";
+  }
   /// The swap file, opened a second time: for planting faults behind the store's back.
-  std::unique_ptr<File> swap_file() {
-    return files().open(swap_path(), {.direct = Direct::IfAligned}).value();
+  std::unique_ptr<File> swap_file(std::uint32_t rank = 0) {
+    return files().open(swap_path(rank), {.direct = Direct::IfAligned}).value();
   }
   BufferLease buffer(std::uint64_t bytes) { return staging->lease(bytes).value(); }
 
