@@ -25,6 +25,8 @@ struct TierOptions {
   std::uint64_t host_bytes = std::uint64_t{64} << 20;
   Offload home = Offload::Nvme;  // of parameters and optimizer state
   bool spare_memory_holds_state = false;
+  int stage = 3;  // below, parameters are on the device
+  std::uint64_t ranks = 1;
 };
 
 /// Where everything lives: by default on NVMe, in `directory`, but for the gradients.
@@ -32,8 +34,9 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
                        const std::string& directory) {
   Config config;
   config.param_dtype = config.grad_accum_dtype = options.dtype;
-  config.zero.stage = 3;
-  config.zero.offload_param = {.device = options.home, .nvme_paths = {directory}, .max_in_cpu = 0};
+  config.zero.stage = options.stage;
+  const Offload param_home = options.stage == 3 ? options.home : Offload::None;
+  config.zero.offload_param = {.device = param_home, .nvme_paths = {directory}, .max_in_cpu = 0};
   config.zero.offload_optimizer = {.device = options.home, .nvme_paths = {directory}};
   config.zero.param_persistence_threshold = 0;
   config.zero.sub_group_size = options.sub_group;
@@ -43,6 +46,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
                                         .compute_dtype = options.compute,
                                         .device_bytes = options.device_bytes,
                                         .host_bytes = options.host_bytes,
+                                        .ranks = options.ranks,
                                         .spare_device = false})
                             .value();
   for (UnitPlacement& unit : placement.units) {

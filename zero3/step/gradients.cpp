@@ -252,7 +252,7 @@ Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& piece
   }
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   const auto body = [&](const SubGroup& group) -> Result<void> {
-    std::memcpy(held.data + group.first * size, group.grad, group.count * size);
+    std::memcpy(held.data + group.share_first * size, group.grad, group.count * size);
     return {};
   };
   if (missing.empty()) return {};
@@ -279,7 +279,7 @@ Result<void> Gradients::write_back() noexcept {
   for (const Held& held : held_) {
     norm_of_unit(held.unit, held.data, &held);
     const auto body = [&](const SubGroup& group) -> Result<void> {
-      std::memcpy(group.grad, held.data + group.first * size, group.count * size);
+      std::memcpy(group.grad, held.data + group.share_first * size, group.count * size);
       return {};
     };
     std::vector<std::uint64_t> groups;

@@ -25,10 +25,10 @@ struct Overlap {
 };
 
 Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
-  const std::uint64_t begin = std::max(place.first, group.first);
-  const std::uint64_t end = std::min(place.first + place.numel, group.first + group.count);
+  const std::uint64_t begin = std::max(place.first, group.image_first);
+  const std::uint64_t end = std::min(place.first + place.numel, group.image_first + group.count);
   if (begin >= end) return {0, 0, 0};
-  return {begin - place.first, begin - group.first, end - begin};
+  return {begin - place.first, begin - group.image_first, end - begin};
 }
 
 /// Elements [begin, end) of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)`
@@ -94,7 +94,7 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
     std::memset(array, 0, (end - begin) * 4);
   }
   SubGroup part = group;
-  part.first += begin;
+  part.image_first += begin;
   part.count = end - begin;
   for (const auto parameter : plan.layout.units[group.unit].parameters) {
     const Overlap inside = overlap(plan.layout.places[parameter], part);
@@ -114,7 +114,10 @@ Result<void> Optimizer::initialize(
     WeightSource& weights,
     const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept {
   std::uint64_t total = 0;
-  for (const Unit& unit : state_.layout().units) total += unit.image;
+  for (const std::uint32_t unit : all_units_) {
+    total +=
+        Sharding::share(state_.layout().units[unit].image, state_.placement().sharding.optimizer);
+  }
   std::uint64_t done = 0;
   std::mutex mutex;
   std::optional<Error> first_error;
@@ -167,7 +170,7 @@ void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
 void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
                               std::uint64_t end) noexcept {
   if (state_.separate_device()) return;  // follow() does
-  residency_.refresh(group.unit, group.first + begin, end - begin,
+  residency_.refresh(group.unit, group.image_first + begin, end - begin,
                      group.param + begin * dtype_size(state_.placement().param_dtype));
 }
 
@@ -188,8 +191,8 @@ void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
 /// What follows when all of its slices are done.
 Result<void> Optimizer::follow(const SubGroup& group) noexcept {
   if (!state_.separate_device()) return {};
-  return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.first, group.count,
-                                    group.param);
+  return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.image_first,
+                                    group.count, group.param);
 }
 
 /// Enqueued behind the model's own computing, whose parameters these are.
@@ -200,7 +203,7 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit,
     ARTESIAN_CHECK(group.master_low == nullptr);  // the device's kernel takes whole master weights
     ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, 0),
                                                 group.count, constants));
-    ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.first,
+    ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.image_first,
                                                  group.count, group.param));
   }
   return {};

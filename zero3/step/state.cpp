@@ -40,15 +40,16 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
     const Unit& described = plan.layout.units[unit];
     const UnitPlacement& place = plan.units[unit];
-    const auto whole = [&](const char* kind, Tier home, DType dtype) {
+    const auto array = [&](const char* kind, Tier home, std::uint64_t bytes, DType dtype) {
       return ShardOptions{.name = described.name + kind,
                           .home = home,
-                          .bytes = described.image * dtype_size(dtype),
+                          .bytes = bytes,
                           .block_bytes = plan.sub_group * dtype_size(dtype),
                           .volume = paths.param_volume};
     };
-    param_.push_back(add(whole(" parameters", place.param, plan.param_dtype)));
-    grad_.push_back(add(whole(" gradients", place.grad, plan.grad_dtype)));
+    param_.push_back(
+        add(array(" parameters", place.param, plan.param_bytes(unit), plan.param_dtype)));
+    grad_.push_back(add(array(" gradients", place.grad, plan.grad_bytes(unit), plan.grad_dtype)));
     auto& records = optimizer_.emplace_back();
     for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
       records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
@@ -154,6 +155,7 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
   tiering::Device& device = options.device != nullptr ? *options.device : tiering::host_device();
   std::unique_ptr<ModelState> state(new ModelState(executor, device));
   state->placement_ = std::move(options.placement);
+  state->rank_ = options.rank;
   auto opened = state->open(options, engine, files);
   if (opened.has_value()) return state;
   auto closed = state->close();
@@ -171,6 +173,7 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
                                           .disks = paths.disks,
                                           .stripe_bytes = paths.stripe_bytes,
                                           .run_id = options.run_id,
+                                          .rank = options.rank,
                                           .verify = options.verify,
                                           .wait_seconds = options.wait_seconds,
                                           .timeline = options.timeline};

@@ -35,6 +35,7 @@ struct ModelStateOptions {
   Placement placement;
   SwapPaths paths;  // where nvme-homed parameters, spilled gradients and optimizer state go
   std::uint64_t run_id = 0;
+  std::uint32_t rank = 0;  // whose shares these are
   tiering::Verify verify = tiering::Verify::Full;
   bool pin_memory = true;
   double wait_seconds = 60.0;         // deadline of every wait for the disk
@@ -57,6 +58,10 @@ class ModelState {
 
   const Placement& placement() const noexcept { return placement_; }
   const Layout& layout() const noexcept { return placement_.layout; }
+  /// The element of a unit's image with which this rank's share of its optimizer state begins.
+  std::uint64_t share_begin(std::uint32_t unit) const noexcept {
+    return placement_.sharding.optimizer == 1 ? 0 : rank_ * layout().units[unit].share;
+  }
   tiering::TierStore& store() noexcept { return *store_; }
   pinned::Pool& device_pool() noexcept { return *device_pool_; }
   pinned::Pool& host_pool() noexcept { return *host_; }
@@ -118,6 +123,7 @@ class ModelState {
   Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
 
   Placement placement_;
+  std::uint32_t rank_ = 0;
   Executor& executor_;
   tiering::Device& device_;
   std::unique_ptr<pinned::Pool> device_pool_;

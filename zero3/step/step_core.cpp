@@ -117,6 +117,7 @@ Result<void> StepCore::create_state(Placement placement) {
       .placement = std::move(placement),
       .paths = std::move(paths),
       .run_id = options_.run_id != 0 ? options_.run_id : random_run_id(),
+      .rank = options_.rank,
       .verify = verify_of(config_.artesian.verify),
       .pin_memory =
           config_.zero.offload_param.pin_memory && config_.zero.offload_optimizer.pin_memory,

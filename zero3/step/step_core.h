@@ -48,6 +48,7 @@ struct StepCoreOptions {
   tiering::Device* device = nullptr;  // the device tier; null: the CPU's memory
   BufferLender* lender = nullptr;     // of memory that activations have left; may be null
   std::uint64_t run_id = 0;           // 0: random
+  std::uint32_t rank = 0;             // in swap files' names and checksum seeds
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk

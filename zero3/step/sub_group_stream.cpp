@@ -146,23 +146,41 @@ Result<void> SubGroupStream::give_back_borrowed() noexcept {
   return first;
 }
 
-SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
+/// A sub-group as which elements it is.
+SubGroup SubGroupStream::cut(const Task& task) const noexcept {
   const Placement& plan = state_.placement();
   SubGroup group;
   group.unit = task.unit;
   group.index = task.index;
-  group.first = task.index * plan.sub_group;
+  group.share_first = task.index * plan.sub_group;
+  group.image_first = state_.share_begin(task.unit) + group.share_first;
   group.count = plan.sub_group_numel(task.unit, task.index);
+  return group;
+}
+
+/// Its first element in the home of the parameters: of the image, where each rank has all of it.
+std::uint64_t SubGroupStream::param_first(const SubGroup& group) const noexcept {
+  return state_.placement().sharding.param == 1 ? group.image_first : group.share_first;
+}
+
+/// The same of the gradients.
+std::uint64_t SubGroupStream::grad_first(const SubGroup& group) const noexcept {
+  return state_.placement().sharding.grad == 1 ? group.image_first : group.share_first;
+}
+
+SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
+  const Placement& plan = state_.placement();
+  SubGroup group = cut(task);
   const auto place = [&](ShardId id, std::uint64_t home_offset,
                          std::uint64_t item_offset) -> std::byte* {
     const bool elsewhere = item != nullptr && out_of_reach(id);
     if (!on_nvme(id) && !elsewhere) return state_.store().memory(id) + home_offset;
     return item != nullptr ? item->data() + item_offset : nullptr;
   };
-  group.param =
-      place(state_.param(task.unit), group.first * dtype_size(plan.param_dtype), param_offset());
+  group.param = place(state_.param(task.unit), param_first(group) * dtype_size(plan.param_dtype),
+                      param_offset());
   group.grad =
-      place(state_.grad(task.unit), group.first * dtype_size(plan.grad_dtype), grad_offset());
+      place(state_.grad(task.unit), grad_first(group) * dtype_size(plan.grad_dtype), grad_offset());
   auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
   const Master master = plan.units[task.unit].master;
   if (master == Master::Parameter) group.master = reinterpret_cast<float*>(group.param);
@@ -177,8 +195,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
 
 Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) noexcept {
   const Placement& plan = state_.placement();
-  const std::uint64_t first = task.index * plan.sub_group;
-  const std::uint64_t count = plan.sub_group_numel(task.unit, task.index);
+  const SubGroup group = cut(task);
   const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
                         std::uint64_t item_offset) -> Result<void> {
     if (on_nvme(id)) item.read(id, {offset, bytes}, item_offset, options_.read_priority);
@@ -186,21 +203,20 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
     return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
   const std::uint64_t param_size = dtype_size(plan.param_dtype);
+  const tiering::ByteRange param{param_first(group) * param_size, group.count * param_size};
   if (options_.restore_param && state_.saves_param(task.unit)) {
-    return read(state_.saved_param(task.unit), first * param_size, count * param_size,
-                saved_offset());
+    return read(state_.saved_param(task.unit), param.offset, param.length, saved_offset());
   }
   if (options_.read_state || options_.restore_param) {
     ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0,
                            plan.record_bytes(task.unit, task.index), 0));
   }
   if (options_.read_state && plan.update_reads_param(task.unit)) {
-    ARTESIAN_TRY_VOID(
-        read(state_.param(task.unit), first * param_size, count * param_size, param_offset()));
+    ARTESIAN_TRY_VOID(read(state_.param(task.unit), param.offset, param.length, param_offset()));
   }
   if (!options_.read_grad) return {};
   const std::uint64_t size = dtype_size(plan.grad_dtype);
-  return read(state_.grad(task.unit), first * size, count * size, grad_offset());
+  return read(state_.grad(task.unit), grad_first(group) * size, group.count * size, grad_offset());
 }
 
 /// The record of a sub-group's optimizer state, and its parameter.
@@ -260,7 +276,7 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
   }
   if (group.saved != nullptr) {
     const std::uint64_t size = dtype_size(plan.param_dtype);
-    item.write(state_.saved_param(group.unit), {group.first * size, group.count * size},
+    item.write(state_.saved_param(group.unit), {param_first(group) * size, group.count * size},
                saved_offset());
   }
   return write_param(group, item);
@@ -270,16 +286,17 @@ Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& ite
   const ShardId param = state_.param(group.unit);
   const std::uint64_t size = dtype_size(state_.placement().param_dtype);
   if (on_nvme(param)) {
-    item.write(param, {group.first * size, group.count * size}, param_offset());
+    item.write(param, {param_first(group) * size, group.count * size}, param_offset());
   }
   if (!out_of_reach(param)) return {};
-  return item.copy_to_device(state_.store().memory(param) + group.first * size, param_offset(),
-                             group.count * size);
+  return item.copy_to_device(state_.store().memory(param) + param_first(group) * size,
+                             param_offset(), group.count * size);
 }
 
 void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
-  item.write(state_.grad(group.unit), {group.first * size, group.count * size}, grad_offset());
+  item.write(state_.grad(group.unit), {grad_first(group) * size, group.count * size},
+             grad_offset());
 }
 
 /// Then nothing moves between the item and a separate device.
@@ -541,14 +558,16 @@ Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
   return finish();
 }
 
-Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
-                                       const SubGroupStreamOptions& options,
+Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t image_first,
+                                       std::uint64_t count, const SubGroupStreamOptions& options,
                                        const Body& body) noexcept {
   ARTESIAN_CHECK(!under_way());
-  const std::uint64_t sub_group = state_.placement().sub_group;
   tasks_.clear();
-  for (std::uint64_t index = first / sub_group; index * sub_group < first + count; ++index) {
-    tasks_.push_back({unit, index});
+  for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
+    const SubGroup group = cut({unit, index});
+    const bool overlaps =
+        group.image_first < image_first + count && image_first < group.image_first + group.count;
+    if (overlaps) tasks_.push_back({unit, index});
   }
   ARTESIAN_TRY_VOID(begin_tasks(options, {.slice = {}, .after = body}));
   return finish();

@@ -36,12 +36,14 @@
 
 namespace artesian::zero3 {
 
-/// One sub-group in memory: elements [first, first + count) of the unit's image. What the caller
-/// has not asked for may be null.
+/// One sub-group in memory: `count` elements of this rank's share of a unit's image, in both from
+/// the given one on (Note [Shares] in zero3/plan/layout.h). What the caller has not asked for may
+/// be null.
 struct SubGroup {
   std::uint32_t unit = 0;
   std::uint64_t index = 0;
-  std::uint64_t first = 0;
+  std::uint64_t share_first = 0;
+  std::uint64_t image_first = 0;
   std::uint64_t count = 0;
   float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves
   float* exp_avg = nullptr;     // [count]
@@ -129,8 +131,9 @@ class SubGroupStream {
                    const Body& body) noexcept;
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const SlicedBody& body) noexcept;
-  /// Runs `body` on the sub-groups of one unit that overlap elements [first, first + count).
-  Result<void> run_range(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
+  /// Runs `body` on this rank's sub-groups of one unit that overlap elements [image_first,
+  /// image_first + count) of its image.
+  Result<void> run_range(std::uint32_t unit, std::uint64_t image_first, std::uint64_t count,
                          const SubGroupStreamOptions& options, const Body& body) noexcept;
   /// Runs `body` on these sub-groups of one unit, in this order.
   Result<void> run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
@@ -177,7 +180,10 @@ class SubGroupStream {
   bool may_look_ahead() const noexcept;
   bool may_borrow() const noexcept;
   tiering::StagingItem* borrow();
+  SubGroup cut(const Task& task) const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
+  std::uint64_t param_first(const SubGroup& group) const noexcept;
+  std::uint64_t grad_first(const SubGroup& group) const noexcept;
   Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
   void list_param(const SubGroup& group, GroupBlocks& blocks) const noexcept;
   void list_saved(const SubGroup& group, GroupBlocks& blocks) const noexcept;

@@ -75,6 +75,7 @@ Result<void> Engine::Impl::build() {
       .device = compute.backend,
       .lender = kept_activations(),
       .run_id = options.run_id,
+      .rank = options.rank,
       .timeline = options.timeline,
       .files = options.files,
       .wait_seconds = options.wait_seconds,

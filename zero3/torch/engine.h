@@ -47,6 +47,7 @@ struct EngineOptions {
   std::string device = "cpu";
   tiering::Device* backend = nullptr;  // a device tier of the caller's, for tensors on `device`
   std::uint64_t run_id = 0;            // 0: random
+  std::uint32_t rank = 0;              // of this process: names its swap files, seeds its checksums
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk

@@ -74,10 +74,10 @@ std::vector<std::byte> accumulated_in(Tiers& tiers, std::uint32_t parameter, std
   std::vector<std::byte> found(place.numel * size);
   SubGroupStream stream(*tiers.state);
   const auto body = [&](const SubGroup& group) -> Result<void> {
-    const std::uint64_t begin = std::max(group.first, place.first);
-    const std::uint64_t end = std::min(group.first + group.count, place.first + place.numel);
+    const std::uint64_t begin = std::max(group.image_first, place.first);
+    const std::uint64_t end = std::min(group.image_first + group.count, place.first + place.numel);
     std::memcpy(found.data() + (begin - place.first) * size,
-                group.grad + (begin - group.first) * size, (end - begin) * size);
+                group.grad + (begin - group.image_first) * size, (end - begin) * size);
     return {};
   };
   EXPECT_TRUE(stream.run_range(place.unit, place.first, place.numel, {.read_grad = true}, body)

@@ -17,7 +17,7 @@ void write_everywhere(Tiers& tiers, std::uint32_t unit, float value, bool follow
     std::fill_n(group.master, group.count, value);
     std::fill_n(group.exp_avg, group.count, value);
     std::fill_n(group.exp_avg_sq, group.count, value);
-    if (follow) tiers.residency->refresh(unit, group.first, group.count, group.param);
+    if (follow) tiers.residency->refresh(unit, group.image_first, group.count, group.param);
     return {};
   };
   ASSERT_TRUE(stream.run({unit}, {.read_state = follow, .write_state = true}, body).has_value());
