@@ -188,11 +188,9 @@ void bench_gradients(const Arrays& a, const Run& run, DType dtype) {
   bench_pass(
       "sum_squares", a, run, dtype, size,
       [&](std::uint64_t i, std::uint64_t n) {
-        double sum = 0;
-        for (std::uint64_t k = 0; k < n; k += norm_block) {
-          sum += sum_squares(bytes + (i + k) * size, dtype, norm_block).sum;
-        }
-        sink = sum;
+        std::vector<double> sums(static_cast<std::size_t>((n + norm_leaf - 1) / norm_leaf));
+        sum_squares(bytes + i * size, dtype, n, sums.data());
+        sink = sums.back();
       },
       [&](std::uint64_t i, std::uint64_t n) {
         sink = static_cast<double>(stream_read(bytes + i * size, n * size));

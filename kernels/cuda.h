@@ -36,11 +36,8 @@ Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, 
                                  std::uint64_t count, Accumulate how, std::uint32_t* not_finite,
                                  cudaStream_t stream);
 
-/// Sums of squares of one parameter: partial_sums[b] is kernels::sum_squares(...).sum of elements
-/// [b * norm_block, (b + 1) * norm_block), bit for bit. The caller adds them in order; an infinity
-/// or NaN among them means that the elements are not all finite. Shape: data: [count] of dtype;
-/// partial_sums: [count / norm_block, rounded up], device memory.
-Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* partial_sums,
+/// As kernels::sum_squares, with its bits. leaf_sums: device memory.
+Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums,
                          cudaStream_t stream);
 
 }  // namespace artesian::kernels::cuda

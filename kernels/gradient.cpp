@@ -1,7 +1,9 @@
 // Gradient kernels with SIMD. See Note [Same bits] in simd_inl.h.
 #include "kernels/gradient.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gradient.cpp"
@@ -154,9 +156,8 @@ HWY_INLINE void add_squares(const Element<dtype>* data, std::uint64_t count,
 }
 
 template <DType dtype>
-double sum_squares_any(const void* data, std::uint64_t count) {
+double sum_of_leaf(const Element<dtype>* elements, std::uint64_t count) {
   const DoubleTag dd;
-  const auto* elements = static_cast<const Element<dtype>*>(data);
   const std::uint64_t full = count - count % virtual_lanes;
   hn::Vec<DoubleTag> sums[registers];
   for (std::size_t k = 0; k < registers; ++k) sums[k] = hn::Zero(dd);
@@ -179,21 +180,27 @@ double sum_squares_any(const void* data, std::uint64_t count) {
   return total;
 }
 
-double sum_squares_on_target(const void* data, DType dtype, std::uint64_t count) {
-  switch (dtype) {
-    case DType::Float32: return sum_squares_any<DType::Float32>(data, count);
-    case DType::Float16: return sum_squares_any<DType::Float16>(data, count);
-    case DType::BFloat16: return sum_squares_any<DType::BFloat16>(data, count);
+template <DType dtype>
+void sum_squares_any(const void* data, std::uint64_t count, double* leaf_sums) {
+  const auto* elements = static_cast<const Element<dtype>*>(data);
+  for (std::uint64_t first = 0; first < count; first += norm_leaf) {
+    const double sum = sum_of_leaf<dtype>(elements + first, std::min(norm_leaf, count - first));
+    *leaf_sums++ = sum == sum ? sum : std::numeric_limits<double>::quiet_NaN();
   }
-  return 0.0;
+}
+
+void sum_squares_on_target(const void* data, DType dtype, std::uint64_t count, double* leaf_sums) {
+  switch (dtype) {
+    case DType::Float32: return sum_squares_any<DType::Float32>(data, count, leaf_sums);
+    case DType::Float16: return sum_squares_any<DType::Float16>(data, count, leaf_sums);
+    case DType::BFloat16: return sum_squares_any<DType::BFloat16>(data, count, leaf_sums);
+  }
 }
 
 }  // namespace artesian::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "base/check.h"
-
 namespace artesian::kernels {
 namespace {
 
@@ -207,9 +214,8 @@ bool accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType gr
   return HWY_DYNAMIC_DISPATCH(accumulate_on_target)(acc, acc_dtype, grad, grad_dtype, count, how);
 }
 
-SumSquares sum_squares(const void* data, DType dtype, std::uint64_t count) noexcept {
-  ARTESIAN_CHECK(count <= norm_block, count);
-  return make_sum_squares(HWY_DYNAMIC_DISPATCH(sum_squares_on_target)(data, dtype, count));
+void sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums) noexcept {
+  HWY_DYNAMIC_DISPATCH(sum_squares_on_target)(data, dtype, count, leaf_sums);
 }
 
 }  // namespace artesian::kernels

@@ -28,20 +28,20 @@ __global__ void __launch_bounds__(threads_per_block)
 }
 
 constexpr unsigned virtual_lanes = 16;
-constexpr unsigned norm_blocks_per_block = 4;  // 64 threads: many small blocks balance best
+constexpr unsigned leaves_per_block = 4;  // 64 threads: many small blocks balance best
 
-// 16 neighbouring threads are the 16 virtual lanes of one norm block, so the order of all additions
+// 16 neighbouring threads are the 16 virtual lanes of one leaf, so the order of all additions
 // is that of the CPU. The square of a float is exact in fp64: fusing does not change the rounding.
 template <DType dtype>
-__global__ void __launch_bounds__(virtual_lanes* norm_blocks_per_block)
-    sum_squares_kernel(const Element<dtype>* data, std::uint64_t count, std::uint64_t blocks,
-                       double* partial_sums) {
-  const std::uint64_t block =
-      static_cast<std::uint64_t>(blockIdx.x) * norm_blocks_per_block + threadIdx.x / virtual_lanes;
+__global__ void __launch_bounds__(virtual_lanes* leaves_per_block)
+    sum_squares_kernel(const Element<dtype>* data, std::uint64_t count, std::uint64_t leaves,
+                       double* leaf_sums) {
+  const std::uint64_t leaf =
+      static_cast<std::uint64_t>(blockIdx.x) * leaves_per_block + threadIdx.x / virtual_lanes;
   const unsigned lane = threadIdx.x % virtual_lanes;
-  const std::uint64_t first = block * norm_block;
+  const std::uint64_t first = leaf * norm_leaf;
   const std::uint64_t size =
-      block >= blocks ? 0 : (count - first < norm_block ? count - first : norm_block);
+      leaf >= leaves ? 0 : (count - first < norm_leaf ? count - first : norm_leaf);
   double sum = 0.0;
 #pragma unroll 8
   for (std::uint64_t i = lane; i < size; i += virtual_lanes) {
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(virtual_lanes* norm_blocks_per_block)
   for (unsigned other = 1; other < virtual_lanes; ++other) {
     total = __dadd_rn(total, __shfl_sync(0xffffffffu, sum, static_cast<int>(other), virtual_lanes));
   }
-  if (lane == 0 && block < blocks) {
+  if (lane == 0 && leaf < leaves) {
     const double canonical_nan = __longlong_as_double(0x7ff8000000000000ll);
-    partial_sums[block] = total == total ? total : canonical_nan;
+    leaf_sums[leaf] = total == total ? total : canonical_nan;
   }
 }
 
@@ -76,15 +76,15 @@ Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, 
   });
 }
 
-Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* partial_sums,
+Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums,
                          cudaStream_t stream) {
   if (count == 0) return {};
-  const std::uint64_t blocks = (count - 1) / norm_block + 1;
-  const auto grid = static_cast<unsigned>((blocks - 1) / norm_blocks_per_block + 1);
+  const std::uint64_t leaves = (count - 1) / norm_leaf + 1;
+  const auto grid = static_cast<unsigned>((leaves - 1) / leaves_per_block + 1);
   return with_dtype(dtype, [&](auto constant) {
     constexpr DType type = decltype(constant)::value;
-    return launch(sum_squares_kernel<type>, grid, virtual_lanes * norm_blocks_per_block, stream,
-                  static_cast<const Element<type>*>(data), count, blocks, partial_sums);
+    return launch(sum_squares_kernel<type>, grid, virtual_lanes * leaves_per_block, stream,
+                  static_cast<const Element<type>*>(data), count, leaves, leaf_sums);
   });
 }
 

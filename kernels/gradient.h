@@ -2,9 +2,7 @@
 // pass.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "base/dtype.h"
 
@@ -24,28 +22,19 @@ bool accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType gr
 bool accumulate_gradient_naive(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
                                std::uint64_t count, Accumulate how) noexcept;
 
-/// Elements per partial sum of a norm: partial sums never span two parameters.
-constexpr std::uint64_t norm_block = 65536;
+/// Elements of a unit's image that one partial sum of a norm is of.
+constexpr std::uint64_t norm_leaf = 2048;
 
-struct SumSquares {
-  double sum = 0.0;    // of squares, in fp64
-  bool finite = true;  // no infinity or NaN among the elements
-};
-
-/// The result for a sum. One check finds every infinity and NaN: the sum of norm_block squares of
-/// finite floats is below 2^272 and cannot overflow fp64. A NaN becomes the one canonical NaN.
-inline SumSquares make_sum_squares(double sum) noexcept {
-  if (std::isnan(sum)) return {std::numeric_limits<double>::quiet_NaN(), false};
-  return {sum, !std::isinf(sum)};
-}
-
-/// Sum of squares of at most `norm_block` elements of `dtype`: 16 virtual lanes (element i goes to
-/// lane i mod 16), each summed in order in fp64 as square(double(x)), then lane 0 + lane 1 + ...
-/// + 15. The same bits on every dispatch target. The caller adds blocks in order.
-/// Shape: data: [n] of dtype, n <= norm_block, aligned to its elements only.
-SumSquares sum_squares(const void* data, DType dtype, std::uint64_t count) noexcept;
+/// Sums of squares, leaf by leaf: leaf_sums[k] is that of elements [k * norm_leaf, (k + 1) *
+/// norm_leaf) in fp64. 16 virtual lanes (element i goes to lane i mod 16) are each summed in order
+/// as square(double(x)), then lane 0 + lane 1 + ... + 15. The same bits on every dispatch target.
+/// One look at a sum finds every infinity and NaN: that of the squares of norm_leaf finite floats
+/// is below 2^267 and cannot overflow fp64. A NaN is the canonical one.
+/// Shape: data: [n] of dtype, aligned to its elements only; leaf_sums: [n / norm_leaf, rounded up].
+void sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums) noexcept;
 
 /// The naive version that sum_squares equals bit for bit.
-SumSquares sum_squares_naive(const void* data, DType dtype, std::uint64_t count) noexcept;
+void sum_squares_naive(const void* data, DType dtype, std::uint64_t count,
+                       double* leaf_sums) noexcept;
 
 }  // namespace artesian::kernels

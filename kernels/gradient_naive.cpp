@@ -1,7 +1,8 @@
 // Gradient kernels one element at a time.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "base/check.h"
 #include "kernels/element.h"
 #include "kernels/gradient.h"
 
@@ -19,16 +20,19 @@ bool accumulate_gradient_naive(void* acc, DType acc_dtype, const float* grad, DT
   return finite;
 }
 
-SumSquares sum_squares_naive(const void* data, DType dtype, std::uint64_t count) noexcept {
-  ARTESIAN_CHECK(count <= norm_block, count);
-  double lanes[16] = {};
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const auto x = static_cast<double>(load_element(data, dtype, i));
-    lanes[i % 16] += x * x;
+void sum_squares_naive(const void* data, DType dtype, std::uint64_t count,
+                       double* leaf_sums) noexcept {
+  for (std::uint64_t first = 0; first < count; first += norm_leaf) {
+    const std::uint64_t end = std::min(first + norm_leaf, count);
+    double lanes[16] = {};
+    for (std::uint64_t i = first; i < end; ++i) {
+      const auto x = static_cast<double>(load_element(data, dtype, i));
+      lanes[i % 16] += x * x;
+    }
+    double total = lanes[0];
+    for (int lane = 1; lane < 16; ++lane) total += lanes[lane];
+    *leaf_sums++ = std::isnan(total) ? std::numeric_limits<double>::quiet_NaN() : total;
   }
-  double total = lanes[0];
-  for (int lane = 1; lane < 16; ++lane) total += lanes[lane];
-  return make_sum_squares(total);
 }
 
 }  // namespace artesian::kernels

@@ -80,24 +80,49 @@ TEST(Gradient, RoundsAfterEveryMicroBatch) {
   EXPECT_EQ(wide_acc, 2052.0f);
 }
 
-void expect_same_sum(const unsigned char* data, DType dtype, std::uint64_t count) {
-  const SumSquares fast = sum_squares(data, dtype, count);
-  const SumSquares naive = sum_squares_naive(data, dtype, count);
-  EXPECT_EQ(std::bit_cast<std::uint64_t>(fast.sum), std::bit_cast<std::uint64_t>(naive.sum))
-      << fast.sum << " and " << naive.sum << ", count " << count << ", seed " << test_seed();
-  EXPECT_EQ(fast.finite, naive.finite);
+std::vector<double> leaf_sums(const void* data, DType dtype, std::uint64_t count) {
+  std::vector<double> sums((count + norm_leaf - 1) / norm_leaf + 1, -1.0);
+  sum_squares(data, dtype, count, sums.data());
+  EXPECT_EQ(sums.back(), -1.0);  // no more than there are
+  sums.pop_back();
+  return sums;
 }
 
-TEST_P(GradientOnTarget, SumOfSquaresEqualsTheNaiveVersion) {
+void expect_same_sums(const unsigned char* data, DType dtype, std::uint64_t count) {
+  const std::vector<double> fast = leaf_sums(data, dtype, count);
+  std::vector<double> naive(fast.size());
+  sum_squares_naive(data, dtype, count, naive.data());
+  for (std::size_t leaf = 0; leaf < fast.size(); ++leaf) {
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(fast[leaf]), std::bit_cast<std::uint64_t>(naive[leaf]))
+        << fast[leaf] << " and " << naive[leaf] << ", count " << count << ", leaf " << leaf
+        << ", seed " << test_seed();
+  }
+}
+
+TEST_P(GradientOnTarget, SumsOfSquaresEqualTheNaiveVersionLeafByLeaf) {
   auto lengths = counts;
-  lengths.insert(lengths.end(), {norm_block - 17, norm_block - 1, norm_block});
+  lengths.insert(lengths.end(), {norm_leaf - 17, norm_leaf - 1, norm_leaf, norm_leaf + 1,
+                                 5 * norm_leaf, 32 * norm_leaf + 15});
   for (const DType dtype : dtypes) {
     for (const std::uint64_t count : lengths) {
       const std::uint64_t offset = count % 3;
       const auto ordinary = array_of(ordinary_values(count, count), dtype, offset);
-      expect_same_sum(ordinary.data() + offset * dtype_size(dtype), dtype, count);
+      expect_same_sums(ordinary.data() + offset * dtype_size(dtype), dtype, count);
       const auto mixed = array_of(mixed_values(count, count), dtype, offset);
-      expect_same_sum(mixed.data() + offset * dtype_size(dtype), dtype, count);
+      expect_same_sums(mixed.data() + offset * dtype_size(dtype), dtype, count);
+    }
+  }
+}
+
+/// A leaf's sum does not depend on what else is summed in the same call.
+TEST_P(GradientOnTarget, LeavesSumAloneAsTheyDoTogether) {
+  constexpr std::uint64_t leaves = 7;
+  for (const DType dtype : dtypes) {
+    const auto data = array_of(ordinary_values(leaves * norm_leaf, 5), dtype, 0);
+    const auto together = leaf_sums(data.data(), dtype, leaves * norm_leaf);
+    for (std::uint64_t leaf = 0; leaf < leaves; ++leaf) {
+      const auto* begin = data.data() + leaf * norm_leaf * dtype_size(dtype);
+      EXPECT_EQ(leaf_sums(begin, dtype, norm_leaf), std::vector<double>{together[leaf]});
     }
   }
 }
@@ -111,30 +136,36 @@ TEST_P(GradientOnTarget, EveryInfinityAndNaNIsFound) {
         const std::uint64_t places[] = {0, count / 2, count < 17 ? 0 : count - 17, count - 1};
         for (const std::uint64_t place : places) {
           auto data = array_of(std::vector<float>(count, 2.0f), dtype, 0);
-          EXPECT_TRUE(sum_squares(data.data(), dtype, count).finite);
+          for (const double sum : leaf_sums(data.data(), dtype, count)) EXPECT_GT(sum, 0.0);
           store_element(data.data(), dtype, place, bad);
-          const SumSquares sum = sum_squares(data.data(), dtype, count);
-          EXPECT_FALSE(sum.finite) << dtype_name(dtype) << place;
-          EXPECT_EQ(std::isnan(sum.sum), std::isnan(bad));
+          const auto sums = leaf_sums(data.data(), dtype, count);
+          for (std::uint64_t leaf = 0; leaf < sums.size(); ++leaf) {
+            const bool here = leaf == place / norm_leaf;
+            EXPECT_EQ(std::isfinite(sums[leaf]), !here) << dtype_name(dtype) << place;
+            EXPECT_EQ(std::isnan(sums[leaf]), here && std::isnan(bad));
+          }
         }
       }
     }
   }
 }
 
-TEST_P(GradientOnTarget, TheLargestFiniteBlockIsFinite) {
-  const std::vector<float> data(norm_block, std::numeric_limits<float>::lowest());
-  const SumSquares sum = sum_squares(data.data(), DType::Float32, norm_block);
-  EXPECT_TRUE(sum.finite);
-  EXPECT_GT(sum.sum, 7e81);  // 65536 * (3.4e38)^2
+TEST_P(GradientOnTarget, TheLargestFiniteLeafIsFinite) {
+  const std::vector<float> data(norm_leaf, std::numeric_limits<float>::lowest());
+  const double sum = leaf_sums(data.data(), DType::Float32, norm_leaf).front();
+  EXPECT_TRUE(std::isfinite(sum));
+  EXPECT_GT(sum, 2.3e80);  // 2048 * (3.4e38)^2
 }
 
 TEST(Gradient, SumOfSquaresByHand) {
-  std::vector<float> data(17, 0.0f);
+  std::vector<float> data(norm_leaf + 3, 0.0f);
   data[0] = 3.0f;
   data[16] = 4.0f;  // the same lane
-  EXPECT_EQ(sum_squares_naive(data.data(), DType::Float32, 17).sum, 25.0);
-  EXPECT_EQ(sum_squares_naive(data.data(), DType::Float32, 0).sum, 0.0);
+  data[norm_leaf + 2] = 12.0f;
+  double sums[2];
+  sum_squares_naive(data.data(), DType::Float32, data.size(), sums);
+  EXPECT_EQ(sums[0], 25.0);
+  EXPECT_EQ(sums[1], 144.0);
 }
 
 }  // namespace

@@ -95,11 +95,11 @@ class SeparateDevice final : public tiering::Device {
                    });
   }
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
-                           double* partial_sums) override {
-    const std::uint64_t blocks = (count + kernels::norm_block - 1) / kernels::norm_block;
+                           double* leaf_sums) override {
+    const std::uint64_t leaves = (count + kernels::norm_leaf - 1) / kernels::norm_leaf;
     return enqueue(
-        queue, {{partial_sums, blocks * 8, true}, {data, count * dtype_size(dtype), false}},
-        [=](auto& host) { return host.sum_squares(queue, data, dtype, count, partial_sums); });
+        queue, {{leaf_sums, leaves * 8, true}, {data, count * dtype_size(dtype), false}},
+        [=](auto& host) { return host.sum_squares(queue, data, dtype, count, leaf_sums); });
   }
   Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays, std::uint64_t count,
                          const kernels::AdamStep& step) override {

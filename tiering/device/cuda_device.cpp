@@ -241,9 +241,9 @@ Result<void> CudaDevice::accumulate_gradient(Queue queue, std::byte* acc, DType 
 }
 
 Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,
-                                     std::uint64_t count, double* partial_sums) {
+                                     std::uint64_t count, double* leaf_sums) {
   ARTESIAN_TRY_VOID(select());
-  return launched(kernels::cuda::sum_squares(data, dtype, count, partial_sums, stream(queue)));
+  return launched(kernels::cuda::sum_squares(data, dtype, count, leaf_sums, stream(queue)));
 }
 
 Result<void> CudaDevice::adam_step(Queue queue, const kernels::AdamArrays& arrays,

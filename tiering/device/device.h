@@ -78,9 +78,9 @@ class Device {
   virtual Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
                                            const float* grad, DType grad_dtype, std::uint64_t count,
                                            kernels::Accumulate how) = 0;
-  /// partial_sums[b]: of elements [b * norm_block, (b + 1) * norm_block).
+  /// leaf_sums: device memory.
   virtual Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype,
-                                   std::uint64_t count, double* partial_sums) = 0;
+                                   std::uint64_t count, double* leaf_sums) = 0;
   /// With whole master weights.
   virtual Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays,
                                  std::uint64_t count, const kernels::AdamStep& step) = 0;

@@ -49,11 +49,8 @@ Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dt
 }
 
 Result<void> HostDevice::sum_squares(Queue, const std::byte* data, DType dtype, std::uint64_t count,
-                                     double* partial_sums) {
-  for (std::uint64_t first = 0; first < count; first += kernels::norm_block) {
-    const std::uint64_t length = std::min(kernels::norm_block, count - first);
-    *partial_sums++ = kernels::sum_squares(data + first * dtype_size(dtype), dtype, length).sum;
-  }
+                                     double* leaf_sums) {
+  kernels::sum_squares(data, dtype, count, leaf_sums);
   return {};
 }
 

@@ -25,7 +25,7 @@ class HostDevice final : public Device {
                                    DType grad_dtype, std::uint64_t count,
                                    kernels::Accumulate how) override;
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
-                           double* partial_sums) override;
+                           double* leaf_sums) override;
   Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays, std::uint64_t count,
                          const kernels::AdamStep& step) override;
   Result<DeviceFence> record(Queue queue) override { return DeviceFence{queue, 0}; }

@@ -2,9 +2,10 @@
 //
 // A unit is what is gathered and released together. Its image is one flat array of elements: the
 // same indexing serves the parameter shard, the gradient, the master weights and both moments, so
-// every transfer is one contiguous range. Each parameter starts at a multiple of 32 elements (64
-// bytes in 16 bit). Padding elements are zero and stay zero: Adam of a zero gradient on a zero
-// weight is zero.
+// every transfer is one contiguous range. Each parameter starts at a multiple of 2048 elements, so
+// that it is cut into the same leaves of the norm (Gradients) whatever else is in its unit:
+// with which parameters it would share one depends on what persists. Padding elements are
+// zero and stay zero: Adam of a zero gradient on a zero weight is zero.
 //
 // Note [Shares]: an image is as many equal, contiguous shares as there are ranks, each a multiple
 // of 2048 elements (4 KiB in 16 bit: no two sub-groups share a sector). So one all-gather in place
@@ -22,8 +23,8 @@
 
 namespace artesian::zero3 {
 
-constexpr std::uint64_t parameter_alignment = 32;  // elements
-constexpr std::uint64_t image_alignment = 2048;    // elements, of a share and so of an image
+constexpr std::uint64_t parameter_alignment = 2048;  // elements
+constexpr std::uint64_t image_alignment = 2048;      // elements, of a share and so of an image
 
 /// Where a parameter lies: elements [first, first + numel) of the unit's image.
 struct ParameterPlace {

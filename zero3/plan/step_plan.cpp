@@ -257,10 +257,9 @@ class DryRun {
   void add_norm(std::uint32_t unit) {
     StepEvent& event = add(Kind::Norm, unit);
     if (placement_.units[unit].grad != Tier::Device) return;
-    for (const auto parameter : layout_.units[unit].parameters) {  // a partial sum of each block
-      const std::uint64_t numel = layout_.places[parameter].numel;
-      event.moved.grad.to_host += (numel + kernels::norm_block - 1) / kernels::norm_block * 8;
-    }
+    const std::uint64_t elements =
+        Sharding::share(layout_.units[unit].image, placement_.sharding.grad);
+    event.moved.grad.to_host += elements / kernels::norm_leaf * 8;
   }
 
   bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }

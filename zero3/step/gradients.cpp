@@ -1,6 +1,7 @@
 #include "zero3/step/gradients.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -10,7 +11,7 @@
 
 namespace artesian::zero3 {
 
-using kernels::norm_block;
+using kernels::norm_leaf;
 using tiering::Tier;
 
 namespace {
@@ -18,6 +19,8 @@ namespace {
 constexpr std::uint64_t slice = 16384;         // elements of one task on the compute team
 constexpr std::uint64_t expanded = 2048;       // elements made fp32 at a time: 8 KiB on the stack
 constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at a time: 4 MiB, or one row
+constexpr std::uint64_t task_leaves = 32;      // that one task of the compute team sums
+static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_leaf == 0);
 
 }  // namespace
 
@@ -25,15 +28,15 @@ Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradien
   const Placement& plan = state.placement();
   started_.assign(plan.layout.units.size(), false);
   summed_ = cleared_ = started_;
-  for (const ParameterPlace& place : plan.layout.places) {
-    partials_.emplace_back(static_cast<std::size_t>((place.numel + norm_block - 1) / norm_block));
-  }
+  first_leaf_.push_back(0);
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
+    const std::uint64_t leaves = plan.layout.units[unit].image / norm_leaf;
+    first_leaf_.push_back(first_leaf_.back() + static_cast<std::size_t>(leaves));
     if (!spilled(unit) && !on_device(unit)) {  // padding must be zero; fresh memory need not be
-      std::memset(state.store().memory(state.grad(unit)), 0,
-                  plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+      std::memset(state.store().memory(state.grad(unit)), 0, plan.grad_bytes(unit));
     }
   }
+  leaf_sums_.resize(first_leaf_.back());
 }
 
 void Gradients::begin_step() noexcept {
@@ -199,7 +202,7 @@ Result<void> Gradients::add_in_host(std::uint32_t unit, const std::vector<Piece>
   const Placement& plan = state_.placement();
   std::byte* memory = state_.store().memory(state_.grad(unit));
   if (fresh && leaves_some(unit, pieces)) {
-    std::memset(memory, 0, plan.layout.units[unit].image * dtype_size(plan.grad_dtype));
+    std::memset(memory, 0, plan.grad_bytes(unit));
   }
   return accumulate(memory, 0, pieces, source, fresh);
 }
@@ -222,29 +225,14 @@ Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
   return &held_.back();
 }
 
-/// The norm blocks that some of the elements are in, all of one parameter: [first, last) of the
-/// image.
-std::pair<std::uint64_t, std::uint64_t> Gradients::blocks_of(std::uint32_t unit,
-                                                             const Piece& piece) const noexcept {
-  const Layout& layout = state_.layout();
-  const auto& parameters = layout.units[unit].parameters;
-  const auto parameter = std::find_if(parameters.begin(), parameters.end(), [&](auto index) {
-    return piece.image_first < layout.places[index].first + layout.places[index].numel;
-  });
-  ARTESIAN_CHECK(parameter != parameters.end(), unit, piece.image_first);
-  const ParameterPlace& place = layout.places[*parameter];
-  const std::uint64_t first = round_down(piece.image_first - place.first, norm_block);
-  const std::uint64_t last = round_up(piece.image_first + piece.count - place.first, norm_block);
-  return {place.first + first, place.first + std::min(last, place.numel)};
-}
-
-/// Reads those sub-groups, of norm blocks with pieces, that are not there.
+/// Reads those sub-groups with pieces that are not there.
 Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& pieces) noexcept {
   const Placement& plan = state_.placement();
   std::vector<std::uint64_t> missing;
   for (const Piece& piece : pieces) {
-    const auto [first, last] = blocks_of(held.unit, piece);
-    for (std::uint64_t group = first / plan.sub_group; group * plan.sub_group < last; ++group) {
+    const std::uint64_t end = piece.image_first + piece.count;
+    for (std::uint64_t group = piece.image_first / plan.sub_group; group * plan.sub_group < end;
+         ++group) {
       if (held.there[static_cast<std::size_t>(group)]) continue;
       held.there[static_cast<std::size_t>(group)] = true;
       missing.push_back(group);
@@ -277,7 +265,7 @@ Result<std::byte*> Gradients::hold_for(std::uint32_t unit, const std::vector<Pie
 Result<void> Gradients::write_back() noexcept {
   const std::uint64_t size = element_size();
   for (const Held& held : held_) {
-    norm_of_unit(held.unit, held.data, &held);
+    sum_held(held);
     const auto body = [&](const SubGroup& group) -> Result<void> {
       std::memcpy(group.grad, held.data + group.share_first * size, group.count * size);
       return {};
@@ -341,31 +329,32 @@ Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
   return add_pieces(unit, {}, {}, /*fresh=*/true);
 }
 
-/// Of an accumulator in host memory; of one in the buffer the blocks that are there as a whole: the
-/// others are as they were.
-void Gradients::norm_of_unit(std::uint32_t unit, const std::byte* memory,
-                             const Held* held) noexcept {
+/// Sums leaves [first, end) of a unit whose image is in host memory.
+void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
+                           std::uint64_t end) noexcept {
+  const DType dtype = state_.placement().grad_dtype;
+  const std::byte* data = memory + first * norm_leaf * dtype_size(dtype);
+  double* sums = leaf_sums(unit).data() + first;
+  state_.executor().parallel_for(
+      end - first, task_leaves, [&](std::uint64_t from, std::uint64_t to) {
+        kernels::sum_squares(data + from * norm_leaf * dtype_size(dtype), dtype,
+                             (to - from) * norm_leaf, sums + from);
+      });
+}
+
+/// Of an accumulator in host memory.
+void Gradients::sum_unit(std::uint32_t unit) noexcept {
+  sum_leaves(unit, state_.store().memory(state_.grad(unit)), 0, leaf_sums(unit).size());
+}
+
+/// Of one in the buffer, what is there: the other sub-groups' sums are as they were.
+void Gradients::sum_held(const Held& held) noexcept {
   const Placement& plan = state_.placement();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const auto there = [&](std::uint64_t first, std::uint64_t count) {
-    const std::uint64_t last = (first + count - 1) / plan.sub_group;
-    for (std::uint64_t group = first / plan.sub_group; group <= last; ++group) {
-      if (!held->there[static_cast<std::size_t>(group)]) return false;
-    }
-    return true;
-  };
-  for (const auto parameter : plan.layout.units[unit].parameters) {
-    const ParameterPlace& place = plan.layout.places[parameter];
-    auto& partials = partials_[parameter];
-    state_.executor().parallel_for(partials.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
-      for (std::uint64_t block = from; block < to; ++block) {
-        const std::uint64_t first = place.first + block * norm_block;
-        const std::uint64_t count = std::min(norm_block, place.numel - block * norm_block);
-        if (held != nullptr && !there(first, count)) continue;
-        const auto sum = kernels::sum_squares(memory + first * size, plan.grad_dtype, count);
-        partials[static_cast<std::size_t>(block)] = {sum.sum, sum.finite};
-      }
-    });
+  for (std::uint64_t group = 0; group < held.there.size(); ++group) {
+    if (!held.there[static_cast<std::size_t>(group)]) continue;
+    const std::uint64_t first = group * plan.sub_group;
+    const std::uint64_t count = plan.sub_group_numel(held.unit, group);
+    sum_leaves(held.unit, held.data, first / norm_leaf, (first + count) / norm_leaf);
   }
 }
 
@@ -373,16 +362,11 @@ std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(state_.placement().units[unit].grad == Tier::Host, unit);
   const auto zeros = start_at_zero(unit);  // no micro-batch used it; in memory nothing can fail
   ARTESIAN_CHECK(zeros.has_value(), unit);
-  norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
+  sum_unit(unit);
   summed_[unit] = true;
   double sum = 0.0;
-  for (const auto parameter : state_.layout().units[unit].parameters) {
-    for (const Partial& partial : partials_[parameter]) {
-      if (!partial.finite) return std::nullopt;
-      sum += partial.sum;
-    }
-  }
-  return sum;
+  for (const double leaf : leaf_sums(unit)) sum += leaf;
+  return std::isfinite(sum) ? std::optional(sum) : std::nullopt;
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {
@@ -391,20 +375,24 @@ Result<GradientNorm> Gradients::norm() noexcept {
     if (summed_[unit]) continue;
     ARTESIAN_CHECK(started_[unit]);
     if (on_device(unit)) {
-      ARTESIAN_TRY_VOID(norm_of_unit_on_device(unit));
+      ARTESIAN_TRY_VOID(sum_unit_on_device(unit));
     } else if (!spilled(unit)) {  // of those that spill write_back() has the sums
-      norm_of_unit(unit, state_.store().memory(state_.grad(unit)));
+      sum_unit(unit);
     }
   }
   GradientNorm norm;
-  for (std::uint32_t parameter = 0; parameter < partials_.size(); ++parameter) {
-    for (const Partial& partial : partials_[parameter]) {
-      norm.sum_squares += partial.sum;
-      if (norm.finite && !partial.finite) {
-        norm.finite = false;
-        norm.bad_parameter = parameter;
-      }
+  const auto& places = state_.layout().places;
+  for (std::uint32_t parameter = 0; parameter < places.size(); ++parameter) {
+    const ParameterPlace& place = places[parameter];
+    const std::uint64_t leaves = (place.numel + norm_leaf - 1) / norm_leaf;
+    for (const double leaf : leaf_sums(place.unit)
+                                 .subspan(static_cast<std::size_t>(place.first / norm_leaf),
+                                          static_cast<std::size_t>(leaves))) {
+      norm.sum_squares += leaf;
     }
+    if (!norm.finite || std::isfinite(norm.sum_squares)) continue;  // finite leaves cannot overflow
+    norm.finite = false;
+    norm.bad_parameter = parameter;
   }
   return norm;
 }

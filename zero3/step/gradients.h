@@ -7,9 +7,15 @@
 // Where they spill, micro-batches are added in one buffer in host memory, a stage's units at a
 // time: what a unit has already is read when it comes to be added to, and written once by
 // write_back(), both through the staging ring (zero3/step/sub_group_stream.h). Only the sub-groups
-// of norm blocks that something is added to are moved, and such blocks are summed before that: the
-// norm reads nothing. Writes go on beside the next stage's backward; each is waited for before its
-// sub-group is read or written again, all by complete().
+// that something is added to are moved, and their squares are summed before that: the norm reads
+// nothing. Writes go on beside the next stage's backward; each is waited for before its sub-group
+// is read or written again, all by complete().
+//
+// Note [Leaves of the norm]: squares are summed in fp64 by leaves of 2048 elements, wherever the
+// accumulator lives, and all leaves are added in the order of the parameters. Parameters, shares of
+// an image and sub-groups begin at multiples of that: a leaf is of one parameter, and nothing that
+// is summed is in two places. So the bits of a norm do not depend on what is a unit, on what is
+// moved, or on how an image is cut. What is behind a parameter's end in its last leaf is zero.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +82,8 @@ class Gradients {
   /// What ended a run that ends with this error: a write that `add` has left in flight and that
   /// failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;
-  /// The norm's sum of squares: fp64 partial sums per 64 Ki elements of each parameter, combined in
-  /// parameter order. Units that got no gradient count as zero.
+  /// The norm's sum of squares: Note [Leaves of the norm]. Units that got no gradient count as
+  /// zero.
   Result<GradientNorm> norm() noexcept;
   /// Zeroes accumulators of units without a gradient this step, and waits until all are written, so
   /// that norm() and the optimizer may read them.
@@ -117,8 +123,6 @@ class Gradients {
   Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
                               bool fresh) noexcept;
   Result<Held*> hold(std::uint32_t unit) noexcept;
-  std::pair<std::uint64_t, std::uint64_t> blocks_of(std::uint32_t unit,
-                                                    const Piece& piece) const noexcept;
   Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
   Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                              const Source& source, bool fresh) noexcept;
@@ -130,9 +134,15 @@ class Gradients {
       const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
   void accumulate_piece(std::byte* target, const Piece& piece, DType dtype, bool fresh) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
-  void norm_of_unit(std::uint32_t unit, const std::byte* memory,
-                    const Held* held = nullptr) noexcept;
-  Result<void> norm_of_unit_on_device(std::uint32_t unit) noexcept;
+  std::span<double> leaf_sums(std::uint32_t unit) noexcept {
+    const std::size_t first = first_leaf_[unit];
+    return std::span(leaf_sums_).subspan(first, first_leaf_[unit + 1] - first);
+  }
+  void sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
+                  std::uint64_t end) noexcept;
+  void sum_unit(std::uint32_t unit) noexcept;
+  void sum_held(const Held& held) noexcept;
+  Result<void> sum_unit_on_device(std::uint32_t unit) noexcept;
   Result<void> finish_writes() noexcept;
   bool on_device(std::uint32_t unit) const noexcept;
   bool spilled(std::uint32_t unit) const noexcept {
@@ -141,18 +151,15 @@ class Gradients {
   bool leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
 
   ModelState& state_;
-  SubGroupStream stream_;      // of spilled units
-  std::vector<bool> started_;  // by unit: has a gradient this step
-  std::vector<bool> summed_;   // by unit: its partial sums are those of this step
-  std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
-  struct Partial {
-    double sum = 0.0;
-    bool finite = true;
-  };
-  std::vector<std::vector<Partial>> partials_;  // by parameter, by block of 64 Ki elements
-  std::map<std::uint32_t, Parts> parts_;        // by parameter
-  std::vector<Held> held_;                      // side by side, from the buffer's begin on
-  bool writing_ = false;                        // some spilled unit's sub-groups, maybe
+  SubGroupStream stream_;                // of spilled units
+  std::vector<bool> started_;            // by unit: has a gradient this step
+  std::vector<bool> summed_;             // by unit: its leaf sums are those of this step
+  std::vector<bool> cleared_;            // by unit: its memory on a separate device was zeroed once
+  std::vector<double> leaf_sums_;        // of all images, in their order
+  std::vector<std::size_t> first_leaf_;  // by unit, of its image; and the end of all
+  std::map<std::uint32_t, Parts> parts_;  // by parameter
+  std::vector<Held> held_;                // side by side, from the buffer's begin on
+  bool writing_ = false;                  // some spilled unit's sub-groups, maybe
 };
 
 }  // namespace artesian::zero3

@@ -9,7 +9,7 @@
 
 namespace artesian::zero3 {
 
-using kernels::norm_block;
+using kernels::norm_leaf;
 using tiering::Queue;
 
 /// Source memory of the host must stay until this returns; it waits for its copies.
@@ -23,7 +23,7 @@ Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piec
   ARTESIAN_CHECK(source.dtype == DType::Float32);
   if (fresh && (!cleared_[unit] || leaves_some(unit, pieces))) {  // padding must be zero
     cleared_[unit] = true;
-    ARTESIAN_TRY_VOID(device.zero(Queue::Compute, memory, plan.layout.units[unit].image * size));
+    ARTESIAN_TRY_VOID(device.zero(Queue::Compute, memory, plan.grad_bytes(unit)));
   }
   const auto accumulate_part = [&](const Piece& piece, const std::byte* data) {
     return device.accumulate_gradient(Queue::Compute, memory + piece.image_first * size,
@@ -73,34 +73,22 @@ Result<void> Gradients::add_rows_on_device(
   return device.finish(copied);
 }
 
-Result<void> Gradients::norm_of_unit_on_device(std::uint32_t unit) noexcept {
-  const Placement& plan = state_.placement();
+Result<void> Gradients::sum_unit_on_device(std::uint32_t unit) noexcept {
   tiering::Device& device = state_.device();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
+  const DType dtype = state_.placement().grad_dtype;
+  const std::uint64_t leaf_bytes = norm_leaf * dtype_size(dtype);
   const std::byte* memory = state_.store().memory(state_.grad(unit));
   const std::span<std::byte> scratch = state_.grad_scratch();
-  const std::uint64_t sums_max = scratch.size() / sizeof(double);
-  std::vector<double> sums;
-  for (const auto parameter : plan.layout.units[unit].parameters) {
-    const ParameterPlace& place = plan.layout.places[parameter];
-    auto& partials = partials_[parameter];
-    for (std::size_t first = 0; first < partials.size(); first += sums_max) {
-      const std::uint64_t blocks = std::min<std::uint64_t>(sums_max, partials.size() - first);
-      const std::uint64_t element = first * norm_block;
-      const std::uint64_t count = std::min(blocks * norm_block, place.numel - element);
-      ARTESIAN_TRY_VOID(device.sum_squares(Queue::Compute, memory + (place.first + element) * size,
-                                           plan.grad_dtype, count,
-                                           reinterpret_cast<double*>(scratch.data())));
-      ARTESIAN_TRY(summed, device.record(Queue::Compute));
-      sums.resize(static_cast<std::size_t>(blocks));
-      ARTESIAN_TRY_VOID(state_.reader().read_into(reinterpret_cast<std::byte*>(sums.data()),
-                                                  {scratch.data(), blocks * sizeof(double)},
-                                                  summed));
-      for (std::size_t block = 0; block < sums.size(); ++block) {
-        const auto sum = kernels::make_sum_squares(sums[block]);
-        partials[first + block] = {sum.sum, sum.finite};
-      }
-    }
+  const std::size_t leaves_max = scratch.size() / sizeof(double);
+  const std::span<double> sums = leaf_sums(unit);
+  for (std::size_t first = 0; first < sums.size(); first += leaves_max) {
+    const auto part = sums.subspan(first, std::min(leaves_max, sums.size() - first));
+    ARTESIAN_TRY_VOID(device.sum_squares(Queue::Compute, memory + first * leaf_bytes, dtype,
+                                         part.size() * norm_leaf,
+                                         reinterpret_cast<double*>(scratch.data())));
+    ARTESIAN_TRY(summed, device.record(Queue::Compute));
+    ARTESIAN_TRY_VOID(state_.reader().read_into(reinterpret_cast<std::byte*>(part.data()),
+                                                {scratch.data(), part.size_bytes()}, summed));
   }
   return {};
 }

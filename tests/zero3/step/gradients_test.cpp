@@ -1,13 +1,14 @@
 // Proves the accumulators' exact rules against a naive version in plain arrays, bit for bit, in
 // host memory and spilled to NVMe: rounding once a micro-batch, rows summed in order and added
-// once, norm blocks that sub-groups cut, gradients that come in parts or as backward rounded them,
-// and that nothing of one step is left in the next.
+// once, leaves of the norm in memory and spilled, gradients that come in parts or as backward
+// rounded them, and that nothing of one step is left in the next.
 #include "zero3/step/gradients.h"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -210,14 +211,11 @@ void GradientsIn::train_step(std::uint64_t step, std::uint64_t micro_batches) {
 
 void GradientsIn::expect_norm() {
   double sum = 0.0;
-  for (std::size_t parameter = 0; parameter < expected_.size(); ++parameter) {
-    const std::uint64_t count = tiers_.model.parameters[parameter].numel();
-    for (std::uint64_t first = 0; first < count; first += kernels::norm_block) {
-      const std::uint64_t length = std::min(kernels::norm_block, count - first);
-      sum +=
-          kernels::sum_squares_naive(expected_[parameter].data() + first * size(), dtype(), length)
-              .sum;
-    }
+  for (const auto& elements : expected_) {  // by parameter, whatever unit it is in
+    const std::uint64_t count = elements.size() / size();
+    std::vector<double> leaves((count + kernels::norm_leaf - 1) / kernels::norm_leaf);
+    kernels::sum_squares_naive(elements.data(), dtype(), count, leaves.data());
+    for (const double leaf : leaves) sum += leaf;
   }
   const GradientNorm norm = gradients_.norm().value();
   EXPECT_TRUE(norm.finite);
@@ -307,6 +305,22 @@ TEST_P(GradientsIn, TheFirstParameterThatIsNotFiniteIsNamed) {
   const GradientNorm norm = gradients_.norm().value();
   EXPECT_FALSE(norm.finite);
   EXPECT_EQ(norm.bad_parameter, block.parameters[1]);
+}
+
+/// Only sub-groups that get rows are there when they are summed: others are as they were found.
+TEST_P(GradientsIn, WhatIsNotFiniteIsNamedWhateverRowsComeLater) {
+  gradients_.begin_step();
+  for (const float value : {std::numeric_limits<float>::infinity(), 1.0f}) {
+    const std::vector<float> row(hidden, value);
+    const std::vector<std::int64_t> rows{std::isfinite(value) ? 3 : vocab - 1};
+    ASSERT_TRUE(
+        gradients_.add_rows(0, rows, std::vector<const float*>{row.data()}, hidden).has_value());
+    ASSERT_TRUE(gradients_.write_back().has_value());
+  }
+  ASSERT_TRUE(gradients_.complete().has_value());
+  const GradientNorm norm = gradients_.norm().value();
+  EXPECT_FALSE(norm.finite);
+  EXPECT_EQ(norm.bad_parameter, 0u);
 }
 
 TEST_P(GradientsIn, WithoutAnyAreZero) {
@@ -471,23 +485,22 @@ TEST_F(SpilledGradients, AreMovedOnceForAllMicroBatchesOfAStage) {
   EXPECT_EQ(moved(), 2 * bytes);  // read and written
 }
 
-TEST_F(SpilledGradients, MoveOnlyTheNormBlocksThatRowsAreAddedTo) {
+TEST_F(SpilledGradients, MoveOnlyTheSubGroupsThatRowsAreAddedTo) {
   make(2048);
   const ParameterPlace& place = tiers_->layout().places[0];
-  ASSERT_GT(place.numel, kernels::norm_block);
   gradients_->begin_step();
   add(place.unit);
   ASSERT_TRUE(gradients_->write_back().has_value());
   const std::vector<float> row(hidden, 0.0f);
-  const std::vector<std::int64_t> rows{0, 1, 700, 700};  // all in the first block
+  const std::vector<std::int64_t> rows{0, 1, 700, 700};  // of 64 elements: in two sub-groups
   const std::vector<const float*> pointers(rows.size(), row.data());
-  const std::uint64_t block = kernels::norm_block * gradients_->element_size();
+  const std::uint64_t moved = 2 * 2048 * gradients_->element_size();
   const std::uint64_t read = engine_->bytes_read;
   const std::uint64_t written = engine_->bytes_written;
   ASSERT_TRUE(gradients_->add_rows(0, rows, pointers, hidden).has_value());
   ASSERT_TRUE(gradients_->write_back().has_value());
-  EXPECT_EQ(engine_->bytes_read - read, block);
-  EXPECT_EQ(engine_->bytes_written - written, block);
+  EXPECT_EQ(engine_->bytes_read - read, moved);
+  EXPECT_EQ(engine_->bytes_written - written, moved);
 }
 
 /// Fails one transfer, of those in one direction.

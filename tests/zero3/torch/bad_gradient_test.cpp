@@ -1,10 +1,11 @@
 // Proves that one bad gradient, wherever it is, changes nothing but the loss scale: at 1,000
-// positions of a model (first and last element of each parameter, edges of sub-groups and of norm
-// blocks, tails of partial ones, and random ones) the step is skipped, the parameter is named, the
-// scale halves, and parameters, master weights and moments are bit-equal to before. In fp16, bf16
-// and fp32, with the state in memory and on NVMe. And that the weights before a step that ends the
-// run can be read after it, bit for bit, but not where it had begun to update them. The model is a
-// sum of weights, and of a term that is zero but has an infinite slope where the test wants it.
+// positions of a model (first and last element of each parameter, edges of sub-groups and of the
+// norm's leaves, tails of partial ones, and random ones) the step is skipped, the parameter is
+// named, the scale halves, and parameters, master weights and moments are bit-equal to before. In
+// fp16, bf16 and fp32, with the state in memory and on NVMe. And that the weights before a step
+// that ends the run can be read after it, bit for bit, but not where it had begun to update them.
+// The model is a sum of weights, and of a term that is zero but has an infinite slope where the
+// test wants it.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/Tensor.h>
@@ -45,7 +46,7 @@ class Sum final : public Module {
       return static_cast<std::uint32_t>(parameters_.size() - 1);
     };
     const auto table = add("table", {4, 8});
-    const std::uint32_t large = add("large", {2, 33'007});  // a norm block and a partial one
+    const std::uint32_t large = add("large", {2, 33'007});  // leaves, of which the last is not full
     const std::uint32_t odd = add("odd", {2'051});
     const std::uint32_t single = add("single", {1});
     stages_.push_back({.name = "rows", .parameters = {table}, .lookup = table});

@@ -65,8 +65,8 @@ class ComputesOnHost final : public tiering::Device {
         queue, cuda_->accumulate_gradient(queue, acc, acc_dtype, grad, grad_dtype, count, how));
   }
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
-                           double* partial_sums) override {
-    return enqueued(queue, cuda_->sum_squares(queue, data, dtype, count, partial_sums));
+                           double* leaf_sums) override {
+    return enqueued(queue, cuda_->sum_squares(queue, data, dtype, count, leaf_sums));
   }
   Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays, std::uint64_t count,
                          const kernels::AdamStep& step) override {
