@@ -22,6 +22,17 @@ void Trace::truncate(std::size_t size) {
   }
 }
 
+std::size_t Trace::find(const Access& access, std::size_t first, std::size_t end) const noexcept {
+  if (first < accesses_.size() && first < end && accesses_[first] == access) return first;
+  if (access.empty()) return nowhere;
+  const auto& uses = uses_[access.front()];
+  for (auto use = std::lower_bound(uses.begin(), uses.end(), first); use != uses.end(); ++use) {
+    if (*use >= end) break;
+    if (accesses_[static_cast<std::size_t>(*use)] == access) return static_cast<std::size_t>(*use);
+  }
+  return nowhere;
+}
+
 std::uint64_t Trace::next_use(std::size_t index, std::uint32_t unit) const noexcept {
   const auto& uses = uses_[unit];
   if (uses.empty()) return never;

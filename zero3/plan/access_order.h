@@ -27,9 +27,9 @@ class Trace {
   void truncate(std::size_t size);
   std::size_t size() const noexcept { return accesses_.size(); }
   const Access& at(std::size_t index) const noexcept { return accesses_[index]; }
-  bool matches(std::size_t index, const Access& access) const noexcept {
-    return index < accesses_.size() && accesses_[index] == access;
-  }
+  static constexpr std::size_t nowhere = ~std::size_t{0};
+  /// The first of the accesses [first, end) that is this one; `nowhere` if none is.
+  std::size_t find(const Access& access, std::size_t first, std::size_t end) const noexcept;
 
   /// Number of accesses from `index` (exclusive) until the unit's next use, going round the end of
   /// the step; `never` if the trace does not use it. An index of -1 is before the first access.

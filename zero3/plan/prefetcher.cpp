@@ -1,6 +1,7 @@
 #include "zero3/plan/prefetcher.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "zero3/config/config.h"
 
@@ -30,7 +31,7 @@ Prefetcher::Prefetcher(const Layout& layout, tiering::UnitSlots& residency,
       residency_(residency),
       limits_(limits),
       numel_(elements_of(layout)),
-      courses_{Course(numel_), Course(numel_)},
+      courses_{Future(numel_), Future(numel_)},
       next_uses_(numel_) {
   found_.assign(layout.units.size(), Found::Demand);
   entering_.assign(layout.units.size(), false);
@@ -44,7 +45,7 @@ void Prefetcher::follow(std::uint32_t unit) noexcept {
   const bool absent = residency_.state(unit) == SlotState::Absent;
   const bool held = entering_[unit] || residency_.pinned(unit);
   const std::uint64_t ahead =
-      course_->recording ? Trace::never : course_->trace.next_use(course_->position - 1, unit);
+      course_->followed() ? course_->order.next_use(course_->place - 1, unit) : Trace::never;
   next_uses_.set(unit,
                  absent ? Holding::Absent
                  : held ? Holding::Ignored
@@ -52,17 +53,20 @@ void Prefetcher::follow(std::uint32_t unit) noexcept {
                  ahead == Trace::never ? NextUses::never : now() + ahead);
 }
 
-/// After the trace was closed, proved wrong, or changed for another: all next uses are others.
+/// After the order was learned, proved wrong, or changed for another: all next uses are others.
 void Prefetcher::follow_all() noexcept {
-  next_uses_.reset(course_->recording ? 0 : course_->trace.size());
+  next_uses_.reset(course_->followed() ? course_->order.size() : 0);
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) follow(unit);
 }
 
-/// To the beginning of the trace. From its end, no unit's next use changes by that.
+/// To the beginning of a round. From the end of the order, no unit's next use changes by that.
 void Prefetcher::to_begin() noexcept {
-  const bool same = course_->position == 0 || course_->position == course_->trace.size();
-  accesses_before_ += course_->position;
-  course_->position = 0;
+  Future& course = *course_;
+  const bool same = !course.lost && (course.place == 0 || course.place == course.order.size());
+  accesses_before_ += course.place;
+  course.place = 0;
+  course.lost = false;
+  course.round.clear();
   if (!same) follow_all();
 }
 
@@ -87,41 +91,148 @@ Result<void> Prefetcher::gather_persistent() noexcept {
   return {};
 }
 
-void Prefetcher::begin_evaluation() noexcept {
-  ARTESIAN_CHECK(course_ == &courses_[0]);
-  course_ = &courses_[1];
-  course_->position = 0;
-  course_->statistics = {};
+void Prefetcher::begin_step() noexcept {
+  leave_evaluations();
+  to_begin();
+}
+
+void Prefetcher::leave_evaluations() noexcept {
+  if (in_steps()) return;
+  end_round();
+  course_->repeats = passes_ > 1;
+  course_ = &courses_[0];
   follow_all();
 }
 
-Result<void> Prefetcher::end_evaluation() noexcept {
-  ARTESIAN_CHECK(course_ == &courses_[1]);
-  close_recording();
-  course_ = &courses_[0];
-  follow_all();
-  return look_ahead();
+Result<void> Prefetcher::begin_pass(Course course) noexcept {
+  if (course == Course::Steps) {
+    if (in_steps()) return {};
+    leave_evaluations();
+    return look_ahead();
+  }
+  if (in_steps()) {
+    passes_ = 0;
+    course_ = &courses_[1];
+    course_->statistics = {};
+    follow_all();
+  } else {
+    end_round();
+    course_->repeats = true;
+  }
+  ++passes_;
+  return {};
+}
+
+void Prefetcher::end_micro_batch() noexcept {
+  if (!course_->round.empty()) course_->round.back().ends_micro_batch = true;
+}
+
+std::size_t Prefetcher::Future::strays_in_a_row() const noexcept {
+  const auto match = std::find_if(round.rbegin(), round.rend(), [](const Entered& entered) {
+    return entered.match != Trace::nowhere;
+  });
+  return static_cast<std::size_t>(match - round.rbegin());
 }
 
 void Prefetcher::rewind(std::size_t position) noexcept {
-  ARTESIAN_CHECK(position <= course_->position, position, course_->position);
-  course_->position = position;
-  if (course_->recording) course_->trace.truncate(position);
+  Future& course = *course_;
+  ARTESIAN_CHECK(position <= course.round.size(), position, course.round.size());
+  course.round.resize(position);
+  const std::size_t strays = course.strays_in_a_row();
+  course.place = strays == position ? 0 : course.round[position - strays - 1].match + 1;
+  course.lost = course.recorded && strays >= strays_max;
   follow_all();
 }
 
-/// The trace is known from here on: as far as the accesses have come. Returns whether that is new.
-bool Prefetcher::close_recording() noexcept {
-  if (course_->position == 0) return false;  // nothing ran, nothing was learned
-  const bool learned = course_->recording || course_->position != course_->trace.size();
-  course_->trace.truncate(course_->position);
-  course_->recording = false;
-  return learned;
+void Prefetcher::end_round() noexcept {
+  const bool learned = learn();
+  to_begin();
+  if (learned) follow_all();
+}
+
+/// What the order is from now on: Note [Departures]. Returns whether that is new.
+bool Prefetcher::learn() noexcept {
+  Future& course = *course_;
+  if (course.round.empty()) return false;  // nothing ran, nothing was learned
+  std::vector<bool> met(course.order.size(), false);
+  std::size_t matches = 0;
+  for (const Entered& entered : course.round) {
+    if (entered.match == Trace::nowhere) continue;
+    met[entered.match] = true;
+    ++matches;
+  }
+  if (!course.followed() || 4 * matches < course.round.size()) {
+    std::vector<Step> accesses;
+    for (Entered& entered : course.round) {
+      const bool known = entered.match != Trace::nowhere;
+      accesses.push_back({known ? course.order.at(entered.match) : std::move(entered.units),
+                          {.ends_micro_batch = entered.ends_micro_batch}});
+    }
+    record(std::move(accesses));
+    return true;
+  }
+  const bool ended_early = matches == course.round.size() && matches == course.place &&
+                           course.place != course.order.size();
+  if (ended_early && !course.known[course.place - 1].ends_micro_batch) {
+    course.order.truncate(course.place);
+    course.known.resize(course.place);
+    met.resize(course.place);
+  }
+  bool forgets = false;
+  for (std::size_t index = 0; index < met.size(); ++index) {
+    std::uint32_t& missed = course.known[index].missed;
+    missed = met[index] ? 0 : missed + 1;
+    forgets = forgets || missed == forgotten_after;
+  }
+  for (const Entered& entered : course.round) {
+    if (entered.match == Trace::nowhere || !entered.ends_micro_batch) continue;
+    course.known[entered.match].ends_micro_batch = true;
+  }
+  if (matches != course.round.size() || forgets) {
+    record(merged());
+    return true;
+  }
+  return ended_early;
+}
+
+/// The order with this round's strays, and without what has not been met for long.
+std::vector<Prefetcher::Step> Prefetcher::merged() noexcept {
+  Future& course = *course_;
+  std::vector<Step> accesses;
+  std::size_t place = 0;
+  const auto take_until = [&](std::size_t end) {
+    for (; place < end; ++place) {
+      if (course.known[place].missed == forgotten_after) continue;
+      accesses.push_back({course.order.at(place), course.known[place]});
+    }
+  };
+  for (Entered& entered : course.round) {
+    if (entered.match != Trace::nowhere) {
+      take_until(entered.match + 1);
+    } else {
+      accesses.push_back(
+          {std::move(entered.units), {.ends_micro_batch = entered.ends_micro_batch}});
+    }
+  }
+  take_until(course.order.size());
+  return accesses;
+}
+
+void Prefetcher::record(std::vector<Step> accesses) noexcept {
+  Future& course = *course_;
+  course.order.truncate(0);
+  course.known.clear();
+  for (const Step& step : accesses) {
+    course.order.record(step.units);
+    course.known.push_back(step.known);
+  }
+  course.recorded = true;
+  course.place = course.order.size();
 }
 
 Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
   if (residency_.state(unit) == SlotState::Absent) return {};
-  if (course_ == &courses_[0] && !used_[unit]) given_up_[unit] = true;
+  if (in_steps() && !used_[unit]) given_up_[unit] = true;
   if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
   found_[unit] = Found::Demand;
   live_ -= numel_[unit];
@@ -193,23 +304,57 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
     counter += numel_[unit];
     found_[unit] = Found::Reused;
     ARTESIAN_TRY_VOID(residency_.acquire(unit));
-    if (course_ == &courses_[0]) used_[unit] = true;
+    if (in_steps()) used_[unit] = true;
     entering_[unit] = false;  // pinned from here on
     follow(unit);
   }
   return {};
 }
 
-Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
-  if (!course_->recording && !course_->trace.matches(course_->position, units)) {
-    course_->recording = true;
+/// Finds the access in the order.
+Result<void> Prefetcher::advance(const Trace::Access& units) noexcept {
+  Future& course = *course_;
+  if (!in_steps() && course.recorded && course.place == course.order.size()) {
+    end_round();  // a pass that nobody has begun
+    course.repeats = true;
+  }
+  Entered entered;
+  if (course.followed())
+    entered.match = course.order.find(units, course.place, course.place + near);
+  const std::size_t match = entered.match;
+  if (match == Trace::nowhere) entered.units = units;
+  course.round.push_back(std::move(entered));
+  if (match != Trace::nowhere) return skip_to(match, units);
+  if (course.followed() && course.strays_in_a_row() == strays_max) {
+    course.lost = true;
     follow_all();
   }
-  if (course_->recording) {  // a departure keeps what came before it
-    course_->trace.truncate(course_->position);
-    course_->trace.record(units);
+  return {};
+}
+
+/// Passes over accesses of the order, up to the one that is entered.
+Result<void> Prefetcher::skip_to(std::size_t index, const Trace::Access& entered) noexcept {
+  Future& course = *course_;
+  std::size_t skipped = std::exchange(course.place, index + 1);
+  for (; skipped < index; ++skipped) {
+    for (const auto unit : course.order.at(skipped)) {
+      const bool used = std::find(entered.begin(), entered.end(), unit) != entered.end();
+      if (!streamed(unit) || used) continue;
+      follow(unit);
+      if (residency_.state(unit) == SlotState::Absent || residency_.pinned(unit)) continue;
+      if (!keeps(unit)) {
+        ARTESIAN_TRY_VOID(drop(unit));
+      } else if (found_[unit] == Found::Prefetched) {  // no longer what comes next
+        ahead_ -= numel_[unit];
+        found_[unit] = Found::Reused;
+      }
+    }
   }
-  ++course_->position;
+  return {};
+}
+
+Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
+  ARTESIAN_TRY_VOID(advance(units));
   ARTESIAN_TRY_VOID(demand(units));
   return look_ahead();
 }
@@ -230,14 +375,16 @@ Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t 
 }
 
 Result<void> Prefetcher::look_ahead() noexcept {
-  if (course_->recording) return {};
-  const Trace& trace = course_->trace;
-  const std::uint64_t last = accesses_before_ + trace.size();  // ordinal of the round's last access
+  if (!course_->followed()) return {};
+  const Trace& order = course_->order;
+  // Ordinal of the last access that is known to come: of this round, or a round ahead.
+  const std::uint64_t last = (course_->repeats ? now() : accesses_before_) + order.size();
   for (;;) {
     const std::uint64_t ordinal = next_uses_.first_absent();
     if (ordinal > last) return {};
     const std::uint64_t next_use = ordinal - now();
-    for (const auto unit : trace.at(static_cast<std::size_t>(ordinal - accesses_before_) - 1)) {
+    const std::uint64_t place = (ordinal - accesses_before_ - 1) % order.size();
+    for (const auto unit : order.at(static_cast<std::size_t>(place))) {
       if (!streamed(unit) || residency_.state(unit) != SlotState::Absent) continue;
       if (ahead_ >= limits_.prefetch_bucket_size) return {};
       ARTESIAN_TRY(allowed, drop_to_max_live(unit, next_use));
@@ -265,9 +412,16 @@ void Prefetcher::learn_what_stays() noexcept {
 }
 
 Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
+  leave_evaluations();
   learn_what_stays();
   to_begin();
   return look_ahead();
+}
+
+/// Whether a unit that is not in use now stays for its next use.
+bool Prefetcher::keeps(std::uint32_t unit) const noexcept {
+  return course_->followed() && live_ <= limits_.max_live_parameters &&
+         course_->order.reuse_distance(course_->place - 1, unit) <= limits_.max_reuse_distance;
 }
 
 Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
@@ -275,16 +429,14 @@ Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
     if (!streamed(unit)) continue;
     ARTESIAN_TRY_VOID(residency_.unpin(unit));
     follow(unit);
-    const bool keep =
-        !course_->recording && live_ <= limits_.max_live_parameters &&
-        course_->trace.reuse_distance(course_->position - 1, unit) <= limits_.max_reuse_distance;
-    if (!keep) ARTESIAN_TRY_VOID(drop(unit));
+    if (!keeps(unit)) ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};
 }
 
 Result<void> Prefetcher::end_step() noexcept {
-  if (close_recording()) follow_all();
+  leave_evaluations();
+  end_round();
   return stop_fetching();
 }
 

@@ -304,6 +304,7 @@ Result<void> StepCore::stage_accumulated(std::size_t stage) {
 Result<void> StepCore::end_backward(std::uint64_t tokens) {
   ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
   if (failed_ahead_.has_value()) return fail(*failed_ahead_);
+  prefetcher_->end_micro_batch();
   micro_batches_ += losses_pending_.size();
   losses_pending_.clear();
   tokens_ += tokens;
@@ -352,13 +353,12 @@ Result<void> StepCore::begin_evaluation() {
   ARTESIAN_TRY_VOID(check(StepCall::Evaluate, "evaluate"));
   ARTESIAN_TRY_VOID(remember(complete_pending()));
   evaluation_begin_ = figures_->mark();
-  prefetcher_->begin_evaluation();
-  return {};
+  return remember(prefetcher_->begin_pass(Course::Evaluations));
 }
 
 Result<void> StepCore::end_evaluation(bool refused) {
   if (refused) prefetcher_->rewind(0);
-  ARTESIAN_TRY_VOID(remember(prefetcher_->end_evaluation()));
+  ARTESIAN_TRY_VOID(remember(prefetcher_->begin_pass(Course::Steps)));
   figures_->leave_out(evaluation_begin_);
   return {};
 }

@@ -19,40 +19,100 @@ class NaivePrefetcher {
     entering_.assign(layout.units.size(), false);
   }
 
-  void begin_step() { course_->position = 0; }
-  void begin_evaluation() {
+  void begin_step() {
+    leave_evaluations();
+    start_round();
+  }
+  Result<void> begin_pass(Course course) {
+    const bool was_in_steps = in_steps();
+    if (course == Course::Steps) {
+      leave_evaluations();
+      return was_in_steps ? Result<void>() : look_ahead();
+    }
+    end_round_of_evaluations();
     course_ = &courses_[1];
-    course_->position = 0;
-    course_->statistics = {};
+    if (was_in_steps) {
+      course_->statistics = {};
+      passes_ = 0;
+    }
+    if (++passes_ > 1) course_->repeats = true;
+    return {};
   }
-  Result<void> end_evaluation() {
-    close_recording();
-    course_ = &courses_[0];
-    return look_ahead();
+  void end_micro_batch() {
+    if (!course_->round.empty()) course_->round.back().ends_micro_batch = true;
   }
-  std::size_t position() const { return course_->position; }
+  std::size_t position() const { return course_->round.size(); }
   void rewind(std::size_t position) {
-    course_->position = position;
-    if (course_->recording) course_->trace.resize(std::min(position, course_->trace.size()));
+    course_->round.resize(position);
+    course_->place = 0;
+    for (const Met& met : course_->round) {
+      if (met.match != nowhere) course_->place = met.match + 1;
+    }
+    course_->lost = strays_in_a_row() >= Prefetcher::strays_max;
   }
   Result<void> enter(const Trace::Access& units);
   Result<void> leave(const Trace::Access& units);
   Result<void> end_step();
   Result<void> look_ahead_to_next_step() {
-    course_->position = 0;
+    leave_evaluations();
+    start_round();
     return look_ahead();
   }
   const FetchStatistics& statistics() const { return courses_[0].statistics; }
 
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
-  struct Course {
-    std::vector<Trace::Access> trace;
-    bool recording = true;
-    std::size_t position = 0;
+  static constexpr std::size_t nowhere = Trace::nowhere;
+  struct Known {  // an access of the order
+    Trace::Access units;
+    std::uint32_t missed = 0;
+    bool ends_micro_batch = false;
+  };
+  struct Met {  // an access of this round
+    Trace::Access units;
+    std::size_t match = nowhere;
+    bool ends_micro_batch = false;
+  };
+  struct Future {
+    std::vector<Known> order;
+    std::vector<Met> round;
+    bool lost = false;
+    bool repeats = false;
+    std::size_t place = 0;
     FetchStatistics statistics;
   };
 
+  bool in_steps() const { return course_ == &courses_[0]; }
+  bool followed() const { return !course_->order.empty() && !course_->lost; }
+  std::size_t strays_in_a_row() const {
+    std::size_t count = 0;
+    for (const Met& met : course_->round) count = met.match == nowhere ? count + 1 : 0;
+    return count;
+  }
+  void start_round() {
+    course_->round.clear();
+    course_->place = 0;
+    course_->lost = false;
+  }
+  void end_round() {
+    if (!course_->round.empty()) learn();
+    start_round();
+  }
+  void end_round_of_evaluations() {
+    if (!in_steps()) end_round();
+  }
+  void leave_evaluations() {
+    if (in_steps()) return;
+    end_round();
+    course_->repeats = passes_ > 1;
+    course_ = &courses_[0];
+  }
+  void learn();
+  Result<void> advance(const Trace::Access& units);
+  bool keeps(std::uint32_t unit) const {
+    return followed() && live_ <= limits_.max_live_parameters &&
+           reuse_distance(unit) <= limits_.max_reuse_distance;
+  }
   std::uint64_t next_use(std::uint32_t unit) const;
   std::uint64_t reuse_distance(std::uint32_t unit) const;
   Result<void> demand(const Trace::Access& units);
@@ -62,11 +122,6 @@ class NaivePrefetcher {
   Result<bool> drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use_min);
   Result<void> look_ahead();
   Result<void> drop(std::uint32_t unit);
-  void close_recording() {
-    if (course_->position == 0) return;
-    course_->trace.resize(course_->position);
-    course_->recording = false;
-  }
   void count_live() {
     course_->statistics.live_parameters_max =
         std::max(course_->statistics.live_parameters_max, live_);
@@ -76,8 +131,9 @@ class NaivePrefetcher {
   tiering::UnitSlots& residency_;
   const PrefetchLimits limits_;
   std::vector<std::uint64_t> numel_;
-  std::array<Course, 2> courses_;
-  Course* course_ = &courses_[0];
+  std::array<Future, 2> courses_;
+  Future* course_ = &courses_[0];
+  std::size_t passes_ = 0;
   std::vector<Found> found_;
   std::vector<bool> entering_;
   std::uint64_t live_ = 0;
@@ -86,9 +142,9 @@ class NaivePrefetcher {
 
 /// Accesses from the present one until the unit's next use, going round.
 inline std::uint64_t NaivePrefetcher::next_use(std::uint32_t unit) const {
-  for (std::size_t ahead = 1; ahead <= course_->trace.size(); ++ahead) {
-    const Trace::Access& access =
-        course_->trace[(course_->position - 1 + ahead) % course_->trace.size()];
+  const std::size_t size = course_->order.size();
+  for (std::size_t ahead = 1; ahead <= size; ++ahead) {
+    const Trace::Access& access = course_->order[(course_->place - 1 + ahead) % size].units;
     if (std::find(access.begin(), access.end(), unit) != access.end()) return ahead;
   }
   return Trace::never;
@@ -96,9 +152,9 @@ inline std::uint64_t NaivePrefetcher::next_use(std::uint32_t unit) const {
 
 inline std::uint64_t NaivePrefetcher::reuse_distance(std::uint32_t unit) const {
   std::uint64_t distance = 0;
-  for (std::size_t ahead = 1; ahead <= course_->trace.size(); ++ahead) {
-    const Trace::Access& access =
-        course_->trace[(course_->position - 1 + ahead) % course_->trace.size()];
+  const std::size_t size = course_->order.size();
+  for (std::size_t ahead = 1; ahead <= size; ++ahead) {
+    const Trace::Access& access = course_->order[(course_->place - 1 + ahead) % size].units;
     if (std::find(access.begin(), access.end(), unit) != access.end()) return distance;
     for (const auto touched : access) distance += numel_[touched];
   }
@@ -121,7 +177,7 @@ inline Result<bool> NaivePrefetcher::make_room(std::uint32_t for_unit, std::uint
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (entering_[unit] || residency_.pinned(unit)) continue;
     if (unit == for_unit || residency_.state(unit) == tiering::SlotState::Absent) continue;
-    const std::uint64_t next = course_->recording ? Trace::never : next_use(unit);
+    const std::uint64_t next = followed() ? next_use(unit) : Trace::never;
     if (victim == for_unit ? next > next_use_min : next > farthest) {
       victim = unit;
       farthest = next;
@@ -178,15 +234,76 @@ inline Result<void> NaivePrefetcher::demand(const Trace::Access& units) {
   return {};
 }
 
-inline Result<void> NaivePrefetcher::enter(const Trace::Access& units) {
-  if (!course_->recording &&
-      (course_->position >= course_->trace.size() || course_->trace[course_->position] != units))
-    course_->recording = true;
-  if (course_->recording) {  // a departure keeps what came before it
-    course_->trace.resize(course_->position);
-    course_->trace.push_back(units);
+/// Aligns the round with the order: what each access is, or that it is a stray.
+inline Result<void> NaivePrefetcher::advance(const Trace::Access& units) {
+  if (!in_steps() && !course_->order.empty() && course_->place == course_->order.size()) {
+    end_round();
+    course_->repeats = true;
   }
-  ++course_->position;
+  Met met{.units = units};
+  const std::size_t begin = course_->place;
+  if (followed()) {
+    for (std::size_t ahead = 0; ahead < Prefetcher::near; ++ahead) {
+      if (met.match != nowhere || begin + ahead >= course_->order.size()) break;
+      if (course_->order[begin + ahead].units == units) met.match = begin + ahead;
+    }
+  }
+  course_->round.push_back(met);
+  if (met.match == nowhere) {
+    if (!course_->order.empty() && strays_in_a_row() >= Prefetcher::strays_max)
+      course_->lost = true;
+    return {};
+  }
+  course_->place = met.match + 1;
+  for (std::size_t skipped = begin; skipped < met.match; ++skipped) {
+    for (const auto unit : course_->order[skipped].units) {
+      if (std::find(units.begin(), units.end(), unit) != units.end()) continue;
+      const bool held = residency_.pinned(unit);
+      if (held || residency_.state(unit) == tiering::SlotState::Absent) continue;
+      if (!keeps(unit)) {
+        ARTESIAN_TRY_VOID(drop(unit));
+      } else if (found_[unit] == Found::Prefetched) {
+        ahead_ -= numel_[unit];
+        found_[unit] = Found::Reused;
+      }
+    }
+  }
+  return {};
+}
+
+inline void NaivePrefetcher::learn() {
+  auto& [order, round, lost, repeats, place, statistics] = *course_;
+  std::size_t strays = 0;
+  for (const Met& met : round) strays += met.match == nowhere ? 1 : 0;
+  if (order.empty() || lost || 4 * (round.size() - strays) < round.size()) {
+    order.clear();
+    for (const Met& met : round) order.push_back({met.units, 0, met.ends_micro_batch});
+    return;
+  }
+  const bool followed_to_its_end = strays == 0 && place == round.size();
+  if (followed_to_its_end && !order[place - 1].ends_micro_batch) order.resize(place);
+  for (Known& known : order) ++known.missed;
+  for (const Met& met : round) {
+    if (met.match == nowhere) continue;
+    order[met.match].missed = 0;
+    if (met.ends_micro_batch) order[met.match].ends_micro_batch = true;
+  }
+  std::size_t place_of_stray = 0;  // before this access
+  std::size_t inserted = 0;
+  for (const Met& met : round) {
+    if (met.match != nowhere) {
+      place_of_stray = met.match + 1;
+      continue;
+    }
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(place_of_stray + inserted++),
+                 Known{met.units, 0, met.ends_micro_batch});
+  }
+  std::erase_if(order,
+                [](const Known& known) { return known.missed >= Prefetcher::forgotten_after; });
+}
+
+inline Result<void> NaivePrefetcher::enter(const Trace::Access& units) {
+  ARTESIAN_TRY_VOID(advance(units));
   ARTESIAN_TRY_VOID(demand(units));
   return look_ahead();
 }
@@ -212,12 +329,14 @@ inline Result<bool> NaivePrefetcher::drop_to_max_live(std::uint32_t one_more,
 }
 
 inline Result<void> NaivePrefetcher::look_ahead() {
-  if (course_->recording) return {};
-  for (std::size_t index = course_->position; index < course_->trace.size(); ++index) {
-    for (const auto unit : course_->trace[index]) {
+  if (!followed()) return {};
+  const std::size_t size = course_->order.size();
+  const std::size_t end = course_->repeats ? course_->place + size : size;
+  for (std::size_t index = course_->place; index < end; ++index) {
+    for (const auto unit : course_->order[index % size].units) {
       if (residency_.state(unit) != tiering::SlotState::Absent) continue;
       if (ahead_ >= limits_.prefetch_bucket_size) return {};
-      const std::uint64_t until = index - course_->position + 1;
+      const std::uint64_t until = index - course_->place + 1;
       ARTESIAN_TRY(allowed, drop_to_max_live(unit, until));
       if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, until));
@@ -232,15 +351,14 @@ inline Result<void> NaivePrefetcher::look_ahead() {
 inline Result<void> NaivePrefetcher::leave(const Trace::Access& units) {
   for (const auto unit : units) {
     ARTESIAN_TRY_VOID(residency_.unpin(unit));
-    const bool keep = !course_->recording && live_ <= limits_.max_live_parameters &&
-                      reuse_distance(unit) <= limits_.max_reuse_distance;
-    if (!keep) ARTESIAN_TRY_VOID(drop(unit));
+    if (!keeps(unit)) ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};
 }
 
 inline Result<void> NaivePrefetcher::end_step() {
-  close_recording();
+  leave_evaluations();
+  end_round();
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (residency_.state(unit) == tiering::SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
   }

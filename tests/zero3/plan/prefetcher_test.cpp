@@ -247,10 +247,10 @@ TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
       EXPECT_TRUE(prefetcher.enter(units).has_value());
       EXPECT_TRUE(prefetcher.leave(units).has_value());
       if (!evaluates) continue;
-      prefetcher.begin_evaluation();
+      EXPECT_TRUE(prefetcher.begin_pass(Course::Evaluations).has_value());
       EXPECT_TRUE(prefetcher.enter({2}).has_value());  // b is out of the way then
       EXPECT_TRUE(prefetcher.leave({2}).has_value());
-      EXPECT_TRUE(prefetcher.end_evaluation().has_value());
+      EXPECT_TRUE(prefetcher.begin_pass(Course::Steps).has_value());
     }
     EXPECT_TRUE(prefetcher.end_step().has_value());
     EXPECT_TRUE(prefetcher.look_ahead_to_next_step().has_value());

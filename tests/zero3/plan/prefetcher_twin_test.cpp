@@ -107,21 +107,33 @@ class Twins {
       ++draw_;
       if (chance == 0 && !evaluating_ && !evaluate(accesses, index)) return false;
       if (chance == 1) rewind();
+      if (chance < 6) end_micro_batch();
     }
     return true;
   }
-  /// The stages that come first, on a trace of their own.
+  /// The stages that come first, in a course of their own: one or several passes. It may stay open
+  /// until a step's access comes, or its next begins.
   bool evaluate(const Accesses& accesses, std::size_t length) {
+    const auto begin = [&](Course course) {
+      return alike([&](auto& each) { return each.begin_pass(course).has_value(); });
+    };
     evaluating_ = true;
-    product_.prefetcher.begin_evaluation();
-    naive_.prefetcher.begin_evaluation();
-    dry_.begin_evaluation();
-    const bool ran = run(accesses, length);
+    bool ran = true;
+    for (std::uint64_t pass = random_word(34, draw_, 0) % 3 + 1; ran && pass != 0; --pass) {
+      ran = begin(Course::Evaluations) && run(accesses, length);
+      if (random_word(34, draw_, 1) % 8 == 0) ran = ran && run(accesses, length);  // not begun
+    }
     evaluating_ = false;
-    return alike([](auto& each) { return each.end_evaluation().has_value(); }) && ran;
+    return ran && begin(Course::Steps);
+  }
+  void end_micro_batch() {
+    product_.prefetcher.end_micro_batch();
+    naive_.prefetcher.end_micro_batch();
+    dry_.end_micro_batch();
   }
   void rewind() {
     const std::size_t position = product_.prefetcher.position() / 2;
+    EXPECT_EQ(naive_.prefetcher.position() / 2, position);
     product_.prefetcher.rewind(position);
     naive_.prefetcher.rewind(position);
     dry_.rewind(position);
@@ -183,6 +195,22 @@ std::uint64_t least_device_bytes(const SmallModel& model) {
   return bytes;
 }
 
+/// Leaves some accesses out, brings others from elsewhere, and moves parts to other places.
+template <typename Below>
+void depart(Accesses& accesses, const Accesses& stages, const Below& below) {
+  const std::uint64_t one_in = 2 + below(10);
+  Accesses departed;
+  for (const Trace::Access& access : accesses) {
+    if (below(one_in) == 0) departed.push_back(stages[below(stages.size())]);
+    if (below(one_in) != 0) departed.push_back(access);
+  }
+  if (departed.size() > 2 && below(3) == 0) {
+    const auto middle = static_cast<std::ptrdiff_t>(1 + below(departed.size() - 1));
+    std::rotate(departed.begin(), departed.begin() + middle, departed.end());
+  }
+  accesses = departed;
+}
+
 TEST(PrefetcherTwin, DecidesAlikeOnRandomTraces) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -195,12 +223,15 @@ TEST(PrefetcherTwin, DecidesAlikeOnRandomTraces) {
     Accesses accesses = twins.layout().stages;
     const Accesses& stages = twins.layout().stages;
     if (below(4) != 0) accesses.insert(accesses.end(), stages.rbegin(), stages.rend());
-    for (int step = 0; step < 7; ++step) {
+    for (int step = 0; step < (seed % 10 == 0 ? 40 : 7); ++step) {
       std::size_t length = accesses.size();
       if (below(3) == 0) std::swap(accesses[below(length)], accesses[below(length)]);
       if (below(5) == 0) length = 1 + below(length);  // ends early, or departs for good
       if (below(8) == 0) accesses.resize(length);
-      ASSERT_TRUE(twins.step(accesses, length, below(6) == 0)) << "step " << step;
+      Accesses departed(accesses.begin(), accesses.begin() + static_cast<std::ptrdiff_t>(length));
+      if (below(2) == 0) depart(departed, stages, below);
+      if (departed.empty()) continue;
+      ASSERT_TRUE(twins.step(departed, departed.size(), below(6) == 0)) << "step " << step;
       if (below(2) == 0) continue;
       ASSERT_TRUE(twins.look_ahead_to_next_step()) << "step " << step;
     }
