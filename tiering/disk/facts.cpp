@@ -7,7 +7,7 @@
 
 #include "tiering/disk/mount.h"
 
-namespace artesian::bench {
+namespace artesian::tiering {
 
 std::string file_system_warning(const std::string& type) {
   const std::string fix = "; name a folder on a local NVMe disk with --path";
@@ -51,4 +51,4 @@ DiskFacts disk_facts(const std::string& directory) {
   return facts;
 }
 
-}  // namespace artesian::bench
+}  // namespace artesian::tiering

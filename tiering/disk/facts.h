@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace artesian::bench {
+namespace artesian::tiering {
 
 struct DiskFacts {
   std::string file_system;  // "ext4"; empty where the kernel does not tell
@@ -19,4 +19,4 @@ std::string device_warning(const std::string& name);
 /// By the kernel's name of the file system.
 std::string file_system_warning(const std::string& type);
 
-}  // namespace artesian::bench
+}  // namespace artesian::tiering

@@ -184,7 +184,7 @@ void Tuner::find_engines() {
 Result<void> Tuner::prepare() {
   show("writing " + format_size(options_.size), options_.budget_seconds);
   for (const std::string& directory : options_.directories) {
-    const DiskFacts facts = disk_facts(directory);
+    const tiering::DiskFacts facts = tiering::disk_facts(directory);
     report_.paths.push_back({.path = directory,
                              .file_system = facts.file_system,
                              .device = facts.device,

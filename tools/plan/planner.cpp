@@ -8,7 +8,6 @@
 
 namespace artesian::tools {
 
-using tiering::Resource;
 using tiering::Tier;
 
 namespace {
@@ -164,7 +163,7 @@ std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement
   };
   const auto group = static_cast<double>(group_of(plan, placement.inputs));
   const double part = group / static_cast<double>(micro_batches);
-  const double computed = without.time.busy[static_cast<std::size_t>(Resource::Compute)];
+  const double computed = without.time.busy[static_cast<std::size_t>(zero3::Resource::Compute)];
   const zero3::UpdateTimes times{
       .forward = group * sum(seconds.forward),
       .backward = group * sum(seconds.backward),
@@ -225,7 +224,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   return done;
 }
 
-double busy(const zero3::StepTime& time, Resource resource) {
+double busy(const zero3::StepTime& time, zero3::Resource resource) {
   return time.busy[static_cast<std::size_t>(resource)];
 }
 
@@ -238,20 +237,21 @@ std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
     longest = seconds;
     name = resource;
   };
-  for (const Resource resource :
-       {Resource::Compute, Resource::Host, Resource::ToDevice, Resource::ToHost, Resource::Bus}) {
-    see(resource_name(resource), busy(time, resource));
+  for (const zero3::Resource resource :
+       {zero3::Resource::Compute, zero3::Resource::Host, zero3::Resource::ToDevice,
+        zero3::Resource::ToHost, zero3::Resource::Bus}) {
+    see(zero3::resource_name(resource), busy(time, resource));
   }
-  const auto see_disk = [&](const char* both, Resource reads, Resource writes) {
-    if (plan.rates.disk == tiering::Disk::Duplex) {
-      see(resource_name(reads), busy(time, reads));
-      see(resource_name(writes), busy(time, writes));
+  const auto see_disk = [&](const char* both, zero3::Resource reads, zero3::Resource writes) {
+    if (plan.rates.disk == zero3::Disk::Duplex) {
+      see(zero3::resource_name(reads), busy(time, reads));
+      see(zero3::resource_name(writes), busy(time, writes));
     } else {
       see(both, busy(time, reads) + busy(time, writes));
     }
   };
-  see_disk("NVMe", Resource::DiskRead, Resource::DiskWrite);
-  see_disk("param NVMe", Resource::ParamRead, Resource::ParamWrite);
+  see_disk("NVMe", zero3::Resource::DiskRead, zero3::Resource::DiskWrite);
+  see_disk("param NVMe", zero3::Resource::ParamRead, zero3::Resource::ParamWrite);
   return name;
 }
 
@@ -261,7 +261,7 @@ void take_time(const PlanCase& plan, PlanFigures& figures) {
   figures.tokens_per_s = static_cast<double>(figures.tokens) / time.seconds;
   figures.tflops = models::flops_per_token(*plan.model, plan.length) * figures.tokens_per_s /
                    static_cast<double>(plan.ranks) * 1e-12;
-  figures.idle_share = std::max(0.0, 1.0 - busy(time, Resource::Compute) / time.seconds);
+  figures.idle_share = std::max(0.0, 1.0 - busy(time, zero3::Resource::Compute) / time.seconds);
   figures.bottleneck = bottleneck_of(plan, time);
   figures.nvme_terabytes_written = static_cast<double>(figures.moved.total().nvme_write) *
                                    static_cast<double>(plan.ranks) * 1000 * 1e-12;

@@ -10,7 +10,6 @@ namespace {
 
 constexpr auto escaped = svg_escaped;
 
-using tiering::Resource;
 using Kind = zero3::StepEvent::Kind;
 
 constexpr double width = 960, left = 150, right = 24, bar_height = 30, lane_height = 26;
@@ -144,11 +143,11 @@ std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
   std::string svg;
   double y = time_top;
   const auto bars = bars_of(time.spans, time.seconds);
-  for (std::size_t index = 0; index < tiering::resource_count; ++index) {
-    const auto resource = static_cast<Resource>(index);
+  for (std::size_t index = 0; index < zero3::resource_count; ++index) {
+    const auto resource = static_cast<zero3::Resource>(index);
     if (time.busy[index] <= 0) continue;
     svg += print("<text class=\"end small\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", left - 10, y + 15,
-                 resource_name(resource)) +
+                 zero3::resource_name(resource)) +
            print("<path class=\"grid\" d=\"M%.0f %.0fh%.0f\"/>\n", left, y + lane_height - 2,
                  plot_width);
     for (const Bar& bar : bars) {

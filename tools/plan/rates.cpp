@@ -77,7 +77,7 @@ class Chooser {
       return volume.duplex && !volume.measured_at.empty();
     };
     const bool both = duplex(found.optimizer) && (found.same || duplex(found.param));
-    rates.disk = both ? tiering::Disk::Duplex : tiering::Disk::Shared;
+    rates.disk = both ? zero3::Disk::Duplex : zero3::Disk::Shared;
     const tiering::DiskSpeed speed = speed_of(found.optimizer);
     const std::string of = found.same ? "" : "; of offload_optimizer.nvme_path";
     const std::string source = source_of(found.optimizer) + of;

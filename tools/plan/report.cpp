@@ -8,7 +8,6 @@
 namespace artesian::tools {
 
 using Json = nlohmann::ordered_json;
-using tiering::Resource;
 
 namespace {
 
@@ -124,11 +123,12 @@ std::string time_text(const PlanReport& report) {
     return print("%-24s %s\n", name, value.c_str());
   };
   std::string busy;
-  for (std::size_t index = 0; index < tiering::resource_count; ++index) {
+  for (std::size_t index = 0; index < zero3::resource_count; ++index) {
     const double share = figures.time.busy[index] / figures.time.seconds;
     if (share < 0.0005) continue;
-    busy += (busy.empty() ? "" : ", ") +
-            print("%s %.0f%%", resource_name(static_cast<Resource>(index)), share * 100);
+    busy +=
+        (busy.empty() ? "" : ", ") +
+        print("%s %.0f%%", zero3::resource_name(static_cast<zero3::Resource>(index)), share * 100);
   }
   std::string text = "\n" + line("predicted step", print("%.4g s", figures.time.seconds));
   text += line("tokens/s", print("%.4g", figures.tokens_per_s));
@@ -188,8 +188,8 @@ Json moved_json(const zero3::MovedByKind& moved) {
 
 Json step_json(const PlanFigures& figures) {
   Json busy;
-  for (std::size_t index = 0; index < tiering::resource_count; ++index) {
-    std::string name = resource_name(static_cast<Resource>(index));
+  for (std::size_t index = 0; index < zero3::resource_count; ++index) {
+    std::string name = zero3::resource_name(static_cast<zero3::Resource>(index));
     for (char& c : name) c = c == ' ' ? '_' : static_cast<char>(std::tolower(c));
     busy[name] = figures.time.busy[index];
   }

@@ -4,7 +4,7 @@
 
 namespace artesian::zero3 {
 
-void Trace::record(const Access& access) {
+void AccessOrder::record(const Access& access) {
   std::uint64_t elements = 0;
   for (const auto unit : access) {
     elements += numel_[unit];
@@ -14,7 +14,7 @@ void Trace::record(const Access& access) {
   accesses_.push_back(access);
 }
 
-void Trace::truncate(std::size_t size) {
+void AccessOrder::truncate(std::size_t size) {
   while (accesses_.size() > size) {
     for (const auto unit : accesses_.back()) uses_[unit].pop_back();
     touched_.pop_back();
@@ -22,7 +22,8 @@ void Trace::truncate(std::size_t size) {
   }
 }
 
-std::size_t Trace::find(const Access& access, std::size_t first, std::size_t end) const noexcept {
+std::size_t AccessOrder::find(const Access& access, std::size_t first,
+                              std::size_t end) const noexcept {
   if (first < accesses_.size() && first < end && accesses_[first] == access) return first;
   if (access.empty()) return nowhere;
   const auto& uses = uses_[access.front()];
@@ -33,7 +34,7 @@ std::size_t Trace::find(const Access& access, std::size_t first, std::size_t end
   return nowhere;
 }
 
-std::uint64_t Trace::next_use(std::size_t index, std::uint32_t unit) const noexcept {
+std::uint64_t AccessOrder::next_use(std::size_t index, std::uint32_t unit) const noexcept {
   const auto& uses = uses_[unit];
   if (uses.empty()) return never;
   const std::size_t first = index + 1;  // the first access that counts; 0 for an index of -1
@@ -41,7 +42,7 @@ std::uint64_t Trace::next_use(std::size_t index, std::uint32_t unit) const noexc
   return (next != uses.end() ? *next : uses.front() + accesses_.size()) - first + 1;
 }
 
-std::uint64_t Trace::reuse_distance(std::size_t index, std::uint32_t unit) const noexcept {
+std::uint64_t AccessOrder::reuse_distance(std::size_t index, std::uint32_t unit) const noexcept {
   const std::uint64_t ahead = next_use(index, unit);
   if (ahead == never) return never;
   const std::size_t first = index + 1;

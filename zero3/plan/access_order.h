@@ -1,4 +1,4 @@
-// Trace: the order in which a step touches its units. A training step repeats, so the trace of one
+// AccessOrder: in which order a step touches its units. A training step repeats, so that of one
 // step is the future of the next. Questions about it take time logarithmic in its length: a step
 // may have thousands of accesses, and each of them asks.
 #pragma once
@@ -11,14 +11,14 @@
 
 namespace artesian::zero3 {
 
-class Trace {
+class AccessOrder {
  public:
   using Access = std::vector<std::uint32_t>;  // the units that one stage needs, each once
 
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
   /// Shape: numel: [units], elements of each unit.
-  explicit Trace(std::vector<std::uint64_t> numel)
+  explicit AccessOrder(std::vector<std::uint64_t> numel)
       : numel_(std::move(numel)), uses_(numel_.size()) {}
 
   /// Adds the next access while recording.

@@ -5,7 +5,10 @@
 
 #include "base/units.h"
 
-namespace artesian::tiering {
+namespace artesian::zero3 {
+
+using tiering::SlotState;
+
 namespace {
 
 constexpr std::uint64_t page_size = 4096;  // the grain of the pools
@@ -72,4 +75,4 @@ Result<void> DrySlots::clear() noexcept {
   return {};
 }
 
-}  // namespace artesian::tiering
+}  // namespace artesian::zero3

@@ -10,7 +10,7 @@
 #include "pinned/free_list.h"
 #include "tiering/unit_slots.h"
 
-namespace artesian::tiering {
+namespace artesian::zero3 {
 
 struct DryUnit {
   std::uint64_t slot_bytes = 0;  // 0: aliased, nothing moves
@@ -18,19 +18,21 @@ struct DryUnit {
 };
 
 struct DryMove {
-  SlotState to = SlotState::Absent;
+  tiering::SlotState to = tiering::SlotState::Absent;
   std::uint32_t unit = 0;
   aio::Priority priority = aio::Priority::Demand;  // of Fetching
 };
 
-class DrySlots final : public UnitSlots {
+class DrySlots final : public tiering::UnitSlots {
  public:
   /// `pool_bytes`: of the device pool; `fixed_bytes`: what has its place there for the whole run.
   /// Every change of a unit's state is given to `moved`.
   DrySlots(std::vector<DryUnit> units, std::uint64_t pool_bytes, std::uint64_t fixed_bytes,
            std::function<void(const DryMove&)> moved);
 
-  SlotState state(std::uint32_t unit) const noexcept override { return slots_[unit].state; }
+  tiering::SlotState state(std::uint32_t unit) const noexcept override {
+    return slots_[unit].state;
+  }
   bool pinned(std::uint32_t unit) const noexcept override { return slots_[unit].pins != 0; }
   Result<void> start(std::uint32_t unit, aio::Priority priority) noexcept override;
   Result<void> acquire(std::uint32_t unit) noexcept override;
@@ -42,11 +44,11 @@ class DrySlots final : public UnitSlots {
 
  private:
   struct Slot {
-    SlotState state = SlotState::Absent;
+    tiering::SlotState state = tiering::SlotState::Absent;
     std::uint32_t pins = 0;
     std::uint64_t offset = 0;
   };
-  void go(std::uint32_t unit, SlotState to, aio::Priority priority) noexcept;
+  void go(std::uint32_t unit, tiering::SlotState to, aio::Priority priority) noexcept;
 
   const std::vector<DryUnit> units_;
   std::vector<Slot> slots_;
@@ -54,4 +56,4 @@ class DrySlots final : public UnitSlots {
   const std::function<void(const DryMove&)> moved_;
 };
 
-}  // namespace artesian::tiering
+}  // namespace artesian::zero3

@@ -45,12 +45,12 @@ void Prefetcher::follow(std::uint32_t unit) noexcept {
   const bool absent = residency_.state(unit) == SlotState::Absent;
   const bool held = entering_[unit] || residency_.pinned(unit);
   const std::uint64_t ahead =
-      course_->followed() ? course_->order.next_use(course_->place - 1, unit) : Trace::never;
+      course_->followed() ? course_->order.next_use(course_->place - 1, unit) : AccessOrder::never;
   next_uses_.set(unit,
                  absent ? Holding::Absent
                  : held ? Holding::Ignored
                         : Holding::Evictable,
-                 ahead == Trace::never ? NextUses::never : now() + ahead);
+                 ahead == AccessOrder::never ? NextUses::never : now() + ahead);
 }
 
 /// After the order was learned, proved wrong, or changed for another: all next uses are others.
@@ -129,7 +129,7 @@ void Prefetcher::end_micro_batch() noexcept {
 
 std::size_t Prefetcher::Future::strays_in_a_row() const noexcept {
   const auto match = std::find_if(round.rbegin(), round.rend(), [](const Entered& entered) {
-    return entered.match != Trace::nowhere;
+    return entered.match != AccessOrder::nowhere;
   });
   return static_cast<std::size_t>(match - round.rbegin());
 }
@@ -157,14 +157,14 @@ bool Prefetcher::learn() noexcept {
   std::vector<bool> met(course.order.size(), false);
   std::size_t matches = 0;
   for (const Entered& entered : course.round) {
-    if (entered.match == Trace::nowhere) continue;
+    if (entered.match == AccessOrder::nowhere) continue;
     met[entered.match] = true;
     ++matches;
   }
   if (!course.followed() || 4 * matches < course.round.size()) {
     std::vector<Step> accesses;
     for (Entered& entered : course.round) {
-      const bool known = entered.match != Trace::nowhere;
+      const bool known = entered.match != AccessOrder::nowhere;
       accesses.push_back({known ? course.order.at(entered.match) : std::move(entered.units),
                           {.ends_micro_batch = entered.ends_micro_batch}});
     }
@@ -185,7 +185,7 @@ bool Prefetcher::learn() noexcept {
     forgets = forgets || missed == forgotten_after;
   }
   for (const Entered& entered : course.round) {
-    if (entered.match == Trace::nowhere || !entered.ends_micro_batch) continue;
+    if (entered.match == AccessOrder::nowhere || !entered.ends_micro_batch) continue;
     course.known[entered.match].ends_micro_batch = true;
   }
   if (matches != course.round.size() || forgets) {
@@ -207,7 +207,7 @@ std::vector<Prefetcher::Step> Prefetcher::merged() noexcept {
     }
   };
   for (Entered& entered : course.round) {
-    if (entered.match != Trace::nowhere) {
+    if (entered.match != AccessOrder::nowhere) {
       take_until(entered.match + 1);
     } else {
       accesses.push_back(
@@ -271,8 +271,8 @@ Result<bool> Prefetcher::start_with_room(std::uint32_t unit, aio::Priority prior
   return true;
 }
 
-Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
-  Trace::Access by_size;
+Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
+  AccessOrder::Access by_size;
   for (const auto unit : units) {
     if (streamed(unit)) by_size.push_back(unit);
   }
@@ -312,7 +312,7 @@ Result<void> Prefetcher::demand(const Trace::Access& units) noexcept {
 }
 
 /// Finds the access in the order.
-Result<void> Prefetcher::advance(const Trace::Access& units) noexcept {
+Result<void> Prefetcher::advance(const AccessOrder::Access& units) noexcept {
   Future& course = *course_;
   if (!in_steps() && course.recorded && course.place == course.order.size()) {
     end_round();  // a pass that nobody has begun
@@ -322,9 +322,9 @@ Result<void> Prefetcher::advance(const Trace::Access& units) noexcept {
   if (course.followed())
     entered.match = course.order.find(units, course.place, course.place + near);
   const std::size_t match = entered.match;
-  if (match == Trace::nowhere) entered.units = units;
+  if (match == AccessOrder::nowhere) entered.units = units;
   course.round.push_back(std::move(entered));
-  if (match != Trace::nowhere) return skip_to(match, units);
+  if (match != AccessOrder::nowhere) return skip_to(match, units);
   if (course.followed() && course.strays_in_a_row() == strays_max) {
     course.lost = true;
     follow_all();
@@ -333,7 +333,7 @@ Result<void> Prefetcher::advance(const Trace::Access& units) noexcept {
 }
 
 /// Passes over accesses of the order, up to the one that is entered.
-Result<void> Prefetcher::skip_to(std::size_t index, const Trace::Access& entered) noexcept {
+Result<void> Prefetcher::skip_to(std::size_t index, const AccessOrder::Access& entered) noexcept {
   Future& course = *course_;
   std::size_t skipped = std::exchange(course.place, index + 1);
   for (; skipped < index; ++skipped) {
@@ -353,7 +353,7 @@ Result<void> Prefetcher::skip_to(std::size_t index, const Trace::Access& entered
   return {};
 }
 
-Result<void> Prefetcher::enter(const Trace::Access& units) noexcept {
+Result<void> Prefetcher::enter(const AccessOrder::Access& units) noexcept {
   ARTESIAN_TRY_VOID(advance(units));
   ARTESIAN_TRY_VOID(demand(units));
   return look_ahead();
@@ -376,7 +376,7 @@ Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t 
 
 Result<void> Prefetcher::look_ahead() noexcept {
   if (!course_->followed()) return {};
-  const Trace& order = course_->order;
+  const AccessOrder& order = course_->order;
   // Ordinal of the last access that is known to come: of this round, or a round ahead.
   const std::uint64_t last = (course_->repeats ? now() : accesses_before_) + order.size();
   for (;;) {
@@ -424,7 +424,7 @@ bool Prefetcher::keeps(std::uint32_t unit) const noexcept {
          course_->order.reuse_distance(course_->place - 1, unit) <= limits_.max_reuse_distance;
 }
 
-Result<void> Prefetcher::leave(const Trace::Access& units) noexcept {
+Result<void> Prefetcher::leave(const AccessOrder::Access& units) noexcept {
   for (const auto unit : units) {
     if (!streamed(unit)) continue;
     ARTESIAN_TRY_VOID(residency_.unpin(unit));

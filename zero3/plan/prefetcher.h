@@ -87,9 +87,9 @@ class Prefetcher {
   void rewind(std::size_t position) noexcept;
   /// Gathers and pins the units of one stage, then fetches ahead. Errors: Io, Corrupt, Timeout;
   /// Exhausted if the units cannot fit even alone (the placement rules that out).
-  Result<void> enter(const Trace::Access& units) noexcept;
+  Result<void> enter(const AccessOrder::Access& units) noexcept;
   /// Unpins them; each is kept or dropped by its reuse distance.
-  Result<void> leave(const Trace::Access& units) noexcept;
+  Result<void> leave(const AccessOrder::Access& units) noexcept;
   /// Learns from the round, and stops fetching.
   Result<void> end_step() noexcept;
   /// Gives up what is on its way, and waits for that: nothing is Fetching afterwards.
@@ -118,17 +118,17 @@ class Prefetcher {
     bool ends_micro_batch = false;  // in some round
   };
   struct Step {
-    Trace::Access units;
+    AccessOrder::Access units;
     Known known;
   };
-  struct Entered {                       // of a round
-    std::size_t match = Trace::nowhere;  // in the order
-    Trace::Access units{};               // without a match
+  struct Entered {                             // of a round
+    std::size_t match = AccessOrder::nowhere;  // in the order
+    AccessOrder::Access units{};               // without a match
     bool ends_micro_batch = false;
   };
   struct Future {  // what is known of a course, and how far it has come
     explicit Future(const std::vector<std::uint64_t>& numel) : order(numel) {}
-    Trace order;
+    AccessOrder order;
     std::vector<Known> known;  // by access of the order
     bool recorded = false;
     bool lost = false;           // this round
@@ -141,7 +141,7 @@ class Prefetcher {
     std::size_t strays_in_a_row() const noexcept;
   };
 
-  Result<void> demand(const Trace::Access& units) noexcept;
+  Result<void> demand(const AccessOrder::Access& units) noexcept;
   Result<bool> make_room(std::uint64_t next_use_min) noexcept;
   Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
                                std::uint64_t next_use_min) noexcept;
@@ -149,8 +149,8 @@ class Prefetcher {
   Result<void> look_ahead() noexcept;
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;
-  Result<void> advance(const Trace::Access& units) noexcept;
-  Result<void> skip_to(std::size_t index, const Trace::Access& entered) noexcept;
+  Result<void> advance(const AccessOrder::Access& units) noexcept;
+  Result<void> skip_to(std::size_t index, const AccessOrder::Access& entered) noexcept;
   bool keeps(std::uint32_t unit) const noexcept;
   void leave_evaluations() noexcept;
   void end_round() noexcept;

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 
-namespace artesian::tiering {
+namespace artesian::zero3 {
 
 const char* resource_name(Resource resource) noexcept {
   switch (resource) {
@@ -57,4 +57,4 @@ Schedule::Task Schedule::join(std::initializer_list<Task> after) {
   return static_cast<Task>(tasks_.size() - 1);
 }
 
-}  // namespace artesian::tiering
+}  // namespace artesian::zero3

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <vector>
 
-namespace artesian::tiering {
+namespace artesian::zero3 {
 
 enum class Resource : std::uint8_t {
   Compute,    // where the model computes
@@ -63,4 +63,4 @@ class Schedule {
   std::array<double, resource_count> busy_{};
 };
 
-}  // namespace artesian::tiering
+}  // namespace artesian::zero3

@@ -5,9 +5,9 @@
 
 namespace artesian::zero3 {
 
-Trace::Access backward_units(const Layout& layout, const std::vector<StageSpec>& stages,
-                             std::size_t stage) {
-  Trace::Access units = layout.stages[stage];
+AccessOrder::Access backward_units(const Layout& layout, const std::vector<StageSpec>& stages,
+                                   std::size_t stage) {
+  AccessOrder::Access units = layout.stages[stage];
   const auto& lookup = stages[stage].lookup;
   if (lookup.has_value()) std::erase(units, layout.places[*lookup].unit);
   return units;
@@ -23,8 +23,8 @@ bool keeps_order(const std::vector<StageSpec>& stages) {
   return true;
 }
 
-std::vector<StageAccess> step_trace(const Layout& layout, const std::vector<StageSpec>& stages,
-                                    std::uint64_t micro_batches, std::uint64_t group) {
+std::vector<StageAccess> step_accesses(const Layout& layout, const std::vector<StageSpec>& stages,
+                                       std::uint64_t micro_batches, std::uint64_t group) {
   ARTESIAN_CHECK(group > 0);
   std::vector<StageAccess> accesses;
   for (std::uint64_t done = 0; done < micro_batches; done += group) {

@@ -12,8 +12,8 @@ namespace artesian::zero3 {
 
 /// The units that a stage's backward needs: no values of the looked-up parameter, whose rows'
 /// gradients are all there is.
-Trace::Access backward_units(const Layout& layout, const std::vector<StageSpec>& stages,
-                             std::size_t stage);
+AccessOrder::Access backward_units(const Layout& layout, const std::vector<StageSpec>& stages,
+                                   std::size_t stage);
 
 enum class Direction : std::uint8_t { Forward, Backward };
 
@@ -21,7 +21,7 @@ struct StageAccess {
   std::size_t stage = 0;
   Direction direction = Direction::Forward;
   std::uint64_t micro_batches = 1;  // that run while its units are gathered
-  Trace::Access units;
+  AccessOrder::Access units;
 };
 
 /// Whether no parameter is in the graphs of two stages: then micro-batches may run layer by layer,
@@ -30,7 +30,7 @@ bool keeps_order(const std::vector<StageSpec>& stages);
 
 /// The accesses of one step: for each group of at most `group` micro-batches, forward over all
 /// stages and backward in reverse.
-std::vector<StageAccess> step_trace(const Layout& layout, const std::vector<StageSpec>& stages,
-                                    std::uint64_t micro_batches, std::uint64_t group);
+std::vector<StageAccess> step_accesses(const Layout& layout, const std::vector<StageSpec>& stages,
+                                       std::uint64_t micro_batches, std::uint64_t group);
 
 }  // namespace artesian::zero3

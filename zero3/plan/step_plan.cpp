@@ -74,9 +74,9 @@ class DryRun {
       : request_(request),
         placement_(*request.placement),
         layout_(placement_.layout),
-        accesses_(step_trace(layout_, *request.stages, request.micro_batches, request.group)),
+        accesses_(step_accesses(layout_, *request.stages, request.micro_batches, request.group)),
         slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
-               [this](const tiering::DryMove& move) { see(move); }),
+               [this](const DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits),
         final_(last_in_backward(layout_, *request.stages)),
         updatable_(final_after_stage(placement_, *request.stages)) {}
@@ -95,8 +95,8 @@ class DryRun {
   }
 
  private:
-  std::vector<tiering::DryUnit> dry_units() const {
-    std::vector<tiering::DryUnit> units;
+  std::vector<DryUnit> dry_units() const {
+    std::vector<DryUnit> units;
     for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
       const UnitPlacement& place = placement_.units[unit];
       const std::uint64_t bytes = layout_.units[unit].image * dtype_size(place.computed);
@@ -125,7 +125,7 @@ class DryRun {
     return event;
   }
 
-  void see(const tiering::DryMove& move) {
+  void see(const DryMove& move) {
     const UnitPlacement& place = placement_.units[move.unit];
     const bool casts = placement_.param_dtype != place.computed;
     if (move.to == SlotState::Fetching) filled_[move.unit] = pending_[move.unit];
@@ -358,7 +358,7 @@ class DryRun {
   std::vector<bool> pending_;  // by unit: its update is still to come
   std::vector<bool> filled_;   // by unit: its slot is filled by that
   StepPlan plan_;
-  tiering::DrySlots slots_;
+  DrySlots slots_;
   Prefetcher prefetcher_;
   const std::vector<std::vector<std::uint32_t>> final_;      // by stage, as
   const std::vector<std::vector<std::uint32_t>> updatable_;  // what of it may be updated there

@@ -6,8 +6,6 @@
 
 namespace artesian::zero3 {
 
-using tiering::Resource;
-using tiering::Schedule;
 using tiering::Tier;
 using Kind = StepEvent::Kind;
 using Task = Schedule::Task;
@@ -55,7 +53,7 @@ class Simulation {
     // A resource cannot do a step's work in less, whatever the steps before have left it.
     const double disk = std::max(busy(Resource::DiskRead) + busy(Resource::DiskWrite),
                                  busy(Resource::ParamRead) + busy(Resource::ParamWrite));
-    if (rates_.disk == tiering::Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
+    if (rates_.disk == Disk::Shared) time_.seconds = std::max(time_.seconds, disk);
     for (const double seconds : time_.busy) time_.seconds = std::max(time_.seconds, seconds);
     return std::move(time_);
   }

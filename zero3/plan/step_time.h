@@ -28,7 +28,7 @@ struct Rates {  // bytes per second; a rate that nothing needs is never looked a
   double param_read = 0.0;
   double param_write = 0.0;
   bool param_apart = false;  // and share no disk with these
-  tiering::Disk disk = tiering::Disk::Shared;
+  Disk disk = Disk::Shared;
   double memory = 0.0;         // of the CPU's kernels: every byte read and every byte written
   double checksum = 0.0;       // of what comes from and goes to NVMe; 0: nothing is verified
   double device_memory = 0.0;  // of a separate device's kernels
@@ -44,7 +44,7 @@ struct StageSeconds {
 };
 
 struct StepSpan {
-  tiering::Resource resource = tiering::Resource::Compute;
+  Resource resource = Resource::Compute;
   StepEvent::Kind kind = StepEvent::Kind::Compute;
   double begin = 0.0;  // seconds from the step's begin; below 0: fetched ahead
   double end = 0.0;
@@ -52,9 +52,9 @@ struct StepSpan {
 
 struct StepTime {
   double seconds = 0.0;
-  double model_seconds = 0.0;                             // forward and backward alone
-  std::array<double, tiering::resource_count> busy = {};  // seconds of each resource
-  std::vector<StepSpan> spans;                            // of one step
+  double model_seconds = 0.0;                    // forward and backward alone
+  std::array<double, resource_count> busy = {};  // seconds of each resource
+  std::vector<StepSpan> spans;                   // of one step
 };
 
 struct StepTimeRequest {

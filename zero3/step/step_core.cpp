@@ -227,13 +227,13 @@ Result<void> StepCore::begin_forward(std::uint64_t micro_batches, const char* ca
   return {};
 }
 
-Result<void> StepCore::enter(const Trace::Access& units) {
+Result<void> StepCore::enter(const AccessOrder::Access& units) {
   ARTESIAN_TRY_VOID(prefetcher_->enter(units));
   entered_.push_back(units);
   return update_before_use(units);
 }
 
-Result<void> StepCore::leave(const Trace::Access& units) {
+Result<void> StepCore::leave(const AccessOrder::Access& units) {
   const auto entered = std::find(entered_.rbegin(), entered_.rend(), units);
   ARTESIAN_CHECK(entered != entered_.rend(), units.size());
   entered_.erase(std::next(entered).base());
@@ -323,7 +323,7 @@ void StepCore::break_pass() noexcept {
 /// Gives up what the step under way holds and has begun, and nothing of the step before it.
 Result<void> StepCore::take_step_back() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
-  for (const Trace::Access& units : std::exchange(entered_, {})) {
+  for (const AccessOrder::Access& units : std::exchange(entered_, {})) {
     ARTESIAN_TRY_VOID(prefetcher_->leave(units));
   }
   if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
@@ -424,7 +424,7 @@ Result<void> StepCore::go_on_updating(const Work& work) {
   return {};
 }
 
-Result<void> StepCore::update_before_use(const Trace::Access& units) {
+Result<void> StepCore::update_before_use(const AccessOrder::Access& units) {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   if (!updating_.has_value()) return {};
   for (const std::uint32_t unit : units) {

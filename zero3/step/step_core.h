@@ -103,8 +103,8 @@ class StepCore {
   Result<void> begin_forward(std::uint64_t micro_batches, const char* call = "forward");
   /// Gathers the units of one access, brings their pending update, and pins them. Errors: Io,
   /// Corrupt, Timeout, Exhausted; all end the run.
-  Result<void> enter(const Trace::Access& units);
-  Result<void> leave(const Trace::Access& units);
+  Result<void> enter(const AccessOrder::Access& units);
+  Result<void> leave(const AccessOrder::Access& units);
   /// First byte of an entered unit's gathered parameters.
   std::byte* data(std::uint32_t unit) noexcept { return prefetcher_->data(unit); }
   /// The group is run; completes the pending update, so that new gradients may come.
@@ -214,7 +214,7 @@ class StepCore {
   Result<void> timed_gradients(const Work& work);
   template <typename Read>
   auto of_no_step(const Read& read);
-  Result<void> update_before_use(const Trace::Access& units);
+  Result<void> update_before_use(const AccessOrder::Access& units);
   Result<void> complete_pending();
 
   const ModelShape shape_;
@@ -246,10 +246,10 @@ class StepCore {
   std::size_t forward_position_ = 0;    // of the prefetcher, where the open forward began
   std::vector<double> losses_pending_;  // of the forward that waits for its backward
   std::vector<RowGradients> rows_;
-  std::vector<Trace::Access> entered_;    // and not left
-  std::optional<double> rate_begun_;      // with which the update began under backward
-  std::uint64_t under_backward_ns_ = 0;   // updating
-  StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
+  std::vector<AccessOrder::Access> entered_;  // and not left
+  std::optional<double> rate_begun_;          // with which the update began under backward
+  std::uint64_t under_backward_ns_ = 0;       // updating
+  StepFigures::Mark evaluation_begin_{};      // of the evaluation that is open
   // Of the step before, whose update is pending:
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;

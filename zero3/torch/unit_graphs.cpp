@@ -80,13 +80,13 @@ void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t be
                         system_clock().now_ns());
 }
 
-Result<void> UnitGraphs::enter(const Trace::Access& units) {
+Result<void> UnitGraphs::enter(const AccessOrder::Access& units) {
   ARTESIAN_TRY_VOID(core_.enter(units));
   for (const auto unit : units) tensors_.bind(unit, core_.data(unit));
   return {};
 }
 
-Result<void> UnitGraphs::leave(const Trace::Access& units) {
+Result<void> UnitGraphs::leave(const AccessOrder::Access& units) {
   for (const auto unit : units) tensors_.unbind(unit);
   return core_.leave(units);
 }
@@ -278,7 +278,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
 }
 
 Result<void> UnitGraphs::backward_stage(std::size_t stage) {
-  const Trace::Access units = backward_units(layout_, module_.stages(), stage);
+  const AccessOrder::Access units = backward_units(layout_, module_.stages(), stage);
   ARTESIAN_TRY_VOID(enter(units));
   for (std::size_t index = 0; index < group_.size(); ++index) {
     if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));

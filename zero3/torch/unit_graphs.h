@@ -94,8 +94,8 @@ class UnitGraphs {
     std::vector<at::Tensor> keep;
     tiering::DeviceFence written;
   };
-  Result<void> enter(const Trace::Access& units);
-  Result<void> leave(const Trace::Access& units);
+  Result<void> enter(const AccessOrder::Access& units);
+  Result<void> leave(const AccessOrder::Access& units);
   Result<MicroBatch> copy_of(const Batch& batch) const;
   Result<Result<std::vector<at::Tensor>>> run_stages(std::vector<MicroBatch>& group, Keep keep);
   Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, MicroBatch& micro,

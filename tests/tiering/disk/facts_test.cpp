@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/vfs.h>
 
-namespace artesian::bench {
+namespace artesian::tiering {
 namespace {
 
 TEST(FileSystem, OfDisksIsFine) {
@@ -51,4 +51,4 @@ TEST(DeviceWarning, IsOfALoopDeviceAlone) {
 }
 
 }  // namespace
-}  // namespace artesian::bench
+}  // namespace artesian::tiering

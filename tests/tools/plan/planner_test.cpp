@@ -16,7 +16,7 @@
 namespace artesian::tools {
 namespace {
 
-using tiering::Disk;
+using zero3::Disk;
 using zero3::Offload;
 
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;

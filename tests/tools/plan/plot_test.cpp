@@ -33,10 +33,10 @@ std::string picture(double seconds, std::uint64_t elements, double tokens_per_s)
                                                   .buffers = each,
                                                   .input = each};
   figures.time.seconds = seconds;
-  for (std::size_t index = 0; index < tiering::resource_count; ++index) {
+  for (std::size_t index = 0; index < zero3::resource_count; ++index) {
     figures.time.busy[index] = seconds;
     figures.time.spans.push_back(
-        {.resource = static_cast<tiering::Resource>(index), .begin = 0.0, .end = seconds});
+        {.resource = static_cast<zero3::Resource>(index), .begin = 0.0, .end = seconds});
   }
   return plan_svg(report);
 }

@@ -50,8 +50,8 @@ class NaivePrefetcher {
     }
     course_->lost = strays_in_a_row() >= Prefetcher::strays_max;
   }
-  Result<void> enter(const Trace::Access& units);
-  Result<void> leave(const Trace::Access& units);
+  Result<void> enter(const AccessOrder::Access& units);
+  Result<void> leave(const AccessOrder::Access& units);
   Result<void> end_step();
   Result<void> look_ahead_to_next_step() {
     leave_evaluations();
@@ -62,14 +62,14 @@ class NaivePrefetcher {
 
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
-  static constexpr std::size_t nowhere = Trace::nowhere;
+  static constexpr std::size_t nowhere = AccessOrder::nowhere;
   struct Known {  // an access of the order
-    Trace::Access units;
+    AccessOrder::Access units;
     std::uint32_t missed = 0;
     bool ends_micro_batch = false;
   };
   struct Met {  // an access of this round
-    Trace::Access units;
+    AccessOrder::Access units;
     std::size_t match = nowhere;
     bool ends_micro_batch = false;
   };
@@ -108,14 +108,14 @@ class NaivePrefetcher {
     course_ = &courses_[0];
   }
   void learn();
-  Result<void> advance(const Trace::Access& units);
+  Result<void> advance(const AccessOrder::Access& units);
   bool keeps(std::uint32_t unit) const {
     return followed() && live_ <= limits_.max_live_parameters &&
            reuse_distance(unit) <= limits_.max_reuse_distance;
   }
   std::uint64_t next_use(std::uint32_t unit) const;
   std::uint64_t reuse_distance(std::uint32_t unit) const;
-  Result<void> demand(const Trace::Access& units);
+  Result<void> demand(const AccessOrder::Access& units);
   Result<bool> make_room(std::uint32_t for_unit, std::uint64_t next_use_min);
   Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
                                std::uint64_t next_use_min);
@@ -144,21 +144,21 @@ class NaivePrefetcher {
 inline std::uint64_t NaivePrefetcher::next_use(std::uint32_t unit) const {
   const std::size_t size = course_->order.size();
   for (std::size_t ahead = 1; ahead <= size; ++ahead) {
-    const Trace::Access& access = course_->order[(course_->place - 1 + ahead) % size].units;
+    const AccessOrder::Access& access = course_->order[(course_->place - 1 + ahead) % size].units;
     if (std::find(access.begin(), access.end(), unit) != access.end()) return ahead;
   }
-  return Trace::never;
+  return AccessOrder::never;
 }
 
 inline std::uint64_t NaivePrefetcher::reuse_distance(std::uint32_t unit) const {
   std::uint64_t distance = 0;
   const std::size_t size = course_->order.size();
   for (std::size_t ahead = 1; ahead <= size; ++ahead) {
-    const Trace::Access& access = course_->order[(course_->place - 1 + ahead) % size].units;
+    const AccessOrder::Access& access = course_->order[(course_->place - 1 + ahead) % size].units;
     if (std::find(access.begin(), access.end(), unit) != access.end()) return distance;
     for (const auto touched : access) distance += numel_[touched];
   }
-  return Trace::never;
+  return AccessOrder::never;
 }
 
 inline Result<void> NaivePrefetcher::drop(std::uint32_t unit) {
@@ -177,7 +177,7 @@ inline Result<bool> NaivePrefetcher::make_room(std::uint32_t for_unit, std::uint
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (entering_[unit] || residency_.pinned(unit)) continue;
     if (unit == for_unit || residency_.state(unit) == tiering::SlotState::Absent) continue;
-    const std::uint64_t next = followed() ? next_use(unit) : Trace::never;
+    const std::uint64_t next = followed() ? next_use(unit) : AccessOrder::never;
     if (victim == for_unit ? next > next_use_min : next > farthest) {
       victim = unit;
       farthest = next;
@@ -202,8 +202,8 @@ inline Result<bool> NaivePrefetcher::start_with_room(std::uint32_t unit, aio::Pr
   return true;
 }
 
-inline Result<void> NaivePrefetcher::demand(const Trace::Access& units) {
-  Trace::Access by_size = units;
+inline Result<void> NaivePrefetcher::demand(const AccessOrder::Access& units) {
+  AccessOrder::Access by_size = units;
   for (const auto unit : by_size) entering_[unit] = true;  // none makes room for another
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return numel_[a] > numel_[b]; });
@@ -235,7 +235,7 @@ inline Result<void> NaivePrefetcher::demand(const Trace::Access& units) {
 }
 
 /// Aligns the round with the order: what each access is, or that it is a stray.
-inline Result<void> NaivePrefetcher::advance(const Trace::Access& units) {
+inline Result<void> NaivePrefetcher::advance(const AccessOrder::Access& units) {
   if (!in_steps() && !course_->order.empty() && course_->place == course_->order.size()) {
     end_round();
     course_->repeats = true;
@@ -302,7 +302,7 @@ inline void NaivePrefetcher::learn() {
                 [](const Known& known) { return known.missed >= Prefetcher::forgotten_after; });
 }
 
-inline Result<void> NaivePrefetcher::enter(const Trace::Access& units) {
+inline Result<void> NaivePrefetcher::enter(const AccessOrder::Access& units) {
   ARTESIAN_TRY_VOID(advance(units));
   ARTESIAN_TRY_VOID(demand(units));
   return look_ahead();
@@ -348,7 +348,7 @@ inline Result<void> NaivePrefetcher::look_ahead() {
   return {};
 }
 
-inline Result<void> NaivePrefetcher::leave(const Trace::Access& units) {
+inline Result<void> NaivePrefetcher::leave(const AccessOrder::Access& units) {
   for (const auto unit : units) {
     ARTESIAN_TRY_VOID(residency_.unpin(unit));
     if (!keeps(unit)) ARTESIAN_TRY_VOID(drop(unit));

@@ -1,5 +1,5 @@
-// Proves the answers of Trace and NextUses, which take logarithmic time, against walks and scans:
-// for random traces that are cut and recorded again, and for units that change at random.
+// Proves the answers of AccessOrder and NextUses, which take logarithmic time, against walks and
+// scans: for random traces that are cut and recorded again, and for units that change at random.
 #include "zero3/plan/next_uses.h"
 
 #include <gtest/gtest.h>
@@ -12,20 +12,20 @@
 namespace artesian::zero3 {
 namespace {
 
-TEST(Trace, AnswersAsAWalkDoes) {
+TEST(AccessOrder, AnswersAsAWalkDoes) {
   constexpr std::uint32_t units = 9;
   std::vector<std::uint64_t> numel;
   for (std::uint64_t unit = 0; unit < units; ++unit) numel.push_back(100 + unit * unit);
   std::uint64_t draw = 0;
   const auto below = [&](std::uint64_t bound) { return random_word(41, 0, draw++) % bound; };
-  Trace trace(numel);
-  std::vector<Trace::Access> accesses;
+  AccessOrder trace(numel);
+  std::vector<AccessOrder::Access> accesses;
   for (int round = 0; round < 200; ++round) {
     const auto kept = static_cast<std::size_t>(below(accesses.size() + 1));
     accesses.resize(kept);
     trace.truncate(kept);
     for (std::uint64_t more = below(12); more != 0; --more) {
-      Trace::Access access;
+      AccessOrder::Access access;
       for (std::uint32_t unit = 0; unit < units - 1; ++unit) {  // the last one is never used
         if (below(4) == 0) access.push_back(unit);
       }
@@ -43,8 +43,8 @@ TEST(Trace, AnswersAsAWalkDoes) {
           for (const auto touched : access) distance += numel[touched];
         }
         const bool used = ahead <= accesses.size();
-        ASSERT_EQ(trace.next_use(from - 1, unit), used ? ahead : Trace::never);
-        ASSERT_EQ(trace.reuse_distance(from - 1, unit), used ? distance : Trace::never);
+        ASSERT_EQ(trace.next_use(from - 1, unit), used ? ahead : AccessOrder::never);
+        ASSERT_EQ(trace.reuse_distance(from - 1, unit), used ? distance : AccessOrder::never);
       }
     }
   }

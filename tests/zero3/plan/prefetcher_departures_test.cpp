@@ -17,7 +17,7 @@
 namespace artesian::zero3 {
 namespace {
 
-using Accesses = std::vector<Trace::Access>;
+using Accesses = std::vector<AccessOrder::Access>;
 
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 constexpr std::int64_t size_of_unit = 64;
@@ -46,13 +46,13 @@ class Units {
       : model_(make_model(count)),
         layout_(make_layout(model_.parameters, model_.stages, {}, 1)),
         slots_(dry_units(count), room * 4096, 0,
-               [this](const tiering::DryMove& move) {
+               [this](const DryMove& move) {
                  fetched_ += move.to == tiering::SlotState::Fetching ? 1 : 0;
                }),
         prefetcher(layout_, slots_, {ahead * size_of_unit, unlimited, unlimited}) {}
   ~Units() { EXPECT_TRUE(prefetcher.clear().has_value()); }
 
-  void enter(const Trace::Access& units) {
+  void enter(const AccessOrder::Access& units) {
     ASSERT_TRUE(prefetcher.enter(units).has_value());
     ASSERT_TRUE(prefetcher.leave(units).has_value());
   }
@@ -60,7 +60,7 @@ class Units {
   Counted step(const std::vector<Accesses>& micro_batches) {
     prefetcher.begin_step();
     for (const Accesses& accesses : micro_batches) {
-      for (const Trace::Access& units : accesses) enter(units);
+      for (const AccessOrder::Access& units : accesses) enter(units);
       prefetcher.end_micro_batch();
     }
     EXPECT_TRUE(prefetcher.end_step().has_value());
@@ -88,14 +88,14 @@ class Units {
     }
     return model;
   }
-  static std::vector<tiering::DryUnit> dry_units(std::uint32_t count) {
-    return std::vector<tiering::DryUnit>(count, {.slot_bytes = 4096});
+  static std::vector<DryUnit> dry_units(std::uint32_t count) {
+    return std::vector<DryUnit>(count, {.slot_bytes = 4096});
   }
 
   const SmallModel model_;
   const Layout layout_;
   std::uint64_t fetched_ = 0;
-  tiering::DrySlots slots_;
+  DrySlots slots_;
 
  public:
   Prefetcher prefetcher;
@@ -112,7 +112,7 @@ Accesses there_and_back(std::uint32_t first, std::uint32_t end) {
 Accesses without(const Accesses& accesses, std::uint32_t last,
                  const std::function<bool(std::uint32_t)>& dropped) {
   Accesses left;
-  for (const Trace::Access& access : accesses) {
+  for (const AccessOrder::Access& access : accesses) {
     const std::uint32_t unit = access.front();
     if (unit == 0 || unit == last || !dropped(unit)) left.push_back(access);
   }

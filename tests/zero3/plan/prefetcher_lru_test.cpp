@@ -16,7 +16,7 @@
 namespace artesian::zero3 {
 namespace {
 
-using Accesses = std::vector<Trace::Access>;
+using Accesses = std::vector<AccessOrder::Access>;
 
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 constexpr int steps = 5;  // the first one records
@@ -29,7 +29,7 @@ class LruCache {
       : sizes_(sizes), capacity_(capacity) {}
 
   /// Returns what had to be fetched.
-  std::uint64_t use(const Trace::Access& units) {
+  std::uint64_t use(const AccessOrder::Access& units) {
     std::uint64_t fetched = 0;
     for (const auto unit : units) {
       const auto found = std::find(kept_.begin(), kept_.end(), unit);
@@ -62,7 +62,7 @@ std::uint64_t fetched_by_lru(const Accesses& step, const std::vector<std::uint64
   std::uint64_t fetched = 0;
   for (int round = 0; round < steps; ++round) {
     fetched = 0;
-    for (const Trace::Access& access : step) fetched += cache.use(access);
+    for (const AccessOrder::Access& access : step) fetched += cache.use(access);
   }
   return fetched;
 }
@@ -70,15 +70,15 @@ std::uint64_t fetched_by_lru(const Accesses& step, const std::vector<std::uint64
 /// The same by a Prefetcher whose pool holds `room` units, and that looks `ahead` elements ahead.
 std::uint64_t fetched_by_prefetcher(const Accesses& step, const Layout& layout, std::uint64_t room,
                                     std::uint64_t ahead) {
-  std::vector<tiering::DryUnit> units;
+  std::vector<DryUnit> units;
   for (const Unit& unit : layout.units) units.push_back({.slot_bytes = unit.image * 4});
   const std::uint64_t pool_bytes = room * units.front().slot_bytes;
-  tiering::DrySlots slots(std::move(units), pool_bytes, 0, [](const tiering::DryMove&) {});
+  DrySlots slots(std::move(units), pool_bytes, 0, [](const DryMove&) {});
   Prefetcher prefetcher(layout, slots, {ahead, unlimited, unlimited});
   for (int round = 0; round < steps; ++round) {
     prefetcher.begin_step();
     prefetcher.reset_statistics();
-    for (const Trace::Access& access : step) {
+    for (const AccessOrder::Access& access : step) {
       EXPECT_TRUE(prefetcher.enter(access).has_value());
       EXPECT_TRUE(prefetcher.leave(access).has_value());
     }

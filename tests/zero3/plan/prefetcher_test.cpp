@@ -14,7 +14,7 @@
 namespace artesian::zero3 {
 namespace {
 
-using Accesses = std::vector<Trace::Access>;
+using Accesses = std::vector<AccessOrder::Access>;
 
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 
@@ -61,7 +61,7 @@ class Steps {
     accesses.insert(accesses.end(), stages.rbegin(), stages.rend());
     return accesses;
   }
-  std::uint64_t numel(const Trace::Access& units) const {
+  std::uint64_t numel(const AccessOrder::Access& units) const {
     std::uint64_t sum = 0;
     for (const auto unit : units) sum += tiers.layout().units[unit].numel;
     return sum;
@@ -74,7 +74,7 @@ class Steps {
   /// One step; what it counted. The counts always add up to what was accessed.
   FetchStatistics run(const Accesses& accesses) {
     prefetcher.begin_step();
-    for (const Trace::Access& units : accesses) {
+    for (const AccessOrder::Access& units : accesses) {
       const auto entered = prefetcher.enter(units);
       EXPECT_TRUE(entered.has_value()) << entered.error().to_string();
       if (!entered.has_value()) return {};
@@ -234,16 +234,14 @@ TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
   const SmallModel model = equal_units(3, 64);
   const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
   int started = 0;
-  tiering::DrySlots slots(
+  DrySlots slots(
       {{.slot_bytes = 4 * page}, {.slot_bytes = 3 * page}, {.slot_bytes = 5 * page}}, 8 * page, 0,
-      [&](const tiering::DryMove& move) {
-        started += move.to == tiering::SlotState::Fetching ? 1 : 0;
-      });
+      [&](const DryMove& move) { started += move.to == tiering::SlotState::Fetching ? 1 : 0; });
   Prefetcher prefetcher(layout, slots, {unlimited, unlimited, 0});
   const auto step = [&](bool evaluates) {
     prefetcher.begin_step();
     started = 0;
-    for (const Trace::Access& units : Accesses{{0}, {1, 2}}) {
+    for (const AccessOrder::Access& units : Accesses{{0}, {1, 2}}) {
       EXPECT_TRUE(prefetcher.enter(units).has_value());
       EXPECT_TRUE(prefetcher.leave(units).has_value());
       if (!evaluates) continue;
@@ -277,14 +275,14 @@ class RandomSlots {
         layout(make_layout(model_.parameters, model_.stages, {}, 1)),
         used_(count_),
         lost_(count_),
-        slots_(units_, room(seed), 0, [this](const tiering::DryMove& move) { see(move); }),
+        slots_(units_, room(seed), 0, [this](const DryMove& move) { see(move); }),
         prefetcher(layout, slots_, limits(seed)) {}
   ~RandomSlots() { EXPECT_TRUE(prefetcher.clear().has_value()); }
 
   /// What was given up before it was used.
   std::vector<bool> step() {
     prefetcher.begin_step();
-    for (const Trace::Access& access : accesses_) {
+    for (const AccessOrder::Access& access : accesses_) {
       EXPECT_TRUE(prefetcher.enter(access).has_value());
       for (const auto unit : access) used_[unit] = true;
       EXPECT_TRUE(prefetcher.leave(access).has_value());
@@ -299,8 +297,8 @@ class RandomSlots {
  private:
   static constexpr std::uint64_t page = 4096;
 
-  std::vector<tiering::DryUnit> make_units(std::uint64_t seed) {
-    std::vector<tiering::DryUnit> units;
+  std::vector<DryUnit> make_units(std::uint64_t seed) {
+    std::vector<DryUnit> units;
     for (std::uint32_t unit = 0; unit < count_; ++unit) {
       units.push_back({.slot_bytes = (1 + random_word(91, seed, 10 + unit) % 5) * page});
       const bool joins =
@@ -324,7 +322,7 @@ class RandomSlots {
     return {draw(2, 4) == 0 ? unlimited : (1 + draw(4, 3)) * 64, unlimited,
             draw(3, 4) == 0 ? draw(5, 6) * 64 : unlimited};
   }
-  void see(const tiering::DryMove& move) {
+  void see(const DryMove& move) {
     if (move.to == tiering::SlotState::Live) used_[move.unit] = true;
     if (move.to == tiering::SlotState::Absent && !used_[move.unit]) lost_[move.unit] = true;
   }
@@ -333,7 +331,7 @@ class RandomSlots {
   const SmallModel model_;
   Accesses accesses_;
   std::uint64_t largest_ = 0;  // bytes of an access
-  const std::vector<tiering::DryUnit> units_;
+  const std::vector<DryUnit> units_;
 
  public:
   const Layout layout;
@@ -341,7 +339,7 @@ class RandomSlots {
  private:
   std::vector<bool> used_;
   std::vector<bool> lost_;
-  tiering::DrySlots slots_;
+  DrySlots slots_;
 
  public:
   Prefetcher prefetcher;

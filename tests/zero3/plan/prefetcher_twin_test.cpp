@@ -13,7 +13,7 @@
 namespace artesian::zero3 {
 namespace {
 
-using Accesses = std::vector<Trace::Access>;
+using Accesses = std::vector<AccessOrder::Access>;
 
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 
@@ -51,11 +51,11 @@ struct Run {
 };
 
 /// The units' slots without memory.
-tiering::DrySlots dry_slots(const Tiers& tiers) {
-  std::vector<tiering::DryUnit> units;
+DrySlots dry_slots(const Tiers& tiers) {
+  std::vector<DryUnit> units;
   for (const Unit& unit : tiers.layout().units) units.push_back({.slot_bytes = unit.image * 4});
   const std::uint64_t pool = tiers.state->placement().device_pool_bytes;
-  return tiering::DrySlots(std::move(units), pool, 0, [](const tiering::DryMove&) {});
+  return DrySlots(std::move(units), pool, 0, [](const DryMove&) {});
 }
 
 /// The product, its naive twin, and the product over dry slots, driven together.
@@ -100,7 +100,7 @@ class Twins {
   }
   bool run(const Accesses& accesses, std::size_t length) {
     for (std::size_t index = 0; index < length; ++index) {
-      const Trace::Access& access = accesses[index];
+      const AccessOrder::Access& access = accesses[index];
       if (!alike([&](auto& each) { return each.enter(access).has_value(); })) return false;
       if (!alike([&](auto& each) { return each.leave(access).has_value(); })) return false;
       const std::uint64_t chance = random_word(33, draw_, draw_) % 16;
@@ -145,7 +145,7 @@ class Twins {
  private:
   Run<Prefetcher> product_;
   Run<NaivePrefetcher> naive_;
-  tiering::DrySlots slots_;
+  DrySlots slots_;
   Prefetcher dry_;
   std::uint64_t draw_ = 0;
   bool evaluating_ = false;
@@ -200,7 +200,7 @@ template <typename Below>
 void depart(Accesses& accesses, const Accesses& stages, const Below& below) {
   const std::uint64_t one_in = 2 + below(10);
   Accesses departed;
-  for (const Trace::Access& access : accesses) {
+  for (const AccessOrder::Access& access : accesses) {
     if (below(one_in) == 0) departed.push_back(stages[below(stages.size())]);
     if (below(one_in) != 0) departed.push_back(access);
   }
@@ -256,7 +256,7 @@ TEST(PrefetcherTwin, BearsFiveThousandUnits) {
     for (int step = 0; step < 4; ++step) {
       prefetcher.begin_step();
       prefetcher.reset_statistics();
-      for (const Trace::Access& access : accesses) {
+      for (const AccessOrder::Access& access : accesses) {
         const auto entered = prefetcher.enter(access);
         ASSERT_TRUE(entered.has_value()) << entered.error().to_string();
         ASSERT_TRUE(prefetcher.leave(access).has_value());

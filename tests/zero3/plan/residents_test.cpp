@@ -165,7 +165,7 @@ std::uint64_t bytes_fetched(Tiers& tiers, const PrefetchLimits& limits) {
     read_before = tiers.state->store().statistics().bytes_read;
     prefetcher.begin_step();
     const auto visit = [&](std::size_t stage, bool backward) {
-      Trace::Access units = stages[stage];
+      AccessOrder::Access units = stages[stage];
       const auto& lookup = tiers.model.stages[stage].lookup;
       if (backward && lookup.has_value()) {
         std::erase(units, tiers.layout().places[*lookup].unit);

@@ -11,7 +11,7 @@
 
 #include "base/random.h"
 
-namespace artesian::tiering {
+namespace artesian::zero3 {
 namespace {
 
 constexpr auto none = Schedule::none;
@@ -113,4 +113,4 @@ TEST(Schedule, AFasterResourceMakesNothingLater) {
 }
 
 }  // namespace
-}  // namespace artesian::tiering
+}  // namespace artesian::zero3

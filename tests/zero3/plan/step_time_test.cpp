@@ -16,8 +16,7 @@
 namespace artesian::zero3 {
 namespace {
 
-using tiering::Disk;
-using tiering::Resource;
+using Disk;
 
 constexpr std::uint64_t plenty = std::uint64_t{1} << 40;
 
