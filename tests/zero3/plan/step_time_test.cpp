@@ -16,8 +16,6 @@
 namespace artesian::zero3 {
 namespace {
 
-using Disk;
-
 constexpr std::uint64_t plenty = std::uint64_t{1} << 40;
 
 struct Case {
