@@ -123,10 +123,6 @@ Result<void> Prefetcher::begin_pass(Course course) noexcept {
   return {};
 }
 
-void Prefetcher::end_micro_batch() noexcept {
-  if (!course_->round.empty()) course_->round.back().ends_micro_batch = true;
-}
-
 std::size_t Prefetcher::Future::strays_in_a_row() const noexcept {
   const auto match = std::find_if(round.rbegin(), round.rend(), [](const Entered& entered) {
     return entered.match != AccessOrder::nowhere;
@@ -144,14 +140,14 @@ void Prefetcher::rewind(std::size_t position) noexcept {
   follow_all();
 }
 
-void Prefetcher::end_round() noexcept {
-  const bool learned = learn();
+void Prefetcher::end_round(StepEnd end) noexcept {
+  const bool learned = learn(end);
   to_begin();
   if (learned) follow_all();
 }
 
 /// What the order is from now on: Note [Departures]. Returns whether that is new.
-bool Prefetcher::learn() noexcept {
+bool Prefetcher::learn(StepEnd end) noexcept {
   Future& course = *course_;
   if (course.round.empty()) return false;  // nothing ran, nothing was learned
   std::vector<bool> met(course.order.size(), false);
@@ -165,15 +161,15 @@ bool Prefetcher::learn() noexcept {
     std::vector<Step> accesses;
     for (Entered& entered : course.round) {
       const bool known = entered.match != AccessOrder::nowhere;
-      accesses.push_back({known ? course.order.at(entered.match) : std::move(entered.units),
-                          {.ends_micro_batch = entered.ends_micro_batch}});
+      accesses.push_back(
+          {known ? course.order.at(entered.match) : std::move(entered.units), Known()});
     }
     record(std::move(accesses));
     return true;
   }
   const bool ended_early = matches == course.round.size() && matches == course.place &&
                            course.place != course.order.size();
-  if (ended_early && !course.known[course.place - 1].ends_micro_batch) {
+  if (ended_early && end == StepEnd::Whole) {
     course.order.truncate(course.place);
     course.known.resize(course.place);
     met.resize(course.place);
@@ -183,10 +179,6 @@ bool Prefetcher::learn() noexcept {
     std::uint32_t& missed = course.known[index].missed;
     missed = met[index] ? 0 : missed + 1;
     forgets = forgets || missed == forgotten_after;
-  }
-  for (const Entered& entered : course.round) {
-    if (entered.match == AccessOrder::nowhere || !entered.ends_micro_batch) continue;
-    course.known[entered.match].ends_micro_batch = true;
   }
   if (matches != course.round.size() || forgets) {
     record(merged());
@@ -210,8 +202,7 @@ std::vector<Prefetcher::Step> Prefetcher::merged() noexcept {
     if (entered.match != AccessOrder::nowhere) {
       take_until(entered.match + 1);
     } else {
-      accesses.push_back(
-          {std::move(entered.units), {.ends_micro_batch = entered.ends_micro_batch}});
+      accesses.push_back({std::move(entered.units), Known()});
     }
   }
   take_until(course.order.size());
@@ -434,9 +425,9 @@ Result<void> Prefetcher::leave(const AccessOrder::Access& units) noexcept {
   return {};
 }
 
-Result<void> Prefetcher::end_step() noexcept {
+Result<void> Prefetcher::end_step(StepEnd end) noexcept {
   leave_evaluations();
-  end_round();
+  end_round(end);
   return stop_fetching();
 }
 

@@ -16,8 +16,8 @@
 // At its end the round changes the order. A lost one, or one of which less than a quarter was in
 // the order, becomes the order. Else strays are put in where they came, and what has not been met
 // in `forgotten_after` rounds in a row is left out. A round that follows the order and ends early
-// cuts it there; but where a micro-batch has ended there before (end_micro_batch), the rest stays,
-// as what is skipped does.
+// cuts it there; but of a step that is said to have fewer micro-batches (StepEnd::Early) the rest
+// stays, as what is skipped does.
 //
 // Chosen by tests/zero3/plan/prefetcher_departures_test.cpp, which prints what they give. Of 26
 // layers left out at random, 0.1 and 0.2 cost no demands, 0.5 costs 5 to 11% of the accesses, and
@@ -62,6 +62,8 @@ struct FetchStatistics {
 };
 
 enum class Course : std::uint8_t { Steps, Evaluations };
+/// Early: the step had fewer micro-batches than steps have otherwise.
+enum class StepEnd : std::uint8_t { Whole, Early };
 
 class Prefetcher {
  public:
@@ -79,8 +81,6 @@ class Prefetcher {
   /// other's. Of evaluations each call begins a pass. Steps go on where they were, and what comes
   /// next there is fetched ahead; nothing happens if they are under way. Errors: Io, Timeout.
   Result<void> begin_pass(Course course) noexcept;
-  /// A step may end here.
-  void end_micro_batch() noexcept;
   /// Accesses entered in this round; rewind goes back to that place, as if what followed had not
   /// been.
   std::size_t position() const noexcept { return course_->round.size(); }
@@ -91,7 +91,7 @@ class Prefetcher {
   /// Unpins them; each is kept or dropped by its reuse distance.
   Result<void> leave(const AccessOrder::Access& units) noexcept;
   /// Learns from the round, and stops fetching.
-  Result<void> end_step() noexcept;
+  Result<void> end_step(StepEnd end = StepEnd::Whole) noexcept;
   /// Gives up what is on its way, and waits for that: nothing is Fetching afterwards.
   Result<void> stop_fetching() noexcept;
   /// First byte of an entered unit's parameters.
@@ -113,9 +113,8 @@ class Prefetcher {
 
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
-  struct Known {                    // of an access of the order
-    std::uint32_t missed = 0;       // rounds in a row
-    bool ends_micro_batch = false;  // in some round
+  struct Known {               // of an access of the order
+    std::uint32_t missed = 0;  // rounds in a row
   };
   struct Step {
     AccessOrder::Access units;
@@ -124,7 +123,6 @@ class Prefetcher {
   struct Entered {                             // of a round
     std::size_t match = AccessOrder::nowhere;  // in the order
     AccessOrder::Access units{};               // without a match
-    bool ends_micro_batch = false;
   };
   struct Future {  // what is known of a course, and how far it has come
     explicit Future(const std::vector<std::uint64_t>& numel) : order(numel) {}
@@ -153,8 +151,8 @@ class Prefetcher {
   Result<void> skip_to(std::size_t index, const AccessOrder::Access& entered) noexcept;
   bool keeps(std::uint32_t unit) const noexcept;
   void leave_evaluations() noexcept;
-  void end_round() noexcept;
-  bool learn() noexcept;
+  void end_round(StepEnd end = StepEnd::Whole) noexcept;
+  bool learn(StepEnd end) noexcept;
   void record(std::vector<Step> accesses) noexcept;
   std::vector<Step> merged() noexcept;
   void learn_what_stays() noexcept;

@@ -304,7 +304,6 @@ Result<void> StepCore::stage_accumulated(std::size_t stage) {
 Result<void> StepCore::end_backward(std::uint64_t tokens) {
   ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
   if (failed_ahead_.has_value()) return fail(*failed_ahead_);
-  prefetcher_->end_micro_batch();
   micro_batches_ += losses_pending_.size();
   losses_pending_.clear();
   tokens_ += tokens;
@@ -568,7 +567,8 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rat
 Result<StepResult> StepCore::finish_step(double learning_rate) {
   ARTESIAN_TRY_VOID(add_kept_rows());
   ARTESIAN_TRY_VOID(gradients_->complete());
-  ARTESIAN_TRY_VOID(prefetcher_->end_step());
+  const bool early = micro_batches_ < config_.accumulation_steps;
+  ARTESIAN_TRY_VOID(prefetcher_->end_step(early ? StepEnd::Early : StepEnd::Whole));
   const std::uint64_t begin = system_clock().now_ns();
   ARTESIAN_TRY(norm, gradients_->norm());
   ARTESIAN_TRY(result, judge(norm, learning_rate));

@@ -38,9 +38,6 @@ class NaivePrefetcher {
     if (++passes_ > 1) course_->repeats = true;
     return {};
   }
-  void end_micro_batch() {
-    if (!course_->round.empty()) course_->round.back().ends_micro_batch = true;
-  }
   std::size_t position() const { return course_->round.size(); }
   void rewind(std::size_t position) {
     course_->round.resize(position);
@@ -52,7 +49,7 @@ class NaivePrefetcher {
   }
   Result<void> enter(const AccessOrder::Access& units);
   Result<void> leave(const AccessOrder::Access& units);
-  Result<void> end_step();
+  Result<void> end_step(StepEnd end = StepEnd::Whole);
   Result<void> look_ahead_to_next_step() {
     leave_evaluations();
     start_round();
@@ -66,12 +63,10 @@ class NaivePrefetcher {
   struct Known {  // an access of the order
     AccessOrder::Access units;
     std::uint32_t missed = 0;
-    bool ends_micro_batch = false;
   };
   struct Met {  // an access of this round
     AccessOrder::Access units;
     std::size_t match = nowhere;
-    bool ends_micro_batch = false;
   };
   struct Future {
     std::vector<Known> order;
@@ -94,8 +89,8 @@ class NaivePrefetcher {
     course_->place = 0;
     course_->lost = false;
   }
-  void end_round() {
-    if (!course_->round.empty()) learn();
+  void end_round(StepEnd end = StepEnd::Whole) {
+    if (!course_->round.empty()) learn(end);
     start_round();
   }
   void end_round_of_evaluations() {
@@ -107,7 +102,7 @@ class NaivePrefetcher {
     course_->repeats = passes_ > 1;
     course_ = &courses_[0];
   }
-  void learn();
+  void learn(StepEnd end);
   Result<void> advance(const AccessOrder::Access& units);
   bool keeps(std::uint32_t unit) const {
     return followed() && live_ <= limits_.max_live_parameters &&
@@ -271,22 +266,21 @@ inline Result<void> NaivePrefetcher::advance(const AccessOrder::Access& units) {
   return {};
 }
 
-inline void NaivePrefetcher::learn() {
+inline void NaivePrefetcher::learn(StepEnd end) {
   auto& [order, round, lost, repeats, place, statistics] = *course_;
   std::size_t strays = 0;
   for (const Met& met : round) strays += met.match == nowhere ? 1 : 0;
   if (order.empty() || lost || 4 * (round.size() - strays) < round.size()) {
     order.clear();
-    for (const Met& met : round) order.push_back({met.units, 0, met.ends_micro_batch});
+    for (const Met& met : round) order.push_back({met.units, 0});
     return;
   }
   const bool followed_to_its_end = strays == 0 && place == round.size();
-  if (followed_to_its_end && !order[place - 1].ends_micro_batch) order.resize(place);
+  if (followed_to_its_end && end == StepEnd::Whole) order.resize(place);
   for (Known& known : order) ++known.missed;
   for (const Met& met : round) {
     if (met.match == nowhere) continue;
     order[met.match].missed = 0;
-    if (met.ends_micro_batch) order[met.match].ends_micro_batch = true;
   }
   std::size_t place_of_stray = 0;  // before this access
   std::size_t inserted = 0;
@@ -296,7 +290,7 @@ inline void NaivePrefetcher::learn() {
       continue;
     }
     order.insert(order.begin() + static_cast<std::ptrdiff_t>(place_of_stray + inserted++),
-                 Known{met.units, 0, met.ends_micro_batch});
+                 Known{met.units, 0});
   }
   std::erase_if(order,
                 [](const Known& known) { return known.missed >= Prefetcher::forgotten_after; });
@@ -356,9 +350,9 @@ inline Result<void> NaivePrefetcher::leave(const AccessOrder::Access& units) {
   return {};
 }
 
-inline Result<void> NaivePrefetcher::end_step() {
+inline Result<void> NaivePrefetcher::end_step(StepEnd end) {
   leave_evaluations();
-  end_round();
+  end_round(end);
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
     if (residency_.state(unit) == tiering::SlotState::Fetching) ARTESIAN_TRY_VOID(drop(unit));
   }

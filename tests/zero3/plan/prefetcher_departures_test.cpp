@@ -56,14 +56,13 @@ class Units {
     ASSERT_TRUE(prefetcher.enter(units).has_value());
     ASSERT_TRUE(prefetcher.leave(units).has_value());
   }
-  /// A step; each of `micro_batches` ends one.
-  Counted step(const std::vector<Accesses>& micro_batches) {
+  /// A step of these micro-batches.
+  Counted step(const std::vector<Accesses>& micro_batches, StepEnd end = StepEnd::Whole) {
     prefetcher.begin_step();
     for (const Accesses& accesses : micro_batches) {
       for (const AccessOrder::Access& units : accesses) enter(units);
-      prefetcher.end_micro_batch();
     }
-    EXPECT_TRUE(prefetcher.end_step().has_value());
+    EXPECT_TRUE(prefetcher.end_step(end).has_value());
     EXPECT_TRUE(prefetcher.look_ahead_to_next_step().has_value());
     return counted();
   }
@@ -129,7 +128,7 @@ TEST(PrefetcherDepartures, AShorterLastStepKeepsTheOrder) {
   const Counted expected = units.step(usual);
   EXPECT_EQ(expected.demand, 0u);
   for (int epoch = 0; epoch < 20; ++epoch) {
-    const Counted last = units.step({micro});
+    const Counted last = units.step({micro}, StepEnd::Early);
     EXPECT_EQ(last.demand, 0u) << epoch;
     for (int step = 0; step < 2; ++step) {
       const Counted next = units.step(usual);
@@ -140,7 +139,7 @@ TEST(PrefetcherDepartures, AShorterLastStepKeepsTheOrder) {
   // One that stays shorter is what is known, in the end: nothing is fetched for what does not come.
   Counted alone;
   for (std::uint32_t round = 0; round < Prefetcher::forgotten_after + 3; ++round) {
-    alone = units.step({micro});
+    alone = units.step({micro}, StepEnd::Early);
   }
   Units other(count, 5);
   for (int step = 0; step < 3; ++step) other.step({micro});
@@ -149,7 +148,7 @@ TEST(PrefetcherDepartures, AShorterLastStepKeepsTheOrder) {
   EXPECT_EQ(alone.demand, known.demand);
 }
 
-TEST(PrefetcherDepartures, AStepThatEndsWhereNoMicroBatchDoesCutsTheOrder) {
+TEST(PrefetcherDepartures, AStepThatEndsEarlyUnsaidCutsTheOrder) {
   Units units(8, 3);
   const Accesses all = there_and_back(0, 8);
   const Accesses half(all.begin(), all.begin() + 8);

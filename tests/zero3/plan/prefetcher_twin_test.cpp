@@ -96,7 +96,8 @@ class Twins {
     naive_.prefetcher.begin_step();
     dry_.begin_step();
     if (!run(accesses, length)) return false;
-    return broken_off || alike([](auto& each) { return each.end_step().has_value(); });
+    const StepEnd end = random_word(35, draw_, length) % 3 == 0 ? StepEnd::Early : StepEnd::Whole;
+    return broken_off || alike([&](auto& each) { return each.end_step(end).has_value(); });
   }
   bool run(const Accesses& accesses, std::size_t length) {
     for (std::size_t index = 0; index < length; ++index) {
@@ -107,7 +108,6 @@ class Twins {
       ++draw_;
       if (chance == 0 && !evaluating_ && !evaluate(accesses, index)) return false;
       if (chance == 1) rewind();
-      if (chance < 6) end_micro_batch();
     }
     return true;
   }
@@ -125,11 +125,6 @@ class Twins {
     }
     evaluating_ = false;
     return ran && begin(Course::Steps);
-  }
-  void end_micro_batch() {
-    product_.prefetcher.end_micro_batch();
-    naive_.prefetcher.end_micro_batch();
-    dry_.end_micro_batch();
   }
   void rewind() {
     const std::size_t position = product_.prefetcher.position() / 2;
