@@ -94,7 +94,7 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
     backs += taken_back(outcome);
     for (const StepResult& step : outcome.steps) overflows += step.taken_back && step.overflow;
   }
-  EXPECT_GE(units, 60);
+  EXPECT_GE(units, 50);
   EXPECT_GE(backs, 15);
   EXPECT_GE(overflows, 10);
 }
