@@ -28,6 +28,8 @@ Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradien
   const Placement& plan = state.placement();
   started_.assign(plan.layout.units.size(), false);
   summed_ = cleared_ = started_;
+  reached_.assign(plan.layout.places.size(), false);
+  set_ = reached_;
   first_leaf_.push_back(0);
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
     const std::uint64_t leaves = plan.layout.units[unit].image / norm_leaf;
@@ -42,6 +44,8 @@ Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradien
 void Gradients::begin_step() noexcept {
   started_.assign(started_.size(), false);
   summed_ = started_;
+  reached_.assign(reached_.size(), false);
+  set_ = reached_;
   held_.clear();  // of a step that was given up
   parts_.clear();
 }
@@ -71,11 +75,10 @@ DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
 }
 
 /// Adds one piece, in host memory. A piece that is rounded already is rounded no further.
-void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype,
-                                 bool fresh) noexcept {
+void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const auto how = fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
+  const auto how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
   const auto add = [&](std::uint64_t first, const float* data, std::uint64_t count) {
     // What is not finite here stays so and is found, by name, in norm().
     static_cast<void>(kernels::accumulate_gradient(target + first * size, plan.grad_dtype, data,
@@ -95,20 +98,14 @@ void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dt
   });
 }
 
-/// Adds pieces to accumulated elements in host memory, of which the first is `base_first` of the
-/// image.
-Result<void> Gradients::accumulate(std::byte* base, std::uint64_t base_first,
-                                   const std::vector<Piece>& pieces, const Source& source,
-                                   bool fresh) noexcept {
+/// Adds pieces to the unit's accumulator in host memory.
+Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& pieces,
+                                   const Source& source) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
-  const auto target_of = [&](const Piece& piece) {
-    return base + (piece.image_first - base_first) * size;
-  };
+  const auto target_of = [&](const Piece& piece) { return memory + piece.image_first * size; };
   const std::uint64_t source_size = dtype_size(source.dtype);
   if (!source.on_device) {
-    for (const Piece& piece : pieces) {
-      accumulate_piece(target_of(piece), piece, source.dtype, fresh);
-    }
+    for (const Piece& piece : pieces) accumulate_piece(target_of(piece), piece, source.dtype);
     return {};
   }
   std::vector<tiering::DeviceReader::Part> parts;
@@ -117,8 +114,8 @@ Result<void> Gradients::accumulate(std::byte* base, std::uint64_t base_first,
   const auto sink = [&](std::size_t index, std::uint64_t offset,
                         std::span<const std::byte> bytes) -> Result<void> {
     const Piece part{pieces[index].image_first + offset / source_size, bytes.size() / source_size,
-                     bytes.data()};
-    accumulate_piece(target_of(part), part, source.dtype, fresh);
+                     bytes.data(), pieces[index].fresh};
+    accumulate_piece(target_of(part), part, source.dtype);
     return {};
   };
   return state_.reader().read(parts, source.written, sink);
@@ -131,34 +128,37 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
     ARTESIAN_CHECK(place.unit == unit, place.unit, unit);
-    pieces.push_back({place.first, place.numel, static_cast<const std::byte*>(gradient.data)});
+    pieces.push_back({place.first, place.numel, static_cast<const std::byte*>(gradient.data),
+                      !set_[gradient.parameter]});
+    reached_[gradient.parameter] = set_[gradient.parameter] = true;
   }
-  const bool fresh = !started_[unit];
-  started_[unit] = true;
   const Source source{
       .dtype = added_dtype(unit), .on_device = state_.separate_device(), .written = written};
-  return add_pieces(unit, std::move(pieces), source, fresh);
+  return add_pieces(unit, std::move(pieces), source);
 }
 
 Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
-                                   const Source& source, bool fresh) noexcept {
+                                   const Source& source) noexcept {
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
-  if (on_device(unit)) return add_on_device(unit, pieces, source, fresh);
-  if (!spilled(unit)) return add_in_host(unit, pieces, source, fresh);
-  ARTESIAN_TRY(held, hold_for(unit, pieces, fresh));
-  return accumulate(held, 0, pieces, source, fresh);
+  if (spilled(unit)) {
+    ARTESIAN_TRY(held, hold_for(unit, pieces));
+    return accumulate(held, pieces, source);
+  }
+  started_[unit] = true;
+  if (on_device(unit)) return add_on_device(unit, pieces, source);
+  return accumulate(state_.store().memory(state_.grad(unit)), pieces, source);
 }
 
 Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
-  const Piece whole{place.first, place.numel, nullptr};
-  ARTESIAN_CHECK(!state_.separate_device() && !leaves_some(place.unit, {whole}), place.unit);
-  Parts parts{.fresh = !started_[place.unit]};
-  started_[place.unit] = true;
+  const Piece whole{place.first, place.numel, nullptr, !set_[parameter]};
+  ARTESIAN_CHECK(!state_.separate_device(), parameter);
+  ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
+  Parts parts{.fresh = whole.fresh};
   std::byte* memory = nullptr;
   if (spilled(place.unit)) {
-    ARTESIAN_TRY(held, hold_for(place.unit, {whole}, parts.fresh));
+    ARTESIAN_TRY(held, hold_for(place.unit, {whole}));
     memory = held;
   } else {
     memory = state_.store().memory(state_.grad(place.unit));
@@ -174,37 +174,21 @@ void Gradients::add_part(std::uint32_t parameter, std::uint64_t first, const flo
   const auto open = parts_.find(parameter);
   ARTESIAN_CHECK(open != parts_.end() && first + count <= place.numel, parameter, first, count);
   Parts& parts = open->second;
-  const Piece piece{place.first + first, count, reinterpret_cast<const std::byte*>(data)};
-  accumulate_piece(parts.target + first * element_size(), piece, DType::Float32, parts.fresh);
+  const Piece piece{place.first + first, count, reinterpret_cast<const std::byte*>(data),
+                    parts.fresh};
+  accumulate_piece(parts.target + first * element_size(), piece, DType::Float32);
   parts.added += count;
 }
 
 std::uint64_t Gradients::end_parts(std::uint32_t parameter) noexcept {
-  const ParameterPlace& place = state_.layout().places[parameter];
   const auto open = parts_.find(parameter);
   ARTESIAN_CHECK(open != parts_.end(), parameter);
   const Parts parts = open->second;
   parts_.erase(open);
-  // Not used by this forward: in the buffer it is zero already, in memory it is as it was.
-  if (parts.added == 0 && parts.fresh && !spilled(place.unit)) started_[place.unit] = false;
+  if (parts.added == 0) return 0;  // not used by this forward
+  reached_[parameter] = set_[parameter] = true;
+  started_[state_.layout().places[parameter].unit] = true;
   return parts.added;
-}
-
-/// Whether a first addition leaves elements, which have last step's gradients.
-bool Gradients::leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept {
-  std::uint64_t covered = 0;
-  for (const Piece& piece : pieces) covered += piece.count;
-  return covered != state_.layout().units[unit].numel;
-}
-
-Result<void> Gradients::add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                    const Source& source, bool fresh) noexcept {
-  const Placement& plan = state_.placement();
-  std::byte* memory = state_.store().memory(state_.grad(unit));
-  if (fresh && leaves_some(unit, pieces)) {
-    std::memset(memory, 0, plan.grad_bytes(unit));
-  }
-  return accumulate(memory, 0, pieces, source, fresh);
 }
 
 /// Its place in the buffer; where that is full, the others are written.
@@ -248,12 +232,14 @@ Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& piece
                           {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
 }
 
-/// The unit in the buffer, with what the pieces are to be added to there.
-Result<std::byte*> Gradients::hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                       bool fresh) noexcept {
+/// The unit in the buffer, with what the pieces are to be added to there; the first time in a step
+/// all of it, as zeros.
+Result<std::byte*> Gradients::hold_for(std::uint32_t unit,
+                                       const std::vector<Piece>& pieces) noexcept {
   ARTESIAN_TRY(place, hold(unit));
   Held& held = *place;
-  if (fresh) {
+  if (!started_[unit]) {
+    started_[unit] = true;
     std::memset(held.data, 0, state_.placement().grad_bytes(unit));
     held.there.assign(held.there.size(), true);
   } else if (auto read = read_touched(held, pieces); !read.has_value()) {
@@ -288,6 +274,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
   const ParameterPlace& place = state_.layout().places[parameter];
   ARTESIAN_TRY_VOID(start_at_zero(place.unit));  // rows that nobody looked up
+  reached_[parameter] = true;
   std::vector<std::size_t> order(rows.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -306,9 +293,10 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
       const float* gradient = row_gradients[order[at]];
       for (std::uint64_t column = 0; column < width; ++column) sum[column] += gradient[column];
     }
-    pieces.push_back({place.first + row * width, width, reinterpret_cast<const std::byte*>(sum)});
+    pieces.push_back(
+        {place.first + row * width, width, reinterpret_cast<const std::byte*>(sum), false});
     if (pieces.size() < rows_max && at < order.size()) continue;
-    ARTESIAN_TRY_VOID(add_pieces(place.unit, pieces, {}, /*fresh=*/false));
+    ARTESIAN_TRY_VOID(add_pieces(place.unit, pieces, {}));
     pieces.clear();
   }
   return {};
@@ -322,11 +310,28 @@ Result<void> Gradients::complete() noexcept {
   return finish_writes();
 }
 
-/// Gives a unit without a gradient this step one of zeros.
+/// Gives the unit's parameters without a gradient this step one of zeros.
 Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
-  if (started_[unit]) return {};
-  started_[unit] = true;
-  return add_pieces(unit, {}, {}, /*fresh=*/true);
+  // In the buffer all of a unit begins as zeros, wherever it is by now.
+  if (spilled(unit) && !started_[unit]) ARTESIAN_TRY_VOID(hold_for(unit, {}));
+  for (const auto parameter : state_.layout().units[unit].parameters) {
+    if (set_[parameter]) continue;
+    set_[parameter] = started_[unit] = true;
+    if (!spilled(unit)) ARTESIAN_TRY_VOID(zero(state_.layout().places[parameter]));
+  }
+  return {};
+}
+
+/// A parameter's elements of an accumulator in memory.
+Result<void> Gradients::zero(const ParameterPlace& place) noexcept {
+  const std::uint64_t size = element_size();
+  std::byte* const memory = state_.store().memory(state_.grad(place.unit)) + place.first * size;
+  if (on_device(place.unit)) {
+    ARTESIAN_TRY_VOID(clear_on_device(place.unit));
+    return state_.device().zero(tiering::Queue::Compute, memory, place.numel * size);
+  }
+  std::memset(memory, 0, place.numel * size);
+  return {};
 }
 
 /// Sums leaves [first, end) of a unit whose image is in host memory.

@@ -4,6 +4,9 @@
 // gradients are summed per row in fp32 in (micro-batch, position) order and added once, after
 // everything else.
 //
+// A step's first addition to a parameter sets its elements, and what nothing was added to becomes
+// zero at the end. So it makes no difference in bits which parameters share a unit or a call.
+//
 // Where they spill, micro-batches are added in one buffer in host memory, a stage's units at a
 // time: what a unit has already is read when it comes to be added to, and written once by
 // write_back(), both through the staging ring (zero3/step/sub_group_stream.h). Only the sub-groups
@@ -49,12 +52,11 @@ class Gradients {
  public:
   explicit Gradients(ModelState& state);
 
-  /// Forgets all accumulated gradients: the next addition to each unit replaces them.
+  /// Forgets all accumulated gradients: the next addition to each parameter replaces them.
   void begin_step() noexcept;
-  /// Adds one micro-batch's gradients of parameters of one unit. All of a unit's parameters that
-  /// get gradients come in one call. Of a separate device, they are complete once `written` has
-  /// passed; they may be released when this returns. Errors: Io, Corrupt, Timeout (spilled units,
-  /// separate devices).
+  /// Adds one micro-batch's gradients of parameters of one unit: all of them, or some in each of
+  /// several calls. Of a separate device, they are complete once `written` has passed; they may be
+  /// released when this returns. Errors: Io, Corrupt, Timeout (spilled units, separate devices).
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                    tiering::DeviceFence written = {}) noexcept;
   /// The same for a parameter that is a unit by itself, where the host computes, when its gradient
@@ -73,6 +75,9 @@ class Gradients {
   /// keep their order within a row index: (micro-batch, position). Sums are made 4 MiB at a time.
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
+  /// Whether something was added to the parameter's gradient in this step; known until the next
+  /// one begins.
+  bool reached(std::uint32_t parameter) const noexcept { return reached_[parameter]; }
   /// Sums and writes what was added to units that spill: to be called when a stage's gradients are
   /// all added. Errors: as add.
   Result<void> write_back() noexcept;
@@ -82,11 +87,11 @@ class Gradients {
   /// What ended a run that ends with this error: a write that `add` has left in flight and that
   /// failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;
-  /// The norm's sum of squares: Note [Leaves of the norm]. Units that got no gradient count as
+  /// The norm's sum of squares: Note [Leaves of the norm]. Parameters that got no gradient count as
   /// zero.
   Result<GradientNorm> norm() noexcept;
-  /// Zeroes accumulators of units without a gradient this step, and waits until all are written, so
-  /// that norm() and the optimizer may read them.
+  /// Zeroes accumulators of parameters without a gradient this step, and waits until all are
+  /// written, so that norm() and the optimizer may read them.
   Result<void> complete() noexcept;
   /// Bytes of one accumulated element.
   std::uint64_t element_size() const noexcept { return dtype_size(state_.placement().grad_dtype); }
@@ -97,6 +102,7 @@ class Gradients {
     std::uint64_t image_first;
     std::uint64_t count;
     const std::byte* data;
+    bool fresh;  // the first of this step: it sets what the others are added to
   };
   /// Where pieces are and of what dtype.
   struct Source {
@@ -104,36 +110,34 @@ class Gradients {
     bool on_device = false;  // of a separate device
     tiering::DeviceFence written;
   };
-  Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces, const Source& source,
-                          bool fresh) noexcept;
+  Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
+                          const Source& source) noexcept;
   /// A parameter whose gradient is coming in parts.
   struct Parts {
     std::byte* target = nullptr;  // of its first element
     bool fresh = false;
     std::uint64_t added = 0;  // elements
   };
-  Result<void> add_in_host(std::uint32_t unit, const std::vector<Piece>& pieces,
-                           const Source& source, bool fresh) noexcept;
   /// A unit in the buffer.
   struct Held {
     std::uint32_t unit;
     std::byte* data;
     std::vector<bool> there;  // by sub-group: read, or set
   };
-  Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces,
-                              bool fresh) noexcept;
+  Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces) noexcept;
   Result<Held*> hold(std::uint32_t unit) noexcept;
   Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
   Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
-                             const Source& source, bool fresh) noexcept;
-  Result<void> accumulate(std::byte* base, std::uint64_t base_first,
-                          const std::vector<Piece>& pieces, const Source& source,
-                          bool fresh) noexcept;
+                             const Source& source) noexcept;
+  Result<void> accumulate(std::byte* memory, const std::vector<Piece>& pieces,
+                          const Source& source) noexcept;
   Result<void> add_rows_on_device(
       const std::vector<Piece>& rows,
       const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
-  void accumulate_piece(std::byte* target, const Piece& piece, DType dtype, bool fresh) noexcept;
+  Result<void> clear_on_device(std::uint32_t unit) noexcept;
+  void accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
+  Result<void> zero(const ParameterPlace& place) noexcept;
   std::span<double> leaf_sums(std::uint32_t unit) noexcept {
     const std::size_t first = first_leaf_[unit];
     return std::span(leaf_sums_).subspan(first, first_leaf_[unit + 1] - first);
@@ -148,11 +152,12 @@ class Gradients {
   bool spilled(std::uint32_t unit) const noexcept {
     return state_.placement().units[unit].grad == tiering::Tier::Nvme;
   }
-  bool leaves_some(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
 
   ModelState& state_;
   SubGroupStream stream_;                // of spilled units
-  std::vector<bool> started_;            // by unit: has a gradient this step
+  std::vector<bool> reached_;            // by parameter: something was added in this step
+  std::vector<bool> set_;                // by parameter: its elements are those of this step
+  std::vector<bool> started_;            // by unit: some parameter's are; spilled: all are
   std::vector<bool> summed_;             // by unit: its leaf sums are those of this step
   std::vector<bool> cleared_;            // by unit: its memory on a separate device was zeroed once
   std::vector<double> leaf_sums_;        // of all images, in their order

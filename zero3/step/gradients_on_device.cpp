@@ -12,20 +12,26 @@ namespace artesian::zero3 {
 using kernels::norm_leaf;
 using tiering::Queue;
 
+/// Once: padding must be zero.
+Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
+  if (cleared_[unit]) return {};
+  cleared_[unit] = true;
+  const Placement& plan = state_.placement();
+  return state_.device().zero(Queue::Compute, state_.store().memory(state_.grad(unit)),
+                              plan.grad_bytes(unit));
+}
+
 /// Source memory of the host must stay until this returns; it waits for its copies.
 Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                      const Source& source, bool fresh) noexcept {
+                                      const Source& source) noexcept {
   const Placement& plan = state_.placement();
   tiering::Device& device = state_.device();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   std::byte* memory = state_.store().memory(state_.grad(unit));
-  const auto how = fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
   ARTESIAN_CHECK(source.dtype == DType::Float32);
-  if (fresh && (!cleared_[unit] || leaves_some(unit, pieces))) {  // padding must be zero
-    cleared_[unit] = true;
-    ARTESIAN_TRY_VOID(device.zero(Queue::Compute, memory, plan.grad_bytes(unit)));
-  }
+  ARTESIAN_TRY_VOID(clear_on_device(unit));
   const auto accumulate_part = [&](const Piece& piece, const std::byte* data) {
+    const auto how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
     return device.accumulate_gradient(Queue::Compute, memory + piece.image_first * size,
                                       plan.grad_dtype, reinterpret_cast<const float*>(data),
                                       plan.param_dtype, piece.count, how);
@@ -62,7 +68,7 @@ Result<void> Gradients::add_rows_on_device(
       const std::uint64_t count = std::min(row.count - done, (scratch.size() - used) / 4);
       std::byte* place = scratch.data() + used;
       ARTESIAN_TRY_VOID(device.copy_to_device(place, row.data + done * 4, count * 4));
-      batch.push_back({row.image_first + done, count, place});
+      batch.push_back({row.image_first + done, count, place, row.fresh});
       used += count * 4;
       done += count;
       if (scratch.size() - used < 4) ARTESIAN_TRY_VOID(flush());

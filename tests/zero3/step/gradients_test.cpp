@@ -1,7 +1,8 @@
 // Proves the accumulators' exact rules against a naive version in plain arrays, bit for bit, in
 // host memory and spilled to NVMe: rounding once a micro-batch, rows summed in order and added
-// once, leaves of the norm in memory and spilled, gradients that come in parts or as backward
-// rounded them, and that nothing of one step is left in the next.
+// once, leaves of the norm in memory and spilled, gradients that come in parts, parameter by
+// parameter, not at all or as backward rounded them, and that nothing of one step is left in the
+// next.
 #include "zero3/step/gradients.h"
 
 #include <algorithm>
@@ -151,6 +152,10 @@ void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool f
     if (alone && stream % 3 != 0) {
       const std::uint32_t parameter = by_unit[unit].front().parameter;
       add_in_parts({parameter, given[parameter]});
+    } else if (stream % 3 == 1) {
+      for (const auto& gradient : by_unit[unit]) {
+        ASSERT_TRUE(gradients_.add(unit, {&gradient, 1}).has_value());
+      }
     } else {
       ASSERT_TRUE(gradients_.add(unit, by_unit[unit]).has_value());
     }
@@ -329,6 +334,46 @@ TEST_P(GradientsIn, WithoutAnyAreZero) {
   ASSERT_TRUE(gradients_.complete().has_value());
   EXPECT_EQ(gradients_.norm().value().sum_squares, 0.0);
   EXPECT_EQ(accumulated(0), std::vector<std::byte>(expected_[0].size()));
+}
+
+// By chance in this micro-batch or not, in any order, in any number of calls, with zeros of both
+// signs: the first that comes sets, and what never came is zero.
+TEST_P(GradientsIn, OfSomeParametersOfAUnitEqualTheNaiveVersion) {
+  const auto& stages = tiers_.model.stages;
+  std::uint64_t draw = 0;
+  const auto drawn = [&](std::uint64_t below) { return random_word(9, below, draw++) % below; };
+  std::size_t never = 0;
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    gradients_.begin_step();
+    std::vector<bool> reached(expected_.size(), false);
+    for (auto& expected : expected_) std::fill(expected.begin(), expected.end(), std::byte{0});
+    for (std::uint64_t call = 0; call < 6; ++call) {
+      const StageSpec& stage = stages[drawn(stages.size())];
+      for (const auto parameter : stage.parameters) {
+        if (drawn(3) != 0) continue;
+        auto values = random_floats(tiers_.model.parameters[parameter].numel(), draw);
+        for (std::size_t index = 0; index < values.size(); index += 3) values[index] = -0.0f;
+        const ParameterGradient gradient = made(parameter, values);
+        const std::uint32_t unit = tiers_.layout().places[parameter].unit;
+        ASSERT_TRUE(gradients_.add(unit, {&gradient, 1}).has_value());
+        const auto how = reached[parameter] ? kernels::Accumulate::Add : kernels::Accumulate::Set;
+        reached[parameter] = true;
+        kernels::accumulate_gradient_naive(expected_[parameter].data(), dtype(), values.data(),
+                                           dtype(), values.size(), how);
+      }
+      if (drawn(2) == 0) {
+        ASSERT_TRUE(gradients_.write_back().has_value());
+      }
+    }
+    ASSERT_TRUE(gradients_.complete().has_value());
+    expect_norm();
+    for (std::uint32_t parameter = 0; parameter < expected_.size(); ++parameter) {
+      EXPECT_EQ(accumulated(parameter), expected_[parameter]) << "step " << step;
+      EXPECT_EQ(gradients_.reached(parameter), reached[parameter]) << "step " << step;
+      never += reached[parameter] ? 0 : 1;
+    }
+  }
+  EXPECT_GT(never, 4u);
 }
 
 TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
