@@ -24,6 +24,8 @@ struct AdamStep {
   float grad_multiplier = 1.0f;  // 1 / (loss scale * clip factor); multiplies the gradient first
   float step_size = 0.0f;        // learning_rate / (1 - beta1^t)
   float denominator_multiplier = 1.0f;  // 1 / sqrt(1 - beta2^t)
+
+  bool operator==(const AdamStep&) const = default;
 };
 
 /// Fills the two derived constants for step t (from 1): beta^t by squaring in double. The betas are

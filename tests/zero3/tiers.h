@@ -27,6 +27,7 @@ struct TierOptions {
   bool spare_memory_holds_state = false;
   int stage = 3;  // below, parameters are on the device
   std::uint64_t ranks = 1;
+  bool split_master = true;
 };
 
 /// Where everything lives: by default on NVMe, in `directory`, but for the gradients.
@@ -47,6 +48,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
                                         .device_bytes = options.device_bytes,
                                         .host_bytes = options.host_bytes,
                                         .ranks = options.ranks,
+                                        .split_master = options.split_master,
                                         .spare_device = false})
                             .value();
   for (UnitPlacement& unit : placement.units) {

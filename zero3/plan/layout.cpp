@@ -31,10 +31,11 @@ std::vector<bool> choose_persistent(const std::vector<ParameterSpec>& parameters
 }
 
 void append(Layout& layout, std::uint32_t unit_index, std::uint32_t parameter,
-            std::uint64_t numel) {
+            const ParameterSpec& spec) {
   Unit& unit = layout.units[unit_index];
   const std::uint64_t first = round_up(unit.image, parameter_alignment);
-  layout.places[parameter] = {unit_index, first, numel};
+  const std::uint64_t numel = spec.numel();
+  layout.places[parameter] = {unit_index, first, numel, spec.group};
   unit.parameters.push_back(parameter);
   unit.numel += numel;
   unit.image = first + numel;
@@ -68,13 +69,13 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
         continue;
       }
       const bool stays = persistent[parameter];
-      const std::uint64_t numel = parameters[parameter].numel();
-      const bool tiled = parameters[parameter].tiled;
+      const ParameterSpec& spec = parameters[parameter];
+      const bool tiled = spec.tiled;
       if (uses[parameter] > 1 || stage.lookup == parameter || tiled) {
-        const auto unit = add_unit(layout, parameters[parameter].name, stays);
+        const auto unit = add_unit(layout, spec.name, stays);
         layout.units[unit].as_stored = tiled || uses[parameter] == 1;
         stage_units.push_back(unit);
-        append(layout, unit, parameter, numel);
+        append(layout, unit, parameter, spec);
         continue;
       }
       std::uint32_t& unit = stays ? persistent_unit : streamed_unit;
@@ -82,7 +83,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
         unit = add_unit(layout, stays ? stage.name + " (persistent)" : stage.name, stays);
         stage_units.push_back(unit);
       }
-      append(layout, unit, parameter, numel);
+      append(layout, unit, parameter, spec);
     }
     layout.stages.push_back(std::move(stage_units));
   }

@@ -31,6 +31,7 @@ struct ParameterPlace {
   std::uint32_t unit = 0;
   std::uint64_t first = 0;
   std::uint64_t numel = 0;
+  std::uint32_t group = 0;  // ParameterSpec::group
 };
 
 struct Unit {

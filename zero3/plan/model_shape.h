@@ -23,6 +23,8 @@ struct ParameterSpec {
   /// the dtype in which it is stored where the host computes, and its gradient goes to
   /// Batch::gradients. So neither is whole in the compute dtype anywhere.
   bool tiled = false;
+  /// Which set of optimizer constants it is updated with: GroupOptions in step/parameter_groups.h.
+  std::uint32_t group = 0;
 
   std::uint64_t numel() const noexcept {
     std::uint64_t count = 1;

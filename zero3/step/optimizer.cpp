@@ -71,13 +71,13 @@ void store_split(const SubGroup& group, std::uint64_t begin, std::span<const flo
 
 }  // namespace
 
-Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender,
-                     Stays stays)
+Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options)
     : state_(state),
       residency_(residency),
-      lender_(lender),
-      stays_(std::move(stays)),
-      stream_(state, "optimizer state") {
+      options_(std::move(options)),
+      stream_(state, "optimizer state"),
+      cuts_(state.layout().units.size()),
+      counts_(state.layout().places.size()) {
   all_units_.resize(state.layout().units.size());
   std::iota(all_units_.begin(), all_units_.end(), 0u);
   done_.resize(all_units_.size());
@@ -160,11 +160,53 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
   return arrays;
 }
 
+/// Fixes what this step does to the unit's parameters. Padding goes with those before it.
+void Optimizer::fix_cuts(std::uint32_t unit) {
+  std::vector<Cut>& cuts = cuts_[unit];
+  cuts.clear();
+  for (const auto parameter : state_.layout().units[unit].parameters) {
+    const ParameterPlace& place = state_.layout().places[parameter];
+    std::optional<kernels::AdamStep> step;
+    if (updates(parameter)) step = make_adam_step(constants_, place.group, counts_[parameter] + 1);
+    if (cuts.empty() || cuts.back().constants != step) {
+      cuts.push_back({cuts.empty() ? 0 : place.first, step});
+    }
+  }
+}
+
+/// The first part of elements [begin, end) of a sub-group that gets the same.
+Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
+                                   std::uint64_t end) const noexcept {
+  const std::vector<Cut>& cuts = cuts_[group.unit];
+  const auto next =
+      std::upper_bound(cuts.begin(), cuts.end(), group.first + begin,
+                       [](std::uint64_t element, const Cut& cut) { return element < cut.first; });
+  const std::uint64_t to = next == cuts.end() ? end : std::min(end, next->first - group.first);
+  return {to, std::prev(next)->constants};
+}
+
 /// One slice of a sub-group: elements [begin, end) of it.
 void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
                              std::uint64_t end) noexcept {
-  kernels::adam_step(arrays_of(group, begin), end - begin, constants_);
+  for (std::uint64_t from = begin; from < end;) {
+    const Part part = part_at(group, from, end);
+    if (part.constants.has_value()) {
+      kernels::adam_step(arrays_of(group, from), part.end - from, *part.constants);
+    } else {
+      keep_param(group, from, part.end);
+    }
+    from = part.end;
+  }
   refresh_slice(group, begin, end);
+}
+
+/// Makes parameters that are not updated what they were, where the pass has not read them.
+void Optimizer::keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept {
+  const Placement& plan = state_.placement();
+  if (plan.update_reads_param(group.unit)) return;
+  static_cast<void>(kernels::narrow(group.master + begin,
+                                    group.param + begin * dtype_size(plan.param_dtype),
+                                    plan.param_dtype, end - begin));
 }
 
 void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
@@ -196,13 +238,18 @@ Result<void> Optimizer::follow(const SubGroup& group) noexcept {
 }
 
 /// Enqueued behind the model's own computing, whose parameters these are.
-Result<void> Optimizer::update_on_device(std::uint32_t unit,
-                                         const kernels::AdamStep& constants) noexcept {
+Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
     const SubGroup group = stream_.at_home(unit, index);
     ARTESIAN_CHECK(group.master_low == nullptr);  // the device's kernel takes whole master weights
-    ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, 0),
-                                                group.count, constants));
+    for (std::uint64_t from = 0; from < group.count;) {
+      const Part part = part_at(group, from, group.count);
+      if (part.constants.has_value()) {
+        ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, from),
+                                                    part.end - from, *part.constants));
+      }
+      from = part.end;
+    }
     ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.image_first,
                                                  group.count, group.param));
   }
@@ -254,8 +301,8 @@ void Optimizer::for_each_shadow(const Visit& visit) noexcept {
   }
 }
 
-Result<void> Optimizer::begin_ahead(const kernels::AdamStep& constants,
-                                    std::vector<std::uint32_t> units, bool speculative) noexcept {
+Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
+                                    bool speculative) noexcept {
   ARTESIAN_CHECK(!under_backward());
   if (pass_ == Pass::Ahead && units.empty()) return {};  // of a step that was skipped
   ARTESIAN_TRY_VOID(stop_reading());
@@ -263,7 +310,7 @@ Result<void> Optimizer::begin_ahead(const kernels::AdamStep& constants,
   ahead_ = units.size();
   speculative_ = speculative;
   final_ = 0;
-  constants_ = constants;
+  constants_ = std::move(constants);
   if (state_.placement().gradients_in_memory(state_.separate_device())) {
     const std::vector<std::uint32_t> rest = updated_by_team();
     units.insert(units.end(), rest.begin(), rest.end());
@@ -295,16 +342,17 @@ Result<void> Optimizer::take_back() noexcept {
 }
 
 void Optimizer::stage_is_done() noexcept {
-  if (pass_ == Pass::Ahead && !state_.separate_device()) stream_.borrow_from(lender_);
+  if (pass_ == Pass::Ahead && !state_.separate_device()) stream_.borrow_from(options_.lender);
 }
 
 void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(under_backward() && final_ < ahead_ && units_[final_] == unit, unit, final_);
+  fix_cuts(unit);
   residency_.begin_refresh(unit);
   ++final_;
 }
 
-Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept {
+Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
   stream_.borrow_from(nullptr);  // soon forward needs all memory
   if (under_backward()) {
     while (final_ < ahead_) gradient_is_final(units_[final_]);
@@ -316,11 +364,15 @@ Result<void> Optimizer::begin_step(const kernels::AdamStep& constants) noexcept 
     ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
     ARTESIAN_TRY_VOID(state_.device().finish(copied));
   }
+  constants_ = std::move(constants);
   for (const std::uint32_t unit : all_units_) {
+    if (!done_[unit]) fix_cuts(unit);
     if (!state_.placement().units[unit].updated_on_device) continue;
-    ARTESIAN_TRY_VOID(update_on_device(unit, constants));
+    ARTESIAN_TRY_VOID(update_on_device(unit));
   }
-  constants_ = constants;
+  for (std::uint32_t parameter = 0; parameter < counts_.size(); ++parameter) {
+    if (updates(parameter)) ++counts_[parameter];
+  }
   std::vector<std::uint32_t> units = updated_by_team();
   done_.assign(done_.size(), false);
   for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
@@ -353,7 +405,8 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
 /// given up before that, would be read.
 bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
   if (!residency_.follows(unit)) return false;
-  return state_.placement().units[unit].aliased || !stays_ || stays_(unit);
+  if (state_.placement().units[unit].aliased || !options_.stays) return true;
+  return options_.stays(unit);
 }
 
 /// The next unit's gradient is final, and its slot, where the model reads it, is there to stay.

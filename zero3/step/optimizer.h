@@ -5,30 +5,41 @@
 // A step is deferred: begin_step fixes what it does, and each unit is updated when somebody comes
 // to it, in the order in which the next forward does. Until then its gradient must stay, and its
 // parameters and state are last step's. What is updated first may have been read by then.
+//
+// Constants are those of each parameter's group (parameter_groups.h) and of its own count of
+// updates. A slice is cut where neighbours differ in them; the bits do not depend on such cuts.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/adam.h"
 #include "tiering/residency.h"
+#include "zero3/step/parameter_groups.h"
 #include "zero3/step/sub_group_stream.h"
 #include "zero3/step/weights.h"
 
 namespace artesian::zero3 {
 
+struct OptimizerOptions {
+  /// Under backward, unless the device is separate, it reads ahead into memory of the lender's,
+  /// too, where there is one, which outlives it: Note [Borrowed items] in sub_group_stream.h.
+  BufferLender* lender = nullptr;
+  /// Whether a slot that a unit has will be its slot until forward uses it; true without.
+  std::function<bool(std::uint32_t unit)> stays{};
+  /// Whether a parameter is updated in this step; true without. Asked once the gradients of its
+  /// unit are final, when the answer is, too. If not, its weights, moments and count stay.
+  std::function<bool(std::uint32_t parameter)> updates{};
+};
+
 class Optimizer {
  public:
-  /// Whether a slot that a unit has will be its slot until forward uses it.
-  using Stays = std::function<bool(std::uint32_t unit)>;
-  /// All must outlive it. Under backward, unless the device is separate, it reads ahead into memory
-  /// of the lender's, too, where there is one: Note [Borrowed items] in sub_group_stream.h.
-  /// `stays`: of every unit, where there is none.
-  Optimizer(ModelState& state, tiering::Residency& residency, BufferLender* lender = nullptr,
-            Stays stays = {});
+  /// Both must outlive it.
+  Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options = {});
 
   /// Fills master weights and parameters from `weights`, moments with zero, straight into their
   /// homes; `progress(done, total)` in elements. Errors: the source's, Io, NoSpace, Timeout.
@@ -40,7 +51,7 @@ class Optimizer {
   /// but not where some gradients come through the ring as well. `speculative`: it may be taken
   /// back; then all optimizer state of `units` is on NVMe and has shadows (ModelState). Errors: Io,
   /// Timeout.
-  Result<void> begin_ahead(const kernels::AdamStep& constants, std::vector<std::uint32_t> units,
+  Result<void> begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
                            bool speculative) noexcept;
   /// The accumulated gradient of the next of these units is what it will be.
   void gradient_is_final(std::uint32_t unit) noexcept;
@@ -55,7 +66,7 @@ class Optimizer {
   /// other unit from its accumulated gradient, and updates what a separate device updates by
   /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
   /// update_up_to.
-  Result<void> begin_step(const kernels::AdamStep& constants) noexcept;
+  Result<void> begin_step(StepConstants constants) noexcept;
   /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
   /// Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
@@ -74,6 +85,8 @@ class Optimizer {
   /// back, since the next forward comes first. Errors: Io, Timeout.
   Result<void> skip() noexcept;
   bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
+  /// How many updates a parameter has had, with the one under way.
+  std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
   /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
   /// placement. Errors: Io, Corrupt, Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
@@ -91,13 +104,28 @@ class Optimizer {
   Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
                           std::uint64_t end) noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
+  /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
+  struct Cut {
+    std::uint64_t first = 0;
+    std::optional<kernels::AdamStep> constants;
+  };
+  bool updates(std::uint32_t parameter) const {
+    return !options_.updates || options_.updates(parameter);
+  }
+  void fix_cuts(std::uint32_t unit);
+  struct Part {
+    std::uint64_t end;  // element of the sub-group
+    const std::optional<kernels::AdamStep>& constants;
+  };
+  Part part_at(const SubGroup& group, std::uint64_t begin, std::uint64_t end) const noexcept;
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  void keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> follow(const SubGroup& group) noexcept;
   void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   template <typename Visit>
   void for_each_shadow(const Visit& visit) noexcept;
-  Result<void> update_on_device(std::uint32_t unit, const kernels::AdamStep& constants) noexcept;
+  Result<void> update_on_device(std::uint32_t unit) noexcept;
   enum class Pass : std::uint8_t { None, Ahead, Deferred };
   Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
   Result<void> stop_reading() noexcept;
@@ -108,17 +136,18 @@ class Optimizer {
 
   ModelState& state_;
   tiering::Residency& residency_;
-  BufferLender* const lender_;
-  const Stays stays_;
+  const OptimizerOptions options_;
   SubGroupStream stream_;
   std::vector<std::uint32_t> all_units_;  // in order of first use
   std::vector<bool> done_;                // by unit: updated under this step's backward
   Pass pass_ = Pass::None;
-  kernels::AdamStep constants_;       // of the pass
-  std::vector<std::uint32_t> units_;  // of the pass, updated by the compute team
-  std::size_t ahead_ = 0;             // of these, the first ones: begin_ahead's
-  bool speculative_ = false;          // which may be taken back
-  std::size_t final_ = 0;             // of those: their gradients are final
+  StepConstants constants_;             // of the pass
+  std::vector<std::vector<Cut>> cuts_;  // by unit, of the pass: of those with final gradients
+  std::vector<std::uint64_t> counts_;   // by parameter: updates so far
+  std::vector<std::uint32_t> units_;    // of the pass, updated by the compute team
+  std::size_t ahead_ = 0;               // of these, the first ones: begin_ahead's
+  bool speculative_ = false;            // which may be taken back
+  std::size_t final_ = 0;               // of those: their gradients are final
   std::size_t updated_ = 0;
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };

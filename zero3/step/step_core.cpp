@@ -50,6 +50,7 @@ Result<std::unique_ptr<StepCore>> StepCore::create(ModelShape shape, const Confi
 
 Result<void> StepCore::build() {
   ARTESIAN_TRY_VOID(check_shape(shape_.parameters, shape_.stages));
+  ARTESIAN_TRY_VOID(check_groups(shape_.parameters, options_.groups, config_.optimizer));
   ARTESIAN_TRY(placement, place());
   ARTESIAN_TRY_VOID(create_state(std::move(placement)));
   residency_ =
@@ -58,9 +59,12 @@ Result<void> StepCore::build() {
   prefetcher_ =
       std::make_unique<Prefetcher>(state_->layout(), *residency_, PrefetchLimits::of(config_.zero));
   gradients_ = std::make_unique<Gradients>(*state_);
-  optimizer_ =
-      std::make_unique<Optimizer>(*state_, *residency_, options_.lender,
-                                  [this](std::uint32_t unit) { return prefetcher_->stays(unit); });
+  OptimizerOptions how{.lender = options_.lender,
+                       .stays = [this](std::uint32_t unit) { return prefetcher_->stays(unit); }};
+  if (options_.unreached == Unreached::IsSkipped) {
+    how.updates = [this](std::uint32_t parameter) { return gradients_->reached(parameter); };
+  }
+  optimizer_ = std::make_unique<Optimizer>(*state_, *residency_, std::move(how));
   under_backward_.emplace(config_, *state_, shape_.stages, *gradients_, *optimizer_);
   if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
@@ -366,17 +370,8 @@ double StepCore::scheduled_rate() const noexcept {
   return learning_rate(config_.scheduler, config_.optimizer, updates_);
 }
 
-kernels::AdamStep StepCore::adam_step(double learning_rate, double multiplier) const {
-  const OptimizerConfig& adam = config_.optimizer;
-  kernels::AdamStep constants;
-  constants.mode = adam.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
-  constants.learning_rate = static_cast<float>(learning_rate);
-  constants.beta1 = static_cast<float>(adam.beta1);
-  constants.beta2 = static_cast<float>(adam.beta2);
-  constants.epsilon = static_cast<float>(adam.eps);
-  constants.weight_decay = static_cast<float>(adam.weight_decay);
-  constants.grad_multiplier = static_cast<float>(multiplier);
-  return kernels::make_adam_step(constants, updates_ + 1, adam.bias_correction);
+StepConstants StepCore::step_constants(double learning_rate, double multiplier) const {
+  return make_step_constants(config_.optimizer, options_.groups, learning_rate, multiplier);
 }
 
 /// With the last backward of a step, where that is allowed. How much of the update it gets is
@@ -395,7 +390,7 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   }
   rate_begun_ = request.learning_rate.value_or(scheduled_rate());
   ARTESIAN_TRY_VOID(
-      under_backward_->begin(adam_step(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
+      under_backward_->begin(step_constants(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
   under_backward_ns_ += system_clock().now_ns() - begin;
   return {};
 }
@@ -554,7 +549,7 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rat
   ARTESIAN_TRY_VOID(under_backward_->judged(as_begun, result.overflow));
   if (!result.overflow) {
     const double multiplier = 1.0 / (result.loss_scale * clip);
-    ARTESIAN_TRY_VOID(optimizer_->begin_step(adam_step(result.lr, multiplier)));
+    ARTESIAN_TRY_VOID(optimizer_->begin_step(step_constants(result.lr, multiplier)));
     ++updates_;
   }
   // Skipped as any other, all of it is taken back.

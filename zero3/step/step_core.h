@@ -33,6 +33,7 @@
 #include "zero3/plan/prefetcher.h"
 #include "zero3/step/gradients.h"
 #include "zero3/step/optimizer.h"
+#include "zero3/step/parameter_groups.h"
 #include "zero3/step/step_figures.h"
 #include "zero3/step/step_guard.h"
 #include "zero3/step/step_request.h"
@@ -57,6 +58,9 @@ struct StepCoreOptions {
   std::optional<double> share_under_backward{};
   std::vector<tiering::PathDisk> path_disks{};
   std::vector<std::uint64_t> input_elements{};
+  std::vector<GroupOptions>
+      groups{};  // parameter_groups.h; empty: one, with the config's constants
+  Unreached unreached = Unreached::GetsZeros;
   /// FigureSources::memory_beside_tiers.
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers{};
 };
@@ -178,6 +182,10 @@ class StepCore {
   PassCounters& counters() noexcept { return counters_; }
   Timeline* timeline() const noexcept { return options_.timeline; }
   std::uint64_t micro_batches() const noexcept { return micro_batches_; }
+  /// How many updates the parameter has had, with one that is pending.
+  std::uint64_t update_count(std::uint32_t parameter) const noexcept {
+    return optimizer_->update_count(parameter);
+  }
   const std::vector<bool>& units_under_backward() const noexcept {
     return under_backward_->units();
   }
@@ -199,7 +207,7 @@ class StepCore {
   Error fail(Error error);
   std::string advice(StepCall call) const;
   void begin_step();
-  kernels::AdamStep adam_step(double learning_rate, double multiplier) const;
+  StepConstants step_constants(double learning_rate, double multiplier) const;
   double scheduled_rate() const noexcept;
   Result<void> begin_update_under_backward(const BackwardRequest& request);
   Result<void> take_step_back();

@@ -47,13 +47,14 @@ Result<void> UnderBackward::decide(double share) noexcept {
   return {};
 }
 
-Result<void> UnderBackward::begin(const kernels::AdamStep& constants, double loss_scale) noexcept {
+Result<void> UnderBackward::begin(StepConstants constants, double loss_scale) noexcept {
   stopped_ = false;
   sum_squares_ = 0.0;
   sum_squares_max_ = norm_max_ * loss_scale * norm_max_ * loss_scale;
   const bool tries = expected_ || !speculative_;
-  return optimizer_.begin_ahead(
-      constants, tries ? final_order(by_stage_) : std::vector<std::uint32_t>(), speculative_);
+  return optimizer_.begin_ahead(std::move(constants),
+                                tries ? final_order(by_stage_) : std::vector<std::uint32_t>(),
+                                speculative_);
 }
 
 Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {

@@ -32,7 +32,7 @@ class UnderBackward {
   /// The last backward of the step begins, and all losses are finite. Where nothing is updated
   /// under it, what comes first afterwards is read. The constants are those of gradients of this
   /// loss scale that are not clipped. Errors: Io, Timeout.
-  Result<void> begin(const kernels::AdamStep& constants, double loss_scale) noexcept;
+  Result<void> begin(StepConstants constants, double loss_scale) noexcept;
   /// What is added to a stage's gradients was added: updates units that need no waiting. A gradient
   /// that is not finite, or too large, stops that for the rest of the step. Errors: as
   /// Optimizer::update_up_to.

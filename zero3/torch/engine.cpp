@@ -84,6 +84,8 @@ Result<void> Engine::Impl::build() {
       .share_under_backward = options.share_under_backward,
       .path_disks = options.path_disks,
       .input_elements = options.input_elements,
+      .groups = options.groups,
+      .unreached = options.unreached,
       .memory_beside_tiers = [this](std::uint64_t tiers) { return memory_with_device(tiers); }};
   ARTESIAN_TRY(made, StepCore::create({module.parameters(), module.stages()}, config, core_options,
                                       executor));
@@ -249,6 +251,9 @@ const Placement& Engine::placement() const noexcept {
 }
 const Config& Engine::config() const noexcept {
   return impl_->config;
+}
+std::uint64_t Engine::update_count(std::uint32_t parameter) const noexcept {
+  return impl_->core->update_count(parameter);
 }
 const std::vector<bool>& Engine::units_under_backward() const noexcept {
   return impl_->core->units_under_backward();

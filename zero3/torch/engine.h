@@ -34,6 +34,7 @@
 #include "zero3/config/config.h"
 #include "zero3/plan/placement.h"
 #include "zero3/step/config_file.h"
+#include "zero3/step/parameter_groups.h"
 #include "zero3/step/step_request.h"
 #include "zero3/step/step_result.h"
 #include "zero3/step/weights.h"
@@ -63,6 +64,9 @@ struct EngineOptions {
   /// stage gets as input of one micro-batch, at most. Empty: not known, and inputs stay where they
   /// are computed, as do larger ones.
   std::vector<std::uint64_t> input_elements{};
+  /// Optimizer constants by ParameterSpec::group. Empty: one group, 0, with the config's.
+  std::vector<GroupOptions> groups{};
+  Unreached unreached = Unreached::GetsZeros;
 };
 
 /// How a group of micro-batches takes part in its step.
@@ -144,6 +148,9 @@ class Engine {
                            const std::function<Result<void>(std::span<const float>)>& sink);
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
+  /// How many updates the parameter has had, with one that is under way: those that its bias
+  /// correction counts.
+  std::uint64_t update_count(std::uint32_t parameter) const noexcept;
   /// By unit: it is updated under backward. Of steps from here on, until the share is decided.
   const std::vector<bool>& units_under_backward() const noexcept;
   /// How bytes have come from NVMe and gone there so far; zero3/step/io_engine.h.

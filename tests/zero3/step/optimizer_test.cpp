@@ -1,0 +1,270 @@
+// Proves the update by groups of parameters against the naive kernel, one call a parameter, bit for
+// bit: weights, moments and what is gathered, over sub-groups and slices that group borders cut
+// anywhere, dtypes and homes; with counts of updates by parameter, parameters that some steps do
+// not reach, units that are updated ahead, and such updates taken back. And that groups are
+// checked.
+#include "zero3/step/optimizer.h"
+
+#include <cstring>
+
+#include "base/random.h"
+#include "kernels/cast.h"
+#include "kernels/checksum.h"
+#include "tests/zero3/tiers.h"
+#include "zero3/step/gradients.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using tiering::Tier;
+
+/// Norms and biases without decay at another rate, the last matrix of a block with other betas.
+SmallModel grouped_model() {
+  SmallModel model = make_small_model(100, 64, 2);
+  for (ParameterSpec& parameter : model.parameters) {
+    if (parameter.shape.size() == 1) parameter.group = 1;
+    if (parameter.name.ends_with(".out")) parameter.group = 2;
+  }
+  return model;
+}
+
+const std::vector<GroupOptions> groups{
+    {}, {.lr = 3e-3, .weight_decay = 0.0}, {.beta1 = 0.5, .beta2 = 0.8, .eps = 1e-3}};
+
+OptimizerConfig adam() {
+  return {.lr = 1e-3, .weight_decay = 0.1};
+}
+
+struct How {
+  DType dtype = DType::Float32;
+  std::uint64_t sub_group = 2048;
+  Offload home = Offload::Nvme;
+  bool split = true;
+  enum { AtOnce, Ahead, TakenBack } when = AtOnce;
+};
+
+/// Weights and moments of every parameter, updated by the naive kernel.
+class Naive {
+ public:
+  explicit Naive(const SmallModel& model) : model_(model) {
+    RandomWeights weights(model.parameters, 5);
+    for (std::uint32_t index = 0; index < model.parameters.size(); ++index) {
+      auto& state = parameters_.emplace_back();
+      for (auto* array : {&state.master, &state.exp_avg, &state.exp_avg_sq}) {
+        array->resize(model.parameters[index].numel());
+      }
+      EXPECT_TRUE(weights.read(index, 0, state.master).has_value());
+    }
+  }
+
+  void update(std::uint32_t index, const std::vector<std::byte>& gradient, DType dtype,
+              const StepConstants& constants) {
+    auto& state = parameters_[index];
+    const auto step = make_adam_step(constants, model_.parameters[index].group, ++state.count);
+    kernels::AdamArrays arrays{.param = state.master.data(),
+                               .exp_avg = state.exp_avg.data(),
+                               .exp_avg_sq = state.exp_avg_sq.data(),
+                               .grad = gradient.data(),
+                               .grad_dtype = dtype};
+    kernels::adam_step_naive(arrays, state.master.size(), step);
+  }
+
+  std::string digest() const {
+    kernels::Digest total;
+    for (std::size_t index = 0; index < parameters_.size(); ++index) {
+      const std::string& name = model_.parameters[index].name;
+      total.update(name.data(), name.size() + 1);
+      const auto& state = parameters_[index];
+      for (const auto* array : {&state.master, &state.exp_avg, &state.exp_avg_sq}) {
+        kernels::Digest part;
+        part.update(array->data(), array->size() * 4);
+        total.update(part.hex().data(), part.hex().size());
+      }
+    }
+    return total.hex();
+  }
+
+  std::uint64_t count(std::uint32_t index) const { return parameters_[index].count; }
+  const std::vector<float>& master(std::uint32_t index) const { return parameters_[index].master; }
+
+ private:
+  struct State {
+    std::vector<float> master, exp_avg, exp_avg_sq;
+    std::uint64_t count = 0;
+  };
+  const SmallModel& model_;
+  std::vector<State> parameters_;
+};
+
+class OptimizerOf : public testing::TestWithParam<How> {
+ protected:
+  OptimizerOf()
+      : tiers_(grouped_model(), {.dtype = GetParam().dtype,
+                                 .compute = GetParam().dtype,
+                                 .sub_group = GetParam().sub_group,
+                                 .home = GetParam().home,
+                                 .split_master = GetParam().split}),
+        naive_(tiers_.model),
+        gradients_(*tiers_.state),
+        optimizer_(*tiers_.state, *tiers_.residency, {.updates = [this](std::uint32_t parameter) {
+          return !skips_ || gradients_.reached(parameter);
+        }}) {
+    RandomWeights weights(tiers_.model.parameters, 5);
+    EXPECT_TRUE(optimizer_.initialize(weights, {}).has_value());
+  }
+
+  std::vector<std::byte> gradient_of(std::uint64_t step, std::uint32_t parameter) const {
+    const std::uint64_t count = tiers_.model.parameters[parameter].numel();
+    std::vector<float> values(count);
+    for (std::uint64_t index = 0; index < count; ++index) {
+      const auto word = static_cast<std::int64_t>(random_word(step, parameter, index) >> 40);
+      values[index] = static_cast<float>(word - (1 << 23)) * 0x1p-24f;
+    }
+    std::vector<std::byte> bytes(count * dtype_size(GetParam().dtype));
+    static_cast<void>(kernels::narrow(values.data(), bytes.data(), GetParam().dtype, count));
+    return bytes;
+  }
+
+  void train_step(std::uint64_t step);
+  void begin(const StepConstants& constants);
+  void expect_same();
+
+  bool skips_ = false;
+  Tiers tiers_;
+  Naive naive_;
+  Gradients gradients_;
+  Optimizer optimizer_;
+};
+
+/// As an engine does it, with the update of the first units ahead of the rest, if that is asked
+/// for.
+void OptimizerOf::begin(const StepConstants& constants) {
+  if (GetParam().when != How::AtOnce) {
+    const std::vector<std::uint32_t> ahead{2, 1};
+    StepConstants tried = constants;
+    const bool back = GetParam().when == How::TakenBack;
+    if (back) tried.grad_multiplier *= 3;
+    ASSERT_TRUE(optimizer_.begin_ahead(tried, ahead, /*speculative=*/back).has_value());
+    for (const std::uint32_t unit : ahead) {
+      optimizer_.gradient_is_final(unit);
+      ASSERT_TRUE(optimizer_.update_ahead().has_value());
+    }
+    if (back) {
+      ASSERT_TRUE(optimizer_.take_back().has_value());
+    }
+  }
+  ASSERT_TRUE(optimizer_.begin_step(constants).has_value());
+}
+
+void OptimizerOf::train_step(std::uint64_t step) {
+  const auto constants = make_step_constants(adam(), groups, 1e-3 / static_cast<double>(step), 0.5);
+  gradients_.begin_step();
+  for (std::uint32_t parameter = 0; parameter < tiers_.model.parameters.size(); ++parameter) {
+    const auto gradient = gradient_of(step, parameter);
+    const bool reached = !skips_ || random_word(8, step, parameter) % 3 != 0;
+    const ParameterGradient one{parameter, gradient.data()};
+    const std::uint32_t unit = tiers_.layout().places[parameter].unit;
+    if (reached) {
+      ASSERT_TRUE(gradients_.add(unit, {&one, 1}).has_value());
+      naive_.update(parameter, gradient, GetParam().dtype, constants);
+    }
+  }
+  ASSERT_TRUE(gradients_.complete().has_value());
+  begin(constants);
+  ASSERT_TRUE(optimizer_.finish_step().has_value());
+}
+
+void OptimizerOf::expect_same() {
+  EXPECT_EQ(optimizer_.digest(tiers_.model.parameters).value(), naive_.digest());
+  const std::uint64_t size = dtype_size(GetParam().dtype);
+  for (std::uint32_t unit = 0; unit < tiers_.layout().units.size(); ++unit) {
+    if (tiers_.residency->state(unit) == tiering::SlotState::Absent) {
+      ASSERT_TRUE(tiers_.residency->start(unit, aio::Priority::Demand).has_value());
+    }
+    ASSERT_TRUE(tiers_.residency->acquire(unit).has_value());
+    for (const auto parameter : tiers_.layout().units[unit].parameters) {
+      const auto& master = naive_.master(parameter);
+      std::vector<std::byte> rounded(master.size() * size);
+      static_cast<void>(
+          kernels::narrow(master.data(), rounded.data(), GetParam().dtype, master.size()));
+      const std::uint64_t first = tiers_.layout().places[parameter].first;
+      EXPECT_EQ(
+          std::memcmp(tiers_.residency->data(unit) + first * size, rounded.data(), rounded.size()),
+          0)
+          << tiers_.model.parameters[parameter].name;
+      EXPECT_EQ(optimizer_.update_count(parameter), naive_.count(parameter));
+    }
+    ASSERT_TRUE(tiers_.residency->unpin(unit).has_value());
+  }
+}
+
+TEST_P(OptimizerOf, GroupsEqualsTheNaiveKernelParameterByParameter) {
+  if (GetParam().when == How::TakenBack) {
+    ASSERT_TRUE(tiers_.state->reserve_shadows({false, true, true, false}).has_value());
+  }
+  for (std::uint64_t step = 1; step <= 2; ++step) train_step(step);
+  expect_same();
+  skips_ = true;  // what a step does not reach
+  for (std::uint64_t step = 3; step <= 6; ++step) train_step(step);
+  expect_same();
+  EXPECT_NE(optimizer_.update_count(0), optimizer_.update_count(2));
+}
+
+std::vector<How> cases() {
+  std::vector<How> all;
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
+    for (const std::uint64_t sub_group : {2048, 6144, 1 << 18}) {
+      all.push_back({.dtype = dtype, .sub_group = sub_group});
+    }
+    all.push_back({.dtype = dtype, .home = Offload::Cpu});
+    all.push_back({.dtype = dtype, .when = How::Ahead});
+    all.push_back({.dtype = dtype, .when = How::TakenBack});
+  }
+  all.push_back({.dtype = DType::BFloat16, .sub_group = 6144, .split = false});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizerOf, testing::ValuesIn(cases()));
+
+TEST(ParameterGroups, WithoutConstantsOfTheirOwnHaveTheConfigs) {
+  const OptimizerConfig config{.lr = 0.0, .weight_decay = 0.1};
+  const auto one = make_step_constants(config, {}, 0.25, 1.0);
+  ASSERT_EQ(one.groups.size(), 1u);
+  const auto two = make_step_constants(config, std::vector<GroupOptions>(2), 0.25, 1.0);
+  for (const std::uint32_t group : {0u, 1u}) {
+    EXPECT_EQ(make_adam_step(two, group, 7), make_adam_step(one, 0, 7));
+  }
+}
+
+TEST(ParameterGroups, FollowTheScheduleInProportion) {
+  const OptimizerConfig config{.lr = 0.5};
+  const auto constants = make_step_constants(config, std::vector<GroupOptions>{{.lr = 2.0}, {}},
+                                             /*lr=*/0.125, 1.0);
+  EXPECT_EQ(constants.groups[0].lr, 0.5);
+  EXPECT_EQ(constants.groups[1].lr, 0.125);
+}
+
+TEST(ParameterGroups, AreRefusedWithTheirFault) {
+  const std::vector<ParameterSpec> parameters{{.name = "a", .shape = {1}},
+                                              {.name = "b", .shape = {1}, .group = 2}};
+  const auto message = [&](const std::vector<GroupOptions>& given, double lr = 1e-3) {
+    const auto checked = check_groups(parameters, given, {.lr = lr});
+    EXPECT_FALSE(checked.has_value());
+    if (checked.has_value()) return std::string();
+    EXPECT_EQ(checked.error().code, ErrorCode::Invalid);
+    return checked.error().message;
+  };
+  EXPECT_EQ(message({{}, {}}),
+            "groups: got group 2 of parameter \"b\", allowed 0 to 2 exclusive; give the engine "
+            "options of each group");
+  EXPECT_EQ(message({{}, {.lr = -1.0}, {}}), "groups[1].lr: got -1, allowed 0 and more");
+  EXPECT_EQ(message({{}, {}, {.beta2 = 1.0}}), "groups[2].beta2: got 1, allowed 0 to 1 exclusive");
+  EXPECT_EQ(message({{.eps = std::numeric_limits<double>::quiet_NaN()}, {}, {}}),
+            "groups[0].eps: got nan, allowed 0 and more");
+  EXPECT_NE(message({{.lr = 1.0}, {}, {}}, 0.0).find("optimizer.params.lr is 0"),
+            std::string::npos);
+  EXPECT_TRUE(check_groups(parameters, std::vector<GroupOptions>(3), {}).has_value());
+}
+
+}  // namespace
+}  // namespace artesian::zero3
