@@ -105,7 +105,11 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       difference = difference.mul_(scale).to(input.scalar_type());
       input_gradient = at::mm(difference, weight);
     }
-    return {input_gradient, weight_gradient(context, weight, difference, factor), {}, {}};
+    at::Tensor weights;
+    if (context->needs_input_grad(1)) {
+      weights = weight_gradient(context, weight, difference, factor);
+    }
+    return {input_gradient, weights, {}, {}};
   }
 
  private:

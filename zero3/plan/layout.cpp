@@ -1,5 +1,7 @@
 #include "zero3/plan/layout.h"
 
+#include <array>
+
 #include "base/check.h"
 #include "base/units.h"
 
@@ -41,12 +43,18 @@ void append(Layout& layout, std::uint32_t unit_index, std::uint32_t parameter,
   unit.image = first + numel;
 }
 
-std::uint32_t add_unit(Layout& layout, std::string name, bool persistent) {
+std::uint32_t add_unit(Layout& layout, std::string name, bool persistent, bool trainable) {
   Unit unit;
   unit.name = std::move(name);
   unit.persistent = persistent;
+  unit.trainable = trainable;
   layout.units.push_back(std::move(unit));
   return static_cast<std::uint32_t>(layout.units.size() - 1);
+}
+
+std::string name_of(const StageSpec& stage, bool persistent, bool trainable) {
+  if (trainable) return persistent ? stage.name + " (persistent)" : stage.name;
+  return stage.name + (persistent ? " (frozen, persistent)" : " (frozen)");
 }
 
 }  // namespace
@@ -61,8 +69,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
   layout.places.assign(parameters.size(), {.unit = no_unit});
   for (const StageSpec& stage : stages) {
     std::vector<std::uint32_t> stage_units;
-    std::uint32_t streamed_unit = no_unit;
-    std::uint32_t persistent_unit = no_unit;
+    std::array<std::uint32_t, 4> shared_units{no_unit, no_unit, no_unit, no_unit};
     for (const auto parameter : stage.parameters) {
       if (layout.places[parameter].unit != no_unit) {  // a tied weight, met before
         stage_units.push_back(layout.places[parameter].unit);
@@ -72,21 +79,22 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
       const ParameterSpec& spec = parameters[parameter];
       const bool tiled = spec.tiled;
       if (uses[parameter] > 1 || stage.lookup == parameter || tiled) {
-        const auto unit = add_unit(layout, spec.name, stays);
+        const auto unit = add_unit(layout, spec.name, stays, spec.trainable);
         layout.units[unit].as_stored = tiled || uses[parameter] == 1;
         stage_units.push_back(unit);
         append(layout, unit, parameter, spec);
         continue;
       }
-      std::uint32_t& unit = stays ? persistent_unit : streamed_unit;
+      std::uint32_t& unit = shared_units[(stays ? 1u : 0u) + (spec.trainable ? 0u : 2u)];
       if (unit == no_unit) {
-        unit = add_unit(layout, stays ? stage.name + " (persistent)" : stage.name, stays);
+        unit = add_unit(layout, name_of(stage, stays, spec.trainable), stays, spec.trainable);
         stage_units.push_back(unit);
       }
       append(layout, unit, parameter, spec);
     }
     layout.stages.push_back(std::move(stage_units));
   }
+  layout.first_trainable_stage = first_trainable_stage(parameters, stages);
   for (const auto& place : layout.places) ARTESIAN_CHECK(place.unit != no_unit);
   for (Unit& unit : layout.units) {
     unit.share = round_up((unit.image + ranks - 1) / ranks, image_alignment);

@@ -41,6 +41,7 @@ struct Unit {
   std::uint64_t share = 0;                // elements of one rank's share of its image
   std::uint64_t image = 0;                // elements of its image: ranks * share, padding included
   bool persistent = false;                // gathered once, never released
+  bool trainable = true;                  // as all of its parameters are
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
 };
@@ -49,6 +50,7 @@ struct Layout {
   std::vector<Unit> units;                         // in order of first use
   std::vector<ParameterPlace> places;              // by parameter
   std::vector<std::vector<std::uint32_t>> stages;  // units that each stage gathers
+  std::size_t first_trainable_stage = 0;           // where backward ends
 };
 
 struct PersistenceLimits {
@@ -59,7 +61,7 @@ struct PersistenceLimits {
 /// The layout of a model over `ranks`, at least 1: Note [Shares]. Parameters of several stages
 /// (tied weights) are units of their own, and so are tiled ones and the looked-up one, which
 /// backward does not gather; the persistent ones of a stage form a second unit beside its streamed
-/// one.
+/// one, and its frozen ones units of their own.
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
                    std::uint64_t ranks);

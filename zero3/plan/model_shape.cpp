@@ -66,12 +66,29 @@ std::vector<std::uint32_t> graph_parameters(const StageSpec& stage) {
   return parameters;
 }
 
+std::size_t first_trainable_stage(const std::vector<ParameterSpec>& parameters,
+                                  const std::vector<StageSpec>& stages) {
+  const auto first = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
+    return std::any_of(stage.parameters.begin(), stage.parameters.end(),
+                       [&](std::uint32_t index) { return parameters[index].trainable; });
+  });
+  return static_cast<std::size_t>(first - stages.begin());
+}
+
 Result<void> check_shape(const std::vector<ParameterSpec>& parameters,
                          const std::vector<StageSpec>& stages) {
   Faults faults;
   if (parameters.empty()) faults.add("module.parameters()", "got none, allowed 1 and more");
   if (stages.empty()) faults.add("module.stages()", "got none, allowed 1 and more");
   check_parameters(parameters, faults);
+  const bool all_frozen = std::none_of(parameters.begin(), parameters.end(),
+                                       [](const auto& parameter) { return parameter.trainable; });
+  if (all_frozen && !parameters.empty()) {
+    faults.add("module.parameters()",
+               "all " + std::to_string(parameters.size()) +
+                   " are frozen (trainable is false), allowed all but one: there is nothing to "
+                   "train");
+  }
   std::vector<bool> used(parameters.size(), false);
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     const StageSpec& spec = stages[stage];

@@ -1,6 +1,7 @@
 // The shape of a model, as the engine sees it: a list of parameters and a sequence of stages.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct ParameterSpec {
   bool tiled = false;
   /// Which set of optimizer constants it is updated with: GroupOptions in step/parameter_groups.h.
   std::uint32_t group = 0;
+  /// False: frozen. It is read and never written again: no gradient, no optimizer state, no fp32
+  /// weight, but what it was initialised with, in the dtype that parameters are stored in.
+  bool trainable = true;
 
   std::uint64_t numel() const noexcept {
     std::uint64_t count = 1;
@@ -49,6 +53,11 @@ struct ModelShape {
 
 /// The stage's parameters that take part in its graph: all but the looked-up one.
 std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
+
+/// The first stage with a trainable parameter: backward ends there. The number of stages, if none
+/// is.
+std::size_t first_trainable_stage(const std::vector<ParameterSpec>& parameters,
+                                  const std::vector<StageSpec>& stages);
 
 /// Whether a model of this shape can be trained. Errors: Invalid, one line per fault.
 Result<void> check_shape(const std::vector<ParameterSpec>& parameters,

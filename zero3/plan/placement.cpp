@@ -25,8 +25,11 @@ Tier home_of(Offload device) noexcept {
 KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_room) {
   const Config& config = *request.config;
   if (!config.cpu_checkpointing || request.input_elements.empty()) return {};
+  std::vector<std::uint64_t> elements = request.input_elements;  // that backward asks for
+  const auto below = first_trainable_stage(*request.parameters, *request.stages);
+  std::fill_n(elements.begin(), std::min(below, elements.size()), std::uint64_t{0});
   return describe_inputs({.stages = request.stages,
-                          .elements = &request.input_elements,
+                          .elements = &elements,
                           .element_size = dtype_size(request.compute_dtype),
                           .micro_batches = config.accumulation_steps,
                           .activation_bytes = request.activation_bytes,
@@ -86,11 +89,13 @@ class Planner {
     for (const Unit& unit : plan_.layout.units) {
       UnitPlacement place;
       place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
-      place.optimizer = home_of(zero.offload_optimizer.device);
+      // Of a frozen one nobody asks: nothing of it is there.
+      place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
       place.updated_on_device = request_.separate_device && place.param == Tier::Device &&
                                 place.optimizer == Tier::Device;
       if (place.updated_on_device) place.grad = Tier::Device;
-      place.master = master_of(place, zero.offload_param.device == Offload::None);
+      place.master = unit.trainable ? master_of(place, zero.offload_param.device == Offload::None)
+                                    : Master::None;
       const bool as_stored = unit.as_stored && !request_.separate_device;
       place.computed = as_stored ? plan_.param_dtype : plan_.compute_dtype;
       plan_.units.push_back(place);
@@ -122,6 +127,7 @@ class Planner {
       std::uint64_t numel = 0;
       for (const auto parameter : graph_parameters(stage)) {
         const ParameterSpec& spec = (*request_.parameters)[parameter];
+        if (!spec.trainable) continue;
         if (request_.separate_device || !spec.tiled) numel += spec.numel();
       }
       largest = std::max(largest, numel * dtype_size(plan_.compute_dtype));
@@ -239,8 +245,7 @@ class Planner {
       if (place.param == Tier::Device || updated_there || bytes > left) continue;
       left -= bytes;
       elements += unit.numel;
-      place.param = Tier::Device;
-      place.master = master_of(place, /*param_on_device=*/true);
+      keep_on_device(place);
     }
     if (elements == 0) return false;
     set_aliases();
@@ -251,6 +256,12 @@ class Planner {
     return true;
   }
 
+  void keep_on_device(UnitPlacement& place) const noexcept {
+    place.param = Tier::Device;
+    if (place.master == Master::None) return;
+    place.master = master_of(place, /*param_on_device=*/true);
+  }
+
   /// Those units that compute takes as they are stored, where all else expands: each saves a slot
   /// also. Returns their elements.
   std::uint64_t keep_tables_on_device() {
@@ -259,8 +270,7 @@ class Planner {
       UnitPlacement& place = plan_.units[index];
       if (place.param == Tier::Device || place.computed != plan_.param_dtype) continue;
       const UnitPlacement before = place;
-      place.param = Tier::Device;
-      place.master = master_of(place, /*param_on_device=*/true);
+      keep_on_device(place);
       set_aliases();
       const DeviceNeed need = device_need();
       if (need.fixed + need.stage + need.next <= device_room_) {
@@ -462,19 +472,21 @@ class Planner {
     std::vector<Candidate> all;
     for (std::uint32_t index = 0; index < plan_.units.size(); ++index) {
       const UnitPlacement& place = plan_.units[index];
+      const bool trainable = plan_.layout.units[index].trainable;
       // Micro-batches are taken to run at once.
-      if (place.grad != Tier::Device) {
+      if (place.grad != Tier::Device && trainable) {
         all.push_back({.kind = ResidentKind::Gradient,
                        .unit = index,
                        .bytes = plan_.grad_bytes(index),
                        .moves = moves_[index].gradient});
       }
       // The optimizer writes it, and may read it, too.
+      const std::uint64_t by_update = !trainable ? 0 : plan_.update_reads_param(index) ? 2 : 1;
       if (place.param == Tier::Nvme) {
         all.push_back({.kind = ResidentKind::Parameter,
                        .unit = index,
                        .bytes = plan_.param_bytes(index),
-                       .moves = moves_[index].fetches + (plan_.update_reads_param(index) ? 2 : 1),
+                       .moves = moves_[index].fetches + by_update,
                        .elements = elements_of_a_share(plan_.layout.units[index])});
       }
     }
@@ -566,7 +578,7 @@ class Planner {
   /// Gives the residents homes in host memory, and what else the candidates are, on NVMe.
   void keep(const std::vector<Candidate>& residents) {
     for (UnitPlacement& place : plan_.units) {
-      if (place.grad != Tier::Device) place.grad = Tier::Nvme;
+      if (place.grad != Tier::Device && place.master != Master::None) place.grad = Tier::Nvme;
     }
     std::uint64_t state = 0;
     std::uint64_t elements = 0;

@@ -47,10 +47,11 @@ enum class Master : std::uint8_t {
   Own,        // the optimizer state has all of them
   Parameter,  // fp32 parameters are the master weights
   Split,      // bf16 parameters are their upper halves (kernels/split_master.h)
+  None,       // frozen: there are none, and no other optimizer state
 };
 
-/// Where one unit's state lives. Of optimizer state meant for NVMe, any sub-groups may be in
-/// memory.
+/// Where one unit's state lives. A frozen one has parameters alone; the other homes mean nothing.
+/// Of optimizer state meant for NVMe, any sub-groups may be in memory.
 struct UnitPlacement {
   tiering::Tier param = tiering::Tier::Nvme;
   tiering::Tier grad = tiering::Tier::Host;
@@ -104,9 +105,10 @@ struct Placement {
   std::vector<std::string> notes;  // what was cut to the budget
 
   /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
+  /// A frozen unit is cut alike, for its checksums, and has no records.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
-  /// Bytes of this rank's share of a unit, wherever it lives.
+  /// Bytes of this rank's share of a unit, wherever it lives. Frozen ones have parameters alone.
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
@@ -133,7 +135,7 @@ struct Placement {
   }
   /// Whether the update needs the old parameters, too.
   bool update_reads_param(std::uint32_t unit) const noexcept {
-    return units[unit].master != Master::Own;
+    return units[unit].master == Master::Parameter || units[unit].master == Master::Split;
   }
   /// What has its home or buffer on the device: of the pool all but slots.
   std::uint64_t device_homes() const noexcept;

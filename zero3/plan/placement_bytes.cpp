@@ -18,6 +18,7 @@ std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
 }
 
 std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
+  if (!layout.units[unit].trainable) return 0;
   return Sharding::share(layout.units[unit].image, sharding.grad) * dtype_size(grad_dtype);
 }
 
@@ -50,6 +51,7 @@ std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
     case Master::Own: return 12;
     case Master::Parameter: return 8;
     case Master::Split: return 10;
+    case Master::None: return 0;
   }
   return 12;
 }

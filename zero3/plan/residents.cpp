@@ -60,7 +60,8 @@ std::vector<std::uint64_t> spread_order(std::uint64_t count) {
 std::vector<UnitMoves> moves_of_a_pass(Placement placement, const std::vector<StageSpec>& stages,
                                        const PrefetchLimits& limits) {
   for (UnitPlacement& place : placement.units) {
-    if (place.grad != tiering::Tier::Device) place.grad = tiering::Tier::Nvme;
+    const bool some = place.grad != tiering::Tier::Device && place.master != Master::None;
+    if (some) place.grad = tiering::Tier::Nvme;
   }
   std::vector<UnitMoves> moves(placement.units.size());
   const auto step = plan_step({.placement = &placement, .stages = &stages, .limits = limits});
@@ -71,7 +72,7 @@ std::vector<UnitMoves> moves_of_a_pass(Placement placement, const std::vector<St
     unit.gradient += event.moved.grad.nvme_read + event.moved.grad.nvme_write;
   }
   for (std::uint32_t unit = 0; unit < moves.size(); ++unit) {
-    moves[unit].gradient /= placement.grad_bytes(unit);
+    if (placement.layout.units[unit].trainable) moves[unit].gradient /= placement.grad_bytes(unit);
   }
   return moves;
 }

@@ -32,7 +32,7 @@ std::vector<StageAccess> step_accesses(const Layout& layout, const std::vector<S
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
       accesses.push_back({stage, Direction::Forward, count, layout.stages[stage]});
     }
-    for (std::size_t stage = stages.size(); stage-- > 0;) {
+    for (std::size_t stage = stages.size(); stage-- > layout.first_trainable_stage;) {
       accesses.push_back(
           {stage, Direction::Backward, count, backward_units(layout, stages, stage)});
     }

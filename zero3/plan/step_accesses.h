@@ -29,7 +29,7 @@ struct StageAccess {
 bool keeps_order(const std::vector<StageSpec>& stages);
 
 /// The accesses of one step: for each group of at most `group` micro-batches, forward over all
-/// stages and backward in reverse.
+/// stages and backward in reverse, as far as something is trainable.
 std::vector<StageAccess> step_accesses(const Layout& layout, const std::vector<StageSpec>& stages,
                                        std::uint64_t micro_batches, std::uint64_t group);
 

@@ -39,6 +39,7 @@ Moved MovedByKind::total() const noexcept {
 }
 
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
+  if (!plan.layout.units[unit].trainable) return {};
   const UnitPlacement& place = plan.units[unit];
   const std::uint64_t updated =  // parameters that this rank makes anew
       plan.optimizer_bytes(unit) / plan.state_size(unit) * dtype_size(plan.param_dtype);
@@ -152,7 +153,8 @@ class DryRun {
   Result<void> one_step() {
     started_ = reduced_ = updated_ = std::vector<bool>(layout_.units.size(), false);
     prefetcher_.begin_step();
-    const std::size_t last_backward = accesses_.size() - request_.stages->size();
+    const std::size_t stages = request_.stages->size() - layout_.first_trainable_stage;
+    const std::size_t last_backward = accesses_.size() - stages;  // its first access
     for (const StageAccess& access : accesses_) {
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
       for (const auto unit : access.units) update_up_to(unit);
@@ -169,8 +171,9 @@ class DryRun {
     }
     end_gradients();
     ARTESIAN_TRY_VOID(prefetcher_.end_step());
-    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) add_norm(unit);
-    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    const std::vector<std::uint32_t> trainable = trainable_units();
+    for (const std::uint32_t unit : trainable) add_norm(unit);
+    for (const std::uint32_t unit : trainable) {
       pending_[unit] = !placement_.units[unit].updated_on_device && !updated_[unit];
       if (placement_.units[unit].updated_on_device) add_update(unit);
     }
@@ -186,11 +189,19 @@ class DryRun {
     }
   }
 
+  std::vector<std::uint32_t> trainable_units() const {
+    std::vector<std::uint32_t> units;
+    for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+      if (layout_.units[unit].trainable) units.push_back(unit);
+    }
+    return units;
+  }
+
   /// Behind the last backward.
   void end_gradients() {
     add_rows();
     std::vector<std::uint32_t> rest;  // not final before
-    for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+    for (const std::uint32_t unit : trainable_units()) {
       if (!reduced_[unit]) rest.push_back(unit);
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
@@ -284,7 +295,8 @@ class DryRun {
   void add_gradients(const StageAccess& access) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
     for (const auto parameter : graph_parameters((*request_.stages)[access.stage])) {
-      by_unit[layout_.places[parameter].unit].push_back(parameter);
+      const std::uint32_t unit = layout_.places[parameter].unit;
+      if (layout_.units[unit].trainable) by_unit[unit].push_back(parameter);
     }
     for (auto& [unit, parameters] : by_unit) {
       std::sort(parameters.begin(), parameters.end(), [&](std::uint32_t a, std::uint32_t b) {
@@ -326,6 +338,7 @@ class DryRun {
     const auto& lookup = request_.stages->front().lookup;
     if (!lookup.has_value()) return;
     const ParameterPlace& place = layout_.places[*lookup];
+    if (!layout_.units[place.unit].trainable) return;
     StepEvent& event = add(Kind::Rows, place.unit);
     event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
     // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as

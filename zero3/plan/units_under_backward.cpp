@@ -27,6 +27,7 @@ std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     for (const auto parameter : graph_parameters(stages[stage])) {
       const std::uint32_t unit = layout.places[parameter].unit;
+      if (!layout.units[unit].trainable) continue;
       if (seen.insert(unit).second) by_stage[stage].push_back(unit);
     }
     std::sort(by_stage[stage].begin(), by_stage[stage].end());

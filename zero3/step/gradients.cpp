@@ -26,26 +26,32 @@ static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_lea
 
 Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradients") {
   const Placement& plan = state.placement();
-  started_.assign(plan.layout.units.size(), false);
-  summed_ = cleared_ = started_;
-  reached_.assign(plan.layout.places.size(), false);
-  set_ = reached_;
+  cleared_.assign(plan.layout.units.size(), false);
+  forget();
   first_leaf_.push_back(0);
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
-    const std::uint64_t leaves = plan.layout.units[unit].image / norm_leaf;
+    const std::uint64_t leaves = trainable(unit) ? plan.layout.units[unit].image / norm_leaf : 0;
     first_leaf_.push_back(first_leaf_.back() + static_cast<std::size_t>(leaves));
-    if (!spilled(unit) && !on_device(unit)) {  // padding must be zero; fresh memory need not be
+    if (trainable(unit) && !spilled(unit) && !on_device(unit)) {
+      // Padding must be zero; fresh memory need not be.
       std::memset(state.store().memory(state.grad(unit)), 0, plan.grad_bytes(unit));
     }
   }
   leaf_sums_.resize(first_leaf_.back());
 }
 
-void Gradients::begin_step() noexcept {
-  started_.assign(started_.size(), false);
+/// Of frozen units nothing is to be summed.
+void Gradients::forget() noexcept {
+  const Layout& layout = state_.layout();
+  started_.assign(layout.units.size(), false);
   summed_ = started_;
-  reached_.assign(reached_.size(), false);
+  for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) summed_[unit] = !trainable(unit);
+  reached_.assign(layout.places.size(), false);
   set_ = reached_;
+}
+
+void Gradients::begin_step() noexcept {
+  forget();
   held_.clear();  // of a step that was given up
   parts_.clear();
 }
@@ -124,6 +130,7 @@ Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& 
 Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                             tiering::DeviceFence written) noexcept {
   const Layout& layout = state_.layout();
+  ARTESIAN_CHECK(trainable(unit), unit);
   std::vector<Piece> pieces;
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
@@ -153,7 +160,7 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
 Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   const Piece whole{place.first, place.numel, nullptr, !set_[parameter]};
-  ARTESIAN_CHECK(!state_.separate_device(), parameter);
+  ARTESIAN_CHECK(!state_.separate_device() && trainable(place.unit), parameter);
   ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
   Parts parts{.fresh = whole.fresh};
   std::byte* memory = nullptr;
@@ -304,7 +311,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
 
 Result<void> Gradients::complete() noexcept {
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
-    ARTESIAN_TRY_VOID(start_at_zero(unit));
+    if (trainable(unit)) ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
   ARTESIAN_TRY_VOID(write_back());
   return finish_writes();
@@ -389,6 +396,7 @@ Result<GradientNorm> Gradients::norm() noexcept {
   const auto& places = state_.layout().places;
   for (std::uint32_t parameter = 0; parameter < places.size(); ++parameter) {
     const ParameterPlace& place = places[parameter];
+    if (!trainable(place.unit)) continue;
     const std::uint64_t leaves = (place.numel + norm_leaf - 1) / norm_leaf;
     for (const double leaf : leaf_sums(place.unit)
                                  .subspan(static_cast<std::size_t>(place.first / norm_leaf),

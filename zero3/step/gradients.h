@@ -4,8 +4,9 @@
 // gradients are summed per row in fp32 in (micro-batch, position) order and added once, after
 // everything else.
 //
-// A step's first addition to a parameter sets its elements, and what nothing was added to becomes
-// zero at the end. So it makes no difference in bits which parameters share a unit or a call.
+// Frozen parameters have no gradient. A step's first addition to a parameter sets its elements, and
+// what nothing was added to becomes zero at the end. So it makes no difference in bits which
+// parameters share a unit or a call.
 //
 // Where they spill, micro-batches are added in one buffer in host memory, a stage's units at a
 // time: what a unit has already is read when it comes to be added to, and written once by
@@ -147,6 +148,10 @@ class Gradients {
   void sum_unit(std::uint32_t unit) noexcept;
   void sum_held(const Held& held) noexcept;
   Result<void> sum_unit_on_device(std::uint32_t unit) noexcept;
+  void forget() noexcept;
+  bool trainable(std::uint32_t unit) const noexcept {
+    return state_.layout().units[unit].trainable;
+  }
   Result<void> finish_writes() noexcept;
   bool on_device(std::uint32_t unit) const noexcept;
   bool spilled(std::uint32_t unit) const noexcept {

@@ -1,6 +1,7 @@
 #include "zero3/step/optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -31,10 +32,26 @@ Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
   return {begin - place.first, begin - group.image_first, end - begin};
 }
 
-/// Elements [begin, end) of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)`
-/// on one piece after the other.
+/// Frozen parameters, of this dtype, as what master weights would be: without moments.
 template <typename Visit>
-Result<void> for_each_piece(const SubGroup& group, const Overlap& part, const Visit& visit) {
+Result<void> for_each_frozen_piece(const SubGroup& group, const Overlap& part, DType dtype,
+                                   const Visit& visit) {
+  std::vector<float> values(static_cast<std::size_t>(std::min(part.count, slice)));
+  for (std::uint64_t done = 0; done < part.count; done += values.size()) {
+    const std::uint64_t count = std::min<std::uint64_t>(values.size(), part.count - done);
+    const std::byte* stored = group.param + (part.group_first + done) * dtype_size(dtype);
+    kernels::expand(stored, dtype, values.data(), count);
+    ARTESIAN_TRY_VOID(visit(values.data(), nullptr, nullptr, count));
+  }
+  return {};
+}
+
+/// A part of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)` on one piece
+/// after the other; the moments of frozen parameters are null. `dtype`: of what is stored.
+template <typename Visit>
+Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dtype,
+                            const Visit& visit) {
+  if (group.exp_avg == nullptr) return for_each_frozen_piece(group, part, dtype, visit);
   const std::uint64_t first = part.group_first;
   if (group.master_low == nullptr) {
     return visit(group.master + first, group.exp_avg + first, group.exp_avg_sq + first, part.count);
@@ -78,9 +95,12 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
       stream_(state, "optimizer state"),
       cuts_(state.layout().units.size()),
       counts_(state.layout().places.size()) {
-  all_units_.resize(state.layout().units.size());
-  std::iota(all_units_.begin(), all_units_.end(), 0u);
-  done_.resize(all_units_.size());
+  const auto units = static_cast<std::uint32_t>(state.layout().units.size());
+  for (std::uint32_t unit = 0; unit < units; ++unit) {
+    if (state.layout().units[unit].trainable) trained_units_.push_back(unit);
+  }
+  ARTESIAN_CHECK(!trained_units_.empty());
+  done_.resize(units);
 }
 
 /// Fills one slice of a sub-group: elements [begin, end) of it.
@@ -88,10 +108,13 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
                                    std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
   const Master kept = plan.units[group.unit].master;
-  std::vector<float> whole(kept == Master::Split ? static_cast<std::size_t>(end - begin) : 0);
-  float* master = kept == Master::Split ? whole.data() : group.master + begin;
-  for (float* array : {master, group.exp_avg + begin, group.exp_avg_sq + begin}) {
-    std::memset(array, 0, (end - begin) * 4);
+  const bool apart = kept == Master::Split || kept == Master::None;
+  std::vector<float> whole(apart ? static_cast<std::size_t>(end - begin) : 0);
+  float* master = apart ? whole.data() : group.master + begin;
+  std::memset(master, 0, (end - begin) * 4);
+  if (kept != Master::None) {
+    std::memset(group.exp_avg + begin, 0, (end - begin) * 4);
+    std::memset(group.exp_avg_sq + begin, 0, (end - begin) * 4);
   }
   SubGroup part = group;
   part.image_first += begin;
@@ -103,7 +126,7 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
                                    {master + inside.group_first, inside.count}));
   }
   if (kept == Master::Split) store_split(group, begin, whole);
-  if (kept == Master::Own) {
+  if (kept == Master::Own || kept == Master::None) {
     static_cast<void>(kernels::narrow(master, group.param + begin * dtype_size(plan.param_dtype),
                                       plan.param_dtype, end - begin));
   }
@@ -113,6 +136,8 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
 Result<void> Optimizer::initialize(
     WeightSource& weights,
     const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept {
+  std::vector<std::uint32_t> units(state_.layout().units.size());
+  std::iota(units.begin(), units.end(), 0u);
   std::uint64_t total = 0;
   for (const std::uint32_t unit : all_units_) {
     total +=
@@ -133,8 +158,7 @@ Result<void> Optimizer::initialize(
     if (progress) progress(done, total);
     return {};
   };
-  ARTESIAN_TRY_VOID(
-      stream_.run(all_units_, {.write_state = true}, {.slice = fill, .after = after}));
+  ARTESIAN_TRY_VOID(stream_.run(units, {.write_state = true}, {.slice = fill, .after = after}));
   return state_.ring().finish();
 }
 
@@ -179,9 +203,10 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
                                    std::uint64_t end) const noexcept {
   const std::vector<Cut>& cuts = cuts_[group.unit];
   const auto next =
-      std::upper_bound(cuts.begin(), cuts.end(), group.first + begin,
+      std::upper_bound(cuts.begin(), cuts.end(), group.image_first + begin,
                        [](std::uint64_t element, const Cut& cut) { return element < cut.first; });
-  const std::uint64_t to = next == cuts.end() ? end : std::min(end, next->first - group.first);
+  const std::uint64_t to =
+      next == cuts.end() ? end : std::min(end, next->first - group.image_first);
   return {to, std::prev(next)->constants};
 }
 
@@ -272,7 +297,7 @@ Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) 
 /// In order; but what backward has updated.
 std::vector<std::uint32_t> Optimizer::updated_by_team() const {
   std::vector<std::uint32_t> units;
-  for (const std::uint32_t unit : all_units_) {
+  for (const std::uint32_t unit : trained_units_) {
     if (!done_[unit] && !state_.placement().units[unit].updated_on_device) units.push_back(unit);
   }
   return units;
@@ -365,13 +390,14 @@ Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
     ARTESIAN_TRY_VOID(state_.device().finish(copied));
   }
   constants_ = std::move(constants);
-  for (const std::uint32_t unit : all_units_) {
+  for (const std::uint32_t unit : trained_units_) {
     if (!done_[unit]) fix_cuts(unit);
     if (!state_.placement().units[unit].updated_on_device) continue;
     ARTESIAN_TRY_VOID(update_on_device(unit));
   }
   for (std::uint32_t parameter = 0; parameter < counts_.size(); ++parameter) {
-    if (updates(parameter)) ++counts_[parameter];
+    const std::uint32_t unit = state_.layout().places[parameter].unit;
+    if (state_.layout().units[unit].trainable && updates(parameter)) ++counts_[parameter];
   }
   std::vector<std::uint32_t> units = updated_by_team();
   done_.assign(done_.size(), false);
@@ -435,7 +461,7 @@ Result<void> Optimizer::update_ahead() noexcept {
 
 Result<void> Optimizer::finish_step() noexcept {
   if (!step_under_way()) return {};
-  ARTESIAN_TRY_VOID(update_up_to(all_units_.back()));
+  ARTESIAN_TRY_VOID(update_up_to(trained_units_.back()));
   pass_ = Pass::None;
   ARTESIAN_TRY_VOID(stream_.finish());
   const std::uint64_t before = system_clock().now_ns();
@@ -455,9 +481,10 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
     kernels::Digest exp_avg_sq;
     const auto body = [&](const SubGroup& group) -> Result<void> {
       return for_each_piece(
-          group, overlap(place, group),
+          group, overlap(place, group), state_.placement().param_dtype,
           [&](const float* p, const float* m, const float* v, std::uint64_t count) -> Result<void> {
             master.update(p, count * 4);
+            if (m == nullptr) return {};
             exp_avg.update(m, count * 4);
             exp_avg_sq.update(v, count * 4);
             return {};
@@ -466,7 +493,9 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
     ARTESIAN_TRY_VOID(
         stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body));
     total.update(parameters[parameter].name.data(), parameters[parameter].name.size() + 1);
-    for (const kernels::Digest* part : {&master, &exp_avg, &exp_avg_sq}) {
+    const std::array<const kernels::Digest*, 3> parts{&master, &exp_avg, &exp_avg_sq};
+    const bool trainable = state_.layout().units[place.unit].trainable;
+    for (const kernels::Digest* part : std::span(parts).first(trainable ? 3 : 1)) {
       const std::string hex = part->hex();
       total.update(hex.data(), hex.size());
     }
@@ -482,7 +511,7 @@ Result<void> Optimizer::read_master(
   const ParameterPlace& place = state_.layout().places[parameter];
   const auto body = [&](const SubGroup& group) -> Result<void> {
     return for_each_piece(
-        group, overlap(place, group),
+        group, overlap(place, group), state_.placement().param_dtype,
         [&](const float* master, const float*, const float*, std::uint64_t count) {
           return sink({master, count});
         });

@@ -8,6 +8,7 @@
 //
 // Constants are those of each parameter's group (parameter_groups.h) and of its own count of
 // updates. A slice is cut where neighbours differ in them; the bits do not depend on such cuts.
+// Frozen units are filled at the beginning and read for digest and export; no update comes to them.
 #pragma once
 
 #include <cstdint>
@@ -87,10 +88,12 @@ class Optimizer {
   bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
   /// How many updates a parameter has had, with the one under way.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
-  /// XXH3-128 over names, master weights and both moments, in parameter order: the same for every
-  /// placement. Errors: Io, Corrupt, Timeout.
+  /// XXH3-128 over names, master weights and both moments, of frozen parameters over names and what
+  /// they are in fp32, in parameter order: the same for every placement. Errors: Io, Corrupt,
+  /// Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
-  /// Calls `sink` with the parameter's master weights (fp32) in row-major order, in pieces.
+  /// Calls `sink` with the parameter's master weights (fp32) in row-major order, in pieces; with
+  /// what a frozen one is in fp32.
   Result<void> read_master(
       std::uint32_t parameter,
       const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
@@ -138,8 +141,8 @@ class Optimizer {
   tiering::Residency& residency_;
   const OptimizerOptions options_;
   SubGroupStream stream_;
-  std::vector<std::uint32_t> all_units_;  // in order of first use
-  std::vector<bool> done_;                // by unit: updated under this step's backward
+  std::vector<std::uint32_t> trained_units_;  // in order of first use
+  std::vector<bool> done_;                    // by unit: updated under this step's backward
   Pass pass_ = Pass::None;
   StepConstants constants_;             // of the pass
   std::vector<std::vector<Cut>> cuts_;  // by unit, of the pass: of those with final gradients

@@ -15,6 +15,8 @@ using tiering::Tier;
 
 namespace {
 
+constexpr ShardId no_shard{~std::uint32_t{0}};
+
 bool timed_out(const Result<void>& outcome) noexcept {
   return !outcome.has_value() && outcome.error().code == ErrorCode::Timeout;
 }
@@ -49,8 +51,12 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
     };
     param_.push_back(
         add(array(" parameters", place.param, plan.param_bytes(unit), plan.param_dtype)));
-    grad_.push_back(add(array(" gradients", place.grad, plan.grad_bytes(unit), plan.grad_dtype)));
     auto& records = optimizer_.emplace_back();
+    if (!described.trainable) {
+      grad_.push_back(no_shard);
+      continue;
+    }
+    grad_.push_back(add(array(" gradients", place.grad, plan.grad_bytes(unit), plan.grad_dtype)));
     for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
       records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
                              .home = plan.optimizer_home(unit, index),

@@ -5,7 +5,8 @@
 // its optimizer state: [exp_avg | exp_avg_sq | master], fp32, contiguous, so that a sub-group is
 // one sequential transfer. Of the master weights the record holds what the parameters do not: all,
 // their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum grain of all.
-// Besides, a shard for each input that checkpointing keeps in a tier.
+// A frozen unit has parameters alone. Besides, there is a shard for each input that checkpointing
+// keeps in a tier.
 #pragma once
 
 #include <cstdint>
@@ -67,6 +68,7 @@ class ModelState {
   pinned::Pool& host_pool() noexcept { return *host_; }
   Executor& executor() noexcept { return executor_; }
   tiering::ShardId param(std::uint32_t unit) const noexcept { return param_[unit]; }
+  /// Of units that are trainable, as is optimizer().
   tiering::ShardId grad(std::uint32_t unit) const noexcept { return grad_[unit]; }
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];

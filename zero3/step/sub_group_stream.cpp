@@ -40,10 +40,9 @@ bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
 SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
   if (options_.restore_param) return Item::ToRead;
   const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
-  const bool record = passes(state_.optimizer(task.unit, task.index));
+  const bool record = !frozen(task.unit) && passes(state_.optimizer(task.unit, task.index));
   const bool param = passes(state_.param(task.unit));
-  const bool reads_state = options_.read_state &&
-                           (record || (param && state_.placement().update_reads_param(task.unit)));
+  const bool reads_state = options_.read_state && (record || (param && state_has_param(task.unit)));
   const bool reads_grad = options_.read_grad && passes(state_.grad(task.unit));
   if (reads_state || reads_grad) return Item::ToRead;
   const bool writes = options_.write_grad || (options_.write_state && (record || param));
@@ -179,6 +178,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   };
   group.param = place(state_.param(task.unit), param_first(group) * dtype_size(plan.param_dtype),
                       param_offset());
+  if (frozen(task.unit)) return group;
   group.grad =
       place(state_.grad(task.unit), grad_first(group) * dtype_size(plan.grad_dtype), grad_offset());
   auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
@@ -207,11 +207,12 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
   if (options_.restore_param && state_.saves_param(task.unit)) {
     return read(state_.saved_param(task.unit), param.offset, param.length, saved_offset());
   }
-  if (options_.read_state || options_.restore_param) {
+  const bool record = options_.read_state || options_.restore_param;
+  if (record && !frozen(task.unit)) {
     ARTESIAN_TRY_VOID(read(state_.optimizer(task.unit, task.index), 0,
                            plan.record_bytes(task.unit, task.index), 0));
   }
-  if (options_.read_state && plan.update_reads_param(task.unit)) {
+  if (options_.read_state && state_has_param(task.unit)) {
     ARTESIAN_TRY_VOID(read(state_.param(task.unit), param.offset, param.length, param_offset()));
   }
   if (!options_.read_grad) return {};
@@ -222,6 +223,7 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
 /// The record of a sub-group's optimizer state, and its parameter.
 void SubGroupStream::list_state(const SubGroup& group, bool with_param,
                                 GroupBlocks& blocks) const noexcept {
+  if (frozen(group.unit)) return list_param(group, blocks);
   const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
   const bool split = plan.units[group.unit].master == Master::Split;
@@ -245,7 +247,7 @@ void SubGroupStream::list_saved(const SubGroup& group, GroupBlocks& blocks) cons
 
 void SubGroupStream::list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept {
   const Placement& plan = state_.placement();
-  if (options_.read_state) list_state(group, plan.update_reads_param(group.unit), blocks);
+  if (options_.read_state) list_state(group, state_has_param(group.unit), blocks);
   if (options_.restore_param) {
     if (group.saved != nullptr) return list_saved(group, blocks);
     list_state(group, /*with_param=*/false, blocks);
@@ -267,6 +269,7 @@ void SubGroupStream::list_written(const SubGroup& group, GroupBlocks& blocks) co
 }
 
 Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noexcept {
+  if (frozen(group.unit)) return write_param(group, item);
   const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
   const std::uint64_t record_bytes = plan.record_bytes(group.unit, group.index);

@@ -45,7 +45,8 @@ struct SubGroup {
   std::uint64_t share_first = 0;
   std::uint64_t image_first = 0;
   std::uint64_t count = 0;
-  float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves
+  float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves; of
+                                // frozen ones null, as are moments and gradient: `param` is all
   float* exp_avg = nullptr;     // [count]
   float* exp_avg_sq = nullptr;  // [count]
   /// [count]: where master weights are split (kernels/split_master.h), `master` is null, `param`
@@ -199,6 +200,13 @@ class SubGroupStream {
   bool on_nvme(tiering::ShardId id) const noexcept;
   bool out_of_reach(tiering::ShardId id) const noexcept;
   std::uint64_t record_blocks(std::uint32_t unit) const noexcept;
+  bool frozen(std::uint32_t unit) const noexcept {
+    return state_.placement().units[unit].master == Master::None;
+  }
+  /// What reading its state takes.
+  bool state_has_param(std::uint32_t unit) const noexcept {
+    return frozen(unit) || state_.placement().update_reads_param(unit);
+  }
   std::uint64_t param_offset() const noexcept;
   std::uint64_t grad_offset() const noexcept;
   std::uint64_t saved_offset() const noexcept { return grad_offset(); }

@@ -35,7 +35,7 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
             .options(at::TensorOptions().dtype(scalar_type(dtype_of(index))).device(device))
             .target_device(device)
             .make_tensor();
-    tensor.set_requires_grad(true);
+    tensor.set_requires_grad(parameters[index].trainable);
     result->tensors_.push_back(std::move(tensor));
   }
   return result;
@@ -60,7 +60,9 @@ void ParameterTensors::unbind(std::uint32_t unit) {
 }
 
 void ParameterTensors::bump_versions() {
-  for (const at::Tensor& tensor : tensors_) tensor.unsafeGetTensorImpl()->bump_version();
+  for (const at::Tensor& tensor : tensors_) {
+    if (tensor.requires_grad()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 }  // namespace artesian::zero3

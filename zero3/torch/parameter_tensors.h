@@ -1,4 +1,5 @@
-// The tensors that a Module sees: one leaf per parameter, made once. Gathering swaps the memory
+// The tensors that a Module sees: one leaf per parameter, made once; it asks for a gradient unless
+// the parameter is frozen. Gathering swaps the memory
 // behind its storage; saved views follow, the version counter does not move. A change of value (a
 // step) bumps the version, so that a backward over a stale graph raises as in PyTorch.
 //
@@ -31,7 +32,7 @@ class ParameterTensors {
   void bind(std::uint32_t unit, std::byte* slot);
   /// Points them at the guard.
   void unbind(std::uint32_t unit);
-  /// Marks all values as changed.
+  /// Marks all values as changed, but those of frozen parameters.
   void bump_versions();
 
  private:

@@ -210,7 +210,8 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
                 .to(scalar_type(state_.placement().compute_dtype));
   }
   if (keep == Keep::Nothing) return call_module(stage, input, micro);
-  if (lookup.has_value() || before.requires_grad()) input.requires_grad_(true);
+  const bool rows = lookup.has_value() && trainable(*lookup);
+  if (rows || before.requires_grad()) input.requires_grad_(true);
   ARTESIAN_TRY(output, call_module(stage, input, micro));
   // With a graph all the same, and let go of: without one a kernel might be another.
   if (keep == Keep::Inputs) output = output.detach().requires_grad_(output.requires_grad());
@@ -296,7 +297,7 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
   ARTESIAN_TRY_VOID(keeper_.prepare_next());
   const std::uint64_t begin = system_clock().now_ns();
   const std::uint64_t others = between_ns_;
-  const auto parameters = graph_parameters(module_.stages()[stage]);
+  const auto parameters = trained_parameters(stage);
   ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
   ARTESIAN_TRY(made, collect(stage, parameters, gradients));
   ARTESIAN_TRY_VOID(keeper_.load_next());
@@ -319,6 +320,8 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
 }
 
 void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const at::Tensor& part) {
+  const bool frozen = position < parameters.size() && !graphs_.trainable(parameters[position]);
+  if (frozen) return;
   const bool known = position < parameters.size() && graphs_.in_parts(parameters[position]);
   TORCH_CHECK(known, "GradientSink::add: parameter ", position,
               " of this stage is not tiled; return its gradient");
@@ -332,8 +335,15 @@ void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const a
                                      count);
 }
 
+std::vector<std::uint32_t> UnitGraphs::trained_parameters(std::size_t stage) const {
+  std::vector<std::uint32_t> parameters = graph_parameters(module_.stages()[stage]);
+  std::erase_if(parameters, [this](std::uint32_t parameter) { return !trainable(parameter); });
+  return parameters;
+}
+
 bool UnitGraphs::in_parts(std::uint32_t parameter) const {
-  return module_.parameters()[parameter].tiled && !state_.separate_device();
+  const ParameterSpec& spec = module_.parameters()[parameter];
+  return spec.tiled && spec.trainable && !state_.separate_device();
 }
 
 Result<void> UnitGraphs::begin_parts(const std::vector<std::uint32_t>& parameters) {
@@ -360,13 +370,14 @@ Result<void> UnitGraphs::end_parts() {
   return {};
 }
 
-/// The gradients of a stage's parameters, and in place of its output's that of its input. A graph
-/// that was not kept is made once more.
-Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
-    std::size_t stage, const std::vector<std::uint32_t>& parameters, MicroBatch& micro) {
+/// The gradients of a stage's trained parameters, and in place of its output's that of its input. A
+/// graph that was not kept is made once more.
+Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
+                                                          const std::vector<std::uint32_t>& trained,
+                                                          MicroBatch& micro) {
   const tiering::ComputeScope computing(state_.device());
   const BetweenOperators calls(between_);
-  std::vector<at::Tensor> inputs = tensors_of(parameters);
+  std::vector<at::Tensor> inputs = tensors_of(trained);
   StageGraph& graph = micro.graphs[stage];
   if (options_.activation_checkpointing) {
     const at::AutoGradMode mode(true);
@@ -375,14 +386,14 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(
   }
   const bool needs_input = graph.input.requires_grad();
   if (needs_input) inputs.push_back(graph.input);
-  ARTESIAN_TRY_VOID(begin_parts(parameters));
+  ARTESIAN_TRY_VOID(begin_parts(graph_parameters(module_.stages()[stage])));
   auto gradients = torch::autograd::grad({graph.output}, inputs, {micro.gradient},
                                          /*retain_graph=*/c10::nullopt, /*create_graph=*/false,
                                          /*allow_unused=*/true);
   ARTESIAN_TRY_VOID(end_parts());
   graph = {};
   micro.gradient = needs_input ? gradients.back() : at::Tensor();
-  gradients.resize(parameters.size());
+  gradients.resize(trained.size());
   return gradients;
 }
 
@@ -413,7 +424,8 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
 Result<void> UnitGraphs::accumulate(const StageGradients& made) {
   // Gradients are waited for as they are read. Where a batch left the whole stage out there are
   // none, and what follows may refresh parameters that the device still computes with.
-  if (made.by_unit.empty() && state_.separate_device()) {
+  const bool left_out = made.by_unit.empty() && !trained_parameters(made.stage).empty();
+  if (left_out && state_.separate_device()) {
     ARTESIAN_TRY_VOID(state_.device().finish(made.written));
   }
   for (const auto& [unit, list] : made.by_unit) {

@@ -12,6 +12,9 @@
 // one micro-batch after the other, unless a parameter is in the graphs of two stages
 // (keeps_order() in step_accesses.h).
 //
+// Frozen parameters are asked no gradient of, and a stage below which everything is frozen gets no
+// backward: the graph ends where no input needs a gradient.
+//
 // On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
 // come to the host after the backward of the next one was enqueued, so that both go on at once;
 // they live until then.
@@ -106,11 +109,15 @@ class UnitGraphs {
   Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage);
   Result<void> backward_micro_batch(std::size_t stage, std::size_t index);
+  bool trainable(std::uint32_t parameter) const {
+    return module_.parameters()[parameter].trainable;
+  }
+  std::vector<std::uint32_t> trained_parameters(std::size_t stage) const;
   bool in_parts(std::uint32_t parameter) const;
   Result<void> begin_parts(const std::vector<std::uint32_t>& parameters);
   Result<void> end_parts();
   Result<std::vector<at::Tensor>> differentiate(std::size_t stage,
-                                                const std::vector<std::uint32_t>& parameters,
+                                                const std::vector<std::uint32_t>& trained,
                                                 MicroBatch& micro);
   Result<StageGradients> collect(std::size_t stage, const std::vector<std::uint32_t>& parameters,
                                  const std::vector<at::Tensor>& gradients);

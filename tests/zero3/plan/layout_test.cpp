@@ -42,6 +42,28 @@ TEST(Layout, OneUnitAStageAndOneForTheTiedWeight) {
   for (const Unit& unit : layout.units) EXPECT_FALSE(unit.persistent);
 }
 
+TEST(Layout, FrozenParametersAreInUnitsOfTheirOwn) {
+  SmallModel model = make_small_model(100, 8, 2);
+  for (ParameterSpec& parameter : model.parameters) {
+    parameter.trainable = parameter.name == "h.1.in" || parameter.name == "ln_f";
+    parameter.group = parameter.name == "ln_f" ? 3 : 0;
+  }
+  const Layout layout = make_layout(model.parameters, model.stages, {8, 1000});
+  expect_sound(model, layout);
+  std::vector<std::string> names;
+  for (const Unit& unit : layout.units) {
+    names.push_back(unit.name);
+    for (const auto parameter : unit.parameters) {
+      EXPECT_EQ(model.parameters[parameter].trainable, unit.trainable) << unit.name;
+      EXPECT_EQ(model.parameters[parameter].group, layout.places[parameter].group);
+    }
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"wte.weight", "h.0 (frozen, persistent)",
+                                             "h.0 (frozen)", "h.1 (frozen, persistent)", "h.1",
+                                             "h.1 (frozen)", "head (persistent)"}));
+  EXPECT_EQ(layout.first_trainable_stage, 2u);
+}
+
 TEST(Layout, AnUntiedHeadIsAUnitOfItsStage) {
   const SmallModel model = make_small_model(100, 8, 1, /*tied=*/false);
   const Layout layout = make_layout(model.parameters, model.stages, {}, 1);

@@ -13,6 +13,7 @@
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/torch/equality.h"
 #include "zero3/plan/step_plan.h"
+#include "zero3/torch/adapted_module.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -120,7 +121,26 @@ class StepPlanTest : public Equality {
       ++compared;
     }
     EXPECT_TRUE((*engine)->close().has_value());
+    if (!testing::Test::HasFailure()) expect_frozen_are_only_read((*engine)->placement(), *planned);
     return planned->moved;
+  }
+
+  /// What of a plan is of frozen units: fetches of their parameters, each a read of 2 bytes, in
+  /// fp32 4, of those on NVMe.
+  void expect_frozen_are_only_read(const Placement& placement, const StepPlan& plan) {
+    for (const StepEvent& event : plan.events) {
+      const bool of_stages =
+          event.kind == StepEvent::Kind::Compute || event.kind == StepEvent::Kind::Input;
+      if (of_stages || placement.layout.units[event.unit].trainable) continue;
+      const bool fetch = event.kind == StepEvent::Kind::Fetch;
+      ASSERT_TRUE(fetch || event.kind == StepEvent::Kind::Await);
+      const bool nvme = placement.units[event.unit].param == Tier::Nvme;
+      const std::uint64_t bytes =
+          placement.layout.units[event.unit].image * dtype_size(placement.param_dtype);
+      EXPECT_EQ(event.moved.total().nvme_read, fetch && nvme ? bytes : 0);
+      EXPECT_EQ(event.moved.total().nvme_write, 0u);
+      frozen_reads += fetch && nvme ? 1 : 0;
+    }
   }
 
   /// What a separate device's next step begins with is read and copied as staging buffers come
@@ -145,6 +165,7 @@ class StepPlanTest : public Equality {
   }
 
   int compared = 0;
+  int frozen_reads = 0;   // planned, of frozen units on NVMe
   bool together = false;  // all micro-batches of a step, layer by layer
   bool spare_device = true;
   double share_under_backward = 0.0;
@@ -198,6 +219,52 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
   }
   EXPECT_EQ(compared, 40 * 3);
   EXPECT_GT(under_backward, 30);
+}
+
+// Parameters by chance, in some runs everything below a stage: then backward ends above it.
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithFrozenParameters) {
+  std::vector<std::unique_ptr<Module>> plain;
+  plain.swap(modules_);
+  for (std::uint64_t seed = 400; seed < 440; ++seed) {
+    modules_.clear();
+    for (const auto& module : plain) {
+      std::uint64_t draw = 0;
+      modules_.push_back(std::make_unique<AdaptedModule>(*module, [&](ParameterSpec& parameter) {
+        const bool high = parameter.name.find("h.1.") != std::string::npos;
+        const bool by_chance = random_word(72, seed, draw++) % 2 == 0;
+        parameter.trainable = seed % 3 == 0 ? high : by_chance || parameter.name == "ln_f.weight";
+      }));
+    }
+    const Choice run = random_choice(71, seed);
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    separate_device = seed % 5 == 0;
+    share_under_backward = seed % 2 == 0 ? 1.0 : 0.0;
+    Config config = steady(config_of(run));
+    if (seed % 4 == 0) config.gradient_clipping = 1e6;
+    expect_as_planned(run, config, separate_device ? &device : nullptr);
+  }
+  EXPECT_EQ(compared, 40 * 3);
+  EXPECT_GT(frozen_reads, 40);
+}
+
+// With the least memory: forward reads a block's two bytes a parameter, and so does backward.
+TEST_F(StepPlanTest, AFrozenBlockMovesTwoBytesAParameterAndPassAndIsNeverWritten) {
+  const std::unique_ptr<Module> plain = std::move(modules_[1]);
+  modules_[1] = std::make_unique<AdaptedModule>(*plain, [](ParameterSpec& parameter) {
+    parameter.trainable = parameter.name.find("h.0.") == std::string::npos;
+  });
+  Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};  // bf16, one micro-batch
+  spare_device = false;
+  const MovedByKind moved = expect_as_planned(run, steady(config_of(run)), nullptr);
+  EXPECT_EQ(compared, 3);
+  EXPECT_EQ(frozen_reads, 2);
+  std::uint64_t trained = 0;
+  for (const Unit& unit : make_layout(modules_[1]->parameters(), modules_[1]->stages(), {}).units) {
+    trained += unit.trainable ? unit.image : 0;
+  }
+  EXPECT_EQ(moved.param.nvme_write, 2 * trained);
+  EXPECT_LE(moved.optimizer.nvme_write, 10 * trained);  // some of it fits into what rounding leaves
+  EXPECT_GT(moved.optimizer.nvme_write, 8 * trained);
 }
 
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereAStagesUnitsLieInEachOthersWay) {
