@@ -139,7 +139,7 @@ Result<void> Optimizer::initialize(
   std::vector<std::uint32_t> units(state_.layout().units.size());
   std::iota(units.begin(), units.end(), 0u);
   std::uint64_t total = 0;
-  for (const std::uint32_t unit : all_units_) {
+  for (const std::uint32_t unit : units) {
     total +=
         Sharding::share(state_.layout().units[unit].image, state_.placement().sharding.optimizer);
   }
