@@ -14,14 +14,10 @@ BlockChecksums::BlockChecksums(const Owner& owner, std::uint64_t blocks)
   ARTESIAN_CHECK(blocks > 0);
 }
 
-std::uint64_t BlockChecksums::sum(std::uint64_t block, Generation generation, std::uint64_t offset,
-                                  const std::byte* data, std::uint64_t length) const noexcept {
-  ARTESIAN_CHECK(block < entries_.size(), block, entries_.size());
+std::uint64_t BlockChecksums::sum_of_pieces(std::uint64_t seed, std::uint64_t offset,
+                                            const std::byte* data, std::uint64_t length) noexcept {
   ARTESIAN_CHECK(data != nullptr && length > 0, data, length);
   ARTESIAN_CHECK(offset % piece_bytes == 0, offset, piece_bytes);
-  const std::uint64_t which = entries_[block].generation + (generation == Generation::Next ? 1 : 0);
-  const std::array<std::uint64_t, 5> place{owner_.run_id, owner_.rank, owner_.shard, block, which};
-  const std::uint64_t seed = kernels::checksum64(place.data(), sizeof(place), 0);
   constexpr std::uint64_t golden_ratio = 0x9e3779b97f4a7c15;  // seeds that differ in many bits
   std::uint64_t sum = 0;
   for (std::uint64_t done = 0; done < length; done += piece_bytes) {
@@ -30,6 +26,15 @@ std::uint64_t BlockChecksums::sum(std::uint64_t block, Generation generation, st
                                seed + piece * golden_ratio);
   }
   return sum;
+}
+
+std::uint64_t BlockChecksums::sum(std::uint64_t block, Generation generation, std::uint64_t offset,
+                                  const std::byte* data, std::uint64_t length) const noexcept {
+  ARTESIAN_CHECK(block < entries_.size(), block, entries_.size());
+  const std::uint64_t which = entries_[block].generation + (generation == Generation::Next ? 1 : 0);
+  const std::array<std::uint64_t, 5> place{owner_.run_id, owner_.rank, owner_.shard, block, which};
+  const std::uint64_t seed = kernels::checksum64(place.data(), sizeof(place), 0);
+  return sum_of_pieces(seed, offset, data, length);
 }
 
 void BlockChecksums::seal(std::uint64_t block, const std::byte* data,

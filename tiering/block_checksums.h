@@ -35,6 +35,10 @@ class BlockChecksums {
 
   /// Starts the block's next generation and records the checksum of data: [length].
   void seal(std::uint64_t block, const std::byte* data, std::uint64_t length) noexcept;
+  /// Wrapping sum of the pieces in data: [length], which begins `offset` bytes into its block, a
+  /// multiple of piece_bytes. Thread: any.
+  static std::uint64_t sum_of_pieces(std::uint64_t seed, std::uint64_t offset,
+                                     const std::byte* data, std::uint64_t length) noexcept;
   /// Compares data: [length] with what the last seal recorded.
   Finding compare(std::uint64_t block, const std::byte* data, std::uint64_t length) const noexcept;
   /// The same in parts. Sum of the pieces in data: [length], which begins `offset` bytes into the

@@ -42,6 +42,7 @@
 #include "base/timeline.h"
 #include "pinned/pool.h"
 #include "tiering/block_checksums.h"
+#include "tiering/byte_range.h"
 #include "tiering/disk/probe.h"
 #include "tiering/swap_file.h"
 #include "tiering/tier.h"
@@ -75,11 +76,6 @@ struct TierStoreOptions {
   Verify verify = Verify::Full;
   double wait_seconds = 60.0;    // deadline of every wait: Note [A disk that does not answer]
   Timeline* timeline = nullptr;  // receives a span for each transfer; may be null
-};
-
-struct ByteRange {
-  std::uint64_t offset = 0;  // multiple of 4096
-  std::uint64_t length = 0;  // multiple of 4096, > 0
 };
 
 struct TierStoreStatistics {

@@ -1,0 +1,137 @@
+// SnapshotFile: one preallocated file that is written block by block, in any order, past the page
+// cache, by an engine of its own, with a checksum for each block. It knows bytes alone.
+//
+// Note [A snapshot's faults stay in it]: who writes a snapshot is a training, which must not end,
+// or wait for long, because the place of its checkpoints is full, broken or gone. So writing
+// returns nothing: the first fault is remembered, later writes are dropped, and buffers come back
+// at once. Where the disk does not answer, and nothing at all has come back for `stall_seconds`,
+// what is in flight is given up: its buffers are lost until the process ends (base/buffer.h, Note
+// [Abandoned memory]), the engine and the open file with it.
+//
+// Thread: one at a time, but `sum` and `set_sum` any, of distinct blocks. sync() may block for
+// ever; everything else waits at most `stall_seconds` without an answer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "aio/engine.h"
+#include "base/buffer.h"
+#include "base/file_system.h"
+#include "base/result.h"
+#include "tiering/byte_range.h"
+
+namespace artesian::tiering {
+
+/// What ties the checksum of a block to where and when it belongs.
+struct SnapshotSeed {
+  std::uint64_t checkpoint = 0;
+  std::uint64_t step = 0;
+  std::uint32_t rank = 0;
+
+  bool operator==(const SnapshotSeed&) const = default;
+  std::uint64_t of_block(std::uint64_t block) const noexcept;
+};
+
+/// A block of a snapshot's file. Both multiples of 4096; the length is 1 to block_bytes_max.
+struct SnapshotBlock {
+  static constexpr std::uint64_t bytes_max = 1 << 20;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+using MakeSnapshotEngine = std::function<Result<std::unique_ptr<aio::Engine>>()>;
+
+struct SnapshotFileOptions {
+  SnapshotSeed seed;
+  double stall_seconds = 10.0;
+  /// Null: the best there is, with four transfers in the kernel, so that it never fills a disk's
+  /// queue that reads for training wait in.
+  MakeSnapshotEngine make_engine = nullptr;
+};
+
+class SnapshotFile {
+ public:
+  static constexpr std::uint32_t writes_max = 64;  // in flight or waiting for the engine
+
+  /// Takes the open file, which has the room of all blocks. Blocks follow one another without a
+  /// gap; what lies before the first is the head. Errors: those of the engine's making.
+  static Result<std::unique_ptr<SnapshotFile>> create(std::unique_ptr<File> file,
+                                                      std::vector<SnapshotBlock> blocks,
+                                                      SnapshotFileOptions options) noexcept;
+  ~SnapshotFile();
+  SnapshotFile(const SnapshotFile&) = delete;
+  SnapshotFile& operator=(const SnapshotFile&) = delete;
+
+  const std::vector<SnapshotBlock>& blocks() const noexcept { return blocks_; }
+  std::uint64_t bytes_written() const noexcept { return bytes_written_; }
+
+  /// Sum of the pieces in `part` of a block, whose bytes are at `data`; `part` begins at a multiple
+  /// of BlockChecksums::piece_bytes and ends at one, or with the block. Sums of all parts are added
+  /// up (they wrap) for set_sum.
+  std::uint64_t sum(std::uint64_t block, ByteRange part, const std::byte* data) const noexcept;
+  void set_sum(std::uint64_t block, std::uint64_t sum) noexcept { sums_[block] = sum; }
+
+  /// Starts to write a block, which its buffer begins with, and which has its sum. May wait where
+  /// writes_max are in flight, or this block is. The buffer comes back in a later call.
+  void write(std::uint64_t block, BufferLease bytes) noexcept;
+  /// The block's bytes are not those of the snapshot after all: it is to be written again.
+  void forget(std::uint64_t block) noexcept;
+  bool has(std::uint64_t block) const noexcept { return has_[block] != 0; }
+
+  /// Gives back the buffers of what has ended.
+  void reap() noexcept;
+  std::uint32_t in_flight() const noexcept { return in_flight_; }
+  /// Waits until one of what is in flight has ended. False: nothing has for stall_seconds, and all
+  /// of it was given up. Something must be in flight.
+  bool wait_for_one() noexcept;
+  /// Waits for all of it. Errors: the first fault, of any write so far.
+  Result<void> finish() noexcept;
+  /// The first fault so far, or null.
+  const Error* fault() const noexcept { return failed_ ? &fault_ : nullptr; }
+  /// Marks the snapshot as failed, for a fault from elsewhere, and drops what is written from now
+  /// on.
+  void fail(Error error) noexcept;
+
+  /// Writes the head, exactly up to the first block, and makes all bytes durable. Every block must
+  /// have been written. After finish(); on any thread, which may hang. Errors: Io, NoSpace.
+  Result<void> sync(std::string_view head) noexcept;
+  /// The bytes of the file with the sums: tiering/snapshot_sums.h.
+  std::string sums_text() const;
+
+ private:
+  struct Slot {
+    aio::Completion completion;
+    std::uint64_t block = 0;
+    bool used = false;
+  };
+  /// What the kernel may hold on to. Kept for ever after a stall.
+  struct Transfers {
+    std::unique_ptr<File> file;
+    std::unique_ptr<aio::Engine> engine;  // before the slots in use end: they are checked
+    std::vector<std::unique_ptr<Slot>> slots;
+  };
+
+  SnapshotFile(std::vector<SnapshotBlock> blocks, SnapshotFileOptions options) noexcept;
+  Slot* free_slot() noexcept;
+  Slot* slot_of(std::uint64_t block) noexcept;
+  Slot* any_used() noexcept;
+  void give_up(Error cause) noexcept;
+
+  const std::vector<SnapshotBlock> blocks_;
+  const SnapshotFileOptions options_;
+  std::unique_ptr<Transfers> transfers_;
+  std::vector<std::uint64_t> sums_;  // by block
+  std::vector<std::uint8_t> has_;    // by block; a byte each
+  std::uint32_t in_flight_ = 0;
+  std::uint64_t bytes_written_ = 0;
+  bool failed_ = false;
+  Error fault_;
+};
+
+}  // namespace artesian::tiering

@@ -1,0 +1,56 @@
+#include "tiering/snapshot_sums.h"
+
+#include <bit>
+#include <cstring>
+
+#include "tiering/snapshot_file.h"
+
+namespace artesian::tiering {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the file is little endian");
+
+constexpr std::string_view magic = "ARTSUMS1";
+constexpr std::uint64_t grain = 4096;
+
+Error corrupt(std::string message) {
+  return make_error(ErrorCode::Corrupt, "checksums: " + std::move(message));
+}
+
+}  // namespace
+
+std::string write_snapshot_sums(const std::vector<SnapshotSum>& sums) {
+  std::string text(snapshot_sums_size(sums.size()), '\0');
+  const std::uint64_t count = sums.size();
+  std::memcpy(text.data(), magic.data(), magic.size());
+  std::memcpy(text.data() + 8, &count, sizeof count);
+  static_assert(sizeof(SnapshotSum) == 16, "an entry of the file");
+  if (count != 0) std::memcpy(text.data() + 16, sums.data(), count * sizeof(SnapshotSum));
+  return text;
+}
+
+Result<std::vector<SnapshotSum>> read_snapshot_sums(std::string_view text,
+                                                    std::uint64_t data_bytes) {
+  if (text.size() < 16 || !text.starts_with(magic)) return corrupt("not a file of checksums");
+  std::uint64_t count = 0;
+  std::memcpy(&count, text.data() + 8, sizeof count);
+  if (count != (text.size() - 16) / 16 || text.size() % 16 != 0) {
+    return corrupt("got " + std::to_string(text.size()) + " bytes for " + std::to_string(count) +
+                   " blocks");
+  }
+  std::vector<SnapshotSum> sums(count);
+  if (count != 0) std::memcpy(sums.data(), text.data() + 16, count * sizeof(SnapshotSum));
+  std::uint64_t left = data_bytes;
+  for (std::size_t index = 0; index < sums.size(); ++index) {
+    const std::uint64_t length = sums[index].length;
+    if (length == 0 || length % grain != 0 || length > SnapshotBlock::bytes_max || length > left) {
+      return corrupt("block " + std::to_string(index) + ": got a length of " +
+                     std::to_string(length) + " bytes");
+    }
+    left -= length;
+  }
+  if (left != 0) return corrupt(std::to_string(left) + " bytes of the file have no checksum");
+  return sums;
+}
+
+}  // namespace artesian::tiering
