@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
@@ -237,6 +238,27 @@ std::string shown_name(std::string_view name) {
   std::string shown = text.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (name.size() > shown_max) shown += "...";
   return shown;
+}
+
+std::string write_safetensors_header(const std::vector<SafetensorsTensor>& tensors,
+                                     std::uint64_t alignment) {
+  // As text, not as a tree: that would be ten times as large.
+  std::string text(safetensors_prefix_size, '\0');
+  text += R"({"__metadata__":{"format":"pt"})";
+  for (const SafetensorsTensor& tensor : tensors) {
+    text +=
+        "," + Json(tensor.name).dump() + R"(:{"dtype":")" + tensor.type->name + R"(","shape":[)";
+    for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+      text += (i == 0 ? "" : ",") + std::to_string(tensor.shape[i]);
+    }
+    text += R"(],"data_offsets":[)" + std::to_string(tensor.begin) + "," +
+            std::to_string(tensor.end) + "]}";
+  }
+  text += '}';
+  text.append((alignment - text.size() % alignment) % alignment, ' ');
+  const std::uint64_t length = text.size() - safetensors_prefix_size;
+  std::memcpy(text.data(), &length, sizeof length);
+  return text;
 }
 
 Result<std::vector<SafetensorsTensor>> parse_safetensors_header(std::string_view header,

@@ -38,6 +38,11 @@ const SafetensorsType* find_safetensors_type(std::string_view name) noexcept;
 Result<std::vector<SafetensorsTensor>> parse_safetensors_header(std::string_view header,
                                                                 std::uint64_t data_size);
 
+/// The length of a header and the header, as they begin a file: followed by spaces, so that the
+/// data begins at a multiple of `alignment`. Tensors are in order of offsets and without holes.
+std::string write_safetensors_header(const std::vector<SafetensorsTensor>& tensors,
+                                     std::uint64_t alignment);
+
 /// A name from a file as it may be shown: quoted, escaped, cut.
 std::string shown_name(std::string_view name);
 

@@ -14,6 +14,7 @@
 
 #include "base/file_system.h"
 #include "base/log.h"
+#include "base/safetensors_header.h"
 #include "base/units.h"
 
 namespace artesian::models {
@@ -197,20 +198,20 @@ void CheckpointWriter::plan_shards() {
 
 /// The length of the header and the header, as they begin the file.
 std::string CheckpointWriter::header_of(const Shard& shard) const {
-  Json header = Json::object();
-  header["__metadata__"] = {{"format", "pt"}};
+  const SafetensorsType* const type = find_safetensors_type(safetensors_name(options_.dtype));
+  std::vector<SafetensorsTensor> tensors;
   std::uint64_t offset = 0;
   for (std::size_t tensor = shard.tensor_first; tensor < shard.tensor_end; ++tensor) {
+    const std::vector<std::int64_t>& shape = tensors_[tensor].shape;
     const std::uint64_t end = offset + tensor_size(tensor);
-    header[tensors_[tensor].name] = {{"dtype", safetensors_name(options_.dtype)},
-                                     {"shape", tensors_[tensor].shape},
-                                     {"data_offsets", {offset, end}}};
+    tensors.push_back({.name = tensors_[tensor].name,
+                       .type = type,
+                       .shape = {shape.begin(), shape.end()},
+                       .begin = offset,
+                       .end = end});
     offset = end;
   }
-  std::string text = header.dump();
-  text.append(round_up(8 + text.size(), data_alignment) - 8 - text.size(), ' ');
-  const std::uint64_t length = text.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+  return write_safetensors_header(tensors, data_alignment);
 }
 
 ModelFile CheckpointWriter::index() const {

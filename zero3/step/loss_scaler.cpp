@@ -53,4 +53,12 @@ Result<void> LossScaler::update(bool overflow) noexcept {
   return {};
 }
 
+void LossScaler::restore(const State& state) noexcept {
+  iteration_ = state.iteration;
+  overflow_last_ = state.overflow_last;
+  if (!dynamic_) return;
+  scale_ = std::isfinite(state.scale) ? std::max(state.scale, config_.min_loss_scale) : scale_;
+  hysteresis_left_ = std::min(state.hysteresis_left, config_.hysteresis);
+}
+
 }  // namespace artesian::zero3

@@ -19,6 +19,20 @@ class LossScaler {
   /// minimum scale.
   Result<void> update(bool overflow) noexcept;
 
+  /// All that a later update depends on, besides the configuration.
+  struct State {
+    double scale = 1.0;
+    std::uint32_t hysteresis_left = 0;
+    std::uint64_t iteration = 0;
+    std::int64_t overflow_last = -1;
+
+    bool operator==(const State&) const = default;
+  };
+  State state() const noexcept { return {scale_, hysteresis_left_, iteration_, overflow_last_}; }
+  /// Goes on as the scaler that had this state would. What the configuration forbids gives way to
+  /// it: a static scale stays what it says, and hysteresis and scale stay within its bounds.
+  void restore(const State& state) noexcept;
+
  private:
   LossScaleConfig config_;
   bool dynamic_ = false;

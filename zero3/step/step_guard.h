@@ -40,6 +40,10 @@ class StepGuard {
   Verdict judge(std::uint64_t step, const std::string& bad_parameter, LossScaler& scaler,
                 bool begun = false);
 
+  /// Steps that were skipped since one was not: what a later verdict depends on.
+  std::uint64_t skipped_in_a_row() const noexcept { return skipped_in_a_row_; }
+  void restore_skipped_in_a_row(std::uint64_t count) noexcept { skipped_in_a_row_ = count; }
+
  private:
   std::string what_is_wrong(const std::string& bad_parameter) const;
 

@@ -216,5 +216,38 @@ TEST(LossScaler, EqualsTheTranscriptionOverRandomRuns) {
   EXPECT_GT(stops, 10);
 }
 
+TEST(LossScaler, GoesOnFromItsStateAsIfNothingHadBeen) {
+  std::mt19937_64 random(1);
+  for (int run = 0; run < 200; ++run) {
+    LossScaleConfig config = small_config();
+    config.consecutive_hysteresis = run % 2 == 1;
+    config.hysteresis = 1 + static_cast<std::uint32_t>(run % 3);
+    LossScaler whole(DType::Float16, config);
+    const std::uint64_t cut = random() % 20;
+    for (std::uint64_t step = 0; step < cut; ++step) {
+      ASSERT_TRUE(whole.update(random() % 8 == 0).has_value());
+    }
+    LossScaler resumed(DType::Float16, config);
+    resumed.restore(whole.state());
+    for (int step = 0; step < 20; ++step) {
+      const bool overflow = random() % 8 == 0;
+      ASSERT_TRUE(whole.update(overflow).has_value() && resumed.update(overflow).has_value());
+      ASSERT_EQ(resumed.state(), whole.state());
+    }
+  }
+}
+
+TEST(LossScaler, AStateDoesNotOverruleTheConfiguration) {
+  LossScaleConfig config = small_config();
+  config.loss_scale = 128.0;  // static
+  LossScaler fixed(DType::Float16, config);
+  fixed.restore({.scale = 4.0, .hysteresis_left = 9, .iteration = 5, .overflow_last = 2});
+  EXPECT_EQ(fixed.scale(), 128.0);
+  LossScaler dynamic(DType::Float16, small_config());
+  dynamic.restore({.scale = 0.0, .hysteresis_left = 9, .iteration = 5, .overflow_last = 2});
+  EXPECT_EQ(dynamic.scale(), small_config().min_loss_scale);
+  EXPECT_EQ(dynamic.state().hysteresis_left, small_config().hysteresis);
+}
+
 }  // namespace
 }  // namespace artesian::zero3

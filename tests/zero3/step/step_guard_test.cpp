@@ -163,5 +163,19 @@ TEST_F(StepGuardTest, WithoutALimitAllAreSkipped) {
   }
 }
 
+TEST_F(StepGuardTest, SkippedStepsBeforeARestartCount) {
+  Config bf16 = config(DType::BFloat16);
+  bf16.artesian.skipped_steps_max = 3;
+  LossScaler scaler(bf16.param_dtype, bf16.loss_scale);
+  StepGuard before(bf16);
+  for (std::uint64_t step = 1; step <= 2; ++step) {
+    EXPECT_FALSE(before.judge(step, "w", scaler).end.has_value());
+  }
+  EXPECT_EQ(before.skipped_in_a_row(), 2u);
+  StepGuard after(bf16);
+  after.restore_skipped_in_a_row(before.skipped_in_a_row());
+  EXPECT_TRUE(after.judge(3, "w", scaler).end.has_value());
+}
+
 }  // namespace
 }  // namespace artesian::zero3

@@ -1,0 +1,155 @@
+// CheckpointLayout: where every byte of one rank's data file of a checkpoint lies. The file is a
+// valid safetensors file, and the images of units (layout.h) as they are: an image, or a rank's
+// share of it, is a multiple of 2048 elements, so that each sub-group of each array begins and ends
+// at a multiple of 4096 bytes and is written by itself, in any order, past the page cache. The
+// header is padded to such a multiple, and padding between parameters is tensors of its own, "~0",
+// "~1" and so on, as the format allows no holes.
+//
+// Names of tensors are for people and other programs. What each of our own readers goes by is the
+// table, `parts`, which the manifest keeps: a parameter's name may look like anything.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/result.h"
+#include "base/safetensors_header.h"
+#include "zero3/plan/model_shape.h"
+
+namespace artesian::zero3 {
+
+/// The arrays of a checkpoint. Which ones a unit has, by its form: see StateForm.
+enum class SavedArray : std::uint8_t {
+  Master,          // "fp32/NAME": master weights
+  MasterHigh,      // "fp32_high/NAME": split ones' upper halves, which are the bf16 weights
+  MasterLow,       // "fp32_low/NAME": their lower halves (kernels/split_master.h)
+  ExpAvg,          // "exp_avg/NAME"
+  ExpAvgSq,        // "exp_avg_sq/NAME"
+  ExpAvgSqSigned,  // "exp_avg_sq_signed/NAME": of split ones; the sign is a tie's
+  Weight,          // "weight/NAME": a frozen parameter, in its own dtype
+};
+
+/// How the manifest describes an array: what it is part of, and how that is made of it.
+struct SavedArrayFormat {
+  std::string_view name;
+  std::string_view role;      // "master", "exp_avg", "exp_avg_sq", "weight"
+  std::string_view encoding;  // "plain", "split-v1(high)", "split-v1(low)", "split-v1(tie)"
+  std::string_view dtype;     // of the safetensors format; empty: F32, F16 or BF16
+};
+const SavedArrayFormat& format_of(SavedArray array) noexcept;
+/// The array of this name. Errors: Unsupported: role, encoding or dtype are not those of any that
+/// is known.
+Result<SavedArray> find_saved_array(std::string_view name, std::string_view role,
+                                    std::string_view encoding, std::string_view dtype);
+
+/// What a unit's state consists of.
+enum class StateForm : std::uint8_t {
+  Whole,   // fp32 master weights, in records or as parameters: Master, ExpAvg, ExpAvgSq
+  Split,   // MasterHigh, MasterLow, ExpAvg, ExpAvgSqSigned
+  Frozen,  // Weight
+};
+/// The arrays of a form, in the order in which they lie in the file.
+std::span<const SavedArray> arrays_of(StateForm form) noexcept;
+
+/// A unit's image, or the part of it that this rank has.
+struct SavedImage {
+  struct Parameter {
+    std::uint32_t parameter = 0;
+    std::uint64_t first = 0;  // element of the image where it begins
+    std::uint64_t numel = 0;
+  };
+  std::vector<Parameter> parameters{};  // in image order
+  std::uint64_t first = 0;              // elements [first, first + count) are this rank's
+  std::uint64_t count = 0;              // multiples of 2048, both
+  std::uint64_t sub_group = 0;          // elements, a multiple of 2048: what is written at once
+  StateForm form = StateForm::Whole;
+  DType frozen_dtype = DType::Float32;  // of Frozen
+};
+
+/// A module's buffer: not trained, of any dtype of the safetensors format.
+struct SavedBuffer {
+  std::string name{};
+  const SafetensorsType* type = nullptr;
+  std::vector<std::uint64_t> shape{};
+};
+
+/// Elements [first, first + count) of a parameter, of one array, in a file.
+struct SavedPart {
+  SavedArray array = SavedArray::Master;
+  const SafetensorsType* type = nullptr;
+  std::uint32_t parameter = 0;
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+  std::uint32_t file = 0;    // index into the manifest's data files
+  std::uint64_t offset = 0;  // bytes into the file
+
+  std::uint64_t bytes() const noexcept { return count * type->bits / 8; }
+};
+
+struct SavedBufferPlace {
+  SavedBuffer buffer{};
+  std::uint32_t file = 0;
+  std::uint64_t offset = 0;  // bytes into the file
+  std::uint64_t bytes = 0;
+};
+
+struct CheckpointBlock {
+  static constexpr std::uint64_t bytes_max = 1 << 20;
+  std::uint64_t offset = 0;  // bytes into the file, a multiple of 4096
+  std::uint64_t length = 0;  // likewise, at most bytes_max
+};
+
+/// Blocks [first, first + count) of a file.
+struct BlockRange {
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+
+class CheckpointLayout {
+ public:
+  /// The length of the header and the header: all that lies before the first block.
+  const std::string& head() const noexcept { return head_; }
+  /// In file order, without gaps, up to the file's end.
+  const std::vector<CheckpointBlock>& blocks() const noexcept { return blocks_; }
+  std::uint64_t file_bytes() const noexcept;
+  const std::vector<SavedPart>& parts() const noexcept { return parts_; }
+  const std::vector<SavedBufferPlace>& buffers() const noexcept { return buffers_; }
+
+  /// The blocks of one sub-group of one array of an image; each but the last has bytes_max.
+  BlockRange blocks_of(std::size_t image, SavedArray array, std::uint64_t sub_group) const noexcept;
+  /// The blocks of all buffers. Their bytes lie at `buffers()` and are zero elsewhere.
+  BlockRange buffer_blocks() const noexcept { return buffer_blocks_; }
+
+ private:
+  friend class CheckpointLayoutMaker;
+  struct Array {
+    SavedArray array = SavedArray::Master;
+    std::uint64_t first_block = 0;
+    std::uint64_t blocks_per_sub_group = 0;
+    std::uint64_t blocks = 0;  // of the whole array
+  };
+
+  std::string head_;
+  std::vector<CheckpointBlock> blocks_;
+  std::vector<SavedPart> parts_;
+  std::vector<SavedBufferPlace> buffers_;
+  std::vector<std::vector<Array>> arrays_;  // by image
+  BlockRange buffer_blocks_;
+};
+
+/// The layout of a file. `file`: its index, for the table. Errors: Invalid: a name that is not
+/// UTF-8; Exhausted: more tensors than a safetensors header may hold.
+Result<CheckpointLayout> make_checkpoint_layout(const std::vector<ParameterSpec>& parameters,
+                                                const std::vector<SavedImage>& images,
+                                                const std::vector<SavedBuffer>& buffers,
+                                                std::uint32_t file);
+
+/// Bytes of a data file without its header and buffers: what a checkpoint costs.
+std::uint64_t checkpoint_data_bytes(const std::vector<SavedImage>& images) noexcept;
+
+}  // namespace artesian::zero3

@@ -1,0 +1,49 @@
+// Which checkpoint of a folder is the newest, and which may go: by descent, not by step. A run that
+// goes on from an older checkpoint leaves a future behind that is no longer its own; neither it nor
+// what a stranger put there is ever taken for the newest, or removed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace artesian::zero3 {
+
+struct CheckpointLink {
+  std::uint64_t id = 0;      // random, not 0
+  std::uint64_t parent = 0;  // the checkpoint that the run had saved, or come from, before; 0: none
+  std::uint64_t lineage = 0;  // fixed at step 0, inherited at resume
+  std::uint64_t serial = 0;   // one more than the parent's
+
+  bool operator==(const CheckpointLink&) const = default;
+};
+
+/// A checkpoint in a folder, by its manifest.
+struct FoundCheckpoint {
+  std::string tag{};
+  CheckpointLink link{};
+  std::uint64_t step = 0;
+};
+
+/// Indices into `found` of the checkpoint of this tag and of those it descends from, newest first;
+/// none if there is no such tag. A parent that is not there, or could not be one, ends the line.
+std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found, const std::string& tag);
+
+/// Which of them may be removed, oldest first: all of the line of `latest` but its newest `keep`;
+/// 0: none.
+std::vector<std::size_t> to_prune(const std::vector<FoundCheckpoint>& found,
+                                  const std::string& latest, std::uint32_t keep);
+
+/// The room that checkpoints will need beside what is there.
+struct CheckpointRoom {
+  std::uint64_t checkpoint_bytes = 0;  // of one
+  std::uint64_t saves = 1;             // at most so many are to come; 0: without end
+  std::uint32_t keep = 2;              // 0: all
+  std::uint64_t present = 0;           // that count against `keep`
+  std::uint64_t spares = 0;            // reserved room for so many is there
+};
+/// Bytes. A checkpoint is removed only when the next one is durable, so that one more than are kept
+/// exist at once. The largest number there is where `saves` and `keep` have no end.
+std::uint64_t bytes_to_come(const CheckpointRoom& room) noexcept;
+
+}  // namespace artesian::zero3
