@@ -1,0 +1,81 @@
+// Calls that may hang: a disk that does not answer keeps the thread that asks it, and nothing can
+// end that. So such a call runs on a thread of its own, which nobody joins, and owns all that it
+// touches; whoever waits for it stops waiting at a deadline.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/result.h"
+
+namespace artesian {
+
+namespace detail {
+/// Starts a thread without the process's signals. Errors: Exhausted.
+Result<void> start_detached(std::function<void()> body) noexcept;
+/// Waits on `woken` until `ready` holds. Returns whether it does.
+bool wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& woken,
+                Deadline deadline, const std::function<bool()>& ready) noexcept;
+Error call_is_late(const std::string& what);
+}  // namespace detail
+
+/// One call under way, or done. Copies are the same call.
+template <typename T>
+class DetachedCall {
+ public:
+  /// `call` owns what it uses. `what` says in an error what does not end. Errors: Exhausted.
+  static Result<DetachedCall> start(std::string what, std::function<Result<T>()> call) noexcept {
+    DetachedCall made;
+    made.state_ = std::make_shared<State>();
+    made.state_->what = std::move(what);
+    auto started = detail::start_detached([state = made.state_, call = std::move(call)]() mutable {
+      auto outcome = call();
+      call = nullptr;  // what it owned is let go before anybody is told
+      const std::lock_guard lock(state->mutex);
+      state->outcome.emplace(std::move(outcome));
+      state->woken.notify_all();
+    });
+    if (!started.has_value()) return std::move(started).error();
+    return made;
+  }
+  bool done() const noexcept {
+    const std::lock_guard lock(state_->mutex);
+    return state_->outcome.has_value();
+  }
+  /// Whether it is done, at the latest at the deadline.
+  bool done_within(Deadline deadline) const noexcept {
+    std::unique_lock lock(state_->mutex);
+    return detail::wait_until(lock, state_->woken, deadline,
+                              [&] { return state_->outcome.has_value(); });
+  }
+  /// Its result; once, and only when it is done. Errors: those of the call.
+  Result<T> take() noexcept {
+    const std::lock_guard lock(state_->mutex);
+    ARTESIAN_CHECK(state_->outcome.has_value());
+    return std::move(*state_->outcome);
+  }
+  /// What to say of a call that is not done in time.
+  Error late() const { return detail::call_is_late(state_->what); }
+  /// The two above. Errors: those of the call; Timeout: it is still under way.
+  Result<T> wait(Deadline deadline) noexcept {
+    if (!done_within(deadline)) return late();
+    return take();
+  }
+
+ private:
+  struct State {
+    std::string what;
+    std::mutex mutex;
+    std::condition_variable woken;
+    std::optional<Result<T>> outcome;
+  };
+  std::shared_ptr<State> state_;  // shared_ptr: by the thread, which may outlive whoever waits
+};
+
+}  // namespace artesian

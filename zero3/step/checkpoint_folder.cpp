@@ -1,0 +1,450 @@
+#include "zero3/step/checkpoint_folder.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/safetensors_header.h"
+#include "base/units.h"
+#include "tiering/snapshot_sums.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t latest_size_max = 256;
+
+std::string as_string(std::string_view text) {
+  return std::string(text);
+}
+
+Error at(Error error, const Folder& folder, std::string_view name) {
+  if (error.file.empty()) error.file = folder.path() + "/" + as_string(name);
+  return error;
+}
+
+Error corrupt_file(const Folder& folder, std::string_view name, std::string why) {
+  return at(make_error(ErrorCode::Corrupt, std::move(why)), folder, name);
+}
+
+/// True if there is something of this name. Errors: Io.
+Result<bool> is_there(Folder& folder, const std::string& name) noexcept {
+  auto found = folder.status(name);
+  if (found.has_value()) return true;
+  if (is_absent(found.error())) return false;
+  return std::move(found).error();
+}
+
+Result<void> check_length(Folder& folder, const std::string& name, std::uint64_t bytes) noexcept {
+  ARTESIAN_TRY(found, folder.status(name));
+  if (found.kind != FileStatus::Kind::Regular) return corrupt_file(folder, name, "no plain file");
+  if (found.size == bytes) return {};
+  return corrupt_file(
+      folder, name,
+      "got " + std::to_string(found.size) + " bytes, the manifest says " + std::to_string(bytes));
+}
+
+Result<void> check_side_file(Folder& folder, const std::string& name,
+                             const SavedSideFile& file) noexcept {
+  ARTESIAN_TRY_VOID(check_length(folder, name, file.bytes));
+  ARTESIAN_TRY(bytes, read_whole_file(folder, name, file.bytes));
+  if (digest_of(bytes) == file.digest) return {};
+  return corrupt_file(folder, name, "its bytes do not have the digest that the manifest has");
+}
+
+/// Whether it was written to its end.
+bool is_whole(Folder& parent, const std::string& name) noexcept {
+  const auto folder = parent.open_folder(name);
+  if (!folder.has_value()) return false;
+  const auto manifest = read_manifest_of(**folder);
+  return manifest.has_value() && check_files(**folder, *manifest).has_value();
+}
+
+std::vector<DotName> dot_names(const std::vector<std::string>& names) {
+  std::vector<DotName> ours;
+  for (const std::string& name : names) {
+    if (auto parsed = parse_dot_name(name)) ours.push_back(*std::move(parsed));
+  }
+  return ours;
+}
+
+}  // namespace
+
+Result<CheckpointManifest> read_manifest_of(Folder& folder) {
+  const std::string name = as_string(manifest_name);
+  ARTESIAN_TRY(text, read_whole_file(folder, name, manifest_size_max));
+  auto manifest = read_manifest(text);
+  if (!manifest.has_value()) return at(std::move(manifest).error(), folder, name);
+  return manifest;
+}
+
+Result<void> check_files(Folder& folder, const CheckpointManifest& manifest) {
+  for (const SavedDataFile& file : manifest.files) {
+    ARTESIAN_TRY_VOID(check_length(folder, file.name, file.bytes));
+    const std::string sums = sums_file_name(file.name);
+    const std::uint64_t most =
+        std::min(sums_bytes_max, tiering::snapshot_sums_size(file.bytes / 4096));
+    ARTESIAN_TRY(text, read_whole_file(folder, sums, most));
+    if (digest_of(text) != file.sums_digest) {
+      return corrupt_file(folder, sums, "its bytes do not have the digest that the manifest has");
+    }
+  }
+  std::unique_ptr<Folder> model;
+  for (const SavedSideFile& file : manifest.side_files) {
+    const std::size_t slash = file.name.find('/');
+    if (slash == std::string::npos) {
+      ARTESIAN_TRY_VOID(check_side_file(folder, file.name, file));
+      continue;
+    }
+    if (model == nullptr) {
+      ARTESIAN_TRY(opened, folder.open_folder(file.name.substr(0, slash)));
+      model = std::move(opened);
+    }
+    ARTESIAN_TRY_VOID(check_side_file(*model, file.name.substr(slash + 1), file));
+  }
+  return {};
+}
+
+Result<FolderContent> read_checkpoints(Folder& folder) {
+  FolderContent content;
+  ARTESIAN_TRY(names, folder.list());
+  for (const std::string& name : names) {
+    if (!is_checkpoint_tag(name) || name == latest_name) continue;
+    auto opened = folder.open_folder(name);
+    if (!opened.has_value()) continue;  // no folder: not ours
+    auto manifest = read_manifest_of(**opened);
+    if (!manifest.has_value()) {
+      if (is_absent(manifest.error())) continue;  // a folder of somebody else's
+      content.damaged.emplace_back(name, std::move(manifest).error());
+      continue;
+    }
+    content.found.push_back({name, manifest->link, manifest->state.step});
+  }
+  auto latest = read_whole_file(folder, as_string(latest_name), latest_size_max);
+  if (!latest.has_value()) {
+    if (is_absent(latest.error())) return content;
+    return std::move(latest).error();
+  }
+  content.latest = *latest;
+  while (content.latest.ends_with('\n')) content.latest.pop_back();  // written by hand
+  if (is_checkpoint_tag(content.latest)) return content;
+  return corrupt_file(folder, latest_name, "got " + shown_name(*latest) + ", which is no tag");
+}
+
+Result<std::unique_ptr<CheckpointFolder>> CheckpointFolder::open(FileSystem& files,
+                                                                 const std::string& directory,
+                                                                 std::uint64_t run_id) noexcept {
+  if (!files.exists(directory)) {
+    auto made = files.make_directory(directory);
+    if (!made.has_value() && made.error().system_error != EEXIST) return std::move(made).error();
+    const auto parent = std::filesystem::path(directory).parent_path().string();
+    ARTESIAN_TRY_VOID(files.sync_directory(parent.empty() ? "." : parent));
+  }
+  ARTESIAN_TRY(folder, files.open_folder(directory));
+  ARTESIAN_TRY(
+      lock, FolderLock::acquire(*folder, as_string(checkpoint_lock_name), holder_record(run_id)));
+  std::unique_ptr<CheckpointFolder> opened(
+      new CheckpointFolder(std::move(folder), std::move(lock), run_id));
+  ARTESIAN_TRY_VOID(opened->recover());
+  ARTESIAN_TRY(content, read_checkpoints(*opened->folder_));
+  opened->content_ = std::move(content);
+  return opened;
+}
+
+/// Note [A tag that is there]; then what is left of a dead process is removed.
+Result<void> CheckpointFolder::recover() noexcept {
+  ARTESIAN_TRY(before, folder_->list());
+  ARTESIAN_TRY_VOID(restore(dot_names(before)));
+  ARTESIAN_TRY(after, folder_->list());
+  return remove_left(dot_names(after));
+}
+
+Result<void> CheckpointFolder::restore(const std::vector<DotName>& names) noexcept {
+  bool renamed = false;
+  for (const DotName& old : names) {
+    if (old.kind != DotName::Kind::Replaced) continue;
+    ARTESIAN_TRY(there, is_there(*folder_, old.tag));
+    if (there) continue;
+    const auto fresh = std::find_if(names.begin(), names.end(), [&](const DotName& each) {
+      return each.kind == DotName::Kind::Temporary && each.tag == old.tag &&
+             is_whole(*folder_, each.name());
+    });
+    const std::string chosen = fresh != names.end() ? fresh->name() : old.name();
+    if (fresh == names.end() && !is_whole(*folder_, chosen)) {
+      log(LogLevel::Warning, "checkpoints: " + path() + "/" + chosen +
+                                 " is what is left of a checkpoint, and damaged; it is left alone");
+      continue;
+    }
+    ARTESIAN_TRY_VOID(folder_->rename(chosen, *folder_, old.tag, Existing::Replace));
+    renamed = true;
+  }
+  if (renamed) ARTESIAN_TRY_VOID(folder_->sync());
+  return {};
+}
+
+Result<void> CheckpointFolder::remove_left(const std::vector<DotName>& names) noexcept {
+  bool removed = false;
+  for (const DotName& left : names) {
+    const std::string name = left.name();
+    if (left.kind == DotName::Kind::Replaced) {
+      ARTESIAN_TRY(there, is_there(*folder_, left.tag));
+      if (!there) continue;  // the only one, if a damaged one
+    }
+    const bool file = left.kind == DotName::Kind::Spare || left.kind == DotName::Kind::Latest;
+    ARTESIAN_TRY_VOID(file ? folder_->remove(name)
+                           : remove_folder_with_files(*folder_, name, as_string(manifest_name)));
+    removed = true;
+  }
+  if (removed) ARTESIAN_TRY_VOID(folder_->sync());
+  return {};
+}
+
+std::uint64_t CheckpointFolder::draw_id() noexcept {
+  std::uint64_t id = 0;
+  if (::getrandom(&id, sizeof id, 0) != sizeof id) id = run_id_ ^ (++drawn_ << 32);
+  return id == 0 ? 1 : id;
+}
+
+CheckpointLink CheckpointFolder::next_link() const noexcept {
+  if (!last_) return {.id = 0, .parent = 0, .lineage = 0, .serial = 1};
+  return {.id = 0, .parent = last_->id, .lineage = last_->lineage, .serial = last_->serial + 1};
+}
+
+Result<void> CheckpointFolder::reserve(std::uint64_t bytes) noexcept {
+  if (!spare_.empty() && spare_bytes_ == bytes) return {};
+  ARTESIAN_TRY_VOID(give_back_spare());
+  const std::string name = DotName{DotName::Kind::Spare, {}, draw_id()}.name();
+  ARTESIAN_TRY(file, folder_->open(name, {.create = Create::Exclusive}));
+  auto allocated = file->allocate(bytes);
+  file.reset();
+  if (!allocated.has_value()) {
+    (void)folder_->remove(name).has_value();  // the first error is the one to tell
+    return allocated;
+  }
+  spare_ = name;
+  spare_bytes_ = bytes;
+  return {};
+}
+
+Result<void> CheckpointFolder::give_back_spare() noexcept {
+  if (spare_.empty()) return {};
+  const std::string name = std::exchange(spare_, {});
+  return folder_->remove(name);
+}
+
+Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag) noexcept {
+  ARTESIAN_TRY_VOID(check_checkpoint_tag(tag));
+  CheckpointDraft draft{.tag = tag, .link = next_link(), .name = {}, .folder = {}};
+  draft.link.id = draw_id();
+  if (draft.link.lineage == 0) draft.link.lineage = draw_id();
+  ARTESIAN_TRY(there, is_there(*folder_, tag));
+  if (there) {
+    auto opened = folder_->open_folder(tag);
+    auto manifest = opened.has_value() ? read_manifest_of(**opened)
+                                       : Result<CheckpointManifest>(std::move(opened).error());
+    if (!manifest.has_value() || manifest->link.lineage != draft.link.lineage) {
+      return at(make_error(ErrorCode::Invalid,
+                           "checkpoint tag: the folder of this name is not a checkpoint of this "
+                           "run; use another tag or folder, or move it away"),
+                *folder_, tag);
+    }
+  }
+  draft.name = DotName{DotName::Kind::Temporary, tag, draft.link.id}.name();
+  ARTESIAN_TRY_VOID(folder_->make_folder(draft.name));
+  auto opened = folder_->open_folder(draft.name);
+  if (!opened.has_value()) {
+    (void)folder_->remove_folder(draft.name).has_value();  // the first error is the one to tell
+    return std::move(opened).error();
+  }
+  draft.folder = std::move(opened).value();
+  return draft;
+}
+
+Result<std::unique_ptr<File>> CheckpointFolder::make_data_file(CheckpointDraft& draft,
+                                                               const std::string& name,
+                                                               std::uint64_t bytes) noexcept {
+  ARTESIAN_CHECK(draft.folder != nullptr && is_data_file(name), name);
+  if (!spare_.empty() && spare_bytes_ == bytes) {
+    const std::string spare = std::exchange(spare_, {});
+    ARTESIAN_TRY_VOID(folder_->rename(spare, *draft.folder, name, Existing::Refuse));
+    return draft.folder->open(name, {});
+  }
+  ARTESIAN_TRY_VOID(give_back_spare());  // its room is this one's
+  ARTESIAN_TRY(file, draft.folder->open(name, {.create = Create::Exclusive}));
+  ARTESIAN_TRY_VOID(file->allocate(bytes));
+  return file;
+}
+
+Result<bool> CheckpointFolder::link_file(CheckpointDraft& draft, const std::string& tag,
+                                         const std::string& name) noexcept {
+  ARTESIAN_TRY(from, folder_->open_folder(tag));
+  auto linked = from->link(name, *draft.folder, name);
+  if (linked.has_value()) return true;
+  if (linked.error().code == ErrorCode::Unsupported) return false;
+  return std::move(linked).error();
+}
+
+Result<std::vector<SavedSideFile>> CheckpointFolder::write_side_files(
+    CheckpointDraft& draft, const std::vector<SideFile>& files) noexcept {
+  std::vector<SavedSideFile> saved;
+  std::unique_ptr<Folder> model;
+  for (const SideFile& file : files) {
+    if (!is_side_file(file.name) || file.bytes.size() > side_file_bytes_max) {
+      return make_error(ErrorCode::Invalid,
+                        "checkpoint: the file " + shown_name(file.name) +
+                            ": allowed is \"client-NAME\" or \"model/NAME\" of at most 1 GiB, NAME "
+                            "as a tag");
+    }
+    const std::size_t slash = file.name.find('/');
+    if (slash != std::string::npos && model == nullptr) {
+      const std::string name = file.name.substr(0, slash);
+      ARTESIAN_TRY_VOID(draft.folder->make_folder(name));
+      ARTESIAN_TRY(opened, draft.folder->open_folder(name));
+      model = std::move(opened);
+    }
+    const bool inner = slash != std::string::npos;
+    ARTESIAN_TRY_VOID(write_durable_file(inner ? *model : *draft.folder,
+                                         inner ? file.name.substr(slash + 1) : file.name,
+                                         file.bytes));
+    saved.push_back({file.name, file.bytes.size(), digest_of(file.bytes)});
+  }
+  if (model != nullptr) ARTESIAN_TRY_VOID(model->sync());
+  return saved;
+}
+
+/// Gives the draft its tag. Returns where what had the tag is now.
+Result<std::optional<std::string>> CheckpointFolder::place(const CheckpointDraft& draft) noexcept {
+  auto fresh = folder_->rename(draft.name, *folder_, draft.tag, Existing::Refuse);
+  if (fresh.has_value()) return std::optional<std::string>();
+  if (fresh.error().code != ErrorCode::Unsupported && fresh.error().system_error != EEXIST) {
+    return std::move(fresh).error();
+  }
+  ARTESIAN_TRY(there, is_there(*folder_, draft.tag));
+  if (!there) {  // the file system has no rename that refuses; we hold the lock
+    ARTESIAN_TRY_VOID(folder_->rename(draft.name, *folder_, draft.tag, Existing::Replace));
+    return std::optional<std::string>();
+  }
+  auto exchanged = folder_->rename(draft.name, *folder_, draft.tag, Existing::Exchange);
+  if (exchanged.has_value()) return std::optional<std::string>(draft.name);
+  if (exchanged.error().code != ErrorCode::Unsupported) return std::move(exchanged).error();
+  const std::string old = DotName{DotName::Kind::Replaced, draft.tag, draft.link.id}.name();
+  ARTESIAN_TRY_VOID(folder_->rename(draft.tag, *folder_, old, Existing::Replace));
+  auto placed = folder_->rename(draft.name, *folder_, draft.tag, Existing::Replace);
+  if (placed.has_value()) return std::optional<std::string>(old);
+  (void)folder_->rename(old, *folder_, draft.tag, Existing::Replace).has_value();
+  return std::move(placed).error();
+}
+
+Result<void> CheckpointFolder::publish(CheckpointDraft& draft,
+                                       CheckpointManifest& manifest) noexcept {
+  ARTESIAN_CHECK(draft.folder != nullptr, draft.tag);
+  manifest.link = draft.link;
+  manifest.run_id = run_id_;
+  ARTESIAN_TRY(text, write_manifest(manifest));
+  ARTESIAN_TRY_VOID(write_durable_file(*draft.folder, as_string(manifest_name), text));
+  ARTESIAN_TRY_VOID(draft.folder->sync());
+  ARTESIAN_TRY(replaced, place(draft));
+  draft.folder.reset();  // it has its name: nothing to discard from here on
+  ARTESIAN_TRY_VOID(folder_->sync());
+  last_ = draft.link;
+  ours_.insert(draft.link.id);
+  std::erase_if(content_.found, [&](const auto& each) { return each.tag == draft.tag; });
+  content_.found.push_back({draft.tag, draft.link, manifest.state.step});
+  const std::string temporary = DotName{DotName::Kind::Latest, {}, draft.link.id}.name();
+  ARTESIAN_TRY_VOID(replace_durable_file(*folder_, as_string(latest_name), temporary, draft.tag));
+  content_.latest = draft.tag;
+  if (!replaced) return {};
+  auto removed = remove_replaced(*replaced, draft.tag);
+  if (!removed.has_value()) {
+    log(LogLevel::Warning,
+        "checkpoints: the one that was replaced is not gone yet: " + removed.error().to_string());
+  }
+  return {};
+}
+
+Result<void> CheckpointFolder::remove_replaced(const std::string& name,
+                                               const std::string& tag) noexcept {
+  ARTESIAN_TRY(opened, folder_->open_folder(name));
+  const auto manifest = read_manifest_of(*opened);
+  const std::uint64_t id = manifest.has_value() ? manifest->link.id : draw_id();
+  const std::string gone = DotName{DotName::Kind::Pruned, tag, id}.name();
+  ARTESIAN_TRY_VOID(folder_->rename(name, *folder_, gone, Existing::Replace));
+  ARTESIAN_TRY_VOID(folder_->sync());
+  return remove_gone(gone, ours_.contains(id));
+}
+
+/// Note [What goes]: its rename is durable.
+Result<void> CheckpointFolder::remove_gone(const std::string& name, bool ours) noexcept {
+  if (ours && spare_.empty()) {
+    ARTESIAN_TRY(opened, folder_->open_folder(name));
+    ARTESIAN_TRY(names, opened->list());
+    const auto data = std::find_if(names.begin(), names.end(), [](const std::string& each) {
+      return is_data_file(each) && each != frozen_file_name;
+    });
+    const auto found = data == names.end()
+                           ? Result<FileStatus>(make_error(ErrorCode::Io, "no data", ENOENT))
+                           : opened->status(*data);
+    if (found.has_value() && found->links == 1) {
+      const std::string spare = DotName{DotName::Kind::Spare, {}, draw_id()}.name();
+      ARTESIAN_TRY_VOID(opened->rename(*data, *folder_, spare, Existing::Refuse));
+      spare_ = spare;
+      spare_bytes_ = found->size;
+    }
+  }
+  ARTESIAN_TRY_VOID(remove_folder_with_files(*folder_, name, as_string(manifest_name)));
+  return folder_->sync();
+}
+
+Result<void> CheckpointFolder::prune_one(const FoundCheckpoint& checkpoint) noexcept {
+  auto opened = folder_->open_folder(checkpoint.tag);
+  if (!opened.has_value()) {
+    // The user, or a trainer that rotates folders itself, was quicker.
+    return is_absent(opened.error()) ? Result<void>() : std::move(opened).error();
+  }
+  ARTESIAN_TRY(manifest, read_manifest_of(**opened));
+  if (manifest.link != checkpoint.link) return {};  // another one by now: not ours to remove
+  for (const SavedDataFile& file : manifest.files) {
+    if (file.name == frozen_file_name) continue;
+    ARTESIAN_TRY(found, (*opened)->status(file.name));
+    if (found.links <= 1) continue;
+    if (held_.insert(checkpoint.tag).second) {
+      log(LogLevel::Info, "checkpoints: " + path() + "/" + checkpoint.tag +
+                              " is kept: its data has a second name elsewhere");
+    }
+    return make_error(ErrorCode::Busy, "linked");
+  }
+  opened->reset();
+  const std::string gone =
+      DotName{DotName::Kind::Pruned, checkpoint.tag, checkpoint.link.id}.name();
+  ARTESIAN_TRY_VOID(folder_->rename(checkpoint.tag, *folder_, gone, Existing::Replace));
+  ARTESIAN_TRY_VOID(folder_->sync());
+  return remove_gone(gone, ours_.contains(checkpoint.link.id));
+}
+
+void CheckpointFolder::prune(std::uint32_t keep) noexcept {
+  std::vector<FoundCheckpoint> going;
+  for (const std::size_t index : to_prune(content_.found, content_.latest, keep)) {
+    going.push_back(content_.found[index]);
+  }
+  for (const FoundCheckpoint& checkpoint : going) {
+    auto pruned = prune_one(checkpoint);
+    if (pruned.has_value()) {
+      std::erase_if(content_.found, [&](const auto& each) { return each.tag == checkpoint.tag; });
+    } else if (pruned.error().code != ErrorCode::Busy) {
+      log(LogLevel::Warning, "checkpoints: " + checkpoint.tag +
+                                 " could not be removed: " + pruned.error().to_string());
+    }
+  }
+}
+
+Result<void> CheckpointFolder::discard(CheckpointDraft& draft) noexcept {
+  if (draft.folder == nullptr) return {};
+  draft.folder.reset();
+  ARTESIAN_TRY_VOID(remove_folder_with_files(*folder_, draft.name, as_string(manifest_name)));
+  return folder_->sync();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,142 @@
+// CheckpointFolder: the folder that a run's checkpoints are in: who may write there, what is in it,
+// and how one comes to be there whole or not at all. It knows manifests, not what is in data files.
+//
+// Note [How a checkpoint comes to be]: it is written into ".tmp-TAG-ID", data first, each file
+// synced, then the manifest, then the folder's names; only then it gets its name by a rename, and
+// the folder above is synced; only then "latest" is replaced, by a file that was synced before, and
+// the folder synced again; only then older ones go. So a cut at any moment leaves `latest` at a
+// checkpoint that is whole.
+//
+// Note [A tag that is there]: names are exchanged, so that the tag is always that of a whole one.
+// Where the file system cannot (NFS, overlays), the old one is moved to ".old-TAG-ID" first, and
+// the tag is nobody's for a moment: recovery, before it removes anything, gives it to the new one
+// if that is whole, else back to the old one.
+//
+// Note [What goes]: a checkpoint of this run's line that is to go is renamed to ".gone-TAG-ID", and
+// that made durable, before a byte of it is touched. Its data file then becomes the next one's: the
+// room stays ours, and writing over it is quicker than into a new file. But only if this very
+// process wrote it: writes of a dead one may still land in it. So recovery removes spares, and
+// never uses them.
+//
+// Thread: one at a time. Every call may block on the disk for as long as that likes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/durable_folder.h"
+#include "base/file_system.h"
+#include "zero3/plan/checkpoint_lineage.h"
+#include "zero3/plan/checkpoint_names.h"
+#include "zero3/step/checkpoint_manifest.h"
+
+namespace artesian::zero3 {
+
+/// What a folder holds.
+struct FolderContent {
+  std::vector<FoundCheckpoint> found{};                  // whole, as far as their manifests say
+  std::vector<std::pair<std::string, Error>> damaged{};  // by tag: why not
+  std::string latest{};                                  // a tag; empty: there is no such file
+};
+
+/// Looks at a folder without changing it. Errors: Io; Corrupt: `latest` is not a tag.
+Result<FolderContent> read_checkpoints(Folder& folder);
+
+/// Reads and checks a manifest: the checkpoint is in `folder`. Errors: Io, Corrupt, Unsupported.
+Result<CheckpointManifest> read_manifest_of(Folder& folder);
+
+/// Whether all files of a checkpoint are there with their lengths, and the small ones with their
+/// digests: that it was written to its end. Errors: Corrupt, Io, naming the file.
+Result<void> check_files(Folder& folder, const CheckpointManifest& manifest);
+
+/// A file of the caller's, or of the model's: "client-NAME", "model/NAME".
+struct SideFile {
+  std::string name{};
+  std::string bytes{};
+};
+
+/// A checkpoint that is being written.
+struct CheckpointDraft {
+  std::string tag{};
+  CheckpointLink link{};
+  std::string name{};  // of its folder
+  std::unique_ptr<Folder> folder{};
+};
+
+class CheckpointFolder {
+ public:
+  /// Makes the folder where the one above it exists, takes its lock and recovers what a dead
+  /// process left. Errors: Busy (who holds it), Io, NoSpace, Invalid.
+  static Result<std::unique_ptr<CheckpointFolder>> open(FileSystem& files,
+                                                        const std::string& directory,
+                                                        std::uint64_t run_id) noexcept;
+
+  const std::string& path() const noexcept { return folder_->path(); }
+  /// As found at the start, and what has come and gone since.
+  const FolderContent& content() const noexcept { return content_; }
+  Result<std::uint64_t> free_bytes() noexcept { return folder_->free_bytes(); }
+
+  /// The next checkpoint is this one's child. Before, it is the first of a new lineage.
+  void go_on_from(const CheckpointLink& parent) noexcept { last_ = parent; }
+  /// What the next one's is.
+  CheckpointLink next_link() const noexcept;
+
+  /// Takes the room of one data file, unless it is there. Errors: NoSpace, Io.
+  Result<void> reserve(std::uint64_t bytes) noexcept;
+  /// Gives it back. Errors: Io.
+  Result<void> give_back_spare() noexcept;
+  std::uint64_t spare_bytes() const noexcept { return spare_.empty() ? 0 : spare_bytes_; }
+
+  /// Begins a checkpoint. Errors: Invalid: no tag, or one that another lineage's checkpoint, or
+  /// something else, has; Io, NoSpace.
+  Result<CheckpointDraft> begin(const std::string& tag) noexcept;
+  /// A file of so many bytes in it, with their room. Errors: NoSpace, Io.
+  Result<std::unique_ptr<File>> make_data_file(CheckpointDraft& draft, const std::string& name,
+                                               std::uint64_t bytes) noexcept;
+  /// A file of the checkpoint `tag` under the same name, unless the file system has no second names
+  /// for files: false. Errors: Io, NoSpace.
+  Result<bool> link_file(CheckpointDraft& draft, const std::string& tag,
+                         const std::string& name) noexcept;
+  /// Writes and syncs these. Errors: Invalid (a name), NoSpace, Io.
+  Result<std::vector<SavedSideFile>> write_side_files(CheckpointDraft& draft,
+                                                      const std::vector<SideFile>& files) noexcept;
+  /// All that is left to do once its data, sums and side files are durable: Note [How a checkpoint
+  /// comes to be]. Its link goes into the manifest. Errors: Io, NoSpace, Unsupported: the tag's
+  /// folder cannot be renamed here; use another tag.
+  Result<void> publish(CheckpointDraft& draft, CheckpointManifest& manifest) noexcept;
+  /// Removes those that are one too many; faults are logged, and met again next time.
+  void prune(std::uint32_t keep) noexcept;
+  /// Removes what was written. Errors: Io.
+  Result<void> discard(CheckpointDraft& draft) noexcept;
+
+ private:
+  CheckpointFolder(std::unique_ptr<Folder> folder, FolderLock lock, std::uint64_t run_id) noexcept
+      : folder_(std::move(folder)), lock_(std::move(lock)), run_id_(run_id) {}
+  Result<void> recover() noexcept;
+  Result<void> restore(const std::vector<DotName>& names) noexcept;
+  Result<void> remove_left(const std::vector<DotName>& names) noexcept;
+  Result<std::optional<std::string>> place(const CheckpointDraft& draft) noexcept;
+  Result<void> remove_replaced(const std::string& name, const std::string& tag) noexcept;
+  Result<void> remove_gone(const std::string& name, bool ours) noexcept;
+  Result<void> prune_one(const FoundCheckpoint& checkpoint) noexcept;
+  std::uint64_t draw_id() noexcept;
+
+  std::unique_ptr<Folder> folder_;
+  FolderLock lock_;
+  const std::uint64_t run_id_;
+  FolderContent content_;
+  std::optional<CheckpointLink> last_;
+  std::set<std::uint64_t> ours_;  // ids of checkpoints that this process wrote
+  std::set<std::string> held_;    // tags that were not pruned, and that was said
+  std::string spare_;             // name of the file; empty: none
+  std::uint64_t spare_bytes_ = 0;
+  std::uint64_t drawn_ = 0;
+};
+
+}  // namespace artesian::zero3

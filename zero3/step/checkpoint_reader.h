@@ -1,0 +1,147 @@
+// CheckpointReader: the state in a checkpoint, whatever placement, budget or number of ranks it was
+// saved with: any range of any parameter, as fp32. Split master weights are joined.
+//
+// Note [Verified each time]: every block is read whole, past the page cache, and compared with its
+// checksum before a byte of it is used, each time that it is read. The last ones are kept, so that
+// who goes through a parameter in small steps reads each once. Memory: kept blocks, and one for
+// each thread that reads, of at most 1 MiB; and 16 bytes for each block of the checkpoint.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/durable_folder.h"
+#include "base/file_system.h"
+#include "zero3/plan/model_shape.h"
+#include "zero3/step/checkpoint_manifest.h"
+#include "zero3/step/state_source.h"
+
+namespace artesian::zero3 {
+
+class CheckpointReader {
+ public:
+  static constexpr std::size_t blocks_kept = 8;
+
+  /// Opens DIR/TAG; without a tag the one in `latest`. Checks the manifest, and that every file
+  /// that it names is there, whole as far as lengths and digests say, and has each element of each
+  /// parameter once. Blocks are not read yet. Errors: Io; Corrupt, naming the file; Unsupported;
+  /// Invalid: no such checkpoint.
+  static Result<std::unique_ptr<CheckpointReader>> open(FileSystem& files,
+                                                        const std::string& directory,
+                                                        const std::string& tag) noexcept;
+
+  const CheckpointManifest& manifest() const noexcept { return manifest_; }
+  const std::string& tag() const noexcept { return tag_; }
+  const std::string& path() const noexcept { return folder_->path(); }
+  /// The parameter of this name, or of which it is another name. Nothing: there is none.
+  std::optional<std::uint32_t> find(std::string_view name) const;
+
+  /// What there is of a parameter; master weights, or weights of a frozen one, always, unless it
+  /// was excluded.
+  bool has_master(std::uint32_t parameter) const noexcept;
+  bool has_moments(std::uint32_t parameter) const noexcept;
+  /// As StateSource::read; of a frozen parameter its weights, as fp32, and zero moments. The range
+  /// must lie in the parameter, which must not be excluded. Thread: any, several at once.
+  Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
+                    std::span<float> exp_avg, std::span<float> exp_avg_sq) const noexcept;
+  /// All bytes of the buffer with this index in the manifest. Thread: any.
+  Result<void> read_buffer(std::size_t index, std::span<std::byte> target) const noexcept;
+  /// A file of the caller's or the model's, by its whole name. Errors: Io, Corrupt; Invalid: it has
+  /// none of this name.
+  Result<std::string> read_side_file(const std::string& name) const noexcept;
+
+  /// Reads every block and every other file. Calls `progress` with bytes done and in all. Returns
+  /// what is damaged, at most `faults_max` of it. Errors: Io.
+  using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
+  Result<std::vector<Error>> verify(const Progress& progress,
+                                    std::size_t faults_max = 5) const noexcept;
+
+ private:
+  struct Aligned;
+  struct DataFile {
+    std::unique_ptr<File> file;
+    std::vector<std::uint64_t> ends;  // by block: where the next one begins
+    std::vector<std::uint64_t> sums;
+  };
+  struct KeptBlock {
+    std::size_t file = 0;
+    std::uint64_t block = 0;
+    std::shared_ptr<const Aligned> bytes;  // shared_ptr: by who copies out of it
+  };
+  struct Have {  // of a parameter: its parts, sorted; by array
+    std::array<std::vector<SavedPart>, 7> parts;
+  };
+
+  CheckpointReader(std::unique_ptr<Folder> folder, std::string tag) noexcept
+      : folder_(std::move(folder)), tag_(std::move(tag)) {}
+  Result<void> open_files() noexcept;
+  Result<void> open_file(const SavedDataFile& file) noexcept;
+  Result<void> sort_parts();
+  Result<void> check_parameter(std::uint32_t parameter) const;
+  bool has(std::uint32_t parameter, SavedArray array) const noexcept {
+    return !have_[parameter].parts[static_cast<std::size_t>(array)].empty();
+  }
+  bool is_excluded(const std::string& name) const;
+  Result<std::shared_ptr<const Aligned>> block_of(std::size_t file,
+                                                  std::uint64_t block) const noexcept;
+  Result<std::shared_ptr<const Aligned>> load(std::size_t file, std::uint64_t block) const noexcept;
+  Result<void> read_bytes(std::size_t file, std::uint64_t offset,
+                          std::span<std::byte> target) const noexcept;
+  Result<void> read_array(std::uint32_t parameter, SavedArray array, std::uint64_t first,
+                          std::uint64_t count, std::byte* target) const noexcept;
+  Result<void> read_split(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
+                          std::span<float> exp_avg_sq) const noexcept;
+  Result<void> read_weight(std::uint32_t parameter, std::uint64_t first,
+                           std::span<float> target) const noexcept;
+  Result<void> check_side_files(std::vector<Error>& faults, std::size_t faults_max) const noexcept;
+
+  std::unique_ptr<Folder> folder_;
+  std::string tag_;
+  CheckpointManifest manifest_;
+  std::unordered_map<std::string, std::uint32_t> by_name_;
+  std::vector<Have> have_;  // by parameter
+  std::vector<DataFile> data_;
+  mutable std::mutex mutex_;
+  mutable std::vector<KeptBlock> kept_;  // the last used one last
+};
+
+/// Which saved parameter is which of a model's.
+struct NameMatch {
+  std::vector<std::optional<std::uint32_t>> saved{};  // by the model's parameter
+  std::vector<std::string> missing{};                 // the model's, not in the checkpoint
+  std::vector<std::string> unexpected{};              // the checkpoint's, not in the model
+  std::vector<std::string> excluded{};  // the model's, left out on purpose: from elsewhere
+};
+
+enum class Strict : std::uint8_t { No, Yes };
+
+/// Matches by name, or other name. Errors: Invalid: a shape differs; if strict: names differ.
+Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
+                              const CheckpointReader& reader, Strict strict);
+
+/// A checkpoint as a source for a model's parameters. All that match must be asked for alone.
+class CheckpointState final : public StateSource {
+ public:
+  /// Both must outlive it.
+  CheckpointState(const CheckpointReader& reader, const NameMatch& match) noexcept
+      : reader_(reader), match_(match) {}
+  Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
+                    std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override {
+    return reader_.read(match_.saved[parameter].value(), first, master, exp_avg, exp_avg_sq);
+  }
+
+ private:
+  const CheckpointReader& reader_;
+  const NameMatch& match_;
+};
+
+}  // namespace artesian::zero3
