@@ -97,6 +97,11 @@ Result<std::unique_ptr<File>> SystemFolder::open(const std::string& name,
     return failure(create ? "cannot create a file" : "cannot open a file", name, errno);
   }
   auto file = std::make_unique<SystemFile>(opened, at(name));
+  // It was for the opening alone, which a pipe would hold up: io_uring takes it for "never wait".
+  const int status = fcntl(opened, F_GETFL);
+  if (status < 0 || fcntl(opened, F_SETFL, status & ~O_NONBLOCK) != 0) {
+    return failure("cannot open a file", name, errno);
+  }
   if (create && fchmod(opened, 0600) != 0) {  // whatever the umask took away
     return failure("cannot set the permissions of a file", name, errno);
   }

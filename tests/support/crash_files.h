@@ -72,6 +72,9 @@ class CrashFiles final : public FileSystem {
   }
   /// True if an exchange of names is refused, as NFS does.
   bool refuses_exchange = false;
+  /// Syncs that succeed and do nothing: to see tests fail that rely on them.
+  bool forgets_files = false;
+  bool forgets_folders = false;
   std::uint64_t bytes_free = std::uint64_t{1} << 40;
   /// Lets every lock go, as the end of a process does.
   void drop_locks() {
@@ -87,9 +90,7 @@ class CrashFiles final : public FileSystem {
     return true;
   }
   /// Changes bytes behind everybody's back. `path` as "/disk/a/b".
-  std::vector<std::byte>& bytes_of(const std::string& path) {
-    return disk_.at(find(path))->bytes;
-  }
+  std::vector<std::byte>& bytes_of(const std::string& path) { return disk_.at(find(path))->bytes; }
   /// Every file and folder by path, "/disk" aside.
   std::vector<std::string> paths() const {
     std::vector<std::string> all;
@@ -287,6 +288,7 @@ class CrashFile final : public File {
     std::unique_lock lock(files_.mutex_);
     if (poison() != nullptr) return *poison();
     if (auto fault = files_.begin(lock, path_)) return poison_with(*fault);
+    if (files_.forgets_files) return {};
     files_.log({.kind = CrashFiles::Kind::Sync, .node = number_});
     return {};
   }
@@ -393,6 +395,7 @@ class CrashFolder final : public Folder {
   Result<void> sync() noexcept override {
     std::unique_lock lock(files_.mutex_);
     if (auto fault = files_.begin(lock, path_)) return *std::move(fault);
+    if (files_.forgets_folders) return {};
     files_.log({.kind = CrashFiles::Kind::SyncFolder, .node = number_, .folder = number_});
     return {};
   }

@@ -173,18 +173,30 @@ Json rest_of(const CheckpointManifest& manifest) {
   return json;
 }
 
-Result<void> check_texts(const CheckpointManifest& manifest) {
+/// Every text of it but digests.
+std::vector<std::string_view> texts_of(const CheckpointManifest& manifest) {
   std::vector<std::string_view> texts{manifest.config, manifest.created};
-  for (const auto& parameter : manifest.parameters) texts.push_back(parameter.name);
-  for (const auto& place : manifest.buffers) texts.push_back(place.buffer.name);
+  const auto add = [&](std::string_view text) { texts.push_back(text); };
+  for (const auto& parameter : manifest.parameters) add(parameter.name);
+  for (const auto& place : manifest.buffers) add(place.buffer.name);
+  for (const auto& group : manifest.groups) add(group.optimizer);
+  for (const auto& file : manifest.files) texts.insert(texts.end(), {file.name, file.node});
+  for (const auto& file : manifest.side_files) add(file.name);
   for (const auto& [alias, name] : manifest.aliases) texts.insert(texts.end(), {alias, name});
   for (const auto& [key, value] : manifest.machine) texts.insert(texts.end(), {key, value});
-  texts.insert(texts.end(), manifest.excluded.begin(), manifest.excluded.end());
-  if (manifest.trainer) {
-    for (const auto& source : manifest.trainer->sources) texts.push_back(source.name);
-    texts.push_back(manifest.trainer->log_line);
+  for (const auto& name : manifest.excluded) add(name);
+  for (const auto& [generator, state] : manifest.state.random) add(generator);
+  if (!manifest.trainer) return texts;
+  const SavedTrainer& trainer = *manifest.trainer;
+  for (const auto& source : trainer.sources) {
+    texts.insert(texts.end(), {source.name, source.digest});
   }
-  for (const std::string_view text : texts) {
+  texts.insert(texts.end(), {trainer.order, trainer.tokenizer_digest, trainer.log_line});
+  return texts;
+}
+
+Result<void> check_texts(const CheckpointManifest& manifest) {
+  for (const std::string_view text : texts_of(manifest)) {
     if (!is_utf8(text)) {
       return make_error(ErrorCode::Invalid, "checkpoint: " + shown_name(text) + " is not UTF-8");
     }

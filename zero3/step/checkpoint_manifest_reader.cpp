@@ -142,7 +142,7 @@ class Fields {
     for (const Json& each : list(object, key)) all.push_back(whole(each, key));
     return all;
   }
-  /// A shape whose product, in bytes of any dtype, is at most count_max.
+  /// A shape whose product, in bits of any dtype, is at most count_max.
   std::vector<std::uint64_t> shape(const Json& object) {
     std::vector<std::uint64_t> all = numbers(object, "shape");
     std::uint64_t product = 1;
@@ -150,7 +150,7 @@ class Fields {
     for (const std::uint64_t extent : all) {
       overflow = overflow || __builtin_mul_overflow(product, extent, &product);
     }
-    if (overflow || product > count_max / 16) fail("shape: its product is too large");
+    if (overflow || product > count_max / 64) fail("shape: its product is too large");
     return good() ? all : std::vector<std::uint64_t>{};
   }
   const SafetensorsType* type(const Json& object) {

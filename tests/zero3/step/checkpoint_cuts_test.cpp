@@ -104,6 +104,18 @@ std::string judge(CrashFiles& files, const History& history, std::size_t count) 
   return saved.has_value() ? "" : "does not go on: " + saved.error().to_string();
 }
 
+/// Whether any cut in a save finds a folder without such syncs at fault.
+bool some_cut_is_bad(const CrashFiles& files, const History& history) {
+  for (std::size_t count = 0; count <= files.logged(); ++count) {
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+      for (const Cut cut : {Cut::NothingUnsynced, Cut::RandomSubset, Cut::Tears, Cut::Zeros}) {
+        if (judge(*files.after_cut(count, cut, seed), history, count) != "") return true;
+      }
+    }
+  }
+  return false;
+}
+
 /// Cuts behind every operation from `first` on, in every way. Returns how many there were.
 std::uint64_t cut_everywhere(const CrashFiles& files, const History& history, std::size_t first,
                              std::uint64_t seeds) {
@@ -187,6 +199,18 @@ TEST(CheckpointCuts, OfRecoveriesCostNothing) {
   }
   std::printf("%llu states\n", static_cast<unsigned long long>(states));
   EXPECT_GE(states, 500u);
+}
+
+TEST(CheckpointCuts, WithoutItsSyncsItWouldNotHold) {
+  for (const bool of_folders : {false, true}) {
+    CrashFiles files;
+    (of_folders ? files.forgets_folders : files.forgets_files) = true;
+    History history;
+    history.moments.push_back({});
+    run(files, history, {{"a", 1}, {"b", 2}, {"c", 3}}, 1);
+    if (HasFatalFailure()) return;
+    EXPECT_TRUE(some_cut_is_bad(files, history)) << of_folders;
+  }
 }
 
 }  // namespace

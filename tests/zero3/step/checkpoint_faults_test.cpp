@@ -1,0 +1,240 @@
+// Proves that the n-th operation of a save, and of an opening, failing or never answering, for all
+// n, costs that save at most: the one before loads with all its bits, buffers come back or are
+// given up, the saver saves again once the disk answers, and a later start leaves nothing behind.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/log.h"
+#include "tests/zero3/step/made_up_checkpoint.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::CrashFiles;
+
+constexpr std::uint64_t numel = 700;
+
+class CheckpointFaults : public testing::Test {
+ protected:
+  CheckpointFaults() {
+    set_log_sink([](LogLevel, std::string_view) {});  // warnings of what could not be removed
+  }
+  ~CheckpointFaults() override { set_log_sink({}); }
+
+  /// Two checkpoints, of which the next save prunes one.
+  static std::unique_ptr<CheckpointSaver> two_saved(CrashFiles& files,
+                                                    double stall_seconds = 60.0) {
+    SaverOptions options = options_on(files, 2);
+    options.stall_seconds = stall_seconds;
+    options.reserve_bytes = 1 << 16;
+    auto saver = CheckpointSaver::open(files, options);
+    EXPECT_TRUE(saver.has_value());
+    LentBuffers buffers;
+    EXPECT_TRUE(training().save(**saver, "a", 1, buffers).has_value());
+    EXPECT_TRUE(training().save(**saver, "b", 2, buffers).has_value());
+    return std::move(*saver);
+  }
+
+  static const MadeUpTraining& training() {
+    static const auto& made = *new MadeUpTraining(StateForm::Split, numel);
+    return made;
+  }
+
+  /// `latest` loads, and is of step 2, or of step 3.
+  static void expect_loads(CrashFiles& files, bool saved) {
+    const auto reader = CheckpointReader::open(files, "/disk/checkpoints", "");
+    ASSERT_TRUE(reader.has_value()) << reader.error().to_string();
+    const std::uint64_t step = (*reader)->manifest().state.step;
+    ASSERT_TRUE(step == 3 || (step == 2 && !saved)) << step;
+    training().expect_state(**reader, step);
+  }
+
+  static void expect_goes_on(CrashFiles& files, std::unique_ptr<CheckpointSaver> saver) {
+    LentBuffers buffers;
+    const auto saved = training().save(*saver, "d", 4, buffers);
+    ASSERT_TRUE(saved.has_value()) << saved.error().to_string();
+    EXPECT_EQ(buffers.out, 0);
+    saver.reset();
+    const auto again = CheckpointSaver::open(files, options_on(files, 2));
+    ASSERT_TRUE(again.has_value()) << again.error().to_string();
+    EXPECT_EQ((*again)->found().latest, "d");
+    EXPECT_TRUE((*again)->found().damaged.empty());
+    for (const std::string& path : files.paths()) {
+      EXPECT_TRUE(!path.starts_with("/disk/checkpoints/.") || path == "/disk/checkpoints/.lock")
+          << path;
+    }
+  }
+};
+
+TEST_F(CheckpointFaults, TheNthOperationOfASaveFailing) {
+  for (const int system_error : {EIO, ENOSPC}) {
+    for (const auto fault : {CrashFiles::Fault::Fails, CrashFiles::Fault::FailsFromThenOn}) {
+      std::uint64_t failed = 0;
+      for (std::uint64_t operation = 0;; ++operation) {
+        CrashFiles files;
+        auto saver = two_saved(files);
+        const std::uint64_t before = files.operations();
+        files.plan(operation, fault, system_error);
+        LentBuffers buffers;
+        const auto saved = training().save(*saver, "c", 3, buffers, {{"client-a", "x"}});
+        const bool met = files.operations() - before > operation;
+        files.forget_plan();
+        EXPECT_EQ(buffers.out, 0);
+        if (!saved.has_value()) {
+          ++failed;
+          EXPECT_EQ(saved.error().system_error, system_error) << saved.error().to_string();
+        }
+        expect_loads(files, saved.has_value());
+        expect_goes_on(files, std::move(saver));
+        if (HasFailure()) FAIL() << "operation " << operation;
+        if (!met) break;
+      }
+      EXPECT_GT(failed, 30u);
+    }
+  }
+}
+
+TEST_F(CheckpointFaults, TheNthOperationOfASaveNeverAnswering) {
+  std::uint64_t failed = 0;
+  for (std::uint64_t operation = 0;; ++operation) {
+    // What a thread that hangs holds on to must outlive it.
+    auto& files = *new CrashFiles;
+    auto saver = two_saved(files, 0.05);
+    MadeUpTraining impatient(StateForm::Split, numel);
+    impatient.wait_seconds = 0.05;
+    const std::uint64_t before = files.operations();
+    files.plan(operation, CrashFiles::Fault::NeverAnswers);
+    LentBuffers buffers;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto saved = impatient.save(*saver, "c", 3, buffers);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    const bool met = files.operations() - before > operation;
+    if (!saved.has_value()) {
+      ++failed;
+      EXPECT_EQ(saved.error().code, ErrorCode::Timeout) << saved.error().to_string();
+    }
+    EXPECT_EQ(buffers.out, buffers.given_up);
+    if (!met) files.forget_plan();
+    expect_loads(files, saved.has_value());  // while it hangs
+    files.release();
+    const auto late = saver->finish(Deadline::after_seconds(60));
+    EXPECT_TRUE(!late.has_value() || !late->has_value() || (*late)->tag == "c");
+    Result<void> begun;
+    do {  // until the disk has let go
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      begun = saver->begin("probe", 9);
+    } while (!begun.has_value() && begun.error().code == ErrorCode::Busy);
+    ASSERT_TRUE(begun.has_value()) << begun.error().to_string();
+    saver->abandon(make_error(ErrorCode::Cancelled, "probe"));
+    EXPECT_FALSE(saver->finish(Deadline::after_seconds(60)).has_value());
+    expect_goes_on(files, std::move(saver));
+    if (HasFailure()) FAIL() << "operation " << operation;
+    if (!met) break;
+  }
+  EXPECT_GT(failed, 30u);
+}
+
+TEST_F(CheckpointFaults, TheNthOperationOfAnOpeningFailing) {
+  for (std::uint64_t operation = 0;; ++operation) {
+    CrashFiles whole;
+    two_saved(whole).reset();
+    // In the middle of a save, so that there is something to recover.
+    const auto files = whole.after_cut(whole.logged() - 6, test_support::Cut::AllInOrder, 1);
+    files->plan(operation, CrashFiles::Fault::Fails);
+    const auto failed = CheckpointSaver::open(*files, options_on(*files, 2));
+    const bool met = files->operations() > operation;
+    files->forget_plan();
+    if (failed.has_value() && !met) break;
+    if (failed.has_value()) continue;  // an answer that it can do without
+    const auto again = CheckpointSaver::open(*files, options_on(*files, 2));
+    ASSERT_TRUE(again.has_value()) << operation << " " << again.error().to_string();
+    const auto reader = CheckpointReader::open(*files, "/disk/checkpoints", "");
+    ASSERT_TRUE(reader.has_value()) << operation << " " << reader.error().to_string();
+  }
+}
+
+TEST_F(CheckpointFaults, TheNthReadFailingIsTold) {
+  CrashFiles files;
+  two_saved(files).reset();
+  std::uint64_t failures = 0;
+  for (std::uint64_t operation = 0;; ++operation) {
+    const std::uint64_t before = files.operations();
+    files.plan(operation, CrashFiles::Fault::Fails);
+    const auto reader = CheckpointReader::open(files, "/disk/checkpoints", "");
+    bool good = reader.has_value();
+    std::vector<float> values(training().parameters()[1].numel());
+    if (good) good = (*reader)->read(1, 0, values, {}, {}).has_value();
+    const bool met = files.operations() - before > operation;
+    files.forget_plan();
+    if (!met) {
+      ASSERT_TRUE(good);
+      break;
+    }
+    ++failures;
+    if (reader.has_value()) training().expect_state(**reader, 2);  // the next try succeeds
+  }
+  EXPECT_GT(failures, 10u);
+}
+
+TEST_F(CheckpointFaults, AFullDiskIsSaidAndTheFormerOneStays) {
+  CrashFiles files;
+  auto saver = CheckpointSaver::open(files, options_on(files, 2));
+  ASSERT_TRUE(saver.has_value());
+  LentBuffers buffers;
+  ASSERT_TRUE(training().save(**saver, "a", 1, buffers).has_value());
+  files.bytes_free = 4096;
+  const auto full = training().save(**saver, "b", 2, buffers);
+  ASSERT_FALSE(full.has_value());
+  EXPECT_EQ(full.error().code, ErrorCode::NoSpace);
+  EXPECT_EQ(files.bytes_free, 4096u);  // what it got is given back
+  files.bytes_free = 1 << 30;
+  EXPECT_TRUE(training().save(**saver, "c", 3, buffers).has_value());
+}
+
+TEST_F(CheckpointFaults, ATagOfSomebodyElseIsRefused) {
+  CrashFiles files;
+  LentBuffers buffers;
+  {
+    auto first = CheckpointSaver::open(files, options_on(files, 2));
+    ASSERT_TRUE(first.has_value());
+    ASSERT_TRUE(training().save(**first, "a", 1, buffers).has_value());
+    const auto locked = CheckpointSaver::open(files, options_on(files, 2));
+    ASSERT_FALSE(locked.has_value());
+    EXPECT_EQ(locked.error().code, ErrorCode::Busy);
+  }
+  auto second = CheckpointSaver::open(files, options_on(files, 1));
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ((*second)->found().latest, "a");
+  const auto refused = training().save(**second, "a", 1, buffers);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Invalid);
+  EXPECT_FALSE(training().save(**second, "../a", 1, buffers).has_value());
+  ASSERT_TRUE(training().save(**second, "b", 2, buffers).has_value());
+  ASSERT_TRUE(training().save(**second, "c", 3, buffers).has_value());
+  EXPECT_TRUE(files.exists("/disk/checkpoints/a"));  // of another lineage: never removed
+  EXPECT_FALSE(files.exists("/disk/checkpoints/b"));
+}
+
+TEST_F(CheckpointFaults, ACopyByASecondNameIsNeverWrittenOver) {
+  CrashFiles files;
+  auto saver = CheckpointSaver::open(files, options_on(files, 1));
+  ASSERT_TRUE(saver.has_value());
+  LentBuffers buffers;
+  ASSERT_TRUE(training().save(**saver, "a", 1, buffers).has_value());
+  {
+    const auto folder = files.open_folder("/disk/checkpoints/a");
+    const auto root = files.open_folder("/disk");
+    ASSERT_TRUE((*folder)->link("rank0.safetensors", **root, "copy").has_value());
+  }
+  const std::vector<std::byte> copy = files.bytes_of("/disk/copy");
+  for (std::uint64_t step = 2; step < 5; ++step) {
+    ASSERT_TRUE(training().save(**saver, "s" + std::to_string(step), step, buffers).has_value());
+  }
+  EXPECT_EQ(files.bytes_of("/disk/copy"), copy);
+  EXPECT_TRUE(files.exists("/disk/checkpoints/a"));
+}
+
+}  // namespace
+}  // namespace artesian::zero3
