@@ -36,7 +36,8 @@ class DetachedCall {
     made.state_->what = std::move(what);
     auto started = detail::start_detached([state = made.state_, call = std::move(call)]() mutable {
       auto outcome = call();
-      call = nullptr;  // what it owned is let go before anybody is told
+      (void)outcome.has_value();  // nobody may be waiting any more
+      call = nullptr;             // what it owned is let go before anybody is told
       const std::lock_guard lock(state->mutex);
       state->outcome.emplace(std::move(outcome));
       state->woken.notify_all();

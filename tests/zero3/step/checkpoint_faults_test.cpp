@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "tests/zero3/step/made_up_checkpoint.h"
 
@@ -100,7 +101,9 @@ TEST_F(CheckpointFaults, TheNthOperationOfASaveNeverAnswering) {
   std::uint64_t failed = 0;
   for (std::uint64_t operation = 0;; ++operation) {
     // What a thread that hangs holds on to must outlive it.
-    auto& files = *new CrashFiles;
+    auto kept = std::make_unique<CrashFiles>();
+    CrashFiles& files = *kept;
+    keep_for_ever(std::move(kept));
     auto saver = two_saved(files, 0.05);
     MadeUpTraining impatient(StateForm::Split, numel);
     impatient.wait_seconds = 0.05;
