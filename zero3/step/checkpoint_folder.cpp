@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/lock_record.h"
 #include "base/log.h"
 #include "base/safetensors_header.h"
 #include "base/units.h"

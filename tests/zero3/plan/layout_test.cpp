@@ -48,7 +48,7 @@ TEST(Layout, FrozenParametersAreInUnitsOfTheirOwn) {
     parameter.trainable = parameter.name == "h.1.in" || parameter.name == "ln_f";
     parameter.group = parameter.name == "ln_f" ? 3 : 0;
   }
-  const Layout layout = make_layout(model.parameters, model.stages, {8, 1000});
+  const Layout layout = make_layout(model.parameters, model.stages, {8, 1000}, 1);
   expect_sound(model, layout);
   std::vector<std::string> names;
   for (const Unit& unit : layout.units) {

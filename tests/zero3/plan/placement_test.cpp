@@ -525,14 +525,12 @@ TEST(Placement, WhatSavesMoreBytesForItsMemoryStaysInIt) {
   const auto roomy = given.place().value();
   for (const Unit& unit : roomy.layout.units) image += unit.image;
   given.host = 200'000 + 4 * image;  // ring, gradients, and what would hold the parameters
-  const auto in_host = [&] {
-    const auto plan = given.place().value();
-    return std::count_if(plan.units.begin(), plan.units.end(),
-                         [](const auto& unit) { return unit.param == Tier::Host; });
-  };
   // Fetched twice and written once: worth more than state, which is read once and written once.
   given.config.zero.max_reuse_distance = 0;
-  EXPECT_GE(in_host(), 4);
+  const auto fetched = given.place().value().units;
+  EXPECT_GE(std::count_if(fetched.begin(), fetched.end(),
+                          [](const auto& unit) { return unit.param == Tier::Host; }),
+            4);
   // Gathered all the time, and only written: worth less, so they get what no sub-group fits in.
   given.config.zero.max_reuse_distance = ~std::uint64_t{0};
   const auto plan = given.place().value();
@@ -545,11 +543,10 @@ TEST(Placement, MaxInCpuKeepsSoManyElementsInHostMemory) {
   given.config.zero.param_persistence_threshold = 0;
   for (const std::uint64_t elements : {0u, 9000u, 20000u, 1000000u}) {
     given.config.zero.offload_param.max_in_cpu = elements;
-    const auto plan = given.place();
-    ASSERT_TRUE(plan.has_value());
+    const auto plan = given.place().value();
     std::uint64_t kept = 0;
-    for (std::size_t index = 0; index < plan->units.size(); ++index) {
-      if (plan->units[index].param == Tier::Host) kept += plan->layout.units[index].numel;
+    for (std::size_t index = 0; index < plan.units.size(); ++index) {
+      if (plan.units[index].param == Tier::Host) kept += plan.layout.units[index].numel;
     }
     EXPECT_LE(kept, elements);
     EXPECT_EQ(kept == 0, elements < 8000);  // the smallest unit but one has 8,352 elements

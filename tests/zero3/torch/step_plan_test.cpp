@@ -259,7 +259,8 @@ TEST_F(StepPlanTest, AFrozenBlockMovesTwoBytesAParameterAndPassAndIsNeverWritten
   EXPECT_EQ(compared, 3);
   EXPECT_EQ(frozen_reads, 2);
   std::uint64_t trained = 0;
-  for (const Unit& unit : make_layout(modules_[1]->parameters(), modules_[1]->stages(), {}).units) {
+  for (const Unit& unit :
+       make_layout(modules_[1]->parameters(), modules_[1]->stages(), {}, 1).units) {
     trained += unit.trainable ? unit.image : 0;
   }
   EXPECT_EQ(moved.param.nvme_write, 2 * trained);
