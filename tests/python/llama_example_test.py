@@ -63,10 +63,12 @@ def test_a_tiny_shape_trains_on_nvme(script, folder):
     assert (config["hidden_size"], config["intermediate_size"]) == (32, 48)
     options = script.read_arguments(TINY)
     parameters = script.count_parameters(options)
+    # Each of its tensors begins at a multiple of 2048 elements.
+    padded = parameters + 2048 * (9 * config["num_hidden_layers"] + 2)
     # The optimizer's 10 bytes a parameter, but for some that host memory keeps; at this scale all
     # parameters stay on the device.
     for direction in ["nvme_read", "nvme_write"]:
-        assert 9 * parameters <= steps[-1]["bytes"][direction] <= 10.5 * parameters
+        assert 9 * parameters <= steps[-1]["bytes"][direction] <= 10 * padded
     assert not (folder / "llama-nvme").exists()
     made = (folder / "llama-data/model/tokenizer.json").stat().st_mtime_ns
     assert start(folder).returncode == 0

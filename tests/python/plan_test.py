@@ -101,14 +101,21 @@ def ds_config(tmp_path, offload="nvme", **artesian):
     }
 
 
-def image(numel):
-    """A unit ends at a multiple of 2048 elements; here each parameter starts at one of 32."""
-    return (numel + 2047) // 2048 * 2048
+def image(*parameters):
+    """Elements of a unit: each parameter begins at a multiple of 2048, and it ends at one."""
+    return sum((numel + 2047) // 2048 * 2048 for numel in parameters)
 
 
 def images(model):
-    embedding, block, norm, head = parameters(model)
-    return image(embedding), model["num_hidden_layers"] * image(block), image(norm + head)
+    """Elements of (the embedding, all blocks, final norm and head)."""
+    hidden, inner, vocabulary = (
+        model[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    key = hidden // model["num_attention_heads"] * model["num_key_value_heads"]
+    attention = [hidden * hidden] * 2 + [hidden * key] * 2
+    block = image(*attention, *[hidden * inner] * 3, hidden, hidden)
+    table = vocabulary * hidden
+    return image(table), model["num_hidden_layers"] * block, image(hidden, table)
 
 
 def test_bytes_are_the_closed_form(figures, tmp_path):

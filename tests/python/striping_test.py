@@ -66,7 +66,7 @@ def test_the_number_of_folders_changes_no_bit(place):  # noqa: F811
 def test_the_log_says_what_each_step_moved_through_each_folder(place):  # noqa: F811
     one, two, three = made(place, "one", "two", "three")
     config = over(
-        place, one, optimizer=[two, three], device="128KiB", stage3_param_persistence_threshold=0
+        place, one, optimizer=[two, three], device="192KiB", stage3_param_persistence_threshold=0
     )
     steps = place.trained(config=config, steps=4)
     for step in steps:
