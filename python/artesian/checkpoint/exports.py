@@ -1,0 +1,95 @@
+"""What the exports have in common: a checkpoint's tensors for torch, and its groups."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from artesian.checkpoint.zero_to_fp32 import (
+    ELEMENTS_AT_ONCE,
+    Bytes,
+    Checkpoint,
+    Floats,
+    torch_tensor,
+)
+
+ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")
+
+
+def read(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
+    """Elements of an array as fp32, whatever form it was saved in; zeros where there is none."""
+    if array == "fp32":
+        return checkpoint.master(index, first, count)
+    if array == "exp_avg_sq" and checkpoint.has(index, "exp_avg_sq_signed"):
+        signed = checkpoint.read_array(index, "exp_avg_sq_signed", first, count)
+        return (signed.view("<u4") & np.uint32(0x7FFFFFFF)).view("<f4")
+    if checkpoint.has(index, array):
+        return checkpoint.read_array(index, array, first, count).view("<f4")
+    return np.zeros(count, np.float32)
+
+
+def pieces(checkpoint: Checkpoint, index: int, array: str) -> Iterator[Floats]:
+    numel = checkpoint.manifest.parameters[index].numel
+    for first in range(0, numel, ELEMENTS_AT_ONCE):
+        yield read(checkpoint, index, array, first, min(ELEMENTS_AT_ONCE, numel - first))
+
+
+def in_memory(checkpoint: Checkpoint, index: int, array: str) -> Any:
+    """A torch tensor of a parameter's array, with memory of its own."""
+    parameter = checkpoint.manifest.parameters[index]
+    data = np.empty(parameter.numel, np.float32)
+    at = 0
+    for piece in pieces(checkpoint, index, array):
+        data[at : at + piece.size] = piece
+        at += piece.size
+    return torch_tensor(data.view(np.uint8), "F32", parameter.shape)
+
+
+class Spool:
+    """Torch tensors in a file without a name, which the kernel writes out and forgets as it likes:
+    a whole checkpoint as tensors, in bounded memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self.at = 0
+
+    def tensor(self, checkpoint: Checkpoint, index: int, array: str) -> Any:
+        parameter = checkpoint.manifest.parameters[index]
+        if parameter.numel == 0:
+            return torch_tensor(np.zeros(0, np.uint8), "F32", parameter.shape)
+        begin = self.at
+        self.file.seek(begin)
+        for piece in pieces(checkpoint, index, array):
+            self.file.write(np.ascontiguousarray(piece).data)
+        self.file.flush()
+        self.at += -(-parameter.numel * 4 // 4096) * 4096
+        self.file.truncate(self.at)
+        mapped: Bytes = np.memmap(
+            self.file, np.uint8, "r+", offset=begin, shape=(parameter.numel * 4,)
+        )
+        return torch_tensor(mapped, "F32", parameter.shape)
+
+
+def buffers(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Torch tensors by name."""
+    return {
+        buffer.name: torch_tensor(checkpoint.buffer(buffer), buffer.dtype, buffer.shape)
+        for buffer in checkpoint.manifest.buffers
+    }
+
+
+def groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """The manifest's groups, with names in place of numbers."""
+    parameters = checkpoint.manifest.parameters
+    return [
+        group | {"names": [parameters[index].name for index in group["parameters"]]}
+        for group in checkpoint.manifest.raw["groups"]
+    ]
+
+
+def step_of(checkpoint: Checkpoint, index: int, group: dict[str, Any]) -> int:
+    """Updates that a parameter has had."""
+    steps = checkpoint.manifest.raw["state"].get("parameter_steps")
+    return int(steps[index] if steps else group["step"])
