@@ -1,0 +1,148 @@
+"""What importing from other programs has in common: their files' values, checked on the way in."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from artesian.checkpoint.pickles import Record
+from artesian.checkpoint.torch_files import Tensor
+from artesian.checkpoint.writer import SavedBuffer, SavedGroup, SavedParameter
+from artesian.checkpoint.zero_to_fp32 import (
+    ELEMENTS_AT_ONCE,
+    Bytes,
+    Damaged,
+    Refused,
+    shown,
+    widened,
+)
+
+FLOATING = ("F32", "F16", "BF16")
+
+
+def item(mapping: Any, key: Any, kind: type | tuple[type, ...] = object) -> Any:
+    """mapping[key], which must be there and of that kind. Raises Damaged."""
+    if not isinstance(mapping, dict) or key not in mapping:
+        raise Damaged(f"{shown(key)} is missing")
+    if not isinstance(mapping[key], kind):
+        raise Damaged(f"{shown(key)} is not what it should be")
+    return mapping[key]
+
+
+def whole(value: Any, what: str) -> int:
+    """A whole number, also where it is a tensor, or a float such as 3.0. Raises Damaged."""
+    if isinstance(value, Tensor):
+        value = value.number()
+    if isinstance(value, Record) and len(value.arguments) == 1:  # an enumeration's
+        value = value.arguments[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise Damaged(f"{what} is no whole number")
+    return value
+
+
+def real(value: Any, otherwise: float) -> float:
+    if isinstance(value, Tensor):
+        value = value.number()
+    if isinstance(value, (int, float)) and np.isfinite(value):
+        return float(value)
+    return otherwise
+
+
+def shape_of(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)) or len(value) > 64:
+        raise Damaged(f"the shape of {shown(name)} is none")
+    return tuple(whole(extent, f"the shape of {shown(name)}") for extent in value)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements [first, first + count) of a flat tensor; of none: zeros."""
+
+    tensor: Tensor | None
+    first: int
+    count: int
+
+
+def as_fp32(spans: list[Span]) -> Iterator[Bytes]:
+    """Their elements as fp32, one span behind the other, little by little."""
+    for span in spans:
+        if span.tensor is None:
+            for at in range(0, span.count, ELEMENTS_AT_ONCE):
+                yield np.zeros(min(ELEMENTS_AT_ONCE, span.count - at) * 4, np.uint8)
+            continue
+        for piece in span.tensor.pieces(span.first, span.count):
+            yield widened(piece, span.tensor.dtype).view(np.uint8)
+
+
+def check_floating(tensor: Any, what: str) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise Damaged(f"{what} is no tensor")
+    if tensor.dtype not in FLOATING:
+        raise Refused(f"{what} has the type {tensor.dtype}, allowed F32, F16 and BF16")
+    return tensor
+
+
+def flat_tensors(value: Any, what: str) -> list[Tensor]:
+    """A list of flat floating tensors."""
+    if not isinstance(value, (list, tuple)):
+        raise Damaged(f"{what} is no list")
+    tensors = [check_floating(each, what) for each in value]
+    if any(len(tensor.shape) != 1 for tensor in tensors):
+        raise Damaged(f"{what} is not flat")
+    return tensors
+
+
+def frozen_parameter(name: str, shape: tuple[int, ...], tensors: list[Tensor]) -> SavedParameter:
+    """Of a weight that is not trained, as the first elements of tensors in order."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1:
+        raise Damaged(f"the parts of {shown(name)} are not of one type")
+    numel = int(np.prod(shape, dtype=object))
+    if sum(tensor.numel for tensor in tensors) < numel:
+        raise Damaged(f"of {shown(name)} not all elements are there")
+
+    def pieces() -> Iterator[Bytes]:
+        left = numel
+        for tensor in tensors:
+            now = min(left, tensor.numel)
+            yield from tensor.pieces(0, now)
+            left -= now
+
+    return SavedParameter(name, shape, {"weight": pieces}, dtypes.pop())
+
+
+def buffer_of(name: str, tensor: Any) -> SavedBuffer:
+    if not isinstance(tensor, Tensor):
+        raise Damaged(f"the buffer {shown(name)} is no tensor")
+    return SavedBuffer(name, tensor.dtype, tensor.shape, tensor.flat())
+
+
+def group_of(settings: Any, parameters: list[str], step: int, optimizer: str) -> SavedGroup:
+    """A group of parameters, with settings as torch's optimizers keep them."""
+    if not isinstance(settings, dict):
+        raise Damaged("a group of parameters is no dictionary")
+    betas = settings.get("betas", (0.9, 0.999))
+    if not isinstance(betas, (list, tuple)) or len(betas) != 2:
+        raise Refused("the optimizer's betas are not two: only Adam and AdamW can be imported")
+    if settings.get("decoupled_weight_decay") is True:
+        optimizer = "adamw"
+    return SavedGroup(
+        parameters,
+        step,
+        lr=real(settings.get("lr"), 0.0),
+        betas=(real(betas[0], 0.9), real(betas[1], 0.999)),
+        eps=real(settings.get("eps"), 1e-8),
+        weight_decay=real(settings.get("weight_decay"), 0.0),
+        optimizer=optimizer,
+    )
+
+
+def groups_by_step(settings: Any, steps: dict[str, int], optimizer: str) -> list[SavedGroup]:
+    """One group for each number of updates that its parameters have had."""
+    by_step: dict[int, list[str]] = {}
+    for name, step in steps.items():
+        by_step.setdefault(step, []).append(name)
+    return [group_of(settings, names, step, optimizer) for step, names in by_step.items()]
