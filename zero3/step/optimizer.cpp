@@ -74,17 +74,32 @@ Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dt
   return {};
 }
 
-/// Elements of a sub-group from `begin` on become these master weights, with a second moment of
-/// zero.
+/// Elements of a sub-group from `begin` on become these master weights, beside second moments that
+/// are there.
 void store_split(const SubGroup& group, std::uint64_t begin, std::span<const float> masters) {
   auto* high = reinterpret_cast<std::uint16_t*>(group.param);
   for (const float master : masters) {
-    const auto split = kernels::split_master(master, 0.0f);
+    const auto split = kernels::split_master(master, group.exp_avg_sq[begin]);
     high[begin] = split.high;
     group.master_low[begin] = split.low;
     group.exp_avg_sq[begin++] = split.exp_avg_sq;
   }
 }
+
+/// Weights of which no update has been made.
+class FirstState final : public StateSource {
+ public:
+  explicit FirstState(WeightSource& weights) noexcept : weights_(weights) {}
+  Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
+                    std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override {
+    std::fill(exp_avg.begin(), exp_avg.end(), 0.0f);
+    std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
+    return weights_.read(parameter, first, master);
+  }
+
+ private:
+  WeightSource& weights_;
+};
 
 }  // namespace
 
@@ -104,38 +119,45 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
 }
 
 /// Fills one slice of a sub-group: elements [begin, end) of it.
-Result<void> Optimizer::fill_slice(const SubGroup& group, WeightSource& weights,
-                                   std::uint64_t begin, std::uint64_t end) noexcept {
+Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
+                                   std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
   const Master kept = plan.units[group.unit].master;
   const bool apart = kept == Master::Split || kept == Master::None;
-  std::vector<float> whole(apart ? static_cast<std::size_t>(end - begin) : 0);
-  float* master = apart ? whole.data() : group.master + begin;
-  std::memset(master, 0, (end - begin) * 4);
-  if (kept != Master::None) {
-    std::memset(group.exp_avg + begin, 0, (end - begin) * 4);
-    std::memset(group.exp_avg_sq + begin, 0, (end - begin) * 4);
-  }
+  const auto count = static_cast<std::size_t>(end - begin);
+  std::vector<float> whole(apart ? count : 0);
+  const std::span<float> master{apart ? whole.data() : group.master + begin, count};
+  const bool has_moments = kept != Master::None;
+  const auto moments = [&](float* moment) {
+    return has_moments ? std::span<float>(moment + begin, count) : std::span<float>();
+  };
+  const std::array<std::span<float>, 3> arrays{master, moments(group.exp_avg),
+                                               moments(group.exp_avg_sq)};
+  for (const auto array : arrays) std::fill(array.begin(), array.end(), 0.0f);
   SubGroup part = group;
   part.image_first += begin;
   part.count = end - begin;
   for (const auto parameter : plan.layout.units[group.unit].parameters) {
     const Overlap inside = overlap(plan.layout.places[parameter], part);
     if (inside.count == 0) continue;
-    ARTESIAN_TRY_VOID(weights.read(parameter, inside.parameter_first,
-                                   {master + inside.group_first, inside.count}));
+    const auto of = [&](std::span<float> array) {
+      return array.empty() ? array : array.subspan(inside.group_first, inside.count);
+    };
+    ARTESIAN_TRY_VOID(source.read(parameter, inside.parameter_first, of(arrays[0]), of(arrays[1]),
+                                  of(arrays[2])));
   }
   if (kept == Master::Split) store_split(group, begin, whole);
   if (kept == Master::Own || kept == Master::None) {
-    static_cast<void>(kernels::narrow(master, group.param + begin * dtype_size(plan.param_dtype),
-                                      plan.param_dtype, end - begin));
+    static_cast<void>(kernels::narrow(master.data(),
+                                      group.param + begin * dtype_size(plan.param_dtype),
+                                      plan.param_dtype, count));
   }
   return {};
 }
 
-Result<void> Optimizer::initialize(
-    WeightSource& weights,
-    const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept {
+Result<void> Optimizer::initialize(StateSource& source, const Progress& progress) noexcept {
+  ARTESIAN_CHECK(!step_under_way());
+  ARTESIAN_TRY_VOID(stop_reading());
   std::vector<std::uint32_t> units(state_.layout().units.size());
   std::iota(units.begin(), units.end(), 0u);
   std::uint64_t total = 0;
@@ -147,7 +169,7 @@ Result<void> Optimizer::initialize(
   std::mutex mutex;
   std::optional<Error> first_error;
   const auto fill = [&](const SubGroup& group, std::uint64_t begin, std::uint64_t end) {
-    auto filled = fill_slice(group, weights, begin, end);
+    auto filled = fill_slice(group, source, begin, end);
     if (filled.has_value()) return;
     const std::lock_guard lock(mutex);
     if (!first_error.has_value()) first_error = std::move(filled).error();
@@ -158,8 +180,19 @@ Result<void> Optimizer::initialize(
     if (progress) progress(done, total);
     return {};
   };
-  ARTESIAN_TRY_VOID(stream_.run(units, {.write_state = true}, {.slice = fill, .after = after}));
-  return state_.ring().finish();
+  auto filled = stream_.run(units, {.write_state = true}, {.slice = fill, .after = after});
+  auto written = state_.ring().finish();
+  return filled.has_value() ? std::move(written) : std::move(filled);
+}
+
+Result<void> Optimizer::initialize(WeightSource& weights, const Progress& progress) noexcept {
+  FirstState source(weights);
+  return initialize(source, progress);
+}
+
+void Optimizer::restore_counts(std::vector<std::uint64_t> counts) noexcept {
+  ARTESIAN_CHECK(!step_under_way() && counts.size() == counts_.size(), counts.size());
+  counts_ = std::move(counts);
 }
 
 /// A sub-group's arrays from element `begin` on.
@@ -517,6 +550,18 @@ Result<void> Optimizer::read_master(
         });
   };
   return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
+}
+
+Result<void> Optimizer::read_units(const std::vector<std::uint32_t>& units,
+                                   const std::function<void(const SubGroup&)>& visit) noexcept {
+  ARTESIAN_CHECK(!step_under_way());
+  ARTESIAN_TRY_VOID(stop_reading());
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    visit(group);
+    return {};
+  };
+  ARTESIAN_TRY_VOID(stream_.run(units, {.read_state = true}, body));
+  return state_.ring().finish();
 }
 
 }  // namespace artesian::zero3

@@ -21,6 +21,7 @@
 #include "kernels/adam.h"
 #include "tiering/residency.h"
 #include "zero3/step/parameter_groups.h"
+#include "zero3/step/state_source.h"
 #include "zero3/step/sub_group_stream.h"
 #include "zero3/step/weights.h"
 
@@ -42,11 +43,14 @@ class Optimizer {
   /// Both must outlive it.
   Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options = {});
 
-  /// Fills master weights and parameters from `weights`, moments with zero, straight into their
-  /// homes; `progress(done, total)` in elements. Errors: the source's, Io, NoSpace, Timeout.
-  Result<void> initialize(
-      WeightSource& weights,
-      const std::function<void(std::uint64_t, std::uint64_t)>& progress) noexcept;
+  using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+  /// Fills master weights, parameters and moments from `source`, straight into their homes;
+  /// `progress` in elements. Between steps; whoever has gathered parameters drops them before.
+  /// Nothing is in flight afterwards, whatever came of it. Errors: the source's, Io, NoSpace,
+  /// Timeout.
+  Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
+  /// The same with moments of zero.
+  Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
   /// Begins an update while gradients are still to come: of `units`, in this order, each once its
   /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
   /// but not where some gradients come through the ring as well. `speculative`: it may be taken
@@ -88,6 +92,8 @@ class Optimizer {
   bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
   /// How many updates a parameter has had, with the one under way.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
+  /// Goes on counting from these, one for each parameter. Between steps, with no update pending.
+  void restore_counts(std::vector<std::uint64_t> counts) noexcept;
   /// XXH3-128 over names, master weights and both moments, of frozen parameters over names and what
   /// they are in fp32, in parameter order: the same for every placement. Errors: Io, Corrupt,
   /// Timeout.
@@ -97,6 +103,10 @@ class Optimizer {
   Result<void> read_master(
       std::uint32_t parameter,
       const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+  /// Calls `visit` with the state of every sub-group of `units`, in this order: arrays as they are
+  /// stored, without gradients. No update may be pending. Errors: Io, Corrupt, Timeout.
+  Result<void> read_units(const std::vector<std::uint32_t>& units,
+                          const std::function<void(const SubGroup&)>& visit) noexcept;
 
   /// Seconds in which the disk was waited for so far.
   double wait_seconds() const noexcept {
@@ -104,7 +114,7 @@ class Optimizer {
   }
 
  private:
-  Result<void> fill_slice(const SubGroup& group, WeightSource& weights, std::uint64_t begin,
+  Result<void> fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                           std::uint64_t end) noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
