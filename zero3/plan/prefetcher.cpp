@@ -232,6 +232,14 @@ Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
   return dropped;
 }
 
+Result<void> Prefetcher::drop_all() noexcept {
+  for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
+    if (!streamed(unit)) ARTESIAN_TRY_VOID(residency_.unpin(unit));
+    ARTESIAN_TRY_VOID(drop(unit));
+  }
+  return {};
+}
+
 Result<void> Prefetcher::clear() noexcept {
   auto cleared = residency_.clear();
   follow_all();

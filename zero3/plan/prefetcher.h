@@ -73,7 +73,7 @@ class Prefetcher {
 
   Prefetcher(const Layout& layout, tiering::UnitSlots& residency, const PrefetchLimits& limits);
 
-  /// Gathers the persistent units, once. Errors: Io, Corrupt, Exhausted.
+  /// Gathers the persistent units, once, or again after drop_all(). Errors: Io, Corrupt, Exhausted.
   Result<void> gather_persistent() noexcept;
   /// Begins a step anew, in the course of steps.
   void begin_step() noexcept;
@@ -99,7 +99,10 @@ class Prefetcher {
   /// Between steps, when nothing is to change the parameters any more: fetches ahead what the next
   /// step begins with. Errors: Io, Timeout.
   Result<void> look_ahead_to_next_step() noexcept;
-  /// Drops everything, also the persistent units.
+  /// Between steps, when all homes are to change: drops everything, also the persistent units.
+  /// gather_persistent() comes next. Errors: Io, Timeout.
+  Result<void> drop_all() noexcept;
+  /// The end of it all: drops everything.
   Result<void> clear() noexcept;
   /// Whether a slot that the unit has in this step, before it is used for the first time, is its
   /// slot until then, going by the last 16 steps. Where units lie in each other's way, a demand

@@ -191,7 +191,11 @@ Result<SavedCheckpoint> CheckpointSaver::commit_save(Save& save) noexcept {
     }
     return std::move(outcome).error();
   }
-  SavedCheckpoint saved{.tag = save.draft.tag, .link = save.draft.link, .step = save.step};
+  SavedCheckpoint saved{.tag = save.draft.tag,
+                        .link = save.draft.link,
+                        .step = save.step,
+                        .bytes_written = 0,
+                        .files = save.manifest.files};
   for (DataFile& file : save.files) {
     if (file.snapshot == nullptr) continue;
     saved.bytes_written += file.snapshot->bytes_written();

@@ -41,6 +41,7 @@ struct SavedCheckpoint {
   CheckpointLink link{};
   std::uint64_t step = 0;
   std::uint64_t bytes_written = 0;  // of blocks
+  std::vector<SavedDataFile> files{};
 };
 
 class CheckpointSaver {

@@ -33,7 +33,8 @@ StepCore::StepCore(ModelShape shape, const Config& config, const StepCoreOptions
       options_(options),
       executor_(executor),
       scaler_(config.param_dtype, config.loss_scale),
-      guard_(config_) {}
+      guard_(config_),
+      run_id_(options.run_id != 0 ? options.run_id : random_run_id()) {}
 
 Result<std::unique_ptr<StepCore>> StepCore::create(ModelShape shape, const Config& config,
                                                    const StepCoreOptions& options,
@@ -69,6 +70,8 @@ Result<void> StepCore::build() {
   if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
   }
+  checkpoints_ = std::make_unique<Checkpoints>(shape_.parameters, state_->placement(), *optimizer_,
+                                               files(), run_id_);
   figures_ = std::make_unique<StepFigures>(
       FigureSources{.state = *state_,
                     .residency = *residency_,
@@ -117,20 +120,18 @@ Result<void> StepCore::create_state(Placement placement) {
   for (const std::string& note : paths.notes) log(LogLevel::Info, note);
   ARTESIAN_TRY(engine, make_io_engine(config_, paths.io));
   io_ = std::move(engine);
-  ModelStateOptions state_options{
-      .placement = std::move(placement),
-      .paths = std::move(paths),
-      .run_id = options_.run_id != 0 ? options_.run_id : random_run_id(),
-      .rank = options_.rank,
-      .verify = verify_of(config_.artesian.verify),
-      .pin_memory =
-          config_.zero.offload_param.pin_memory && config_.zero.offload_optimizer.pin_memory,
-      .wait_seconds = options_.wait_seconds,
-      .timeline = options_.timeline,
-      .device = &device,
-      .host_nodes = std::move(nodes)};
-  FileSystem& files = options_.files != nullptr ? *options_.files : system_files();
-  ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io_, files, executor_));
+  ModelStateOptions state_options{.placement = std::move(placement),
+                                  .paths = std::move(paths),
+                                  .run_id = run_id_,
+                                  .rank = options_.rank,
+                                  .verify = verify_of(config_.artesian.verify),
+                                  .pin_memory = config_.zero.offload_param.pin_memory &&
+                                                config_.zero.offload_optimizer.pin_memory,
+                                  .wait_seconds = options_.wait_seconds,
+                                  .timeline = options_.timeline,
+                                  .device = &device,
+                                  .host_nodes = std::move(nodes)};
+  ARTESIAN_TRY(made, ModelState::create(std::move(state_options), *io_, files(), executor_));
   state_ = std::move(made);
   const pinned::NodePolicy taken = state_->host_pool().statistics().nodes;
   if (!taken.nodes.empty()) log(LogLevel::Info, "host memory lies " + describe(taken));
@@ -155,12 +156,14 @@ Result<void> StepCore::check(StepCall call, const char* name) const {
 /// Why a call is out of order, and which comes first.
 std::string StepCore::advice(StepCall call) const {
   if (call == StepCall::Initialize) return "the engine has its weights; create another one";
+  const bool checkpoint = call == StepCall::Save || call == StepCall::Load;
   switch (step_state_) {
     case StepState::Unfilled: return "the engine has no weights yet; call initialize() first";
     case StepState::Forward:
     case StepState::Backward: return "a pass is under way; end it first";
     case StepState::Broken: return "a pass broke off in the middle; call abandon_step() first";
     case StepState::AwaitsBackward:
+      if (checkpoint) break;
       if (call == StepCall::Step) {
         return "the last forward() has had no backward(); call backward() first";
       }
@@ -172,6 +175,10 @@ std::string StepCore::advice(StepCall call) const {
       }
       break;
     default: break;
+  }
+  if (checkpoint) {
+    return "a step is under way, and checkpoints are of whole ones; call step() or abandon_step() "
+           "first";
   }
   if (call == StepCall::BeginBackward) return "no forward() waits for it; call forward() first";
   if (call == StepCall::BeginForward) {
@@ -192,10 +199,14 @@ auto StepCore::of_no_step(const Read& read) {
   return result;
 }
 
-Result<void> StepCore::initialize(
-    WeightSource& weights, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+Result<void> StepCore::initialize(WeightSource& weights, const Optimizer::Progress& progress) {
   ARTESIAN_TRY_VOID(check(StepCall::Initialize, "initialize"));
   ARTESIAN_TRY_VOID(remember(optimizer_->initialize(weights, progress)));
+  return become_ready();
+}
+
+/// The homes are filled.
+Result<void> StepCore::become_ready() {
   ARTESIAN_TRY_VOID(remember(prefetcher_->gather_persistent()));
   figures_->start();
   step_state_ = StepState::Ready;
@@ -551,6 +562,7 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rat
     const double multiplier = 1.0 / (result.loss_scale * clip);
     ARTESIAN_TRY_VOID(optimizer_->begin_step(step_constants(result.lr, multiplier)));
     ++updates_;
+    last_rate_ = result.lr;
   }
   // Skipped as any other, all of it is taken back.
   step_state_ = !result.end.has_value() ? StepState::Ready
@@ -620,6 +632,7 @@ std::string StepCore::describe_io() const {
 Result<void> StepCore::close() {
   if (step_state_ == StepState::Closed) return {};
   step_state_ = StepState::Closed;
+  auto saved = checkpoints_ ? checkpoints_->close() : Result<void>();
   auto cleared = prefetcher_ ? prefetcher_->clear() : Result<void>();
   auto closed = state_ ? state_->close() : Result<void>();
   for (const auto* outcome : {&cleared, &closed}) {
@@ -627,7 +640,7 @@ Result<void> StepCore::close() {
     stalled_ = stalled_ || stalled;
   }
   if (!cleared.has_value()) return cleared;
-  return closed;
+  return closed.has_value() ? std::move(saved) : std::move(closed);
 }
 
 StepCore::~StepCore() {
@@ -636,6 +649,7 @@ StepCore::~StepCore() {
     if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
   }
   if (!stalled_) return;
+  keep_for_ever(std::move(checkpoints_));
   keep_for_ever(std::move(optimizer_));
   keep_for_ever(std::move(gradients_));
   keep_for_ever(std::move(residency_));

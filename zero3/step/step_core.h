@@ -3,11 +3,12 @@
 // hands over gradients; gathering, look-ahead, the norm, loss scale and guard, the deferred update
 // and the update under backward are here.
 //
-//   create, initialize                                      once
+//   create, initialize or load_checkpoint                   once
 //     begin_forward, { enter, leave }*, end_forward         a group of micro-batches
 //     begin_backward, { enter, add, leave }*, end_backward  its gradients
 //     step                                                  after 1 and more micro-batches
 //     begin_evaluation, { enter, leave }*, end_evaluation   between two of the above
+//     save_checkpoint, load_checkpoint                      between steps
 //
 // Which call is legal when is the table in step_state.h; one that is not is an error that leaves
 // everything as it was. The update of a step is fixed by step() and made when the next forward, or
@@ -31,6 +32,8 @@
 #include "base/timeline.h"
 #include "zero3/config/config.h"
 #include "zero3/plan/prefetcher.h"
+#include "zero3/step/checkpoint_load.h"
+#include "zero3/step/checkpoints.h"
 #include "zero3/step/gradients.h"
 #include "zero3/step/optimizer.h"
 #include "zero3/step/parameter_groups.h"
@@ -96,8 +99,7 @@ class StepCore {
   StepCore& operator=(const StepCore&) = delete;
 
   /// Fills the home tiers. Errors: the source's, Io, NoSpace.
-  Result<void> initialize(WeightSource& weights,
-                          const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+  Result<void> initialize(WeightSource& weights, const Optimizer::Progress& progress);
 
   /// Whether begin_forward() of so many micro-batches is in order now; nothing is changed.
   Result<void> check_forward(std::uint64_t micro_batches, const char* call) const;
@@ -157,6 +159,26 @@ class StepCore {
   /// `refused`: its batch could not be taken. Errors: Io, Timeout.
   Result<void> end_evaluation(bool refused);
 
+  /// Checkpoints::open: where save_checkpoint() saves from now on, in place of an earlier folder.
+  /// What is loaded before, or after, is what the next checkpoint descends from. Errors: those of
+  /// Checkpoints::open, which end nothing.
+  Result<void> open_checkpoints(const CheckpointPlace& place);
+  /// The folder's side; not open before open_checkpoints().
+  const Checkpoints& checkpoints() const noexcept { return *checkpoints_; }
+  /// Saves the state after the last step, between steps alone: completes its update first. Returns
+  /// when the checkpoint is durable. What it moves and takes is of no step. A folder that the
+  /// request names is opened, unless it is the one that is; all its checkpoints are kept. Errors:
+  /// Invalid (out of order, no folder); those of open_checkpoints(); those of Checkpoints::finish,
+  /// which end nothing; Io, Corrupt, Timeout of the tiers, which end the run: state_of_step()
+  /// tells.
+  Result<SavedCheckpoint> save_checkpoint(const SaveRequest& request);
+  /// In place of initialize(), or between two steps: weights, moments and all that the next step
+  /// depends on become those of a checkpoint. `progress` in elements. Errors: those of
+  /// CheckpointLoad::open, which change nothing; Io, Corrupt of the checkpoint, after which there
+  /// are no weights, for another load or initialize(); those of the tiers, which end the run.
+  Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request,
+                                           const Optimizer::Progress& progress = {});
+
   /// Optimizer::digest and Optimizer::read_master, of no step. Errors: Io, Corrupt, Timeout;
   /// Invalid (out of order); read_master also the sink's, which end nothing.
   Result<std::string> digest();
@@ -176,6 +198,7 @@ class StepCore {
   StepState state_of_step() const noexcept { return step_state_; }
   const ModelShape& shape() const noexcept { return shape_; }
   const Config& config() const noexcept { return config_; }
+  DType compute_dtype() const noexcept { return options_.compute_dtype; }
   const Placement& placement() const noexcept { return state_->placement(); }
   const Layout& layout() const noexcept { return state_->layout(); }
   ModelState& state() noexcept { return *state_; }
@@ -209,6 +232,14 @@ class StepCore {
   void begin_step();
   StepConstants step_constants(double learning_rate, double multiplier) const;
   double scheduled_rate() const noexcept;
+  Result<void> become_ready();
+  Result<void> open_for(const SaveRequest& request);
+  FileSystem& files() const noexcept {
+    return options_.files != nullptr ? *options_.files : system_files();
+  }
+  TrainingState training_state() const;
+  std::vector<SavedGroup> saved_groups() const;
+  void restore(const CheckpointLoad& load);
   Result<void> begin_update_under_backward(const BackwardRequest& request);
   Result<void> take_step_back();
   Result<void> bring_rows_to_host();
@@ -237,6 +268,7 @@ class StepCore {
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<UnderBackward> under_backward_;
   std::unique_ptr<StepFigures> figures_;
+  std::unique_ptr<Checkpoints> checkpoints_;
   PassCounters counters_;
   LossScaler scaler_;
   StepGuard guard_;
@@ -245,8 +277,12 @@ class StepCore {
   std::optional<Error> end_;  // why the run ended
   bool stalled_ = false;      // transfers are still in flight, and the disk does not answer
 
-  std::uint64_t step_ = 0;     // steps done, skipped ones included
-  std::uint64_t updates_ = 0;  // steps that were not skipped
+  const std::uint64_t run_id_;
+  std::optional<CheckpointLink> last_link_;  // what the next checkpoint descends from
+
+  std::uint64_t step_ = 0;           // steps done, skipped ones included
+  std::uint64_t updates_ = 0;        // steps that were not skipped
+  std::optional<double> last_rate_;  // of the last of these
   // Of the step under way:
   std::uint64_t micro_batches_ = 0;  // forward and backward done
   std::uint64_t tokens_ = 0;

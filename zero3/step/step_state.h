@@ -45,8 +45,10 @@ enum class StepCall : std::uint8_t {
   ReadState,
   WriteState,
   AbandonStep,
+  Save,
+  Load,
 };
-inline constexpr std::size_t step_calls = 11;
+inline constexpr std::size_t step_calls = 13;
 
 /// True if the call is in order. Close, which is always, has no row.
 constexpr bool is_legal(StepState state, StepCall call) noexcept {
@@ -68,6 +70,8 @@ constexpr bool is_legal(StepState state, StepCall call) noexcept {
     case StepCall::AbandonStep:
       return is_one_of(S::Ready, S::Forward, S::AwaitsBackward, S::Backward, S::Accumulated,
                        S::Full, S::Broken);
+    case StepCall::Save: return is_one_of(S::Ready);
+    case StepCall::Load: return is_one_of(S::Unfilled, S::Ready);
   }
   return false;
 }
@@ -77,6 +81,7 @@ static_assert(!is_legal(StepState::Full, StepCall::BeginForward));
 static_assert(!is_legal(StepState::Begun, StepCall::Evaluate));  // weights of two steps
 static_assert(!is_legal(StepState::Begun, StepCall::AbandonStep));
 static_assert(!is_legal(StepState::Broken, StepCall::Step));
+static_assert(!is_legal(StepState::Accumulated, StepCall::Save));  // gradients are no state
 static_assert(!is_legal(StepState::Failed, StepCall::ReadState));
 static_assert(!is_legal(StepState::Closed, StepCall::AbandonStep));
 

@@ -15,10 +15,10 @@ using C = StepCall;
 
 TEST(StepState, EachStateLetsThroughExactlyTheseCalls) {
   const std::map<S, std::set<C>> legal = {
-      {S::Unfilled, {C::Initialize}},
+      {S::Unfilled, {C::Initialize, C::Load}},
       {S::Ready,
-       {C::BeginForward, C::FinishUpdate, C::Evaluate, C::ReadState, C::WriteState,
-        C::AbandonStep}},
+       {C::BeginForward, C::FinishUpdate, C::Evaluate, C::ReadState, C::WriteState, C::AbandonStep,
+        C::Save, C::Load}},
       {S::Forward, {C::EndForward, C::AbandonStep}},
       {S::AwaitsBackward,
        {C::BeginBackward, C::FinishUpdate, C::Evaluate, C::ReadState, C::AbandonStep}},

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "zero3/plan/checkpoint_layout.h"
+#include "zero3/plan/placement.h"
+
+namespace artesian::zero3 {
+
+/// The units of one data file of a checkpoint, and the image of each, in the same order.
+struct SavedUnits {
+  std::vector<std::uint32_t> units;
+  std::vector<SavedImage> images;
+  std::vector<std::size_t> image_of;  // by unit of the layout; nowhere: it is not in this file
+  static constexpr std::size_t nowhere = ~std::size_t{0};
+};
+
+/// Trained ones come apart from frozen ones, whose bytes are the same in each checkpoint.
+SavedUnits trained_units(const Placement& placement);
+SavedUnits frozen_units(const Placement& placement);
+
+}  // namespace artesian::zero3

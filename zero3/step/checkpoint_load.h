@@ -1,0 +1,77 @@
+// CheckpointLoad: a checkpoint that is to become the state of a training, whatever placement that
+// has. Opening it compares the checkpoint with the model, before anything of the training changes;
+// then it is the source that the state is filled from. It tells its own faults from the tiers'.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "zero3/step/checkpoint_reader.h"
+#include "zero3/step/weights.h"
+
+namespace artesian::zero3 {
+
+struct LoadRequest {
+  std::string directory{};
+  std::string tag{};  // empty: the one in `latest`
+  Strict strict = Strict::Yes;
+  /// False: weights alone; moments are zero, and counts start anew, the loss scale, too.
+  bool optimizer_states = true;
+  /// False: master weights are what the parameters are in the training's precision.
+  bool from_fp32_weights = true;
+  /// For parameters that the checkpoint left out, or, not strict, does not have. May be null.
+  WeightSource* rest = nullptr;
+};
+
+struct LoadedCheckpoint {
+  std::string tag{};
+  CheckpointManifest manifest{};
+  std::map<std::string, std::string> client{};  // files of the caller's, by name
+  std::vector<std::string> missing{};           // the model's parameters that it did not have
+  std::vector<std::string> unexpected{};        // its parameters that the model does not have
+};
+
+class CheckpointLoad final : public StateSource {
+ public:
+  /// The request's source must outlive it. `dtype`: of the training's parameters. Errors: those of
+  /// CheckpointReader::open and match_names; Invalid: what is missing has no source; those of
+  /// reading the caller's files.
+  static Result<std::unique_ptr<CheckpointLoad>> open(FileSystem& files, const LoadRequest& request,
+                                                      const std::vector<ParameterSpec>& parameters,
+                                                      DType dtype);
+
+  Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
+                    std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override;
+  /// True if a read has failed: then it is not the tiers that are at fault.
+  bool failed() const noexcept;
+
+  /// How many updates each of the model's parameters has had.
+  std::vector<std::uint64_t> update_counts() const;
+  bool optimizer_states() const noexcept { return request_.optimizer_states; }
+  const CheckpointManifest& manifest() const noexcept { return reader_->manifest(); }
+  /// What was loaded, for the caller.
+  LoadedCheckpoint loaded() const;
+
+ private:
+  CheckpointLoad(const LoadRequest& request, DType dtype) : request_(request), dtype_(dtype) {}
+  Result<void> check_missing(const std::vector<ParameterSpec>& parameters) const;
+  Result<void> read_client_files();
+  Result<void> read_array(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
+                          std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept;
+
+  const LoadRequest request_;
+  const DType dtype_;
+  std::unique_ptr<CheckpointReader> reader_;
+  NameMatch match_;
+  std::map<std::string, std::string> client_;
+  mutable std::mutex mutex_;
+  bool failed_ = false;
+};
+
+}  // namespace artesian::zero3

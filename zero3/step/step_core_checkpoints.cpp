@@ -1,0 +1,114 @@
+// The part of StepCore that saves what it is, and becomes what was saved.
+#include <algorithm>
+#include <utility>
+
+#include "zero3/step/step_core.h"
+
+namespace artesian::zero3 {
+
+Result<void> StepCore::open_checkpoints(const CheckpointPlace& place) {
+  if (step_state_ == StepState::Closed) return check(StepCall::Save, "open_checkpoints");
+  if (checkpoints_->is_open()) ARTESIAN_TRY_VOID(checkpoints_->close());
+  ARTESIAN_TRY_VOID(checkpoints_->open(place));
+  if (last_link_.has_value()) checkpoints_->go_on_from(*last_link_);
+  return {};
+}
+
+TrainingState StepCore::training_state() const {
+  TrainingState state;
+  state.step = step_;
+  state.updates = updates_;
+  for (std::uint32_t parameter = 0; parameter < shape_.parameters.size(); ++parameter) {
+    state.parameter_steps.push_back(optimizer_->update_count(parameter));
+  }
+  state.skipped_in_a_row = guard_.skipped_in_a_row();
+  state.scaler = scaler_.state();
+  return state;
+}
+
+/// Groups as they were in the last update, or will be in the first one; frozen parameters have
+/// none.
+std::vector<SavedGroup> StepCore::saved_groups() const {
+  const StepConstants constants = step_constants(last_rate_.value_or(scheduled_rate()), 1.0);
+  std::vector<SavedGroup> groups;
+  for (const GroupStep& group : constants.groups) {
+    groups.push_back({.optimizer = config_.optimizer.decoupled_decay ? "adamw" : "adam",
+                      .beta1 = group.beta1,
+                      .beta2 = group.beta2,
+                      .eps = group.eps,
+                      .weight_decay = group.weight_decay,
+                      .lr = group.lr,
+                      .step = 0,
+                      .parameters = {}});
+  }
+  for (std::uint32_t parameter = 0; parameter < shape_.parameters.size(); ++parameter) {
+    const ParameterSpec& spec = shape_.parameters[parameter];
+    if (!spec.trainable) continue;
+    SavedGroup& group = groups[spec.group];
+    group.step = std::max(group.step, optimizer_->update_count(parameter));
+    group.parameters.push_back(parameter);
+  }
+  return groups;
+}
+
+/// Where only the save says where it goes, nothing is kept in reserve, or removed.
+Result<void> StepCore::open_for(const SaveRequest& request) {
+  const bool open = checkpoints_->is_open();
+  if (!request.directory.empty()) {
+    if (open && checkpoints_->directory() == request.directory) return {};
+    return open_checkpoints({.directory = request.directory, .keep = 0, .reserve = false});
+  }
+  if (open) return {};
+  return make_error(ErrorCode::Invalid,
+                    "save_checkpoint(): got no folder; name one, or call open_checkpoints() first");
+}
+
+Result<SavedCheckpoint> StepCore::save_checkpoint(const SaveRequest& request) {
+  ARTESIAN_TRY_VOID(check(StepCall::Save, "save_checkpoint"));
+  ARTESIAN_TRY_VOID(open_for(request));
+  ARTESIAN_TRY_VOID(remember(complete_pending()));
+  const StepFigures::Mark before = figures_->mark();
+  const auto read = remember(checkpoints_->save(request, training_state(), saved_groups()));
+  auto saved = checkpoints_->finish();
+  figures_->leave_out(before);
+  if (saved.has_value()) last_link_ = saved->link;
+  if (!read.has_value()) return read.error();
+  return saved;
+}
+
+void StepCore::restore(const CheckpointLoad& load) {
+  optimizer_->restore_counts(load.update_counts());
+  const bool all = load.optimizer_states();
+  const TrainingState fresh{.scaler = LossScaler(config_.param_dtype, config_.loss_scale).state()};
+  const TrainingState& state = all ? load.manifest().state : fresh;
+  step_ = state.step;
+  updates_ = state.updates;
+  last_rate_.reset();
+  scaler_.restore(state.scaler);
+  guard_.restore_skipped_in_a_row(state.skipped_in_a_row);
+  last_link_.reset();
+  if (!all) return;  // what comes next descends from nothing
+  last_link_ = load.manifest().link;
+  if (checkpoints_->is_open()) checkpoints_->go_on_from(*last_link_);
+}
+
+Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
+                                                   const Optimizer::Progress& progress) {
+  ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
+  ARTESIAN_TRY(load,
+               CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype));
+  if (step_state_ == StepState::Ready) {
+    ARTESIAN_TRY_VOID(remember(complete_pending()));
+    ARTESIAN_TRY_VOID(remember(prefetcher_->drop_all()));
+    step_state_ = StepState::Unfilled;
+  }
+  auto filled = optimizer_->initialize(*load, progress);
+  if (!filled.has_value()) {
+    return load->failed() ? std::move(filled).error() : fail(std::move(filled).error());
+  }
+  restore(*load);
+  ARTESIAN_TRY_VOID(become_ready());
+  return load->loaded();
+}
+
+}  // namespace artesian::zero3
