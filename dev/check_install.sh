@@ -67,6 +67,15 @@ cp examples/own_trainer/ds_config.json "$work"
 awk '/^loss .* -> / { exit !($4 + 0 < $2 / 2 && $7 > 500 && $10 > 500) }' "$work/trained" ||
   fail "own_trainer: the loss did not halve, or NVMe did not move 500 MB each way"
 [ ! -e "$work/own-trainer-nvme" ] || fail "own_trainer left files"
+# Stopped after 20 steps, it goes on to what the run that was not has.
+rm -rf "$work/checkpoints"
+(cd "$work" && own_trainer/own_trainer ds_config.json 20 checkpoints) >/dev/null
+(cd "$work" && own_trainer/own_trainer ds_config.json 30 checkpoints) | tee "$work/went-on"
+grep -q '^goes on from global_step20$' "$work/went-on" || fail "own_trainer did not go on"
+last_step() { sed -n 's/^\(step  30 .*\)  [0-9.]* s a step$/\1/p' "$1"; }
+[ -n "$(last_step "$work/trained")" ] || fail "own_trainer printed no step 30"
+[ "$(last_step "$work/trained")" = "$(last_step "$work/went-on")" ] ||
+  fail "own_trainer went on to something else"
 "$work/whole/bin/artesian" --version
 "$work/whole/bin/aio_bench" --help >/dev/null || fail "the installed aio_bench does not run"
 echo "check_install: all well"

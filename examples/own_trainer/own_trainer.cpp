@@ -2,7 +2,11 @@
 // classifier of points on five spirals, a chain of residual blocks. Its state takes 30 MB; the
 // engine gets 5 MiB of device memory and 8 MiB of host memory.
 //
-// Usage: own_trainer [DEEPSPEED_CONFIG [STEPS]]
+// Usage: own_trainer [DEEPSPEED_CONFIG [STEPS [CHECKPOINTS]]]
+//
+// With a folder for checkpoints it saves there at the end, and goes on from what it finds there: as
+// many steps in all, to the same bits, since LibTorch's generator, which draws the points, is part
+// of a checkpoint.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <zero3/torch/engine.h>
@@ -85,15 +89,30 @@ Result<double> accuracy(zero3::Engine& engine, const Points& points) {
   return (classified == points.targets).to(at::kDouble).mean().item<double>();
 }
 
-Result<void> train(const std::string& config_path, int steps) {
+/// Fills the engine with what was saved, or with random weights. Returns the steps done so far.
+Result<int> begin(zero3::Engine& engine, const SpiralClassifier& model,
+                  const std::string& checkpoints) {
+  if (!checkpoints.empty()) {
+    ARTESIAN_TRY_VOID(engine.open_checkpoints({.directory = checkpoints, .keep = 1}));
+    if (!engine.checkpoints().found().latest.empty()) {
+      ARTESIAN_TRY(loaded, engine.load_checkpoint({.directory = checkpoints}));
+      std::printf("goes on from %s\n", loaded.tag.c_str());
+      return static_cast<int>(loaded.manifest.state.step);
+    }
+  }
+  zero3::RandomWeights weights(model.parameters(), /*seed=*/1);
+  ARTESIAN_TRY_VOID(engine.initialize(weights));  // straight to their homes on NVMe
+  return 0;
+}
+
+Result<void> train(const std::string& config_path, int steps, const std::string& checkpoints) {
   at::manual_seed(1);
+  const Points held_out = make_points(500);
   SpiralClassifier model;
   ARTESIAN_TRY(config, zero3::read_config(config_path, {}));
   ARTESIAN_TRY(engine, zero3::Engine::create(model, config, {}));
-  zero3::RandomWeights weights(model.parameters(), /*seed=*/1);
-  ARTESIAN_TRY_VOID(engine->initialize(weights));  // straight to their homes on NVMe
+  ARTESIAN_TRY(done, begin(*engine, model, checkpoints));
 
-  const Points held_out = make_points(500);
   const auto samples = static_cast<std::int64_t>(config.micro_batch_size);
   double first_loss = 0.0;
   double last_loss = 0.0;
@@ -104,11 +123,11 @@ Result<void> train(const std::string& config_path, int steps) {
     bytes_read += completed->bytes_nvme_read;
     bytes_written += completed->bytes_nvme_write;
   };
-  for (int step = 1; step <= steps; ++step) {
+  for (int step = done + 1; step <= steps; ++step) {
     for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
       const Points points = make_points(samples);
       ARTESIAN_TRY(loss, engine->forward({points.input, points.targets}));
-      if (step == 1 && micro == 0) first_loss = loss;
+      if (step == done + 1 && micro == 0) first_loss = loss;
       ARTESIAN_TRY_VOID(engine->backward());
     }
     count(engine->take_completed());  // the step before, whose update this forward has brought
@@ -123,14 +142,18 @@ Result<void> train(const std::string& config_path, int steps) {
   count(engine->take_completed());
   std::printf("loss %.4f -> %.4f, NVMe read %.1f MB, written %.1f MB\n", first_loss, last_loss,
               static_cast<double>(bytes_read) * 1e-6, static_cast<double>(bytes_written) * 1e-6);
-  return engine->close();  // nothing is left on the disk
+  if (!checkpoints.empty()) {
+    ARTESIAN_TRY(saved, engine->save_checkpoint({}));
+    std::printf("saved %s\n", saved.tag.c_str());
+  }
+  return engine->close();  // nothing else is left on the disk
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto outcome =
-      train(argc > 1 ? argv[1] : "ds_config.json", argc > 2 ? std::atoi(argv[2]) : 60);
+  const auto outcome = train(argc > 1 ? argv[1] : "ds_config.json",
+                             argc > 2 ? std::atoi(argv[2]) : 60, argc > 3 ? argv[3] : "");
   if (outcome.has_value()) return 0;
   std::fprintf(stderr, "own_trainer: error: %s\n", outcome.error().to_string().c_str());
   return 1;

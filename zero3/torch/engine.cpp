@@ -13,6 +13,7 @@
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/first_calls.h"
 #include "zero3/torch/from_torch.h"
+#include "zero3/torch/saved_facts.h"
 #include "zero3/torch/unit_graphs.h"
 
 namespace artesian::zero3 {
@@ -244,6 +245,32 @@ bool Engine::weights_readable() const noexcept {
 Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
   return impl_->core->read_master(parameter, sink);
+}
+
+Result<void> Engine::open_checkpoints(const CheckpointPlace& place) {
+  return impl_->core->open_checkpoints(place);
+}
+
+const Checkpoints& Engine::checkpoints() const noexcept {
+  return impl_->core->checkpoints();
+}
+
+Result<SavedCheckpoint> Engine::save_checkpoint(SaveRequest request) {
+  ARTESIAN_TRY(random, generator_states(impl_->compute.torch));
+  request.random.merge(random);
+  request.machine.merge(facts_of_bits(impl_->compute.torch, impl_->core->compute_dtype()));
+  return impl_->core->save_checkpoint(request);
+}
+
+Result<LoadedCheckpoint> Engine::load_checkpoint(const LoadRequest& request,
+                                                 const Progress& progress) {
+  ARTESIAN_TRY(loaded, impl_->core->load_checkpoint(request, progress));
+  impl_->tensors->bump_versions();
+  if (!request.optimizer_states) return loaded;
+  ARTESIAN_TRY_VOID(restore_generators(loaded.manifest.state.random, impl_->compute.torch));
+  note_other_facts(loaded.manifest.machine,
+                   facts_of_bits(impl_->compute.torch, impl_->core->compute_dtype()));
+  return loaded;
 }
 
 const Placement& Engine::placement() const noexcept {

@@ -1,7 +1,7 @@
 // The training engine: a Module, a Config and initial weights become a training run whose state
 // lives in tiers. The loop is the caller's, as in PyTorch:
 //
-//   create, initialize                                 once
+//   create, initialize or load_checkpoint              once
 //     forward, backward                                for each micro-batch,
 //     or forward_backward                              for several, which moves fewer bytes
 //     step                                             after 1 to accumulation_steps of them; the
@@ -9,6 +9,7 @@
 //     evaluate                                         at any time, but where backward has begun
 //                                                      the update, which is until step(): changes
 //                                                      no bit of the training
+//     save_checkpoint                                  between steps
 //   close
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
@@ -33,6 +34,8 @@
 #include "tiering/disk/stripe.h"
 #include "zero3/config/config.h"
 #include "zero3/plan/placement.h"
+#include "zero3/step/checkpoint_load.h"
+#include "zero3/step/checkpoints.h"
 #include "zero3/step/config_file.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/step_request.h"
@@ -146,6 +149,28 @@ class Engine {
   /// counted in StepResult. Errors: as digest, and the sink's, which poison nothing.
   Result<void> read_master(std::uint32_t parameter,
                            const std::function<Result<void>(std::span<const float>)>& sink);
+
+  /// A folder for save_checkpoint() without one: room for a checkpoint is kept there, and so many
+  /// of the newest stay. Errors: Busy (another process saves there), NoSpace, Io, Invalid, Timeout;
+  /// they end nothing.
+  Result<void> open_checkpoints(const CheckpointPlace& place);
+  /// The folder's side: what it held, bytes of a checkpoint.
+  const Checkpoints& checkpoints() const noexcept;
+  /// Saves the training as it is after the last step: weights, moments, counts, loss scale, what
+  /// LibTorch's default generators are at, the caller's files. Returns when it is durable; the
+  /// former checkpoint stays until then. Between steps alone. A fault of the folder or its disk is
+  /// an error that changes nothing, and the training may go on. Errors: Invalid (out of order, tag,
+  /// names, no folder), Busy, NoSpace, Io, Timeout; those of the tiers, which end the run.
+  Result<SavedCheckpoint> save_checkpoint(SaveRequest request);
+  /// Becomes what was saved, whatever placement, budgets and precision there are now: in place of
+  /// initialize(), or between steps. The next step gives the bits that it would have given there,
+  /// on the same machine with as many threads. Errors: Invalid (no such checkpoint, names, shapes),
+  /// Corrupt, Unsupported: of the checkpoint, found before anything changes; Corrupt, Io: found
+  /// while reading it, after which there are no weights, for another load or initialize(); those of
+  /// the tiers, which end the run.
+  Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request,
+                                           const Progress& progress = {});
+
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
   /// How many updates the parameter has had, with one that is under way: those that its bias

@@ -142,6 +142,12 @@ class Equality : public testing::Test {
   }
   static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
   Outcome train(const Choice& run, const Config& config, const EngineOptions& given);
+  /// What it is made of.
+  std::unique_ptr<Engine> make_engine(const Choice& run, const Config& config,
+                                      const EngineOptions& given = {});
+  void run_steps(Engine& engine, const Choice& run, std::size_t first, std::size_t last,
+                 std::vector<StepResult>& steps) const;
+  static std::string digest_of(Engine& engine, std::vector<StepResult>& steps);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
   /// Each factor by chance; `stream` tells tests apart.
   static Choice random_choice(std::uint64_t stream, std::uint64_t seed);
@@ -304,34 +310,27 @@ inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Co
   return engine;
 }
 
-inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
-                                         const EngineOptions& given) {
-  Outcome outcome;
+inline std::unique_ptr<Engine> Equality::make_engine(const Choice& run, const Config& config,
+                                                     const EngineOptions& given) {
   Module& module = module_of(run);
   EngineOptions options = given;
   options.split_master = run[Masters] == 0;
   options.input_elements = input_elements(module);
   auto engine = create_patiently(module, config, options);
   EXPECT_TRUE(engine.has_value()) << engine.error().to_string();
-  if (!engine.has_value()) return outcome;
-  outcome.split = splits_a_unit((*engine)->placement());
-  for (const UnitPlacement& unit : (*engine)->placement().units) {
-    outcome.split_masters = outcome.split_masters || unit.master == Master::Split;
-  }
-  const std::vector<bool>& under_backward = (*engine)->units_under_backward();
-  outcome.units_under_backward = std::count(under_backward.begin(), under_backward.end(), true);
-  for (const Tier tier : {Tier::Device, Tier::Host, Tier::Nvme}) {
-    outcome.inputs[static_cast<std::size_t>(tier)] = (*engine)->placement().inputs.bytes_in(tier);
-  }
-  RandomWeights weights(module.parameters(), 1);
-  const auto initialized = (*engine)->initialize(weights);
-  EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
+  return engine.has_value() ? std::move(engine).value() : nullptr;
+}
+
+/// Steps [first, last) of a run, with the batches that they always have.
+inline void Equality::run_steps(Engine& engine, const Choice& run, std::size_t first,
+                                std::size_t last, std::vector<StepResult>& steps) const {
+  const Config& config = engine.config();
   const auto collect = [&] {  // a step with all its figures
-    const auto done = (*engine)->take_completed();
-    if (done.has_value()) outcome.steps[static_cast<std::size_t>(done->step) - 1] = *done;
+    const auto done = engine.take_completed();
+    if (done.has_value()) steps[static_cast<std::size_t>(done->step) - 1] = *done;
   };
-  std::uint64_t draw = 0;
-  for (std::size_t step = 0; step < scale.steps; ++step) {
+  std::uint64_t draw = first * config.accumulation_steps * 2 * scale.samples * scale.length;
+  for (std::size_t step = first; step < last; ++step) {
     std::vector<TokenBatch> micro_batches;
     for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
       TokenBatch& batch = micro_batches.emplace_back(scale.samples, scale.length);
@@ -341,24 +340,49 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
         }
       }
     }
-    if (!run_micro_batches(**engine, micro_batches, run[Schedule] == 0)) return outcome;
+    ASSERT_TRUE(run_micro_batches(engine, micro_batches, run[Schedule] == 0));
     collect();
-    auto result = (*engine)->step();
-    EXPECT_TRUE(result.has_value()) << result.error().to_string();
-    if (!result.has_value()) return outcome;
+    auto result = engine.step();
+    ASSERT_TRUE(result.has_value()) << result.error().to_string();
     const bool at_once = run[UpdateAt] == 1 || (run[UpdateAt] == 2 && step % 3 != 0);
-    const auto updated = at_once ? (*engine)->finish_update() : Result<void>();
+    const auto updated = at_once ? engine.finish_update() : Result<void>();
     EXPECT_TRUE(updated.has_value()) << updated.error().to_string();
     EXPECT_LE(result->peak_device, *config.artesian.device_memory);
     EXPECT_LE(result->peak_host, *config.artesian.host_memory);
-    outcome.steps.push_back(std::move(result).value());
+    steps.push_back(std::move(result).value());
     collect();
   }
-  auto digest = (*engine)->digest();
+}
+
+inline std::string Equality::digest_of(Engine& engine, std::vector<StepResult>& steps) {
+  auto digest = engine.digest();
   EXPECT_TRUE(digest.has_value()) << digest.error().to_string();
-  collect();
-  if (digest.has_value()) outcome.digest = *digest;
-  const auto closed = (*engine)->close();
+  const auto done = engine.take_completed();
+  if (done.has_value()) steps[static_cast<std::size_t>(done->step) - 1] = *done;
+  return digest.has_value() ? *digest : "";
+}
+
+inline Equality::Outcome Equality::train(const Choice& run, const Config& config,
+                                         const EngineOptions& given) {
+  Outcome outcome;
+  const auto engine = make_engine(run, config, given);
+  if (engine == nullptr) return outcome;
+  outcome.split = splits_a_unit(engine->placement());
+  for (const UnitPlacement& unit : engine->placement().units) {
+    outcome.split_masters = outcome.split_masters || unit.master == Master::Split;
+  }
+  const std::vector<bool>& under_backward = engine->units_under_backward();
+  outcome.units_under_backward = std::count(under_backward.begin(), under_backward.end(), true);
+  for (const Tier tier : {Tier::Device, Tier::Host, Tier::Nvme}) {
+    outcome.inputs[static_cast<std::size_t>(tier)] = engine->placement().inputs.bytes_in(tier);
+  }
+  RandomWeights weights(module_of(run).parameters(), 1);
+  const auto initialized = engine->initialize(weights);
+  EXPECT_TRUE(initialized.has_value()) << initialized.error().to_string();
+  run_steps(*engine, run, 0, scale.steps, outcome.steps);
+  if (HasFatalFailure()) return outcome;
+  outcome.digest = digest_of(*engine, outcome.steps);
+  const auto closed = engine->close();
   EXPECT_TRUE(closed.has_value()) << closed.error().to_string();
   EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "left behind in the nvme paths";
   return outcome;
