@@ -16,8 +16,8 @@ lint:
 asan tsan:
 	@dev/setup.sh dev/sanitize.sh $@
 
-# PART=adam, disk, step, bound, plan or ladder runs one; ARGUMENTS="..." goes to bench/run.py, which
-# has --help.
+# PART=micro, adam, disk, step, bound, plan or ladder runs one; ARGUMENTS="..." goes to
+# bench/run.py, which has --help.
 bench:
 	@PART=$(PART) dev/setup.sh --with bench dev/bench.sh $(ARGUMENTS)
 

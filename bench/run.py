@@ -15,13 +15,16 @@ from disk import points
 from report import ROOT, Report, say
 from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
-PARTS = ["adam", "disk", "step", "bound", "plan", "ladder"]
+PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder"]
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--part", choices=PARTS, action="append", help="only this one; may be given again")
+    add("--micro-repeats", type=int, default=5)
+    add("--micro-seconds", type=float, default=0.2, help="micro: of one repeat of one case")
+    add("--micro-filter", default="", help="micro: only cases that this regular expression finds")
     add("--repeats", type=int, default=9, help="of each measurement of adam; disk makes 5")
     add("--elements", type=float, default=100e6, help="adam: parameters of one step")
     add("--disk-repeats", type=int, default=5)

@@ -74,6 +74,20 @@ def test_ratios_of_pairs_and_of_medians():
     }
 
 
+@pytest.mark.skipif(not (PROGRAMS / "micro_bench").exists(), reason="no Google Benchmark")
+def test_micro_benchmarks_of_every_kind(tmp_path):
+    found, said = bench(tmp_path, "micro", "--micro-repeats", 2, "--micro-seconds", 0.001)
+    names = {result["name"].removeprefix("micro: ") for result in found["results"]}
+    assert names == {"adam", "checksum", "narrow", "expand", "accumulate", "sum_squares",
+                     "pool_lease", "ring", "placement", "step_plan", "step_time"}  # fmt: skip
+    assert "ring/4" in said and not found["notes"]
+    adam = next(r for r in found["results"] if r["parameters"] == {"case": "bf16"})
+    assert adam["bytes"] == pytest.approx(28 << 20, rel=1e-6)
+    google = json.loads((tmp_path / "out/micro_google.json").read_text())
+    assert len(google["benchmarks"]) > len(found["results"])
+    assert not list((tmp_path / "work").iterdir())
+
+
 def test_files_of_made_up_numbers(tmp_path, capsys):
     made = report.Report("adam", tmp_path)
     first = made.add("a", {"threads": 2}, [3.0, 1.0, 2.0], 28, True, extra=7)
