@@ -28,11 +28,11 @@ std::uint64_t HostBuffers::staging_min(std::uint64_t sub_group) const {
 }
 
 /// The most blocks of one staging buffer.
-std::uint64_t HostBuffers::staging_blocks_max() const {
+std::uint64_t HostBuffers::staging_blocks_max(std::uint64_t sub_group) const {
   const std::uint64_t size = dtype_size(plan_.param_dtype);
   const std::uint64_t wanted = config_.zero.offload_param.buffer_size;
   const std::uint64_t bytes = std::min(staging_bytes_max / size, wanted) * size;
-  return std::max<std::uint64_t>(1, bytes / param_block_bytes(plan_.sub_group));
+  return std::max<std::uint64_t>(1, bytes / param_block_bytes(sub_group));
 }
 
 /// The most buffers for parameters from NVMe.
@@ -41,28 +41,25 @@ std::uint64_t HostBuffers::param_staging_max() const {
   return std::clamp<std::uint64_t>(config_.zero.offload_param.buffer_count, 1, 64);
 }
 
-std::uint64_t HostBuffers::staging_share(std::uint64_t room) const {
+std::uint64_t HostBuffers::staging_share(std::uint64_t room, std::uint64_t sub_group) const {
   if (!separate_) return 0;
-  const std::uint64_t most = param_block_bytes(plan_.sub_group) * staging_blocks_max() *
+  const std::uint64_t most = param_block_bytes(sub_group) * staging_blocks_max(sub_group) *
                              (param_staging_max() + grad_staging_count_max);
-  return std::min(room / 4, most - staging_min(plan_.sub_group));
+  return std::min(room / 4, most - staging_min(sub_group));
 }
 
-void HostBuffers::size_staging(std::uint64_t room) {
-  if (!separate_) return;
-  const std::uint64_t block = param_block_bytes(plan_.sub_group);
-  const std::uint64_t blocks = (staging_min(plan_.sub_group) + room / 4) / block;
+Staging HostBuffers::staging_within(std::uint64_t room, std::uint64_t sub_group) const {
+  if (!separate_) return {};
+  const std::uint64_t block = param_block_bytes(sub_group);
+  const std::uint64_t blocks = (staging_min(sub_group) + room / 4) / block;
   std::uint64_t down = 0;
   if (params_on_nvme()) down = std::clamp<std::uint64_t>(blocks / 2, 1, param_staging_max());
   const auto up = std::clamp<std::uint64_t>(blocks - down, 1, grad_staging_count_max);
-  plan_.staging_bytes =
-      block * std::clamp<std::uint64_t>(blocks / (down + up), 1, staging_blocks_max());
-  plan_.param_staging_count = static_cast<std::uint32_t>(down);
-  plan_.grad_staging_count = static_cast<std::uint32_t>(up);
-}
-
-std::uint64_t HostBuffers::staging_bytes() const {
-  return plan_.staging_bytes * (plan_.param_staging_count + plan_.grad_staging_count);
+  const auto each =
+      std::clamp<std::uint64_t>(blocks / (down + up), 1, staging_blocks_max(sub_group));
+  return {.bytes = block * each,
+          .param_count = static_cast<std::uint32_t>(down),
+          .grad_count = static_cast<std::uint32_t>(up)};
 }
 
 std::uint64_t HostBuffers::largest_sub_group() const {
@@ -75,35 +72,34 @@ std::uint32_t HostBuffers::ring_count_min() const {
       std::clamp<std::uint64_t>(config_.zero.offload_optimizer.buffer_count, 1, 64));
 }
 
-bool HostBuffers::size_ring(std::uint64_t room) {
+std::optional<Ring> HostBuffers::ring_within(std::uint64_t room) const {
   std::uint64_t sub_group = largest_sub_group();
   for (;; sub_group = std::max(image_alignment, round_down(sub_group / 2, image_alignment))) {
-    plan_.sub_group = sub_group;
-    plan_.ring_item_bytes = item_bytes(sub_group);
-    plan_.ring_count = plan_.ring_item_bytes == 0 ? 0 : ring_count_min();
-    const auto total = [&] { return ring_bytes() + staging_min(sub_group); };
+    Ring ring{.sub_group = sub_group, .item_bytes = item_bytes(sub_group)};
+    ring.count = ring.item_bytes == 0 ? 0 : ring_count_min();
+    const auto total = [&] { return ring.bytes() + staging_min(sub_group); };
     if (total() <= room / 4) {
-      lengthen_ring(room);
-      return true;
+      ring.count = lengthened(ring, room);
+      return ring;
     }
     if (sub_group > image_alignment) continue;
-    while (total() > room && plan_.ring_count > 1) --plan_.ring_count;
-    return total() <= room;
+    while (total() > room && ring.count > 1) --ring.count;
+    return total() <= room ? std::optional(ring) : std::nullopt;
   }
 }
 
 /// While a stage computes, the disk works on what the ring holds: the reads of coming sub-groups
 /// and the writes of past ones. More than a stage's share cannot be of use; what the config's
-/// buffers hold at most, and an eighth of `room`, bound it too.
-void HostBuffers::lengthen_ring(std::uint64_t room) {
-  if (plan_.ring_item_bytes == 0) return;
+/// buffers hold at most, and an eighth of `room`, bound it too. Returns how many items that are.
+std::uint32_t HostBuffers::lengthened(const Ring& ring, std::uint64_t room) const {
+  if (ring.item_bytes == 0) return ring.count;
   std::uint64_t elements = 0;
   for (const Unit& unit : plan_.layout.units) elements += unit.image;
-  const std::uint64_t buffers = config_.zero.sub_group_size / plan_.sub_group * ring_count_min();
-  const std::uint64_t stage = elements / plan_.layout.stages.size() / plan_.sub_group + 1;
+  const std::uint64_t buffers = config_.zero.sub_group_size / ring.sub_group * ring_count_min();
+  const std::uint64_t stage = elements / plan_.layout.stages.size() / ring.sub_group + 1;
   const std::uint64_t count =
-      std::min({buffers, stage, room / 8 / plan_.ring_item_bytes, ring_count_max});
-  plan_.ring_count = std::max(plan_.ring_count, static_cast<std::uint32_t>(count));
+      std::min({buffers, stage, room / 8 / ring.item_bytes, ring_count_max});
+  return std::max(ring.count, static_cast<std::uint32_t>(count));
 }
 
 }  // namespace artesian::zero3

@@ -1,8 +1,10 @@
-// The buffers of the host tier that a placement sizes: the ring through which optimizer state and
-// gradients pass, and, of a separate device, the staging of what is copied to and from it.
+// The buffers of the host tier, as pure functions of a plan whose units have their homes: the ring
+// through which optimizer state and gradients pass, and, of a separate device, the staging of what
+// is copied to and from it. Sizes are bytes, unless said otherwise.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/units.h"
 #include "zero3/plan/placement.h"
@@ -19,43 +21,55 @@ constexpr std::uint64_t page_up(std::uint64_t bytes) noexcept {
   return round_up(bytes, 4096);
 }
 
-/// Sizes the buffers of a plan whose units have their homes. All in bytes, unless said otherwise.
+struct Ring {
+  std::uint64_t sub_group = 0;   // elements
+  std::uint64_t item_bytes = 0;  // everything that one sub-group moves; 0: no ring
+  std::uint32_t count = 0;       // items
+
+  std::uint64_t bytes() const noexcept { return count * item_bytes; }
+};
+
+struct Staging {                  // of a separate device; without one nothing
+  std::uint64_t bytes = 0;        // of one buffer
+  std::uint32_t param_count = 0;  // buffers for parameters from NVMe,
+  std::uint32_t grad_count = 0;   // and for gradients to the host
+
+  std::uint64_t all_bytes() const noexcept { return bytes * (param_count + grad_count); }
+};
+
+/// What a plan and a configuration make of a room. Both must outlive it.
 class HostBuffers {
  public:
-  /// Both must outlive it.
-  HostBuffers(Placement& plan, const Config& config, bool separate_device)
+  HostBuffers(const Placement& plan, const Config& config, bool separate_device) noexcept
       : plan_(plan), config_(config), separate_(separate_device) {}
 
-  /// Chooses the largest sub-group whose ring takes at most a quarter of `room`, or the smallest
-  /// that fits at all. Returns whether one does.
-  bool size_ring(std::uint64_t room);
+  /// The ring of the largest sub-group of which ring and least staging take at most a quarter of
+  /// `room`, or else of the smallest sub-group; none where not even that fits.
+  std::optional<Ring> ring_within(std::uint64_t room) const;
   /// Staging takes its least and its share of `room`: more buffers first, as they overlap, then
   /// larger ones.
-  void size_staging(std::uint64_t room);
+  Staging staging_within(std::uint64_t room, std::uint64_t sub_group) const;
 
-  std::uint64_t ring_bytes() const { return plan_.ring_count * plan_.ring_item_bytes; }
-  std::uint64_t staging_bytes() const;
   /// Elements.
   std::uint64_t largest_sub_group() const;
   /// Items.
   std::uint32_t ring_count_min() const;
-  /// One ring item at `sub_group` elements: everything that one sub-group moves; 0 where there is
-  /// no ring.
+  /// One ring item at `sub_group` elements.
   std::uint64_t item_bytes(std::uint64_t sub_group) const;
   /// The least staging: one block on its way down, and one up; 0 without a separate device.
   std::uint64_t staging_min(std::uint64_t sub_group) const;
   /// What staging may take of `room`, which is what the ring and its least leave. Residents get the
   /// rest, so that they never get less where there is more: staging itself grows by whole buffers.
-  std::uint64_t staging_share(std::uint64_t room) const;
+  std::uint64_t staging_share(std::uint64_t room, std::uint64_t sub_group) const;
 
  private:
-  void lengthen_ring(std::uint64_t room);
+  std::uint32_t lengthened(const Ring& ring, std::uint64_t room) const;
   bool params_on_nvme() const { return config_.zero.offload_param.device == Offload::Nvme; }
   std::uint64_t param_block_bytes(std::uint64_t sub_group) const;
-  std::uint64_t staging_blocks_max() const;
+  std::uint64_t staging_blocks_max(std::uint64_t sub_group) const;
   std::uint64_t param_staging_max() const;
 
-  Placement& plan_;
+  const Placement& plan_;
   const Config& config_;
   const bool separate_;
 };

@@ -1,0 +1,199 @@
+#include "zero3/plan/device_tier.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/units.h"
+#include "zero3/plan/homes.h"
+#include "zero3/plan/host_buffers.h"
+#include "zero3/plan/placement_notes.h"
+
+namespace artesian::zero3 {
+
+using tiering::Tier;
+
+namespace {
+
+constexpr std::uint64_t device_buffer_bytes = 1 << 20;  // for pieces to expand
+constexpr std::uint64_t gradient_scratch_bytes = 64 << 10;
+
+std::uint64_t slot_bytes(const Placement& plan, std::size_t unit) {
+  return plan.layout.units[unit].image * dtype_size(plan.units[unit].computed);
+}
+
+bool expands(const Placement& plan) noexcept {
+  return plan.param_dtype != plan.compute_dtype;
+}
+
+/// Bytes of the slots of so many elements; at most `all`.
+std::uint64_t slots_of(const Placement& plan, std::uint64_t elements, std::uint64_t all) {
+  const std::uint64_t size = dtype_size(plan.compute_dtype);
+  return elements >= all / size ? all : elements * size;
+}
+
+/// What slots can ever take at once: what may stay or come ahead, and one demand on top of it.
+std::uint64_t slots_max(const PlacementRequest& request, const Placement& plan,
+                        const DeviceNeed& need) {
+  const std::uint64_t live = request.config->zero.max_live_parameters;
+  return std::min(need.all, page_up(slots_of(plan, live, need.all)) + need.stage);
+}
+
+std::uint64_t largest_gradient(const PlacementRequest& request) {
+  std::uint64_t largest = 0;
+  for (const StageSpec& stage : *request.stages) {
+    std::uint64_t numel = 0;
+    for (const auto parameter : graph_parameters(stage)) {
+      const ParameterSpec& spec = (*request.parameters)[parameter];
+      if (!spec.trainable) continue;
+      if (request.separate_device || !spec.tiled) numel += spec.numel();
+    }
+    largest = std::max(largest, numel * dtype_size(request.compute_dtype));
+  }
+  return largest;
+}
+
+DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
+  DeviceNeed need;
+  need.fixed = plan.device_homes();
+  for (std::size_t index = 0; index < plan.units.size(); ++index) {
+    const Unit& unit = plan.layout.units[index];
+    if (plan.units[index].aliased) continue;
+    (unit.persistent ? need.fixed : need.all) += slot_bytes(plan, index);
+  }
+  std::vector<bool> taken(plan.units.size(), false);
+  const auto slots_of_stage = [&](std::size_t stage) {
+    std::uint64_t bytes = 0;
+    for (const auto index : plan.layout.stages[stage]) {
+      const Unit& unit = plan.layout.units[index];
+      const bool own = !plan.units[index].aliased && !unit.persistent && !taken[index];
+      bytes += own ? slot_bytes(plan, index) : 0;
+    }
+    return bytes;
+  };
+  std::size_t largest = 0;
+  for (std::size_t stage = 0; stage < plan.layout.stages.size(); ++stage) {
+    const std::uint64_t bytes = slots_of_stage(stage);
+    if (bytes < need.stage) continue;
+    need.stage = bytes;
+    largest = stage;
+  }
+  need.largest_stage = (*request.stages)[largest].name;
+  for (const auto index : plan.layout.stages[largest]) taken[index] = true;
+  for (std::size_t stage = 0; stage < plan.layout.stages.size(); ++stage) {
+    need.next = std::max(need.next, slots_of_stage(stage));
+  }
+  return need;
+}
+
+/// The least that the tier must hold.
+std::uint64_t minimum_of(const Placement& plan, const DeviceNeed& need) {
+  return need.fixed + need.stage + plan.device_gradient_bytes;
+}
+
+Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
+  plan.device_gradient_bytes =
+      page_up(largest_gradient(request)) * (request.separate_device ? 2 : 1);
+  if (!request.separate_device) return plan;
+  const bool updates = std::any_of(plan.units.begin(), plan.units.end(),
+                                   [](const auto& place) { return place.updated_on_device; });
+  plan.expansion_bytes = expands(plan) ? device_buffer_bytes : 0;
+  plan.grad_scratch_bytes = updates ? gradient_scratch_bytes : 0;
+  return plan;
+}
+
+/// With those units in the device tier that compute takes as they are stored, where all else
+/// expands: each saves a slot also.
+Placement with_tables_on_device(const PlacementRequest& request, std::uint64_t room,
+                                Placement plan) {
+  for (std::size_t index = 0; index < plan.units.size(); ++index) {
+    UnitPlacement& place = plan.units[index];
+    if (place.param == Tier::Device || place.computed != plan.param_dtype) continue;
+    const UnitPlacement before = place;
+    place = with_param_on_device(request, before);
+    plan = with_aliases(request, std::move(plan));
+    const DeviceNeed need = device_need(request, plan);
+    if (need.fixed + need.stage + need.next > room) plan.units[index] = before;
+  }
+  return with_aliases(request, std::move(plan));
+}
+
+/// Parameters meant for NVMe that device memory has room for beside slots have their homes there,
+/// in order of first use: where a slot saves fetches, a home also saves what the update reads and
+/// writes. Slots are left for the stage that needs most, and for what is fetched ahead of it: one
+/// stage more; where compute reads a home itself it takes none. Not where ranks share them, nor
+/// on a separate device whose kernels would have to expand them.
+Placement with_params_on_device(const PlacementRequest& request, std::uint64_t room,
+                                Placement plan) {
+  const ZeroConfig& zero = request.config->zero;
+  const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
+  if (plan.sharding.param != 1 || (expands(plan) && request.separate_device)) return plan;
+  if (!meant_for_nvme || !request.spare_device) return plan;
+  if (expands(plan)) plan = with_tables_on_device(request, room, std::move(plan));
+  const DeviceNeed need = device_need(request, plan);
+  std::uint64_t left = room - need.fixed;
+  if (!expands(plan)) left = std::min(left, slots_of(plan, zero.max_live_parameters, need.all));
+  if (expands(plan) || left < need.all) left -= std::min(left, need.stage + need.next);
+  for (std::size_t index = 0; index < plan.units.size(); ++index) {
+    UnitPlacement& place = plan.units[index];
+    const bool updated_there = request.separate_device && place.optimizer == Tier::Device;
+    const std::uint64_t bytes = plan.param_bytes(static_cast<std::uint32_t>(index));
+    if (place.param == Tier::Device || updated_there || bytes > left) continue;
+    left -= bytes;
+    place = with_param_on_device(request, place);
+  }
+  return with_aliases(request, std::move(plan));
+}
+
+/// Where the device's memory is RAM, the update works on what lives there as on all else.
+bool may_keep_state_on_device(const PlacementRequest& request) noexcept {
+  return request.spare_device && !request.separate_device &&
+         request.config->zero.offload_optimizer.device == Offload::Nvme;
+}
+
+/// What it holds beside homes and slots is for optimizer state.
+Draft fill_device(const PlacementRequest& request, Placement plan) {
+  Draft draft;
+  draft.device_room = round_down(request.device_bytes - plan.device_gradient_bytes, 4096);
+  draft.placement = with_params_on_device(request, draft.device_room, std::move(plan));
+  const DeviceNeed need = device_need(request, draft.placement);
+  // What state may take is not there for slots, whose moves depend on it.
+  const std::uint64_t slots = std::min(draft.device_room - need.fixed, need.stage + need.next);
+  if (may_keep_state_on_device(request)) {
+    draft.device_spare = draft.device_room - need.fixed - slots;
+  }
+  draft.placement.device_pool_bytes =
+      std::min(draft.device_room - draft.device_spare,
+               need.fixed + slots_max(request, draft.placement, need));
+  return draft;
+}
+
+}  // namespace
+
+Result<Draft> place_in_device(const PlacementRequest& request) {
+  std::uint64_t persistent_max = 0;
+  for (const auto& parameter : *request.parameters) persistent_max += parameter.numel();
+  for (bool cut = false;; cut = true) {
+    Placement plan = with_device_buffers(request, assign_homes(request, persistent_max));
+    const DeviceNeed need = device_need(request, plan);
+    const std::uint64_t minimum = minimum_of(plan, need);
+    const std::uint64_t persistent = persistent_numel(plan.layout);
+    if (minimum <= request.device_bytes) {
+      Draft draft = fill_device(request, std::move(plan));
+      draft.persistence_cut = cut;
+      return draft;
+    }
+    if (persistent == 0) return device_error(request, plan, need, minimum);
+    persistent_max = persistent / 2;
+  }
+}
+
+Draft with_device_pool(const PlacementRequest& request, Draft draft) {
+  const DeviceNeed need = device_need(request, draft.placement);
+  draft.placement.device_pool_bytes =
+      std::min(draft.device_room, need.fixed + slots_max(request, draft.placement, need));
+  return draft;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,85 @@
+#include "zero3/plan/homes.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace artesian::zero3 {
+
+using tiering::Tier;
+
+namespace {
+
+Tier home_of(Offload device) noexcept {
+  return device == Offload::None ? Tier::Device : device == Offload::Cpu ? Tier::Host : Tier::Nvme;
+}
+
+/// Split, but where the parameters are on a separate device and the state in host memory: whole
+/// weights are nearer to the update there. Kernels of such a device take whole ones.
+Master master_of(const PlacementRequest& request, const UnitPlacement& place,
+                 bool param_on_device) noexcept {
+  const DType dtype = request.config->param_dtype;
+  if (dtype == DType::Float32) return Master::Parameter;
+  if (dtype != DType::BFloat16 || !request.split_master) return Master::Own;
+  const bool far = request.separate_device && place.optimizer == Tier::Host && param_on_device;
+  return far || place.updated_on_device ? Master::Own : Master::Split;
+}
+
+UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
+  const ZeroConfig& zero = request.config->zero;
+  UnitPlacement place;
+  place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
+  // Of a frozen one nobody asks: nothing of it is there.
+  place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
+  place.updated_on_device =
+      request.separate_device && place.param == Tier::Device && place.optimizer == Tier::Device;
+  if (place.updated_on_device) place.grad = Tier::Device;
+  const bool all_on_device = zero.offload_param.device == Offload::None;
+  place.master = unit.trainable ? master_of(request, place, all_on_device) : Master::None;
+  const bool as_stored = unit.as_stored && !request.separate_device;
+  place.computed = as_stored ? request.config->param_dtype : request.compute_dtype;
+  return place;
+}
+
+}  // namespace
+
+Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent_max) {
+  const Config& config = *request.config;
+  const int stage = config.zero.stage;
+  Placement plan;
+  plan.param_dtype = config.param_dtype;
+  plan.grad_dtype = config.grad_accum_dtype;
+  plan.compute_dtype = request.compute_dtype;
+  plan.sharding = {.param = stage >= 3 ? request.ranks : 1,
+                   .grad = stage >= 2 ? request.ranks : 1,
+                   .optimizer = stage >= 1 ? request.ranks : 1};
+  const PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
+                                 std::min(persistent_max, config.zero.model_persistence_threshold)};
+  plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks);
+  for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
+  return with_aliases(request, std::move(plan));
+}
+
+std::uint64_t persistent_numel(const Layout& layout) noexcept {
+  std::uint64_t numel = 0;
+  for (const Unit& unit : layout.units) numel += unit.persistent ? unit.numel : 0;
+  return numel;
+}
+
+UnitPlacement with_param_on_device(const PlacementRequest& request, UnitPlacement place) {
+  place.param = Tier::Device;
+  if (place.master == Master::None) return place;
+  place.master = master_of(request, place, /*param_on_device=*/true);
+  return place;
+}
+
+Placement with_aliases(const PlacementRequest& request, Placement plan) {
+  for (UnitPlacement& place : plan.units) {
+    const bool in_reach =
+        request.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
+    const bool whole = plan.sharding.param == 1;
+    place.aliased = plan.param_dtype == place.computed && in_reach && whole;
+  }
+  return plan;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,24 @@
+// Homes: the first pass of a placement (draft.h). It lays the model out and gives each unit's state
+// the homes that the configuration asks for, whatever the budgets are.
+#pragma once
+
+#include <cstdint>
+
+#include "zero3/plan/placement.h"
+
+namespace artesian::zero3 {
+
+/// Lays the model out with at most `persistent_max` persistent elements. Without homes of
+/// sub-groups, and without buffers.
+Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent_max);
+
+/// Elements of the units that persist.
+std::uint64_t persistent_numel(const Layout& layout) noexcept;
+
+/// The unit with its parameters on the device, `place` as it was before. Aliases are not derived.
+UnitPlacement with_param_on_device(const PlacementRequest& request, UnitPlacement place);
+
+/// The same plan, saying of each unit whether compute reads its parameters' home itself.
+Placement with_aliases(const PlacementRequest& request, Placement plan);
+
+}  // namespace artesian::zero3

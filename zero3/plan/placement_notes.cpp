@@ -1,0 +1,141 @@
+#include "zero3/plan/placement_notes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/units.h"
+#include "zero3/plan/homes.h"
+#include "zero3/plan/host_buffers.h"
+
+namespace artesian::zero3 {
+
+using tiering::Tier;
+
+namespace {
+
+using Notes = std::vector<std::string>;
+
+/// Elements of parameters that are meant for NVMe and are in `tier` all the same. `elements_of`:
+/// the unit's.
+template <typename Elements>
+std::uint64_t kept_from_nvme(const PlacementRequest& request, const Placement& plan, Tier tier,
+                             const Elements& elements_of) {
+  if (request.config->zero.offload_param.device != Offload::Nvme) return 0;
+  std::uint64_t elements = 0;
+  for (std::size_t index = 0; index < plan.units.size(); ++index) {
+    const Unit& unit = plan.layout.units[index];
+    if (plan.units[index].param == tier && !unit.persistent) elements += elements_of(unit);
+  }
+  return elements;
+}
+
+void note_device(const PlacementRequest& request, const Draft& draft, Notes& notes) {
+  const Placement& plan = draft.placement;
+  const std::uint64_t elements =
+      kept_from_nvme(request, plan, Tier::Device, [](const Unit& unit) { return unit.numel; });
+  if (elements != 0) {
+    const bool slots_too = plan.param_dtype == plan.compute_dtype;
+    notes.push_back("artesian.device_memory: " + std::to_string(elements) +
+                    " elements of parameters stay on the device; a smaller budget" +
+                    (slots_too ? ", or stage3_max_live_parameters," : "") + " puts more on NVMe");
+  }
+  if (draft.persistence_cut) {
+    notes.push_back("stage3_param_persistence_threshold: only " +
+                    std::to_string(persistent_numel(plan.layout)) +
+                    " persistent elements fit in artesian.device_memory; the rest are fetched");
+  }
+}
+
+void note_state(const char* key, std::uint64_t bytes, std::uint64_t all, const char* where,
+                Notes& notes) {
+  if (bytes == 0) return;
+  const std::string share =
+      bytes == all ? "all " + format_size(bytes) : format_size(bytes) + " of " + format_size(all);
+  notes.push_back(key + (": " + share) + " of optimizer state stay " + where +
+                  "; a smaller budget puts more on NVMe");
+}
+
+void note_residents(const PlacementRequest& request, const Placement& plan, Notes& notes) {
+  std::uint64_t spilled = 0;
+  std::uint64_t gradients = 0;
+  std::uint64_t state = 0;
+  std::uint64_t on_device = 0;  // of it, as far as it is meant for NVMe, as is
+  std::uint64_t in_host = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    const UnitPlacement& place = plan.units[unit];
+    const std::uint64_t bytes = plan.grad_bytes(unit);
+    if (place.grad != Tier::Device) gradients += bytes;
+    if (place.grad == Tier::Nvme) spilled += bytes;
+    state += plan.optimizer_bytes(unit);
+    if (place.optimizer != Tier::Nvme) continue;
+    on_device += plan.optimizer_bytes_in(Tier::Device, unit);
+    in_host += plan.optimizer_bytes_in(Tier::Host, unit);
+  }
+  if (spilled != 0) {
+    notes.push_back("artesian.host_memory: " + format_size(spilled) + " of " +
+                    format_size(gradients) + " of gradients spill to NVMe");
+  }
+  const std::uint64_t elements = kept_from_nvme(request, plan, Tier::Host, [&](const Unit& unit) {
+    return std::min(unit.numel, Sharding::share(unit.image, plan.sharding.param));
+  });
+  if (elements != 0) {
+    notes.push_back("offload_param.max_in_cpu: " + std::to_string(elements) +
+                    " elements of parameters stay in host memory; 0 puts all on NVMe");
+  }
+  note_state("artesian.device_memory", on_device, state, "on the device", notes);
+  note_state("artesian.host_memory", in_host, state, "in host memory", notes);
+}
+
+void note_inputs(const KeptInputs& inputs, Notes& notes) {
+  if (!inputs.some()) return;
+  const std::uint64_t rest = inputs.bytes_in(Tier::Device);
+  notes.push_back(
+      "activation_checkpointing.cpu_checkpointing: of the inputs that backward "
+      "needs, " +
+      format_size(inputs.bytes_in(Tier::Host)) + " are kept in host memory, " +
+      format_size(inputs.bytes_in(Tier::Nvme)) + " on NVMe" +
+      (rest == 0 ? std::string()
+                 : ", " + format_size(rest) +
+                       " where they are computed; raise artesian.host_memory, "
+                       "or give offload_param an nvme_path"));
+}
+
+}  // namespace
+
+Notes placement_notes(const PlacementRequest& request, const Draft& draft) {
+  Notes notes;
+  note_device(request, draft, notes);
+  note_residents(request, draft.placement, notes);
+  note_inputs(draft.placement.inputs, notes);
+  return notes;
+}
+
+Error device_error(const PlacementRequest& request, const Placement& plan, const DeviceNeed& need,
+                   std::uint64_t minimum) {
+  return make_error(
+      ErrorCode::Exhausted,
+      "artesian.device_memory: got " + format_size(request.device_bytes) + ", allowed at least " +
+          std::to_string(minimum) + " bytes (" + format_size(minimum) +
+          "): " + std::to_string(minimum - request.device_bytes) + " bytes missing for " +
+          format_size(need.stage) + " of parameters of \"" + need.largest_stage + "\", " +
+          format_size(plan.device_gradient_bytes) + " of gradients and " + format_size(need.fixed) +
+          " kept on the device; raise it" +
+          (need.fixed > need.stage ? ", or offload_param / offload_optimizer to cpu or nvme" : ""));
+}
+
+Error host_error(const PlacementRequest& request, const Placement& plan, std::uint64_t must) {
+  const HostBuffers buffers(plan, *request.config, request.separate_device);
+  const std::uint64_t ring = buffers.item_bytes(image_alignment);  // 0 where none is needed
+  const std::uint64_t minimum = must + ring + buffers.staging_min(image_alignment);
+  const std::uint64_t missing = minimum > request.host_bytes ? minimum - request.host_bytes : 0;
+  const bool nvme = any_nvme(*request.config);
+  return make_error(ErrorCode::Exhausted,
+                    "artesian.host_memory: got " + format_size(request.host_bytes) +
+                        ", allowed at least " + std::to_string(minimum) + " bytes (" +
+                        format_size(minimum) + "): " + std::to_string(missing) +
+                        " bytes missing for what offload to cpu keeps there" +
+                        (nvme ? " and one stage's gradients" : " and the gradients") +
+                        "; raise it, or offload_param / offload_optimizer to nvme");
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,26 @@
+// What a placement says to the user: notes of what was cut to the budgets or stays where there is
+// room, and the errors of budgets that are too small, each with the key to change. Nothing here
+// decides: all follows from the plan.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "zero3/plan/device_tier.h"
+#include "zero3/plan/draft.h"
+
+namespace artesian::zero3 {
+
+/// One line each, of a finished draft.
+std::vector<std::string> placement_notes(const PlacementRequest& request, const Draft& draft);
+
+/// `minimum`: bytes that the device tier must have.
+Error device_error(const PlacementRequest& request, const Placement& plan, const DeviceNeed& need,
+                   std::uint64_t minimum);
+
+/// `must`: bytes that the host tier must have beside its least buffers.
+Error host_error(const PlacementRequest& request, const Placement& plan, std::uint64_t must);
+
+}  // namespace artesian::zero3
