@@ -272,6 +272,9 @@ void StepCore::refuse_forward() noexcept {
 Result<void> StepCore::begin_backward(const BackwardRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::BeginBackward, "backward"));
   step_state_ = StepState::Backward;
+  if (!request.losses.empty()) {
+    losses_pending_.assign(request.losses.begin(), request.losses.end());
+  }
   for (const double loss : losses_pending_) {
     loss_sum_ += loss;
     guard_.see_loss(loss);

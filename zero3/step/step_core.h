@@ -74,6 +74,8 @@ struct BackwardRequest {
   std::optional<bool> last{};
   /// The learning rate that step() will be given. Nothing: the schedule's.
   std::optional<double> learning_rate{};
+  /// Those of the group's micro-batches, from a driver that did not know them at end_forward().
+  std::span<const double> losses{};
 };
 
 /// One look-up's gradients: row i of `gradient` belongs to row rows[i] of the parameter.
@@ -114,7 +116,8 @@ class StepCore {
   /// First byte of an entered unit's gathered parameters.
   std::byte* data(std::uint32_t unit) noexcept { return prefetcher_->data(unit); }
   /// The group is run; completes the pending update, so that new gradients may come.
-  /// Shape: losses: one for each micro-batch. Errors: Io, Corrupt, NoSpace.
+  /// Shape: losses: one for each micro-batch; none, if begin_backward() brings them.
+  /// Errors: Io, Corrupt, NoSpace.
   Result<void> end_forward(std::span<const double> losses);
   /// A batch of the group cannot be taken: as if its forward had not been tried.
   void refuse_forward() noexcept;

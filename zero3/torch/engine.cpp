@@ -1,7 +1,5 @@
 #include "zero3/torch/engine.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -14,26 +12,10 @@
 #include "zero3/torch/first_calls.h"
 #include "zero3/torch/from_torch.h"
 #include "zero3/torch/saved_facts.h"
+#include "zero3/torch/torch_executor.h"
 #include "zero3/torch/unit_graphs.h"
 
 namespace artesian::zero3 {
-namespace {
-
-/// LibTorch's own threads are the compute team.
-class TorchExecutor final : public Executor {
- public:
-  void parallel_for(std::uint64_t count, std::uint64_t grain,
-                    const std::function<void(std::uint64_t, std::uint64_t)>& body) override {
-    if (count == 0) return;
-    at::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       body(static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end));
-                     });
-  }
-};
-
-}  // namespace
-
 class Engine::Impl {
  public:
   Impl(Module& model, const Config& resolved, const EngineOptions& given)

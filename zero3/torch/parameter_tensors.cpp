@@ -2,7 +2,123 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
+#include <functional>
+#include <mutex>
+
+#include "zero3/torch/storage_refusal.h"
+
 namespace artesian::zero3 {
+namespace {
+
+/// The storages of adopted parameters of all engines of the process.
+class AdoptedStorages {
+ public:
+  static AdoptedStorages& instance() {
+    static AdoptedStorages storages;
+    return storages;
+  }
+  bool holds(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    return storages_.contains(storage);
+  }
+  void add(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    storages_.insert(storage);
+  }
+  void remove(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    storages_.erase(storage);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<const c10::StorageImpl*> storages_;
+};
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+/// Where a tensor's elements lie, as numbers: [begin, end) of one storage.
+struct Extent {
+  const c10::StorageImpl* storage;
+  std::uint64_t begin;
+  std::uint64_t end;
+  const std::string* name;
+  bool parameter;
+};
+
+Extent extent_of(const at::Tensor& tensor, const std::string& name, bool parameter) {
+  std::uint64_t last = 0;  // element, from the tensor's first
+  for (std::int64_t axis = 0; axis < tensor.dim(); ++axis) {
+    last += static_cast<std::uint64_t>((tensor.size(axis) - 1) * tensor.stride(axis));
+  }
+  const std::uint64_t size = tensor.element_size();
+  const std::uint64_t begin = static_cast<std::uint64_t>(tensor.storage_offset()) * size;
+  return {storage_of(tensor), begin, begin + (last + 1) * size, &name, parameter};
+}
+
+Error cannot_adopt(const std::string& name, const std::string& what) {
+  return make_error(ErrorCode::Invalid, "parameter \"" + name + "\": " + what);
+}
+
+Result<void> check_one(const ParameterSpec& spec, const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.is_cpu()) {
+    const std::string where = tensor.defined() ? tensor.device().str() : "nowhere";
+    return cannot_adopt(spec.name, "got a tensor on " + where + ", allowed cpu");
+  }
+  if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
+    return cannot_adopt(spec.name, "got the shape " + c10::str(tensor.sizes()) + ", allowed " +
+                                       c10::str(at::IntArrayRef(spec.shape)));
+  }
+  if (!tensor.is_floating_point()) {
+    return cannot_adopt(spec.name, std::string("got ") + c10::toString(tensor.scalar_type()) +
+                                       ", allowed a floating-point type");
+  }
+  if (!tensor.is_leaf()) return cannot_adopt(spec.name, "got a computed tensor, allowed a leaf");
+  if (AdoptedStorages::instance().holds(storage_of(tensor))) {
+    return cannot_adopt(spec.name, "another engine has it; destroy that one first");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> check_adoptable(const std::vector<ParameterSpec>& parameters,
+                             std::span<const at::Tensor> tensors,
+                             std::span<const NamedTensor> others) {
+  ARTESIAN_CHECK(parameters.size() == tensors.size(), parameters.size(), tensors.size());
+  std::vector<Extent> extents;
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    ARTESIAN_TRY_VOID(check_one(parameters[index], tensors[index]));
+    extents.push_back(extent_of(tensors[index], parameters[index].name, /*parameter=*/true));
+  }
+  for (const NamedTensor& other : others) {
+    const at::Tensor& tensor = other.tensor;
+    if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) continue;
+    extents.push_back(extent_of(tensor, other.name, /*parameter=*/false));
+  }
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+  });
+  const Extent* farthest = nullptr;  // of this storage's parameters, or of all before the first
+  for (const Extent& extent : extents) {
+    if (farthest != nullptr && farthest->storage != extent.storage) farthest = nullptr;
+    const bool counts = farthest != nullptr && (farthest->parameter || extent.parameter);
+    if (counts && extent.begin < farthest->end) {
+      const Extent& own = farthest->parameter ? *farthest : extent;
+      const Extent& other = farthest->parameter ? extent : *farthest;
+      return cannot_adopt(*own.name, "shares its memory with \"" + *other.name +
+                                         "\", which is another tensor and would keep the old "
+                                         "values; tie them by using one Parameter, or copy one");
+    }
+    const bool better = farthest == nullptr || extent.end > farthest->end ||
+                        (extent.parameter && !farthest->parameter);
+    if (better) farthest = &extent;
+  }
+  return {};
+}
 
 at::ScalarType scalar_type(DType dtype) noexcept {
   switch (dtype) {
@@ -13,37 +129,104 @@ at::ScalarType scalar_type(DType dtype) noexcept {
   return at::kFloat;
 }
 
-Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
-    const std::vector<ParameterSpec>& parameters, const Placement& placement, c10::Device device) {
-  const Layout& layout = placement.layout;
-  std::unique_ptr<ParameterTensors> result(new ParameterTensors(layout, device));
-  const auto dtype_of = [&](std::size_t parameter) {
-    return placement.units[layout.places[parameter].unit].computed;
-  };
+Result<void> ParameterTensors::make_guard(const std::vector<ParameterSpec>& parameters,
+                                          const Placement& placement) {
   std::vector<std::string> names;
   std::vector<std::uint64_t> bytes;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
+    const DType dtype = placement.units[layout_.places[index].unit].computed;
     names.push_back(parameters[index].name);
-    bytes.push_back(parameters[index].numel() * dtype_size(dtype_of(index)));
+    bytes.push_back(parameters[index].numel() * dtype_size(dtype));
   }
   ARTESIAN_TRY(guard, ParameterGuard::create(names, bytes));
-  result->guard_ = std::move(guard);
+  guard_ = std::move(guard);
+  return {};
+}
+
+at::Tensor ParameterTensors::leaf_at(std::byte* memory, const ParameterSpec& spec,
+                                     DType dtype) const {
+  // With the device named, LibTorch does not ask the driver where the address belongs.
+  return at::for_blob(memory, spec.shape)
+      .options(at::TensorOptions().dtype(scalar_type(dtype)).device(device_))
+      .target_device(device_)
+      .make_tensor();
+}
+
+Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
+    const std::vector<ParameterSpec>& parameters, const Placement& placement, c10::Device device) {
+  std::unique_ptr<ParameterTensors> result(new ParameterTensors(placement.layout, device));
+  ARTESIAN_TRY_VOID(result->make_guard(parameters, placement));
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    // With the device named, LibTorch does not ask the driver where the address belongs.
-    auto tensor =
-        at::for_blob(result->guard_->address(index), parameters[index].shape)
-            .options(at::TensorOptions().dtype(scalar_type(dtype_of(index))).device(device))
-            .target_device(device)
-            .make_tensor();
+    const DType dtype = placement.units[placement.layout.places[index].unit].computed;
+    auto tensor = result->leaf_at(result->guard_->address(index), parameters[index], dtype);
     tensor.set_requires_grad(parameters[index].trainable);
     result->tensors_.push_back(std::move(tensor));
   }
   return result;
 }
 
+Result<std::unique_ptr<ParameterTensors>> ParameterTensors::adopt(
+    const std::vector<ParameterSpec>& parameters, const Placement& placement,
+    std::span<const at::Tensor> tensors, std::span<const NamedTensor> others) {
+  ARTESIAN_TRY_VOID(check_adoptable(parameters, tensors, others));
+  std::unique_ptr<ParameterTensors> result(new ParameterTensors(placement.layout, c10::kCPU));
+  if (!released_tensors_throw()) ARTESIAN_TRY_VOID(result->make_guard(parameters, placement));
+  std::set<const c10::StorageImpl*> still_used;
+  for (const NamedTensor& other : others) {
+    if (other.tensor.defined() && other.tensor.has_storage()) {
+      still_used.insert(storage_of(other.tensor));
+    }
+  }
+  result->adopted_ = true;
+  static std::byte nowhere{};
+  for (std::uint32_t index = 0; index < parameters.size(); ++index) {
+    const ParameterSpec& spec = parameters[index];
+    const DType dtype = placement.units[placement.layout.places[index].unit].computed;
+    const c10::Storage old = tensors[index].storage();
+    const auto& guard = result->guard_;
+    at::Tensor tensor = tensors[index];
+    tensor.set_data(result->leaf_at(guard ? guard->address(index) : &nowhere, spec, dtype));
+    result->tensors_.push_back(tensor);
+    result->names_.push_back(spec.name);
+    AdoptedStorages::instance().add(storage_of(tensor));
+    result->release(index);
+    const bool forgotten = !still_used.contains(old.unsafeGetStorageImpl());
+    if (forgotten && released_tensors_throw()) {
+      refuse(*old.unsafeGetStorageImpl(),
+             "this is a view of what the memory of parameter \"" + spec.name +
+                 "\" was before the engine took it over; take the view from the parameter anew");
+    }
+  }
+  return result;
+}
+
+ParameterTensors::~ParameterTensors() {
+  if (!adopted_) return;
+  for (std::uint32_t parameter = 0; parameter < tensors_.size(); ++parameter) {
+    AdoptedStorages::instance().remove(storage_of(tensors_[parameter]));
+    if (!released_tensors_throw()) {  // the guard's addresses are about to be somebody else's
+      allow(*storage_of(tensors_[parameter]), at::DataPtr(nullptr, device_));
+      continue;
+    }
+    allow(*storage_of(tensors_[parameter]), at::DataPtr(nullptr, device_));
+    refuse(*storage_of(tensors_[parameter]),
+           "parameter \"" + names_[parameter] + "\" has no memory: its engine is gone");
+  }
+}
+
 void ParameterTensors::point(std::uint32_t parameter, std::byte* memory) {
-  tensors_[parameter].storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      at::DataPtr(memory, device_));
+  allow(*storage_of(tensors_[parameter]), at::DataPtr(memory, device_));
+}
+
+void ParameterTensors::release(std::uint32_t parameter) {
+  if (guard_ != nullptr) {
+    point(parameter, guard_->address(parameter));
+    return;
+  }
+  point(parameter, nullptr);
+  refuse(*storage_of(tensors_[parameter]),
+         "parameter \"" + names_[parameter] +
+             "\" is released: its memory is there while a module that owns it runs");
 }
 
 void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {
@@ -54,9 +237,7 @@ void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {
 }
 
 void ParameterTensors::unbind(std::uint32_t unit) {
-  for (const auto parameter : layout_.units[unit].parameters) {
-    point(parameter, guard_->address(parameter));
-  }
+  for (const auto parameter : layout_.units[unit].parameters) release(parameter);
 }
 
 void ParameterTensors::bump_versions() {

@@ -1,16 +1,23 @@
-// The tensors that a Module sees: one leaf per parameter, made once; it asks for a gradient unless
-// the parameter is frozen. Gathering swaps the memory
+// The tensors that a model sees: one leaf per parameter, made once, or adopted from a model that
+// has its own; it asks for a gradient unless the parameter is frozen. Gathering swaps the memory
 // behind its storage; saved views follow, the version counter does not move. A change of value (a
 // step) bumps the version, so that a backward over a stale graph raises as in PyTorch.
 //
-// A released parameter points at the guard's address space also where the tensors are a GPU's. A
-// kernel that touches it there fails with "an illegal memory access": no line can name it, since a
-// GPU's fault has no handler. A copy out of it fails at once.
+// What a released parameter is:
+//   own leaves   point at the guard's address space: an access ends the process, by name. A kernel
+//                on a GPU that touches it fails with "an illegal memory access": no line can name
+//                it, since a GPU's fault has no handler. A copy out of it fails at once.
+//   adopted ones are refused: any access to their memory throws c10::Error, by name, on every
+//                device. Where this LibTorch has no such refusal (released_tensors_throw() in
+//                storage_refusal.h) they point at the guard, too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <set>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -19,30 +26,60 @@
 
 namespace artesian::zero3 {
 
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// Whether the tensors of a caller's model can become ours, tensors[i] being parameters[i].
+/// `others` are what else the model holds: buffers, plain attributes. Errors: Invalid, naming the
+/// tensors: a shape, dtype or device that does not fit; one that is no leaf; two that share memory;
+/// memory shared with one of the others, which would keep the old values; one that an engine has
+/// already.
+Result<void> check_adoptable(const std::vector<ParameterSpec>& parameters,
+                             std::span<const at::Tensor> tensors,
+                             std::span<const NamedTensor> others);
+
 class ParameterTensors {
  public:
-  /// Those of a unit in its UnitPlacement::computed; `placement` must outlive them.
-  /// Errors: Exhausted (address space for the guard).
+  /// Leaves of our own. Those of a unit in its UnitPlacement::computed; `placement` must outlive
+  /// them. Errors: Exhausted (address space for the guard).
   static Result<std::unique_ptr<ParameterTensors>> create(
       const std::vector<ParameterSpec>& parameters, const Placement& placement,
       c10::Device device = c10::kCPU);
+  /// Takes a model's own tensors over: from here on their memory is ours, contiguous, in
+  /// UnitPlacement::computed, and all are released. Identity, shape, requires_grad, hooks and ties
+  /// stay. Views of their old memory that somebody still holds throw when they are read. Errors:
+  /// those of check_adoptable, after which nothing has changed; Exhausted (the guard's).
+  static Result<std::unique_ptr<ParameterTensors>> adopt(
+      const std::vector<ParameterSpec>& parameters, const Placement& placement,
+      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
+  /// Adopted tensors outlive this: they stay refused, and say that their engine is gone.
+  ~ParameterTensors();
+  ParameterTensors(const ParameterTensors&) = delete;
+  ParameterTensors& operator=(const ParameterTensors&) = delete;
 
   const at::Tensor& at(std::uint32_t parameter) const { return tensors_[parameter]; }
   /// Points the unit's parameters into its slot.
   void bind(std::uint32_t unit, std::byte* slot);
-  /// Points them at the guard.
+  /// Releases them.
   void unbind(std::uint32_t unit);
   /// Marks all values as changed, but those of frozen parameters.
   void bump_versions();
 
  private:
   ParameterTensors(const Layout& layout, c10::Device device) : layout_(layout), device_(device) {}
+  Result<void> make_guard(const std::vector<ParameterSpec>& parameters, const Placement& placement);
+  at::Tensor leaf_at(std::byte* memory, const ParameterSpec& spec, DType dtype) const;
   void point(std::uint32_t parameter, std::byte* memory);
+  void release(std::uint32_t parameter);
 
   const Layout& layout_;
   c10::Device device_;
-  std::unique_ptr<ParameterGuard> guard_;
+  bool adopted_ = false;
+  std::unique_ptr<ParameterGuard> guard_;  // null: released parameters are refused
   std::vector<at::Tensor> tensors_;
+  std::vector<std::string> names_;  // of adopted ones
 };
 
 at::ScalarType scalar_type(DType dtype) noexcept;

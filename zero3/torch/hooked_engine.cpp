@@ -1,0 +1,100 @@
+#include "zero3/torch/hooked_engine.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/keep_for_ever.h"
+#include "base/log.h"
+#include "zero3/torch/activation_memory.h"
+#include "zero3/torch/compute_device.h"
+#include "zero3/torch/engine.h"
+#include "zero3/torch/first_calls.h"
+#include "zero3/torch/from_torch.h"
+#include "zero3/torch/tensor_weights.h"
+
+namespace artesian::zero3 {
+
+Result<std::unique_ptr<HookedEngine>> HookedEngine::create(ModelShape shape, const Config& config,
+                                                           std::span<const at::Tensor> tensors,
+                                                           std::span<const NamedTensor> others) {
+  std::unique_ptr<HookedEngine> engine(new HookedEngine());
+  ARTESIAN_TRY_VOID(
+      from_torch([&] { return engine->build(std::move(shape), config, tensors, others); }));
+  return engine;
+}
+
+Result<void> HookedEngine::build(ModelShape shape, const Config& config,
+                                 std::span<const at::Tensor> tensors,
+                                 std::span<const NamedTensor> others) {
+  make_first_calls();
+  ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
+  ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
+  ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
+  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, device.native(config.param_dtype)));
+  ARTESIAN_TRY(budgets, choose_budgets(config, "cpu"));
+  StepCoreOptions options;
+  options.budgets = budgets;
+  options.compute_dtype = compute_dtype;
+  options.device = device.backend;
+  options.lender = kept_activations();
+  ARTESIAN_TRY(core, StepCore::create(std::move(shape), config, options, *executor_));
+  core_ = std::move(core);
+  const auto& parameters = core_->shape().parameters;
+  ARTESIAN_TRY(weights, TensorWeights::create(parameters, {tensors.begin(), tensors.end()}));
+  ARTESIAN_TRY_VOID(core_->initialize(weights, {}));
+  ARTESIAN_TRY(adopted, ParameterTensors::adopt(parameters, core_->placement(), tensors, others));
+  tensors_ = std::move(adopted);
+  uses_ = std::make_unique<UnitUses>(*core_, *tensors_);
+  return {};
+}
+
+HookedEngine::~HookedEngine() {
+  if (core_ == nullptr) return;
+  const auto outcome = close();
+  if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
+  if (!core_->stalled()) return;
+  keep_for_ever(std::move(core_));
+  keep_for_ever(std::move(executor_));
+}
+
+Result<UnitUses*> HookedEngine::uses() {
+  if (uses_ != nullptr) return uses_.get();
+  return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
+}
+
+Result<at::Tensor> HookedEngine::read_parameter(std::uint32_t parameter) {
+  const auto& specs = core_->shape().parameters;
+  if (parameter >= specs.size()) {
+    return make_error(ErrorCode::Invalid, "read_parameter: got " + std::to_string(parameter) +
+                                              ", allowed 0 to " + std::to_string(specs.size()) +
+                                              " exclusive");
+  }
+  ARTESIAN_TRY(open, uses());
+  ARTESIAN_TRY_VOID(open->settle());
+  return from_torch([&]() -> Result<at::Tensor> {
+    at::Tensor values = at::empty(specs[parameter].shape, at::kFloat);
+    float* target = values.mutable_data_ptr<float>();
+    const auto sink = [&](std::span<const float> piece) -> Result<void> {
+      target = std::copy(piece.begin(), piece.end(), target);
+      return {};
+    };
+    ARTESIAN_TRY_VOID(core_->read_master(parameter, sink));
+    return values;
+  });
+}
+
+Result<std::string> HookedEngine::digest() {
+  ARTESIAN_TRY(open, uses());
+  ARTESIAN_TRY_VOID(open->settle());
+  return core_->digest();
+}
+
+Result<void> HookedEngine::close() {
+  uses_.reset();     // uses that are alive do nothing any more,
+  tensors_.reset();  // and parameters are refused before their memory goes
+  return core_->close();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,55 @@
+// HookedEngine: trains a model that somebody else runs. Its parameters are adopted, its modules are
+// told of by hooks (UnitUses), and the state is a StepCore's, in tiers. On the CPU.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "zero3/config/config.h"
+#include "zero3/step/step_core.h"
+#include "zero3/torch/parameter_tensors.h"
+#include "zero3/torch/torch_executor.h"
+#include "zero3/torch/unit_uses.h"
+
+namespace artesian::zero3 {
+
+class HookedEngine {
+ public:
+  /// Plans, fills the home tiers from the tensors, and takes them over: tensors[i] is parameter i
+  /// of the shape; `others` are what else the model holds. After an error the model is as it was.
+  /// Errors: those of StepCore::create and initialize; of check_adoptable.
+  static Result<std::unique_ptr<HookedEngine>> create(ModelShape shape, const Config& config,
+                                                      std::span<const at::Tensor> tensors,
+                                                      std::span<const NamedTensor> others);
+  /// Closes if that has not happened.
+  ~HookedEngine();
+  HookedEngine(const HookedEngine&) = delete;
+  HookedEngine& operator=(const HookedEngine&) = delete;
+
+  /// Of an engine that is open. Errors: Invalid, once it is closed.
+  Result<UnitUses*> uses();
+  StepCore& core() noexcept { return *core_; }
+  /// A parameter's master weights, fp32, in its shape. Errors: as StepCore::read_master.
+  Result<at::Tensor> read_parameter(std::uint32_t parameter);
+  /// XXH3-128 over names, master weights and moments. Errors: as StepCore::digest.
+  Result<std::string> digest();
+  /// Drains, and leaves nothing on the disk; parameters stay refused. Errors: Io, Timeout.
+  Result<void> close();
+
+ private:
+  HookedEngine() = default;
+  Result<void> build(ModelShape shape, const Config& config, std::span<const at::Tensor> tensors,
+                     std::span<const NamedTensor> others);
+
+  std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
+  std::unique_ptr<StepCore> core_;
+  std::unique_ptr<ParameterTensors> tensors_;
+  std::unique_ptr<UnitUses> uses_;
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,705 @@
+#include "zero3/torch/unit_uses.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <unordered_set>
+#include <utility>
+
+#include "zero3/torch/from_torch.h"
+
+namespace artesian::zero3 {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+namespace {
+
+constexpr int no_task = -1;
+
+int current_task() {
+  return torch::autograd::get_current_graph_task_id();
+}
+
+/// Whether the graph task that runs on this thread executes the node.
+bool runs_in_current_task(Node* node) {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr || !nodes->contains(node)) return false;
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return true;
+  const auto found = info->find(node);
+  return found != info->end() && found->second.should_execute();
+}
+
+/// Whether it accumulates what comes to this node, rather than only handing it to the caller.
+bool accumulates_in_current_task(Node* accumulator) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return true;
+  const auto found = info->find(accumulator);
+  return found != info->end() && found->second.needed_;
+}
+
+const AccumulateGrad* as_accumulator(const Node* node) {
+  // A leaf's node has the largest number, which spares the others the cast.
+  if (node->sequence_nr() != ~std::uint64_t{0}) return nullptr;
+  return dynamic_cast<const AccumulateGrad*>(node);
+}
+
+/// Whether the caller looks at this leaf's gradient where autograd accumulates it.
+bool has_hooks(const Node& accumulator) {
+  auto& node = const_cast<Node&>(accumulator);
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         node.tensor_post_acc_grad_hooks() != nullptr;
+}
+
+/// The node that computes the tensor, and that of the tensor it is a view of.
+template <typename Visit>
+void visit_nodes(const at::Tensor& tensor, const Visit& visit) {
+  if (!tensor.defined() || !tensor.requires_grad()) return;
+  visit(torch::autograd::impl::gradient_edge(tensor).function);
+  if (!tensor.is_view()) return;
+  const at::Tensor base(tensor._base());
+  if (base.requires_grad()) visit(torch::autograd::impl::gradient_edge(base).function);
+}
+
+}  // namespace
+
+/// Left by a use that died while it held its stage.
+struct UnitUses::Word {
+  std::uint32_t stage = 0;
+  Word* next = nullptr;
+};
+
+struct UnitUses::Link {
+  explicit Link(UnitUses* owner) : uses(owner) {}
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link() { forget(words.exchange(nullptr)); }
+
+  static void forget(Word* word) {
+    while (word != nullptr) delete std::exchange(word, word->next);
+  }
+  void leave_word(std::unique_ptr<Word> word) noexcept {
+    if (getpid() != process) return;  // in a forked child there is nobody to read it
+    Word* given = word.release();
+    given->next = words.load(std::memory_order_relaxed);
+    while (!words.compare_exchange_weak(given->next, given, std::memory_order_release,
+                                        std::memory_order_relaxed)) {
+    }
+  }
+
+  UnitUses* uses;  // null once it is gone; the caller's thread only
+  std::atomic<Word*> words{nullptr};
+  std::atomic<std::size_t> alive{0};
+  const pid_t process = getpid();
+};
+
+/// Holds no node; hooks of its nodes hold it.
+struct UnitUses::Use {
+  struct Ender {
+    std::weak_ptr<Node> node;
+    std::vector<std::uint32_t> parameters;  // whose gradients are taken there
+  };
+  struct Sum {
+    std::uint32_t parameter = 0;
+    std::uint32_t left = 0;  // edges whose nodes have not run
+    at::Tensor gradient{};
+    bool own = false;  // nobody else has its memory
+  };
+
+  Use(std::shared_ptr<Link> owner, std::uint32_t its_stage)
+      : link(std::move(owner)), stage(its_stage), word(std::make_unique<Word>()) {
+    link->alive.fetch_add(1, std::memory_order_relaxed);
+    word->stage = stage;
+  }
+  ~Use() {
+    link->alive.fetch_sub(1, std::memory_order_relaxed);
+    if (holds) link->leave_word(std::move(word));
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  Sum& sum_of(std::uint32_t parameter) {
+    for (Sum& sum : sums) {
+      if (sum.parameter == parameter) return sum;
+    }
+    return sums.emplace_back(Sum{.parameter = parameter});
+  }
+  bool is_open_in(int current) const noexcept { return open && task == current; }
+
+  const std::shared_ptr<Link> link;
+  const std::uint32_t stage;
+  std::vector<Ender> enders;
+  std::unique_ptr<Word> word;
+  bool holds = false;  // its stage
+  // Of the graph task that has opened it last:
+  int task = no_task;
+  bool open = false;
+  std::uint32_t left = 0;  // enders that have not run
+  std::vector<Sum> sums;
+};
+
+/// Before each node of a use.
+class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OpeningHook(std::shared_ptr<Use> use) : use_(std::move(use)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    const int task = current_task();
+    if (use_->task == task) return gradients;  // it is open, or done
+    UnitUses* uses = use_->link->uses;
+    if (uses != nullptr) uses->raise(uses->open(use_, task));
+    return gradients;
+  }
+
+ private:
+  std::shared_ptr<Use> use_;
+};
+
+/// After a node with an edge out of the use: takes the gradients of parameters, and hands on none.
+class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
+ public:
+  struct Taken {
+    std::size_t edge;
+    std::uint32_t parameter;
+  };
+  EndingHook(std::shared_ptr<Use> use, Node& node) : use_(std::move(use)), node_(node) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    UnitUses* uses = use_->link->uses;
+    if (uses == nullptr || !use_->is_open_in(current_task())) return outputs;
+    variable_list rest = outputs;
+    for (const auto& [edge, parameter] : taken) {
+      at::Tensor gradient;
+      if (accumulates_in_current_task(node_.next_edge(edge).function.get())) {
+        gradient = std::exchange(rest[edge], at::Tensor());
+      }
+      uses->raise(uses->take(*use_, parameter, std::move(gradient)));
+    }
+    uses->raise(uses->strike(*use_));
+    return rest;
+  }
+
+  std::vector<Taken> taken;
+
+ private:
+  std::shared_ptr<Use> use_;
+  Node& node_;  // owns this
+};
+
+/// Takes what autograd has accumulated for a parameter.
+class UnitUses::AccumulateHook final : public torch::autograd::FunctionPostHook {
+ public:
+  AccumulateHook(std::shared_ptr<Link> link, std::uint32_t parameter)
+      : link_(std::move(link)), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    UnitUses* uses = link_->uses;
+    if (uses == nullptr) return outputs;
+    at::Tensor tensor = uses->tensors_.at(parameter_);
+    if (!tensor.grad().defined()) return outputs;
+    const at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
+    uses->follow_task(current_task());
+    uses->raise(uses->add(parameter_, gradient));
+    return outputs;
+  }
+
+ private:
+  std::shared_ptr<Link> link_;
+  std::uint32_t parameter_;
+};
+
+UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
+    : core_(core),
+      tensors_(tensors),
+      layout_(core.layout()),
+      link_(std::make_shared<Link>(this)),
+      stage_holds_(layout_.stages.size(), 0),
+      unit_holds_(layout_.units.size(), 0),
+      versions_(layout_.places.size(), 0) {
+  for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
+    const at::Tensor& tensor = tensors_.at(parameter);
+    parameter_of_[tensor.unsafeGetTensorImpl()] = parameter;
+    if (!tensor.requires_grad()) continue;
+    auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
+    accumulator->add_post_hook(std::make_unique<AccumulateHook>(link_, parameter));
+    accumulators_.push_back(std::move(accumulator));
+  }
+  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+    if (!layout_.units[unit].persistent) continue;
+    tensors_.bind(unit, core_.data(unit));
+    remember_versions(unit);
+  }
+}
+
+UnitUses::~UnitUses() {
+  link_->uses = nullptr;
+}
+
+std::size_t UnitUses::uses_alive() const noexcept {
+  return link_->alive.load(std::memory_order_relaxed);
+}
+
+/// From a hook: autograd stops, and whoever asked it gets the error from backward_ended().
+void UnitUses::raise(Result<void> result) {
+  if (result.has_value()) return;
+  if (!error_.has_value()) error_ = std::move(result).error();
+  TORCH_CHECK(false, error_->to_string());
+}
+
+void UnitUses::remember_versions(std::uint32_t unit) {
+  for (const std::uint32_t parameter : layout_.units[unit].parameters) {
+    versions_[parameter] =
+        tensors_.at(parameter).unsafeGetTensorImpl()->version_counter().current_version();
+  }
+}
+
+/// What is written into a gathered parameter is lost with the slot, so nobody may.
+Result<void> UnitUses::check_unchanged(std::uint32_t unit) const {
+  for (const std::uint32_t parameter : layout_.units[unit].parameters) {
+    const at::Tensor& tensor = tensors_.at(parameter);
+    if (tensor.unsafeGetTensorImpl()->version_counter().current_version() == versions_[parameter]) {
+      continue;
+    }
+    return make_error(ErrorCode::Invalid,
+                      "parameter \"" + core_.shape().parameters[parameter].name +
+                          "\" was changed in place; its values are the engine's, which has not "
+                          "seen that: change it before the engine is made");
+  }
+  return {};
+}
+
+Result<void> UnitUses::hold(std::uint32_t stage) {
+  if (stage_holds_[stage]++ > 0) return {};
+  const AccessOrder::Access& units = layout_.stages[stage];
+  ARTESIAN_TRY_VOID(core_.remember(core_.enter(units)));
+  for (const std::uint32_t unit : units) {
+    if (unit_holds_[unit]++ > 0 || layout_.units[unit].persistent) continue;
+    tensors_.bind(unit, core_.data(unit));
+    remember_versions(unit);
+  }
+  const auto open = static_cast<std::size_t>(std::count_if(
+      stage_holds_.begin(), stage_holds_.end(), [](std::uint32_t holds) { return holds > 0; }));
+  open_max_ = std::max(open_max_, open);
+  return {};
+}
+
+Result<void> UnitUses::release(std::uint32_t stage) {
+  ARTESIAN_CHECK(stage_holds_[stage] > 0, stage);
+  if (--stage_holds_[stage] > 0) return {};
+  const AccessOrder::Access& units = layout_.stages[stage];
+  auto unchanged = Result<void>();
+  for (const std::uint32_t unit : units) {
+    if (--unit_holds_[unit] > 0 || layout_.units[unit].persistent) continue;
+    if (unchanged.has_value()) unchanged = check_unchanged(unit);
+    tensors_.unbind(unit);
+  }
+  ARTESIAN_TRY_VOID(core_.remember(core_.leave(units)));
+  return unchanged;
+}
+
+/// Of uses that died while they held their stage.
+Result<void> UnitUses::read_words() {
+  Word* word = link_->words.exchange(nullptr, std::memory_order_acquire);
+  auto outcome = Result<void>();
+  for (Word* at = word; at != nullptr && outcome.has_value(); at = at->next) {
+    outcome = release(at->stage);
+  }
+  Link::forget(word);
+  return outcome;
+}
+
+Result<void> UnitUses::begin_call(Pass pass) {
+  ARTESIAN_TRY_VOID(read_words());
+  if (!frames_.empty() || current_task() != no_task) return {};
+  return begin_pass(pass);
+}
+
+Result<void> UnitUses::begin_pass(Pass pass) {
+  ARTESIAN_TRY_VOID(check_whole());
+  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+    if (layout_.units[unit].persistent) ARTESIAN_TRY_VOID(check_unchanged(unit));
+  }
+  if (pass == Pass::Train) return open_forward();
+  ARTESIAN_TRY_VOID(close_forward_and_backward());
+  ARTESIAN_TRY_VOID(core_.begin_evaluation());
+  evaluating_ = true;
+  return {};
+}
+
+Result<void> UnitUses::open_forward() {
+  const StepState state = core_.state_of_step();
+  if (state == StepState::Backward) {
+    // What follows the step's last backward, and is no step, is part of it.
+    if (core_.micro_batches() + 1 >= core_.config().accumulation_steps) return {};
+    ARTESIAN_TRY_VOID(core_.end_backward(0));
+  } else if (state == StepState::Forward || state == StepState::AwaitsBackward ||
+             state == StepState::Full) {
+    return {};
+  }
+  return core_.begin_forward(1);
+}
+
+/// The state of the step is one that other calls may come to.
+Result<void> UnitUses::close_forward_and_backward() {
+  if (core_.state_of_step() == StepState::Forward) return core_.end_forward({});
+  if (core_.state_of_step() == StepState::Backward) return core_.end_backward(0);
+  return {};
+}
+
+Result<void> UnitUses::end_call() {
+  frames_.pop_back();
+  if (!frames_.empty()) return {};
+  if (!std::exchange(evaluating_, false)) return {};
+  return core_.end_evaluation(/*refused=*/false);
+}
+
+Result<void> UnitUses::enter_container(std::uint32_t container, Pass pass) {
+  ARTESIAN_TRY_VOID(begin_call(pass));
+  frames_.push_back({.id = container, .stage = false, .first_node = 0});
+  return {};
+}
+
+Result<void> UnitUses::leave_container(std::uint32_t container) {
+  if (frames_.empty() || frames_.back().stage || frames_.back().id != container) return {};
+  return end_call();
+}
+
+Result<void> UnitUses::enter(std::uint32_t stage, Pass pass) {
+  ARTESIAN_CHECK(stage < stage_holds_.size(), stage);
+  ARTESIAN_TRY_VOID(begin_call(pass));
+  frames_.push_back({.id = stage, .stage = true, .first_node = at::sequence_number::peek()});
+  auto held = hold(stage);
+  if (held.has_value()) return held;
+  static_cast<void>(end_call().has_value());  // the first error is the one that matters
+  return held;
+}
+
+Result<void> UnitUses::leave(std::uint32_t stage, std::span<const at::Tensor> outputs) {
+  if (frames_.empty() || !frames_.back().stage || frames_.back().id != stage) return {};
+  std::shared_ptr<Use> use;
+  if (at::GradMode::is_enabled()) use = walk(frames_.back(), outputs);
+  auto left = Result<void>();
+  if (use != nullptr && current_task() != no_task) {
+    ARTESIAN_TRY_VOID(release_ahead());
+    use->holds = true;  // made by a recomputation: its backward comes next
+    open_.push_back(use);
+  } else {
+    left = release(stage);
+  }
+  ARTESIAN_TRY_VOID(end_call());
+  return left;
+}
+
+/// Of several modules that are computed once more together, backward begins with the last.
+Result<void> UnitUses::release_ahead() {
+  const auto open = open_;
+  for (const std::weak_ptr<Use>& weak : open) {
+    const std::shared_ptr<Use> use = weak.lock();
+    if (use != nullptr && use->holds && use->task == no_task) ARTESIAN_TRY_VOID(close(*use));
+  }
+  return {};
+}
+
+/// Finds the nodes of a call, and hooks them. Null if there are none.
+std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
+                                              std::span<const at::Tensor> outputs) {
+  // Leaves' nodes have the largest number; what the call has made, those from the first on.
+  const auto is_outside = [&](const Node* node) {
+    return as_accumulator(node) != nullptr || node->sequence_nr() < frame.first_node;
+  };
+  std::vector<Node*> found;
+  std::unordered_set<const Node*> seen;
+  const auto visit = [&](Node* node) {
+    if (!is_outside(node) && seen.insert(node).second) found.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    visit_nodes(output, [&](const std::shared_ptr<Node>& node) { visit(node.get()); });
+  }
+  if (found.empty()) return nullptr;
+  auto use = std::make_shared<Use>(link_, frame.id);
+  for (std::size_t index = 0; index < found.size(); ++index) {  // grows
+    Node& node = *found[index];
+    auto ending = std::make_unique<EndingHook>(use, node);
+    bool ends = true;  // no edge stays inside, or one leaves
+    bool leaves = false;
+    for (std::size_t edge = 0; edge < node.num_outputs(); ++edge) {
+      const std::shared_ptr<Node>& next = node.next_edge(edge).function;
+      if (next == nullptr) continue;
+      if (is_outside(next.get())) {
+        leaves = true;
+        const auto parameter = parameter_at(*next, frame.id);
+        if (parameter.has_value()) ending->taken.push_back({edge, *parameter});
+      } else {
+        ends = false;
+        visit(next.get());
+      }
+    }
+    node.add_pre_hook(std::make_unique<OpeningHook>(use));
+    if (!ends && !leaves) continue;
+    Use::Ender entry{.node = node.getptr(), .parameters = {}};
+    for (const auto& taken : ending->taken) entry.parameters.push_back(taken.parameter);
+    use->enders.push_back(std::move(entry));
+    node.add_post_hook(std::move(ending));
+  }
+  return use;
+}
+
+/// The parameter of the stage that this node accumulates for, if its gradient is to be taken before
+/// it comes there.
+std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, std::uint32_t stage) const {
+  const AccumulateGrad* leaf = as_accumulator(&node);
+  if (leaf == nullptr || has_hooks(*leaf)) return std::nullopt;
+  const auto known = parameter_of_.find(leaf->variable.unsafeGetTensorImpl());
+  if (known == parameter_of_.end()) return std::nullopt;
+  const auto& own = core_.shape().stages[stage].parameters;
+  const bool is_own = std::find(own.begin(), own.end(), known->second) != own.end();
+  return is_own ? std::optional(known->second) : std::nullopt;
+}
+
+/// Notes a graph task, and has autograd tell us of its end.
+void UnitUses::follow_task(int task) {
+  if (std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
+  tasks_.push_back(task);
+  torch::autograd::Engine::get_default_engine().queue_callback([link = link_, task] {
+    if (link->uses != nullptr) link->uses->raise(link->uses->end_task(task));
+  });
+}
+
+Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
+  Use& use = *opened;
+  follow_task(task);
+  ARTESIAN_TRY_VOID(read_words());
+  if (!use.holds) {
+    ARTESIAN_TRY_VOID(hold(use.stage));
+    use.holds = true;
+    open_.push_back(opened);
+  }
+  use.task = task;
+  use.open = true;
+  use.left = 0;
+  use.sums.clear();
+  for (const Use::Ender& ender : use.enders) {
+    const std::shared_ptr<Node> node = ender.node.lock();
+    if (node == nullptr || !runs_in_current_task(node.get())) continue;
+    ++use.left;
+    for (const std::uint32_t parameter : ender.parameters) ++use.sum_of(parameter).left;
+  }
+  return {};
+}
+
+/// One of what the use waits for has come.
+Result<void> UnitUses::strike(Use& use) {
+  ARTESIAN_CHECK(use.open && use.left > 0, use.left);
+  if (--use.left > 0) return {};
+  return close(use);
+}
+
+Result<void> UnitUses::close(Use& use) {
+  use.open = false;
+  bool added = false;
+  for (Use::Sum& sum : use.sums) {
+    added = true;
+    const at::Tensor rest = std::exchange(sum.gradient, at::Tensor());  // of readers that never ran
+    if (rest.defined()) ARTESIAN_TRY_VOID(add(sum.parameter, rest));
+  }
+  use.sums.clear();
+  use.holds = false;
+  std::erase_if(open_, [&](const std::weak_ptr<Use>& other) {
+    const std::shared_ptr<Use> alive = other.lock();
+    return alive == nullptr || alive.get() == &use;
+  });
+  ARTESIAN_TRY_VOID(release(use.stage));
+  return added ? core_.remember(core_.stage_accumulated(use.stage)) : Result<void>();
+}
+
+Result<void> UnitUses::take(Use& use, std::uint32_t parameter, at::Tensor gradient) {
+  Use::Sum& sum = use.sum_of(parameter);
+  if (gradient.defined()) {
+    if (!sum.gradient.defined()) {
+      sum.gradient = std::move(gradient);
+    } else if (sum.own) {
+      sum.gradient.add_(gradient);
+    } else {  // autograd may have handed the first one to others, too
+      const at::NoGradGuard no_grad;
+      sum.gradient = sum.gradient + gradient;
+      sum.own = true;
+    }
+  }
+  if (sum.left > 0) --sum.left;
+  if (sum.left > 0 || !sum.gradient.defined()) return {};
+  return add(parameter, std::exchange(sum.gradient, at::Tensor()));
+}
+
+Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) {
+  const std::string& name = core_.shape().parameters[parameter].name;
+  if (gradient.requires_grad()) {
+    return make_error(ErrorCode::Unsupported, "backward(create_graph=True): parameter \"" + name +
+                                                  "\": not supported: gradients are not kept as "
+                                                  "tensors; leave create_graph out");
+  }
+  if (gradient.layout() != c10::kStrided) {
+    return make_error(ErrorCode::Unsupported,
+                      "parameter \"" + name +
+                          "\": a sparse gradient is not supported yet: make "
+                          "the nn.Embedding with sparse=False");
+  }
+  ARTESIAN_TRY_VOID(ready_for_gradients());
+  const std::uint32_t unit = layout_.places[parameter].unit;
+  const auto dtype = scalar_type(core_.gradients().added_dtype(unit));
+  const at::Tensor given = gradient.to(dtype).contiguous();
+  gradients_ = true;
+  core_.counters().bytes_to_host +=
+      layout_.places[parameter].numel * core_.gradients().element_size();
+  const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
+  return core_.remember(core_.add(unit, added));
+}
+
+/// A backward of the step is open.
+Result<void> UnitUses::ready_for_gradients() {
+  if (core_.state_of_step() == StepState::Backward) return {};
+  if (!scaled_ && core_.loss_scale() != 1.0) {
+    return make_error(ErrorCode::Invalid,
+                      "Loss scaling is required; use engine.backward(loss), or "
+                      "engine.scale(loss).backward()");
+  }
+  if (core_.state_of_step() == StepState::Forward) {
+    ARTESIAN_TRY_VOID(core_.end_forward({}));
+  } else if (core_.state_of_step() != StepState::AwaitsBackward) {
+    // Of a graph from before, whose forward has had one backward already.
+    ARTESIAN_TRY_VOID(core_.begin_forward(1, "backward"));
+    ARTESIAN_TRY_VOID(core_.end_forward({}));
+  }
+  const double losses[] = {loss_.value_or(0.0)};
+  return core_.begin_backward({.last = false, .learning_rate = {}, .losses = losses});
+}
+
+/// Autograd is done with a graph task, and has not failed.
+Result<void> UnitUses::end_task(int task) {
+  const bool outermost = tasks_.size() == 1;
+  const auto open = open_;
+  for (const std::weak_ptr<Use>& weak : open) {
+    const std::shared_ptr<Use> use = weak.lock();
+    if (use == nullptr || !use->holds) continue;
+    if (use->task != task && !(outermost && use->task == no_task)) continue;
+    late_ += use->open && use->left > 0 ? 1 : 0;
+    ARTESIAN_TRY_VOID(close(*use));
+  }
+  std::erase(tasks_, task);
+  return read_words();
+}
+
+/// After a failure: what is open is forgotten.
+Result<void> UnitUses::release_open() {
+  tasks_.clear();
+  for (const std::weak_ptr<Use>& weak : std::exchange(open_, {})) {
+    const std::shared_ptr<Use> use = weak.lock();
+    if (use == nullptr || !use->holds) continue;
+    use->holds = use->open = false;
+    use->sums.clear();
+    ARTESIAN_TRY_VOID(release(use->stage));
+  }
+  return read_words();
+}
+
+Result<void> UnitUses::unwind() {
+  if (frames_.empty()) return {};
+  const bool evaluated = std::exchange(evaluating_, false);
+  if (!evaluated) {
+    damaged_ = true;
+    core_.break_pass();
+  }
+  while (!frames_.empty()) {
+    const Frame frame = std::move(frames_.back());
+    frames_.pop_back();
+    if (frame.stage) ARTESIAN_TRY_VOID(release(frame.id));
+  }
+  return evaluated ? core_.end_evaluation(/*refused=*/true) : Result<void>();
+}
+
+Result<void> UnitUses::begin_backward(double loss) {
+  ARTESIAN_TRY_VOID(read_words());
+  if (damaged_) return settle();
+  loss_ = loss;
+  scaled_ = true;
+  return ready_for_gradients();
+}
+
+Result<void> UnitUses::backward_ended(bool failed) {
+  loss_.reset();
+  scaled_ = false;
+  if (!failed) return {};
+  damaged_ = true;
+  core_.break_pass();
+  ARTESIAN_TRY_VOID(release_open());
+  ARTESIAN_TRY_VOID(unwind());
+  if (!error_.has_value()) return {};
+  return *std::exchange(error_, std::nullopt);
+}
+
+Result<void> UnitUses::settle() {
+  ARTESIAN_TRY_VOID(unwind());
+  ARTESIAN_TRY_VOID(read_words());
+  ARTESIAN_TRY_VOID(check_whole());
+  return close_forward_and_backward();
+}
+
+/// Nothing has broken off.
+Result<void> UnitUses::check_whole() {
+  if (!tasks_.empty() && current_task() == no_task) {  // a backward that nobody has told us of
+    damaged_ = true;
+    core_.break_pass();
+    ARTESIAN_TRY_VOID(release_open());
+  }
+  if (!damaged_) return {};
+  return make_error(ErrorCode::Invalid,
+                    "the step is damaged: a pass broke off in its middle, and gradients are there "
+                    "in part; call zero_grad(), which drops them, and go on");
+}
+
+Result<StepResult> UnitUses::step(const StepRequest& request) {
+  ARTESIAN_TRY_VOID(settle());
+  if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss that nobody wanted
+    ARTESIAN_TRY_VOID(core_.begin_backward({.last = false, .learning_rate = {}, .losses = {}}));
+    ARTESIAN_TRY_VOID(core_.end_backward(0));
+  }
+  ARTESIAN_TRY_VOID(core_.check(StepCall::FinishUpdate, "step"));
+  if (core_.micro_batches() == 0) {
+    return make_error(ErrorCode::Invalid,
+                      "step(): out of order: there are no gradients since the last step; call "
+                      "backward() first");
+  }
+  StepRequest all = request;
+  if (all.micro_batches == 0) all.micro_batches = core_.micro_batches();
+  ARTESIAN_TRY(result, core_.step(all));
+  gradients_ = false;
+  if (result.overflow) return result;
+  tensors_.bump_versions();
+  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+    if (layout_.units[unit].persistent) remember_versions(unit);
+  }
+  return result;
+}
+
+Result<void> UnitUses::zero_gradients() {
+  ARTESIAN_TRY_VOID(unwind());
+  ARTESIAN_TRY_VOID(read_words());
+  const bool whole = check_whole().has_value();
+  if (whole && !gradients_) return {};
+  ARTESIAN_TRY_VOID(core_.abandon_step());
+  damaged_ = gradients_ = false;
+  error_.reset();
+  return {};
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,155 @@
+// UnitUses: uses of units in any autograd graph. A driver of StepCore for models that are run by
+// somebody else: it is told when a stage's module begins and ends, and finds out by itself when
+// backward comes to what the module has computed, and when it is done with it. Knows tensors and
+// nodes; no modules, no Python.
+//
+// A use is what one call of a module has added to the graph: the nodes behind its outputs that are
+// younger than the call, found by a walk when it ends. In backward it opens before the first of its
+// nodes runs, which enters the units, and closes when every ender has run: a node with an edge to a
+// leaf or to an older node, or with none at all. Every path through the use ends in one, so no node
+// that reads a parameter comes later, and the stage below opens after the one above has closed.
+// Enders are counted at opening, of those nodes that this backward runs: so an output that is not
+// in the loss holds nothing, and a second backward over a retained graph opens the use again.
+//
+// Gradients of the stage's parameters are taken at the enders. What several of them give to one
+// parameter is summed in the dtype that is computed in and added once.
+//
+// Gradients that no use takes (of graphs that a reentrant checkpoint makes in backward, of
+// parameters with hooks of the caller's, of accesses outside of any unit) are taken where autograd
+// has accumulated them.
+//
+// The graph owns its uses. They may die on any thread, in a forked child too: the destructor only
+// leaves word, in a list without locks, and the next call on the caller's thread reads it.
+//
+// Passes: the outermost call decides. A training pass opens a forward of the step, which then stays
+// open until gradients come; the backward stays open until the next forward, evaluation or step: so
+// several forwards and several backwards in any order are one micro-batch, or more. Everything is
+// exact for one micro-batch as autograd would add it; from the second on, where a parameter has
+// several uses, each is added to the sum by itself.
+//
+// Used from one thread; graphs are the CPU's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "zero3/step/step_core.h"
+#include "zero3/torch/parameter_tensors.h"
+
+namespace artesian::zero3 {
+
+enum class Pass : std::uint8_t { Train, Evaluate };
+
+class UnitUses {
+ public:
+  /// Tensors that were adopted. Both must outlive it, and the core must have its weights.
+  UnitUses(StepCore& core, ParameterTensors& tensors);
+  /// Uses that are alive do nothing any more.
+  ~UnitUses();
+  UnitUses(const UnitUses&) = delete;
+  UnitUses& operator=(const UnitUses&) = delete;
+
+  /// A call of a stage's module begins. `pass`: what it is, if it is the outermost call. Errors:
+  /// Io, Corrupt, Timeout, Exhausted, which end the run; Invalid: out of order, a parameter that
+  /// somebody changed in place.
+  Result<void> enter(std::uint32_t stage, Pass pass);
+  /// It ends. `outputs`: all tensors in what it returned; none after an exception. A call whose
+  /// enter() failed is no call. Errors: as enter.
+  Result<void> leave(std::uint32_t stage, std::span<const at::Tensor> outputs);
+  /// The same for a module with stages below it and none of its own.
+  Result<void> enter_container(std::uint32_t container, Pass pass);
+  Result<void> leave_container(std::uint32_t container);
+  std::size_t depth() const noexcept { return frames_.size(); }
+  /// Calls that have not ended were broken off (by a signal's exception): ends them. In a training
+  /// pass the step is damaged by it. Errors: Io, Timeout.
+  Result<void> unwind();
+
+  /// The caller is about to ask autograd for gradients of this loss. Without it, the first gradient
+  /// begins the backward. Errors: Invalid (out of order); Io.
+  Result<void> begin_backward(double loss);
+  /// That call has returned, or failed, which damages the step. Errors: what a hook ran into, in
+  /// place of what it threw; Io.
+  Result<void> backward_ended(bool failed);
+  /// StepCore::step over all micro-batches since the last one, and new versions for all parameters.
+  Result<StepResult> step(const StepRequest& request);
+  /// Drops all gradients since the last step, if there are any, or the step is damaged. Errors: as
+  /// StepCore::abandon_step.
+  Result<void> zero_gradients();
+  /// Before anything else is asked of the core: no pass is open then. Errors: Invalid (a module's
+  /// call has not ended); Io.
+  Result<void> settle();
+
+  std::size_t open_max() const noexcept { return open_max_; }  // of stages in use at once
+  std::size_t closed_late() const noexcept { return late_; }   // uses, by the end of a backward
+  std::size_t uses_alive() const noexcept;
+
+ private:
+  struct Word;  // of a use that died
+  struct Link;  // between uses and this, which may end before them
+  struct Use;   // of one call
+  class OpeningHook;
+  class EndingHook;
+  class AccumulateHook;
+
+  struct Frame {
+    std::uint32_t id = 0;  // of the stage, or the container
+    bool stage = false;
+    std::uint64_t first_node = 0;  // sequence number of the first node that it can have made
+  };
+  Result<void> begin_call(Pass pass);
+  Result<void> end_call();
+  Result<void> begin_pass(Pass pass);
+  Result<void> open_forward();
+  Result<void> close_forward_and_backward();
+  Result<void> hold(std::uint32_t stage);
+  Result<void> release(std::uint32_t stage);
+  Result<void> check_unchanged(std::uint32_t unit) const;
+  void remember_versions(std::uint32_t unit);
+  std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
+                                            std::uint32_t stage) const;
+  std::shared_ptr<Use> walk(const Frame& frame, std::span<const at::Tensor> outputs);
+  Result<void> open(const std::shared_ptr<Use>& use, int task);
+  Result<void> strike(Use& use);
+  Result<void> close(Use& use);
+  Result<void> take(Use& use, std::uint32_t parameter, at::Tensor gradient);
+  Result<void> add(std::uint32_t parameter, const at::Tensor& gradient);
+  Result<void> ready_for_gradients();
+  Result<void> end_task(int task);
+  Result<void> release_open();
+  Result<void> release_ahead();
+  Result<void> check_whole();
+  Result<void> read_words();
+  void follow_task(int task);
+  void raise(Result<void> result);
+
+  StepCore& core_;
+  ParameterTensors& tensors_;
+  const Layout& layout_;
+  std::shared_ptr<Link> link_;
+  std::vector<Frame> frames_;
+  bool evaluating_ = false;
+  std::vector<std::uint32_t> stage_holds_;
+  std::vector<std::uint32_t> unit_holds_;
+  std::vector<std::uint32_t> versions_;                          // by parameter, since it was bound
+  std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor
+  std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
+  std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
+  std::vector<int> tasks_;                                       // of autograd, that have not ended
+  std::optional<double> loss_;  // of the backward that was announced
+  bool scaled_ = false;         // it was
+  bool gradients_ = false;      // some were added since the last step
+  bool damaged_ = false;
+  std::optional<Error> error_;  // what a hook ran into
+  std::size_t open_max_ = 0;
+  std::size_t late_ = 0;
+};
+
+}  // namespace artesian::zero3
