@@ -1,11 +1,15 @@
 # A thin front to the CMake presets. Every target first installs what is missing (dev/setup.sh).
-.PHONY: demo build test bench lint asan tsan fuzz soak
+.PHONY: demo build wheel test bench lint asan tsan fuzz soak
 
 demo:
 	@dev/setup.sh dev/demo.sh
 
 build:
 	@dev/setup.sh dev/build.sh release programs
+
+# The Python package, into dist/.
+wheel:
+	@dev/setup.sh dev/wheel.sh
 
 test:
 	@dev/setup.sh dev/test.sh

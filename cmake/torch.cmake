@@ -1,7 +1,7 @@
 # LibTorch from an installed torch package, through an imported target of our own, artesian::torch:
 # torch's CMake files insist on a CUDA toolkit and probe for a GPU, and neither is needed to compile
 # against its headers. The folder is ARTESIAN_TORCH_DIR or artesian_TORCH_DIR (cache or environment),
-# else that of the python3 on PATH. Also installed, and included by artesian-config.cmake; leaves in
+# else that of ARTESIAN_PYTHON or of the python3 on PATH. Also installed, and included by artesian-config.cmake; leaves in
 # artesian_torch_error what is wrong, or nothing.
 set(artesian_torch_error "")
 set(ARTESIAN_TORCH_DIR "${ARTESIAN_TORCH_DIR}" CACHE PATH
@@ -12,8 +12,12 @@ foreach(candidate "${artesian_TORCH_DIR}" "$ENV{ARTESIAN_TORCH_DIR}" "$ENV{artes
   endif()
 endforeach()
 if(NOT ARTESIAN_TORCH_DIR)
+  set(torch_finder python3)
+  if(ARTESIAN_PYTHON)
+    set(torch_finder ${ARTESIAN_PYTHON})
+  endif()
   execute_process(
-    COMMAND python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    COMMAND ${torch_finder} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   set(ARTESIAN_TORCH_DIR "${torch_dir}" CACHE PATH "" FORCE)
 endif()

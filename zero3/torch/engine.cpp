@@ -46,11 +46,7 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_shape(module.parameters(), module.stages()));
   ARTESIAN_TRY_VOID(open_device());
   ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native(config.param_dtype)));
-  if (compute_dtype != config.param_dtype || compute_dtype != DType::Float32) {
-    log(LogLevel::Info, std::string("artesian.compute_dtype: ") + dtype_name(compute_dtype) +
-                            (config.artesian.compute_dtype.has_value() ? "" : ", chosen here") +
-                            "; parameters are " + dtype_name(config.param_dtype));
-  }
+  tell_compute_dtype(config, compute_dtype);
   ARTESIAN_TRY(budgets, choose_budgets(config, options.device));
   StepCoreOptions core_options{
       .budgets = budgets,

@@ -202,6 +202,9 @@ void track_activations();
 /// if the choice is neither fp32 nor the parameter dtype.
 Result<DType> choose_compute_dtype(const Config& config, bool native = false);
 
+/// Says in the log what was chosen, where it is not plainly fp32.
+void tell_compute_dtype(const Config& config, DType chosen);
+
 /// The config's budgets, or shares of what this machine and the device have left.
 /// Errors: those of opening the device, where it is asked for its memory.
 Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu");

@@ -1,4 +1,5 @@
 // What an engine takes where its caller or the config leaves it open.
+#include "base/log.h"
 #include "base/machine.h"
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/engine.h"
@@ -15,6 +16,13 @@ Result<DType> choose_compute_dtype(const Config& config, bool native) {
                                               ", the parameters' dtype");
   }
   return chosen;
+}
+
+void tell_compute_dtype(const Config& config, DType chosen) {
+  if (chosen == config.param_dtype && chosen == DType::Float32) return;
+  log(LogLevel::Info, std::string("artesian.compute_dtype: ") + dtype_name(chosen) +
+                          (config.artesian.compute_dtype.has_value() ? "" : ", chosen here") +
+                          "; parameters are " + dtype_name(config.param_dtype));
 }
 
 Result<Budgets> choose_budgets(const Config& config, const std::string& device) {

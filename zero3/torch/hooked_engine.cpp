@@ -33,6 +33,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
   ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
   ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, device.native(config.param_dtype)));
+  tell_compute_dtype(config, compute_dtype);
   ARTESIAN_TRY(budgets, choose_budgets(config, "cpu"));
   StepCoreOptions options;
   options.budgets = budgets;

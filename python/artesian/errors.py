@@ -1,0 +1,80 @@
+"""Errors: one class for each code of the engine."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """What the engine refuses or runs into.
+
+    what: what was tried, got and allowed.  path, offset: the file concerned, or None.
+    fix: what to do, or None where the text says no more than what is wrong.
+    """
+
+    def __init__(
+        self, text: str, *, what: str = "", path: str | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(text)
+        self.what = what or text
+        self.path = path
+        self.offset = offset
+        head, semicolon, fix = self.what.splitlines()[0].rpartition("; ")
+        self.fix = fix if semicolon and head else None
+
+
+class IoError(Error):
+    """The device or the kernel failed a transfer or a call."""
+
+
+class NoSpaceError(Error):
+    """A disk or quota is full."""
+
+
+class CorruptError(Error):
+    """Bytes are not what was written."""
+
+
+class InvalidError(Error, ValueError):
+    """What was given, or when, is not allowed."""
+
+
+class ExhaustedError(Error):
+    """A budget or a limit is used up."""
+
+
+class CancelledError(Error):
+    """The request was withdrawn."""
+
+
+class TimeoutExpiredError(Error, TimeoutError):
+    """A deadline passed."""
+
+
+class BusyError(Error):
+    """Somebody else holds the lock."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """Known, but not available here or not yet."""
+
+
+class PeerLostError(Error):
+    """Another rank is gone."""
+
+
+CLASSES: dict[str, type[Error]] = {
+    "Io": IoError,
+    "NoSpace": NoSpaceError,
+    "Corrupt": CorruptError,
+    "Invalid": InvalidError,
+    "Exhausted": ExhaustedError,
+    "Cancelled": CancelledError,
+    "Timeout": TimeoutExpiredError,
+    "Busy": BusyError,
+    "Unsupported": UnsupportedError,
+    "PeerLost": PeerLostError,
+}
+
+
+def make(code: str, what: str, text: str, path: str, offset: int) -> Error:
+    """The exception of an engine's error; called by artesian._C."""
+    return CLASSES[code](text, what=what, path=path or None, offset=offset if path else None)

@@ -1,0 +1,125 @@
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/bind.h"
+#include "python/src/errors.h"
+#include "zero3/torch/hooked_engine.h"
+
+namespace artesian::python {
+namespace {
+
+using zero3::HookedEngine;
+using zero3::NamedTensor;
+using zero3::Pass;
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using Stages = std::vector<std::pair<std::string, std::vector<std::uint32_t>>>;
+
+std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTensors& parameters,
+                                     const Stages& stages, const NamedTensors& others) {
+  zero3::ModelShape shape;
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) {
+    shape.parameters.push_back({.name = name, .shape = tensor.sizes().vec()});
+    tensors.push_back(tensor);
+  }
+  for (const auto& [name, indices] : stages) {
+    shape.stages.push_back({.name = name, .parameters = indices, .lookup = std::nullopt});
+  }
+  std::vector<NamedTensor> rest;
+  for (const auto& [name, tensor] : others) rest.push_back({name, tensor});
+  return without_gil([&] { return HookedEngine::create(std::move(shape), config, tensors, rest); });
+}
+
+Pass pass_of(bool evaluate) {
+  return evaluate ? Pass::Evaluate : Pass::Train;
+}
+
+/// What Python is told of a step.
+py::dict told(const zero3::StepResult& result) {
+  py::dict values;
+  values["step"] = result.step;
+  values["loss"] = result.loss;
+  values["lr"] = result.lr;
+  values["loss_scale"] = result.loss_scale;
+  values["overflow"] = result.overflow;
+  values["overflow_parameter"] = result.overflow_parameter;
+  values["grad_norm"] = result.grad_norm;
+  values["bytes_nvme_read"] = result.bytes_nvme_read;
+  values["bytes_nvme_write"] = result.bytes_nvme_write;
+  return values;
+}
+
+py::dict step(HookedEngine& engine, std::optional<double> learning_rate) {
+  const zero3::StepRequest request{.micro_batches = 0, .learning_rate = learning_rate};
+  zero3::UnitUses* uses = value_or_raise(engine.uses());
+  auto result = without_gil([&] { return uses->step(request); });
+  if (result.end.has_value()) raise(*result.end);
+  return told(result);
+}
+
+/// Calls one of UnitUses' functions without the GIL.
+template <auto Function, typename... Arguments>
+void call_uses(HookedEngine& engine, Arguments... arguments) {
+  zero3::UnitUses* uses = value_or_raise(engine.uses());
+  without_gil([&] { return (uses->*Function)(arguments...); });
+}
+
+void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tensor>& outputs) {
+  zero3::UnitUses* uses = value_or_raise(engine.uses());
+  without_gil([&] { return uses->leave(stage, outputs); });
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  using zero3::UnitUses;
+  py::class_<HookedEngine>(module, "Engine")
+      .def(py::init(&create), py::arg("config"), py::arg("parameters"), py::arg("stages"),
+           py::arg("others"))
+      .def("enter",
+           [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
+             call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));
+           })
+      .def("leave", &leave)
+      .def("enter_container",
+           [](HookedEngine& engine, std::uint32_t container, bool evaluate) {
+             call_uses<&UnitUses::enter_container>(engine, container, pass_of(evaluate));
+           })
+      .def("leave_container", &call_uses<&UnitUses::leave_container, std::uint32_t>)
+      .def("unwind", &call_uses<&UnitUses::unwind>)
+      .def("begin_backward", &call_uses<&UnitUses::begin_backward, double>)
+      .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)
+      .def("zero_gradients", &call_uses<&UnitUses::zero_gradients>)
+      .def("step", &step, py::arg("learning_rate"))
+      .def("read_parameter",
+           [](HookedEngine& engine, std::uint32_t parameter) {
+             return without_gil([&] { return engine.read_parameter(parameter); });
+           })
+      .def("digest",
+           [](HookedEngine& engine) { return without_gil([&] { return engine.digest(); }); })
+      .def("close", [](HookedEngine& engine) { without_gil([&] { return engine.close(); }); })
+      .def_property_readonly("loss_scale",
+                             [](HookedEngine& engine) { return engine.core().loss_scale(); })
+      .def_property_readonly(
+          "compute_dtype",
+          [](HookedEngine& engine) { return dtype_name(engine.core().placement().compute_dtype); })
+      .def_property_readonly(
+          "depth", [](HookedEngine& engine) { return value_or_raise(engine.uses())->depth(); })
+      .def_property_readonly(
+          "open_max",
+          [](HookedEngine& engine) { return value_or_raise(engine.uses())->open_max(); })
+      .def_property_readonly(
+          "closed_late",
+          [](HookedEngine& engine) { return value_or_raise(engine.uses())->closed_late(); })
+      .def_property_readonly("uses_alive", [](HookedEngine& engine) {
+        return value_or_raise(engine.uses())->uses_alive();
+      });
+}
+
+}  // namespace artesian::python

@@ -1,0 +1,47 @@
+// The module artesian._C: the engine for Python, a thin layer over zero3/torch/hooked_engine.h. It
+// converts and translates, and decides nothing.
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "python/src/bind.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::python {
+namespace {
+
+/// Lines of the log go to a Python function (level, line), or, with None, to stderr again.
+void set_log(const py::object& target) {
+  if (target.is_none()) {
+    set_log_sink({});
+    return;
+  }
+  // The last owner may be any thread, and may lack the GIL: what the function is dropped with.
+  const auto drop = [](py::object* object) {
+    const py::gil_scoped_acquire acquired;
+    delete object;
+  };
+  const std::shared_ptr<py::object> function(new py::object(target), drop);
+  set_log_sink([function](LogLevel level, std::string_view line) {
+    const py::gil_scoped_acquire acquired;
+    try {
+      (*function)(static_cast<int>(level), std::string(line));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("artesian log");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace artesian::python
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "Artesian's engine; use the package artesian.";
+  module.def("set_log", &artesian::python::set_log, py::arg("target"));
+  module.def("track_activations", &artesian::zero3::track_activations);
+  artesian::python::bind_config(module);
+  artesian::python::bind_engine(module);
+}

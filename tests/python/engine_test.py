@@ -1,0 +1,502 @@
+"""Proves that an own loop may do what it does with plain PyTorch: steps of several micro-batches,
+any torch scheduler, a bare backward, evaluation and generation at any time, parts of the model by
+themselves, frozen weights, errors and Ctrl-C in the middle, several engines, worker processes; and
+that what cannot be is an error that says what to do."""
+
+import copy
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import small_models
+import torch
+from small_models import artesian
+from torch import nn
+
+
+def model_of(name="gpt2"):
+    """Without dropout, so that a loop may run it as often as it likes."""
+    model, batch = small_models.make(name)
+    return model.eval(), batch
+
+
+def start(model, folder=None, **more):
+    return artesian.initialize(model=model, config=small_models.config_for(folder, **more))[0]
+
+
+def train(engine, batch, steps=2, first=0):
+    for step in range(first, first + steps):
+        engine.backward(engine(**batch(step)).loss)
+        engine.step()
+
+
+def digest_after(steps=2, name="gpt2", **more):
+    model, batch = model_of(name)
+    engine = start(model, **more)
+    train(engine, batch, steps)
+    return engine.digest()
+
+
+def test_importing_the_package_loads_neither_torch_nor_the_engine():
+    program = (
+        "import sys, artesian\n"
+        "assert 'initialize' in dir(artesian) and artesian.__version__\n"
+        "assert not {'torch', 'numpy', 'artesian._C'} & set(sys.modules)\n"
+        "artesian.errors, artesian.optim, artesian.Engine\n"
+        "assert {'torch', 'artesian._C'} <= set(sys.modules)\n"
+    )
+    path = os.pathsep.join([str(small_models.BUILD / "python"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
+    with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
+        artesian.initialise  # noqa: B018
+
+
+def test_explain_names_units_and_what_they_share():
+    text = artesian.explain(model_of()[0])
+    lines = text.splitlines()
+    assert lines[0] == (
+        "transformer.wte: Embedding, 1 parameters, 3,072 elements; shared with other units: "
+        "transformer.wte.weight"
+    )
+    assert "transformer.h.2: GPT2Block, 12 parameters, 12,704 elements" in lines
+    assert len(lines) == 7
+
+
+def test_units_of_odd_trees():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+            self.mixed = nn.ModuleList([nn.Linear(3, 3), nn.LayerNorm(3)])
+            self.queries = nn.ParameterList([nn.Parameter(torch.ones(3))])
+            self.attention = nn.MultiheadAttention(4, 2)
+
+    plan = artesian.units.make_plan(Odd())
+    names = {unit.name: unit.parameters for unit in plan.units}
+    assert names[""] == ["scale", "queries.0"]
+    # What is gathered while the model runs is counted with each unit below it.
+    assert names["blocks.1"] == ["blocks.1.weight", "blocks.1.bias", "scale", "queries.0"]
+    assert names["mixed.1"][:2] == ["mixed.1.weight", "mixed.1.bias"]
+    assert "attention.out_proj.weight" in names["attention"]  # which it reads without calling it
+    assert "attention.out_proj" not in names
+
+
+def test_micro_batches_are_averaged(tmp_path):
+    model, batch = model_of()
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    engine = start(
+        model, tmp_path, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=3
+    )
+    for step in range(4):
+        for micro in range(3):
+            assert engine.is_gradient_accumulation_boundary() == (micro == 2)
+            engine.backward(engine(**batch(3 * step + micro)).loss)
+            engine.step()
+            (plain(**batch(3 * step + micro)).loss / 3).backward()
+        norm = torch.linalg.vector_norm(
+            torch.stack([p.grad.norm() for p in plain.parameters()])
+        ).item()
+        assert engine.get_global_grad_norm() == pytest.approx(norm, rel=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert engine.global_steps == 4
+    for name, parameter in plain.named_parameters():
+        ours = engine.full_parameter(dict(model.named_parameters())[name])
+        assert torch.allclose(ours, parameter, atol=2e-5), name
+
+
+def test_a_bare_loop_has_the_bits_of_the_engines_own():
+    model, batch = model_of()
+    engine, optimizer, _, _ = artesian.initialize(model=model, config=small_models.config_for())
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = model(**batch(step)).loss
+        optimizer.zero_grad()  # where many loops have it
+        loss.backward()
+        optimizer.step()
+    assert engine.digest() == digest_after(2)
+
+
+def test_a_clients_optimizer_and_any_torch_scheduler(recwarn):
+    model, batch = model_of()
+    plain = copy.deepcopy(model)
+
+    def make(model):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+    config = small_models.config_for()
+    del config["optimizer"]
+    engine, optimizer, _, scheduler = artesian.initialize(
+        model=model,
+        config=config,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1),
+        lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.5**step),
+    )
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    plain_optimizer, plain_scheduler = make(plain)
+    for step in range(3):
+        loss = engine(**batch(step)).loss
+        engine.backward(loss)
+        engine.step()
+        expected = plain(**batch(step)).loss
+        expected.backward()
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+        plain_scheduler.step()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        assert engine.last_step["lr"] == 2e-3 * 0.5**step
+        assert engine.get_lr() == plain_scheduler.get_last_lr()
+    assert not [warning for warning in recwarn if "lr_scheduler.step()" in str(warning.message)]
+
+
+def test_the_configs_schedule():
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}}
+    model, batch = model_of()
+    engine = start(model, scheduler=schedule)
+    rates = []
+    for step in range(6):
+        train(engine, batch, 1, step)
+        rates.append(engine.last_step["lr"])
+    assert rates == [engine.config_values.learning_rate(step) for step in range(6)]
+    assert rates[0] < rates[3] <= rates[5] == 1e-3
+
+
+@pytest.mark.parametrize("place", ["memory", "nvme"])
+def test_evaluation_and_generation_at_any_time_change_no_bit(place, tmp_path):
+    model, batch = model_of("llama")
+    plain = copy.deepcopy(model)
+    engine = start(model, tmp_path if place == "nvme" else None)
+
+    def look():
+        with torch.no_grad():
+            evaluated = engine(**batch(50)).loss
+        tokens = model.generate(small_models.ids(7)[:1], max_new_tokens=5, do_sample=False)
+        return evaluated.item(), tokens
+
+    loss, tokens = look()
+    assert loss == plain(**batch(50)).loss.item()
+    expected = plain.generate(small_models.ids(7)[:1], max_new_tokens=5, do_sample=False)
+    assert torch.equal(tokens, expected)
+    for step in range(2):
+        loss = engine(**batch(step)).loss
+        look()
+        engine.backward(loss)
+        look()
+        engine.step()
+        look()
+    assert engine.digest() == digest_after(2, "llama")
+
+
+def test_several_forwards_and_backwards_in_a_step():
+    model, batch = model_of()
+    plain = copy.deepcopy(model)
+    engine = start(model)
+    first, second = engine(**batch(0)).loss, engine(**batch(1)).loss
+    engine.backward(first)
+    engine.backward(second)
+    engine(**batch(2))  # a forward in vain
+    engine.step()
+    (plain(**batch(0)).loss).backward()
+    (plain(**batch(1)).loss).backward()
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in plain.parameters()]))
+    assert engine.get_global_grad_norm() == pytest.approx(norm.item(), rel=1e-5)
+    assert engine._core.uses_alive > 0
+    del first, second  # the graph owns its uses
+    assert engine._core.uses_alive == 0
+
+
+def test_parts_of_the_model_by_themselves():
+    model, batch = model_of("llama")
+    engine = start(model)
+    for step in range(2):
+        data = batch(step)
+        hidden = model.model(data["input_ids"]).last_hidden_state
+        logits = model.lm_head(hidden)
+        engine.backward(model.loss_function(logits, data["labels"], vocab_size=96))
+        engine.step()
+    assert engine.digest() == digest_after(2, "llama")
+
+
+def test_a_users_reentrant_checkpoint_is_a_training_pass():
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    digests = set()
+    for reentrant in (None, True, False):
+        torch.manual_seed(0)
+        net = Net()
+        engine = start(net)
+        for step in range(2):
+            x = torch.arange(16.0).view(2, 8) / 20 + step
+            x.requires_grad_(True)
+            for layer in net.layers:  # no module above them is called
+                if reentrant is None:
+                    x = layer(x).tanh()
+                else:
+                    x = checkpoint(lambda y, f=layer: f(y).tanh(), x, use_reentrant=reentrant)
+            engine.backward(x.sum())
+            engine.step()
+        assert engine._core.open_max == 1
+        digests.add(engine.digest())
+    assert len(digests) == 1
+
+
+def test_frozen_parameters_stay_where_they_are():
+    model, batch = model_of()
+    plain = copy.deepcopy(model)
+    for each in (model, plain):
+        each.transformer.h[:2].requires_grad_(False)
+        each.transformer.wpe.requires_grad_(False)
+    optimizer = torch.optim.AdamW(
+        [p for p in plain.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0
+    )
+    engine = start(model)
+    for step in range(3):
+        loss = engine(**batch(step)).loss
+        engine.backward(loss)
+        engine.step()
+        expected = plain(**batch(step)).loss
+        expected.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    frozen = model.transformer.h[0].attn.c_attn.weight
+    assert torch.equal(frozen, plain.transformer.h[0].attn.c_attn.weight)
+    assert "left in memory, as frozen: 25 parameters" in artesian.explain(plain)
+
+
+class Stop(Exception):
+    """Thrown by a hook of the test's."""
+
+
+@pytest.mark.parametrize("how", ["engine", "model"])
+@pytest.mark.parametrize("thrown", [Stop, KeyboardInterrupt])
+def test_an_exception_in_forward_leaves_no_trace(how, thrown):
+    model, batch = model_of()
+    engine = start(model)
+    train(engine, batch, 1)
+
+    def throw(module, args):
+        raise thrown
+
+    handle = model.transformer.h[1].mlp.register_forward_pre_hook(throw)
+    with pytest.raises(thrown):
+        (engine if how == "engine" else model)(**batch(9))
+    handle.remove()
+    if thrown is KeyboardInterrupt:  # torch does not run hooks then: the pass broke off
+        with pytest.raises(artesian.Error, match="the step is damaged"):
+            (engine if how == "engine" else model)(**batch(9))
+        engine.zero_grad()
+    assert engine._core.depth == 0
+    train(engine, batch, 1, first=1)
+    assert engine.digest() == digest_after(2)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_an_exception_in_backward_damages_the_step(bare):
+    model, batch = model_of()
+    engine = start(model)
+    train(engine, batch, 1)
+
+    def throw(module, args, output):
+        output.register_hook(lambda gradient: (_ for _ in ()).throw(Stop()))
+
+    handle = model.transformer.h[1].mlp.register_forward_hook(throw)
+    loss = engine(**batch(9)).loss
+    with pytest.raises(Stop):
+        loss.backward() if bare else engine.backward(loss)
+    handle.remove()
+    with pytest.raises(artesian.errors.InvalidError) as refused:
+        engine.step()
+    assert refused.value.fix == "call zero_grad(), which drops them, and go on"
+    engine.zero_grad()
+    del loss
+    train(engine, batch, 1, first=1)
+    assert engine.digest() == digest_after(2)
+
+
+def test_a_released_parameter_is_an_error_with_its_name():
+    model, batch = model_of()
+    engine = start(model)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    weight = model.get_parameter(name)
+    for read in (weight.sum, lambda: weight.detach().numpy(), lambda: copy.deepcopy(weight)):
+        with pytest.raises(RuntimeError, match=f'parameter "{name}" is released'):
+            read()
+    assert weight.numel() == 32 * 128
+    train(engine, batch, 1)  # and training goes on
+    engine.destroy()
+    with pytest.raises(RuntimeError, match="its engine is gone"):
+        weight.sum()
+    with pytest.raises(artesian.Error, match="the engine is closed; create another one"):
+        engine.digest()
+
+
+def test_a_parameter_that_is_changed_in_place_is_an_error():
+    model, batch = model_of()
+    engine = start(model)
+    scale = model.transformer.ln_f.weight  # it persists, so nothing refuses the access
+    with torch.no_grad():
+        scale.clamp_(max=0.5)
+    with pytest.raises(artesian.errors.InvalidError, match='"transformer.ln_f.weight" was changed'):
+        engine(**batch(0))
+
+
+def test_two_engines_in_one_process_share_a_folder_one_after_the_other(tmp_path):
+    model, batch = model_of()
+    engine = start(model, tmp_path / "one")
+    other_model, _ = model_of()
+    other = start(other_model, tmp_path / "two")
+    for step in range(2):
+        train(engine, batch, 1, step)
+        train(other, batch, 1, step)
+    assert engine.digest() == other.digest() == digest_after(2)
+    with pytest.raises(artesian.errors.BusyError) as busy:
+        start(model_of()[0], tmp_path / "one")
+    assert busy.value.path
+    with pytest.raises(artesian.errors.InvalidError, match="another engine has it"):
+        start(model)
+    engine.destroy()
+    train(start(model_of()[0], tmp_path / "one"), batch, 1)
+
+
+def test_an_engine_that_is_collected_leaves_nothing(tmp_path):
+    model, batch = model_of()
+    engine = start(model, tmp_path)
+    train(engine, batch, 1)
+    assert list(tmp_path.iterdir()) != []
+    del engine
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    del model
+
+
+def test_a_program_that_ends_leaves_nothing(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import small_models as s\n"
+        "model, batch = s.make('gpt2')\n"
+        "engine = s.artesian.initialize(model=model, config=s.config_for(sys.argv[2]))[0]\n"
+        "engine.backward(engine(**batch(0)).loss); engine.step(); print('done')\n"
+    )
+    folder = os.path.dirname(os.path.abspath(__file__))
+    words = [sys.executable, "-c", program, folder, str(tmp_path)]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return small_models.ids(index)[0]
+
+
+def test_data_loader_workers_beside_the_engine(tmp_path):
+    model, batch = model_of()
+    engine = start(model, tmp_path)
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2)
+    for epoch in range(2):
+        for ids in loader:
+            engine.backward(engine(input_ids=ids, labels=ids).loss)
+            engine.step()
+    assert engine.global_steps == 8
+
+
+@pytest.mark.parametrize("section", ["bf16", "fp16"])
+def test_sixteen_bit_training_has_one_result_everywhere(section, tmp_path):
+    results = set()
+    for folder in (None, tmp_path):
+        model, batch = model_of()
+        engine = start(model, folder, **{section: {"enabled": True}})
+        losses = []
+        for step in range(4):
+            loss = engine(**batch(0)).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        results.add((engine.digest(), tuple(losses), engine.skipped_steps))
+        assert engine.skipped_steps == 4 or losses[-1] < losses[0]
+        engine.destroy()
+    assert len(results) == 1
+
+
+def test_fp16_needs_the_loss_scale():
+    model, batch = model_of()
+    engine = start(model, fp16={"enabled": True, "loss_scale": 128.0})
+    with pytest.raises(RuntimeError, match="Loss scaling is required; use engine.backward"):
+        engine(**batch(0)).loss.backward()
+    engine.zero_grad()
+    engine.backward(engine(**batch(0)).loss)
+    engine.step()
+    assert engine.loss_scale == 128.0
+
+
+def test_configs_as_dict_path_and_text(tmp_path):
+    config = small_models.config_for()
+    config["steps_per_print"] = float("inf")
+    config["zero_optimization.sub_group_size"] = 1e9
+    config["zero_optimization"]["reduce_bucket_size"] = 0.9e8
+    plain = {key: value for key, value in config.items() if "." not in key}
+    plain["zero_optimization"] = {**plain["zero_optimization"], "sub_group_size": 1e9}
+    del plain["steps_per_print"]
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(plain))
+    digests = set()
+    for given in (config, str(path), path, json.dumps(plain)):
+        model, batch = model_of()
+        engine = artesian.initialize(model=model, config=given)[0]
+        train(engine, batch, 1)
+        digests.add(engine.digest())
+    assert len(digests) == 1
+
+
+def test_what_cannot_be_is_refused_with_what_to_do():
+    model, batch = model_of()
+    with pytest.raises(artesian.errors.InvalidError, match="zero_optimisation"):
+        start(model, zero_optimisation={"stage": 3})
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(artesian.errors.UnsupportedError, match="got SGD, allowed Adam and AdamW"):
+        artesian.initialize(model=model, config=small_models.config_for(), optimizer=sgd)
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = nn.Parameter(tied[0].weight.data)
+    with pytest.raises(artesian.errors.InvalidError, match='"0.weight": shares its memory with'):
+        start(tied)
+    view = nn.Linear(4, 4)
+    view.kept = [view.weight.detach().t()]
+    with pytest.raises(artesian.errors.InvalidError, match=r'shares its memory with "kept\[0\]"'):
+        start(view)
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    with pytest.raises(artesian.errors.InvalidError, match="got no trainable parameter"):
+        start(frozen)
+    engine = start(model)
+    with pytest.raises(artesian.errors.InvalidError, match="no gradients since the last step"):
+        engine.step()
+    with pytest.raises(artesian.errors.InvalidError, match="allowed one number that depends"):
+        engine.backward(torch.ones(2, requires_grad=True))
+    with pytest.raises(artesian.errors.UnsupportedError, match="add_param_group"):
+        engine.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    engine.optimizer.param_groups[0]["weight_decay"] = 0.5
+    engine.backward(engine(**batch(0)).loss)
+    with pytest.raises(artesian.errors.UnsupportedError, match="weight_decay: got 0.5"):
+        engine.step()
+
+
+def test_the_log_goes_to_logging(caplog):
+    with caplog.at_level(logging.INFO, logger="artesian"):
+        start(model_of()[0], bf16={"enabled": True})
+    assert any("compute_dtype" in record.message for record in caplog.records)
