@@ -45,10 +45,11 @@ def main():
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
         "zero_optimization": {
             "stage": 3,
+            "stage3_param_persistence_threshold": 1000,
             "offload_param": {**offload, "max_in_cpu": 0},
             "offload_optimizer": offload,
         },
-        "artesian": {"device_memory": "16MiB", "host_memory": "16MiB"},
+        "artesian": {"device_memory": "4MiB", "host_memory": "8MiB"},
     }
     print(artesian.explain(model))
     engine, _, _, _ = artesian.initialize(model=model, config=config)

@@ -86,7 +86,7 @@ class Engine(nn.Module):
             return self.module(*args, **kwargs)
         finally:
             if self._core.depth > depth:  # Ctrl-C: torch has not called the hooks
-                self._core.unwind()
+                self._hooks.unwind()
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from artesian.config import torch_dtype
@@ -21,6 +21,14 @@ from artesian.native import _C
 from artesian.units import Plan
 
 CHECKPOINT_FORWARD = CheckpointFunction.forward.__code__
+# What is asked of a parameter without reading it.
+FACTS = ("dtype", "device", "shape", "requires_grad", "grad", "is_leaf", "grad_fn", "layout")
+HARMLESS = {getattr(torch.Tensor, name).__get__ for name in FACTS} | {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.is_floating_point,
+}
 
 
 def inside_checkpoint() -> bool:
@@ -59,6 +67,32 @@ def convert(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
     return value
 
 
+class Reads(TorchFunctionMode):
+    """Tells the engine which parameters are about to be read: one that belongs to another module
+    than the one that runs is gathered with that one from then on."""
+
+    def __init__(self, core: _C.Engine, numbers: dict[int, int]) -> None:
+        super().__init__()
+        self.core = core
+        self.numbers = numbers
+
+    def look(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            number = self.numbers.get(id(value))
+            if number is not None:
+                self.core.gather(number)
+        elif isinstance(value, list | tuple):
+            for element in value:
+                self.look(element)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in HARMLESS:
+            self.look(args)
+            if kwargs:
+                self.look(tuple(kwargs.values()))
+        return func(*args, **(kwargs or {}))
+
+
 class Hooks:
     """From construction to remove(), the model's calls go through the engine."""
 
@@ -67,71 +101,66 @@ class Hooks:
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
         self.outermost: nn.Module | None = None
+        numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
+        self.reads = Reads(core, numbers)
+        self.reading = False  # the mode is on
+        self.seen: set[tuple[int, bool]] = set()  # passes whose reads are known
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
-        for index, unit in enumerate(plan.units):
-            self._register(unit.module, index, core.enter, self._leave_unit(index))
-        for index, (_, module) in enumerate(plan.containers):
-            self._register(module, index, core.enter_container, self._leave_container(index))
+        modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
+        for number, module in enumerate(modules):
+            self._register(module, number)
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
 
-    def _register(
-        self,
-        module: nn.Module,
-        index: int,
-        enter: Callable[[int, bool], None],
-        leave: Callable[..., None],
-    ) -> None:
+    def unwind(self) -> None:
+        """Ends calls that Ctrl-C has broken off, of whose end torch tells no hook."""
+        self._stop_reading()
+        self.core.unwind()
+
+    def _register(self, module: nn.Module, number: int) -> None:
+        core = self.core
+
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return self._begin(module, args, kwargs, index, enter)
+            if core.depth > 0 and self.outermost is not module:
+                core.enter(number, False)  # of which pass it is has been decided
+                return None
+            return self._begin_pass(module, args, kwargs, number)
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if self.reading and self.outermost is module:
+                self._stop_reading()
+            found: list[torch.Tensor] = []
+            if torch.is_grad_enabled():
+                collect(output, found)
+            core.leave(number, found)
 
         self.handles.append(
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         )
-        self.handles.append(module.register_forward_hook(leave, always_call=True))
+        self.handles.append(module.register_forward_hook(after, always_call=True))
 
-    def _begin(
-        self,
-        module: nn.Module,
-        args: Any,
-        kwargs: Any,
-        index: int,
-        enter: Callable[[int, bool], None],
-    ) -> Any:
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any, number: int) -> Any:
         core = self.core
-        if self.outermost is module and core.depth > 0:
-            core.unwind()  # Ctrl-C has ended the call before it, and hooks were not told
-        evaluate = False
-        outermost = core.depth == 0
-        if outermost:
-            self.outermost = module
-            evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
-        enter(index, evaluate)
-        if outermost and self.compute_dtype != self.param_dtype:
-            return (
-                convert(args, self.param_dtype, self.compute_dtype),
-                convert(kwargs, self.param_dtype, self.compute_dtype),
-            )
-        return None
+        if core.depth > 0:  # the outermost module is called once more: its call was broken off
+            self.unwind()
+        evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
+        core.enter(number, evaluate)
+        self.outermost = module
+        if (number, evaluate) not in self.seen:
+            self.seen.add((number, evaluate))
+            self.reads.__enter__()
+            self.reading = True
+        if self.compute_dtype == self.param_dtype:
+            return None
+        return (
+            convert(args, self.param_dtype, self.compute_dtype),
+            convert(kwargs, self.param_dtype, self.compute_dtype),
+        )
 
-    def _leave_unit(self, index: int) -> Callable[..., None]:
-        leave = self.core.leave
-
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            found: list[torch.Tensor] = []
-            if torch.is_grad_enabled():
-                collect(output, found)
-            leave(index, found)
-
-        return after
-
-    def _leave_container(self, index: int) -> Callable[..., None]:
-        leave = self.core.leave_container
-
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            leave(index)
-
-        return after
+    def _stop_reading(self) -> None:
+        if self.reading:
+            self.reading = False
+            self.reads.__exit__(None, None, None)

@@ -87,11 +87,7 @@ void bind_engine(py::module_& module) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));
            })
       .def("leave", &leave)
-      .def("enter_container",
-           [](HookedEngine& engine, std::uint32_t container, bool evaluate) {
-             call_uses<&UnitUses::enter_container>(engine, container, pass_of(evaluate));
-           })
-      .def("leave_container", &call_uses<&UnitUses::leave_container, std::uint32_t>)
+      .def("gather", &call_uses<&UnitUses::gather, std::uint32_t>)
       .def("unwind", &call_uses<&UnitUses::unwind>)
       .def("begin_backward", &call_uses<&UnitUses::begin_backward, double>)
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)

@@ -304,6 +304,72 @@ def test_an_exception_in_forward_leaves_no_trace(how, thrown):
     assert engine.digest() == digest_after(2)
 
 
+def test_what_another_module_reads_comes_with_it_from_then_on(tmp_path):
+    class Reader(nn.Module):
+        """Reads a parameter of a module below, which it does not call."""
+
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x).tanh()
+            return torch.cat([x @ self.table.weight, self.table.weight]).sum()
+
+    torch.manual_seed(0)
+    model = Reader()
+    plain = copy.deepcopy(model)
+    engine = start(model, tmp_path)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    for step in range(3):
+        x = torch.arange(16.0).view(2, 8) / 20 + step
+        loss = engine(x)
+        engine.backward(loss)
+        engine.step()
+        expected = plain(x)
+        expected.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_ctrl_c_in_the_first_pass_leaves_no_mode_behind():
+    model, batch = model_of()
+    engine = start(model)
+
+    def throw(module, args):
+        raise KeyboardInterrupt
+
+    handle = model.transformer.h[1].mlp.register_forward_pre_hook(throw)
+    with pytest.raises(KeyboardInterrupt):
+        engine(**batch(0))
+    handle.remove()
+    assert not torch.overrides._get_current_function_mode_stack()
+    engine.zero_grad()
+    train(engine, batch, 2)
+    assert engine.digest() == digest_after(2)
+
+
+def test_the_example_runs(tmp_path):
+    program = small_models.ROOT / "examples" / "python" / "own_loop.py"
+    path = os.pathsep.join([str(small_models.BUILD / "python"), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, program, "--nvme", tmp_path / "nvme", "--steps", "3"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert run.returncode == 0, run.stderr
+    last = run.stdout.splitlines()[-1].split()
+    assert last[:2] == ["step", "3:"]
+    assert 2.0 < float(last[3].strip(",")) < 5.6
+    assert float(last[4]) > 0  # megabytes read
+
+
 @pytest.mark.parametrize("bare", [False, True])
 def test_an_exception_in_backward_damages_the_step(bare):
     model, batch = model_of()

@@ -12,8 +12,12 @@ from small_models import artesian
 
 CHECKPOINTING = ["none", "reentrant", "non-reentrant"]
 PLACES = ["memory", "nvme"]
-# BART, T5 and CLIP have more of them while an encoder's output is on its way.
 STEPS = 20
+# CLIP and SigLIP own a parameter above their blocks, and DeBERTa hands one to a norm, so that two
+# units are in use at once. That a norm reads another's parameter is known from the first pass on,
+# not when memory is planned: it gets room for three, since small units are padded.
+AT_ONCE = {"clip": 2, "siglip": 2, "deberta": 2}
+PLANNED = {"deberta": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +38,9 @@ def make(name, checkpointing):
     return model, batch
 
 
-def engine_for(model, place, folder):
+def engine_for(name, model, place, folder):
     if place == "nvme":
-        return small_models.engine_on_nvme(model, folder)
+        return small_models.engine_on_nvme(model, folder, PLANNED.get(name, 1))
     return artesian.initialize(model=model, config=small_models.config_for())[0]
 
 
@@ -81,7 +85,7 @@ def test_one_step_has_the_bits_of_plain_pytorch(name, checkpointing, tmp_path):
     digest = digest_for(name, {n: p.grad for n, p in plain.named_parameters()})
     for place in PLACES:
         model, _ = make(name, checkpointing)
-        engine = engine_for(model, place, tmp_path)
+        engine = engine_for(name, model, place, tmp_path)
         loss = loss_of(engine, batch, 0)
         assert loss.item() == expected.item()
         engine.backward(loss)
@@ -89,8 +93,7 @@ def test_one_step_has_the_bits_of_plain_pytorch(name, checkpointing, tmp_path):
         engine.step()
         assert engine.digest() == digest, place
         assert (engine.last_step["bytes_nvme_read"] > 0) == (place == "nvme")
-        # A model that owns parameters above its blocks is gathered all the while.
-        assert engine._core.open_max <= (2 if name in ("clip", "siglip") else 1)
+        assert engine._core.open_max == AT_ONCE.get(name, 1)
         engine.destroy()
         assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +103,7 @@ def test_losses_of_twenty_steps_are_those_of_plain_adamw(name, tmp_path):
     model, batch = make(name, "none")
     plain = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
-    engine = engine_for(model, "nvme", tmp_path)
+    engine = engine_for(name, model, "nvme", tmp_path)
     for step in range(STEPS):
         loss = loss_of(engine, batch, step % 4)
         engine.backward(loss)

@@ -9,7 +9,7 @@ import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from build_folder import BUILD  # noqa: E402
+from build_folder import BUILD, ROOT  # noqa: E402
 
 sys.path.insert(0, str(BUILD / "python"))
 
@@ -166,6 +166,7 @@ MODELS = {
     "mamba": (mamba, language),
     "bert": (bert, classes),
     "albert": (albert, language),
+    "deberta": (deberta, classes),
     "t5": (t5, language),
     "bart": (bart, language),
     "vit": (vit, pictures),

@@ -76,7 +76,7 @@ void visit_nodes(const at::Tensor& tensor, const Visit& visit) {
 
 /// Left by a use that died while it held its stage.
 struct UnitUses::Word {
-  std::uint32_t stage = 0;
+  std::vector<std::uint32_t> stages{};
   Word* next = nullptr;
 };
 
@@ -117,10 +117,10 @@ struct UnitUses::Use {
     bool own = false;  // nobody else has its memory
   };
 
-  Use(std::shared_ptr<Link> owner, std::uint32_t its_stage)
-      : link(std::move(owner)), stage(its_stage), word(std::make_unique<Word>()) {
+  Use(std::shared_ptr<Link> owner, const std::vector<std::uint32_t>& its_stages)
+      : link(std::move(owner)), stages(its_stages), word(std::make_unique<Word>()) {
     link->alive.fetch_add(1, std::memory_order_relaxed);
-    word->stage = stage;
+    word->stages = stages;
   }
   ~Use() {
     link->alive.fetch_sub(1, std::memory_order_relaxed);
@@ -138,10 +138,10 @@ struct UnitUses::Use {
   bool is_open_in(int current) const noexcept { return open && task == current; }
 
   const std::shared_ptr<Link> link;
-  const std::uint32_t stage;
+  const std::vector<std::uint32_t> stages;  // the module's, and others' that it reads
   std::vector<Ender> enders;
   std::unique_ptr<Word> word;
-  bool holds = false;  // its stage
+  bool holds = false;  // its stages
   // Of the graph task that has opened it last:
   int task = no_task;
   bool open = false;
@@ -308,12 +308,17 @@ Result<void> UnitUses::release(std::uint32_t stage) {
   return unchanged;
 }
 
-/// Of uses that died while they held their stage.
+Result<void> UnitUses::release_all(const std::vector<std::uint32_t>& stages) {
+  for (const std::uint32_t stage : stages) ARTESIAN_TRY_VOID(release(stage));
+  return {};
+}
+
+/// Of uses that died while they held their stages.
 Result<void> UnitUses::read_words() {
   Word* word = link_->words.exchange(nullptr, std::memory_order_acquire);
   auto outcome = Result<void>();
   for (Word* at = word; at != nullptr && outcome.has_value(); at = at->next) {
-    outcome = release(at->stage);
+    outcome = release_all(at->stages);
   }
   Link::forget(word);
   return outcome;
@@ -364,38 +369,54 @@ Result<void> UnitUses::end_call() {
   return core_.end_evaluation(/*refused=*/false);
 }
 
-Result<void> UnitUses::enter_container(std::uint32_t container, Pass pass) {
+Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
   ARTESIAN_TRY_VOID(begin_call(pass));
-  frames_.push_back({.id = container, .stage = false, .first_node = 0});
+  std::vector<std::uint32_t> stages;
+  if (module < stage_holds_.size()) stages.push_back(module);
+  const auto others = others_.find(module);
+  if (others != others_.end()) {
+    stages.insert(stages.end(), others->second.begin(), others->second.end());
+  }
+  frames_.push_back({.module = module, .first_node = at::sequence_number::peek()});
+  for (const std::uint32_t stage : stages) {
+    auto held = hold(stage);
+    if (held.has_value()) {
+      frames_.back().stages.push_back(stage);
+      continue;
+    }
+    static_cast<void>(end_call().has_value());  // the first error is the one that matters
+    return held;
+  }
   return {};
 }
 
-Result<void> UnitUses::leave_container(std::uint32_t container) {
-  if (frames_.empty() || frames_.back().stage || frames_.back().id != container) return {};
-  return end_call();
+Result<void> UnitUses::gather(std::uint32_t parameter) {
+  if (unit_holds_[layout_.places[parameter].unit] > 0 || frames_.empty()) return {};
+  const auto& stages = core_.shape().stages;
+  const auto owner = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
+    const auto& own = stage.parameters;
+    return std::find(own.begin(), own.end(), parameter) != own.end();
+  });
+  ARTESIAN_CHECK(owner != stages.end(), parameter);
+  const auto stage = static_cast<std::uint32_t>(owner - stages.begin());
+  ARTESIAN_TRY_VOID(hold(stage));
+  frames_.back().stages.push_back(stage);
+  others_[frames_.back().module].push_back(stage);
+  return {};
 }
 
-Result<void> UnitUses::enter(std::uint32_t stage, Pass pass) {
-  ARTESIAN_CHECK(stage < stage_holds_.size(), stage);
-  ARTESIAN_TRY_VOID(begin_call(pass));
-  frames_.push_back({.id = stage, .stage = true, .first_node = at::sequence_number::peek()});
-  auto held = hold(stage);
-  if (held.has_value()) return held;
-  static_cast<void>(end_call().has_value());  // the first error is the one that matters
-  return held;
-}
-
-Result<void> UnitUses::leave(std::uint32_t stage, std::span<const at::Tensor> outputs) {
-  if (frames_.empty() || !frames_.back().stage || frames_.back().id != stage) return {};
+Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> outputs) {
+  if (frames_.empty() || frames_.back().module != module) return {};
+  const Frame frame = std::move(frames_.back());
   std::shared_ptr<Use> use;
-  if (at::GradMode::is_enabled()) use = walk(frames_.back(), outputs);
+  if (at::GradMode::is_enabled() && !frame.stages.empty()) use = walk(frame, outputs);
   auto left = Result<void>();
   if (use != nullptr && current_task() != no_task) {
     ARTESIAN_TRY_VOID(release_ahead());
     use->holds = true;  // made by a recomputation: its backward comes next
     open_.push_back(use);
   } else {
-    left = release(stage);
+    left = release_all(frame.stages);
   }
   ARTESIAN_TRY_VOID(end_call());
   return left;
@@ -427,7 +448,7 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
     visit_nodes(output, [&](const std::shared_ptr<Node>& node) { visit(node.get()); });
   }
   if (found.empty()) return nullptr;
-  auto use = std::make_shared<Use>(link_, frame.id);
+  auto use = std::make_shared<Use>(link_, frame.stages);
   for (std::size_t index = 0; index < found.size(); ++index) {  // grows
     Node& node = *found[index];
     auto ending = std::make_unique<EndingHook>(use, node);
@@ -438,7 +459,7 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
       if (next == nullptr) continue;
       if (is_outside(next.get())) {
         leaves = true;
-        const auto parameter = parameter_at(*next, frame.id);
+        const auto parameter = parameter_at(*next, *use);
         if (parameter.has_value()) ending->taken.push_back({edge, *parameter});
       } else {
         ends = false;
@@ -455,16 +476,18 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
   return use;
 }
 
-/// The parameter of the stage that this node accumulates for, if its gradient is to be taken before
-/// it comes there.
-std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, std::uint32_t stage) const {
+/// The parameter of the use's stages that this node accumulates for, if its gradient is to be taken
+/// before it comes there.
+std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use& use) const {
   const AccumulateGrad* leaf = as_accumulator(&node);
   if (leaf == nullptr || has_hooks(*leaf)) return std::nullopt;
   const auto known = parameter_of_.find(leaf->variable.unsafeGetTensorImpl());
   if (known == parameter_of_.end()) return std::nullopt;
-  const auto& own = core_.shape().stages[stage].parameters;
-  const bool is_own = std::find(own.begin(), own.end(), known->second) != own.end();
-  return is_own ? std::optional(known->second) : std::nullopt;
+  for (const std::uint32_t stage : use.stages) {
+    const auto& own = core_.shape().stages[stage].parameters;
+    if (std::find(own.begin(), own.end(), known->second) != own.end()) return known->second;
+  }
+  return std::nullopt;
 }
 
 /// Notes a graph task, and has autograd tell us of its end.
@@ -481,7 +504,7 @@ Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
   follow_task(task);
   ARTESIAN_TRY_VOID(read_words());
   if (!use.holds) {
-    ARTESIAN_TRY_VOID(hold(use.stage));
+    for (const std::uint32_t stage : use.stages) ARTESIAN_TRY_VOID(hold(stage));
     use.holds = true;
     open_.push_back(opened);
   }
@@ -519,8 +542,9 @@ Result<void> UnitUses::close(Use& use) {
     const std::shared_ptr<Use> alive = other.lock();
     return alive == nullptr || alive.get() == &use;
   });
-  ARTESIAN_TRY_VOID(release(use.stage));
-  return added ? core_.remember(core_.stage_accumulated(use.stage)) : Result<void>();
+  ARTESIAN_TRY_VOID(release_all(use.stages));
+  if (!added) return {};
+  return core_.remember(core_.stage_accumulated(use.stages.front()));
 }
 
 Result<void> UnitUses::take(Use& use, std::uint32_t parameter, at::Tensor gradient) {
@@ -607,7 +631,7 @@ Result<void> UnitUses::release_open() {
     if (use == nullptr || !use->holds) continue;
     use->holds = use->open = false;
     use->sums.clear();
-    ARTESIAN_TRY_VOID(release(use->stage));
+    ARTESIAN_TRY_VOID(release_all(use->stages));
   }
   return read_words();
 }
@@ -622,7 +646,7 @@ Result<void> UnitUses::unwind() {
   while (!frames_.empty()) {
     const Frame frame = std::move(frames_.back());
     frames_.pop_back();
-    if (frame.stage) ARTESIAN_TRY_VOID(release(frame.id));
+    ARTESIAN_TRY_VOID(release_all(frame.stages));
   }
   return evaluated ? core_.end_evaluation(/*refused=*/true) : Result<void>();
 }

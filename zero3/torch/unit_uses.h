@@ -57,16 +57,17 @@ class UnitUses {
   UnitUses(const UnitUses&) = delete;
   UnitUses& operator=(const UnitUses&) = delete;
 
-  /// A call of a stage's module begins. `pass`: what it is, if it is the outermost call. Errors:
-  /// Io, Corrupt, Timeout, Exhausted, which end the run; Invalid: out of order, a parameter that
-  /// somebody changed in place.
-  Result<void> enter(std::uint32_t stage, Pass pass);
+  /// A call of a module begins: of a stage's, by the stage's number, or of one above stages, which
+  /// has a number of its own from their count on. `pass`: what it is, if it is the outermost call.
+  /// Errors: Io, Corrupt, Timeout, Exhausted, which end the run; Invalid: out of order, a parameter
+  /// that somebody changed in place.
+  Result<void> enter(std::uint32_t module, Pass pass);
   /// It ends. `outputs`: all tensors in what it returned; none after an exception. A call whose
   /// enter() failed is no call. Errors: as enter.
-  Result<void> leave(std::uint32_t stage, std::span<const at::Tensor> outputs);
-  /// The same for a module with stages below it and none of its own.
-  Result<void> enter_container(std::uint32_t container, Pass pass);
-  Result<void> leave_container(std::uint32_t container);
+  Result<void> leave(std::uint32_t module, std::span<const at::Tensor> outputs);
+  /// The innermost call is about to read a parameter. Where that belongs to another module, it is
+  /// gathered at once, and from here on with each call of this one. Errors: as enter.
+  Result<void> gather(std::uint32_t parameter);
   std::size_t depth() const noexcept { return frames_.size(); }
   /// Calls that have not ended were broken off (by a signal's exception): ends them. In a training
   /// pass the step is damaged by it. Errors: Io, Timeout.
@@ -100,9 +101,9 @@ class UnitUses {
   class AccumulateHook;
 
   struct Frame {
-    std::uint32_t id = 0;  // of the stage, or the container
-    bool stage = false;
-    std::uint64_t first_node = 0;  // sequence number of the first node that it can have made
+    std::uint32_t module = 0;
+    std::uint64_t first_node = 0;         // sequence number of the first node that it can have made
+    std::vector<std::uint32_t> stages{};  // that it holds
   };
   Result<void> begin_call(Pass pass);
   Result<void> end_call();
@@ -111,10 +112,11 @@ class UnitUses {
   Result<void> close_forward_and_backward();
   Result<void> hold(std::uint32_t stage);
   Result<void> release(std::uint32_t stage);
+  Result<void> release_all(const std::vector<std::uint32_t>& stages);
   Result<void> check_unchanged(std::uint32_t unit) const;
   void remember_versions(std::uint32_t unit);
   std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
-                                            std::uint32_t stage) const;
+                                            const Use& use) const;
   std::shared_ptr<Use> walk(const Frame& frame, std::span<const at::Tensor> outputs);
   Result<void> open(const std::shared_ptr<Use>& use, int task);
   Result<void> strike(Use& use);
@@ -136,6 +138,7 @@ class UnitUses {
   std::shared_ptr<Link> link_;
   std::vector<Frame> frames_;
   bool evaluating_ = false;
+  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> others_;  // stages, by module
   std::vector<std::uint32_t> stage_holds_;
   std::vector<std::uint32_t> unit_holds_;
   std::vector<std::uint32_t> versions_;                          // by parameter, since it was bound

@@ -269,6 +269,32 @@ TEST(UnitUses, ParametersWithHooksOfTheCallers) {
   EXPECT_EQ(hooked.digest(), plain.digest());
 }
 
+TEST(UnitUses, OfParametersThatAnotherModuleReads) {
+  const ModelShape shape = chain_of(2);
+  PlainModel plain(shape);
+  HookedModel hooked(shape);
+  const std::uint32_t above = 2;  // a module with the stages below it, and no parameter
+  for (int step = 0; step < 2; ++step) {
+    const auto forward_above = [](const Tensors& p, const Call& call) {
+      const at::Tensor x = forward(p, call, input(), 2);
+      return x.matmul(p[0]).tanh() * p[3];
+    };
+    plain.micro_batch([&] { backward(forward_above(plain.values, call_plainly).sum()); });
+    plain.step();
+    ASSERT_EQ(error_of(hooked.uses->enter(above, Pass::Train)), "");
+    if (step == 0) {
+      for (const std::uint32_t read : {0, 3}) ASSERT_EQ(error_of(hooked.uses->gather(read)), "");
+    }
+    const at::Tensor y = forward_above(hooked.parameters, hooked.caller());
+    ASSERT_EQ(error_of(hooked.uses->leave(above, Tensors{y})), "");
+    EXPECT_THROW(static_cast<void>(hooked.parameters[0].sum()), c10::Error);  // until it is left
+    backward(y.sum());
+    hooked.step();
+  }
+  EXPECT_EQ(hooked.digest(), plain.digest());
+  EXPECT_EQ(hooked.uses->closed_late(), 0u);
+}
+
 TEST(UnitUses, AutogradsOwnQuestionsTakeNoGradient) {
   HookedModel model(chain_of(2));
   HookedModel other(chain_of(2));
@@ -348,7 +374,7 @@ TEST(UnitUses, ABackwardThatBreaksOffDamagesTheStepUntilItsGradientsAreDropped) 
 
 TEST(UnitUses, ACallThatBreaksOffIsUnwound) {
   HookedModel model(chain_of(2));
-  ASSERT_EQ(error_of(model.uses->enter_container(0, Pass::Train)), "");
+  ASSERT_EQ(error_of(model.uses->enter(2, Pass::Train)), "");
   ASSERT_EQ(error_of(model.uses->enter(1, Pass::Train)), "");
   EXPECT_EQ(model.uses->depth(), 2u);
   ASSERT_EQ(error_of(model.uses->unwind()), "");
