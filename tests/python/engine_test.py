@@ -410,6 +410,26 @@ def test_a_released_parameter_is_an_error_with_its_name():
         engine.digest()
 
 
+def test_gradients_cannot_be_clipped_in_silence():
+    model, batch = model_of()
+    engine = start(model, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=2)
+    for micro in range(2):
+        engine.backward(engine(**batch(micro)).loss)
+        with pytest.raises(RuntimeError, match="clip by gradient_clipping in the config"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with pytest.raises(RuntimeError, match='gradient of parameter "transformer.wte.weight"'):
+            model.lm_head.weight.grad.norm()
+        assert model.lm_head.weight.grad.shape == (96, 32)
+        engine.step()
+    assert all(p.grad is None for p in model.parameters())
+    engine.backward(engine(**batch(2)).loss)
+    engine.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    loss = engine(**batch(0)).loss
+    engine.backward(loss, retain_graph=True)
+    loss.backward()  # once more
+
+
 def test_a_parameter_that_is_changed_in_place_is_an_error():
     model, batch = model_of()
     engine = start(model)

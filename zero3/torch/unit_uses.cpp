@@ -2,6 +2,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -14,7 +15,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "zero3/torch/from_torch.h"
+#include "zero3/torch/storage_refusal.h"
 
 namespace artesian::zero3 {
 
@@ -226,7 +227,9 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
       link_(std::make_shared<Link>(this)),
       stage_holds_(layout_.stages.size(), 0),
       unit_holds_(layout_.units.size(), 0),
-      versions_(layout_.places.size(), 0) {
+      versions_(layout_.places.size(), 0),
+      added_(layout_.places.size(), false),
+      refused_gradients_(layout_.places.size()) {
   for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
     const at::Tensor& tensor = tensors_.at(parameter);
     parameter_of_[tensor.unsafeGetTensorImpl()] = parameter;
@@ -243,6 +246,7 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
 }
 
 UnitUses::~UnitUses() {
+  take_gradients_away();
   link_->uses = nullptr;
 }
 
@@ -490,9 +494,38 @@ std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use&
   return std::nullopt;
 }
 
+/// What a caller finds as `grad`, in place of what has been taken.
+void UnitUses::place_gradients() {
+  if (!released_tensors_throw()) return;
+  placed_ = true;
+  for (std::uint32_t parameter = 0; parameter < added_.size(); ++parameter) {
+    if (!added_[parameter]) continue;
+    at::Tensor tensor = tensors_.at(parameter);
+    at::Tensor& refused = refused_gradients_[parameter];
+    if (!refused.defined()) {
+      refused = at::for_blob(nullptr, tensor.sizes()).options(tensor.options()).make_tensor();
+      refuse(*refused.storage().unsafeGetStorageImpl(),
+             "the gradient of parameter \"" + core_.shape().parameters[parameter].name +
+                 "\" is the engine's: clip by gradient_clipping in the config, and ask "
+                 "get_global_grad_norm() for the norm after step()");
+    }
+    tensor.mutable_grad() = refused;
+  }
+}
+
+void UnitUses::take_gradients_away() {
+  if (!std::exchange(placed_, false)) return;
+  for (std::uint32_t parameter = 0; parameter < added_.size(); ++parameter) {
+    at::Tensor tensor = tensors_.at(parameter);
+    const at::Tensor& refused = refused_gradients_[parameter];
+    if (refused.defined() && tensor.grad().is_same(refused)) tensor.mutable_grad() = at::Tensor();
+  }
+}
+
 /// Notes a graph task, and has autograd tell us of its end.
 void UnitUses::follow_task(int task) {
   if (std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
+  if (tasks_.empty()) take_gradients_away();
   tasks_.push_back(task);
   torch::autograd::Engine::get_default_engine().queue_callback([link = link_, task] {
     if (link->uses != nullptr) link->uses->raise(link->uses->end_task(task));
@@ -582,7 +615,7 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
   const std::uint32_t unit = layout_.places[parameter].unit;
   const auto dtype = scalar_type(core_.gradients().added_dtype(unit));
   const at::Tensor given = gradient.to(dtype).contiguous();
-  gradients_ = true;
+  gradients_ = added_[parameter] = true;
   core_.counters().bytes_to_host +=
       layout_.places[parameter].numel * core_.gradients().element_size();
   const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
@@ -620,6 +653,7 @@ Result<void> UnitUses::end_task(int task) {
     ARTESIAN_TRY_VOID(close(*use));
   }
   std::erase(tasks_, task);
+  if (outermost) place_gradients();
   return read_words();
 }
 
@@ -654,6 +688,7 @@ Result<void> UnitUses::unwind() {
 Result<void> UnitUses::begin_backward(double loss) {
   ARTESIAN_TRY_VOID(read_words());
   if (damaged_) return settle();
+  take_gradients_away();
   loss_ = loss;
   scaled_ = true;
   return ready_for_gradients();
@@ -706,7 +741,9 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   StepRequest all = request;
   if (all.micro_batches == 0) all.micro_batches = core_.micro_batches();
   ARTESIAN_TRY(result, core_.step(all));
+  take_gradients_away();
   gradients_ = false;
+  added_.assign(added_.size(), false);
   if (result.overflow) return result;
   tensors_.bump_versions();
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
@@ -718,10 +755,12 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
 Result<void> UnitUses::zero_gradients() {
   ARTESIAN_TRY_VOID(unwind());
   ARTESIAN_TRY_VOID(read_words());
+  take_gradients_away();
   const bool whole = check_whole().has_value();
   if (whole && !gradients_) return {};
   ARTESIAN_TRY_VOID(core_.abandon_step());
   damaged_ = gradients_ = false;
+  added_.assign(added_.size(), false);
   error_.reset();
   return {};
 }

@@ -18,6 +18,10 @@
 // parameters with hooks of the caller's, of accesses outside of any unit) are taken where autograd
 // has accumulated them.
 //
+// After a backward, `grad` of each parameter that got some is a tensor whose memory cannot be read:
+// who clips by it, or looks at it, gets an error instead of nothing. It is taken away by the next
+// backward, by step() and by zero_gradients().
+//
 // The graph owns its uses. They may die on any thread, in a forked child too: the destructor only
 // leaves word, in a list without locks, and the next call on the caller's thread reads it.
 //
@@ -130,6 +134,8 @@ class UnitUses {
   Result<void> check_whole();
   Result<void> read_words();
   void follow_task(int task);
+  void place_gradients();
+  void take_gradients_away();
   void raise(Result<void> result);
 
   StepCore& core_;
@@ -146,9 +152,12 @@ class UnitUses {
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
   std::vector<int> tasks_;                                       // of autograd, that have not ended
-  std::optional<double> loss_;  // of the backward that was announced
-  bool scaled_ = false;         // it was
-  bool gradients_ = false;      // some were added since the last step
+  std::optional<double> loss_;                 // of the backward that was announced
+  bool scaled_ = false;                        // it was
+  bool gradients_ = false;                     // some were added since the last step
+  std::vector<bool> added_;                    // by parameter: since the last step
+  std::vector<at::Tensor> refused_gradients_;  // by parameter, made as they are needed
+  bool placed_ = false;                        // parameters have them as `grad`
   bool damaged_ = false;
   std::optional<Error> error_;  // what a hook ran into
   std::size_t open_max_ = 0;
