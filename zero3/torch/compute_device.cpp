@@ -92,15 +92,30 @@ void choose_deterministic_kernels(Determinism determinism) {
   context.setDeterministicAlgorithms(true, warn_only);
   context.setDeterministicFillUninitializedMemory(false);  // nothing reads what was not written
   context.setBenchmarkCuDNN(false);
-  context.setSDPUseMemEfficient(false);  // its backward adds in no fixed order
+  context.setSDPUseMemEfficient(!warn_only);  // else its backward adds in no fixed order
   context.setSDPUseCuDNN(false);
+}
+
+/// What CUDA's libraries read when they are loaded or first used; the user's choice goes before.
+void set_environment() {
+  // NOLINTBEGIN(concurrency-mt-unsafe): one thread opens devices
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);  // else products differ in runs
+  // Beside the device tier, which is one allocation, buffers of 0.4 to 12 GB come and go: segments
+  // of fixed size would leave holes that no other buffer fits into.
+  if (::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr) {
+    ::setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*replace=*/0);
+  }
+  // NOLINTEND(concurrency-mt-unsafe)
 }
 
 }  // namespace
 
 Result<void> check_device(const std::string& name) {
   ARTESIAN_TRY(index, device_index(name));
-  return index.has_value() ? tiering::CudaDevice::check(*index) : Result<void>();
+  if (!index.has_value()) return {};
+  ARTESIAN_TRY_VOID(tiering::CudaDevice::check(*index));
+  set_environment();
+  return load_cuda_of_torch();
 }
 
 Result<std::uint64_t> free_device_memory(int index) {
@@ -110,16 +125,14 @@ Result<std::uint64_t> free_device_memory(int index) {
 Result<ComputeDevice> open_compute_device(const std::string& name, Determinism determinism) {
   ARTESIAN_TRY(index, device_index(name));
   if (!index.has_value()) return cpu();
-  ARTESIAN_TRY_VOID(tiering::CudaDevice::check(*index));
-  // cuBLAS reads it when it is first used; without, products of matrices may differ between runs.
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);  // NOLINT(concurrency-mt-unsafe)
-  ARTESIAN_TRY_VOID(load_cuda_of_torch());
+  ARTESIAN_TRY_VOID(check_device(name));
   return from_torch([&]() -> Result<ComputeDevice> {
     if (!at::globalContext().hasCUDA()) {  // asked before, and its answer kept
       return make_error(ErrorCode::Unsupported,
                         "device: got " + name +
                             ", allowed cpu: LibTorch was used before its CUDA part was loaded; "
-                            "create the engine first, or link libtorch_cuda.so");
+                            "create the engine first, call check_device() first, or link "
+                            "libtorch_cuda.so");
     }
     choose_deterministic_kernels(determinism);
     at::globalContext().lazyInitDevice(at::kCUDA);  // before it, the allocator has no statistics
@@ -131,9 +144,22 @@ Result<ComputeDevice> open_compute_device(const std::string& name, Determinism d
     ComputeDevice opened{.torch = c10::Device(c10::kCUDA, device),
                          .native_fp16 = true,
                          .native_bf16 = true,
+                         .stream = stream.id(),
                          .owned = std::move(backend)};
     opened.backend = opened.owned.get();
     return opened;
+  });
+}
+
+Result<void> check_stream(const ComputeDevice& device, const char* call) {
+  if (!device.torch.is_cuda()) return {};
+  return from_torch([&]() -> Result<void> {
+    if (at::accelerator::getCurrentStream(device.torch.index()).id() == device.stream) return {};
+    return make_error(ErrorCode::Invalid,
+                      std::string(call) +
+                          "(): got another LibTorch stream, allowed the one that was current when "
+                          "the engine was created; make that one current, or create the engine "
+                          "under this one");
   });
 }
 
@@ -185,6 +211,10 @@ Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) 
   ARTESIAN_TRY(index, device_index(name));
   if (index.has_value()) return built_without();
   return cpu();
+}
+
+Result<void> check_stream(const ComputeDevice&, const char*) {
+  return {};
 }
 
 Result<std::uint64_t> tensor_bytes_now(const ComputeDevice&) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,7 @@ struct ComputeDevice {
   bool native(DType dtype) const noexcept {
     return dtype == DType::Float16 ? native_fp16 : dtype == DType::BFloat16 && native_bf16;
   }
+  c10::StreamId stream = 0;                // LibTorch's, of a GPU: the queue Compute
   std::unique_ptr<tiering::Device> owned;  // null where `backend` is someone else's
   tiering::Device* backend = nullptr;      // never null once opened
 };
@@ -35,8 +37,10 @@ struct ComputeDevice {
 /// Index of "cuda" (0) and "cuda:i"; nothing for "cpu". Errors: Invalid, for any other word.
 Result<std::optional<int>> device_index(const std::string& name);
 
-/// Whether a model can compute there. Errors: Invalid (the word, an index that is not there),
-/// Unsupported (no driver or GPU, or a build without CUDA), each with what to do.
+/// Whether a model can compute there. For a GPU it loads LibTorch's CUDA part, as whoever computes
+/// on the CPU first must: from then on LibTorch holds that there is no CUDA, unless it was loaded
+/// before. Errors: Invalid (the word, an index that is not there), Unsupported (no driver or GPU,
+/// or a build or LibTorch without CUDA), each with what to do.
 Result<void> check_device(const std::string& name);
 
 /// Opens "cpu", "cuda" or "cuda:i". For a GPU it initializes LibTorch's CUDA part, sets LibTorch to
@@ -45,6 +49,10 @@ Result<void> check_device(const std::string& name);
 /// part came.
 Result<ComputeDevice> open_compute_device(const std::string& name,
                                           Determinism determinism = Determinism::Required);
+
+/// Errors: Invalid, where another LibTorch stream is current than when a GPU was opened: what it
+/// computes would have no order with the device tier's copies. `call`: for the message.
+Result<void> check_stream(const ComputeDevice& device, const char* call);
 
 /// Free bytes of a GPU's memory. Errors: as check_device; Io.
 Result<std::uint64_t> free_device_memory(int index);

@@ -101,6 +101,7 @@ Result<MemoryBesideTiers> Engine::Impl::memory_with_device(std::uint64_t tiers) 
 /// An error of one batch leaves the step as it was; any other has ended the run.
 Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches,
                                                   const char* call) {
+  ARTESIAN_TRY_VOID(check_stream(compute, call));
   ARTESIAN_TRY_VOID(core->begin_forward(batches.size(), call));
   ARTESIAN_TRY(before, core->remember(tensor_bytes_now(compute)));
   ARTESIAN_TRY(losses, core->remember(graphs->forward(batches)));
@@ -116,6 +117,7 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
 }
 
 Result<void> Engine::Impl::backward(const BackwardOptions& how) {
+  ARTESIAN_TRY_VOID(check_stream(compute, "backward"));
   ARTESIAN_TRY_VOID(core->begin_backward({.last = how.last, .learning_rate = how.learning_rate}));
   const double multiplier =
       how.loss_weight.has_value()
@@ -206,6 +208,7 @@ Result<void> Engine::finish_update() {
 }
 
 Result<at::Tensor> Engine::evaluate(const Batch& batch) {
+  ARTESIAN_TRY_VOID(check_stream(impl_->compute, "evaluate"));
   ARTESIAN_TRY_VOID(impl_->core->begin_evaluation());
   ARTESIAN_TRY(output, impl_->core->remember(impl_->graphs->evaluate(batch)));
   ARTESIAN_TRY_VOID(impl_->core->end_evaluation(!output.has_value()));

@@ -1,17 +1,17 @@
 // Proves that LibTorch's real CUDA part, where this LibTorch has it, is what the doubles of
-// libtorch_cuda_test.cpp take it for: it can be loaded after plain operators on the CPU, it then
-// registers its hooks, and its allocator throws when it is asked for statistics before it is
-// initialized. Needs no GPU. Exits with 77 where the wheel is for CPUs alone.
+// libtorch_cuda_test.cpp take it for: check_device() loads it from where LibTorch is, after plain
+// operators on the CPU, it then has registered its hooks, which LibTorch asks, and its allocator
+// throws when it is asked for statistics before it is initialized. Needs no GPU: that there is one
+// says tests/support/cuda_on_host. Exits with 77 where the wheel is for CPUs alone.
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/alloc_cpu.h>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <string>
 
+#include "zero3/torch/compute_device.h"
 #include "zero3/torch/first_calls.h"
 
 namespace artesian::zero3 {
@@ -31,13 +31,8 @@ TEST(LibTorchCudaLibrary, HasAnAllocatorThatThrowsUntilItIsInitialized) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   artesian::zero3::make_first_calls();  // as an engine does before it opens a device
-  Dl_info torch{};
-  if (::dladdr(reinterpret_cast<void*>(&c10::alloc_cpu), &torch) == 0) return 1;
-  const std::string c10_path = torch.dli_fname;
-  const std::string library = c10_path.substr(0, c10_path.rfind('/') + 1) + "libtorch_cuda.so";
-  if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    std::printf("skipped: no CUDA in this LibTorch: %s\n", ::dlerror());
-    return 77;
-  }
-  return RUN_ALL_TESTS();
+  const auto loaded = artesian::zero3::check_device("cuda:0");
+  if (loaded.has_value()) return RUN_ALL_TESTS();
+  std::printf("%s\n", loaded.error().to_string().c_str());
+  return loaded.error().message.find("this LibTorch has no CUDA") != std::string::npos ? 77 : 1;
 }

@@ -10,6 +10,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "base/log.h"
 #include "models/registry.h"
 #include "tests/support/cuda_on_host/machine.h"
@@ -60,6 +62,8 @@ struct HooksDouble final : at::CUDAHooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 };
 
+c10::StreamId current_stream = 0;
+
 struct GuardDouble final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device device) const override { return device; }
@@ -67,7 +71,7 @@ struct GuardDouble final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::DEFAULT, device);
+    return c10::Stream(c10::Stream::UNSAFE, device, current_stream);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   void* getStreamNativeHandle(const c10::Stream) const override { return nullptr; }
@@ -136,6 +140,31 @@ TEST_F(LibTorchCuda, WhereDeterminismIsPreferredItRunsAndThatIsSaid) {
               }).has_value());
 }
 
+TEST_F(LibTorchCuda, SettingsOfItsAllocatorAreTheUsersIfThereAreAny) {
+  ::unsetenv("PYTORCH_ALLOC_CONF");
+  ::setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512", 1);
+  ASSERT_TRUE(check_device("cuda:0").has_value());
+  EXPECT_EQ(::getenv("PYTORCH_ALLOC_CONF"), nullptr);
+  ::unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+  ASSERT_TRUE(check_device("cuda:0").has_value());
+  EXPECT_STREQ(::getenv("PYTORCH_ALLOC_CONF"), "expandable_segments:True");
+  ::setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False", 1);
+  ASSERT_TRUE(check_device("cuda:0").has_value());
+  EXPECT_STREQ(::getenv("PYTORCH_ALLOC_CONF"), "expandable_segments:False");
+}
+
+TEST_F(LibTorchCuda, AnotherStreamThanTheEnginesIsRefusedAndTheEngineGoesOn) {
+  const auto opened = open_compute_device("cuda:0");
+  ASSERT_TRUE(opened.has_value());
+  EXPECT_TRUE(check_stream(*opened, "forward").has_value());
+  current_stream = 3;
+  const auto refused = check_stream(*opened, "forward");
+  current_stream = 0;
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Invalid);
+  EXPECT_EQ(refused.error().message.find("forward(): got another LibTorch stream"), 0u);
+}
+
 TEST_F(LibTorchCuda, WhatItThrowsInAForwardIsTheForwardsError) {
   const auto described = models::parse_model_config(
       R"({"model_type": "gpt2", "vocab_size": 100, "n_positions": 8, "n_embd": 32, "n_layer": 2,
@@ -150,6 +179,9 @@ TEST_F(LibTorchCuda, WhatItThrowsInAForwardIsTheForwardsError) {
   ASSERT_TRUE(engine.has_value()) << engine.error().to_string();
   RandomWeights weights(module->parameters(), 1);
   ASSERT_TRUE((*engine)->initialize(weights).has_value());
+  current_stream = 3;
+  EXPECT_FALSE((*engine)->forward(TokenBatch(1, 8).batch()).has_value());
+  current_stream = 0;
   allocator().is_initialized = false;
   const auto loss = (*engine)->forward(TokenBatch(1, 8).batch());
   allocator().is_initialized = true;
