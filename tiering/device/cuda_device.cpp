@@ -191,32 +191,75 @@ Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t byt
 
 Result<void> CudaDevice::register_host(std::span<std::byte> range) {
   ARTESIAN_TRY_VOID(select());
-  return done(cudaHostRegister(range.data(), range.size(), cudaHostRegisterPortable),
-              "page-locking host memory");
+  for (std::uint64_t begin = 0; begin < range.size(); begin += registered_piece_bytes) {
+    const auto piece =
+        range.subspan(begin, std::min<std::uint64_t>(registered_piece_bytes, range.size() - begin));
+    const auto outcome =
+        done(cudaHostRegister(piece.data(), piece.size(), cudaHostRegisterPortable),
+             "page-locking host memory");
+    if (!outcome.has_value()) {
+      Error error = outcome.error();
+      error.message += "; " + format_size(begin) + " of " + format_size(range.size()) + " are";
+      return error;
+    }
+    const auto after = std::upper_bound(
+        registered_.begin(), registered_.end(), piece,
+        [](const auto& one, const auto& other) { return one.data() < other.data(); });
+    registered_.insert(after, piece);
+  }
+  return {};
 }
 
 void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {
   if (!idle()) return;
-  static_cast<void>(cudaHostUnregister(range.data()));
+  std::erase_if(registered_, [&](std::span<std::byte> piece) {
+    const bool within = piece.data() >= range.data() && piece.data() < range.data() + range.size();
+    if (within) static_cast<void>(cudaHostUnregister(piece.data()));
+    return within;
+  });
   static_cast<void>(cudaGetLastError());
+}
+
+/// Of host memory, how many of the bytes from its begin on are page-locked as one, or are not.
+std::uint64_t CudaDevice::bytes_in_one_piece(const std::byte* host,
+                                             std::uint64_t bytes) const noexcept {
+  const auto next = std::upper_bound(
+      registered_.begin(), registered_.end(), host,
+      [](const std::byte* at, std::span<const std::byte> piece) { return at < piece.data(); });
+  const std::byte* end = host + bytes;
+  if (next != registered_.end()) end = std::min<const std::byte*>(end, next->data());
+  if (next != registered_.begin()) {
+    const std::byte* own_end = std::prev(next)->data() + std::prev(next)->size();
+    if (own_end > host) end = std::min(end, own_end);
+  }
+  return static_cast<std::uint64_t>(end - host);
+}
+
+Result<void> CudaDevice::enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byte* target,
+                                      const std::byte* source, std::uint64_t bytes) {
+  ARTESIAN_TRY_VOID(select());
+  const bool up = kind == cudaMemcpyHostToDevice;
+  while (bytes != 0) {
+    const std::uint64_t size = bytes_in_one_piece(up ? source : target, bytes);
+    ARTESIAN_TRY_VOID(done(cudaMemcpyAsync(target, source, size, kind, stream(queue)),
+                           up ? "copying to the device" : "copying to the host"));
+    target += size;
+    source += size;
+    bytes -= size;
+  }
+  return {};
 }
 
 Result<void> CudaDevice::copy_to_device(std::byte* target, const std::byte* source,
                                         std::uint64_t bytes) {
-  ARTESIAN_TRY_VOID(select());
-  ARTESIAN_TRY_VOID(
-      done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream(Queue::ToDevice)),
-           "copying to the device"));
+  ARTESIAN_TRY_VOID(enqueue_copy(Queue::ToDevice, cudaMemcpyHostToDevice, target, source, bytes));
   bytes_to_device_ += bytes;
   return {};
 }
 
 Result<void> CudaDevice::copy_to_host(std::byte* target, const std::byte* source,
                                       std::uint64_t bytes) {
-  ARTESIAN_TRY_VOID(select());
-  ARTESIAN_TRY_VOID(
-      done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream(Queue::ToHost)),
-           "copying to the host"));
+  ARTESIAN_TRY_VOID(enqueue_copy(Queue::ToHost, cudaMemcpyDeviceToHost, target, source, bytes));
   bytes_to_host_ += bytes;
   return {};
 }

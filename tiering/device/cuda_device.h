@@ -3,6 +3,9 @@
 // streams of their own, so both directions of the bus and the kernels go on at once. Fences are
 // events; they are few, and reused once they have passed.
 //
+// Host memory is page-locked in pieces: one call for 512 GiB fails on some drivers, others refuse
+// less. CUDA copies nothing that lies in two of them, so a copy is cut where they meet.
+//
 // What gives memory back (the destructor, the arena's, unregister_host) first waits until the
 // device is idle. Where it does not answer in wait_seconds, the memory stays for as long as the
 // process: the device may still write there, and cudaFree might wait for it without end.
@@ -15,6 +18,7 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +44,7 @@ class CudaDevice final : public Device {
   Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
   Result<void> register_host(std::span<std::byte> range) override;
   void unregister_host(std::span<std::byte> range) noexcept override;
+  static constexpr std::uint64_t registered_piece_bytes = std::uint64_t{16} << 30;
   Result<void> copy_to_device(std::byte* target, const std::byte* source,
                               std::uint64_t bytes) override;
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
@@ -76,6 +81,9 @@ class CudaDevice final : public Device {
   Lane& lane(Queue queue) noexcept { return lanes_[static_cast<std::size_t>(queue)]; }
   cudaStream_t stream(Queue queue) noexcept { return lane(queue).stream; }
   Result<void> select() const;
+  Result<void> enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byte* target,
+                            const std::byte* source, std::uint64_t bytes);
+  std::uint64_t bytes_in_one_piece(const std::byte* host, std::uint64_t bytes) const noexcept;
   Result<cudaEvent_t> take_event();
   bool settle(Lane& lane) noexcept;
   const Recorded* find(DeviceFence fence) noexcept;
@@ -89,9 +97,10 @@ class CudaDevice final : public Device {
   const int index_;
   std::array<Lane, queue_count> lanes_;
   std::vector<cudaEvent_t> free_events_;
-  std::uint32_t* not_finite_ = nullptr;  // where kernels note what norms find anyway
-  cudaError_t failure_ = cudaSuccess;    // of an event: all that follows fails
-  bool silent_ = false;                  // the last wait came to its deadline
+  std::vector<std::span<std::byte>> registered_;  // pieces of host memory, by address
+  std::uint32_t* not_finite_ = nullptr;           // where kernels note what norms find anyway
+  cudaError_t failure_ = cudaSuccess;             // of an event: all that follows fails
+  bool silent_ = false;                           // the last wait came to its deadline
 };
 
 }  // namespace artesian::tiering

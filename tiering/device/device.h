@@ -61,7 +61,8 @@ class Device {
   /// Errors: Exhausted, naming artesian.device_memory, the bytes asked and the bytes free.
   virtual Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) = 0;
   /// Page-locks host memory for the device, so that copies of it run by themselves; unregister
-  /// before it is unmapped. Errors: Io, Exhausted; copies work without, slower.
+  /// before it is unmapped, also after an error, which may come in the middle of the range. Errors:
+  /// Io, Exhausted; copies of the rest work, but hold the caller back until they are done.
   virtual Result<void> register_host(std::span<std::byte> range) = 0;
   virtual void unregister_host(std::span<std::byte> range) noexcept = 0;
 

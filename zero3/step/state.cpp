@@ -124,13 +124,15 @@ Result<void> ModelState::create_pools(const ModelStateOptions& options) {
   return separate_device() && options.pin_memory ? register_host() : Result<void>();
 }
 
-/// Page-locked for the device, so that copies run beside all else. Without, they work, slower.
+/// Page-locked for the device, so that copies run beside all else. Without, they work, but block:
+/// a copy of gradients holds the thread until the device has computed them.
 Result<void> ModelState::register_host() {
-  auto registered = device_.register_host(host_->range());
-  host_registered_ = registered.has_value();
-  if (!host_registered_) {
-    log(LogLevel::Warning, "host memory is not page-locked for " + device_.name() +
-                               ", and copies are slower: " + registered.error().to_string());
+  host_registered_ = true;  // in part, after an error
+  const auto registered = device_.register_host(host_->range());
+  if (!registered.has_value()) {
+    log(LogLevel::Warning,
+        "host memory is not page-locked for " + device_.name() +
+            ": copies block, and steps are slower: " + registered.error().to_string());
   }
   return {};
 }

@@ -10,7 +10,8 @@
 //   streams reused too early              and events allow; copies take their bytes when they run
 //   a missing cudaSetDevice       the null stream is the current device's; work for a stream of
 //                                 another device is refused
-//   memory of the wrong kind      refused by copies; device memory is inaccessible but while work
+//   memory of the wrong kind      refused by copies, as is what lies in two registrations, or in
+//                                 one in part; device memory is inaccessible but while work
 //                                 runs, and for ever once freed: SIGSEGV
 //   a device that does not answer where cudaFree, cudaHostUnregister, cudaMemcpy and
 //                                 cudaDeviceSynchronize would wait, they abort the program
@@ -39,6 +40,7 @@ struct CudaOnHost {
   int driver_version = CUDART_VERSION;          // 0: none is installed
   Order order = Order::Late;                    // or ARTESIAN_CUDA_ON_HOST: late, early, random
   std::mt19937_64 random = std::mt19937_64(1);  // or ARTESIAN_SEED
+  std::uint64_t registration_bytes_max = ~std::uint64_t{0};  // of one call
   bool host_tensors = false;  // copies take any address: the model's tensors are the CPU's
 
   // Faults.

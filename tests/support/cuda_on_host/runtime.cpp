@@ -202,15 +202,25 @@ bool on_device(const void* at, std::uint64_t bytes) {
          first + bytes <= found->first + found->second.bytes;
 }
 
+/// Or not at all.
+bool registered_as_one(const void* host, std::uint64_t bytes) {
+  Ranges& all = runtime().registrations;
+  const auto found = find(all, host, bytes);
+  const auto* first = static_cast<const std::byte*>(host);
+  return found == all.end() ||
+         (first >= found->first && first + bytes <= found->first + found->second.bytes);
+}
+
 cudaError_t enqueue_copy(void* target, const void* source, std::size_t bytes, cudaMemcpyKind kind,
                          cudaStream_t stream) {
   const bool up = kind == cudaMemcpyHostToDevice;
   if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidMemcpyDirection;
   if (bytes == 0) return cudaSuccess;
   Ranges& all = runtime().allocations;
-  const bool right =
-      on_device(up ? target : source, bytes) && find(all, up ? source : target, bytes) == all.end();
+  const void* host = up ? source : target;
+  const bool right = on_device(up ? target : source, bytes) && find(all, host, bytes) == all.end();
   if (!right && !runtime().machine.host_tensors) return cudaErrorInvalidValue;
+  if (!registered_as_one(host, bytes)) return cudaErrorInvalidValue;
   return enqueue(stream, {[=] { std::memcpy(target, source, bytes); }, {}, {}});
 }
 
@@ -388,7 +398,7 @@ cudaError_t cudaFree(void* memory) {
 
 cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
   return call("cudaHostRegister", [&](Runtime& state) {
-    if (bytes == 0) return cudaErrorInvalidValue;
+    if (bytes == 0 || bytes > state.machine.registration_bytes_max) return cudaErrorInvalidValue;
     if (find(state.registrations, memory, bytes) != state.registrations.end()) {
       return cudaErrorHostMemoryAlreadyRegistered;
     }

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <functional>
 
@@ -215,6 +216,58 @@ TEST_F(CudaOnHostTest, NothingIsInFlightOnceADeviceOrItsArenaIsGone) {
   device.reset();
   received = Bytes();
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // runs what is left
+}
+
+/// Addresses without memory, until they are touched.
+class Reserved {
+ public:
+  explicit Reserved(std::uint64_t bytes) {
+    void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    EXPECT_NE(pages, MAP_FAILED);
+    range = {static_cast<std::byte*>(pages), bytes};
+  }
+  ~Reserved() { ::munmap(range.data(), range.size()); }
+  Reserved(const Reserved&) = delete;
+  Reserved& operator=(const Reserved&) = delete;
+  std::span<std::byte> range;
+};
+
+TEST_F(CudaOnHostTest, MoreHostMemoryThanADriverTakesAtOnceIsPageLockedInPiecesThatCopiesMayCross) {
+  open();
+  constexpr std::uint64_t piece = CudaDevice::registered_piece_bytes;
+  cuda_on_host().registration_bytes_max = piece;
+  const Reserved host(2 * piece + 4096);
+  ASSERT_TRUE(device->register_host(host.range).has_value());
+  EXPECT_NE(CudaOnHost::left().find("3 registrations"), std::string::npos) << CudaOnHost::left();
+  for (const std::uint64_t meeting : {piece, 2 * piece}) {
+    std::byte* across = host.range.data() + meeting - 1000;
+    std::copy_n(sent.begin(), 4096, across);
+    ASSERT_TRUE(device->copy_to_device(memory, across, 4096).has_value());
+    ASSERT_TRUE(device->join_queues().has_value());
+    ASSERT_TRUE(device->copy_to_host(across, memory, 4096).has_value());
+    ASSERT_TRUE(device->finish(device->record(Queue::ToHost).value()).has_value());
+    EXPECT_TRUE(std::equal(across, across + 4096, sent.begin()));
+  }
+  device->unregister_host(host.range);
+  EXPECT_EQ(CudaOnHost::left().find("registrations"), std::string::npos) << CudaOnHost::left();
+}
+
+TEST_F(CudaOnHostTest, WhatWasPageLockedBeforeAnErrorIsUsedAndGivenBack) {
+  open();
+  constexpr std::uint64_t piece = CudaDevice::registered_piece_bytes;
+  const Reserved host(3 * piece);
+  const std::span<std::byte> in_the_way = host.range.subspan(piece + 4096, 4096);
+  ASSERT_TRUE(device->register_host(in_the_way).has_value());
+  const auto refused = device->register_host(host.range);
+  ASSERT_FALSE(refused.has_value());
+  expect_says(refused.error(), ErrorCode::Io, {"16.0 GiB of 48.0 GiB are"});
+  EXPECT_NE(CudaOnHost::left().find("2 registrations"), std::string::npos);
+  std::byte* across = in_the_way.data() - 1000;  // from what is not page-locked, and beyond
+  std::copy_n(sent.begin(), 4096, across);
+  ASSERT_TRUE(device->copy_to_device(memory, across, 4096).has_value());
+  device->unregister_host(host.range);
+  EXPECT_EQ(CudaOnHost::left().find("registrations"), std::string::npos);
 }
 
 TEST_F(CudaOnHostTest, HostMemoryThatCannotBePageLockedIsCopiedAsWell) {
