@@ -2,7 +2,18 @@
 
 #include <algorithm>
 
+#include "zero3/plan/placement.h"
+#include "zero3/plan/step_accesses.h"
+
 namespace artesian::models {
+namespace {
+
+Kept kept(const zero3::Config& config) {
+  if (!config.activation_checkpointing) return Kept::All;
+  return config.cpu_checkpointing ? Kept::InputsInTiers : Kept::BlockInputs;
+}
+
+}  // namespace
 
 std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options) {
   const auto hidden = static_cast<std::uint64_t>(config.hidden);
@@ -30,6 +41,33 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   }
   const std::uint64_t inputs = options.at_once * (boundary * layers + ends);
   return inputs + size * tokens * block + logits + narrow + rows;  // of a block, while its turn is
+}
+
+std::uint64_t activations_of(const ActivationRun& run, std::uint64_t at_once,
+                             std::uint64_t staying) {
+  return staying + activation_bytes(*run.model, {.tokens = run.tokens,
+                                                 .element_size = dtype_size(run.compute_dtype),
+                                                 .micro_batches = run.config->accumulation_steps,
+                                                 .at_once = at_once,
+                                                 .kept = kept(*run.config)});
+}
+
+std::uint64_t micro_batches_at_once(const ActivationRun& run, const zero3::KeptInputs& inputs) {
+  if (inputs.some()) return inputs.at_once;
+  if (!zero3::keeps_order(*run.stages)) return 1;
+  const std::uint64_t of_one = std::max<std::uint64_t>(activations_of(run, 1), 1);
+  return std::clamp<std::uint64_t>(run.budget / of_one, 1, run.config->accumulation_steps);
+}
+
+std::uint64_t planned_activations(const ActivationRun& run, std::uint64_t host_bytes) {
+  const zero3::KeptInputs inputs =
+      zero3::most_inputs({.stages = run.stages,
+                          .config = run.config,
+                          .compute_dtype = run.compute_dtype,
+                          .host_bytes = host_bytes,
+                          .input_elements = stage_input_elements(*run.model, run.tokens),
+                          .activation_bytes = run.budget});
+  return activations_of(run, micro_batches_at_once(run, inputs));
 }
 
 std::vector<std::uint64_t> stage_input_elements(const ModelConfig& config, std::uint64_t tokens) {

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "models/model_config.h"
+#include "zero3/config/config.h"
+#include "zero3/plan/kept_inputs.h"
+#include "zero3/plan/model_shape.h"
 
 namespace artesian::models {
 
@@ -24,6 +27,26 @@ struct ActivationOptions {
 /// Bytes of what the blocks keep for backward, the logits, and what lies at the ends. Gradients of
 /// parameters are not in it.
 std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options);
+
+/// What a run's configuration makes of it.
+struct ActivationRun {
+  const ModelConfig* model = nullptr;
+  const zero3::Config* config = nullptr;
+  const std::vector<zero3::StageSpec>* stages = nullptr;  // model_stages()
+  std::uint64_t tokens = 0;                               // of a micro-batch
+  DType compute_dtype = DType::Float32;
+  std::uint64_t budget = 0;  // artesian.activation_memory
+};
+
+/// Bytes with so many micro-batches at once. `staying`: bytes of kept inputs that no tier takes.
+std::uint64_t activations_of(const ActivationRun& run, std::uint64_t at_once,
+                             std::uint64_t staying = 0);
+
+/// How many micro-batches run layer by layer, as the engine decides it; it measures what one keeps.
+std::uint64_t micro_batches_at_once(const ActivationRun& run, const zero3::KeptInputs& inputs);
+
+/// Bytes of a run whose host tier has so many, if all of them were there for kept inputs.
+std::uint64_t planned_activations(const ActivationRun& run, std::uint64_t host_bytes);
 
 /// [stages] elements of what each stage gets as input of so many tokens: EngineOptions wants them.
 std::vector<std::uint64_t> stage_input_elements(const ModelConfig& config, std::uint64_t tokens);

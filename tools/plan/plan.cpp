@@ -203,8 +203,7 @@ class PlanRun {
     for (const std::string& each : report_.figures.notes) note(each);
     if (!plan_.device_bytes.has_value()) {
       note("artesian.device_memory: planned with " + format_size(report_.figures.device.budget) +
-           ", what activations and CUDA leave of a GPU; a run whose config lacks it takes 90% of "
-           "what is free");
+           ", what activations and CUDA leave of a GPU, as a run does");
     }
     report_.changes = find_changes(plan_, report_.figures);
     report_.advice = advise(plan_);

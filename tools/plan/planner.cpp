@@ -12,7 +12,6 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;  // context and workspaces
 constexpr std::uint64_t groups_max = 16;  // of micro-batches in a step: beyond, all are alike
 
 std::uint64_t tokens_of(const PlanCase& plan) {
@@ -24,29 +23,22 @@ DType compute_dtype(const PlanCase& plan) {
   return plan.config.param_dtype == DType::Float32 ? DType::Float32 : plan.compute_dtype;
 }
 
-models::Kept kept(const zero3::Config& config) {
-  if (!config.activation_checkpointing) return models::Kept::All;
-  return config.cpu_checkpointing ? models::Kept::InputsInTiers : models::Kept::BlockInputs;
+models::ActivationRun activation_run(const PlanCase& plan) {
+  return {.model = plan.model,
+          .config = &plan.config,
+          .stages = plan.stages,
+          .tokens = tokens_of(plan),
+          .compute_dtype = compute_dtype(plan),
+          .budget = plan.activation_bytes};
 }
 
-/// `staying`: bytes of kept inputs that no tier takes.
 std::uint64_t activations_of(const PlanCase& plan, std::uint64_t at_once,
                              std::uint64_t staying = 0) {
-  return staying +
-         models::activation_bytes(*plan.model, {.tokens = tokens_of(plan),
-                                                .element_size = dtype_size(compute_dtype(plan)),
-                                                .micro_batches = plan.config.accumulation_steps,
-                                                .at_once = at_once,
-                                                .kept = kept(plan.config)});
+  return models::activations_of(activation_run(plan), at_once, staying);
 }
 
-/// How many micro-batches run layer by layer, as the engine decides it; it measures what one keeps.
 std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
-  if (inputs.some()) return inputs.at_once;
-  if (!zero3::keeps_order(*plan.stages)) return 1;
-  const std::uint64_t of_one = std::max<std::uint64_t>(activations_of(plan, 1), 1);
-  return std::clamp<std::uint64_t>(plan.activation_bytes / of_one, 1,
-                                   plan.config.accumulation_steps);
+  return models::micro_batches_at_once(activation_run(plan), inputs);
 }
 
 void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
@@ -271,9 +263,9 @@ void take_time(const PlanCase& plan, PlanFigures& figures) {
 Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activations) {
   if (!plan.gpu_bytes.has_value()) return *plan.device_bytes;
   const std::uint64_t gpu = *plan.gpu_bytes;
-  const std::uint64_t others = activations + cuda_bytes;
-  const std::string beside =
-      format_size(activations) + " of activations and " + format_size(cuda_bytes) + " of CUDA";
+  const std::uint64_t others = activations + zero3::cuda_bytes;
+  const std::string beside = format_size(activations) + " of activations and " +
+                             format_size(zero3::cuda_bytes) + " of CUDA";
   const auto refused = [&](const std::string& got, std::uint64_t needed, const char* fix) {
     return make_error(ErrorCode::Exhausted,
                       got + ", allowed " + format_size(gpu) + ", the GPU's memory: " +
@@ -340,7 +332,7 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   PlanFigures figures;
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
   zero3::PlacementRequest request = placement_request(plan);
-  figures.activations = activations_of(plan, group_of(plan, zero3::most_inputs(request)));
+  figures.activations = models::planned_activations(activation_run(plan), plan.host_bytes);
   ARTESIAN_TRY(device, device_budget(plan, figures.activations));
   request.device_bytes = device;
   ARTESIAN_TRY(placement, zero3::make_placement(request));

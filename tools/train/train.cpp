@@ -220,7 +220,18 @@ Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
 
 Result<void> TrainRun::build() {
   module_ = models::make_module(model_config_);
-  ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device));
+  const std::uint64_t tokens = config_.micro_batch_size * length_;
+  const auto planned = [&](const zero3::Budgets& budgets) -> Result<std::uint64_t> {
+    ARTESIAN_TRY(compute_dtype, zero3::choose_compute_dtype(config_, /*native=*/true));
+    return models::planned_activations({.model = &model_config_,
+                                        .config = &config_,
+                                        .stages = &module_->stages(),
+                                        .tokens = tokens,
+                                        .compute_dtype = compute_dtype,
+                                        .budget = budgets.activations},
+                                       budgets.host);
+  };
+  ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device, planned));
   budgets_ = budgets;
   config_.artesian.device_memory = budgets_.device;
   config_.artesian.host_memory = budgets_.host;
@@ -233,7 +244,6 @@ Result<void> TrainRun::build() {
                         .budgets = budgets_});
   ARTESIAN_TRY(source, weights());
   if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
-  const std::uint64_t tokens = config_.micro_batch_size * length_;
   auto engine = zero3::Engine::create(
       *module_, config_,
       {.device = options_.device,

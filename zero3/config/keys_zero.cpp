@@ -427,8 +427,8 @@ constexpr ConfigKey keys[] = {
      .low = 1,
      .nullable = true,
      .automatic = "as absent",
-     .text = "budget of the device tier; absent: 90% of free GPU memory, or 25% of available "
-             "memory without a GPU"},
+     .text = "budget of the device tier; absent: what planned activations and 1 GiB leave of "
+             "free GPU memory, a tenth at least, or 25% of available memory without a GPU"},
     {.path = "artesian.host_memory",
      .type = Size,
      .fallback = "null",

@@ -143,6 +143,10 @@ struct Placement {
   tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };
 
+/// What CUDA takes of a GPU's memory beside the device tier and activations: a context, and
+/// libraries' workspaces. An estimate.
+inline constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;
+
 /// Sizes of kept inputs and the most micro-batches that may run at once, were all host memory
 /// theirs; none without config.cpu_checkpointing.
 KeptInputs most_inputs(const PlacementRequest& request);

@@ -205,8 +205,15 @@ Result<DType> choose_compute_dtype(const Config& config, bool native = false);
 /// Says in the log what was chosen, where it is not plainly fp32.
 void tell_compute_dtype(const Config& config, DType chosen);
 
+/// Bytes that the activations of a step are planned to take within these budgets, of which the
+/// device's is not known yet (models/activation_bytes.h).
+using PlannedActivations = std::function<Result<std::uint64_t>(const Budgets& budgets)>;
+
 /// The config's budgets, or shares of what this machine and the device have left.
-/// Errors: those of opening the device, where it is asked for its memory.
-Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu");
+/// On a GPU the device tier gets what is free of its memory beside these activations and what CUDA
+/// takes (cuda_bytes), but a tenth of it at least; without `planned`, nine tenths. Errors: those of
+/// opening the device, where it is asked for its memory.
+Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu",
+                               const PlannedActivations& planned = {});
 
 }  // namespace artesian::zero3

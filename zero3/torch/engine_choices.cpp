@@ -1,4 +1,6 @@
 // What an engine takes where its caller or the config leaves it open.
+#include <algorithm>
+
 #include "base/log.h"
 #include "base/machine.h"
 #include "zero3/torch/compute_device.h"
@@ -25,7 +27,8 @@ void tell_compute_dtype(const Config& config, DType chosen) {
                           "; parameters are " + dtype_name(config.param_dtype));
 }
 
-Result<Budgets> choose_budgets(const Config& config, const std::string& device) {
+Result<Budgets> choose_budgets(const Config& config, const std::string& device,
+                               const PlannedActivations& planned) {
   const std::uint64_t available = available_memory();
   const ArtesianConfig& given = config.artesian;
   Budgets budgets{.device = given.device_memory.value_or(available / 4),
@@ -35,8 +38,14 @@ Result<Budgets> choose_budgets(const Config& config, const std::string& device) 
   const bool all_given = given.device_memory.has_value() && given.activation_memory.has_value();
   if (!index.has_value() || all_given) return budgets;
   ARTESIAN_TRY(free, free_device_memory(*index));
-  budgets.device = given.device_memory.value_or(free / 10 * 9);
   budgets.activations = given.activation_memory.value_or(free / 20);
+  std::uint64_t rest = free / 10 * 9;
+  if (planned) {
+    ARTESIAN_TRY(activations, planned(budgets));
+    const std::uint64_t others = activations + cuda_bytes;
+    rest = std::max(free / 10, free - std::min(free, others));
+  }
+  budgets.device = given.device_memory.value_or(rest);
   return budgets;
 }
 

@@ -412,6 +412,25 @@ TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {
   EXPECT_GT(again.time.model_seconds, figures.time.model_seconds);
 }
 
+TEST_F(Planner, EightBillionParametersLeaveRoomForActivationsOn24GiB) {
+  const models::ModelConfig eight = models::llama_of_size(8e9);
+  const auto its_parameters = models::model_parameters(eight);
+  const auto its_stages = models::model_stages(eight);
+  PlanCase tried = of_a_gpu(plan(Offload::Nvme, Offload::Nvme), 24 * gib);
+  tried.model = &eight;
+  tried.parameters = &its_parameters;
+  tried.stages = &its_stages;
+  tried.config.micro_batch_size = 1;
+  tried.config.activation_checkpointing = true;
+  tried.compute_dtype = DType::BFloat16;
+  tried.length = 2048;
+  tried.host_bytes = 64 * gib;
+  const PlanFigures figures = figures_of(tried);
+  EXPECT_GT(figures.activations, gib);
+  EXPECT_EQ(figures.device.budget, 24 * gib - figures.activations - gib);
+  EXPECT_LE(figures.device.used(), figures.device.budget);
+}
+
 TEST_F(Planner, ABudgetOfTheDeviceAndActivationsMustFitInAGpu) {
   PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
   const std::uint64_t left = figures_of(tried).device.budget;

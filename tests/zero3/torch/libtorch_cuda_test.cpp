@@ -13,6 +13,8 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "models/activation_bytes.h"
+#include "models/llama_of_size.h"
 #include "models/registry.h"
 #include "tests/support/cuda_on_host/machine.h"
 #include "zero3/step/weights.h"
@@ -138,6 +140,38 @@ TEST_F(LibTorchCuda, WhereDeterminismIsPreferredItRunsAndThatIsSaid) {
                 at::Context::alertNotDeterministic("an_operation_of_the_users");
                 return {};
               }).has_value());
+}
+
+TEST_F(LibTorchCuda, HasRoomForPlannedActivationsBesideTheDefaultDeviceTier) {
+  constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+  test_support::cuda_on_host().bytes_per_device = 24 * gib;
+  const std::uint64_t free = free_device_memory(0).value();
+  const models::ModelConfig model = models::llama_of_size(8e9);
+  const auto stages = models::model_stages(model);
+  Config config;
+  config.accumulation_steps = 8;
+  config.param_dtype = DType::BFloat16;
+  config.activation_checkpointing = true;
+  std::uint64_t planned = 0;
+  const auto plan = [&](const Budgets& budgets) -> Result<std::uint64_t> {
+    planned = models::planned_activations({.model = &model,
+                                           .config = &config,
+                                           .stages = &stages,
+                                           .tokens = 4096,
+                                           .compute_dtype = DType::BFloat16,
+                                           .budget = budgets.activations},
+                                          budgets.host);
+    return planned;
+  };
+  const Budgets budgets = choose_budgets(config, "cuda:0", plan).value();
+  EXPECT_GT(planned + gib, free / 10);  // which it was
+  EXPECT_EQ(budgets.device, free - planned - gib);
+  EXPECT_GT(budgets.device, 12 * gib);
+  const auto far_too_many = [&](const Budgets&) -> Result<std::uint64_t> { return 100 * gib; };
+  EXPECT_EQ(choose_budgets(config, "cuda:0", far_too_many).value().device, free / 10);
+  config.artesian.device_memory = 5 * gib;
+  EXPECT_EQ(choose_budgets(config, "cuda:0", far_too_many).value().device, 5 * gib);
+  test_support::CudaOnHost::reset();
 }
 
 TEST_F(LibTorchCuda, SettingsOfItsAllocatorAreTheUsersIfThereAreAny) {
