@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "kernels/adam.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/gradient.h"
 
 namespace artesian::kernels::cuda {
@@ -39,5 +40,8 @@ Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, 
 /// As kernels::sum_squares, with its bits. leaf_sums: device memory.
 Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums,
                          cudaStream_t stream);
+
+/// As kernels::cross_entropy_rows; all pointers are device pointers.
+Result<void> cross_entropy_rows(const CrossEntropyRows& rows, cudaStream_t stream);
 
 }  // namespace artesian::kernels::cuda

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/cast.h"
+#include "tests/kernels/cross_entropy_case.h"
 #include "tests/kernels/values.h"
 #include "tests/support/gpu_main.h"
 
@@ -43,6 +44,39 @@ class DeviceCopy {
   void* data_ = nullptr;
   std::uint64_t size_;
 };
+
+Bytes bytes_of(const auto& values) {
+  Bytes bytes(values.size() * sizeof(values[0]));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+TEST(CudaCrossEntropy, EqualsTheNaiveVersion) {
+  for (const DType dtype : dtypes) {
+    for (const std::uint64_t vocabulary : counts) {
+      if (vocabulary == 0) continue;
+      for (const bool finite : {true, false}) {
+        CrossEntropyCase all(dtype, vocabulary, finite);
+        CrossEntropyCase naive = all;
+        const DeviceCopy logits(all.logits), targets(bytes_of(all.targets));
+        const DeviceCopy sums(bytes_of(all.sums)), picked(bytes_of(all.picked));
+        CrossEntropyRows rows = all.rows();
+        rows.logits = logits.at<void>(all.offset * dtype_size(dtype));
+        rows.targets = targets.at<std::int64_t>(0);
+        rows.sums = sums.at<float>(0);
+        rows.picked = picked.at<float>(0);
+        const auto launched = cuda::cross_entropy_rows(rows, nullptr);
+        ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
+        cross_entropy_rows_naive(naive.rows());
+        all.logits = logits.back();
+        std::memcpy(all.sums.data(), sums.back().data(), all.sums.size() * sizeof(float));
+        std::memcpy(all.picked.data(), picked.back().data(), all.picked.size() * sizeof(float));
+        all.expect_equal(naive);
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
 
 TEST(CudaAdam, EqualsTheNaiveVersion) {
   for (const AdamMode mode : {AdamMode::AdamW, AdamMode::L2}) {

@@ -1,0 +1,121 @@
+// The rows of a cross entropy on the device: a warp a row, eight virtual lanes a thread. A row of a
+// large vocabulary is read three times, of which the second and third time from the caches.
+#include "kernels/cuda.h"
+#include "kernels/element.cuh"
+#include "kernels/exponential.h"
+#include "kernels/launch.cuh"
+
+namespace artesian::kernels::cuda {
+namespace {
+
+constexpr unsigned warp = 32;
+constexpr unsigned lanes_of_thread = cross_entropy_lanes / warp;
+constexpr unsigned rows_per_block = 8;
+
+__device__ inline float exponential_on_device(float x) {
+  using E = Exponential;
+  if (!(x >= E::lowest)) return x < E::lowest ? 0.0f : x;  // a NaN stays one
+  const float n = __fsub_rn(__fadd_rn(__fmul_rn(x, E::log2_e), E::rounder), E::rounder);
+  const float r = __fsub_rn(__fsub_rn(x, __fmul_rn(n, E::ln2_high)), __fmul_rn(n, E::ln2_low));
+  constexpr float coefficients[] = {E::coefficients[0], E::coefficients[1], E::coefficients[2],
+                                    E::coefficients[3], E::coefficients[4], E::coefficients[5]};
+  float p = coefficients[0];
+#pragma unroll
+  for (int k = 1; k < 6; ++k) p = __fadd_rn(__fmul_rn(p, r), coefficients[k]);
+  const float y = __fadd_rn(__fadd_rn(__fmul_rn(p, __fmul_rn(r, r)), r), 1.0f);
+  return __fmul_rn(y, __uint_as_float(static_cast<unsigned>(static_cast<int>(n) + 127) << 23));
+}
+
+__device__ inline float of_thread(float value, unsigned thread) {
+  return static_cast<float>(
+      __shfl_sync(0xffffffffu, value, static_cast<int>(thread), static_cast<int>(warp)));
+}
+
+/// Calls body(index, lane of the thread, element) for the thread's elements of a row, in order.
+template <typename T, typename Body>
+__device__ inline void for_own(T* row, std::uint64_t count, bool vectors, Body&& body) {
+  const std::uint64_t first = threadIdx.x % warp * lanes_of_thread;
+#pragma unroll 2
+  for (std::uint64_t i = first; i < count; i += cross_entropy_lanes) {
+#pragma unroll
+    for (unsigned half = 0; half < lanes_of_thread; half += 4) {
+      if (i + half >= count) break;
+      const int n = count - i - half < 4 ? static_cast<int>(count - i - half) : 4;
+      auto four = read(row + i + half, n, vectors);
+      bool changed = false;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (k < n) changed = body(i + half + k, half + k, four.at[k]);
+      }
+      if (changed) write(row + i + half, four, n, vectors);
+    }
+  }
+}
+
+template <DType dtype>
+__global__ void __launch_bounds__(warp* rows_per_block)
+    cross_entropy_kernel(CrossEntropyRows all, bool vectors) {
+  const std::uint64_t number =
+      static_cast<std::uint64_t>(blockIdx.x) * rows_per_block + threadIdx.x / warp;
+  if (number >= all.rows) return;
+  auto* row = static_cast<Element<dtype>*>(all.logits) + number * all.vocabulary;
+  const auto target = static_cast<std::uint64_t>(all.targets[number]);
+  const float nan = __uint_as_float(0x7fc00000u);
+  const bool within = target < all.vocabulary;
+  const float at_target = within ? widen<dtype>(row[target]) : nan;
+
+  float largest = __uint_as_float(0xff800000u);  // -infinity
+  for_own(row, all.vocabulary, vectors, [&](std::uint64_t, unsigned, Element<dtype>& element) {
+    const float x = widen<dtype>(element);
+    largest = x > largest ? x : largest;
+    return false;
+  });
+  const unsigned thread = threadIdx.x % warp;
+  for (unsigned width = warp / 2; width > 0; width /= 2) {
+    const float other = of_thread(largest, (thread + width) % warp);
+    largest = other > largest ? other : largest;
+  }
+  largest = of_thread(largest, 0);
+
+  float lanes[lanes_of_thread] = {};
+  for_own(row, all.vocabulary, vectors, [&](std::uint64_t, unsigned lane, Element<dtype>& element) {
+    lanes[lane] =
+        __fadd_rn(lanes[lane], exponential_on_device(__fsub_rn(widen<dtype>(element), largest)));
+    return false;
+  });
+  float sum = __fadd_rn(__fadd_rn(__fadd_rn(lanes[0], lanes[4]), __fadd_rn(lanes[2], lanes[6])),
+                        __fadd_rn(__fadd_rn(lanes[1], lanes[5]), __fadd_rn(lanes[3], lanes[7])));
+  for (unsigned width = warp / 2; width > 0; width /= 2) {
+    sum = __fadd_rn(sum, of_thread(sum, (thread + width) % warp));
+  }
+  sum = of_thread(sum, 0);
+
+  const float factor = within ? __fdiv_rn(all.scale, sum) : nan;
+  for_own(row, all.vocabulary, vectors, [&](std::uint64_t i, unsigned, Element<dtype>& element) {
+    float gradient =
+        __fmul_rn(exponential_on_device(__fsub_rn(widen<dtype>(element), largest)), factor);
+    if (i == target) gradient = __fsub_rn(gradient, all.scale);
+    element = round_to<dtype>(gradient);
+    return true;
+  });
+  if (thread == 0) {
+    all.sums[number] = sum;
+    all.picked[number] = __fsub_rn(at_target, largest);
+  }
+}
+
+}  // namespace
+
+Result<void> cross_entropy_rows(const CrossEntropyRows& rows, cudaStream_t stream) {
+  if (rows.rows == 0) return {};
+  const auto blocks = static_cast<unsigned>((rows.rows - 1) / rows_per_block + 1);
+  return with_dtype(rows.dtype, [&](auto constant) {
+    constexpr DType dtype = decltype(constant)::value;
+    const bool vectors = rows.vocabulary % 4 == 0 &&
+                         aligned_for_four(static_cast<const Element<dtype>*>(rows.logits));
+    return launch(cross_entropy_kernel<dtype>, blocks, warp * rows_per_block, stream, rows,
+                  vectors);
+  });
+}
+
+}  // namespace artesian::kernels::cuda
