@@ -27,20 +27,19 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   } else {
     block = 8 * hidden + 2 * static_cast<std::uint64_t>(config.gpt2.inner);
   }
-  const std::uint64_t logits = 4 * tokens * static_cast<std::uint64_t>(config.vocab_size);
-  const std::uint64_t narrow = size == 4 ? 0 : logits / 4 * size;  // the second, for a moment
+  const std::uint64_t logits = size * tokens * static_cast<std::uint64_t>(config.vocab_size);
   const std::uint64_t ends = size * tokens * hidden * 4;
   const std::uint64_t rows = 4 * tokens * hidden * options.micro_batches;
   if (options.kept == Kept::All) {
-    return options.at_once * (size * tokens * block * layers + logits + ends) + narrow + rows;
+    return options.at_once * (size * tokens * block * layers + logits + ends) + rows;
   }
   const std::uint64_t boundary = size * tokens * hidden;
   if (options.kept == Kept::InputsInTiers) {  // outputs of a stage, gradients; its own, or the rows
-    const std::uint64_t own = std::max(size * tokens * block, logits + narrow);
+    const std::uint64_t own = std::max(size * tokens * block, logits);
     return std::max(options.at_once * boundary * 2 + own, options.at_once * boundary + rows);
   }
   const std::uint64_t inputs = options.at_once * (boundary * layers + ends);
-  return inputs + size * tokens * block + logits + narrow + rows;  // of a block, while its turn is
+  return inputs + size * tokens * block + logits + rows;  // of a block, while its turn is
 }
 
 std::uint64_t activations_of(const ActivationRun& run, std::uint64_t at_once,

@@ -31,10 +31,13 @@ at::Tensor join_heads(const at::Tensor& split) {
 /// repeated runs.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             double scale) {
-  const std::int64_t group = query.size(1) / key.size(1);
+  // The fused kernel for GPUs takes grouped heads as they are, which fp32 does not get.
+  const bool grouped = query.is_cuda() && query.scalar_type() != at::kFloat;
+  const std::int64_t group = grouped ? 1 : query.size(1) / key.size(1);
   return at::scaled_dot_product_attention(query, repeat_heads(key, group),
                                           repeat_heads(value, group), /*attn_mask=*/{},
-                                          /*dropout_p=*/0.0, /*is_causal=*/true, scale);
+                                          /*dropout_p=*/0.0, /*is_causal=*/true, scale,
+                                          /*enable_gqa=*/grouped);
 }
 
 }  // namespace artesian::models

@@ -96,7 +96,8 @@ at::Tensor Gpt2::forward(std::size_t stage, const at::Tensor& input,
   const at::Tensor last = at::layer_norm(input, {config_.hidden}, parameters[0], parameters[1],
                                          config_.layer_norm_epsilon);
   return linear_cross_entropy(last.view({-1, config_.hidden}), parameters[2],
-                              batch.targets.reshape({-1}), {batch.gradients, 2});
+                              batch.targets.reshape({-1}), {batch.gradients, 2},
+                              batch.loss_multiplier);
 }
 
 }  // namespace artesian::models

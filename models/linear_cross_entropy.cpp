@@ -1,11 +1,20 @@
 #include "models/linear_cross_entropy.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cstddef>
 
+#include "kernels/cross_entropy.h"
 #include "zero3/torch/module.h"
+
+#ifdef ARTESIAN_HAVE_CUDA
+#include <ATen/DeviceAccelerator.h>
+
+#include "kernels/cuda.h"
+#endif
 
 namespace artesian::models {
 namespace {
@@ -13,28 +22,60 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr std::int64_t elements_per_pass = 256 << 10;  // 1 MiB of logits: the passes stay in cache
-constexpr std::int64_t elements_per_tile = 4 << 20;    // 16 MiB in fp32: in the last cache
+constexpr std::int64_t elements_per_tile = 4 << 20;  // 16 MiB in fp32: in the last cache
 
-/// Replaces logits by softmax(logits) - one_hot(targets), row by row; returns each row's loss.
-/// Shape: logits: [tokens, vocabulary], fp32; targets, result: [tokens].
-at::Tensor logits_to_gradient(const at::Tensor& logits, const at::Tensor& targets) {
-  const std::int64_t tokens = logits.size(0);
-  const std::int64_t step = std::max<std::int64_t>(1, elements_per_pass / logits.size(1));
-  at::Tensor losses = at::empty({tokens}, logits.options());
-  for (std::int64_t first = 0; first < tokens; first += step) {
-    const std::int64_t count = std::min(step, tokens - first);
-    at::Tensor rows = logits.narrow(0, first, count);
-    const at::Tensor columns = targets.narrow(0, first, count).unsqueeze(1);
-    rows.sub_(rows.amax(1, /*keepdim=*/true));
-    const at::Tensor picked = rows.gather(1, columns);
-    rows.exp_();
-    const at::Tensor sums = rows.sum(1, /*keepdim=*/true);
-    losses.narrow(0, first, count).copy_((sums.log() - picked).squeeze(1));
-    rows.div_(sums);
-    rows.scatter_(1, columns, rows.gather(1, columns).sub_(1.0));
+void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
+  if (!targets.is_cpu() || targets.numel() == 0) return;  // a GPU's would be waited for
+  const auto [least, most] = at::aminmax(targets);
+  TORCH_CHECK(least.item<std::int64_t>() >= 0 && most.item<std::int64_t>() < vocabulary,
+              "targets: got ", least.item<std::int64_t>(), " to ", most.item<std::int64_t>(),
+              ", allowed 0 to ", vocabulary - 1);
+}
+
+void make_gradient(const kernels::CrossEntropyRows& all, c10::Device device) {
+#ifdef ARTESIAN_HAVE_CUDA
+  if (device.is_cuda()) {
+    const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
+    const auto launched =
+        kernels::cuda::cross_entropy_rows(all, static_cast<cudaStream_t>(stream.native_handle()));
+    TORCH_CHECK(launched.has_value(), launched.error().to_string());
+    return;
   }
-  return losses;
+#endif
+  TORCH_CHECK(device.is_cpu(), "linear_cross_entropy: got ", device.str(), ", allowed cpu or cuda");
+  at::parallel_for(
+      0, static_cast<std::int64_t>(all.rows), 1, [&](std::int64_t begin, std::int64_t end) {
+        kernels::CrossEntropyRows part = all;
+        const auto first = static_cast<std::uint64_t>(begin);
+        part.logits =
+            static_cast<std::byte*>(all.logits) + first * all.vocabulary * dtype_size(all.dtype);
+        part.rows = static_cast<std::uint64_t>(end - begin);
+        part.targets += begin;
+        part.sums += begin;
+        part.picked += begin;
+        kernels::cross_entropy_rows(part);
+      });
+}
+
+/// Replaces logits by scale * (softmax(logits) - one_hot(targets)), row by row; returns each row's
+/// loss. Shape: logits: [tokens, vocabulary]; targets, result: [tokens].
+at::Tensor logits_to_gradient(const at::Tensor& logits, const at::Tensor& targets, double scale) {
+  const at::Tensor sums = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  const at::Tensor picked = at::empty_like(sums);
+  const at::Tensor indices = targets.contiguous();
+  check_targets(indices, logits.size(1));
+  make_gradient({.logits = logits.mutable_data_ptr(),
+                 .dtype = logits.scalar_type() == at::kFloat      ? DType::Float32
+                          : logits.scalar_type() == at::kBFloat16 ? DType::BFloat16
+                                                                  : DType::Float16,
+                 .rows = static_cast<std::uint64_t>(logits.size(0)),
+                 .vocabulary = static_cast<std::uint64_t>(logits.size(1)),
+                 .targets = indices.const_data_ptr<std::int64_t>(),
+                 .scale = static_cast<float>(scale),
+                 .sums = sums.mutable_data_ptr<float>(),
+                 .picked = picked.mutable_data_ptr<float>()},
+                logits.device());
+  return sums.log() - picked;
 }
 
 /// A matrix by tiles of its rows, each in `dtype`: a view, or in a buffer that the next one takes.
@@ -68,7 +109,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, const at::Tensor& targets,
-                            const WeightGradient& gradient) {
+                            const WeightGradient& gradient, double loss_multiplier) {
     at::Tensor logits;
     if (input.scalar_type() == at::kFloat) {
       logits = at::empty({input.size(0), weight.size(0)}, input.options().requires_grad(false));
@@ -77,12 +118,15 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
         at::mm_out(columns, input, tile.t());
       });
     } else {
-      logits = at::mm(input, weight.t()).to(at::kFloat);
+      logits = at::mm(input, weight.t());
     }
-    const at::Tensor losses = logits_to_gradient(logits, targets);
+    // The loss scale comes in before the gradient is rounded, or small ones would vanish.
+    const at::Tensor losses =
+        logits_to_gradient(logits, targets, loss_multiplier / static_cast<double>(logits.size(0)));
     context->save_for_backward({input, weight, logits});
     context->saved_data["sink"] = reinterpret_cast<std::int64_t>(gradient.sink);
     context->saved_data["position"] = static_cast<std::int64_t>(gradient.position);
+    context->saved_data["multiplier"] = loss_multiplier;
     return losses.mean();
   }
 
@@ -90,26 +134,24 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& input = saved[0];
     const at::Tensor& weight = saved[1];
-    at::Tensor difference = saved[2];
-    const at::Tensor scale = gradients[0].div(static_cast<double>(difference.size(0)));
+    const at::Tensor& difference = saved[2];
+    // 1, unless the loss is multiplied by something else than was said; the small factors take it.
+    const at::Tensor ratio = gradients[0].div(context->saved_data["multiplier"].toDouble());
     at::Tensor input_gradient;
-    at::Tensor factor = input;                // of the weight's gradient, the other one
-    if (input.scalar_type() == at::kFloat) {  // scale the small factors, not the large one
+    if (input.scalar_type() == at::kFloat) {
       input_gradient = at::zeros_like(input);
       Tiles(weight, at::kFloat).each([&](std::int64_t first, const at::Tensor& tile) {
         input_gradient.addmm_(difference.narrow(1, first, tile.size(0)), tile);
       });
-      input_gradient.mul_(scale);
-      factor = input * scale;
-    } else {  // the loss scale must come in before the narrow dtype, or small ones would vanish
-      difference = difference.mul_(scale).to(input.scalar_type());
+    } else {
       input_gradient = at::mm(difference, weight);
     }
+    input_gradient.mul_(ratio);
     at::Tensor weights;
     if (context->needs_input_grad(1)) {
-      weights = weight_gradient(context, weight, difference, factor);
+      weights = weight_gradient(context, weight, difference, input * ratio);
     }
-    return {input_gradient, weights, {}, {}};
+    return {input_gradient, weights, {}, {}, {}};
   }
 
  private:
@@ -118,6 +160,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                                     const at::Tensor& difference, const at::Tensor& factor) {
     auto* sink = reinterpret_cast<zero3::GradientSink*>(context->saved_data["sink"].toInt());
     const auto position = static_cast<std::size_t>(context->saved_data["position"].toInt());
+    // A GPU's cache takes no tile, and each would be a launch; the engine gives it no sink.
+    if (factor.is_cuda() && sink == nullptr) return at::mm(difference.t(), factor);
     const std::int64_t rows = tile_rows(weight.size(1));
     const std::int64_t kept = sink == nullptr ? weight.size(0) : std::min(rows, weight.size(0));
     at::Tensor buffer = at::empty({kept, weight.size(1)}, factor.options());
@@ -138,8 +182,9 @@ std::int64_t tile_rows(std::int64_t width) noexcept {
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
-                                const at::Tensor& targets, WeightGradient gradient) {
-  return LinearCrossEntropy::apply(input, weight, targets, gradient);
+                                const at::Tensor& targets, WeightGradient gradient,
+                                double loss_multiplier) {
+  return LinearCrossEntropy::apply(input, weight, targets, gradient, loss_multiplier);
 }
 
 }  // namespace artesian::models

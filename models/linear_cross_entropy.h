@@ -26,15 +26,19 @@ struct WeightGradient {
 /// Rows of a tile of a matrix of this width.
 std::int64_t tile_rows(std::int64_t width) noexcept;
 
-/// Mean over the tokens of the cross entropy of softmax(input weight^T) with the targets, in fp32.
+/// Mean over the tokens of the cross entropy of softmax(input weight^T) with the targets.
 /// Shape:    input: [tokens, hidden]; weight: [vocabulary, hidden], of the same dtype, or narrower
-///           beside fp32; targets: [tokens], int64, each in [0, vocabulary). Returns a scalar.
-/// Gradient: of input, a new tensor in its dtype; of weight, to `gradient`. Once only: it uses the
-///           buffer up when the dtype is narrower than fp32. The bits do not depend on the weight's
-///           dtype, if its values are the same, nor on where its gradient goes.
-/// Memory:   one [tokens, vocabulary] buffer in fp32 from forward to backward (two for a moment
-///           where the dtype is narrower), and a tile.
+///           beside fp32; targets: [tokens], int64, each in [0, vocabulary): on the CPU another one
+///           throws, on a GPU the loss is a NaN. Returns a scalar in fp32.
+/// Gradient: of input, a new tensor in its dtype; of weight, to `gradient`. It is rounded to the
+///           dtype of input when it has been multiplied by `loss_multiplier`, by which backward is
+///           expected to multiply the loss; so in fp16 that keeps small ones from vanishing. The
+///           bits do not depend on the weight's dtype, if its values are the same, nor on where
+///           its gradient goes.
+/// Memory:   one [tokens, vocabulary] buffer in the dtype of input from forward to backward: logits
+///           and then, in their place, their gradient; and a tile.
 at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
-                                const at::Tensor& targets, WeightGradient gradient = {});
+                                const at::Tensor& targets, WeightGradient gradient = {},
+                                double loss_multiplier = 1.0);
 
 }  // namespace artesian::models

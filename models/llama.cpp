@@ -81,7 +81,8 @@ at::Tensor Llama::forward(std::size_t stage, const at::Tensor& input,
   ARTESIAN_CHECK(parameters.size() == 2, parameters.size());
   const at::Tensor last = rms_norm(input, parameters[0], config_.norm_epsilon);
   return linear_cross_entropy(last.view({-1, config_.hidden}), parameters[1],
-                              batch.targets.reshape({-1}), {batch.gradients, 1});
+                              batch.targets.reshape({-1}), {batch.gradients, 1},
+                              batch.loss_multiplier);
 }
 
 }  // namespace artesian::models

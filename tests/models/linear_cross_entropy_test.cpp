@@ -1,6 +1,7 @@
 // Proves that the head's loss is the cross entropy, that its bits depend neither on the dtype in
-// which the weight is stored nor on where its gradient goes, and that a sink gets each element
-// once.
+// which the weight is stored nor on where its gradient goes, that a sink gets each element once,
+// and that the loss scale comes in before a gradient is rounded. kernels/cross_entropy_test.cpp
+// proves the rows.
 #include "models/linear_cross_entropy.h"
 
 #include "tests/models/reference.h"
@@ -57,14 +58,14 @@ struct Case {
   at::Tensor input, weight, targets;
 };
 
-/// Against log_softmax and nll_loss in float64, with several passes of rows and a loss scale.
+/// Against log_softmax and nll_loss in float64, with a loss scale.
 /// Logits reach 12 here, so exp() alone carries 12 * 2^-24 = 7e-7 into a gradient; 1e-5 leaves room
 /// for the sums. The input's gradient adds up 20,000 products of either sign, which some
 /// processors' GEMM does one by one: at worst 20,000 * 2^-24 = 1e-3 of their magnitudes, by chance
 /// its root.
-TEST(LinearCrossEntropy, EqualsTheNaiveVersionInSeveralPasses) {
+TEST(LinearCrossEntropy, EqualsTheNaiveVersion) {
   at::manual_seed(1);  // LibTorch seeds itself at random in C++
-  const std::int64_t tokens = 37, hidden = 5, vocabulary = 20000;  // 13 rows a pass
+  const std::int64_t tokens = 37, hidden = 5, vocabulary = 20000;
   const at::Tensor input = at::randn({tokens, hidden}).requires_grad_(true);
   const at::Tensor weight = at::randn({vocabulary, hidden}).requires_grad_(true);
   const at::Tensor targets = at::randint(vocabulary, {tokens}, at::kLong);
@@ -79,7 +80,7 @@ TEST(LinearCrossEntropy, EqualsTheNaiveVersionInSeveralPasses) {
   EXPECT_LE(relative_difference(got[1], expected[1]), 1e-5);
 }
 
-TEST(LinearCrossEntropy, NarrowDtypesGiveGradientsInTheirDtypeOnce) {
+TEST(LinearCrossEntropy, NarrowDtypesGiveGradientsInTheirDtype) {
   at::manual_seed(2);
   const at::Tensor input = at::randn({6, 5});
   const at::Tensor weight = at::randn({11, 5});
@@ -93,7 +94,43 @@ TEST(LinearCrossEntropy, NarrowDtypesGiveGradientsInTheirDtypeOnce) {
   const auto got = torch::autograd::grad({loss}, sources, {}, /*retain_graph=*/true);
   EXPECT_EQ(got[0].scalar_type(), at::kBFloat16);
   EXPECT_EQ(got[1].scalar_type(), at::kBFloat16);
-  EXPECT_THROW(torch::autograd::grad({loss}, sources), c10::Error);  // never silently wrong
+  const auto again = torch::autograd::grad({loss}, sources);  // nothing was used up
+  EXPECT_TRUE(at::equal(again[0], got[0]));
+  EXPECT_TRUE(at::equal(again[1], got[1]));
+}
+
+/// A gradient below fp16's least subnormal, but not with the loss scale.
+TEST(LinearCrossEntropy, ALossScaleThatIsSaidInForwardKeepsSmallGradients) {
+  const at::Tensor input = at::ones({1, 1}, at::kHalf).requires_grad_(true);
+  const at::Tensor weight = at::full({2, 1}, 0.0f, at::kHalf);
+  weight[1][0] = -18.0f;  // e^-18 = 1.5e-8
+  const at::Tensor targets = at::zeros({1}, at::kLong);
+  const auto of_input = [&](double said) {
+    const at::Tensor loss = linear_cross_entropy(input, weight, targets, {}, said);
+    return torch::autograd::grad({loss}, {input}, {at::full({}, 65536.0f)})[0].item<double>();
+  };
+  EXPECT_EQ(of_input(1.0), 0.0);
+  EXPECT_NEAR(of_input(65536.0), 65536.0 * std::exp(-18.0) * -18.0, 0.001);
+}
+
+TEST(LinearCrossEntropy, WhatBackwardMultipliesByIsInTheGradientWhateverWasSaid) {
+  const Case of;
+  const at::Tensor x = of.input.detach().requires_grad_(true);
+  const auto of_input = [&](double said) {
+    const at::Tensor loss = linear_cross_entropy(x, of.weight, of.targets, {}, said);
+    return torch::autograd::grad({loss}, {x}, {at::full({}, 64.0f)})[0];
+  };
+  const at::Tensor expected = of_input(64.0);
+  EXPECT_TRUE(at::equal(of_input(1.0), expected));  // powers of two
+  EXPECT_LE(relative_difference(of_input(3.0), expected), 1e-5);
+}
+
+TEST(LinearCrossEntropy, ATargetOutsideOfTheVocabularyThrows) {
+  const at::Tensor input = at::ones({2, 3});
+  const at::Tensor weight = at::ones({5, 3});
+  for (const std::int64_t target : {-1, 5}) {
+    EXPECT_THROW(linear_cross_entropy(input, weight, at::full({2}, target, at::kLong)), c10::Error);
+  }
 }
 
 /// The same against float64 with several tiles.

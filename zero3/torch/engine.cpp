@@ -104,7 +104,8 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   ARTESIAN_TRY_VOID(check_stream(compute, call));
   ARTESIAN_TRY_VOID(core->begin_forward(batches.size(), call));
   ARTESIAN_TRY(before, core->remember(tensor_bytes_now(compute)));
-  ARTESIAN_TRY(losses, core->remember(graphs->forward(batches)));
+  const double multiplier = core->loss_scale() / static_cast<double>(config.accumulation_steps);
+  ARTESIAN_TRY(losses, core->remember(graphs->forward(batches, multiplier)));
   if (!losses.has_value()) {
     core->refuse_forward();
     return losses;

@@ -37,6 +37,9 @@ struct Batch {
   /// Set by the engine: where backward gives the gradients of tiled parameters, in place of
   /// returning them to autograd. Null: they are returned. Outlives the graph.
   GradientSink* gradients = nullptr;
+  /// Set by the engine: what backward will multiply the loss by. A module that makes the loss's
+  /// gradient in forward, in a narrow dtype, may do so with this factor in it.
+  double loss_multiplier = 1.0;
 };
 
 class Module {

@@ -114,9 +114,11 @@ Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
   return micro;
 }
 
-Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> batches) {
+Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> batches,
+                                                        double loss_multiplier) {
   ARTESIAN_CHECK(group_.empty() && !batches.empty(), batches.size());
   tokens_ = 0;
+  told_multiplier_ = loss_multiplier;
   for (std::size_t index = 0; index < batches.size(); ++index) {
     auto copied = from_torch([&] { return copy_of(batches[index]); });
     if (!copied.has_value()) {
@@ -237,9 +239,9 @@ Result<void> UnitGraphs::put_away(std::size_t stage, std::size_t index, StageGra
 
 Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& input,
                                            const MicroBatch& micro) {
-  at::Tensor output =
-      module_.forward(stage, input, tensors_of(graph_parameters(module_.stages()[stage])),
-                      {micro.input, micro.targets, state_.separate_device() ? nullptr : &sink_});
+  at::Tensor output = module_.forward(
+      stage, input, tensors_of(graph_parameters(module_.stages()[stage])),
+      {micro.input, micro.targets, state_.separate_device() ? nullptr : &sink_, told_multiplier_});
   if (!output.defined()) return make_error(ErrorCode::Invalid, "forward() returned no tensor");
   return output;
 }

@@ -52,7 +52,9 @@ class UnitGraphs {
   /// Runs all stages, each on every micro-batch, and keeps what backward needs, with copies of the
   /// batches. Returns their losses. Errors: those of gathering; inner: Invalid and Exhausted, one
   /// batch's fault, after which nothing of any is kept.
-  Result<Result<std::vector<double>>> forward(std::span<const Batch> batches);
+  /// `loss_multiplier`: what modules are told that backward will multiply the losses by.
+  Result<Result<std::vector<double>>> forward(std::span<const Batch> batches,
+                                              double loss_multiplier);
   /// Backward of the forward before it: weight gradients of each loss * loss_multiplier join the
   /// accumulators, those of looked-up rows wait for the step. Errors: those of gathering and
   /// accumulating; Invalid from LibTorch.
@@ -138,6 +140,7 @@ class UnitGraphs {
   std::vector<MicroBatch> group_;  // of a forward that has no backward yet
   std::optional<StageGradients> late_;
   PartSink sink_{*this};
+  double told_multiplier_ = 1.0;  // of their forward
   std::uint64_t tokens_ = 0;
   std::function<void()> between_;  // work between operators; empty on a separate device
   std::uint64_t between_ns_ = 0;

@@ -1,0 +1,97 @@
+"""Proves with LibTorch's fake tensors on "cuda", which have shapes and dtypes and no values, that
+the operators of our models' stages take bf16 tensors there as the models give them: dtypes and
+shapes of what comes out, and what attention's fused kernel asks of its inputs (last stride 1, rows
+that begin at 16 bytes, heads of a multiple of 8), of which its backward gives gradients of the same
+shapes. Needs no GPU, but for autograd's engine, which would ask the driver: a backward is called by
+name."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+SAMPLES, LENGTH, HEADS, KEY_HEADS, HEAD, INNER, WORDS = 2, 256, 8, 2, 64, 1024, 128256
+HIDDEN = HEADS * HEAD
+
+@pytest.fixture(autouse=True)
+def fake():
+    with FakeTensorMode(), torch.no_grad():
+        yield
+
+
+def on_cuda(*shape):
+    return torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
+
+
+def split_heads(joined, heads):
+    return joined.view(SAMPLES, LENGTH, heads, HEAD).transpose(1, 2)
+
+
+def rms_norm(x, weight):
+    """models/rms_norm.cpp."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+    return weight * normed.to(x.dtype)
+
+
+def turn(x, cosines, sines):
+    """models/rotary.cpp."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat([-second, first], dim=-1) * sines
+
+
+def test_attention_is_given_what_a_fused_kernel_takes():
+    x = on_cuda(SAMPLES, LENGTH, HIDDEN)
+    query, key, value = (
+        split_heads(functional.linear(x, on_cuda(heads * HEAD, HIDDEN)), heads)
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    )
+    for one in (query, key, value):
+        assert one.dtype == torch.bfloat16 and one.stride(-1) == 1 and one.size(-1) % 8 == 0
+        assert one.stride(-2) % 8 == 0  # elements of 2 bytes
+    mixed = functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=True
+    )
+    assert mixed.shape == query.shape and mixed.dtype == torch.bfloat16 and mixed.is_cuda
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    mixed, sums, *state, seed, offset, _ = flash(query, key, value, 0.0, True, False)
+    assert mixed.shape == query.shape and mixed.dtype == torch.bfloat16
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    inputs = (query, query, key, value)  # the first as a gradient of the output
+    gradients = backward(*inputs, mixed, sums, *state, 0.0, True, seed, offset)
+    for gradient, one in zip(gradients, inputs[1:]):
+        assert gradient.shape == one.shape and gradient.dtype == torch.bfloat16
+
+
+def test_a_llama_block_stays_in_bf16():
+    x = on_cuda(SAMPLES, LENGTH, HIDDEN)
+    normed = rms_norm(x, on_cuda(HIDDEN))
+    angles = on_cuda(LENGTH, HEAD)
+    query, key = (
+        turn(split_heads(functional.linear(normed, on_cuda(h * HEAD, HIDDEN)), h), angles, angles)
+        for h in (HEADS, KEY_HEADS)
+    )
+    assert query.stride(-1) == key.stride(-1) == 1
+    mixed = functional.scaled_dot_product_attention(
+        query, key, key, is_causal=True, enable_gqa=True
+    )
+    joined = mixed.transpose(1, 2).reshape(SAMPLES, LENGTH, HIDDEN)
+    attended = x + functional.linear(joined, on_cuda(HIDDEN, HIDDEN))
+    gate = functional.silu(functional.linear(attended, on_cuda(INNER, HIDDEN)))
+    up = functional.linear(attended, on_cuda(INNER, HIDDEN))
+    output = attended + functional.linear(gate * up, on_cuda(HIDDEN, INNER))
+    assert output.dtype == torch.bfloat16 and output.shape == x.shape and output.is_cuda
+
+
+def test_a_head_multiplies_in_bf16():
+    """models/linear_cross_entropy.cpp: the kernel in between is ours."""
+    tokens = SAMPLES * LENGTH
+    x, weight = on_cuda(tokens, HIDDEN), on_cuda(WORDS, HIDDEN)
+    logits = torch.mm(x, weight.t())
+    assert logits.dtype == torch.bfloat16 and logits.is_contiguous()
+    ratio = torch.ones((), device="cuda").div(1024.0)
+    of_input = torch.mm(logits, weight).mul_(ratio)
+    factor = x * ratio
+    of_weight = torch.mm(logits.t(), factor)
+    assert of_input.dtype == factor.dtype == of_weight.dtype == torch.bfloat16
+    assert of_input.shape == x.shape and of_weight.shape == weight.shape
