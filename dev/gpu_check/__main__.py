@@ -1,17 +1,22 @@
 """Builds and proves Artesian from this checkout on a machine with a GPU, without a package source.
 
-Parts, in this order, each with a limit of its own; all of them, unless some are named:
+Parts, in this order, each with a limit of its own; all but the first one, unless some are named:
+  first     in five minutes: builds programs and GPU tests, runs these, and trains three steps
   facts     PCIe link, memory, disk, io_uring, driver, copy bandwidths between host and GPU
   build     a Release build, in a folder of its own
   test      ctest, those of the label gpu first
+  profile   GPU busy share, launches a step and largest kernels of a Llama with 128,256 words
+  speeds    the optimizer by threads, attention's backward and its bits, page-locking
   sanitize  compute-sanitizer on the tests of the label gpu
   bench     a GPT-2 1.5B-shaped run: host and NVMe offload beside PyTorch FSDP2 with CPU offload
 
 Needs g++, CMake, ninja, a python3 that has torch, a CUDA toolkit, and the libraries of
 dev/packages.txt: installed, or in the folder that dev/carry.sh made elsewhere (--prefix).
-Without a GPU, what needs none is done, and that is said. Results go to gpu_check.json and
-gpu_check.md in --out, and PART.log of a part that failed. Parts that ran before on the same sources
-are kept, so parts may be run one by one.
+Without a GPU, what needs none is done, and that is said; where there is one that the driver does
+not count, the parts that need it fail. Name several parts in one call, for between calls a machine
+may go, and the build with it: `first`, then `facts build test`, `profile speeds`, `bench`,
+`sanitize`. Results go to gpu_check.json and gpu_check.md in --out, and PART.log of a part that
+failed. Parts that ran before on the same sources are kept, so parts may be run one by one.
 Exit codes: 0 all well, 1 a part failed, 2 wrong arguments or a tool is missing.
 """
 
@@ -25,16 +30,22 @@ import time
 import bench
 import build
 import facts
+import first
+import gpu_profile
 import report
 import sanitize
+import speeds
 from shell import Context, Failure, Skip, fail, say, sources_digest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOG_TAIL = 100_000  # characters of each log
 PARTS = {
+    "first": first.run,
     "facts": facts.run,
     "build": build.run,
     "test": build.test,
+    "profile": gpu_profile.run,
+    "speeds": speeds.run,
     "sanitize": sanitize.run,
     "bench": bench.run,
 }
@@ -53,7 +64,7 @@ def parse(arguments):
         allow_abbrev=False,
     )
     carried = ROOT / "build/carry"
-    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all of them")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all but first")
     parser.add_argument(
         "--prefix",
         type=pathlib.Path,
@@ -148,14 +159,17 @@ def main(arguments):
     context = Context(ROOT, options, sources_digest(ROOT))
     results = context.work / "results"
     results.mkdir(parents=True, exist_ok=True)
-    say(f"GPUs: {context.gpu_count or 'none; what needs one is left out'}")
+    none = "none; what needs one is left out"
+    if context.gpu_seen:
+        none = f"none by the driver, but {context.gpu_seen} says that there is one"
+    say(f"GPUs: {context.gpu_count or none}")
     found = kept_results(results, context.digest)
-    for name in options.parts or PARTS:
+    ran = options.parts or [name for name in PARTS if name != "first"]
+    for name in ran:
         found[name] = run_part(name, context)
         (results / f"{name}.json").write_text(json.dumps(found[name], indent=1))
         report.write(options.out, context, {n: found[n] for n in PARTS if n in found})
     say(f"results: {options.out}/gpu_check.json, {options.out}/gpu_check.md")
-    ran = options.parts or PARTS
     return 1 if any(found[name]["status"] == "failed" for name in ran) else 0
 
 

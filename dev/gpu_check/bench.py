@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from shell import Failure, Skip, say
+from shell import Failure, say
 
 GIB = 1 << 30
 
@@ -95,15 +95,15 @@ def our_config(kind, shape, disk):
     }
 
 
-def run_ours(context, kind, shape, device, folder):
+def run_ours(context, kind, shape, device, folder, steps=STEPS):
     log = folder / f"{kind}.jsonl"
     config = folder / f"{kind}.json"
     config.write_text(json.dumps(our_config(kind, shape, context.disk / "swap"), indent=1))
     command = [context.program("bin/artesian"), "train", "--model", folder / "model", "--init"]
     command += ["--data", folder / "tokens.bin", "--config", config, "--device", device]
-    command += ["--steps", STEPS, "--seq-len", shape.positions, "--order", "sequential"]
+    command += ["--steps", steps, "--seq-len", shape.positions, "--order", "sequential"]
     command += ["--seed", 1, "--log-jsonl", log, "--quiet"]
-    done = context.run(command, log=context.work / f"logs/bench-{kind}.log")
+    done = context.run(command, log=context.work / f"logs/{folder.name}-{kind}.log")
     if done.code != 0:
         raise Failure(done.cause())
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -190,8 +190,8 @@ def take_turns(context, shape, device, folder):
 
 def run(context):
     on_cpu = context.options.bench_on_cpu
-    if not context.gpu_count and not on_cpu:
-        raise Skip("no GPU")
+    if not on_cpu:
+        context.need_gpu()
     context.program("bin/artesian")
     shape, device = SHAPES[context.options.shape], "cpu" if on_cpu else "cuda:0"
     folder = context.work / "bench"

@@ -1,6 +1,6 @@
 """One measurement in a process of its own, so that a hang or a crash is an answer, too:
 
-measure.py disk FILE SIZE BLOCK DEPTH | torch | links
+measure.py disk FILE SIZE BLOCK DEPTH | torch | links | attention DEVICE | page_lock DEVICE
 
 Prints one JSON object. GB/s are 10^9 bytes a second, the best of several; a copy's bytes are those
 that it moves from one place to another, counted once."""
@@ -115,11 +115,78 @@ def both_ways(torch, host, on_gpu, other):
     return best_gb_per_s(2 * host.numel(), copy, torch.cuda.synchronize)
 
 
+def attention(device, runs=20):
+    """Flash attention's backward at a length of many blocks of keys. With warn_only LibTorch takes
+    its kernel that adds with atomics."""
+    import torch
+    from torch.nn import functional
+
+    on_gpu = device == "cuda"
+    shape = (4, 32, 1024, 128) if on_gpu else (1, 2, 128, 32)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(1)
+    inputs = [
+        torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+
+    def gradients():
+        output = functional.scaled_dot_product_attention(*inputs, is_causal=True)
+        return torch.autograd.grad(output, inputs, torch.ones_like(output))
+
+    wait = torch.cuda.synchronize if on_gpu else (lambda: None)
+    found = {"shape": list(shape), "runs": runs}
+    for name, warn_only in (("deterministic", False), ("warn_only", True)):
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        first = gradients()
+        wait()
+        start = time.perf_counter()
+        again = [gradients() for _ in range(runs)]
+        wait()
+        seconds = (time.perf_counter() - start) / runs
+        same = all(torch.equal(a, b) for run in again for a, b in zip(run, first))
+        found[name] = {"same_bits": same, "ms": round(seconds * 1e3, 3)}
+    return found
+
+
+def page_lock(device, size=8 << 30):
+    """Seconds to page-lock so much fresh host memory for the GPU, in one call and in pieces."""
+    if device != "cuda":
+        return {"bytes": 0}
+    import torch
+
+    size = min(size, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+    torch.cuda.init()
+    runtime = torch.cuda.cudart()
+    found = {"bytes": size}
+    for name, pieces in (("one_call", 1), ("four_calls", 4)):
+        memory = torch.empty(size, dtype=torch.uint8)
+        start = time.perf_counter()
+        memory.fill_(1)
+        touched = time.perf_counter()
+        part = size // pieces
+        for first in range(0, part * pieces, part):
+            status = int(runtime.cudaHostRegister(memory.data_ptr() + first, part, 1))
+            if status != 0:
+                raise SystemExit(f"error: cudaHostRegister of {part} bytes: {status}")
+        done = time.perf_counter()
+        for first in range(0, part * pieces, part):
+            runtime.cudaHostUnregister(memory.data_ptr() + first)
+        found[name] = {"touch_s": round(touched - start, 3), "register_s": round(done - touched, 3)}
+    return found
+
+
 def main(what, arguments):
     if what == "disk":
         result = disk(arguments[0], *map(int, arguments[1:]))
     else:
-        result = {"torch": torch_facts, "links": links}[what]()
+        work = {
+            "torch": torch_facts,
+            "links": links,
+            "attention": attention,
+            "page_lock": page_lock,
+        }[what]
+        result = work(*arguments)
     print(json.dumps(result), flush=True)
 
 

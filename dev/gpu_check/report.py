@@ -89,7 +89,35 @@ def bench_lines(found):
     return [f"{what} tokens a step, bf16, on {found['device']}.", ""] + table(head, rows)
 
 
-DETAILS = {"facts": facts_lines, "sanitize": sanitize_lines, "bench": bench_lines}
+def profile_lines(found):
+    shares = f"busy {found['busy_share']:.0%} of {found['step_s']:.3f} s a step"
+    shares += f", copies {found['copy_share']:.0%}"
+    what = f"{shares}, {found['launches_a_step']:.0f} launches a step"
+    rows = [
+        [r["kernel"][:90], figure(r["ms_a_step"]), figure(r["launches"])] for r in found["rows"]
+    ]
+    return [f"{found['device']}: {what}.", ""] + table(["kernel", "ms a step", "launches"], rows)
+
+
+def speeds_lines(found):
+    rows = [
+        [r["threads"], r["waiting"], r["elements_of_region"], figure(r["gb_per_s"])]
+        for r in found["rows"]
+    ]
+    lines = table(["threads", "waiting", "elements of a region", "Adam, GB/s"], rows)
+    for what in ("attention", "page_lock"):
+        if what in found:
+            lines += [f"{what}: {json.dumps(found[what])}", ""]
+    return lines
+
+
+DETAILS = {
+    "facts": facts_lines,
+    "profile": profile_lines,
+    "speeds": speeds_lines,
+    "sanitize": sanitize_lines,
+    "bench": bench_lines,
+}
 
 
 def outcome_row(name, found):

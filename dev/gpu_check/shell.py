@@ -54,6 +54,24 @@ def driver_gpu_count():
     return count.value
 
 
+def gpu_seen(devices=pathlib.Path("/dev"), environment=os.environ):
+    """What says that this machine has a GPU, whatever the driver counts; "" if nothing does, or the
+    user hides it."""
+    if environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return ""
+    found = sorted(path.name for path in devices.glob("nvidia[0-9]*"))
+    if found:
+        return str(devices / found[0])
+    smi = cuda_tool("nvidia-smi")
+    if not smi:
+        return ""
+    try:
+        done = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "nvidia-smi -L" if done.returncode == 0 and "GPU 0" in done.stdout else ""
+
+
 def cuda_tool(name):
     """A program of the toolkit, whose installer does not put it on PATH. None if there is none."""
     homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
@@ -86,12 +104,26 @@ class Context:
         self.work = options.work.resolve()
         self.disk = (options.disk or self.work / "disk").resolve()
         self.gpu_count = driver_gpu_count()
+        self.gpu_seen = "" if self.gpu_count else gpu_seen()
         self.deadline = 0.0
         self.logs = []  # of the part under way
 
     def start_part(self):
         self.deadline = time.monotonic() + self.options.part_seconds
         self.logs = []
+
+    def limit(self, seconds):
+        """Of the part under way, if it has more left."""
+        self.deadline = min(self.deadline, time.monotonic() + seconds)
+
+    def need_gpu(self):
+        if self.gpu_seen:
+            raise Failure(
+                f"there is a GPU ({self.gpu_seen}), but the driver counts none: see that"
+                " libcuda.so.1 is found, and of this kernel's driver"
+            )
+        if not self.gpu_count:
+            raise Skip("no GPU")
 
     def seconds_left(self):
         return self.deadline - time.monotonic()

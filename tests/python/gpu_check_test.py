@@ -15,9 +15,11 @@ from build_folder import ARTESIAN, ROOT
 sys.path.insert(0, str(ROOT / "dev/gpu_check"))
 
 import build as build_part  # noqa: E402
+import first  # noqa: E402
+import gpu_profile  # noqa: E402
 import measure  # noqa: E402
 import sanitize  # noqa: E402
-from shell import Finished  # noqa: E402
+from shell import Context, Failure, Finished, gpu_seen  # noqa: E402
 
 TRY = ["--shape", "tiny", "--bench-on-cpu"]
 REFUSAL = "artesian: error: --device: not supported yet: cuda"
@@ -70,7 +72,7 @@ def check(tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["facst"], "PART: got 'facst', allowed facts, build, test, sanitize, bench"),
+        (["facst"], "PART: got 'facst', allowed first, facts, build, test, profile, speeds,"),
         (["--prefix", "."], "--prefix: .: got no carried.txt, allowed a folder of dev/carry.sh"),
         (["--part-seconds", "0"], "--part-seconds: got 0.0, allowed numbers above 0"),
         (["--rounds", "-1"], "--rounds: got -1, allowed numbers above 0"),
@@ -100,11 +102,97 @@ def test_facts_of_this_machine(check):
 
 
 def test_leaves_out_what_needs_a_gpu(check):
-    done = check.run("sanitize", "bench")
+    done = check.run("first", "sanitize", "bench")
     assert done.returncode == 0, done.stderr
     parts = check.results()["parts"]
-    for name in ("sanitize", "bench"):
+    for name in ("first", "sanitize", "bench"):
         assert (parts[name]["status"], parts[name]["reason"]) == ("skipped", "no GPU")
+
+
+def test_a_gpu_that_the_driver_does_not_count_fails_what_needs_one(tmp_path, monkeypatch):
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    assert gpu_seen(tmp_path, {}) == str(tmp_path / "nvidia0")
+    assert gpu_seen(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) == ""  # hidden on purpose
+    (tmp_path / "nvidia0").unlink()
+    monkeypatch.setattr("shell.cuda_tool", lambda name: None)
+    assert gpu_seen(tmp_path, {}) == ""
+    context = Context.__new__(Context)
+    context.gpu_count, context.gpu_seen = 0, "/dev/nvidia0"
+    with pytest.raises(Failure, match="/dev/nvidia0.*the driver counts none"):
+        context.need_gpu()
+
+
+def test_the_sanitizer_leaves_libtorchs_kernels_and_leaks_alone():
+    tests = [("kernels/cuda_test", ["k"]), (sanitize.WITH_LIBTORCH, ["z"])]
+    planned = sanitize.runs(tests)
+    ours = [run for run in planned if run[2] == "kernels/cuda_test"]
+    assert {run[0] for run in ours} == set(sanitize.TOOLS) and all(run[3] == ["k"] for run in ours)
+    (limited,) = [run for run in planned if run[2] == sanitize.WITH_LIBTORCH]
+    assert limited[0] == "memcheck" and limited[1] == ["--kernel-regex", "kns=artesian"]
+    assert limited[3][0] == "z" and limited[3][1].startswith("--gtest_filter=")
+    source = (ROOT / "tests/zero3/torch/cuda_test.cpp").read_text()
+    assert limited[3][1].strip("*").partition("=*")[2] in source  # else it would run nothing
+
+
+def test_a_traces_figures_are_of_what_the_gpu_did():
+    def event(name, first, length, category="kernel"):
+        return {"ph": "X", "cat": category, "name": name, "ts": first, "dur": length}
+
+    events = [
+        event("gemm", 0, 1000),
+        event("gemm", 500, 1000),  # on another stream, half at the same time
+        event("row", 3000, 1000),
+        event("copy", 1000, 1500, "gpu_memcpy"),
+        event("step", -500, 9000, "cpu_op"),
+        {"ph": "i", "cat": "kernel", "name": "mark", "ts": 0},
+    ]
+    found = gpu_profile.summary(events, "kernel", steps=2)
+    assert found["busy_share"] == pytest.approx(2500 / 4000)
+    assert found["copy_share"] == pytest.approx(1500 / 4000)
+    assert found["launches_a_step"] == 1.5 and found["step_s"] == pytest.approx(0.002)
+    assert found["rows"][0] == {"kernel": "gemm", "ms_a_step": 1.0, "launches": 1.0}
+    with pytest.raises(Failure, match="no events of the category kernel"):
+        gpu_profile.summary(events[-2:-1], "kernel", steps=2)
+
+
+PROFILER = ARTESIAN.parent / "profile_bench"
+
+
+@pytest.mark.skipif(not PROFILER.exists(), reason="profile_bench is not built")
+def test_a_profile_of_the_real_program_has_operators_and_its_trace(check):
+    (check.work / "bin/profile_bench").symlink_to(PROFILER)
+    done = check.run("profile", *TRY)
+    assert done.returncode == 0, done.stderr
+    found = check.results()["parts"]["profile"]
+    assert 0 < found["busy_share"] <= 1 and found["launches_a_step"] > 100 and found["rows"]
+    assert len(found["seconds_of_steps"]) == gpu_profile.WARM_UP + gpu_profile.STEPS
+    assert (check.out / "profile.trace.json.gz").stat().st_size > 0
+    assert "## profile" in check.table()
+
+
+def test_homes_with_other_losses_fail_the_smoke_run(tmp_path, monkeypatch):
+    context = Context.__new__(Context)
+    context.work = context.disk = tmp_path
+    losses = {"host": [3.0, 2.0, 1.0], "nvme": [3.0, 2.0, 1.0]}
+    monkeypatch.setattr(
+        "bench.run_ours", lambda context, kind, *others: {"losses": losses[kind]}
+    )
+    assert first.smoke(context, "cpu") == [3.0, 2.0, 1.0]
+    losses["nvme"] = [3.0, 2.0, 1.5]
+    with pytest.raises(Failure, match="the homes have other losses"):
+        first.smoke(context, "cpu")
+    losses["nvme"] = [3.0, None, 1.0]
+    with pytest.raises(Failure, match="nvme: the losses are"):
+        first.smoke(context, "cpu")
+
+
+def test_the_smoke_run_is_understood_by_the_program(check):
+    context = Context.__new__(Context)
+    context.root, context.work, context.disk = ROOT, check.work, check.work / "disk"
+    context.logs, context.deadline = [], time.monotonic() + 120
+    (check.work / "bin/artesian").symlink_to(ARTESIAN)
+    assert len(first.smoke(context, "cpu")) == first.STEPS
 
 
 def test_without_a_build_there_is_nothing_to_test(check):

@@ -1,0 +1,65 @@
+"""Part first: whether it works at all, in five minutes: builds the programs and the tests of the
+label gpu, runs these, and trains three steps of a small model at both homes, whose losses must be
+the same bits. The part build goes on in the same folder. It runs only where it is named."""
+
+import math
+import os
+import shutil
+
+import bench
+import build
+from shell import Failure, say
+
+SECONDS = 300
+STEPS = 3
+SHAPE = bench.Shape(4, 256, 4, 2048, 128, 4, "256MiB", "256MiB")
+
+
+def smoke(context, device):
+    """Losses of each home."""
+    folder = context.work / "first"
+    bench.write_model(SHAPE, folder / "model")
+    bench.write_tokens(SHAPE, folder / "tokens.bin")
+    context.disk.mkdir(parents=True, exist_ok=True)
+    losses = {}
+    try:
+        for kind in ("host", "nvme"):
+            losses[kind] = bench.run_ours(context, kind, SHAPE, device, folder, STEPS)["losses"]
+    finally:
+        shutil.rmtree(context.disk / "swap", ignore_errors=True)
+    for kind, values in losses.items():
+        if len(values) != STEPS or not all(v is not None and math.isfinite(v) for v in values):
+            raise Failure(f"{kind}: the losses are {values}")
+    if losses["host"] != losses["nvme"]:
+        raise Failure(f"the homes have other losses: {losses}")
+    return losses["host"]
+
+
+def run(context):
+    on_cpu = context.options.bench_on_cpu
+    if not on_cpu:
+        context.need_gpu()
+    context.limit(SECONDS)
+    build.configure(context)
+    targets = ["programs"] + ([] if on_cpu else ["gpu_tests"])
+    command = ["cmake", "--build", context.work, "-j", build.jobs(context), "--target", *targets]
+    done = context.run(command, log=context.work / "logs/first-build.log")
+    if done.code != 0:
+        raise Failure(f"{done.cause()}; run it again: the build goes on where it stopped")
+    say(f"built in {done.seconds:.0f} s, {context.seconds_left():.0f} s are left")
+    found = {"build_s": round(done.seconds, 1), "cpus": os.cpu_count()}
+    problems = []
+    if not on_cpu:
+        command = ["ctest", "--test-dir", context.work, "--output-on-failure", "-L", "gpu"]
+        done = context.run(
+            command, seconds=context.seconds_left() - 60, log=context.work / "logs/first-gpu.log"
+        )
+        ended = {"gpu": dict(build.ENDED.findall(done.output)), "others": {}}
+        judged = build.judge(ended, done.timed_out, context.gpu_count)
+        problems += [judged.pop("reason")] if judged.pop("failed", False) else []
+        found |= judged
+    try:  # tests that fail are not the end of what can be known
+        found["losses"] = smoke(context, "cpu" if on_cpu else "cuda:0")
+    except Failure as failure:
+        problems.append(f"three steps: {failure}")
+    return found | ({"failed": True, "reason": "; ".join(problems)} if problems else {})

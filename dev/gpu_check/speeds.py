@@ -1,0 +1,45 @@
+"""Part speeds: what the estimates of a step's time rest on: the optimizer's GB/s by threads and by
+elements of a parallel region, with sleeping and with spinning threads; attention's backward in
+deterministic mode and not, its time and whether its bits repeat; and how long it takes to page-lock
+host memory for the GPU."""
+
+import json
+import sys
+
+from facts import measured
+from shell import Failure
+
+WAITING = {
+    "sleeping": {"OMP_WAIT_POLICY": "passive"},
+    "spinning": {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "10000"},
+}
+
+
+def team(context):
+    program = context.program("bin/team_bench")
+    rows = []
+    for waiting, environment in WAITING.items():
+        log = context.work / f"logs/team-{waiting}.log"
+        done = context.run([program], environment=environment, log=log)
+        if done.code != 0:
+            raise Failure(f"team_bench: {done.cause()}")
+        lines = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
+        rows += [{"waiting": waiting, **line} for line in lines]
+    return rows
+
+
+def run(context):
+    if context.gpu_seen:
+        context.need_gpu()
+    found = {"rows": team(context)}
+    if not context.gpu_count and not context.options.bench_on_cpu:
+        return found
+    worker = context.root / "dev/gpu_check/measure.py"
+    device = "cpu" if context.options.bench_on_cpu else "cuda"
+    problems = []
+    for what in ("attention", "page_lock"):
+        found[what] = measured(context, [sys.executable, worker, what, device], 180)
+        problems += [f"{what}: {found[what]['error']}"] if "error" in found[what] else []
+    if not problems and not found["attention"]["deterministic"]["same_bits"]:
+        problems.append("attention: deterministic mode gives other bits in each run")
+    return found | ({"failed": True, "reason": "; ".join(problems)} if problems else {})
