@@ -76,8 +76,11 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   seconds.backward.assign(stages, (plan.compute.block_backward + again) * tokens);
   seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up
   seconds.forward.back() = plan.compute.head_forward * tokens;
+  // UnitGraphs keeps the head's graph where a step is one micro-batch.
+  const bool head_twice =
+      twice && (plan.config.accumulation_steps > 1 || plan.config.cpu_checkpointing);
   seconds.backward.back() =
-      (plan.compute.head_backward + (twice ? plan.compute.head_forward : 0.0)) * tokens;
+      (plan.compute.head_backward + (head_twice ? plan.compute.head_forward : 0.0)) * tokens;
   return seconds;
 }
 

@@ -215,15 +215,24 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
   const bool rows = lookup.has_value() && trainable(*lookup);
   if (rows || before.requires_grad()) input.requires_grad_(true);
   ARTESIAN_TRY(output, call_module(stage, input, micro));
+  const bool last = stage + 1 == micro.graphs.size();
+  const bool whole = keep == Keep::Graphs || (last && keeps_head());
   // With a graph all the same, and let go of: without one a kernel might be another.
-  if (keep == Keep::Inputs) output = output.detach().requires_grad_(output.requires_grad());
+  if (!whole) output = output.detach().requires_grad_(output.requires_grad());
   StageGraph& graph = micro.graphs[stage];
   graph = {};
   graph.input = input;
+  graph.whole = whole;
   graph.differentiable = output.requires_grad();
   // Checkpointed, the others' are the inputs of the next.
-  if (keep == Keep::Graphs || stage + 1 == micro.graphs.size()) graph.output = output;
+  if (whole || last) graph.output = output;
   return output;
+}
+
+/// Where a step is one micro-batch, nothing else runs between the last stage's forward and its
+/// backward: its graph takes no memory that making it once more would not take, too.
+bool UnitGraphs::keeps_head() const noexcept {
+  return core_.config().accumulation_steps == 1 && !keeper_.keeps_some();
 }
 
 /// What backward will not ask for is not kept at all.
@@ -381,7 +390,7 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
   const BetweenOperators calls(between_);
   std::vector<at::Tensor> inputs = tensors_of(trained);
   StageGraph& graph = micro.graphs[stage];
-  if (options_.activation_checkpointing) {
+  if (!graph.whole) {
     const at::AutoGradMode mode(true);
     ARTESIAN_TRY(output, call_module(stage, graph.input, micro));
     graph.output = output;

@@ -71,8 +71,9 @@ class UnitGraphs {
  private:
   enum class Keep : std::uint8_t { Graphs, Inputs, Nothing };
   struct StageGraph {
-    at::Tensor input;   // undefined while it is away
-    at::Tensor output;  // with Keep::Inputs the last stage's alone, until it is made once more
+    at::Tensor input;    // undefined while it is away
+    at::Tensor output;   // with Keep::Inputs the last stage's alone, until it is made once more
+    bool whole = false;  // backward needs no other forward
     bool differentiable = false;  // the output depends on parameters
     bool away = false;            // the input is in a tier
   };
@@ -105,6 +106,7 @@ class UnitGraphs {
   Result<Result<std::vector<at::Tensor>>> run_stages(std::vector<MicroBatch>& group, Keep keep);
   Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, MicroBatch& micro,
                                Keep keep);
+  bool keeps_head() const noexcept;
   Result<void> put_away(std::size_t stage, std::size_t index, StageGraph& graph);
   Result<at::Tensor> call_module(std::size_t stage, const at::Tensor& input,
                                  const MicroBatch& micro);

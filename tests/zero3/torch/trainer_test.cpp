@@ -567,6 +567,23 @@ TEST_F(Trainer, CheckpointedStagesRunTwiceAndChangeNoBit) {
     EXPECT_EQ(calls[0] - before[0], 96);
     EXPECT_EQ(calls[1] - before[1], 96);
   }
+  settings.accumulation_steps = 1;  // the last stage's backward comes right after its forward
+  const auto digest_of = [&](bool checkpointed) {
+    settings.activation_checkpointing = checkpointed;
+    const auto trained = engine(module, settings);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const Sample data = sample(step);
+      EXPECT_EQ(error_of(trained->forward({data.input, data.targets})), "");
+      EXPECT_EQ(error_of(trained->backward()), "");
+      EXPECT_EQ(error_of(trained->step()), "");
+    }
+    return trained->digest().value();
+  };
+  const std::string whole = digest_of(false);
+  const auto before = calls;
+  EXPECT_EQ(digest_of(true), whole);
+  EXPECT_EQ(calls[0] - before[0], 6);
+  EXPECT_EQ(calls[1] - before[1], 3);
 }
 
 TEST_F(Trainer, ALookUpMayStandBesideALayerWhoseBackwardNeedsItsWeight) {
