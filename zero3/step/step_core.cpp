@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -66,6 +67,7 @@ Result<void> StepCore::build() {
     how.updates = [this](std::uint32_t parameter) { return gradients_->reached(parameter); };
   }
   optimizer_ = std::make_unique<Optimizer>(*state_, *residency_, std::move(how));
+  final_by_stage_ = final_after_stage(state_->placement(), shape_.stages);
   under_backward_.emplace(config_, *state_, shape_.stages, *gradients_, *optimizer_);
   if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
@@ -304,8 +306,22 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
   return {};
 }
 
+/// Beside a separate device the host's cores have nothing else to do under the last backward than
+/// to sum the squares of what is final: the norm after it then finds them.
+void StepCore::sum_ahead(std::size_t stage) noexcept {
+  if (!last_backward_ || !state_->separate_device() || optimizer_->under_backward()) return;
+  const auto summed = timed_gradients([&]() -> Result<void> {
+    for (const std::uint32_t unit : final_by_stage_[stage]) {
+      static_cast<void>(gradients_->sum_final(unit));  // what is not finite the norm finds again
+    }
+    return {};
+  });
+  ARTESIAN_CHECK(summed.has_value());
+}
+
 Result<void> StepCore::stage_accumulated(std::size_t stage) {
   ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_->write_back(); }));
+  sum_ahead(stage);
   if (failed_ahead_.has_value()) return *failed_ahead_;
   optimizer_->stage_is_done();
   if (!optimizer_->under_backward()) return {};
@@ -393,7 +409,8 @@ StepConstants StepCore::step_constants(double learning_rate, double multiplier) 
 Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
   under_backward_ns_ = 0;
   const std::uint64_t count = losses_pending_.size();
-  if (!request.last.value_or(micro_batches_ + count == config_.accumulation_steps)) return {};
+  last_backward_ = request.last.value_or(micro_batches_ + count == config_.accumulation_steps);
+  if (!last_backward_) return {};
   if (guard_.loss_is_bad()) return {};
   const std::uint64_t begin = system_clock().now_ns();
   if (under_backward_->undecided() && measured_.has_value()) {

@@ -231,6 +231,7 @@ class StepCore {
   Result<Placement> place() const;
   Result<void> create_state(Placement placement);
   Error fail(Error error);
+  void sum_ahead(std::size_t stage) noexcept;
   std::string advice(StepCall call) const;
   void begin_step();
   StepConstants step_constants(double learning_rate, double multiplier) const;
@@ -272,6 +273,7 @@ class StepCore {
   std::optional<UnderBackward> under_backward_;
   std::unique_ptr<StepFigures> figures_;
   std::unique_ptr<Checkpoints> checkpoints_;
+  std::vector<std::vector<std::uint32_t>> final_by_stage_;  // plan/units_under_backward.h
   PassCounters counters_;
   LossScaler scaler_;
   StepGuard guard_;
@@ -293,6 +295,7 @@ class StepCore {
   std::size_t forward_position_ = 0;    // of the prefetcher, where the open forward began
   std::vector<double> losses_pending_;  // of the forward that waits for its backward
   std::vector<RowGradients> rows_;
+  bool last_backward_ = false;                // no more is added to a stage's gradients after it
   std::vector<AccessOrder::Access> entered_;  // and not left
   std::optional<double> rate_begun_;          // with which the update began under backward
   std::uint64_t under_backward_ns_ = 0;       // updating
