@@ -1,6 +1,6 @@
-"""Part `micro`: kernels, pool, ring and planner by themselves, in micro_bench, which Google Benchmark
-runs: where a step has become slower, these say in which of its parts. Its own JSON lies beside ours as
-micro_google.json."""
+"""Part `micro`: kernels, pool, ring and planner by themselves, in micro_bench, which Google
+Benchmark runs: where a step has become slower, these say in which of its parts. Its own JSON lies
+beside ours as micro_google.json."""
 
 import json
 import os
