@@ -165,6 +165,15 @@ class Driver {
     }
   }
   std::string digest() { return core->digest().value(); }
+  std::vector<float> read(std::uint32_t parameter, StateKind kind = StateKind::Master) {
+    std::vector<float> values;
+    const auto sink = [&](std::span<const float> piece) {
+      values.insert(values.end(), piece.begin(), piece.end());
+      return Result<void>();
+    };
+    EXPECT_EQ(error_of(core->read_state(parameter, kind, sink)), "");
+    return values;
+  }
   const std::vector<StageSpec>& stages() const { return core->shape().stages; }
 
   std::unique_ptr<StepCore> core;

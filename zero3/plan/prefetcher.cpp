@@ -82,12 +82,16 @@ void Prefetcher::reset_statistics() noexcept {
 
 Result<void> Prefetcher::gather_persistent() noexcept {
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) {
-    if (streamed(unit)) continue;
-    ARTESIAN_TRY_VOID(residency_.start(unit, aio::Priority::Demand));
-    ARTESIAN_TRY_VOID(residency_.acquire(unit));  // stays pinned for ever
-    live_ += numel_[unit];
+    if (!streamed(unit)) ARTESIAN_TRY_VOID(gather(unit));
   }
   count_live();
+  return {};
+}
+
+Result<void> Prefetcher::gather(std::uint32_t persistent) noexcept {
+  ARTESIAN_TRY_VOID(residency_.start(persistent, aio::Priority::Demand));
+  ARTESIAN_TRY_VOID(residency_.acquire(persistent));  // stays pinned for ever
+  live_ += numel_[persistent];
   return {};
 }
 
@@ -238,6 +242,13 @@ Result<void> Prefetcher::drop_all() noexcept {
     ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};
+}
+
+Result<void> Prefetcher::forget(std::uint32_t unit) noexcept {
+  if (streamed(unit)) return drop(unit);
+  ARTESIAN_TRY_VOID(residency_.unpin(unit));
+  ARTESIAN_TRY_VOID(drop(unit));
+  return gather(unit);
 }
 
 Result<void> Prefetcher::clear() noexcept {

@@ -102,6 +102,9 @@ class Prefetcher {
   /// Between steps, when all homes are to change: drops everything, also the persistent units.
   /// gather_persistent() comes next. Errors: Io, Timeout.
   Result<void> drop_all() noexcept;
+  /// Between passes, when a unit's home has changed: what is gathered of it is dropped, and
+  /// gathered anew if it is persistent. Errors: Io, Corrupt, Timeout.
+  Result<void> forget(std::uint32_t unit) noexcept;
   /// The end of it all: drops everything.
   Result<void> clear() noexcept;
   /// Whether a slot that the unit has in this step, before it is used for the first time, is its
@@ -148,6 +151,7 @@ class Prefetcher {
                                std::uint64_t next_use_min) noexcept;
   Result<bool> drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept;
   Result<void> look_ahead() noexcept;
+  Result<void> gather(std::uint32_t persistent) noexcept;
   Result<void> drop(std::uint32_t unit) noexcept;
   void count_live() noexcept;
   Result<void> advance(const AccessOrder::Access& units) noexcept;

@@ -537,19 +537,85 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
   return total.hex();
 }
 
-Result<void> Optimizer::read_master(
-    std::uint32_t parameter,
+Result<void> Optimizer::check_kind(std::uint32_t parameter, StateKind kind) const {
+  const Unit& unit = state_.layout().units[state_.layout().places[parameter].unit];
+  if (kind == StateKind::Master || unit.trainable) return {};
+  return make_error(ErrorCode::Invalid, unit.name + ": a frozen parameter has no moments");
+}
+
+Result<void> Optimizer::read_state(
+    std::uint32_t parameter, StateKind kind,
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  ARTESIAN_TRY_VOID(check_kind(parameter, kind));
   ARTESIAN_TRY_VOID(stop_reading());
   const ParameterPlace& place = state_.layout().places[parameter];
   const auto body = [&](const SubGroup& group) -> Result<void> {
-    return for_each_piece(
-        group, overlap(place, group), state_.placement().param_dtype,
-        [&](const float* master, const float*, const float*, std::uint64_t count) {
-          return sink({master, count});
-        });
+    return for_each_piece(group, overlap(place, group), state_.placement().param_dtype,
+                          [&](const float* master, const float* exp_avg, const float* exp_avg_sq,
+                              std::uint64_t count) {
+                            const float* const values = kind == StateKind::Master   ? master
+                                                        : kind == StateKind::ExpAvg ? exp_avg
+                                                                                    : exp_avg_sq;
+                            return sink({values, count});
+                          });
   };
   return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
+}
+
+/// Elements of a sub-group from `first` on become these values of one kind.
+void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind kind,
+                        std::span<const float> values) noexcept {
+  const Placement& plan = state_.placement();
+  const bool split = group.master_low != nullptr;
+  if (split && kind == StateKind::ExpAvgSq) {  // whose sign is a bit of the weight
+    const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
+    for (std::uint64_t at = first; const float value : values) {
+      const auto joined =
+          kernels::join_master({high[at], group.master_low[at], group.exp_avg_sq[at]});
+      group.exp_avg_sq[at] = value;
+      store_split(group, at++, {&joined.master, 1});
+    }
+  } else if (kind == StateKind::ExpAvg) {
+    std::copy(values.begin(), values.end(), group.exp_avg + first);
+  } else if (split) {
+    store_split(group, first, values);
+  } else if (kind == StateKind::ExpAvgSq) {
+    std::copy(values.begin(), values.end(), group.exp_avg_sq + first);
+  } else if (group.master != nullptr) {
+    std::copy(values.begin(), values.end(), group.master + first);
+  } else {
+    static_cast<void>(kernels::narrow(values.data(),
+                                      group.param + first * dtype_size(plan.param_dtype),
+                                      plan.param_dtype, values.size()));
+  }
+}
+
+Result<void> Optimizer::write_state(
+    std::uint32_t parameter, StateKind kind,
+    const std::function<void(std::uint64_t first, std::span<float> values)>& source) noexcept {
+  ARTESIAN_CHECK(!step_under_way());
+  ARTESIAN_TRY_VOID(check_kind(parameter, kind));
+  ARTESIAN_TRY_VOID(stop_reading());
+  const Placement& plan = state_.placement();
+  const ParameterPlace& place = state_.layout().places[parameter];
+  std::vector<float> values(static_cast<std::size_t>(std::min(place.numel, slice)));
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    const Overlap part = overlap(place, group);
+    for (std::uint64_t done = 0; done < part.count; done += values.size()) {
+      const auto piece =
+          std::span(values).first(std::min<std::uint64_t>(values.size(), part.count - done));
+      source(part.parameter_first + done, piece);
+      replace(group, part.group_first + done, kind, piece);
+    }
+    if (plan.units[place.unit].master == Master::Own) {  // the pass writes all of it anew
+      static_cast<void>(kernels::narrow(group.master, group.param, plan.param_dtype, group.count));
+    }
+    return {};
+  };
+  auto written = stream_.run_range(place.unit, place.first, place.numel,
+                                   {.read_state = true, .write_state = true}, body);
+  auto finished = state_.ring().finish();
+  return written.has_value() ? std::move(finished) : std::move(written);
 }
 
 Result<void> Optimizer::read_units(const std::vector<std::uint32_t>& units,

@@ -38,6 +38,9 @@ struct OptimizerOptions {
   std::function<bool(std::uint32_t parameter)> updates{};
 };
 
+/// What the optimizer keeps of each element.
+enum class StateKind : std::uint8_t { Master, ExpAvg, ExpAvgSq };
+
 class Optimizer {
  public:
   /// Both must outlive it.
@@ -98,11 +101,20 @@ class Optimizer {
   /// they are in fp32, in parameter order: the same for every placement. Errors: Io, Corrupt,
   /// Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
-  /// Calls `sink` with the parameter's master weights (fp32) in row-major order, in pieces; with
-  /// what a frozen one is in fp32.
-  Result<void> read_master(
-      std::uint32_t parameter,
-      const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+  /// Whether the parameter has that kind of state. Errors: Invalid (moments of a frozen one).
+  Result<void> check_kind(std::uint32_t parameter, StateKind kind) const;
+  /// Calls `sink` with one kind of the parameter's state in fp32, in row-major order, in pieces.
+  /// The weights of a frozen parameter are what it is in fp32. Errors: check_kind's, the
+  /// sink's, Io, Corrupt, Timeout.
+  Result<void> read_state(std::uint32_t parameter, StateKind kind,
+                          const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+  /// Replaces one kind of the parameter's state: calls `source(first, values)`, which fills all of
+  /// `values` with the elements from `first` on. Weights are stored in every form that the
+  /// placement has them in; a second moment is at least zero. No update may be pending, and whoever
+  /// has gathered the unit drops it. Nothing is in flight afterwards. Errors: as read_state.
+  Result<void> write_state(
+      std::uint32_t parameter, StateKind kind,
+      const std::function<void(std::uint64_t first, std::span<float> values)>& source) noexcept;
   /// Calls `visit` with the state of every sub-group of `units`, in this order: arrays as they are
   /// stored, without gradients. No update may be pending. Errors: Io, Corrupt, Timeout.
   Result<void> read_units(const std::vector<std::uint32_t>& units,
@@ -132,6 +144,8 @@ class Optimizer {
   };
   Part part_at(const SubGroup& group, std::uint64_t begin, std::uint64_t end) const noexcept;
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  void replace(const SubGroup& group, std::uint64_t first, StateKind kind,
+               std::span<const float> values) noexcept;
   void keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> follow(const SubGroup& group) noexcept;
   void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;

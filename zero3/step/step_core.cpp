@@ -626,9 +626,11 @@ Result<std::string> StepCore::digest() {
   return of_no_step([&] { return optimizer_->digest(shape_.parameters); });
 }
 
-Result<void> StepCore::read_master(
-    std::uint32_t parameter, const std::function<Result<void>(std::span<const float>)>& sink) {
-  ARTESIAN_TRY_VOID(check(StepCall::ReadState, "read_master"));
+Result<void> StepCore::read_state(std::uint32_t parameter, StateKind kind,
+                                  const std::function<Result<void>(std::span<const float>)>& sink,
+                                  const char* call) {
+  ARTESIAN_TRY_VOID(check(StepCall::ReadState, call));
+  ARTESIAN_TRY_VOID(optimizer_->check_kind(parameter, kind));
   ARTESIAN_TRY_VOID(remember(complete_pending()));
   std::optional<Error> of_sink;
   const auto told = [&](std::span<const float> piece) {
@@ -637,12 +639,25 @@ Result<void> StepCore::read_master(
     return taken;
   };
   ARTESIAN_TRY_VOID(of_no_step([&]() -> Result<void> {
-    auto read = optimizer_->read_master(parameter, told);
+    auto read = optimizer_->read_state(parameter, kind, told);
     if (!read.has_value() && !of_sink.has_value()) return read;
     return {};
   }));
   if (of_sink.has_value()) return *of_sink;
   return {};
+}
+
+Result<void> StepCore::write_state(
+    std::uint32_t parameter, StateKind kind,
+    const std::function<void(std::uint64_t first, std::span<float> values)>& source) {
+  ARTESIAN_TRY_VOID(check(StepCall::WriteState, "write_state"));
+  ARTESIAN_TRY_VOID(optimizer_->check_kind(parameter, kind));
+  ARTESIAN_TRY_VOID(remember(complete_pending()));
+  return of_no_step([&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(optimizer_->write_state(parameter, kind, source));
+    if (kind != StateKind::Master) return {};
+    return prefetcher_->forget(layout().places[parameter].unit);
+  });
 }
 
 std::string StepCore::describe_io() const {

@@ -182,11 +182,18 @@ class StepCore {
   Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request,
                                            const Optimizer::Progress& progress = {});
 
-  /// Optimizer::digest and Optimizer::read_master, of no step. Errors: Io, Corrupt, Timeout;
-  /// Invalid (out of order); read_master also the sink's, which end nothing.
+  /// Optimizer::digest and Optimizer::read_state, of no step; a pending update is completed.
+  /// Errors: Io, Corrupt, Timeout; Invalid (out of order); read_state also the sink's, which end
+  /// nothing. `call`: as begin_forward's.
   Result<std::string> digest();
-  Result<void> read_master(std::uint32_t parameter,
-                           const std::function<Result<void>(std::span<const float>)>& sink);
+  Result<void> read_state(std::uint32_t parameter, StateKind kind,
+                          const std::function<Result<void>(std::span<const float>)>& sink,
+                          const char* call = "read_state");
+  /// Optimizer::write_state, of no step, between two steps or two groups of micro-batches: what is
+  /// computed from here on has the new values. Errors: as read_state.
+  Result<void> write_state(
+      std::uint32_t parameter, StateKind kind,
+      const std::function<void(std::uint64_t first, std::span<float> values)>& source);
   bool weights_readable() const noexcept { return is_legal(step_state_, StepCall::ReadState); }
 
   /// Whether `call` is in order now, else its error; `name` is what the user calls it.

@@ -226,7 +226,7 @@ bool Engine::weights_readable() const noexcept {
 
 Result<void> Engine::read_master(std::uint32_t parameter,
                                  const std::function<Result<void>(std::span<const float>)>& sink) {
-  return impl_->core->read_master(parameter, sink);
+  return impl_->core->read_state(parameter, StateKind::Master, sink, "read_master");
 }
 
 Result<void> Engine::open_checkpoints(const CheckpointPlace& place) {

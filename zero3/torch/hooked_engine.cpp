@@ -81,7 +81,7 @@ Result<at::Tensor> HookedEngine::read_parameter(std::uint32_t parameter) {
       target = std::copy(piece.begin(), piece.end(), target);
       return {};
     };
-    ARTESIAN_TRY_VOID(core_->read_master(parameter, sink));
+    ARTESIAN_TRY_VOID(core_->read_state(parameter, StateKind::Master, sink));
     return values;
   });
 }

@@ -34,7 +34,7 @@ class HookedEngine {
   /// Of an engine that is open. Errors: Invalid, once it is closed.
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
-  /// A parameter's master weights, fp32, in its shape. Errors: as StepCore::read_master.
+  /// A parameter's master weights, fp32, in its shape. Errors: as StepCore::read_state.
   Result<at::Tensor> read_parameter(std::uint32_t parameter);
   /// XXH3-128 over names, master weights and moments. Errors: as StepCore::digest.
   Result<std::string> digest();

@@ -238,18 +238,7 @@ TEST_F(StepCoreCheckpoints, WeightsAloneStartANewTraining) {
   first.fill();
   for (std::uint64_t step = 0; step < 3; ++step) first.step(step);
   ASSERT_EQ(error_of(first.core->save_checkpoint(request("a"))), "");
-  const auto master_of = [](Driver& driver) {
-    std::vector<float> values;
-    EXPECT_EQ(error_of(driver.core->read_master(2,
-                                                [&](std::span<const float> piece) {
-                                                  values.insert(values.end(), piece.begin(),
-                                                                piece.end());
-                                                  return Result<void>();
-                                                })),
-              "");
-    return values;
-  };
-  const std::vector<float> saved = master_of(first);
+  const std::vector<float> saved = first.read(2);
   ASSERT_EQ(error_of(first.core->close()), "");  // the folder is free
   for (const bool from_fp32 : {true, false}) {
     Driver second(run);
@@ -263,7 +252,7 @@ TEST_F(StepCoreCheckpoints, WeightsAloneStartANewTraining) {
     if (!from_fp32) {
       for (float& value : expected) value = bf16_to_float(float_to_bf16(value));
     }
-    EXPECT_EQ(master_of(second), expected);
+    EXPECT_EQ(second.read(2), expected);
     EXPECT_EQ(second.step(0).step, 1u);
     ASSERT_EQ(error_of(second.core->save_checkpoint(request())), "");
     Driver third(run);

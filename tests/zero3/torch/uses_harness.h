@@ -133,7 +133,7 @@ class PlainModel : public CoreOnDisk {
         at += static_cast<std::int64_t>(piece.size());
         return {};
       };
-      ASSERT_EQ(error_of(core->read_master(parameter, sink)), "");
+      ASSERT_EQ(error_of(core->read_state(parameter, StateKind::Master, sink)), "");
       const auto stored = scalar_type(config_.param_dtype);
       values[parameter] = read.to(stored).to(at::kFloat).requires_grad_(true);
     }
