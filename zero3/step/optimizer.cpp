@@ -6,6 +6,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "base/clock.h"
 #include "kernels/cast.h"
@@ -115,6 +116,7 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
     if (state.layout().units[unit].trainable) trained_units_.push_back(unit);
   }
   ARTESIAN_CHECK(!trained_units_.empty());
+  set_order(trained_units_);
   done_.resize(units);
 }
 
@@ -327,6 +329,21 @@ Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) 
                         .after = [this](const SubGroup& group) { return follow(group); }});
 }
 
+void Optimizer::set_order(const std::vector<std::uint32_t>& units) {
+  ARTESIAN_CHECK(pass_ == Pass::None);
+  std::vector<std::uint32_t> others = std::exchange(trained_units_, {});
+  turns_.assign(state_.layout().units.size(), 0);
+  const auto append = [&](const std::vector<std::uint32_t>& from) {
+    for (const std::uint32_t unit : from) {
+      if (!state_.layout().units[unit].trainable || turns_[unit] != 0) continue;
+      trained_units_.push_back(unit);
+      turns_[unit] = trained_units_.size();
+    }
+  };
+  append(units);
+  append(others);
+}
+
 /// In order; but what backward has updated.
 std::vector<std::uint32_t> Optimizer::updated_by_team() const {
   std::vector<std::uint32_t> units;
@@ -456,7 +473,9 @@ Result<void> Optimizer::update_next() noexcept {
 
 Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
   if (!step_under_way()) return {};
-  while (updated_ < units_.size() && units_[updated_] <= unit) ARTESIAN_TRY_VOID(update_next());
+  while (updated_ < units_.size() && turns_[units_[updated_]] <= turns_[unit]) {
+    ARTESIAN_TRY_VOID(update_next());
+  }
   return {};
 }
 

@@ -54,6 +54,9 @@ class Optimizer {
   Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
   /// The same with moments of zero.
   Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
+  /// Updates come to units in this order from here on: of first use in forward. Those that are not
+  /// named come after these. No update is under way. Without it the order is that of their numbers.
+  void set_order(const std::vector<std::uint32_t>& units);
   /// Begins an update while gradients are still to come: of `units`, in this order, each once its
   /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
   /// but not where some gradients come through the ring as well. `speculative`: it may be taken
@@ -75,8 +78,8 @@ class Optimizer {
   /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
   /// update_up_to.
   Result<void> begin_step(StepConstants constants) noexcept;
-  /// Updates a unit and those before it, where that is still to come. Errors: Io, Corrupt, NoSpace,
-  /// Timeout.
+  /// Updates a unit and those before it in order, where that is still to come. Errors: Io, Corrupt,
+  /// NoSpace, Timeout.
   Result<void> update_up_to(std::uint32_t unit) noexcept;
   /// Updates what is next and needs no waiting: under backward units with a final gradient, later
   /// those whose slots are there to be filled, and stay. So the bytes of a step do not depend on
@@ -165,7 +168,8 @@ class Optimizer {
   tiering::Residency& residency_;
   const OptimizerOptions options_;
   SubGroupStream stream_;
-  std::vector<std::uint32_t> trained_units_;  // in order of first use
+  std::vector<std::uint32_t> trained_units_;  // in the order of updates
+  std::vector<std::size_t> turns_;            // by unit: its place in that, from 1; frozen: 0
   std::vector<bool> done_;                    // by unit: updated under this step's backward
   Pass pass_ = Pass::None;
   StepConstants constants_;             // of the pass

@@ -247,6 +247,9 @@ Result<void> StepCore::begin_forward(std::uint64_t micro_batches, const char* ca
 Result<void> StepCore::enter(const AccessOrder::Access& units) {
   ARTESIAN_TRY_VOID(prefetcher_->enter(units));
   entered_.push_back(units);
+  if (first_uses_.has_value() && step_state_ == StepState::Forward) {
+    first_uses_->insert(first_uses_->end(), units.begin(), units.end());
+  }
   return update_before_use(units);
 }
 
@@ -260,6 +263,10 @@ Result<void> StepCore::leave(const AccessOrder::Access& units) {
 Result<void> StepCore::end_forward(std::span<const double> losses) {
   ARTESIAN_TRY_VOID(check(StepCall::EndForward, "end_forward"));
   ARTESIAN_TRY_VOID(remember(complete_pending()));  // of units that no stage has
+  if (first_uses_.has_value()) {  // a model that somebody else runs need not follow its stages
+    optimizer_->set_order(*first_uses_);
+    first_uses_.reset();
+  }
   losses_pending_.assign(losses.begin(), losses.end());
   step_state_ = StepState::AwaitsBackward;
   return {};
@@ -268,6 +275,7 @@ Result<void> StepCore::end_forward(std::span<const double> losses) {
 void StepCore::refuse_forward() noexcept {
   ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
   prefetcher_->rewind(forward_position_);
+  if (first_uses_.has_value()) first_uses_->clear();
   step_state_ = micro_batches_ == 0 ? StepState::Ready : StepState::Accumulated;
 }
 

@@ -304,9 +304,10 @@ class StepCore {
   std::vector<RowGradients> rows_;
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
   std::vector<AccessOrder::Access> entered_;  // and not left
-  std::optional<double> rate_begun_;          // with which the update began under backward
-  std::uint64_t under_backward_ns_ = 0;       // updating
-  StepFigures::Mark evaluation_begin_{};      // of the evaluation that is open
+  std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
+  std::optional<double> rate_begun_;      // with which the update began under backward
+  std::uint64_t under_backward_ns_ = 0;   // updating
+  StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
   // Of the step before, whose update is pending:
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;
