@@ -23,7 +23,9 @@ DISK_BYTES, DISK_BLOCK, DISK_DEPTH = 1 << 30, 4 << 20, 8
 
 
 def first_line(*command):
-    """Of what the program prints; "" where it is not there."""
+    """Of what the program prints; "" where it is not there, of which cuda_tool() makes None."""
+    if command[0] is None:
+        return ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -339,3 +339,15 @@ def test_the_disk_is_left_as_it_was(check, tmp_path):
         measure.disk(str(tmp_path / "missing/file"), 1 << 20, 1 << 18, 2)
     found = measure.disk(str(tmp_path / "file"), 4 << 20, 1 << 20, 2)
     assert found["read_gb_per_s"] > 0 and list(tmp_path.glob("file*")) == []
+
+
+def test_item_16_the_facts_of_a_machine_without_a_toolkit(monkeypatch):
+    """What the machine lacks is a smaller answer."""
+    monkeypatch.syspath_prepend(str(ROOT / "dev/gpu_check"))
+    import facts
+
+    monkeypatch.setattr(facts, "cuda_tool", lambda name: None)
+    found = facts.tools()
+    assert found["nvcc"] is None and found["compute_sanitizer"] is False
+    assert facts.first_line("no-such-program-anywhere") == ""
+    sys.modules.pop("facts")
