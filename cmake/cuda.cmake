@@ -1,6 +1,34 @@
 # CUDA is optional: with a working toolkit the kernels' CUDA files are built (no GPU is needed for
 # that), without one the same commands build a CPU-only product, and one line says which it is.
 set(ARTESIAN_HAVE_CUDA OFF)
+
+# artesian_check_cuda(result): whether this CMake can work with the nvcc that was found: an older one
+# may not know the flags of a newer toolkit, and enable_language would end the configuration. Tried
+# once, in a project of its own.
+function(artesian_check_cuda result)
+  set(key "${CMAKE_CUDA_COMPILER} ${CMAKE_VERSION}")
+  if(NOT "${ARTESIAN_CUDA_TRIED}" STREQUAL "${key}")
+    set(folder ${CMAKE_BINARY_DIR}/cuda_tried)
+    file(REMOVE_RECURSE ${folder})
+    file(WRITE ${folder}/kernel.cu "__global__ void kernel() {}\n")
+    file(WRITE ${folder}/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)\n"
+      "project(tried LANGUAGES NONE)\n"
+      "set(CMAKE_CUDA_ARCHITECTURES 80)\nset(CMAKE_CUDA_STANDARD 20)\n"
+      "set(CMAKE_CUDA_STANDARD_REQUIRED ON)\nenable_language(CXX)\nenable_language(CUDA)\n"
+      "add_library(tried STATIC kernel.cu)\n")
+    execute_process(COMMAND ${CMAKE_COMMAND} -G ${CMAKE_GENERATOR}
+      -DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}
+      -S ${folder} -B ${folder}/build RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+    set(works ON)
+    if(failed)
+      set(works OFF)
+    endif()
+    set(ARTESIAN_CUDA_WORKS ${works} CACHE INTERNAL "This CMake can work with this nvcc")
+    set(ARTESIAN_CUDA_TRIED "${key}" CACHE INTERNAL "The nvcc and CMake that ARTESIAN_CUDA_WORKS is about")
+  endif()
+  set(${result} ${ARTESIAN_CUDA_WORKS} PARENT_SCOPE)
+endfunction()
+
 if(NOT ARTESIAN_CUDA)
   message(STATUS "CUDA kernels: not built (ARTESIAN_CUDA is OFF)")
 elseif(ARTESIAN_SANITIZE)
@@ -13,7 +41,14 @@ else()
     include(CheckLanguage)
     check_language(CUDA)
   endif()
+  set(cuda_works OFF)
   if(CMAKE_CUDA_COMPILER)
+    artesian_check_cuda(cuda_works)
+  endif()
+  if(CMAKE_CUDA_COMPILER AND NOT cuda_works)
+    message(STATUS "CUDA kernels: not built (CMake ${CMAKE_VERSION} does not work with "
+      "${CMAKE_CUDA_COMPILER}; a newer CMake may, such as that of `make build`)")
+  elseif(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_ARCHITECTURES 80 90)
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)

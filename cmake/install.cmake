@@ -46,6 +46,11 @@ endif()
 
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/artesian-config-version.cmake
   VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
+if(ARTESIAN_TORCH)
+  file(WRITE ${CMAKE_BINARY_DIR}/built_with.cmake
+    "set(artesian_built_with_torch \"${ARTESIAN_TORCH_DIR}\")\n")
+  install(FILES ${CMAKE_BINARY_DIR}/built_with.cmake DESTINATION ${package_directory})
+endif()
 install(FILES cmake/artesian-config.cmake cmake/libraries.cmake cmake/torch.cmake
   ${CMAKE_BINARY_DIR}/artesian-config-version.cmake DESTINATION ${package_directory})
 

@@ -58,6 +58,7 @@ function(artesian_layer name)
     add_library(artesian_${name} INTERFACE)  # headers only
     set(scope INTERFACE)
   endif()
+  target_compile_features(artesian_${name} ${scope} cxx_std_20)  # of the headers, too
   target_include_directories(artesian_${name} ${scope}
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/artesian>)
   target_link_libraries(artesian_${name} ${scope} $<BUILD_INTERFACE:artesian_flags> ${ARG_DEPENDS}
