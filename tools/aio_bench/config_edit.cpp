@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -25,26 +24,22 @@ using zero3::JsonValue;
 struct Setting {
   const char* name;
   std::string value;
-  std::array<const char*, 2> other_names = {};  // in configs
 };
 
 /// What is to stand in one section of a config.
 struct Section {
   const char* name;
   std::vector<Setting> settings;
-  bool may_be_nested = false;  // in zero_optimization
 };
 
 Section aio_section(const Settings& settings) {
   const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
-  return {
-      "aio",
-      {{"block_size", std::to_string(settings.block_size)},
-       {"queue_depth", std::to_string(settings.queue_depth)},
-       {"intra_op_parallelism", std::to_string(settings.threads), {"thread_count", "num_threads"}},
-       {"single_submit", boolean(settings.single_submit)},
-       {"overlap_events", boolean(settings.overlap_events)}},
-      true};
+  return {"aio",
+          {{"block_size", std::to_string(settings.block_size)},
+           {"queue_depth", std::to_string(settings.queue_depth)},
+           {"intra_op_parallelism", std::to_string(settings.threads)},
+           {"single_submit", boolean(settings.single_submit)},
+           {"overlap_events", boolean(settings.overlap_events)}}};
 }
 
 /// A key of ours, and the word that it is to have.
@@ -101,6 +96,13 @@ class Scanner {
   }
   /// Of the object that `members` went through last.
   std::size_t closing_brace() const { return close_; }
+
+  /// The place of what is next after blanks and comments.
+  std::size_t next(std::size_t at) {
+    at_ = at;
+    skip();
+    return at_;
+  }
 
   std::size_t first_value() {
     at_ = text_.starts_with("\xEF\xBB\xBF") ? 3 : 0;
@@ -269,10 +271,7 @@ std::vector<Edit> edits_within(std::string_view text, std::size_t open, const Se
   for (const Setting& setting : section.settings) {
     bool there = false;
     for (const Member& member : members) {
-      const bool other =
-          std::any_of(setting.other_names.begin(), setting.other_names.end(),
-                      [&](const char* name) { return name != nullptr && member.key == name; });
-      if (member.key != setting.name && !other) continue;
+      if (member.key != setting.name) continue;
       there = true;
       edits.push_back({.begin = member.begin, .end = member.end, .text = setting.value});
     }
@@ -298,25 +297,9 @@ const Member* find(const std::vector<Member>& members, const char* key) {
 bool has_settings(const JsonValue& tree, const Section& section) {
   const auto& wanted = section.settings;
   return std::all_of(wanted.begin(), wanted.end(), [&](const Setting& setting) {
-    for (const char* name : {setting.name, setting.other_names[0], setting.other_names[1]}) {
-      const JsonValue* value = name == nullptr ? nullptr : tree.find(name);
-      if (value != nullptr) return zero3::print_json(*value) == setting.value;
-    }
-    return false;
+    const JsonValue* value = tree.find(setting.name);
+    return value != nullptr && zero3::print_json(*value) == setting.value;
   });
-}
-
-/// Two names of one setting in a section, of which a training would refuse one; or nothing.
-std::string given_twice(const JsonValue& tree, const Section& section) {
-  for (const Setting& setting : section.settings) {
-    std::string seen;
-    for (const char* name : {setting.name, setting.other_names[0], setting.other_names[1]}) {
-      if (name == nullptr || tree.find(name) == nullptr) continue;
-      if (!seen.empty()) return seen + " and " + name;
-      seen = name;
-    }
-  }
-  return "";
 }
 
 Error refusal(const std::string& path, const std::string& what) {
@@ -413,8 +396,104 @@ void note_other_owner(const std::string& path, const struct stat& old) {
       path + ": its owner cannot be kept: was " + owner(old) + ", is " + owner(now));
 }
 
-/// The config's text with the section's settings: in this section, wherever it is, else in a new
-/// one at the end.
+void say_removed(const std::string& path, const std::vector<std::string>& removed) {
+  std::string list;
+  for (const std::string& key : removed) list += (list.empty() ? "" : ", ") + key;
+  if (list.empty()) return;
+  log(LogLevel::Info, path + ": removed " + list +
+                          ", which DeepSpeed does not read: the settings are in aio, threads in "
+                          "intra_op_parallelism");
+}
+
+Error not_found(const std::string& path, const std::string& name) {
+  return refusal(path, name + ": cannot be found; write it by hand");
+}
+
+/// The end of what goes with a member that others follow: its comma, what else its line says of it,
+/// and the blanks up to what comes next, which may be a comment.
+std::size_t end_of_removal(std::string_view text, const Member& member, const Member& next) {
+  constexpr const char* blanks = " \t\r\n";
+  const std::size_t comma = Scanner(text).next(member.end);
+  const std::size_t line_end = text.find('\n', comma);
+  const bool last_of_line = line_end < next.key_begin;
+  const bool long_comment =
+      last_of_line && text.substr(comma, line_end - comma).find("/*") != text.npos;
+  if (long_comment) return next.key_begin;
+  return text.find_first_not_of(blanks, last_of_line ? line_end : comma + 1);
+}
+
+/// Takes a member out of its object, with the comma that parted it from the others, and the line
+/// that it leaves empty.
+std::vector<Edit> removal(std::string_view text, const std::vector<Member>& members,
+                          std::size_t index) {
+  if (index + 1 < members.size()) {
+    return {{.begin = members[index].key_begin,
+             .end = end_of_removal(text, members[index], members[index + 1]),
+             .text = ""}};
+  }
+  std::size_t begin = members[index].key_begin;
+  while (begin > 0 && (text[begin - 1] == ' ' || text[begin - 1] == '\t')) --begin;
+  if (begin > 0 && text[begin - 1] == '\n') --begin;
+  if (begin > 0 && text[begin - 1] == '\r') --begin;
+  std::vector<Edit> edits{{.begin = begin, .end = members[index].end, .text = ""}};
+  if (index == 0) return edits;
+  const std::size_t comma = Scanner(text).next(members[index - 1].end);
+  if (comma < begin) edits.push_back({.begin = comma, .end = comma + 1, .text = ""});
+  if (comma >= begin) edits.front().begin = comma;
+  return edits;
+}
+
+std::size_t index_of(const std::vector<Member>& members, std::string_view key) {
+  const auto same = [&](const Member& member) { return member.key == key; };
+  const auto found = std::find_if(members.begin(), members.end(), same);
+  return static_cast<std::size_t>(found - members.begin());
+}
+
+/// An `aio` in zero_optimization, which DeepSpeed does not look at, moves to top level, or goes
+/// where one is there.
+Result<void> lift_section(OneForm& form, const std::string& path, bool keep) {
+  Scanner scanner(form.text);
+  const std::size_t open = scanner.first_value();
+  const std::vector<Member> members = scanner.members(open);
+  const std::size_t close = scanner.closing_brace();
+  const Member* zero = find(members, "zero_optimization");
+  if (zero == nullptr) return not_found(path, "zero_optimization");
+  const std::vector<Member> inner = scanner.members(zero->begin);
+  const std::size_t index = index_of(inner, "aio");
+  if (index == inner.size()) return not_found(path, "aio");
+  std::vector<Edit> edits = removal(form.text, inner, index);
+  if (keep) {
+    const std::string section =
+        form.text.substr(inner[index].begin, inner[index].end - inner[index].begin);
+    for (Edit& edit : insertion(form.text, open, close, members, {"\"aio\": " + section})) {
+      edits.push_back(std::move(edit));
+    }
+  }
+  form.text = apply_edits(form.text, std::move(edits));
+  form.removed.emplace_back("zero_optimization.aio");
+  return {};
+}
+
+/// The first of the other names takes the right one, if nobody has it; all others go.
+Result<void> rename_threads(OneForm& form, const std::string& path, const char* other) {
+  Scanner scanner(form.text);
+  const std::vector<Member> members = scanner.members(scanner.first_value());
+  const Member* section = find(members, "aio");
+  if (section == nullptr) return not_found(path, "aio");
+  const std::vector<Member> inner = scanner.members(section->begin);
+  const std::size_t index = index_of(inner, other);
+  if (index == inner.size()) return not_found(path, std::string("aio.") + other);
+  const bool taken = index_of(inner, "intra_op_parallelism") != inner.size();
+  const std::size_t key = inner[index].key_begin;
+  const Edit renamed{
+      .begin = key, .end = key + inner[index].key.size() + 2, .text = "\"intra_op_parallelism\""};
+  form.text =
+      apply_edits(form.text, taken ? removal(form.text, inner, index) : std::vector<Edit>{renamed});
+  form.removed.push_back(std::string("aio.") + other);
+  return {};
+}
+
+/// The config's text with the section's settings: in this section, else in a new one at the end.
 Result<std::string> with_section(std::string_view text, const std::string& path,
                                  const Section& section) {
   const std::string name = section.name;
@@ -422,30 +501,16 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   if (!is_object(&tree)) {
     return refusal(path, "got " + zero3::print_json(tree) + ", allowed an object {...}");
   }
-  const JsonValue* zero = tree.find("zero_optimization");
-  const JsonValue* top = tree.find(section.name);
-  const JsonValue* nested =
-      section.may_be_nested && is_object(zero) ? zero->find(section.name) : nullptr;
-  if (top != nullptr && nested != nullptr) {
-    return refusal(path, name +
-                             ": got it at top level and in zero_optimization, allowed one of them; "
-                             "keep one");
-  }
-  const JsonValue* there = top != nullptr ? top : nested;
+  const JsonValue* there = tree.find(section.name);
   if (there != nullptr && !is_object(there)) {
     return refusal(path, name + ": got " + zero3::print_json(*there) +
                              ", allowed an object {...}; correct it first");
   }
-  const std::string twice = there == nullptr ? "" : given_twice(*there, section);
-  if (!twice.empty()) {
-    return refusal(path, name + ": got both " + twice + ", allowed one of them; drop the other");
-  }
   Scanner scanner(text);
-  std::size_t open = scanner.first_value();
-  std::vector<Member> members = scanner.members(open);
-  std::size_t close = scanner.closing_brace();
+  const std::size_t open = scanner.first_value();
+  const std::vector<Member> members = scanner.members(open);
+  const std::size_t close = scanner.closing_brace();
   std::vector<Edit> edits;
-  const auto lost = [&] { return refusal(path, name + ": cannot be found; write it by hand"); };
   if (there == nullptr) {
     const bool one_line = text.substr(open, close - open).find('\n') == std::string_view::npos;
     const std::string indent = members.empty() || one_line
@@ -454,23 +519,17 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
     edits = insertion(text, open, close, members,
                       {'"' + name + "\": " + section_text(section, indent)});
   } else {
-    if (top == nullptr) {
-      const Member* outer = find(members, "zero_optimization");
-      if (outer == nullptr) return lost();
-      members = scanner.members(outer->begin);
-    }
     const Member* inner = find(members, section.name);
-    if (inner == nullptr) return lost();
+    if (inner == nullptr) return not_found(path, name);
     edits = edits_within(text, inner->begin, section);
   }
   for (Edit& edit : edits) edit.text = with_newlines(edit.text, newline_of(text));
   std::string edited = apply_edits(text, std::move(edits));
   // What was written is what will be read, or nothing is written.
   auto again = zero3::read_json(edited, path);
-  if (!again) return lost();
-  const JsonValue* outer = nested != nullptr ? again->find("zero_optimization") : &*again;
-  const JsonValue* got = outer == nullptr ? nullptr : outer->find(section.name);
-  if (!is_object(got) || !has_settings(*got, section)) return lost();
+  if (!again) return not_found(path, name);
+  const JsonValue* got = again->find(section.name);
+  if (!is_object(got) || !has_settings(*got, section)) return not_found(path, name);
   return edited;
 }
 
@@ -504,9 +563,25 @@ std::string print_settings(const Settings& settings, aio::EngineKind automatic) 
   return text + "\n}\n";
 }
 
+Result<OneForm> in_one_form(std::string_view text, const std::string& path) {
+  ARTESIAN_TRY(tree, zero3::read_json(text, path));
+  OneForm form{.text = std::string(text), .removed = {}};
+  const JsonValue* zero = tree.find("zero_optimization");
+  const JsonValue* nested = is_object(zero) ? zero->find("aio") : nullptr;
+  const JsonValue* section = tree.find("aio");
+  if (nested != nullptr) ARTESIAN_TRY_VOID(lift_section(form, path, section == nullptr));
+  if (section == nullptr) section = nested;
+  if (!is_object(section)) return form;
+  for (const char* other : {"thread_count", "num_threads"}) {
+    if (section->find(other) != nullptr) ARTESIAN_TRY_VOID(rename_threads(form, path, other));
+  }
+  return form;
+}
+
 Result<std::string> with_settings(std::string_view text, const std::string& path,
                                   const Settings& settings, aio::EngineKind automatic) {
-  ARTESIAN_TRY(edited, with_section(text, path, aio_section(settings)));
+  ARTESIAN_TRY(form, in_one_form(text, path));
+  ARTESIAN_TRY(edited, with_section(form.text, path, aio_section(settings)));
   ARTESIAN_TRY(words, words_to_write(edited, path, settings, automatic));
   if (words.empty()) return edited;
   return with_section(edited, path, our_section(words));
@@ -556,6 +631,7 @@ Result<std::string> apply_settings(const std::string& given, const Settings& set
   ARTESIAN_TRY(path, canonical_path(given));
   ARTESIAN_TRY(text, read_text(path));
   ARTESIAN_TRY(edited, with_settings(text, given, settings, automatic));
+  ARTESIAN_TRY(form, in_one_form(text, given));
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
   std::string backup = path + ".bak";
@@ -571,12 +647,14 @@ Result<std::string> apply_settings(const std::string& given, const Settings& set
     const int why = written.error().system_error;
     if (why == EBUSY || why == EPERM) {
       ARTESIAN_TRY_VOID(write_over(path, edited, backup));
+      say_removed(given, form.removed);
       return backup;
     }
     (void)!system_files().remove(backup).has_value();
     return std::move(written).error();
   }
   note_other_owner(path, status);
+  say_removed(given, form.removed);
   return backup;
 }
 

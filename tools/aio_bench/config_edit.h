@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "tools/aio_bench/search.h"
@@ -15,12 +16,22 @@ namespace artesian::bench {
 /// or of one that polls.
 std::string print_settings(const Settings& settings, aio::EngineKind automatic);
 
-/// The config's text with these settings: in its `aio` section, wherever that is and under whatever
-/// names, else in a new one at the end. artesian.engine and artesian.polling are written only where
+/// The config's text with these settings: in its `aio` section, which gets its one form, else in a
+/// new one at the end. artesian.engine and artesian.polling are written only where
 /// the config would else run with others. `path` is for messages. Errors: Invalid, where the config
-/// does not parse, is no object, or has two aio sections.
+/// does not parse, or is no object.
 Result<std::string> with_settings(std::string_view text, const std::string& path,
                                   const Settings& settings, aio::EngineKind automatic);
+
+/// A config whose `aio` section has the one form that DeepSpeed reads, and what that took away.
+struct OneForm {
+  std::string text;
+  std::vector<std::string> removed;  // keys, as paths
+};
+
+/// The config's text with its `aio` section at top level, and in it intra_op_parallelism alone in
+/// place of thread_count and num_threads, which DeepSpeed ignores. Errors: as with_settings.
+Result<OneForm> in_one_form(std::string_view text, const std::string& path);
 
 /// Whether a config that is there has nothing that print_settings would not write: whoever writes
 /// over it loses nothing else. Errors: Invalid (with the key that would be lost, or why the text is
