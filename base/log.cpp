@@ -12,6 +12,7 @@ struct LogState {
   std::mutex mutex;
   LogSink sink;
   LogLevel level = LogLevel::Info;
+  std::string program = "artesian";
   std::set<std::string, std::less<>> seen;
 };
 
@@ -32,7 +33,12 @@ const char* level_name(LogLevel level) {
 }  // namespace
 
 std::string log_text(LogLevel level, std::string_view line) {
-  return std::string("artesian: ") + level_name(level) + ": " + std::string(line);
+  return state().program + ": " + level_name(level) + ": " + std::string(line);
+}
+
+void set_log_program(std::string name) {
+  const std::lock_guard lock(state().mutex);
+  state().program = std::move(name);
 }
 
 void set_log_sink(LogSink sink) {
@@ -58,7 +64,7 @@ void log(LogLevel level, std::string_view line) {
 void log_once(LogLevel level, std::string_view line) {
   {
     const std::lock_guard lock(state().mutex);
-    if (!state().seen.emplace(line).second) return;
+    if (level < state().level || !state().seen.emplace(line).second) return;
   }
   log(level, line);
 }

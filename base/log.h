@@ -18,6 +18,9 @@ void set_log_sink(LogSink sink);
 /// A line as it goes to stderr without a sink, for one that writes there, too.
 std::string log_text(LogLevel level, std::string_view line);
 
+/// The name that lines begin with: the program's; "artesian" until it is set.
+void set_log_program(std::string name);
+
 /// Lines below this level are dropped. Default: Info.
 void set_log_level(LogLevel level) noexcept;
 

@@ -85,7 +85,7 @@ def test_whole_seconds_are_told_apart(folder):
     assert sum(seconds) * 1e9 < got["bytes"]  # the last half is in none of them
     said = run(*words)
     assert "(slowest second " in said.stdout
-    assert "aio_bench: read 1.00 MiB x 32, about " in said.stderr
+    assert "aio_bench: note: read 1.00 MiB x 32, about " in said.stderr
 
 
 def test_flags_act(folder):
@@ -155,7 +155,7 @@ def test_what_goes_through_the_page_cache_is_not_polled(folder):
 def test_a_file_with_fewer_blocks_than_the_queue_is_a_note(folder):
     got, lines = measured_aloud(folder, "--queue-depth", 128)
     assert got["queue_depth"] == 128
-    assert lines == ["artesian: note: --size 16.0 MiB has 16 blocks of 1.00 MiB: no more are in "
+    assert lines == ["aio_bench: note: --size 16.0 MiB has 16 blocks of 1.00 MiB: no more are in "
                      "flight, of the 128 that --queue-depth allows"]  # fmt: skip
     assert measured_aloud(folder, "--queue-depth", 16)[1] == []
 
@@ -164,14 +164,14 @@ def test_an_engine_without_polling_says_so(folder):
     got, lines = measured_aloud(folder, "--polling", "both", "--engine", "threads")
     assert got["polling"] == "off"
     (line,) = lines
-    assert line == "artesian: warning: polling: threads does without, as io_uring alone can poll"
+    assert line == "aio_bench: warning: polling: threads does without, as io_uring alone can poll"
 
 
 def test_more_threads_and_an_odd_size(folder):
     got, lines = measured_aloud(folder, "--threads", 2, "--op", "write", size="5000001")
     assert got["threads"] == 2
     assert got["bytes"] == 5001216
-    assert lines == ["artesian: note: --size 5000001 is rounded up to 5001216 bytes, a multiple "
+    assert lines == ["aio_bench: note: --size 5000001 is rounded up to 5001216 bytes, a multiple "
                      "of 4096"]  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_refused_direct_io_is_one_warning_and_said(folder, engine):
     got, lines = measured_aloud(folder, "--engine", engine, preexec_fn=limits.refuse_direct)
     assert got["direct"] is False and got["verified"] is True
     assert len(lines) == 1
-    assert lines[0].startswith("artesian: warning: direct I/O (O_DIRECT) is not available in ")
+    assert lines[0].startswith("aio_bench: warning: direct I/O (O_DIRECT) is not available in ")
     assert lines[0].endswith(": transfers go through the page cache")
 
 

@@ -58,8 +58,8 @@ def test_tune_shows_the_rate_and_where_it_is(folder):
 def test_lines_of_log_take_the_place_of_the_bar(folder):
     text = seen("tune", "--path", folder, "--size", "16MiB", "--budget-seconds", "0.6",
                 preexec_fn=limits.refuse_direct)  # fmt: skip
-    lines = [match.start() for match in re.finditer("artesian: ", text)]
-    assert any("artesian: warning: direct I/O" in text[at : at + 40] for at in lines)
+    lines = [match.start() for match in re.finditer("aio_bench: ", text)]
+    assert any("aio_bench: warning: direct I/O" in text[at : at + 40] for at in lines)
     for at in lines:
         before = text[max(0, at - COLUMNS) : at]
         assert before == "" or before.endswith(("\r\x1b[K", "\n")), repr(before)

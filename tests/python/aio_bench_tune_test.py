@@ -67,8 +67,8 @@ def test_json_has_what_is_promised_and_agrees_with_itself(folder, cache):
     points = [{key: point[key] for key in chosen} for point in got["points"]]
     assert chosen in points and len(points) >= 6
     assert len({json.dumps(point) for point in points}) == len(points)
-    assert any(line.startswith("aio_bench: reference, about ") for line in lines)
-    assert any(line.startswith("aio_bench: head to head, about ") for line in lines)
+    assert any(line.startswith("aio_bench: note: reference, about ") for line in lines)
+    assert any(line.startswith("aio_bench: note: head to head, about ") for line in lines)
 
 
 def test_profile_is_saved_for_the_planner(folder, cache):
@@ -76,7 +76,7 @@ def test_profile_is_saved_for_the_planner(folder, cache):
     (path,) = got["paths"]
     (saved,) = [found for found in cache.rglob("*") if found.is_file()]
     assert path["profile"] == str(saved) and saved.parent == cache / "artesian"
-    assert f"artesian: note: machine profile: {saved}" in lines
+    assert f"aio_bench: note: machine profile: {saved}" in lines
     profile = json.loads(saved.read_text())
     assert profile["format"] == "artesian machine profile" and profile["version"] == 1
     assert profile["path"] == str(folder) and profile["file_system"] == path["file_system"]
@@ -431,7 +431,7 @@ def test_buffers_on_small_pages_are_a_warning(folder):
     assert any(warning.startswith("of 32.0 MiB of buffers 0 B are on 2 MiB pages")
                for warning in got["warnings"]), got["warnings"]  # fmt: skip
     told = [line for line in lines if "(PR_SET_THP_DISABLE, inherited" in line]
-    assert len(told) == 1 and told[0].startswith("artesian: warning: "), lines
+    assert len(told) == 1 and told[0].startswith("aio_bench: warning: "), lines
     allowed, lines = tuned(folder, preexec_fn=limits.no_huge_pages)
     assert not any("PR_SET_THP_DISABLE" in line for line in lines), lines
 
@@ -482,7 +482,7 @@ def test_signals_leave_nothing_behind(folder, tmp_path, cache, number):
     command = [PROGRAM, "tune", "--path", folder, "--size", "16MiB", "--apply", config]
     output, errors = stop_while_measuring(command, number)
     assert output == "" and "error" not in errors
-    said = "aio_bench: stopped; nothing was changed"
+    said = "aio_bench: note: stopped; nothing was changed"
     assert (said in errors) == (number != signal.SIGKILL)
     assert config.read_text() == CONFIG
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ds.json", "nvme"]

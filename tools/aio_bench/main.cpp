@@ -5,6 +5,7 @@
 // the start; 1 = later; 129, 130, 143 = stopped by SIGHUP, SIGINT, SIGTERM.
 #include <CLI/CLI.hpp>
 
+#include "base/log.h"
 #include "pinned/huge_pages.h"
 #include "tools/aio_bench/compare.h"
 #include "tools/aio_bench/flags.h"
@@ -15,6 +16,7 @@
 
 int main(int argc, char** argv) {
   using namespace artesian;
+  set_log_program(bench::program);
   pinned::allow_huge_pages();
   CLI::App app{"Measures file I/O through Artesian's engines.", bench::program};
   app.require_subcommand(0, 1);

@@ -60,7 +60,7 @@ void Progress::show(const ProgressLine& line) {
   }
   if (line.stage == stage_ || line.left_s < line.worth_s) return;
   stage_ = line.stage;
-  std::fprintf(stderr, "aio_bench: %s, about %.0f s left\n", line.stage.c_str(), line.left_s);
+  log(LogLevel::Info, tools::print("%s, about %.0f s left", line.stage.c_str(), line.left_s));
 }
 
 void Progress::clear() {

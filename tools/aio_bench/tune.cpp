@@ -479,7 +479,7 @@ void say_stopped(const std::optional<Point>& best) {
             tools::print(": read %.2f, write %.2f, mixed %.2f GB/s", best->gb_per_s(Access::Read),
                          best->gb_per_s(Access::Write), best->gb_per_s(Access::Mixed));
   }
-  std::fprintf(stderr, "%s: %s\n", program, text.c_str());
+  log(LogLevel::Info, text);
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// Proves that a line begins with the program's name, and that one which is to be said once is said
+// once: not again, and not never, where the level dropped it at first.
+#include "base/log.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace artesian {
+namespace {
+
+TEST(Log, LinesBeginWithTheProgramsName) {
+  EXPECT_EQ(log_text(LogLevel::Warning, "a line"), "artesian: warning: a line");
+  set_log_program("aio_bench");
+  EXPECT_EQ(log_text(LogLevel::Info, "a line"), "aio_bench: note: a line");
+  set_log_program("artesian");
+}
+
+TEST(Log, WhatTheLevelDroppedWasNotSaid) {
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view line) { said.emplace_back(line); });
+  set_log_level(LogLevel::Error);
+  log_once(LogLevel::Warning, "once");
+  EXPECT_TRUE(said.empty());
+  set_log_level(LogLevel::Info);
+  log_once(LogLevel::Warning, "once");
+  log_once(LogLevel::Warning, "once");
+  set_log_sink({});
+  EXPECT_EQ(said, std::vector<std::string>{"once"});
+}
+
+}  // namespace
+}  // namespace artesian
