@@ -14,14 +14,26 @@ constexpr std::array<const char*, 7> lane_names{"compute",   "optimizer",  "to d
                                                 "NVMe read", "NVMe write", "wait"};
 constexpr std::size_t step_lane = lane_names.size();
 constexpr std::uint64_t wait_ns_min = 20'000;
+// The most rows of one lane. More spans at once wait for the disk, whose queue is hardly deeper.
+constexpr std::size_t rows_max = 32;
 
-/// Lanes of the disk hold overlapping spans: each goes to the first row that is free by then.
-std::size_t row_of(std::vector<std::uint64_t>& row_ends, std::uint64_t begin, std::uint64_t end) {
+/// Lanes of the disk hold overlapping spans: each goes to the first row that is free by then, and
+/// where there is none, into the last of the rows that may be, from where that is free.
+struct Row {
+  std::size_t number;
+  std::uint64_t begin;
+};
+
+Row row_of(std::vector<std::uint64_t>& row_ends, std::uint64_t begin, std::uint64_t end) {
   std::size_t row = 0;
   while (row < row_ends.size() && row_ends[row] > begin) ++row;
+  if (row == rows_max) {
+    --row;
+    begin = std::min(row_ends[row], end);
+  }
   if (row == row_ends.size()) row_ends.push_back(0);
-  row_ends[row] = end;
-  return row;
+  row_ends[row] = std::max(row_ends[row], end);
+  return {row, begin};
 }
 
 std::string escaped(const std::string& text) {
@@ -139,8 +151,8 @@ Result<void> Timeline::write(const std::string& path) const {
   std::array<std::vector<std::uint64_t>, lane_names.size()> rows;
   for (const Span& span : spans) {
     const auto lane = static_cast<std::size_t>(span.lane);
-    const std::size_t row = row_of(rows[lane], span.begin_ns, span.end_ns);
-    events.span(lane, row, span.begin_ns, span.end_ns, escaped(span.name),
+    const Row row = row_of(rows[lane], span.begin_ns, span.end_ns);
+    events.span(lane, row.number, row.begin, span.end_ns, escaped(span.name),
                 span.bytes == 0 ? "" : "\"bytes\":" + std::to_string(span.bytes));
   }
   for (std::size_t lane = 0; lane < lane_names.size(); ++lane) {
