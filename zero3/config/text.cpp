@@ -126,6 +126,14 @@ class Cleaner {
       return fault("a NUL byte");
     } else if (sees("\xE2\x80\x9C") || sees("\xE2\x80\x9D")) {
       return fault("a typographic quotation mark; use \"");
+    } else if (c == '\'') {
+      return fault(
+          "a single quotation mark; JSON wants double quotes: \" (of a Python dict, "
+          "json.dumps makes JSON)");
+    } else if (sees("True") || sees("False") || sees("None")) {
+      return fault(std::string("a word of Python's; JSON wants ") + (sees("True")    ? "true"
+                                                                     : sees("False") ? "false"
+                                                                                     : "null"));
     } else if (const std::size_t size = literal_size(); size != 0) {
       literals.push_back({.ordinal = strings_++, .offset = at_, .text = text_.substr(at_, size)});
       clean_.replace(at_, size, '"' + std::string(size - 2, '_') + '"');

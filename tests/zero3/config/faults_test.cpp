@@ -39,11 +39,13 @@ const Case syntax[] = {
      "ds.json: line 1, column 2: syntax error while parsing object key - unexpected ','; "
      "expected string literal"},
     {"{'a': 1}",
-     "ds.json: line 1, column 2: syntax error while parsing object key - invalid "
-     "literal; expected string literal"},
+     "ds.json: line 1, column 2: a single quotation mark; JSON wants double quotes: \" (of a "
+     "Python dict, json.dumps makes JSON)"},
     {"{\"gradient_clipping\": True}",
-     "ds.json: line 1, column 23: syntax error while parsing value "
-     "- invalid literal"},
+     "ds.json: line 1, column 23: a word of Python's; JSON wants true"},
+    {"{\"gradient_clipping\": False}",
+     "ds.json: line 1, column 23: a word of Python's; JSON wants false"},
+    {"{\"scheduler\": None}", "ds.json: line 1, column 15: a word of Python's; JSON wants null"},
     {"{\"gradient_clipping\": NaN}", "gradient_clipping: got NaN, allowed a number of at least 0"},
     {"{\"gradient_clipping\": -Infinity}",
      "gradient_clipping: got -Infinity, allowed a number of at least 0"},
