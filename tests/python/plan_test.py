@@ -387,7 +387,7 @@ def test_a_folder_that_cannot_be_written_ends_the_measurement_and_not_the_plan(j
 
 def test_a_run_on_the_same_folder_ends_the_measurement_and_not_the_plan(job, tmp_path):
     job(config={"artesian": ONLY_NVME})
-    (tmp_path / "text").write_bytes(bytes(range(256)) * 64)
+    (tmp_path / "text").write_text("a line of text\n" * 1000)
     command = [
         ARTESIAN, "train", "--init", "--model", "model", "--data", "text", "--config", "ds.json",
         "--seq-len", "16", "--steps", "1000000", "--log-jsonl", "steps",
@@ -723,3 +723,19 @@ def test_a_model_far_larger_than_host_memory_is_planned_as_quickly(job):
     done = job("--params", "7e9", "--gpus", "1", "--host-memory", "2GiB", "--json", "-",
                config={"artesian": {}})  # fmt: skip
     assert json.loads(done.stdout)["memory"]["host"]["used"] <= 2 << 30
+
+
+def test_item_10_two_offloads_may_be_one_change(figures):
+    """Of 7 billion parameters on 8 GPUs, all on NVMe, one of the two elsewhere gains little."""
+    found = figures("--params", "7e9", "--gpus", "8", rates=[], config={"artesian": {}})
+    key = "zero_optimization.offload_param.device and offload_optimizer.device"
+    (change,) = [change for change in found["changes"] if change["key"] == key]
+    assert change == found["changes"][0] and change["gain"] > 1.0
+
+
+def test_item_10_more_gpus_than_a_node_has_are_noted(job):
+    settings = {"rates": [], "config": {"artesian": {}}}
+    said = job("--params", "7e9", "--gpus", "512", **settings).stdout
+    assert "--gpus: got 512, planned as one node" in said and "--gpus 8 --nodes 64" in said
+    for flags in [["--gpus", "8"], ["--gpus", "16", "--nodes", "2"]]:
+        assert "planned as one node" not in job("--params", "7e9", *flags, **settings).stdout

@@ -22,6 +22,7 @@ namespace artesian::tools {
 namespace {
 
 constexpr const char* program = "artesian";
+constexpr std::uint64_t gpus_of_a_node = 8;
 constexpr std::uint64_t assumed_gpu_memory = 80'000'000'000;
 constexpr std::uint64_t assumed_host_memory = 128'000'000'000;  // of one rank of a node
 
@@ -86,6 +87,12 @@ class PlanRun {
     report_.gpus = options_.gpus.value_or(0);
     report_.nodes = options_.nodes;
     plan_.ranks = options_.gpus.value_or(1) * options_.nodes;
+    if (report_.gpus > gpus_of_a_node && options_.nodes == 1) {
+      note("--gpus: got " + std::to_string(report_.gpus) +
+           ", planned as one node, with the bus of one; nodes have " +
+           std::to_string(gpus_of_a_node) + " as a rule: --gpus 8 --nodes " +
+           std::to_string((report_.gpus + gpus_of_a_node - 1) / gpus_of_a_node));
+    }
     if (plan_.ranks > 1'000'000) {
       return make_error(ErrorCode::Invalid, "--gpus: got " + std::to_string(plan_.ranks) +
                                                 " ranks with --nodes, allowed 1000000 in all; "

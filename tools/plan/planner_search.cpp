@@ -17,6 +17,8 @@ using zero3::Offload;
 namespace {
 
 constexpr double gain_min = 0.01;
+constexpr const char* param_device_key = "zero_optimization.offload_param.device";
+constexpr const char* optimizer_device_key = "zero_optimization.offload_optimizer.device";
 
 /// As it is written into a config: no smaller, and what is planned.
 struct WrittenSize {
@@ -131,15 +133,39 @@ class Changes {
   void try_offload() {
     for (const Offload to : {Offload::None, Offload::Cpu}) {
       for (const auto& [name, member] :
-           {std::pair{"zero_optimization.offload_param.device", &zero3::ZeroConfig::offload_param},
-            std::pair{"zero_optimization.offload_optimizer.device",
-                      &zero3::ZeroConfig::offload_optimizer}}) {
+           {std::pair{param_device_key, &zero3::ZeroConfig::offload_param},
+            std::pair{optimizer_device_key, &zero3::ZeroConfig::offload_optimizer}}) {
         const Offload from = (plan_.config.zero.*member).device;
         if (from == to || from == Offload::None) continue;
         change(name, offload_name(from), offload_name(to),
                [to, offload = member](PlanCase& plan) { (plan.config.zero.*offload).device = to; });
       }
+      try_both_offloads(to);
     }
+  }
+
+  /// Offered where both gain more than each by itself: what one keeps below, the other waits for.
+  void try_both_offloads(Offload to) {
+    const zero3::ZeroConfig& zero = plan_.config.zero;
+    const Offload param = zero.offload_param.device;
+    const Offload optimizer = zero.offload_optimizer.device;
+    if (param == to || optimizer == to || param == Offload::None || optimizer == Offload::None) {
+      return;
+    }
+    double alone = 0.0;
+    for (const Change& found : found_) {
+      const bool of_one = found.key == param_device_key || found.key == optimizer_device_key;
+      if (of_one && found.to == offload_name(to)) alone += found.gain;
+    }
+    const std::size_t before = found_.size();
+    const bool same = param == optimizer;
+    change("zero_optimization.offload_param.device and offload_optimizer.device",
+           std::string(offload_name(param)) +
+               (same ? "" : std::string(" and ") + offload_name(optimizer)),
+           offload_name(to), [to](PlanCase& plan) {
+             plan.config.zero.offload_param.device = plan.config.zero.offload_optimizer.device = to;
+           });
+    if (found_.size() > before && found_.back().gain <= alone) found_.pop_back();
   }
 
   void try_limits() {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/units.h"
 #include "tools/plan/report.h"
@@ -139,6 +140,29 @@ std::string bar_svg(const Bar& bar, double seconds, double y) {
          " s</title></rect>\n";
 }
 
+/// The largest of 1, 2 and 5 times a power of ten that makes at least four parts.
+double round_step(double seconds) {
+  const double power = std::pow(10.0, std::floor(std::log10(seconds / 4)));
+  for (const double factor : {5.0, 2.0}) {
+    if (factor * power * 4 <= seconds) return factor * power;
+  }
+  return power;
+}
+
+std::string ticks_svg(double seconds, double y) {
+  constexpr double margin = 30;  // a label at the end of the picture ends with it
+  const double step = round_step(seconds);
+  std::string svg;
+  for (int tick = 0; tick * step <= seconds * (1 + 1e-9); ++tick) {
+    const double x = left + plot_width * std::min(tick * step / seconds, 1.0);
+    const bool inside = x <= left + plot_width - margin;
+    svg +=
+        print("<text class=\"%s small\" x=\"%.0f\" y=\"%.0f\">", inside ? "middle" : "end", x, y) +
+        figure(tick * step, 3) + " s</text>\n";
+  }
+  return svg;
+}
+
 std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
   std::string svg;
   double y = time_top;
@@ -155,13 +179,10 @@ std::string timeline_svg(const zero3::StepTime& time, double* bottom) {
     }
     y += lane_height;
   }
-  constexpr int parts = 4;
-  for (int part = 0; part <= parts; ++part) {  // the last one ends with the picture
-    svg += print("<text class=\"%s small\" x=\"%.0f\" y=\"%.0f\">", part < parts ? "middle" : "end",
-                 left + plot_width * part / parts, y + 16) +
-           figure(time.seconds * part / parts, 3) + " s</text>\n";
-  }
-  *bottom = y + 30;
+  svg += ticks_svg(time.seconds, y + 16) +
+         print("<text class=\"small\" x=\"%.0f\" y=\"%.0f\">", left, y + 34) +
+         "A pale bar is many short ones: the paler, the more of its time is idle.</text>\n";
+  *bottom = y + 46;
   return svg;
 }
 

@@ -131,11 +131,26 @@ TEST(PlanPlot, NoTextRunsIntoAnythingOrOutOfThePicture) {
   }
 }
 
+TEST(PlanPlot, TicksAreRoundAndPaleBarsAreExplained) {
+  for (const auto& [seconds, expected] :
+       {std::pair{0.83, std::vector{"0", "0.2", "0.4", "0.6", "0.8"}},
+        std::pair{7.4, std::vector{"0", "1", "2", "3", "4", "5", "6", "7"}},
+        std::pair{200.0, std::vector{"0", "50", "100", "150", "200"}},
+        std::pair{12345.6, std::vector{"0", "2000", "4000", "6000", "8000", "10000", "12000"}}}) {
+    const std::string svg = picture(seconds, 1'000'000'000, 100.0);
+    for (const char* tick : expected) {
+      EXPECT_NE(svg.find(">" + std::string(tick) + " s<"), std::string::npos)
+          << seconds << ": " << tick;
+    }
+    EXPECT_NE(svg.find("pale bar is many short ones"), std::string::npos);
+  }
+}
+
 TEST(PlanPlot, NumbersHaveNoExponentBeyondThatOfAFlag) {
   const std::string svg = picture(12345.6, 70'120'000'000, 340'800.4);
   EXPECT_NE(svg.find(">mistral, 70.12e9 parameters: 12346 s a step<"), std::string::npos);
   EXPECT_NE(svg.find(">340800 tokens/s, "), std::string::npos);
-  EXPECT_NE(svg.find(">3086 s<"), std::string::npos);
+  EXPECT_NE(svg.find(">4000 s<"), std::string::npos);
   EXPECT_EQ(svg.find("e+0"), std::string::npos);
   EXPECT_NE(picture(1.0, 999'990'000, 1.0).find(">mistral, 1e9 parameters"), std::string::npos);
 }
