@@ -21,9 +21,13 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   const std::uint64_t tokens = options.tokens;
   const std::uint64_t size = options.element_size;
   std::uint64_t block = 0;  // elements of one token in one block
-  if (config.model_type == "llama") {
+  if (config.is_llama()) {
     const auto attention = static_cast<std::uint64_t>(config.llama.heads * config.llama.head);
     block = 4 * hidden + 4 * attention + 4 * static_cast<std::uint64_t>(config.llama.inner);
+    if (config.llama.head_norms) {  // what queries and keys were before
+      block +=
+          attention + static_cast<std::uint64_t>(config.llama.key_value_heads * config.llama.head);
+    }
   } else {
     block = 8 * hidden + 2 * static_cast<std::uint64_t>(config.gpt2.inner);
   }

@@ -120,6 +120,17 @@ std::optional<std::string> ConfigReader::text(const char* name) {
   return std::nullopt;
 }
 
+std::optional<std::vector<std::string>> ConfigReader::texts(const char* name) {
+  const nlohmann::json* value = find(name);
+  if (value == nullptr || value->is_null()) return std::nullopt;
+  const auto is_text = [](const nlohmann::json& element) { return element.is_string(); };
+  if (value->is_array() && std::all_of(value->begin(), value->end(), is_text)) {
+    return value->get<std::vector<std::string>>();
+  }
+  add_fault(name, shown(*value), "a list of strings");
+  return std::nullopt;
+}
+
 bool ConfigReader::has(const char* name) const {
   return object_.contains(name);
 }

@@ -50,6 +50,8 @@ class ConfigReader {
 
   /// The string under `name`. Errors are faults, and nothing is returned, as for an absent key.
   std::optional<std::string> text(const char* name);
+  /// The list of strings under `name`; nothing if it is absent, null or a fault.
+  std::optional<std::vector<std::string>> texts(const char* name);
   bool has(const char* name) const;
 
   /// The keys of the object under `name`, which messages call "name.key"; nothing if it is absent,

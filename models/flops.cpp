@@ -18,7 +18,7 @@ double block_elements(const LlamaConfig& llama) {
 }  // namespace
 
 ForwardFlops forward_flops_per_token(const ModelConfig& config, std::uint64_t length) {
-  const bool is_llama = config.model_type == "llama";
+  const bool is_llama = config.is_llama();
   const auto attention =
       static_cast<double>(is_llama ? config.llama.heads * config.llama.head : config.gpt2.hidden);
   const double block = is_llama ? block_elements(config.llama) : block_elements(config.gpt2);

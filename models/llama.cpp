@@ -37,6 +37,43 @@ class InOrder {
   std::size_t next_ = 0;
 };
 
+/// Shape: [samples, heads, length, head]; of keys and values key_value_heads.
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+Heads own_heads(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
+  const auto project = [&](std::int64_t heads, bool norm) {
+    const at::Tensor split = split_heads(p.linear(input, config.attention_bias), heads);
+    return norm ? rms_norm(split, p.next(), config.norm_epsilon) : split;
+  };
+  Heads heads;
+  heads.query = project(config.heads, config.head_norms);
+  heads.key = project(config.key_value_heads, config.head_norms);
+  heads.value = project(config.key_value_heads, false);
+  return heads;
+}
+
+Heads packed_heads(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
+  const at::Tensor all = p.linear(input, false);
+  const std::int64_t queries = config.heads * config.head;
+  const std::int64_t keys = config.key_value_heads * config.head;
+  return {split_heads(all.narrow(2, 0, queries), config.heads),
+          split_heads(all.narrow(2, queries, keys), config.key_value_heads),
+          split_heads(all.narrow(2, queries + keys, keys), config.key_value_heads)};
+}
+
+/// Shape: [samples, length, intermediate_size].
+at::Tensor gated(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
+  if (config.packed) {
+    const at::Tensor both = p.linear(input, false);
+    return activate(config.activation, both.narrow(2, 0, config.inner)) *
+           both.narrow(2, config.inner, config.inner);
+  }
+  const at::Tensor gate = activate(config.activation, p.linear(input, config.mlp_bias));
+  return gate * p.linear(input, config.mlp_bias);
+}
+
 }  // namespace
 
 Llama::Llama(const LlamaConfig& config)
@@ -55,19 +92,15 @@ at::Tensor Llama::embed(const at::Tensor& rows, const at::Tensor& ids) const {
 /// Shape: input, result: [samples, length, hidden].
 at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& parameters) {
   InOrder p(parameters);
-  const bool attention_bias = config_.attention_bias;
   const at::Tensor normed = rms_norm(input, p.next(), config_.norm_epsilon);
-  const at::Tensor query = split_heads(p.linear(normed, attention_bias), config_.heads);
-  const at::Tensor key = split_heads(p.linear(normed, attention_bias), config_.key_value_heads);
-  const at::Tensor value = split_heads(p.linear(normed, attention_bias), config_.key_value_heads);
+  const Heads heads =
+      config_.packed ? packed_heads(config_, p, normed) : own_heads(config_, p, normed);
   const double scale = 1.0 / std::sqrt(static_cast<double>(config_.head));
-  const at::Tensor mixed =
-      join_heads(causal_attention(rotary_.turn(query), rotary_.turn(key), value, scale));
-  const at::Tensor attended = input + p.linear(mixed, attention_bias);
+  const at::Tensor mixed = join_heads(
+      causal_attention(rotary_.turn(heads.query), rotary_.turn(heads.key), heads.value, scale));
+  const at::Tensor attended = input + p.linear(mixed, config_.output_bias);
   const at::Tensor inner = rms_norm(attended, p.next(), config_.norm_epsilon);
-  const at::Tensor gate = activate(config_.activation, p.linear(inner, config_.mlp_bias));
-  const at::Tensor up = p.linear(inner, config_.mlp_bias);
-  at::Tensor output = attended + p.linear(gate * up, config_.mlp_bias);
+  at::Tensor output = attended + p.linear(gated(config_, p, inner), config_.mlp_bias);
   p.check_all_used();
   return output;
 }

@@ -1,6 +1,7 @@
-// Llama as the engine drives it: looked-up rows, one stage per block, and a head that ends in the
-// mean cross entropy. Equal to transformers' LlamaForCausalLM; the same bits for the same number of
-// threads.
+// Llama and its relatives as the engine drives them: looked-up rows, one stage per block, and a
+// head that ends in the mean cross entropy. Equal to transformers' LlamaForCausalLM,
+// MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Phi3ForCausalLM; the same bits for the
+// same number of threads.
 #pragma once
 
 #include <vector>

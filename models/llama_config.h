@@ -1,5 +1,7 @@
-// Llama as Hugging Face's config.json describes it, and what follows from that without any tensor:
-// the list of parameters, how each is initialised, and the stages.
+// Llama and its relatives as Hugging Face's config.json describes them, and what follows from that
+// without any tensor: the list of parameters, how each is initialised, and the stages. All are
+// blocks of RMSNorm, grouped attention with rotary positions and a gated MLP; they differ in
+// biases, in norms of queries and keys, in what is packed into one matrix, and in their defaults.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +29,24 @@ struct LlamaConfig {
   double initializer_range = 0.02;
   std::optional<std::int64_t> padding;  // the token whose row starts at 0 and is not looked up
   bool tie_word_embeddings = false;
-  bool attention_bias = false;
+  bool attention_bias = false;  // of queries, keys and values
+  bool output_bias = false;     // of what attention hands on
   bool mlp_bias = false;
+  bool head_norms = false;  // RMSNorm of each head's queries and keys, before they are turned
+  bool packed = false;      // queries, keys and values are one matrix, and so are gate and up
+  /// Each position sees itself and those before it, fewer than this many in all; beyond it that is
+  /// not implemented. 0: all of them.
+  std::int64_t window = 0;
   RotaryConfig rotary;
 };
 
-/// Reads the keys of Llama. Faults and notes stay in `reader`.
-LlamaConfig read_llama_config(ConfigReader& reader);
+enum class LlamaFamily : std::uint8_t { Llama, Mistral, Qwen2, Qwen3, Phi3 };
+
+/// Reads the keys of one of the family. Faults and notes stay in `reader`.
+LlamaConfig read_llama_config(ConfigReader& reader, LlamaFamily family = LlamaFamily::Llama);
+
+/// The longest sequence that is computed as in transformers.
+std::int64_t longest_sequence(const LlamaConfig& config);
 
 /// In model order: embed_tokens, each block's in the order of their use, norm, and lm_head where it
 /// is not tied. A bias follows its matrix.

@@ -1,6 +1,9 @@
 #include "models/model_config.h"
 
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "models/file_io.h"
 
@@ -8,7 +11,18 @@ namespace artesian::models {
 namespace {
 
 constexpr std::uint64_t config_size_max = 16u << 20;
-constexpr const char* allowed_types = R"(allowed "gpt2" or "llama")";
+constexpr const char* allowed_types =
+    R"(allowed "gpt2", "llama", "mistral", "qwen2", "qwen3" or "phi3")";
+
+/// The family that a model_type names, or nothing.
+std::optional<LlamaFamily> llama_family(std::string_view type) {
+  if (type == "llama") return LlamaFamily::Llama;
+  if (type == "mistral") return LlamaFamily::Mistral;
+  if (type == "qwen2") return LlamaFamily::Qwen2;
+  if (type == "qwen3") return LlamaFamily::Qwen3;
+  if (type == "phi3") return LlamaFamily::Phi3;
+  return std::nullopt;
+}
 
 Error config_error(const std::string& path, const std::string& text) {
   return make_error(ErrorCode::Invalid, "model config: " + path + ": " + text);
@@ -22,17 +36,31 @@ void read_gpt2(ConfigReader& reader, ModelConfig& config) {
   config.tied = gpt2.tie_word_embeddings;
 }
 
-void read_llama(ConfigReader& reader, ModelConfig& config) {
-  const LlamaConfig& llama = config.llama = read_llama_config(reader);
+void read_llama(ConfigReader& reader, ModelConfig& config, LlamaFamily family) {
+  const LlamaConfig& llama = config.llama = read_llama_config(reader, family);
   config.vocab_size = llama.vocab_size;
-  config.positions_max = llama.rotary.longest();
+  config.positions_max = longest_sequence(llama);
+  if (config.positions_max < llama.rotary.longest()) {
+    config.positions_limit = "the model's sliding_window; not supported yet: sequences beyond it";
+  }
   config.hidden = llama.hidden;
   config.tied = llama.tie_word_embeddings;
 }
 
 /// What LlamaModel and GPT2Model are called within the class with the head.
 std::string_view body_prefix(const ModelConfig& config) {
-  return config.model_type == "llama" ? "model." : "transformer.";
+  return config.is_llama() ? "model." : "transformer.";
+}
+
+/// Whether it may be "gpt2" or "owner/name" of the Hugging Face hub: nothing of that name is here.
+bool is_hub_name(const std::string& directory) {
+  std::error_code failed;
+  const bool plain = directory.find_first_not_of(
+                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                         "-_./") == std::string::npos;
+  const auto slashes = std::count(directory.begin(), directory.end(), '/');
+  return plain && slashes <= 1 && !directory.starts_with('/') && !directory.starts_with('.') &&
+         !directory.ends_with('/') && !std::filesystem::exists(directory, failed);
 }
 
 }  // namespace
@@ -54,8 +82,8 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   ConfigReader reader(object, path);
   if (config.model_type == "gpt2") {
     read_gpt2(reader, config);
-  } else if (config.model_type == "llama") {
-    read_llama(reader, config);
+  } else if (const auto family = llama_family(config.model_type); family.has_value()) {
+    read_llama(reader, config, *family);
   } else {
     const std::string got = type->dump(-1, ' ', true);
     return config_error(path, "model_type: got " + got + ", " + allowed_types +
@@ -72,6 +100,10 @@ Result<ModelConfig> read_model_config(const std::string& directory) {
   if (!opened.has_value()) {
     Error error = std::move(opened).error();
     error.message += " (give the folder of a Hugging Face model, which holds config.json)";
+    if (is_hub_name(directory)) {
+      error.message += "; a name of the hub is downloaded first: hf download " + directory +
+                       " --local-dir DIR, then --model DIR";
+    }
     return error;
   }
   const InputFile file = std::move(opened).value();
@@ -82,19 +114,19 @@ Result<ModelConfig> read_model_config(const std::string& directory) {
 }
 
 std::vector<zero3::ParameterSpec> model_parameters(const ModelConfig& config) {
-  if (config.model_type == "llama") return llama_parameters(config.llama);
+  if (config.is_llama()) return llama_parameters(config.llama);
   ARTESIAN_CHECK(config.model_type == "gpt2");
   return gpt2_parameters(config.gpt2);
 }
 
 std::vector<zero3::StageSpec> model_stages(const ModelConfig& config) {
-  if (config.model_type == "llama") return llama_stages(config.llama);
+  if (config.is_llama()) return llama_stages(config.llama);
   ARTESIAN_CHECK(config.model_type == "gpt2");
   return gpt2_stages(config.gpt2);
 }
 
 std::int64_t layer_count(const ModelConfig& config) {
-  return config.model_type == "llama" ? config.llama.layers : config.gpt2.layers;
+  return config.is_llama() ? config.llama.layers : config.gpt2.layers;
 }
 
 std::string_view parameter_name(const ModelConfig& config, std::string_view saved_name) {
@@ -109,11 +141,11 @@ std::string saved_name(const ModelConfig& config, std::string_view parameter_nam
 }
 
 std::string_view embedding_name(const ModelConfig& config) {
-  return config.model_type == "llama" ? "embed_tokens.weight" : "wte.weight";
+  return config.is_llama() ? "embed_tokens.weight" : "wte.weight";
 }
 
 bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name) {
-  if (config.model_type == "llama") return parameter_name.ends_with("rotary_emb.inv_freq");
+  if (config.is_llama()) return parameter_name.ends_with("rotary_emb.inv_freq");
   return parameter_name.starts_with("h.") &&
          (parameter_name.ends_with(".attn.bias") || parameter_name.ends_with(".attn.masked_bias"));
 }

@@ -16,11 +16,13 @@
 namespace artesian::models {
 
 struct ModelConfig {
-  std::string model_type;  // "gpt2" or "llama"; says which of the structs below holds
+  std::string model_type;  // "gpt2", or one of Llama's family; says which of the structs holds
+  bool is_llama() const noexcept { return model_type != "gpt2"; }
   std::int64_t vocab_size = 0;
-  std::int64_t positions_max = 0;  // longest sequence that the model takes
-  std::int64_t hidden = 0;         // width of what one stage hands to the next
-  bool tied = false;               // the head has no table of its own
+  std::int64_t positions_max = 0;                         // longest sequence that the model takes
+  std::string positions_limit = "the model's positions";  // what positions_max is, in words
+  std::int64_t hidden = 0;  // width of what one stage hands to the next
+  bool tied = false;        // the head has no table of its own
   Gpt2Config gpt2;
   LlamaConfig llama;
   std::vector<std::string> notes;  // for the user, one line each

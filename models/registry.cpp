@@ -7,7 +7,7 @@
 namespace artesian::models {
 
 std::unique_ptr<zero3::Module> make_module(const ModelConfig& config) {
-  if (config.model_type == "llama") return std::make_unique<Llama>(config.llama);
+  if (config.is_llama()) return std::make_unique<Llama>(config.llama);
   ARTESIAN_CHECK(config.model_type == "gpt2");
   return std::make_unique<Gpt2>(config.gpt2);
 }

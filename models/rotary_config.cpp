@@ -13,6 +13,7 @@ constexpr NumberRange theta_range{1.0, 1e15};
 constexpr NumberRange factor_range{1.0, 1e9};
 constexpr NumberRange small_range{0.0, 1e6};
 constexpr NumberRange divisor_range{1e-6, 1e6};
+constexpr std::int64_t phi3_original_positions = 4096;          // where config.json does not say
 constexpr IntegerRange original_range{2, width_range.maximum};  // its logarithm divides
 
 struct ScalingName {
@@ -30,13 +31,18 @@ constexpr std::array<ScalingName, 6> scaling_names{{
 }};
 
 /// "rope_type", which was "type" once and is the stronger where both are there.
-RotaryScaling read_scaling(ConfigReader& section) {
+/// Phi-3 has longrope alone, which "su" and "yarn" meant in its first releases.
+RotaryScaling read_scaling(ConfigReader& section, bool phi3) {
   const auto old_name = section.text("type");
   const auto new_name = section.text("rope_type");
   const char* const key = new_name.has_value() ? "rope_type" : "type";
   const std::string name = new_name.value_or(old_name.value_or("default"));
   std::string list;
+  if (phi3 && (name == "su" || name == "yarn")) return RotaryScaling::LongRope;
   for (const auto& entry : scaling_names) {
+    const bool known =
+        !phi3 || entry.scaling == RotaryScaling::None || entry.scaling == RotaryScaling::LongRope;
+    if (!known) continue;
     if (name == entry.name) return entry.scaling;
     list += (list.empty() ? "" : ", ") + std::string(entry.name);
   }
@@ -117,7 +123,7 @@ void read_llama3(ConfigReader& section, RotaryConfig& config) {
 /// The key beside the section is the stronger one, as in transformers.
 void read_original(ConfigReader& reader, ConfigReader& section, RotaryConfig& config) {
   constexpr const char* name = "original_max_position_embeddings";
-  config.original_positions = section.integer({name}, original_range, config.positions);
+  config.original_positions = section.integer({name}, original_range, config.original_positions);
   config.original_positions = reader.integer({name}, original_range, config.original_positions);
   if (config.original_positions < original_range.minimum) {  // absent, and so are positions
     section.add_fault(name, "nothing", "an integer above 1 where max_position_embeddings is 1");
@@ -125,10 +131,10 @@ void read_original(ConfigReader& reader, ConfigReader& section, RotaryConfig& co
   }
 }
 
-void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& config) {
+void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& config, bool phi3) {
   config.theta = section.number("rope_theta", theta_range, config.theta);
   section.refuse_unless("partial_rotary_factor", {"1.0"});
-  config.scaling = read_scaling(section);
+  config.scaling = read_scaling(section, phi3);
   switch (config.scaling) {
     case RotaryScaling::None: return;
     case RotaryScaling::Linear:
@@ -140,6 +146,7 @@ void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& con
       return;
     default: break;
   }
+  if (phi3) config.original_positions = phi3_original_positions;
   read_original(reader, section, config);
   if (config.scaling == RotaryScaling::Yarn) read_yarn(section, config);
   if (config.scaling == RotaryScaling::LongRope) read_longrope(section, config);
@@ -154,10 +161,10 @@ std::int64_t RotaryConfig::longest() const {
   return std::max(positions, static_cast<std::int64_t>(std::min(stretched, bound)));
 }
 
-RotaryConfig read_rotary_config(ConfigReader& reader, std::int64_t head, std::int64_t positions) {
+RotaryConfig read_rotary_config(ConfigReader& reader, const RotaryShape& shape) {
   RotaryConfig config;
-  config.head = head;
-  config.positions = config.original_positions = positions;
+  config.head = shape.head;
+  config.positions = config.original_positions = shape.positions;
   config.theta = reader.number("rope_theta", theta_range, config.theta);
   reader.refuse_unless("partial_rotary_factor", {"1.0"});
   reader.ignore({"original_max_position_embeddings"});
@@ -168,7 +175,7 @@ RotaryConfig read_rotary_config(ConfigReader& reader, std::int64_t head, std::in
   }
   auto& section = old_form.has_value() ? old_form : new_form;
   if (!section.has_value()) return config;
-  read_section(reader, *section, config);
+  read_section(reader, *section, config, shape.phi3);
   reader.absorb(*std::move(section));
   return config;
 }

@@ -33,8 +33,14 @@ struct RotaryConfig {
   std::int64_t longest() const;
 };
 
+struct RotaryShape {
+  std::int64_t head = 0;
+  std::int64_t positions = 0;  // max_position_embeddings
+  bool phi3 = false;           // its names of scalings, and its original positions
+};
+
 /// Reads the keys of the rotary embedding of heads of this width. Faults and notes stay in
 /// `reader`.
-RotaryConfig read_rotary_config(ConfigReader& reader, std::int64_t head, std::int64_t positions);
+RotaryConfig read_rotary_config(ConfigReader& reader, const RotaryShape& shape);
 
 }  // namespace artesian::models

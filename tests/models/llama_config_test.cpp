@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "models/model_config.h"
@@ -312,6 +313,100 @@ TEST(LlamaConfig, HostileNumbersAreRefusedByName) {
           refuse(key.before + '"' + key.name + "\": " + value + (key.before.empty() ? "" : "}"));
       expect_one_line(text, "not JSON");
     }
+  }
+}
+
+/// One of Llama's relatives, with these keys.
+Result<ModelConfig> parse_relative(const std::string& type, const std::string& keys) {
+  return parse_model_config(
+      "{\"model_type\": \"" + type + "\"" + (keys.empty() ? "" : ", " + keys) + "}",
+      "dir/config.json");
+}
+
+ModelConfig relative(const std::string& type, const std::string& keys = "") {
+  auto parsed = parse_relative(type, keys);
+  EXPECT_TRUE(parsed.has_value()) << parsed.error().to_string();
+  return parsed.has_value() ? std::move(parsed).value() : ModelConfig{};
+}
+
+std::uint64_t count_of(const ModelConfig& config) {
+  std::uint64_t count = 0;
+  for (const auto& parameter : model_parameters(config)) count += parameter.numel();
+  return count;
+}
+
+/// As the classes of transformers 5.23 say, whose models have so many parameters.
+TEST(Relatives, DefaultsAreThoseOfTheirClasses) {
+  const ModelConfig mistral = relative("mistral");
+  EXPECT_EQ(mistral.llama.key_value_heads, 8);
+  EXPECT_EQ(mistral.positions_max, 4096);  // the window
+  EXPECT_EQ(count_of(mistral), 7'241'732'096u);
+  const ModelConfig qwen2 = relative("qwen2");
+  EXPECT_EQ(qwen2.positions_max, 32768);
+  EXPECT_EQ(qwen2.llama.head, 128);
+  EXPECT_TRUE(qwen2.llama.attention_bias && !qwen2.llama.output_bias);
+  const ModelConfig qwen3 = relative("qwen3", R"("hidden_size": 1024)");
+  EXPECT_EQ(qwen3.llama.head, 128);  // and not hidden_size / num_attention_heads
+  EXPECT_EQ(qwen3.llama.key_value_heads, 32);
+  EXPECT_TRUE(qwen3.llama.head_norms && !qwen3.llama.attention_bias);
+  const ModelConfig phi3 = relative("phi3");
+  EXPECT_EQ(phi3.llama.padding, 32000);
+  EXPECT_EQ(phi3.llama.norm_epsilon, 1e-5);
+  EXPECT_EQ(phi3.llama.key_value_heads, 32);
+  EXPECT_EQ(count_of(phi3), 3'821'079'552u);
+  for (const char* type : {"mistral", "qwen2", "qwen3", "phi3"}) {
+    const std::string null = R"("num_key_value_heads": null, "num_attention_heads": 16)";
+    EXPECT_EQ(relative(type, null).llama.key_value_heads, 16) << type;
+  }
+}
+
+TEST(Relatives, AWindowBoundsTheSequenceWhereItIsInEffect) {
+  const auto longest = [](const std::string& type, const std::string& keys) {
+    return relative(type, R"("max_position_embeddings": 100, "num_hidden_layers": 4)" +
+                              (keys.empty() ? keys : ", " + keys))
+        .positions_max;
+  };
+  EXPECT_EQ(longest("mistral", R"("sliding_window": 30)"), 30);
+  EXPECT_EQ(longest("mistral", R"("sliding_window": null)"), 100);
+  EXPECT_EQ(longest("mistral", R"("sliding_window": 200)"), 100);
+  EXPECT_EQ(longest("phi3", ""), 100);
+  EXPECT_EQ(longest("phi3", R"("sliding_window": 30)"), 30);
+  for (const char* type : {"qwen2", "qwen3"}) {
+    const std::string used = R"("use_sliding_window": true, "sliding_window": 30)";
+    EXPECT_EQ(longest(type, R"("sliding_window": 30)"), 100);
+    EXPECT_EQ(longest(type, used), 100) << "28 layers without";
+    EXPECT_EQ(longest(type, used + R"(, "max_window_layers": 3)"), 30);
+    EXPECT_EQ(longest(type, used + R"(, "max_window_layers": 4)"), 100);
+    const std::string full = R"(, "layer_types": ["full_attention", "full_attention",)";
+    EXPECT_EQ(longest(type, used + full + R"("full_attention", "sliding_attention"])"), 30);
+    EXPECT_EQ(longest(type, used + full + R"("full_attention", "full_attention"])"), 100);
+  }
+  EXPECT_NE(relative("mistral").positions_limit.find("not supported yet: sequences beyond it"),
+            std::string::npos);
+  EXPECT_EQ(relative("qwen2").positions_limit, "the model's positions");
+}
+
+TEST(Relatives, WhatCannotBeHonouredIsRefusedByName) {
+  const std::vector<std::array<std::string, 3>> cases{
+      {"mistral", R"("layer_types": ["full_attention"])", "not supported yet: layer_types"},
+      {"mistral", R"("sliding_window": 0)", "sliding_window: got 0, allowed"},
+      {"qwen2", R"("layer_types": ["chunked_attention"], "num_hidden_layers": 1)",
+       "not supported yet: layer_types chunked_attention"},
+      {"qwen2", R"("layer_types": ["full_attention"])", "layer_types: got 1 layers, allowed 32"},
+      {"qwen3", R"("layer_types": ["sliding_attention"], "num_hidden_layers": 1)",
+       "layer_types: got sliding_attention, allowed full_attention where use_sliding_window"},
+      {"qwen3", R"("layer_types": 3)", "layer_types: got 3, allowed a list of strings"},
+      {"qwen2", R"("use_sliding_window": 1)", "use_sliding_window: got 1, allowed true or false"},
+      {"phi3", R"("vocab_size": 100)", "pad_token_id: got nothing, which is 32000, allowed"},
+      {"phi3", R"("partial_rotary_factor": 0.75)", "not supported yet: partial_rotary_factor"},
+      {"phi3", R"("rope_scaling": {"type": "linear", "factor": 2})",
+       "rope_scaling.type: got \"linear\", allowed default, longrope; not supported yet"},
+      {"gemma", "", "not supported yet: model_type \"gemma\""}};
+  for (const auto& [type, keys, message] : cases) {
+    const auto parsed = parse_relative(type, keys);
+    ASSERT_FALSE(parsed.has_value()) << type << " " << keys;
+    EXPECT_NE(parsed.error().to_string().find(message), std::string::npos)
+        << parsed.error().to_string();
   }
 }
 

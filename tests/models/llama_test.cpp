@@ -23,6 +23,30 @@ TEST(Llama, ReferenceHasManyVariants) {
   EXPECT_GE(reference_files("llama_").size(), 28u);
 }
 
+/// Item 15: Mistral, Qwen2, Qwen3 and Phi-3.
+class RelativesReference : public testing::TestWithParam<std::string> {};
+
+TEST_P(RelativesReference, LossAndGradientsEqualTransformers) {
+  expect_loss_and_gradients(GetParam());
+}
+
+std::vector<std::string> files_of_relatives() {
+  std::vector<std::string> files;
+  for (const char* kind : {"mistral_", "qwen2_", "qwen3_", "phi3_"}) {
+    const auto some = reference_files(kind);
+    EXPECT_GE(some.size(), 6u) << kind;
+    files.insert(files.end(), some.begin(), some.end());
+  }
+  return files;
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, RelativesReference, testing::ValuesIn(files_of_relatives()),
+                         variant_name);
+
+TEST(Relatives, ReferenceHasManyVariants) {
+  EXPECT_GE(files_of_relatives().size(), 24u);
+}
+
 /// The head and a block in bf16 are near the same in fp32, and in the dtype that they were given.
 TEST(Llama, ABlockInANarrowDtypeIsNearFp32) {
   const Reference reference(ARTESIAN_REFERENCE_FOLDER "/llama_biases.safetensors");

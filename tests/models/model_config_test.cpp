@@ -204,7 +204,9 @@ TEST(ModelConfig, FilesThatAreNoConfigAreRefused) {
   EXPECT_NE(error("[]").find("allowed an object"), std::string::npos);
   EXPECT_NE(error("{}").find("model_type: missing"), std::string::npos);
   EXPECT_NE(error(R"({"model_type": "bert"})")
-                .find("allowed \"gpt2\" or \"llama\"; not supported yet: model_type \"bert\""),
+                .find("allowed \"gpt2\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\" or "
+                      "\"phi3\"; not "
+                      "supported yet: model_type \"bert\""),
             std::string::npos);
   const TemporaryDirectory folder;
   EXPECT_EQ(read_model_config(folder.path()).error().code, ErrorCode::Io);

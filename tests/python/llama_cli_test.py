@@ -83,8 +83,8 @@ REFUSED = {
     "groups": ({"num_key_value_heads": 3}, "num_key_value_heads: got 3, allowed a divisor", ""),
     "odd": ({"head_dim": 5}, "head_dim: got 5, allowed an even number", ""),
     "padding": ({"pad_token_id": 512}, "pad_token_id: got 512, allowed an integer from -512", ""),
-    "other": ({"model_type": "mistral"}, "model_type: got \"mistral\", allowed \"gpt2\" or",
-              "not supported yet: model_type \"mistral\""),
+    "other": ({"model_type": "gemma"}, "model_type: got \"gemma\", allowed \"gpt2\", \"llama\", ",
+              "not supported yet: model_type \"gemma\""),
 }  # fmt: skip
 
 

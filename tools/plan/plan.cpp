@@ -78,8 +78,8 @@ class PlanRun {
     plan_.length = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
     if (plan_.length <= positions) return {};
     return make_error(ErrorCode::Invalid, "--seq-len: got " + std::to_string(plan_.length) +
-                                              ", allowed 1 to " + std::to_string(positions) +
-                                              ", the model's positions");
+                                              ", allowed 1 to " + std::to_string(positions) + ", " +
+                                              model_.positions_limit);
   }
 
   Result<void> read_config() {

@@ -362,7 +362,7 @@ std::vector<std::string> advise(const PlanCase& plan) {
   };
   check("hidden size", plan.model->hidden);
   check("vocabulary", plan.model->vocab_size);
-  const bool is_llama = plan.model->model_type == "llama";
+  const bool is_llama = plan.model->is_llama();
   check("intermediate size", is_llama ? plan.model->llama.inner : plan.model->gpt2.inner);
   check("tokens of a micro-batch",
         static_cast<std::int64_t>(plan.config.micro_batch_size * plan.length));

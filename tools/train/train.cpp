@@ -99,8 +99,8 @@ Result<void> TrainRun::prepare() {
   length_ = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
   if (length_ == 0 || length_ > positions) {
     return make_error(ErrorCode::Invalid, "--seq-len: got " + std::to_string(length_) +
-                                              ", allowed 1 to " + std::to_string(positions) +
-                                              ", the model's positions");
+                                              ", allowed 1 to " + std::to_string(positions) + ", " +
+                                              model_config_.positions_limit);
   }
   zero3::ConfigArguments arguments{.micro_batch_size = options_.micro_batch,
                                    .accumulation_steps = options_.accumulation,

@@ -1,7 +1,8 @@
-"""Makes gpt2_*.safetensors and llama_*.safetensors beside this file: tiny models, one per variant
-of config.json, with a batch, its loss and all gradients as transformers computes them in float64.
+"""Makes gpt2_*.safetensors, llama_*.safetensors and those of Llama's relatives beside this file:
+tiny models, one per variant of config.json, with a batch, its loss and all gradients as
+transformers computes them in float64.
 
-    python3 tests/models/reference/make_reference.py [FOLDER]
+    python3 tests/models/reference/make_reference.py [FOLDER [KIND...]]
 
 Needs torch, transformers and safetensors; made with torch 2.11.0 and transformers 5.23.0. The
 weights are float32 values. A file holds "config" (config.json, a byte per element), "ids",
@@ -18,7 +19,20 @@ import sys
 import numpy
 import torch
 from safetensors.numpy import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "dev"))
 from first_calls import make_first_calls  # noqa: E402
@@ -117,6 +131,54 @@ LLAMA_VARIANTS = {
 }  # fmt: skip
 
 
+# Of relatives: what they have beside Llama, and what they read otherwise. A window as long as the
+# sequence changes nothing, which is what is shown: longer ones are refused.
+RELATIVE = LLAMA | {"num_key_value_heads": 2}
+SHARED = {
+    "plain": ({}, 2, 9),
+    "grouped": (GROUPED, 2, 8),
+    "tied": ({"tie_word_embeddings": True}, 2, 9),
+    "theta": ({"rope_theta": 300.0, "rms_norm_eps": 0.05}, 2, 8),
+}
+MISTRAL_VARIANTS = SHARED | {
+    "window": ({"sliding_window": 8}, 2, 8),
+    "no_window": ({"sliding_window": None}, 1, 12),
+    "padding": ({"pad_token_id": 3}, 2, 12),
+    "linear": (rope("linear", factor=2.5), 1, 8),
+}
+QWEN2_VARIANTS = SHARED | {
+    "unused_window": ({"sliding_window": 4, "use_sliding_window": False}, 2, 9),
+    "window": ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, 2, 8),
+    "window_above": ({"sliding_window": 4, "use_sliding_window": True}, 1, 12),
+    "layer_types": ({"layer_types": ["full_attention", "full_attention"]}, 1, 8),
+    "yarn": (rope("yarn", **FEW, factor=4.0), 1, 12),
+}
+QWEN3_VARIANTS = SHARED | {
+    "own_head": ({"head_dim": 4}, 2, 9),
+    "biases": (GROUPED | {"attention_bias": True}, 2, 8),
+    "window": (
+        {"sliding_window": 8, "use_sliding_window": True,
+         "layer_types": ["full_attention", "sliding_attention"]}, 2, 8,
+    ),
+    "yarn": (rope("yarn", **FEW, factor=4.0), 1, 12),
+}  # fmt: skip
+PHI3 = RELATIVE | {"pad_token_id": None}
+PHI3_VARIANTS = SHARED | {
+    "grouped": ({"num_attention_heads": 4, "num_key_value_heads": 2}, 2, 8),
+    "padding": ({"pad_token_id": 3}, 2, 12),
+    "window": ({"sliding_window": 8}, 2, 8),
+    "longrope": (FEW | {"rope_scaling": FACTORS | {"type": "longrope"}}, 1, 12),
+    "su": (FEW | {"rope_scaling": FEW | FACTORS | {"type": "su"}}, 1, 12),
+    "gelu": ({"hidden_act": "gelu"}, 1, 8),
+}
+RELATIVES = {
+    "mistral": (MistralConfig, MistralForCausalLM, RELATIVE, MISTRAL_VARIANTS),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, RELATIVE, QWEN2_VARIANTS),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, RELATIVE | {"head_dim": 6}, QWEN3_VARIANTS),
+    "phi3": (Phi3Config, Phi3ForCausalLM, PHI3, PHI3_VARIANTS),
+}
+
+
 def short_name(name):
     return name.removeprefix("transformer.").removeprefix("model.")
 
@@ -124,6 +186,9 @@ def short_name(name):
 def make_model(config):
     attention = "eager" if config.get("reorder_and_upcast_attn") else "sdpa"
     own = copy.deepcopy(config)  # LlamaConfig writes into the dictionaries that it is given
+    if config["model_type"] in RELATIVES:
+        kind, model, _, _ = RELATIVES[config["model_type"]]
+        return model(kind(**own, attn_implementation="eager"))
     if config["model_type"] == "llama":
         return LlamaForCausalLM(LlamaConfig(**own, attn_implementation=attention))
     return GPT2LMHeadModel(GPT2Config(**own, attn_implementation=attention))
@@ -158,7 +223,13 @@ def make(seed, config, samples, length):
 def main():
     make_first_calls()
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
-    for kind, base, variants in [("gpt2", BASE, VARIANTS), ("llama", LLAMA, LLAMA_VARIANTS)]:
+    kinds = [("gpt2", BASE, VARIANTS), ("llama", LLAMA, LLAMA_VARIANTS)]
+    for kind, (_, _, base, variants) in RELATIVES.items():
+        kinds.append((kind, base | {"model_type": kind}, variants))
+    wanted = sys.argv[2:]
+    for kind, base, variants in kinds:
+        if wanted and kind not in wanted:
+            continue
         for seed, (name, (changes, samples, length)) in enumerate(variants.items()):
             tensors = make(seed, {**base, **changes}, samples, length)
             save_file(tensors, os.path.join(folder, f"{kind}_{name}.safetensors"))
