@@ -8,7 +8,9 @@
 #include <atomic>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/machine.h"
+#include "base/units.h"
 #include "kernels/adam.h"
 #include "kernels/checksum.h"
 #include "models/activation_bytes.h"
@@ -125,8 +127,8 @@ double probe_product(const models::ModelConfig& config, DType dtype) {
   return 2.0 * 256 * static_cast<double>(width * width) / std::max(best, 1e-9);
 }
 
-/// How many times weights, gradients and activations of the largest stage go into half of what is
-/// free.
+/// How many times weights, gradients and activations of the largest stage go into a quarter of what
+/// is free: LibTorch has buffers of its own beside them.
 std::size_t stages_that_fit(const models::ModelConfig& config, DType dtype, std::uint64_t tokens) {
   const auto forward = models::forward_flops_per_token(config, 0);
   const double weights = std::max(forward.block, forward.head) / 2;
@@ -134,7 +136,7 @@ std::size_t stages_that_fit(const models::ModelConfig& config, DType dtype, std:
       3 * weights * static_cast<double>(dtype_size(dtype)) +
       2 * static_cast<double>(models::activation_bytes(config, {.tokens = tokens})) /
           static_cast<double>(models::layer_count(config));
-  return static_cast<std::size_t>(static_cast<double>(available_memory()) / 2 / needed);
+  return static_cast<std::size_t>(static_cast<double>(available_memory()) / 4 / needed);
 }
 
 }  // namespace
@@ -172,16 +174,29 @@ Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dty
 
 namespace {
 
-constexpr std::int64_t update_elements = 24 << 20;  // 384 MiB: more than caches hold
+constexpr std::int64_t update_elements_most = 24 << 20;  // 480 MiB: more than caches hold
+constexpr std::int64_t update_elements_least = 1 << 18;
+constexpr std::int64_t update_element_bytes = 20;  // fp32 weight and moments, gradient and result
+
+/// An eighth of what is free, where that is less than caches are best exceeded by.
+std::int64_t update_elements() {
+  const std::uint64_t available = available_memory();
+  if (available == 0) return update_elements_most;
+  const auto fit = static_cast<std::int64_t>(available / 8 / update_element_bytes);
+  const std::int64_t elements = std::clamp(fit, update_elements_least, update_elements_most);
+  return elements / zero3::GroupBlocks::slice * zero3::GroupBlocks::slice;
+}
 
 /// The optimizer's update, slice by slice as a step makes it, of state that only this has.
 class UpdateProbe {
  public:
+  explicit UpdateProbe(std::int64_t elements) : elements_(elements) {}
+
   /// Seconds of one pass; with the checksums of what would come from NVMe and go there, or without.
   double run(bool checksums) {
     std::atomic<std::uint64_t> sum{0};
     const std::uint64_t begin = system_clock().now_ns();
-    at::parallel_for(0, update_elements / slice, 1, [&](std::int64_t from, std::int64_t to) {
+    at::parallel_for(0, elements_ / slice, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t at = from * slice; at < to * slice; at += slice) {
         if (checksums) sum += sum_of_state(at);
         update(at);
@@ -197,19 +212,18 @@ class UpdateProbe {
   void update(std::int64_t at) {
     kernels::AdamArrays arrays;
     arrays.param = state_.data() + at;
-    arrays.exp_avg = arrays.param + update_elements;
-    arrays.exp_avg_sq = arrays.exp_avg + update_elements;
+    arrays.exp_avg = arrays.param + elements_;
+    arrays.exp_avg_sq = arrays.exp_avg + elements_;
     arrays.grad = halves_.data() + at;
     arrays.grad_dtype = DType::Float16;
-    arrays.param_out = halves_.data() + update_elements + at;
+    arrays.param_out = halves_.data() + elements_ + at;
     kernels::adam_step(arrays, static_cast<std::uint64_t>(slice), constants_);
   }
   std::uint64_t sum_of_state(std::int64_t at) const {
     constexpr std::uint64_t piece = tiering::TierStore::checksum_piece_bytes;
     std::uint64_t sum = 0;
     for (std::int64_t array = 0; array < 3; ++array) {
-      const auto* data =
-          reinterpret_cast<const std::byte*>(state_.data() + array * update_elements + at);
+      const auto* data = reinterpret_cast<const std::byte*>(state_.data() + array * elements_ + at);
       for (std::uint64_t done = 0; done < slice * sizeof(float); done += piece) {
         sum += kernels::checksum64(data + done, piece, done);
       }
@@ -217,17 +231,21 @@ class UpdateProbe {
     return sum;
   }
 
-  std::vector<float> state_ =
-      std::vector<float>(static_cast<std::size_t>(update_elements) * 3, 0.5f);
+  const std::int64_t elements_;
+  std::vector<float> state_ = std::vector<float>(static_cast<std::size_t>(elements_) * 3, 0.5f);
   std::vector<std::uint16_t> halves_ =
-      std::vector<std::uint16_t>(static_cast<std::size_t>(update_elements) * 2, 0x3800);
+      std::vector<std::uint16_t>(static_cast<std::size_t>(elements_) * 2, 0x3800);
   const kernels::AdamStep constants_ = kernels::make_adam_step({}, 1, true);
 };
 
 }  // namespace
 
 ProbedMemory probe_memory() {
-  UpdateProbe probe;
+  const std::int64_t elements = update_elements();
+  log(LogLevel::Info, "measuring the optimizer's update in " +
+                          format_size(static_cast<std::uint64_t>(elements * update_element_bytes)) +
+                          " of memory; --memory-bandwidth X spares that");
+  UpdateProbe probe(elements);
   std::vector<double> without;
   std::vector<double> with;
   for (int round = 0; round < 5; ++round) {
@@ -237,8 +255,8 @@ ProbedMemory probe_memory() {
   const double update = median(std::move(without));
   // On a machine so busy that they seem to cost nothing, they cost little.
   const double checksums = std::max(median(std::move(with)) - update, update / 20);
-  return {.kernels = static_cast<double>(update_elements) * 28 / update,
-          .checksum = static_cast<double>(update_elements) * 24 / checksums};
+  return {.kernels = static_cast<double>(elements) * 28 / update,
+          .checksum = static_cast<double>(elements) * 24 / checksums};
 }
 
 }  // namespace artesian::tools
