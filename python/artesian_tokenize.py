@@ -3,8 +3,13 @@
     python3 -m artesian_tokenize --tokenizer DIR|tokenizer.json --input PATH... --output FILE.bin
 
 Files are read in pieces cut at line ends, never whole. A folder means every regular file below it,
-in sorted order. No special tokens are added. Ids are uint16 when the vocabulary has at most 65536
-entries, else uint32. The output is written beside its final name and renamed when complete.
+in sorted order. JSON lines (.jsonl, .ndjson, or lines that are objects with the field) give the
+field `text` of each line, or --text-field. Each file and each JSON line is a document; documents
+are parted by the tokenizer's end-of-text token where it has one, and no other special tokens are
+added. Ids are uint16 when the vocabulary has at most 65536 entries, else uint32. What is neither is
+refused by name. The output is written beside its final name and renamed when complete.
+
+models/data/data_form.cpp has the same rules for what a file is.
 """
 
 import argparse
@@ -19,6 +24,33 @@ import time
 PIECE_BYTES = 256 * 1024  # text per encode call: enough to amortise it, small in memory
 BATCH_PIECES = 16  # pieces that are encoded together, on all cores
 PROGRESS_SECONDS = 1.0
+LINES_ENDINGS = (".jsonl", ".ndjson")
+FORMS = [  # by their first bytes, with what makes text of them
+    (b"\x1f\x8b\x08", "gzip", "unpack it: gzip -d"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unpack it: zstd -d"),
+    (b"BZh", "bzip2", "unpack it: bzip2 -d"),
+    (b"\xfd7zXZ\x00", "xz", "unpack it: xz -d"),
+    (b"\x04\x22\x4d\x18", "lz4", "unpack it: lz4 -d"),
+    (b"PK\x03\x04", "zip", "unpack it: unzip"),
+    (b"7z\xbc\xaf\x27\x1c", "7z", "unpack it: 7z x"),
+    (b"PAR1", "Parquet", "write its text as JSON lines, as pandas does: to_json(lines=True)"),
+    (b"ARROW1", "Arrow", "write its text as JSON lines"),
+    (b"\x7fELF", "an ELF program", "name a text file"),
+    (b"\x93NUMPY", "a numpy array", "write its ids as .bin: array.astype('<u2').tofile(...)"),
+    (b"\x89HDF", "HDF5", "write its text as JSON lines"),
+    (b"SQLite format 3", "an SQLite database", "write its text as JSON lines"),
+    (b"%PDF", "PDF", "extract its text: pdftotext"),
+    (b"\x89PNG", "a PNG picture", "name a text file"),
+    (b"\xff\xd8\xff", "a JPEG picture", "name a text file"),
+    (b"\x80\x02", "a pickle", "write its text as JSON lines"),
+    (b"\x80\x04", "a pickle", "write its text as JSON lines"),
+    (b"\xff\xfe", "UTF-16", "convert it: iconv -f utf-16 -t utf-8"),
+    (b"\xfe\xff", "UTF-16", "convert it: iconv -f utf-16 -t utf-8"),
+]
+SAMPLES = 64  # of a large file, to see whether it is text
+SAMPLE_BYTES = 16 * 1024
+BAD_SHARE = 0.03  # of bytes that no text has
+BAD_LEAST = 16
 
 
 class Fault(Exception):
@@ -34,6 +66,80 @@ def naming(path):
         if error.filename is None:
             error.filename = path
         raise
+
+
+def bad_bytes(block):
+    """Bytes of it that no text has: NUL, and what is not UTF-8; its ends may cut a character."""
+    start = 0
+    while start < min(3, len(block)) and block[start] & 0xC0 == 0x80:
+        start += 1
+    counted = Count()
+    codecs.getincrementaldecoder("utf-8")(counted.name).decode(block[start:])
+    return counted.bytes + block.count(0)
+
+
+class Count:
+    """A decoding error handler of its own that counts bytes and drops them."""
+
+    def __init__(self):
+        self.bytes = 0
+        self.name = "artesian_count"
+        codecs.register_error(self.name, self)
+
+    def __call__(self, error):
+        self.bytes += error.end - error.start
+        return "", error.end
+
+
+def line_text(line, field):
+    """The text of a JSON line, or None where it is not one."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    text = value.get(field) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else None
+
+
+def looks_like_lines(head, field):
+    """The first two lines, as far as they are here whole, are objects with the field."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    whole = [line for line in lines[:-1] if line.strip()] or [lines[-1]]
+    return all(line_text(line, field) is not None for line in whole[:2])
+
+
+def other_form(path, name, fix):
+    return Fault(f"--input: {path}: got {name}, allowed text (UTF-8) or JSON lines; {fix}")
+
+
+def form_of(path, field):
+    """"text" or "lines". What is neither is a fault that names it. `field` None: not given."""
+    with open(path, "rb") as stream:
+        head = read_block(stream, path)
+        for magic, name, fix in FORMS:
+            if head.startswith(magic):
+                raise other_form(path, name, fix)
+        if head[257:262] == b"ustar":
+            raise other_form(path, "a tar archive", "unpack it: tar -x")
+        size = os.fstat(stream.fileno()).st_size
+        seen = bad = 0
+        if size <= SAMPLES * SAMPLE_BYTES:
+            stream.seek(0)
+            while block := read_block(stream, path):
+                seen, bad = seen + len(block), bad + bad_bytes(block)
+        else:
+            for sample in range(SAMPLES):
+                stream.seek((size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+                with naming(path):
+                    block = stream.read(SAMPLE_BYTES)
+                seen, bad = seen + len(block), bad + bad_bytes(block)
+    if bad >= BAD_LEAST and bad > BAD_SHARE * seen:
+        raise Fault(
+            f"--input: {path}: {100 * bad // seen}% of its bytes are no UTF-8 text, allowed 3%; "
+            "convert it (iconv -t utf-8), or give token ids as .bin"
+        )
+    lines = path.lower().endswith(LINES_ENDINGS) or field is not None
+    return "lines" if lines or looks_like_lines(head, field or "text") else "text"
 
 
 class ReplaceAndCount:
@@ -53,7 +159,8 @@ def parse_arguments(arguments):
         prog="python3 -m artesian_tokenize",
         description="Turns text into a file of token ids (little-endian) for `artesian train`.",
         epilog="Ids are uint16 when the vocabulary has at most 65536 entries, else uint32. "
-        "A folder means every regular file below it, in sorted order. No special tokens are added.",
+        "A folder means every regular file below it, in sorted order. Documents, which are files "
+        "and JSON lines, are parted by the tokenizer's end-of-text token.",
     )
     parser.add_argument(
         "--tokenizer",
@@ -62,7 +169,11 @@ def parse_arguments(arguments):
         help="a Hugging Face directory that holds tokenizer.json, or such a file itself",
     )
     parser.add_argument(
-        "--input", required=True, nargs="+", metavar="PATH", help="text files or folders, in order"
+        "--input",
+        required=True,
+        nargs="+",
+        metavar="PATH",
+        help="text files, JSON lines or folders, in order",
     )
     parser.add_argument(
         "--output", required=True, metavar="FILE.bin", help="the file to write; replaced if present"
@@ -73,6 +184,11 @@ def parse_arguments(arguments):
         metavar="N",
         help="entries of the model's vocabulary, which decides the width of an id "
         "(default: vocab_size of the config.json beside tokenizer.json, else the tokenizer's own)",
+    )
+    parser.add_argument(
+        "--text-field",
+        metavar="NAME",
+        help="every file is JSON lines, with the text in this field (default: text)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     return parser.parse_args(arguments)
@@ -149,6 +265,73 @@ def read_block(stream, file):
         return stream.read(PIECE_BYTES)
 
 
+def end_of_text(tokenizer, tokenizer_file, id_limit):
+    """The token that parts documents, as (text, id), or None: the one that the files beside the
+    tokenizer name, else one of the usual names."""
+    folder = os.path.dirname(tokenizer_file)
+    named = []
+    for name, key in [
+        ("tokenizer_config.json", "eos_token"),
+        ("special_tokens_map.json", "eos_token"),
+        ("config.json", "eos_token_id"),
+    ]:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                value = json.load(stream).get(key)
+        except (OSError, ValueError, AttributeError):
+            continue  # whoever needs the file says what is wrong with it
+        value = value[0] if isinstance(value, list) and value else value
+        value = value.get("content") if isinstance(value, dict) else value
+        named.append(tokenizer.id_to_token(value) if type(value) is int and value >= 0 else value)
+    for text in [*named, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]:
+        number = tokenizer.token_to_id(text) if isinstance(text, str) else None
+        if number is not None and number < id_limit:
+            return text, number
+    return None
+
+
+def cut(text):
+    """The text in pieces that encode as the whole."""
+    while len(text) > 8 * PIECE_BYTES:
+        at = cut_position(text[: 8 * PIECE_BYTES], must=True)
+        yield text[:at]
+        text = text[at:]
+    yield text
+
+
+def read_lines(file, field):
+    """Yields (bytes read, text, whether it begins a document) of JSON lines."""
+    with open(file, "rb") as stream:
+        for number, line in enumerate(lines_of(stream, file), start=1):
+            read = len(line)
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
+            text = line_text(line, field)
+            if text is None:
+                raise Fault(
+                    f"--input: {file}: line {number}: allowed a JSON object with a string "
+                    f"{json.dumps(field)}; repair it, or name the field: --text-field"
+                )
+            for piece in cut(text):
+                yield read, piece, read != 0
+                read = 0
+
+
+def lines_of(stream, file):
+    with naming(file):
+        yield from stream
+
+
+def read_text(file):
+    """Yields (bytes read, text, whether it begins a document) of a text file."""
+    first = True
+    for read, text in read_pieces(file, "artesian_replace"):
+        yield read, text, first
+        first = first and not text
+
+
 def read_pieces(file, handler_name):
     """Yields (bytes read for this piece, its text)."""
     decoder = codecs.getincrementaldecoder("utf-8")(handler_name)
@@ -181,69 +364,98 @@ class Progress:
         )
 
 
-def write_batch(tokenizer, texts, type_code, id_limit, stream):
-    """Encodes the texts and appends their ids; returns how many."""
-    count = 0
-    for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
-        ids = encoding.ids
-        if ids and max(ids) >= id_limit:
-            raise Fault(
-                f"the tokenizer gives id {max(ids)}, allowed below the vocabulary size {id_limit}; "
-                "use the tokenizer that belongs to the model"
-            )
-        values = array.array(type_code, ids)
-        if sys.byteorder != "little":
-            values.byteswap()
-        values.tofile(stream)
-        count += len(ids)
-    return count
+class Writer:
+    """Encodes pieces of documents, in batches, and appends their ids to the stream."""
+
+    def __init__(self, tokenizer, id_limit, separator, stream):
+        self.tokenizer, self.id_limit, self.separator = tokenizer, id_limit, separator
+        self.type_code = "H" if id_limit <= 65536 else "I"
+        self.stream = stream
+        self.tokens = self.documents = 0
+        self.batch = []  # (text, whether it begins a document)
+
+    def add(self, text, begins):
+        """True: a batch was encoded."""
+        if text:
+            self.batch.append((text, begins))
+        if len(self.batch) < BATCH_PIECES:
+            return False
+        self.flush()
+        return True
+
+    def flush(self):
+        texts = [text for text, _ in self.batch]
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        for encoding, (_, begins) in zip(encodings, self.batch):
+            ids = encoding.ids
+            if ids and max(ids) >= self.id_limit:
+                raise Fault(
+                    f"the tokenizer gives id {max(ids)}, allowed below the vocabulary size "
+                    f"{self.id_limit}; use the tokenizer that belongs to the model"
+                )
+            if begins and self.documents != 0 and self.separator is not None:
+                ids = [self.separator, *ids]
+            self.documents += begins
+            values = array.array(self.type_code, ids)
+            if sys.byteorder != "little":
+                values.byteswap()
+            values.tofile(self.stream)
+            self.tokens += len(ids)
+        self.batch.clear()
 
 
-def encode_files(tokenizer, files, type_code, id_limit, stream, progress):
-    """Streams all files through the tokenizer; returns the number of tokens."""
+def encode_files(files, field, writer, progress):
+    """Streams all files, of (path, form), through the tokenizer."""
     handler = ReplaceAndCount()
-    tokens = bytes_done = 0
-    batch = []
-    for file in files:
+    bytes_done = 0
+    for file, form in files:
         handler.count = 0
-        for bytes_read, text in read_pieces(file, "artesian_replace"):
-            bytes_done += bytes_read
-            if text:
-                batch.append(text)
-            if len(batch) == BATCH_PIECES:
-                tokens += write_batch(tokenizer, batch, type_code, id_limit, stream)
-                batch.clear()
-                progress.show(bytes_done, tokens)
+        for read, text, begins in read_text(file) if form == "text" else read_lines(file, field):
+            bytes_done += read
+            if writer.add(text, begins):
+                progress.show(bytes_done, writer.tokens)
         if handler.count:
-            print(
-                f"artesian_tokenize: note: {file}: {handler.count} bytes are not UTF-8; "
-                "each became U+FFFD",
-                file=sys.stderr,
-            )
-    tokens += write_batch(tokenizer, batch, type_code, id_limit, stream)
-    progress.show(bytes_done, tokens, last=True)
-    return tokens
+            say(f"note: {file}: {handler.count} bytes are not UTF-8; each became U+FFFD")
+    writer.flush()
+    progress.show(bytes_done, writer.tokens, last=True)
+
+
+def say(line):
+    print(f"artesian_tokenize: {line}", file=sys.stderr)
+
+
+def say_separator(separator, documents):
+    if documents < 2:
+        return
+    if separator is None:
+        say(f"note: {documents} documents run on: the tokenizer has no end-of-text token")
+    else:
+        say(f"note: {documents} documents, parted by {separator[0]} (id {separator[1]})")
 
 
 def tokenize(arguments):
     tokenizer, tokenizer_file = load_tokenizer(arguments.tokenizer)
     id_limit = vocabulary_size(arguments, tokenizer, tokenizer_file)
-    type_code = "H" if id_limit <= 65536 else "I"
-    files = list_files(arguments.input)
-    progress = Progress(sum(os.path.getsize(file) for file in files), arguments.quiet)
+    field = arguments.text_field
+    files = [(file, form_of(file, field)) for file in list_files(arguments.input)]
+    separator = end_of_text(tokenizer, tokenizer_file, id_limit)
+    progress = Progress(sum(os.path.getsize(file) for file, _ in files), arguments.quiet)
     temporary = f"{arguments.output}.partial-{os.getpid()}"
     try:
         with naming(temporary), open(temporary, "xb") as stream:
-            tokens = encode_files(tokenizer, files, type_code, id_limit, stream, progress)
+            writer = Writer(tokenizer, id_limit, separator and separator[1], stream)
+            encode_files(files, field or "text", writer, progress)
             stream.flush()
             os.fsync(stream.fileno())
-        if tokens == 0:
+        if writer.tokens == 0:
             raise Fault(f"--input: {' '.join(arguments.input)}: no text in it")
+        if not arguments.quiet:
+            say_separator(separator, writer.documents)
         os.replace(temporary, arguments.output)
     finally:
         if os.path.exists(temporary):
             os.remove(temporary)
-    return tokens
+    return writer.tokens
 
 
 def main(arguments=None):

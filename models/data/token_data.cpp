@@ -4,6 +4,7 @@
 #include <bit>
 #include <filesystem>
 
+#include "base/log.h"
 #include "base/random.h"
 #include "models/data/tokenize.h"
 
@@ -23,38 +24,72 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options) {
+/// Consecutive paths of text, which are tokenised together.
+struct Text {
+  std::vector<std::string> paths;
+  std::vector<DataFile> files;
+};
+
+Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options, const Text& text) {
   const std::string tokenizer = options.model_directory + "/tokenizer.json";
   if (exists(tokenizer)) {
-    return tokenize_text({.input = options.path,
+    return tokenize_text({.inputs = text.paths,
+                          .text_field = options.text_field,
                           .tokenizer_file = tokenizer,
                           .vocab_size = options.vocab_size,
                           .stopped = options.stopped});
   }
   for (const char* name : {"vocab.json", "merges.txt", "tokenizer.model"}) {
     if (!exists(options.model_directory + "/" + name)) continue;
-    return data_error(options.path,
+    return data_error(text.paths.front(),
                       options.model_directory + " has " + name +
                           " but no tokenizer.json, which is the form that is read; "
                           "save the tokenizer with transformers, or give a .bin file");
   }
   if (options.vocab_size < byte_vocabulary) {
-    return data_error(options.path,
+    return data_error(text.paths.front(),
                       "text without a tokenizer is read as bytes: got vocab_size " +
                           std::to_string(options.vocab_size) +
                           ", allowed 256 or more; add tokenizer.json, or give a .bin file");
   }
-  return open_text_bytes(options.path);
+  return open_text_bytes(text.files, options.text_field.value_or("text"));
 }
 
+Result<std::unique_ptr<TokenSource>> open_ids(const TokenDataOptions& options,
+                                              const std::string& path) {
+  ARTESIAN_TRY(source, open_token_file(path, options.vocab_size));
+  log(LogLevel::Info, "data: " + path + ": read as uint" +
+                          std::to_string(8 * id_width(options.vocab_size)) + ": " +
+                          std::to_string(source->count()) + " tokens");
+  return source;
+}
+
+/// What every path is comes first, and files of ids before text: what is wrong is known before
+/// anything is tokenised.
 Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options) {
-  std::error_code failure;
-  const auto status = std::filesystem::status(options.path, failure);
-  if (!std::filesystem::exists(status)) return data_error(options.path, "no such file or folder");
-  if (!std::filesystem::is_directory(status) && options.path.ends_with(".bin")) {
-    return open_token_file(options.path, options.vocab_size);
+  std::vector<Text> texts;
+  std::vector<std::unique_ptr<TokenSource>> sources;  // null: the next of `texts`
+  for (const std::string& path : options.paths) {
+    ARTESIAN_TRY(files, list_data(path, options.text_field));
+    if (files.size() == 1 && files.front().form == DataForm::TokenIds) {
+      ARTESIAN_TRY(ids, open_ids(options, path));
+      sources.push_back(std::move(ids));
+      continue;
+    }
+    if (sources.empty() || sources.back() != nullptr) {
+      sources.emplace_back();
+      texts.emplace_back();
+    }
+    texts.back().paths.push_back(path);
+    texts.back().files.insert(texts.back().files.end(), files.begin(), files.end());
   }
-  return open_text(options);
+  auto text = texts.begin();
+  for (auto& source : sources) {
+    if (source != nullptr) continue;
+    ARTESIAN_TRY(opened, open_text(options, *text++));
+    source = std::move(opened);
+  }
+  return join_sources(std::move(sources));
 }
 
 }  // namespace
@@ -90,14 +125,15 @@ TokenData::TokenData(TokenDataOptions options, std::unique_ptr<TokenSource> sour
 
 Result<TokenData> TokenData::open(const TokenDataOptions& options) {
   ARTESIAN_CHECK(options.vocab_size > 0 && options.sequence_length > 0, options.sequence_length);
+  ARTESIAN_CHECK(!options.paths.empty());
   ARTESIAN_TRY(source, open_source(options));
-  if (source->count() == 0) return data_error(options.path, "no text or tokens in it");
+  const std::string& path = options.paths.front();
+  if (source->count() == 0) return data_error(path, "no text or tokens in it");
   const auto needed = static_cast<std::uint64_t>(options.sequence_length) + 1;
   if (source->count() < needed) {
-    return data_error(options.path, "got " + std::to_string(source->count()) + " tokens, allowed " +
-                                        std::to_string(needed) +
-                                        " or more for a sequence length of " +
-                                        std::to_string(options.sequence_length));
+    return data_error(path, "got " + std::to_string(source->count()) + " tokens, allowed " +
+                                std::to_string(needed) + " or more for a sequence length of " +
+                                std::to_string(options.sequence_length));
   }
   return TokenData(options, std::move(source));
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +20,10 @@ namespace artesian::models {
 enum class SampleOrder : std::uint8_t { Shuffled, Sequential };
 
 struct TokenDataOptions {
-  std::string path;             // .bin, text file or folder
+  /// .bin files, text files, JSON lines or folders of these but .bin: one stream, in this order.
+  std::vector<std::string> paths;
+  std::optional<std::string> text_field =
+      {};                       // given: all but .bin are JSON lines, with this field
   std::string model_directory;  // its tokenizer.json, if any, turns text into ids
   std::int64_t vocab_size = 0;
   std::int64_t sequence_length = 0;  // L, 1 or more
@@ -30,8 +34,9 @@ struct TokenDataOptions {
 
 class TokenData {
  public:
-  /// Errors: Io; Cancelled, as `stopped` said; Invalid (missing, empty, too short for one window,
-  /// ids outside the vocabulary).
+  /// Says in the log as what ids are read. Errors: Io, NoSpace; Cancelled, as `stopped` said;
+  /// Invalid (missing, empty, of a form that is not read, too short for one window, ids outside the
+  /// vocabulary).
   static Result<TokenData> open(const TokenDataOptions& options);
 
   std::uint64_t tokens() const noexcept { return source_->count(); }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <filesystem>
-#include <vector>
+#include <optional>
 
+#include "models/data/json_lines.h"
 #include "models/file_io.h"
 
 namespace artesian::models {
@@ -39,6 +39,7 @@ class TokenFile final : public TokenSource {
  public:
   TokenFile(InputFile file, std::uint64_t width) : file_(std::move(file)), width_(width) {}
 
+  const InputFile& file() const noexcept { return file_; }
   std::uint64_t count() const noexcept override { return file_.size() / width_; }
   Result<void> read(std::uint64_t first, std::span<std::int64_t> target) noexcept override {
     ARTESIAN_CHECK(first <= count() && target.size() <= count() - first, first, target.size());
@@ -50,21 +51,62 @@ class TokenFile final : public TokenSource {
   std::uint64_t width_;
 };
 
-Result<void> check_ids(TokenSource& source, const std::string& path, std::int64_t vocab_size) {
+/// Whether ids of the other width would all be in the vocabulary, as far as a look tells.
+bool looks_narrow(const InputFile& file, std::int64_t vocab_size) noexcept {
+  std::array<std::int64_t, 1024> ids;
+  const std::span<std::int64_t> head(ids.data(),
+                                     std::min<std::uint64_t>(ids.size(), file.size() / 2));
+  if (!read_ids(file, 2, 0, head).has_value()) return false;
+  return std::all_of(head.begin(), head.end(), [&](std::int64_t id) { return id < vocab_size; });
+}
+
+/// True once each second id from the second on has been 0, of enough of them to tell.
+class SecondIds {
+ public:
+  void see(std::span<const std::int64_t> ids) {  // from an even position on
+    for (std::size_t i = 1; i < ids.size(); i += 2) zero_ = zero_ && ids[i] == 0;
+    seen_ += ids.size();
+  }
+  bool all_zero() const { return zero_ && seen_ >= 32 && seen_ % 2 == 0; }
+
+ private:
+  bool zero_ = true;
+  std::uint64_t seen_ = 0;
+};
+
+std::string width_name(std::uint64_t width) {
+  return "uint" + std::to_string(8 * width);
+}
+
+Result<void> check_ids(TokenSource& source, const InputFile& file, std::int64_t vocab_size,
+                       IdsFrom from) {
+  const std::string& path = file.path();
+  const std::uint64_t width = id_width(vocab_size);
+  SecondIds second;
   std::vector<std::int64_t> ids(piece_size);
   for (std::uint64_t first = 0; first < source.count(); first += ids.size()) {
     const auto count = std::min<std::uint64_t>(ids.size(), source.count() - first);
     const std::span<std::int64_t> piece(ids.data(), count);
     ARTESIAN_TRY_VOID(source.read(first, piece));
     const auto largest = std::max_element(piece.begin(), piece.end());
+    second.see(piece);
     if (*largest < vocab_size) continue;
+    const bool narrow = width == 4 && looks_narrow(file, vocab_size);
     const auto position = first + static_cast<std::uint64_t>(largest - piece.begin());
     return data_error(path, "token " + std::to_string(position) + ": got id " +
                                 std::to_string(*largest) + ", allowed below the vocab_size " +
-                                std::to_string(vocab_size) +
-                                " of the model; make the file with the model's own tokenizer");
+                                std::to_string(vocab_size) + " of the model; " +
+                                (narrow ? "the ids look like uint16, and those of this model are "
+                                          "read as uint32: write them so"
+                                        : "make the file with the model's own tokenizer"));
   }
-  return {};
+  if (from != IdsFrom::User || width != 2 || !second.all_zero()) return {};
+  return data_error(path,
+                    "read as uint16, every second id is 0: these look like wider ids, and a "
+                    "vocab_size of " +
+                        std::to_string(vocab_size) +
+                        " is read as uint16, little-endian; write them so: "
+                        "array.astype('<u2').tofile(...)");
 }
 
 class TextBytes final : public TokenSource {
@@ -73,6 +115,7 @@ class TextBytes final : public TokenSource {
     std::string path;
     std::uint64_t first;  // position of its first byte in the stream
     std::uint64_t size;
+    std::optional<InputFile> file{};  // one without a name
   };
   explicit TextBytes(std::vector<Part> parts) : parts_(std::move(parts)) {}
 
@@ -94,55 +137,87 @@ Result<void> TextBytes::read(std::uint64_t first, std::span<std::int64_t> target
     const Part& part = *(std::upper_bound(parts_.begin(), parts_.end(), first, after) - 1);
     const std::uint64_t offset = first - part.first;
     const auto length = std::min<std::uint64_t>(target.size(), part.size - offset);
-    if (open_.empty() || open_.front().path() != part.path) {
+    if (!part.file.has_value() && (open_.empty() || open_.front().path() != part.path)) {
       open_.clear();
       ARTESIAN_TRY(file, InputFile::open(part.path));
       open_.push_back(std::move(file));
     }
-    ARTESIAN_TRY_VOID(read_ids(open_.front(), 1, offset, target.first(length)));
+    const InputFile& file = part.file.has_value() ? *part.file : open_.front();
+    ARTESIAN_TRY_VOID(read_ids(file, 1, offset, target.first(length)));
     target = target.subspan(length);
     first += length;
   }
   return {};
 }
 
+class JoinedSource final : public TokenSource {
+ public:
+  explicit JoinedSource(std::vector<std::unique_ptr<TokenSource>> sources)
+      : sources_(std::move(sources)) {}
+
+  std::uint64_t count() const noexcept override {
+    std::uint64_t count = 0;
+    for (const auto& source : sources_) count += source->count();
+    return count;
+  }
+  Result<void> read(std::uint64_t first, std::span<std::int64_t> target) noexcept override {
+    ARTESIAN_CHECK(first <= count() && target.size() <= count() - first, first, target.size());
+    for (const auto& source : sources_) {
+      if (first >= source->count()) {
+        first -= source->count();
+        continue;
+      }
+      const auto length = std::min<std::uint64_t>(target.size(), source->count() - first);
+      ARTESIAN_TRY_VOID(source->read(first, target.first(length)));
+      target = target.subspan(length);
+      first = 0;
+    }
+    return {};
+  }
+
+ private:
+  std::vector<std::unique_ptr<TokenSource>> sources_;
+};
+
 }  // namespace
 
+std::unique_ptr<TokenSource> join_sources(std::vector<std::unique_ptr<TokenSource>> sources) {
+  if (sources.size() == 1) return std::move(sources.front());
+  return std::make_unique<JoinedSource>(std::move(sources));
+}
+
+std::uint64_t id_width(std::int64_t vocab_size) noexcept {
+  return vocab_size <= 65536 ? 2 : 4;
+}
+
 Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path,
-                                                     std::int64_t vocab_size) {
-  const std::uint64_t width = vocab_size <= 65536 ? 2 : 4;
+                                                     std::int64_t vocab_size, IdsFrom from) {
+  const std::uint64_t width = id_width(vocab_size);
   ARTESIAN_TRY(file, InputFile::open(path));
   if (file.size() % width != 0) {
     return data_error(path, "got " + std::to_string(file.size()) +
                                 " bytes, allowed a multiple of " + std::to_string(width) +
-                                " (ids of a vocab_size of " + std::to_string(vocab_size) +
-                                " are uint" + std::to_string(8 * width) + ")");
+                                " (ids of a vocab_size of " + std::to_string(vocab_size) + " are " +
+                                width_name(width) + ")");
   }
   auto source = std::make_unique<TokenFile>(std::move(file), width);
-  ARTESIAN_TRY_VOID(check_ids(*source, path, vocab_size));
+  ARTESIAN_TRY_VOID(check_ids(*source, source->file(), vocab_size, from));
   return source;
 }
 
-Result<std::unique_ptr<TokenSource>> open_text_bytes(const std::string& path) {
-  std::vector<std::filesystem::path> files;
-  std::error_code failure;
-  if (std::filesystem::is_directory(path, failure)) {
-    std::filesystem::recursive_directory_iterator entry(path, failure);
-    for (; !failure && entry != end(entry); entry.increment(failure)) {
-      if (entry->is_regular_file(failure)) files.push_back(entry->path());
-      failure.clear();  // a link to nothing, or a file that went away, is no file
-    }
-    if (failure) return data_error(path, "cannot list the folder: " + failure.message());
-    std::sort(files.begin(), files.end());
-  } else {
-    files.emplace_back(path);
-  }
+Result<std::unique_ptr<TokenSource>> open_text_bytes(const std::vector<DataFile>& files,
+                                                     const std::string& text_field) {
   std::vector<TextBytes::Part> parts;
   std::uint64_t position = 0;
-  for (const auto& name : files) {
-    ARTESIAN_TRY(file, InputFile::open(name));
-    parts.push_back({.path = name, .first = position, .size = file.size()});
-    position += file.size();
+  for (const DataFile& file : files) {
+    TextBytes::Part part{.path = file.path, .first = position, .size = file.size};
+    if (file.form == DataForm::JsonLines) {
+      ARTESIAN_TRY(text, text_of_json_lines(file.path, text_field));
+      part.size = text.size();
+      part.file = std::move(text);
+    }
+    position += part.size;
+    parts.push_back(std::move(part));
   }
   return std::make_unique<TextBytes>(std::move(parts));
 }

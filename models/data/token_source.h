@@ -6,8 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
+#include "models/data/data_form.h"
 
 namespace artesian::models {
 
@@ -20,13 +22,25 @@ class TokenSource {
   virtual Result<void> read(std::uint64_t first, std::span<std::int64_t> target) noexcept = 0;
 };
 
-/// A file of little-endian ids: uint16 if vocab_size <= 65536, else uint32. Reads it through once,
-/// so that an id outside the vocabulary is found before training. Errors: Io; Invalid.
-Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path,
-                                                     std::int64_t vocab_size);
+/// Who wrote a file of ids: a user may have written another width than is read.
+enum class IdsFrom : std::uint8_t { User, Tokenizer };
 
-/// The bytes of a file, or of every regular file below a folder, sorted by the parts of their
-/// paths. Errors: Io; Invalid (missing).
-Result<std::unique_ptr<TokenSource>> open_text_bytes(const std::string& path);
+/// Bytes of an id: 2 if vocab_size <= 65536, else 4.
+std::uint64_t id_width(std::int64_t vocab_size) noexcept;
+
+/// A file of little-endian ids of id_width(). Reads it through once, so that an id outside the
+/// vocabulary is found before training, and of a user's file that every second id is 0, as in one
+/// of wider ids. Errors: Io; Invalid.
+Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path,
+                                                     std::int64_t vocab_size,
+                                                     IdsFrom from = IdsFrom::User);
+
+/// The bytes of files of text, one after the other; of JSON lines those of the field, each with a
+/// line end. Errors: Io, NoSpace; Invalid (a line without it).
+Result<std::unique_ptr<TokenSource>> open_text_bytes(const std::vector<DataFile>& files,
+                                                     const std::string& text_field = "text");
+
+/// Several streams as one.
+std::unique_ptr<TokenSource> join_sources(std::vector<std::unique_ptr<TokenSource>> sources);
 
 }  // namespace artesian::models

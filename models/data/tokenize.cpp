@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "models/data/temporary_folder.h"
 #include "models/file_io.h"
 
 extern char** environ;
@@ -25,32 +26,6 @@ namespace {
 constexpr int interrupted_exit_code = 130;
 constexpr std::string_view script_prefix = "artesian_tokenize: ";
 constexpr std::string_view error_prefix = "artesian_tokenize: error: ";
-
-/// A folder that is removed, with all in it, when this goes.
-class TemporaryFolder {
- public:
-  static Result<TemporaryFolder> make() {
-    std::error_code failure;
-    auto base = std::filesystem::temp_directory_path(failure);
-    if (failure) base = "/tmp";
-    std::string path = (base / "artesian-tokens-XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) {
-      return make_error(ErrorCode::Io, "cannot make a temporary folder: " + path, errno);
-    }
-    return TemporaryFolder(std::move(path));
-  }
-  TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
-  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
-  ~TemporaryFolder() {
-    std::error_code ignored;  // what is left lies in a folder for such things
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const noexcept { return path_; }
-
- private:
-  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
-  std::string path_;
-};
 
 /// What a process says of its fault.
 struct Fault {
@@ -217,7 +192,8 @@ Result<void> run_script(const std::vector<std::string>& words, const std::string
   }
   const Descriptor from_script(ends[0]);
   Descriptor to_us(ends[1]);
-  const std::string data = "data: " + options.input + ": ";
+  const std::string data =
+      "data: " + options.inputs.front() + (options.inputs.size() == 1 ? ": " : " and others: ");
   const auto error = [&](const Fault& fault) {
     return make_error(ErrorCode::Invalid,
                       data + "cannot be tokenised: " + (fault.of_script ? "" : words[0] + ": ") +
@@ -243,11 +219,16 @@ Result<void> run_script(const std::vector<std::string>& words, const std::string
 Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options) {
   ARTESIAN_TRY(folder, TemporaryFolder::make());
   const std::string output = folder.path() + "/tokens.bin";
-  ARTESIAN_TRY_VOID(run_script(
-      {choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input",
-       options.input, "--output", output, "--vocab-size", std::to_string(options.vocab_size)},
-      folder.path(), options));
-  return open_token_file(output, options.vocab_size);
+  std::vector<std::string> words{
+      choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input"};
+  words.insert(words.end(), options.inputs.begin(), options.inputs.end());
+  words.insert(words.end(),
+               {"--output", output, "--vocab-size", std::to_string(options.vocab_size)});
+  if (options.text_field.has_value()) {
+    words.insert(words.end(), {"--text-field", *options.text_field});
+  }
+  ARTESIAN_TRY_VOID(run_script(words, folder.path(), options));
+  return open_token_file(output, options.vocab_size, IdsFrom::Tokenizer);
 }
 
 }  // namespace artesian::models

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "models/data/token_source.h"
@@ -12,8 +14,9 @@
 namespace artesian::models {
 
 struct TokenizeOptions {
-  std::string input;           // a text file or a folder
-  std::string tokenizer_file;  // tokenizer.json
+  std::vector<std::string> inputs;             // text files, JSON lines or folders: one stream
+  std::optional<std::string> text_field = {};  // all are JSON lines, with the text in this field
+  std::string tokenizer_file;                  // tokenizer.json
   std::int64_t vocab_size = 0;
   std::function<bool()> stopped = {};  // asked now and then: end it
 };

@@ -138,3 +138,80 @@ def test_a_full_disk_is_named(tokenizer_file, tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f"artesian_tokenize: error: {small}/out.bin.partial-")
     assert done.stderr.endswith(": No space left on device\n")
+
+
+def with_end_of_text(tokenizer_file, folder):
+    """A tokenizer that has an end-of-text token, in a folder of its own; and that token's id."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<stop>"])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder, tokenizer
+
+
+def test_item_5_documents_are_parted_by_the_end_of_text(tokenizer_file, tmp_path, monkeypatch):
+    folder, tokenizer = with_end_of_text(tokenizer_file, tmp_path / "tokenizer")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("the deep well\n")
+    (tmp_path / "in/b.txt").write_text("")
+    (tmp_path / "in/c.jsonl").write_text('{"text": "lifts"}\n\n{"text": ""}\n{"text": "the well"}')
+    last = tmp_path / "last.txt"
+    last.write_text("water\n" * 100)
+    monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)  # a document in several pieces
+    texts = ["the deep well\n", "lifts", "the well", "water\n" * 100]
+
+    def ids_with(separator):
+        output = tmp_path / "out.bin"
+        arguments = ["--tokenizer", folder, "--input", tmp_path / "in", last, "--output", output]
+        assert artesian_tokenize.main([*map(str, arguments), "--quiet"]) == 0
+        ids = [tokenizer.encode(text).ids for text in texts]
+        expected = ids[0]
+        for each in ids[1:]:
+            expected += ([] if separator is None else [tokenizer.token_to_id(separator)]) + each
+        assert read_ids(output, "H") == expected
+
+    ids_with("<|endoftext|>")
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<stop>"}}')
+    ids_with("<stop>")
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "not in it"}')
+    number = tokenizer.token_to_id("<stop>")
+    (folder / "config.json").write_text(f'{{"eos_token_id": [{number}, 3], "vocab_size": 500}}')
+    ids_with("<stop>")
+    (folder / "config.json").unlink()
+    (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    ids_with(None)
+
+
+def test_item_5_parting_is_said(tokenizer_file, tmp_path):
+    folder, tokenizer = with_end_of_text(tokenizer_file, tmp_path / "tokenizer")
+    lines = tmp_path / "lines"
+    lines.write_text('{"text": "lifts"}\n{"text": "the well"}\n')
+    words = ["--input", lines, "--output", tmp_path / "out.bin"]
+    number = tokenizer.token_to_id("<|endoftext|>")
+    assert f"2 documents, parted by <|endoftext|> (id {number})" in run(
+        "--tokenizer", folder, *words).stderr  # fmt: skip
+    assert "2 documents run on" in run("--tokenizer", tokenizer_file, *words).stderr
+    lines.write_text("one document\n")
+    assert "documents" not in run("--tokenizer", folder, *words).stderr
+
+
+@pytest.mark.parametrize(
+    "name, data, message",
+    [
+        ("a.txt", b"\x1f\x8b\x08\x00" + b"x" * 50, "got gzip"),
+        ("a.txt", b"PAR1" + b"x" * 50, "got Parquet"),
+        ("a.txt", b"\x7fELF" + b"x" * 50, "got an ELF program"),
+        ("a.txt", b"n" * 257 + b"ustar", "got a tar archive"),
+        ("a.txt", b"caf\xe9 " * 100, "of its bytes are no UTF-8 text"),
+        ("a.txt", b"some words\n" * 100000 + b"\xe9" * 100000, "of its bytes are no UTF-8 text"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 1}\n', "line 2: allowed a JSON object with a string"),
+        ("a.jsonl", b"words\n", "line 1: allowed a JSON object"),
+    ],
+)
+def test_item_5_what_is_no_text_is_refused_by_name(tokenizer_file, tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    done = run("--quiet", "--tokenizer", tokenizer_file, "--input", tmp_path / name,
+               "--output", tmp_path / "out.bin")  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{tmp_path / name}" in done.stderr and message in done.stderr
+    assert os.listdir(tmp_path) == [name]

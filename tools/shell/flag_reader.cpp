@@ -1,5 +1,6 @@
 #include "tools/shell/flag_reader.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -35,9 +36,10 @@ std::string FlagReader::text(const char* flag) const {
   return given(flag) ? app_.get_option(flag)->results().front() : std::string();
 }
 
-void FlagReader::expect_single_values() {
+void FlagReader::expect_single_values(const std::set<std::string>& several) {
   for (const CLI::Option* option : app_.get_options()) {
     if (option->get_items_expected_max() == 0 || option->count() < 2) continue;
+    if (several.contains(option->get_name())) continue;
     refuse(option->get_name(), std::to_string(option->count()) + " values", "one; drop the others");
   }
 }
@@ -46,6 +48,14 @@ std::string FlagReader::path(const char* flag) {
   std::string value = text(flag);
   if (given(flag) && value.empty()) refuse_text(flag, "a path; write one, or drop the flag");
   return value;
+}
+
+std::vector<std::string> FlagReader::paths(const char* flag) {
+  if (!given(flag)) return {};
+  std::vector<std::string> values = app_.get_option(flag)->results();
+  const bool empty = std::find(values.begin(), values.end(), "") != values.end();
+  if (empty) refuse(flag, "\"\"", "a path; write one, or drop the flag");
+  return values;
 }
 
 std::string FlagReader::required_path(const char* flag, const std::string& fix) {

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "zero3/config/faults.h"
@@ -23,10 +25,13 @@ class FlagReader {
   void unsupported(const std::string& what) { faults_.unsupported(what); }
   void refuse(const std::string& flag, const std::string& got, const std::string& rest);
   void refuse_text(const char* flag, const std::string& rest);
-  void expect_single_values();
+  /// Of all flags but these.
+  void expect_single_values(const std::set<std::string>& several = {});
 
   std::string text(const char* flag) const;
   std::string path(const char* flag);
+  /// Each value of a flag that may be repeated.
+  std::vector<std::string> paths(const char* flag);
   std::string required_path(const char* flag, const std::string& fix);
   /// 1 to 10^9.
   std::optional<std::uint64_t> count(const char* flag);

@@ -34,7 +34,9 @@ void add_train_flags(CLI::App& train) {
     train.add_flag(name, description)->disable_flag_override();
   };
   value("--model", "DIR", "Hugging Face directory: config.json, optionally weights and tokenizer");
-  value("--data", "PATH", "Token ids (.bin), or a text file or folder");
+  value("--data", "PATH",
+        "Token ids (.bin), text, JSON lines, or a folder of text; may be repeated: one stream");
+  value("--text-field", "NAME", "Field of JSON lines that is the text (default: text)");
   value("--config", "FILE", "DeepSpeed JSON config");
   value("--steps", "N", "Optimizer steps");
   value("--epochs", "N", "Passes over the data (default: 1)");
@@ -61,9 +63,13 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   FlagReader reader(train);
   TrainOptions options;
   check_later_flags(reader);
-  reader.expect_single_values();
+  reader.expect_single_values({"--data"});
   options.model = reader.required_path("--model", "name the folder of config.json");
-  options.data = reader.required_path("--data", "name a text or .bin file, or a folder of text");
+  options.data = reader.paths("--data");
+  if (options.data.empty()) {
+    reader.refuse("--data", "nothing", "a path; name a text or .bin file, or a folder of text");
+  }
+  if (reader.given("--text-field")) options.text_field = reader.path("--text-field");
   options.config = reader.required_path("--config", "name a DeepSpeed JSON file");
   options.steps = reader.count("--steps");
   options.epochs = reader.count("--epochs");

@@ -52,6 +52,8 @@ class TrainRun {
   Result<void> prepare();
   Result<void> read_config(const zero3::ConfigArguments& arguments);
   Result<void> check_memory() const;
+  std::vector<FlagPath> input_paths() const;
+  Result<void> open_data();
   Result<void> prepare_save();
   void choose_steps();
   Result<void> open_outputs();
@@ -86,12 +88,8 @@ class TrainRun {
 
 Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
-  ARTESIAN_TRY_VOID(
-      check_outputs({{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}},
-                    {{"--data", options_.data},
-                     {"--config", options_.config},
-                     {"--model", options_.model},
-                     {"--save", options_.save}}));
+  ARTESIAN_TRY_VOID(check_outputs(
+      {{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}}, input_paths()));
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
@@ -111,8 +109,18 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(read_config(arguments));
   ARTESIAN_TRY_VOID(check_memory());
   ARTESIAN_TRY_VOID(prepare_save());
+  ARTESIAN_TRY_VOID(open_data());
+  choose_steps();
+  if (options_.steps.has_value()) return {};
+  arguments.steps_later = false;
+  arguments.steps_of_data = steps_;
+  return read_config(arguments);
+}
+
+Result<void> TrainRun::open_data() {
   const models::TokenDataOptions data_options{
-      .path = options_.data,
+      .paths = options_.data,
+      .text_field = options_.text_field,
       .model_directory = options_.model,
       .vocab_size = model_config_.vocab_size,
       .sequence_length = static_cast<std::int64_t>(length_),
@@ -121,11 +129,14 @@ Result<void> TrainRun::prepare() {
       .stopped = [] { return stop_requested() != 0; }};
   ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
   data_ = std::make_unique<models::TokenData>(std::move(data));
-  choose_steps();
-  if (options_.steps.has_value()) return {};
-  arguments.steps_later = false;
-  arguments.steps_of_data = steps_;
-  return read_config(arguments);
+  return {};
+}
+
+std::vector<FlagPath> TrainRun::input_paths() const {
+  std::vector<FlagPath> inputs{
+      {"--config", options_.config}, {"--model", options_.model}, {"--save", options_.save}};
+  for (const std::string& path : options_.data) inputs.push_back({"--data", path});
+  return inputs;
 }
 
 /// With its notes in the log, once it is whole. Faults of the file itself name the flag; faults in

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace artesian::tools {
 
 struct TrainOptions {
   std::string model;
-  std::string data;
+  std::vector<std::string> data;          // one stream
+  std::optional<std::string> text_field;  // of JSON lines
   std::string config;
   std::optional<std::uint64_t> steps;
   std::optional<std::uint64_t> epochs;

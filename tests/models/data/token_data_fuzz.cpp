@@ -8,6 +8,8 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/data/token_data.h"
@@ -48,6 +50,24 @@ bool naive_accepts(std::span<const std::uint8_t> bytes, std::size_t width, bool 
          ids.size() >= static_cast<std::uint64_t>(options.sequence_length) + 1;
 }
 
+/// Whether it may be refused, or read as something else, by what its bytes look like: as a format
+/// that is known, as binary, as JSON lines, as wider ids.
+bool is_other_form(std::span<const std::uint8_t> bytes, bool text,
+                   const std::vector<std::int64_t>& ids) {
+  static const std::string firsts("\x1f\x28\x42\xfd\x04PA7\x7f\x93\x89S%\xff\x80\xfe");
+  if (!bytes.empty() && firsts.find(static_cast<char>(bytes[0])) != firsts.npos) return true;
+  if (!text) {
+    for (std::size_t i = 1; i < ids.size(); i += 2) {
+      if (ids[i] != 0) return false;
+    }
+    return ids.size() >= 32;
+  }
+  std::size_t strange = 0;
+  for (const std::uint8_t byte : bytes) strange += byte == 0 || byte >= 0x80 ? 1 : 0;
+  const std::string_view shown(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return strange >= 16 || shown.find("ustar") != shown.npos || shown.find('{') != shown.npos;
+}
+
 void check_samples(TokenData& data, const std::vector<std::int64_t>& ids,
                    const TokenDataOptions& options) {
   const auto length = static_cast<std::uint64_t>(options.sequence_length);
@@ -76,7 +96,7 @@ void read(std::span<const std::uint8_t> head, std::span<const std::uint8_t> byte
   const bool wide = (head[0] & 2) != 0;
   const std::int64_t vocab_size = 1 + head[2] + 256 * head[3] + (wide ? 65536 : 0);
   const TokenDataOptions options{
-      .path = names.directory.file(text ? "data.txt" : "data.bin"),
+      .paths = {names.directory.file(text ? "data.txt" : "data.bin")},
       .model_directory = names.directory.path(),
       .vocab_size = vocab_size,
       .sequence_length = 1 + head[1],
@@ -85,7 +105,10 @@ void read(std::span<const std::uint8_t> head, std::span<const std::uint8_t> byte
   const std::size_t width = text ? 1 : wide ? 4 : 2;
   const auto ids = naive_ids(bytes, width);
   auto data = TokenData::open(options);
-  ARTESIAN_CHECK(data.has_value() == naive_accepts(bytes, width, text, ids, options));
+  const bool may_be_another = is_other_form(bytes, text, ids);  // token_data_test.cpp has these
+  if (may_be_another && data.has_value() && text) return;       // read as JSON lines, say
+  const bool accepts = naive_accepts(bytes, width, text, ids, options);
+  ARTESIAN_CHECK(data.has_value() == accepts || (may_be_another && !data.has_value()));
   if (data.has_value()) return check_samples(*data, ids, options);
   ARTESIAN_CHECK(data.error().code == ErrorCode::Invalid);
   test_support::check_shown(data.error().to_string(), 1);

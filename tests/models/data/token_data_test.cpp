@@ -9,8 +9,10 @@
 #include <sys/stat.h>
 
 #include <cstdlib>
+#include <optional>
 #include <set>
 
+#include "models/data/data_form.h"
 #include "tests/support/temporary_directory.h"
 
 namespace artesian::models {
@@ -36,7 +38,7 @@ Windows sample_of(TokenData& data, std::uint64_t number, std::int64_t length) {
 }
 
 TokenDataOptions options_for(const std::string& path, const TemporaryDirectory& folder) {
-  return {.path = path,
+  return {.paths = {path},
           .model_directory = folder.path() + "/model",
           .vocab_size = 300,
           .sequence_length = 3,
@@ -74,7 +76,7 @@ TEST(TokenData, WideVocabulariesHaveWideIds) {
   auto data = TokenData::open(options);
   ASSERT_TRUE(data.has_value()) << data.error().to_string();
   EXPECT_EQ(sample_of(*data, 0, 3).ids, (std::vector<std::int64_t>{70000, 1, 2}));
-  options.path = folder.write("narrow.bin", bytes_of<std::uint16_t>({65535, 1, 2, 3}));
+  options.paths.front() = folder.write("narrow.bin", bytes_of<std::uint16_t>({65535, 1, 2, 3}));
   options.vocab_size = 65536;
   data = TokenData::open(options);
   ASSERT_TRUE(data.has_value()) << data.error().to_string();
@@ -159,7 +161,7 @@ TEST(TokenData, FaultsAreOneLineThatNamesThePath) {
   const auto expect = [&](TokenDataOptions options, const std::string& message) {
     const std::string text = error_of(options);
     EXPECT_NE(text.find(message), std::string::npos) << text;
-    EXPECT_NE(text.find(options.path), std::string::npos) << text;
+    EXPECT_NE(text.find(options.paths.front()), std::string::npos) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
   };
   expect(options_for(folder.path() + "/none", folder), "no such file or folder");
@@ -182,6 +184,110 @@ TEST(TokenData, FaultsAreOneLineThatNamesThePath) {
   expect(options_for(folder.path() + "/text.txt", folder), "has merges.txt but no tokenizer.json");
   ASSERT_EQ(::mkfifo((folder.path() + "/pipe.bin").c_str(), 0600), 0);
   expect(options_for(folder.path() + "/pipe.bin", folder), "not a regular file");
+}
+
+TEST(TokenData, SeveralPathsAreOneStreamInTheirOrder) {
+  const TemporaryDirectory folder;
+  auto options = options_for(folder.write("a.bin", bytes_of<std::uint16_t>({1, 2, 3})), folder);
+  options.paths.push_back(folder.write("b.txt", "ab"));
+  options.paths.push_back(folder.write("c.jsonl", "{\"text\": \"c\"}\n\n{\"text\": \"d\\u00e9\"}"));
+  options.paths.push_back(folder.write("d.bin", bytes_of<std::uint16_t>({4, 5})));
+  options.paths.push_back(options.paths.front());
+  options.sequence_length = 14;
+  auto data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_EQ(data->tokens(), 16u);
+  EXPECT_EQ(
+      sample_of(*data, 0, 14).ids,
+      (std::vector<std::int64_t>{1, 2, 3, 'a', 'b', 'c', '\n', 'd', 0xc3, 0xa9, '\n', 4, 5, 1}));
+}
+
+TEST(TokenData, JsonLinesAreToldByNameByLookAndByTheirField) {
+  const TemporaryDirectory folder;
+  const std::string lines = "{\"text\": \"abc\"}\r\n{\"text\": \"def\", \"n\": 1}\r\n";
+  const auto tokens = [&](const std::string& name, const std::string& bytes,
+                          std::optional<std::string> field = {}) {
+    auto options = options_for(folder.write(name, bytes), folder);
+    options.text_field = std::move(field);
+    auto data = TokenData::open(options);
+    return data.has_value() ? std::to_string(data->tokens()) : data.error().to_string();
+  };
+  for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.txt", "a.json", "a"}) {
+    EXPECT_EQ(tokens(name, lines), "8") << name;
+    EXPECT_EQ(tokens(name, "\xEF\xBB\xBF" + lines), "8") << name;
+  }
+  EXPECT_EQ(tokens("b.txt", "{\"text\": \"abc\"}\nand prose\n"), "26");
+  EXPECT_EQ(tokens("b.txt", "{\"content\": \"abcd\"}\n"), "20");
+  EXPECT_EQ(tokens("b.txt", "{\"content\": \"abcd\"}\n", "content"), "5");
+  EXPECT_NE(tokens("b.jsonl", "{\"content\": \"abcd\"}\n")
+                .find("b.jsonl: line 1: allowed a JSON "
+                      "object with a string \"text\""),
+            std::string::npos);
+  EXPECT_NE(tokens("c.jsonl", lines + "{\"text\": 3}\n").find("c.jsonl: line 3: "),
+            std::string::npos);
+  EXPECT_NE(tokens("c.jsonl", lines + "{\"text\": \"cut").find("c.jsonl: line 3: "),
+            std::string::npos);
+}
+
+TEST(TokenData, WhatIsNeitherTextNorIdsIsRefusedByName) {
+  const TemporaryDirectory folder;
+  const std::string rest(1000, 'x');
+  const auto refused = [&](const std::string& name, const std::string& bytes) {
+    return error_of(options_for(folder.write(name, bytes + rest), folder));
+  };
+  const std::vector<std::pair<std::string, std::string>> forms{
+      {std::string("\x1f\x8b\x08\0", 4), "got gzip"},
+      {"\x28\xb5\x2f\xfd", "got zstd"},
+      {"BZh9", "got bzip2"},
+      {std::string("\xfd\x37zXZ\0", 6), "got xz"},
+      {"PK\x03\x04", "got zip"},
+      {"PAR1", "got Parquet"},
+      {"\x7f\x45LF", "got an ELF program"},
+      {"\x93NUMPY", "got a numpy array"},
+      {"\xff\xfe", "got UTF-16"},
+      {std::string(257, 'n') + "ustar", "got a tar archive"},
+      {std::string(40, '\0'), "3% of its bytes are no UTF-8 text, allowed 3%"},
+      {std::string(40, '\xe9'), "3% of its bytes are no UTF-8 text, allowed 3%"}};
+  for (const auto& [bytes, expected] : forms) {
+    EXPECT_NE(refused("data.txt", bytes).find(expected), std::string::npos)
+        << refused("data.txt", bytes);
+  }
+  EXPECT_NE(refused("data.bin", forms[5].first).find("got Parquet"), std::string::npos);
+  EXPECT_EQ(error_of(options_for(folder.write("f/a", std::string(15, '\xe9')), folder)), "");
+  folder.write("f/b.gz", forms[0].first);
+  EXPECT_NE(error_of(options_for(folder.path() + "/f", folder)).find("f/b.gz: got gzip"),
+            std::string::npos);
+  folder.write("g/a.bin", rest);
+  EXPECT_NE(error_of(options_for(folder.path() + "/g", folder)).find("g/a.bin: token ids in a"),
+            std::string::npos);
+}
+
+TEST(TokenData, IdsOfTheOtherWidthAreRefusedWithTheHint) {
+  const TemporaryDirectory folder;
+  std::vector<std::uint32_t> wide(1000, 7);
+  std::vector<std::uint64_t> wider(1000, 7);
+  auto options = options_for(folder.write("wide.bin", bytes_of(wide)), folder);
+  for (const std::string& bytes : {bytes_of(wide), bytes_of(wider)}) {
+    folder.write("wide.bin", bytes);
+    EXPECT_NE(error_of(options).find("read as uint16, every second id is 0: these look like wider"),
+              std::string::npos)
+        << error_of(options);
+  }
+  wide[3] = 7 | 5 << 16;
+  folder.write("wide.bin", bytes_of(wide));
+  EXPECT_EQ(error_of(options), "");
+  options.vocab_size = 70'000;
+  folder.write("wide.bin", bytes_of(std::vector<std::uint16_t>(1000, 7)));
+  EXPECT_NE(error_of(options).find("the ids look like uint16, and those of this model are read as"),
+            std::string::npos)
+      << error_of(options);
+}
+
+TEST(TokenData, BadTextBytesAreThoseThatNoTextHas) {
+  EXPECT_EQ(bad_text_bytes("plain, \xc3\xa9, \xe2\x82\xac, \xf0\x9f\x98\x80"), 0u);
+  EXPECT_EQ(bad_text_bytes("\xa9 cut at both ends \xf0\x9f"), 0u);
+  EXPECT_EQ(bad_text_bytes(std::string("a\0b\xff", 4)), 2u);
+  EXPECT_EQ(bad_text_bytes(" \xc0\x80 \xed\xa0\x80 \xf5\x80\x80\x80 \xe9t"), 2u + 3u + 4u + 1u);
 }
 
 TEST(TokenData, AFileCutWhileInUseIsAnErrorNotACrash) {

@@ -1,0 +1,23 @@
+// JSON lines: a file with one object a line, of which one field is text.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "models/file_io.h"
+
+namespace artesian::models {
+
+/// The text of a line; nothing where it is no object with a string of this name.
+std::optional<std::string> json_line_text(std::string_view line, const std::string& field);
+
+/// Whether the first two lines, as far as they are whole in this beginning of a file, are such.
+bool looks_like_json_lines(std::string_view head, const std::string& field);
+
+/// The texts of a file's lines, a line end after each, as a file without a name in the folder for
+/// temporary files. Errors: Io, NoSpace; Invalid, which names the line that has no text.
+Result<InputFile> text_of_json_lines(const std::string& path, const std::string& field);
+
+}  // namespace artesian::models

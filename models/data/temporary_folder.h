@@ -1,0 +1,25 @@
+// TemporaryFolder: a folder of our own among the temporary files, which goes with what is in it.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/result.h"
+
+namespace artesian::models {
+
+class TemporaryFolder {
+ public:
+  /// In $TMPDIR, else /tmp. Errors: Io.
+  static Result<TemporaryFolder> make();
+  TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  ~TemporaryFolder();
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+}  // namespace artesian::models
