@@ -157,6 +157,17 @@ prepare_environment() {
   exec 9>&-
 }
 
+# Lets `python3 -m artesian_tokenize` work there. `artesian train` runs its own tree's all the same.
+install_modules() {
+  local module=artesian_tokenize.py folder
+  folder="$(echo "$environment"/lib/python3*/site-packages)"
+  cmp -s "$root/python/$module" "$folder/$module" && return
+  # Renamed when it is whole: another clone's set-up may do the same now.
+  { cp "$root/python/$module" "$folder/.$module.$$" &&
+    mv -f "$folder/.$module.$$" "$folder/$module"; } 2>/dev/null ||
+    say "cannot write into $folder: python3 -m artesian_tokenize may be missing there"
+}
+
 classes=()
 while [ "${1:-}" = --with ]; do
   [ -n "$(packages_for "${2:-}")" ] ||
@@ -167,6 +178,7 @@ done
 install_packages
 find_torch
 prepare_environment
+install_modules
 export ARTESIAN_TORCH_DIR="${torch_dir:-$(echo "$environment"/lib/python3*/site-packages/torch)}"
 export ARTESIAN_PYTHON="$environment/bin/python3"
 export PATH="$environment/bin:$PATH"

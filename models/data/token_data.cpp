@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/random.h"
+#include "models/data/token_cache.h"
 #include "models/data/tokenize.h"
 
 namespace artesian::models {
@@ -30,15 +31,46 @@ struct Text {
   std::vector<DataFile> files;
 };
 
+Result<std::unique_ptr<TokenSource>> tokenize(const TokenDataOptions& options, const Text& text,
+                                              const std::string& tokenizer) {
+  const TokenCache cache(options.token_cache);
+  TokenOrigin origin{
+      .files = text.files,
+      .settings = {tokenizer, tokenize_script()},
+      .parameters = std::to_string(options.vocab_size) + " " + options.text_field.value_or("text")};
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "config.json"}) {
+    origin.settings.push_back(options.model_directory + "/" + name);  // they name the end of text
+  }
+  std::string key;
+  if (cache.keeps()) {
+    ARTESIAN_TRY(made, TokenCache::key(origin));
+    key = std::move(made);
+    const auto kept = cache.find(key);
+    if (kept.has_value()) {
+      auto source = open_token_file(*kept, options.vocab_size, IdsFrom::Tokenizer);
+      if (source.has_value()) {
+        log(LogLevel::Info,
+            "data: tokens of an earlier run: " + *kept + "; --no-token-cache tokenises anew");
+        return source;
+      }
+    }
+  }
+  const auto keep = [&](const std::string& path) {
+    const auto kept = cache.keep(key, path);
+    if (kept.has_value()) return;
+    log(LogLevel::Info, "data: tokens are not kept for later runs: " + kept.error().to_string());
+  };
+  return tokenize_text({.inputs = text.paths,
+                        .text_field = options.text_field,
+                        .tokenizer_file = tokenizer,
+                        .vocab_size = options.vocab_size,
+                        .stopped = options.stopped,
+                        .made = keep});
+}
+
 Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options, const Text& text) {
   const std::string tokenizer = options.model_directory + "/tokenizer.json";
-  if (exists(tokenizer)) {
-    return tokenize_text({.inputs = text.paths,
-                          .text_field = options.text_field,
-                          .tokenizer_file = tokenizer,
-                          .vocab_size = options.vocab_size,
-                          .stopped = options.stopped});
-  }
+  if (exists(tokenizer)) return tokenize(options, text, tokenizer);
   for (const char* name : {"vocab.json", "merges.txt", "tokenizer.model"}) {
     if (!exists(options.model_directory + "/" + name)) continue;
     return data_error(text.paths.front(),

@@ -30,6 +30,7 @@ struct TokenDataOptions {
   SampleOrder order = SampleOrder::Shuffled;
   std::uint64_t seed = 0;
   std::function<bool()> stopped = {};  // asked while text is tokenised: end that
+  std::string token_cache = {};        // folder where tokens are kept; empty: nowhere
 };
 
 class TokenData {

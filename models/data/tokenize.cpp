@@ -216,6 +216,10 @@ Result<void> run_script(const std::vector<std::string>& words, const std::string
 
 }  // namespace
 
+std::string tokenize_script() {
+  return script_folder() + "/artesian_tokenize.py";
+}
+
 Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options) {
   ARTESIAN_TRY(folder, TemporaryFolder::make());
   const std::string output = folder.path() + "/tokens.bin";
@@ -228,7 +232,9 @@ Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& option
     words.insert(words.end(), {"--text-field", *options.text_field});
   }
   ARTESIAN_TRY_VOID(run_script(words, folder.path(), options));
-  return open_token_file(output, options.vocab_size, IdsFrom::Tokenizer);
+  ARTESIAN_TRY(source, open_token_file(output, options.vocab_size, IdsFrom::Tokenizer));
+  if (options.made) options.made(output);
+  return source;
 }
 
 }  // namespace artesian::models

@@ -18,7 +18,8 @@ struct TokenizeOptions {
   std::optional<std::string> text_field = {};  // all are JSON lines, with the text in this field
   std::string tokenizer_file;                  // tokenizer.json
   std::int64_t vocab_size = 0;
-  std::function<bool()> stopped = {};  // asked now and then: end it
+  std::function<bool()> stopped = {};                      // asked now and then: end it
+  std::function<void(const std::string& path)> made = {};  // the file, while it has a name
 };
 
 /// Runs `python3 -m artesian_tokenize` into a temporary file, which has no name any more when this
@@ -27,5 +28,8 @@ struct TokenizeOptions {
 /// process ends with the thread that calls this, if that comes first.
 /// Errors: Invalid, with what the script said last; Cancelled by SIGINT, or as `stopped` said.
 Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options);
+
+/// The script's file: what tokens depend on beside text and tokenizer.
+std::string tokenize_script();
 
 }  // namespace artesian::models

@@ -168,3 +168,13 @@ def test_torch_of_the_active_environment_is_used(sandbox):
     sandbox.torch("2.12.0").rename(packages / "torch")
     code, output, _ = sandbox.run(*SHOW_TORCH, VIRTUAL_ENV=str(sandbox.folder / "mine"))
     assert (code, output.strip()) == (0, str(packages / "torch"))
+
+
+def test_item_4_the_tokenising_module_is_in_the_environment(sandbox):
+    assert sandbox.run("true")[0] == 0
+    (module,) = sandbox.folder.glob(".cache/artesian/env-*/lib/python3*/site-packages/*.py")
+    assert module.read_bytes() == (ROOT / "python/artesian_tokenize.py").read_bytes()
+    module.write_text("of an older clone")
+    assert sandbox.run("true")[0] == 0
+    assert module.read_bytes() == (ROOT / "python/artesian_tokenize.py").read_bytes()
+    assert sorted(os.listdir(module.parent)) == [module.name, "torch"]

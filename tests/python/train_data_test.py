@@ -1,5 +1,5 @@
 """Proves that `--data` is what it says it is: each of twenty-one files is read right or refused by
-its name; and that forms may be mixed."""
+its name; that forms may be mixed; and that the same text is tokenised once."""
 
 import bz2
 import gzip
@@ -8,10 +8,13 @@ import json
 import lzma
 import os
 import struct
+import subprocess
+import sys
 import zipfile
 
 import pytest
-from train_cli_test import ENVIRONMENT, place, pytestmark  # noqa: F401
+from build_folder import ROOT
+from train_cli_test import ENVIRONMENT, MODEL, place, pytestmark  # noqa: F401
 
 TEXT = "the deep well lifts the water\n" * 40
 IDS = [i * 7 % 256 for i in range(1200)]
@@ -107,3 +110,58 @@ def test_item_5_data_may_be_repeated(place):
 def write(place, name, data):
     (place.folder / name).write_bytes(data)
     return place.folder / name
+
+
+@pytest.fixture
+def tokenizer(place):
+    """The model gets a tokenizer with an end-of-text token; its id."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "the": 1}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(place.model / "tokenizer.json"))
+    config = {**MODEL, "eos_token_id": None}
+    (place.model / "config.json").write_text(json.dumps(config))
+    return made.token_to_id("<|endoftext|>")
+
+
+def kept_tokens(place):
+    return sorted((place.folder / "cache/artesian/tokens").glob("*.bin"))
+
+
+def test_item_5_documents_are_parted(place, tokenizer):
+    place.data.write_text("the the " * 40)
+    lines = write(place, "lines.jsonl", b'{"text": "the"}\n{"text": "well"}\n' * 20)
+    done = place.run(f"--data={lines}", steps=1, seq_len=16)
+    assert done.returncode == 0, done.stderr
+    assert f"41 documents, parted by <|endoftext|> (id {tokenizer})" in done.stderr
+    (kept,) = kept_tokens(place)
+    ids = struct.unpack(f"<{kept.stat().st_size // 2}H", kept.read_bytes())
+    assert list(ids) == [1] * 80 + [tokenizer, 1, tokenizer, 0] * 20
+
+
+def test_item_4_tokens_are_kept(place, tokenizer):
+    def run(*flags):
+        done = place.run(*flags, steps=1, seq_len=16, log_jsonl=place.log)
+        assert done.returncode == 0, done.stderr
+        return "MB/s" in done.stderr, place.steps()[-1]["digest"]
+
+    tokenised, digest = run()
+    assert tokenised and len(kept_tokens(place)) == 1
+    assert run() == (False, digest)
+    assert run("--no-token-cache") == (True, digest)
+    place.data.write_text(place.data.read_text() + "the")
+    assert run()[0] and len(kept_tokens(place)) == 2
+    with (place.model / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    assert run()[0] and len(kept_tokens(place)) == 3
+
+
+def test_item_4_the_module_works_as_printed(place, tokenizer):
+    done = subprocess.run(
+        [sys.executable, "-m", "artesian_tokenize", "--tokenizer", place.model, "--input",
+         place.data, "--output", "tokens.bin"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}/python"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    digest = place.trained(seq_len=16)[-1]["digest"]
+    assert place.trained(seq_len=16, data=place.folder / "tokens.bin")[-1]["digest"] == digest

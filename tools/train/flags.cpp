@@ -37,6 +37,7 @@ void add_train_flags(CLI::App& train) {
   value("--data", "PATH",
         "Token ids (.bin), text, JSON lines, or a folder of text; may be repeated: one stream");
   value("--text-field", "NAME", "Field of JSON lines that is the text (default: text)");
+  flag("--no-token-cache", "Tokenise anew, and keep no tokens for later runs");
   value("--config", "FILE", "DeepSpeed JSON config");
   value("--steps", "N", "Optimizer steps");
   value("--epochs", "N", "Passes over the data (default: 1)");
@@ -70,6 +71,7 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
     reader.refuse("--data", "nothing", "a path; name a text or .bin file, or a folder of text");
   }
   if (reader.given("--text-field")) options.text_field = reader.path("--text-field");
+  options.token_cache = !reader.given("--no-token-cache");
   options.config = reader.required_path("--config", "name a DeepSpeed JSON file");
   options.steps = reader.count("--steps");
   options.epochs = reader.count("--epochs");

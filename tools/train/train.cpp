@@ -8,6 +8,7 @@
 #include "models/activation_bytes.h"
 #include "models/checkpoint_weights.h"
 #include "models/checkpoint_writer.h"
+#include "models/data/token_cache.h"
 #include "models/data/token_data.h"
 #include "models/flops.h"
 #include "models/model_config.h"
@@ -126,7 +127,8 @@ Result<void> TrainRun::open_data() {
       .sequence_length = static_cast<std::int64_t>(length_),
       .order = options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential,
       .seed = options_.seed,
-      .stopped = [] { return stop_requested() != 0; }};
+      .stopped = [] { return stop_requested() != 0; },
+      .token_cache = options_.token_cache ? models::default_token_cache() : ""};
   ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
   data_ = std::make_unique<models::TokenData>(std::move(data));
   return {};

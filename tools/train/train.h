@@ -12,6 +12,7 @@ struct TrainOptions {
   std::string model;
   std::vector<std::string> data;          // one stream
   std::optional<std::string> text_field;  // of JSON lines
+  bool token_cache = true;
   std::string config;
   std::optional<std::uint64_t> steps;
   std::optional<std::uint64_t> epochs;

@@ -8,11 +8,13 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <set>
 
 #include "models/data/data_form.h"
+#include "models/data/token_cache.h"
 #include "tests/support/temporary_directory.h"
 
 namespace artesian::models {
@@ -290,6 +292,46 @@ TEST(TokenData, BadTextBytesAreThoseThatNoTextHas) {
   EXPECT_EQ(bad_text_bytes(" \xc0\x80 \xed\xa0\x80 \xf5\x80\x80\x80 \xe9t"), 2u + 3u + 4u + 1u);
 }
 
+/// Kept by their texts, and by all that makes tokens of them.
+TEST(TokenCache, KeysDifferWithAllThatDecidesTheTokens) {
+  const TemporaryDirectory folder;
+  const auto key = [&](const std::string& text, const std::string& tokenizer,
+                       const std::string& parameters, DataForm form = DataForm::Text) {
+    const DataFile file{.path = folder.write("text", text), .form = form, .size = text.size()};
+    return TokenCache::key({.files = {file},
+                            .settings = {folder.write("tokenizer", tokenizer), "/none"},
+                            .parameters = parameters})
+        .value();
+  };
+  const std::string one = key("text", "t", "300");
+  EXPECT_EQ(key("text", "t", "300"), one);
+  const std::set<std::string> keys{one, key("texts", "t", "300"), key("text", "u", "300"),
+                                   key("text", "t", "301"),
+                                   key("text", "t", "300", DataForm::JsonLines)};
+  EXPECT_EQ(keys.size(), 5u);
+}
+
+TEST(TokenCache, WhatWasUsedLongestAgoGoesFirst) {
+  const TemporaryDirectory folder;
+  const TokenCache cache(folder.path() + "/cache", 250);
+  const std::string file = folder.write("tokens", std::string(100, 'x'));
+  ASSERT_TRUE(cache.keep("a", file).has_value());
+  ASSERT_TRUE(cache.keep("b", file).has_value());
+  const auto hour = std::chrono::hours(1);
+  const auto now = std::filesystem::file_time_type::clock::now();
+  std::filesystem::last_write_time(folder.path() + "/cache/a.bin", now - 2 * hour);
+  std::filesystem::last_write_time(folder.path() + "/cache/b.bin", now - hour);
+  ASSERT_TRUE(cache.find("a").has_value());  // used now
+  ASSERT_TRUE(cache.keep("c", file).has_value());
+  EXPECT_TRUE(cache.find("a").has_value());
+  EXPECT_FALSE(cache.find("b").has_value());
+  EXPECT_EQ(folder.read("cache/c.bin"), folder.read("tokens"));
+  ASSERT_TRUE(cache.keep("d", folder.write("large", std::string(251, 'x'))).has_value());
+  EXPECT_FALSE(cache.find("d").has_value());
+  EXPECT_TRUE(cache.find("c").has_value());
+  EXPECT_FALSE(TokenCache("").find("a").has_value());
+}
+
 TEST(TokenData, AFileCutWhileInUseIsAnErrorNotACrash) {
   const TemporaryDirectory folder;
   const std::string path = folder.write("ids.bin", bytes_of(std::vector<std::uint16_t>(100, 7)));
@@ -341,6 +383,27 @@ printf '\001\000\002\000\003\000\004\000' > "$8"
   ASSERT_TRUE(data.has_value()) << data.error().to_string();
   EXPECT_TRUE(temporary_is_empty());
   EXPECT_EQ(sample_of(*data, 0, 3).targets, (std::vector<std::int64_t>{2, 3, 4}));
+}
+
+TEST_F(Tokenize, TokensAreKeptFromRunToRun) {
+  auto options = play("echo run >> " + folder_.path() +
+                      "/runs; printf '\\001\\000\\002\\000\\003\\000\\004\\000' > \"$8\"");
+  const auto runs = [&] {
+    EXPECT_EQ(error_of(options), "");
+    return folder_.read("runs").size() / 4;
+  };
+  EXPECT_EQ(runs(), 1u);
+  EXPECT_EQ(runs(), 2u);  // nothing is kept without a folder
+  options.token_cache = folder_.path() + "/cache";
+  EXPECT_EQ(runs(), 3u);
+  EXPECT_EQ(runs(), 3u);
+  folder_.write("text.txt", "abd");
+  EXPECT_EQ(runs(), 4u);
+  folder_.write("model/tokenizer.json", "{ }");
+  EXPECT_EQ(runs(), 5u);
+  options.token_cache = folder_.path() + "/text.txt/none";  // where nothing can be kept
+  EXPECT_EQ(runs(), 6u);
+  EXPECT_TRUE(temporary_is_empty());
 }
 
 TEST_F(Tokenize, ItsFailureIsToldInOneLineWithAdviceThatHelps) {

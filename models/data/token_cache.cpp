@@ -1,0 +1,144 @@
+#include "models/data/token_cache.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "kernels/checksum.h"
+#include "models/file_io.h"
+
+namespace artesian::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t block_bytes = 1 << 20;
+constexpr std::string_view version = "1";  // of this file's ways
+constexpr const char* ending = ".bin";
+
+Error cache_error(const char* what, const std::string& path, int number) {
+  Error error = make_error(number == ENOSPC ? ErrorCode::NoSpace : ErrorCode::Io, what, number);
+  error.file = path;
+  return error;
+}
+
+template <typename Take>
+Result<void> read_all(const std::string& path, const Take& take) {
+  ARTESIAN_TRY(file, InputFile::open(path));
+  std::vector<char> block(std::min(block_bytes, std::max<std::uint64_t>(file.size(), 1)));
+  for (std::uint64_t offset = 0; offset < file.size();) {
+    const std::uint64_t length = std::min<std::uint64_t>(block.size(), file.size() - offset);
+    ARTESIAN_TRY_VOID(file.read_at(block.data(), length, offset));
+    ARTESIAN_TRY_VOID(take(block.data(), length));
+    offset += length;
+  }
+  return {};
+}
+
+Result<void> add_file(kernels::Digest& digest, std::string_view name, const std::string& path) {
+  ARTESIAN_TRY(file, InputFile::open(path));
+  digest.start_named(name, file.size());
+  std::uint64_t left = file.size();
+  ARTESIAN_TRY_VOID(read_all(path, [&](const char* data, std::uint64_t size) -> Result<void> {
+    left -= std::min(left, size);
+    digest.update(data, size);
+    return {};
+  }));
+  if (left == 0) return {};
+  return make_error(ErrorCode::Corrupt, "the file ends too early: " + path);
+}
+
+}  // namespace
+
+Result<std::string> TokenCache::key(const TokenOrigin& origin) {
+  kernels::Digest digest;
+  digest.update_named("version", version.data(), version.size());
+  digest.update_named("parameters", origin.parameters.data(), origin.parameters.size());
+  for (const std::string& path : origin.settings) {
+    std::error_code failed;
+    if (!fs::exists(path, failed)) {
+      digest.update_named("none", nullptr, 0);
+    } else {
+      ARTESIAN_TRY_VOID(add_file(digest, "settings", path));
+    }
+  }
+  for (const DataFile& file : origin.files) {
+    const char* name = file.form == DataForm::JsonLines ? "lines" : "text";
+    ARTESIAN_TRY_VOID(add_file(digest, name, file.path));
+  }
+  return digest.hex();
+}
+
+std::optional<std::string> TokenCache::find(const std::string& key) const {
+  if (!keeps()) return std::nullopt;
+  const std::string path = folder_ + "/" + key + ending;
+  if (::access(path.c_str(), R_OK) != 0) return std::nullopt;
+  ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // where it cannot be told, it goes the sooner
+  return path;
+}
+
+/// Until so many bytes more stay within the limit, or nothing is left.
+void TokenCache::make_room(std::uint64_t bytes) const {
+  struct Kept {
+    fs::file_time_type used;
+    fs::path path;
+    std::uint64_t size;
+  };
+  std::vector<Kept> kept;
+  std::uint64_t sum = bytes;
+  std::error_code failed;
+  for (fs::directory_iterator entry(folder_, failed); !failed && entry != end(entry);
+       entry.increment(failed)) {
+    std::error_code gone;
+    const auto size = entry->file_size(gone);
+    const auto used = entry->last_write_time(gone);
+    if (gone) continue;
+    kept.push_back({used, entry->path(), size});
+    sum += size;
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const Kept& left, const Kept& right) { return left.used < right.used; });
+  for (const Kept& each : kept) {
+    if (sum <= bytes_max_) return;
+    if (fs::remove(each.path, failed)) sum -= each.size;
+  }
+}
+
+Result<void> TokenCache::keep(const std::string& key, const std::string& path) const {
+  if (!keeps()) return {};
+  std::error_code failed;
+  const auto size = fs::file_size(path, failed);
+  if (failed || size > bytes_max_) return {};  // larger than all that may be kept
+  fs::create_directories(folder_, failed);
+  if (failed) return cache_error("cannot make the folder", folder_, failed.value());
+  make_room(size);
+  const std::string partial = folder_ + "/" + key + ".partial-" + std::to_string(::getpid());
+  fs::remove(partial, failed);
+  auto copied = [&]() -> Result<void> {
+    ARTESIAN_TRY(output, OutputFile::create(partial));
+    ARTESIAN_TRY_VOID(read_all(
+        path, [&](const char* data, std::uint64_t length) { return output.append(data, length); }));
+    ARTESIAN_TRY_VOID(output.finish());
+    const std::string name = folder_ + "/" + key + ending;
+    if (::rename(partial.c_str(), name.c_str()) == 0) return {};
+    return cache_error("cannot rename", partial, errno);
+  }();
+  if (!copied.has_value()) fs::remove(partial, failed);
+  return copied;
+}
+
+std::string default_token_cache() {
+  // NOLINTBEGIN(concurrency-mt-unsafe): nothing here changes the environment
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') return std::string(cache) + "/artesian/tokens";
+  const char* home = std::getenv("HOME");
+  // NOLINTEND(concurrency-mt-unsafe)
+  return home != nullptr && *home == '/' ? std::string(home) + "/.cache/artesian/tokens" : "";
+}
+
+}  // namespace artesian::models
