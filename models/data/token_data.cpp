@@ -13,6 +13,7 @@ namespace artesian::models {
 namespace {
 
 constexpr std::int64_t byte_vocabulary = 256;
+constexpr std::uint64_t much_bytes = 256 << 20;
 constexpr std::uint64_t shuffle_streams = std::uint64_t{1} << 63;  // apart from those of parameters
 constexpr unsigned feistel_rounds = 6;
 
@@ -55,6 +56,7 @@ Result<std::unique_ptr<TokenSource>> tokenize(const TokenDataOptions& options, c
       }
     }
   }
+  if (options.before_long_work) ARTESIAN_TRY_VOID(options.before_long_work());
   const auto keep = [&](const std::string& path) {
     const auto kept = cache.keep(key, path);
     if (kept.has_value()) return;
@@ -96,6 +98,14 @@ Result<std::unique_ptr<TokenSource>> open_ids(const TokenDataOptions& options,
   return source;
 }
 
+/// Ids are all looked at, and text is hashed: of gigabytes that takes a while.
+Result<void> announce(const TokenDataOptions& options, const std::vector<DataFile>& files) {
+  std::uint64_t bytes = 0;
+  for (const DataFile& file : files) bytes += file.size;
+  if (bytes < much_bytes || !options.before_long_work) return {};
+  return options.before_long_work();
+}
+
 /// What every path is comes first, and files of ids before text: what is wrong is known before
 /// anything is tokenised.
 Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options) {
@@ -104,6 +114,7 @@ Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options
   for (const std::string& path : options.paths) {
     ARTESIAN_TRY(files, list_data(path, options.text_field));
     if (files.size() == 1 && files.front().form == DataForm::TokenIds) {
+      ARTESIAN_TRY_VOID(announce(options, files));
       ARTESIAN_TRY(ids, open_ids(options, path));
       sources.push_back(std::move(ids));
       continue;
@@ -112,6 +123,7 @@ Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options
       sources.emplace_back();
       texts.emplace_back();
     }
+    ARTESIAN_TRY_VOID(announce(options, files));
     texts.back().paths.push_back(path);
     texts.back().files.insert(texts.back().files.end(), files.begin(), files.end());
   }

@@ -31,13 +31,15 @@ struct TokenDataOptions {
   std::uint64_t seed = 0;
   std::function<bool()> stopped = {};  // asked while text is tokenised: end that
   std::string token_cache = {};        // folder where tokens are kept; empty: nowhere
+  /// Called before text is tokenised or much is read, which may take long: an error ends it.
+  std::function<Result<void>()> before_long_work = {};
 };
 
 class TokenData {
  public:
   /// Says in the log as what ids are read. Errors: Io, NoSpace; Cancelled, as `stopped` said;
   /// Invalid (missing, empty, of a form that is not read, too short for one window, ids outside the
-  /// vocabulary).
+  /// vocabulary); those of before_long_work.
   static Result<TokenData> open(const TokenDataOptions& options);
 
   std::uint64_t tokens() const noexcept { return source_->count(); }

@@ -1,5 +1,6 @@
 """Proves that `--data` is what it says it is: each of twenty-one files is read right or refused by
-its name; that forms may be mixed; and that the same text is tokenised once."""
+its name; that forms may be mixed; that the same text is tokenised once; and that all that can be
+known is checked before text is tokenised."""
 
 import bz2
 import gzip
@@ -14,7 +15,7 @@ import zipfile
 
 import pytest
 from build_folder import ROOT
-from train_cli_test import ENVIRONMENT, MODEL, place, pytestmark  # noqa: F401
+from train_cli_test import ENVIRONMENT, MODEL, errors_of, place, pytestmark  # noqa: F401
 
 TEXT = "the deep well lifts the water\n" * 40
 IDS = [i * 7 % 256 for i in range(1200)]
@@ -165,3 +166,48 @@ def test_item_4_the_module_works_as_printed(place, tokenizer):
     assert done.returncode == 0, done.stderr
     digest = place.trained(seq_len=16)[-1]["digest"]
     assert place.trained(seq_len=16, data=place.folder / "tokens.bin")[-1]["digest"] == digest
+
+
+def late_path(place):
+    return {"config": place.at(place.folder / "no" / "such" / "parent")}
+
+
+def low_budget(place):
+    def change(config):
+        config["artesian"]["device_memory"] = "1KiB"
+
+    return {"config": place.write_config(change)}
+
+
+def held_lock(place):
+    return {"config": place.at("/proc/self")}
+
+
+LATE = {
+    "an nvme_path without a parent": (late_path, "offload_param.nvme_path"),
+    "an nvme_path that cannot be written": (held_lock, "offload_param.nvme_path"),
+    "a budget too small": (low_budget, "artesian.device_memory"),
+    "a folder of the log": (lambda place: {"log_jsonl": "no/such/log"}, "--log-jsonl"),
+    "a folder of the trace": (lambda place: {"trace": "no/such/trace"}, "--trace"),
+    "a folder of the save": (lambda place: {"save": "no/such/save"}, "--save"),
+    "an empty model.safetensors": (
+        lambda place: write(place, "model/model.safetensors", b"") and {}, "--model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("steps", [1, None])
+def test_item_3_nothing_is_tokenised_where_the_run_cannot_be(
+    place, tokenizer, monkeypatch, name, steps
+):
+    change, expected = LATE[name]
+    script = write(place, "python", b"#!/bin/sh\ntouch tokenised\nexit 1\n")
+    script.chmod(0o700)
+    monkeypatch.setitem(ENVIRONMENT, "ARTESIAN_PYTHON", str(script))
+    done = place.run(steps=steps, seq_len=16, **change(place))
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if ": error: " in line]
+    assert expected in error, done.stderr
+    assert not (place.folder / "tokenised").exists()
+    errors_of(place.run(seq_len=16, config=place.at(place.nvme)), 2)
+    assert (place.folder / "tokenised").exists() or name == "an empty model.safetensors"

@@ -1,7 +1,10 @@
 #include "tools/shell/output_paths.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -72,6 +75,26 @@ std::optional<std::string> conflict(const Place& output, const FlagPath& other) 
   return *name + ", a file of " + other.flag;
 }
 
+/// With the rights that opening it will have; access() asks those of whoever started the program.
+bool may_use(const std::string& path, int mode) {
+  return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) == 0;
+}
+
+/// errno of what opening the path for writing would meet, or 0.
+int refusal(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) return EISDIR;
+    return may_use(path, W_OK) ? 0 : errno;
+  }
+  const fs::path place = place_of(path);
+  if (!place.has_filename()) return EISDIR;
+  const std::string folder = place.parent_path().string();
+  if (::stat(folder.c_str(), &status) != 0) return errno;
+  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
+  return may_use(folder, W_OK | X_OK) ? 0 : errno;
+}
+
 }  // namespace
 
 Result<void> check_outputs(const std::vector<FlagPath>& outputs,
@@ -94,6 +117,18 @@ Result<void> check_outputs(const std::vector<FlagPath>& outputs,
   }
   if (lines.empty()) return {};
   return make_error(ErrorCode::Invalid, std::move(lines));
+}
+
+Result<void> check_writable(const std::vector<FlagPath>& outputs) {
+  std::string lines;
+  for (const FlagPath& output : outputs) {
+    const int refused = output.path.empty() ? 0 : refusal(output.path);
+    if (refused == 0) continue;
+    lines += (lines.empty() ? "" : "\n") + output.flag + ": cannot write: " + output.path + ": " +
+             system_error_text(refused);
+  }
+  if (lines.empty()) return {};
+  return make_error(ErrorCode::Io, std::move(lines));
 }
 
 }  // namespace artesian::tools

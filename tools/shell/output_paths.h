@@ -21,4 +21,8 @@ struct FlagPath {
 Result<void> check_outputs(const std::vector<FlagPath>& outputs,
                            const std::vector<FlagPath>& inputs);
 
+/// Looks whether each output could be opened, without making or emptying it: long before a run gets
+/// there. Errors: Io, one line per output at fault.
+Result<void> check_writable(const std::vector<FlagPath>& outputs);
+
 }  // namespace artesian::tools

@@ -53,14 +53,19 @@ class TrainRun {
   Result<void> prepare();
   Result<void> read_config(const zero3::ConfigArguments& arguments);
   Result<void> check_memory() const;
+  Result<void> choose_budgets();
   std::vector<FlagPath> input_paths() const;
+  void take_budgets();
+  Result<void> open_weights();
+  Result<void> check_random_weights() const;
   Result<void> open_data();
+  Result<void> rehearse();
+  Result<std::unique_ptr<zero3::Engine>> make_engine();
   Result<void> prepare_save();
   void choose_steps();
   Result<void> open_outputs();
   Result<void> write_trace() const;
   Result<void> build();
-  Result<std::unique_ptr<zero3::WeightSource>> weights() const;
   Result<void> loop();
   Result<zero3::StepResult> one_step(std::uint64_t step);
   void report_completed(const std::optional<std::string>& digest);
@@ -80,17 +85,22 @@ class TrainRun {
   std::unique_ptr<StepLog> step_log_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<zero3::Module> module_;
+  std::unique_ptr<zero3::WeightSource> weights_;
   std::unique_ptr<zero3::Engine> engine_;
   std::unique_ptr<Progress> progress_;
   Summary summary_;
   zero3::Budgets budgets_;
-  std::vector<Error> faults_;  // of training and of what comes after it: none hinders the next
+  bool rehearsed_ = false;
+  std::optional<Error> refused_;  // by rehearse()
+  std::vector<Error> faults_;     // of training and of what comes after it: none hinders the next
 };
 
 Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
   ARTESIAN_TRY_VOID(check_outputs(
       {{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}}, input_paths()));
+  ARTESIAN_TRY_VOID(
+      check_writable({{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}}));
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
@@ -109,15 +119,21 @@ Result<void> TrainRun::prepare() {
                                    .hidden_size = static_cast<std::uint64_t>(model_config_.hidden)};
   ARTESIAN_TRY_VOID(read_config(arguments));
   ARTESIAN_TRY_VOID(check_memory());
+  ARTESIAN_TRY_VOID(choose_budgets());
+  ARTESIAN_TRY_VOID(open_weights());
   ARTESIAN_TRY_VOID(prepare_save());
   ARTESIAN_TRY_VOID(open_data());
   choose_steps();
   if (options_.steps.has_value()) return {};
   arguments.steps_later = false;
   arguments.steps_of_data = steps_;
-  return read_config(arguments);
+  ARTESIAN_TRY_VOID(read_config(arguments));
+  take_budgets();
+  return {};
 }
 
+/// All that can refuse a run comes before text is tokenised, which takes minutes: the engine with
+/// its memory, folders and disks, too, which is made once to see whether it can be.
 Result<void> TrainRun::open_data() {
   const models::TokenDataOptions data_options{
       .paths = options_.data,
@@ -128,9 +144,26 @@ Result<void> TrainRun::open_data() {
       .order = options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential,
       .seed = options_.seed,
       .stopped = [] { return stop_requested() != 0; },
-      .token_cache = options_.token_cache ? models::default_token_cache() : ""};
-  ARTESIAN_TRY(data, naming("--data", models::TokenData::open(data_options)));
-  data_ = std::make_unique<models::TokenData>(std::move(data));
+      .token_cache = options_.token_cache ? models::default_token_cache() : "",
+      .before_long_work = [this] { return rehearse(); }};
+  auto data = models::TokenData::open(data_options);
+  if (refused_.has_value()) return *refused_;
+  ARTESIAN_TRY(opened, naming("--data", std::move(data)));
+  data_ = std::make_unique<models::TokenData>(std::move(opened));
+  return {};
+}
+
+/// Once. Its notes come when it is made in earnest.
+Result<void> TrainRun::rehearse() {
+  if (rehearsed_) return {};
+  rehearsed_ = true;
+  set_log_level(LogLevel::Error);
+  auto engine = make_engine();
+  auto closed = engine.has_value() ? (*engine)->close() : Result<void>();
+  set_log_level(options_.quiet ? LogLevel::Warning : LogLevel::Info);
+  if (!engine.has_value()) refused_ = std::move(engine).error();
+  if (!closed.has_value()) refused_ = std::move(closed).error();
+  if (refused_.has_value()) return *refused_;
   return {};
 }
 
@@ -210,13 +243,20 @@ Result<void> TrainRun::write_trace() const {
   return naming("--trace", timeline_->write(options_.trace));
 }
 
-Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
+Result<void> TrainRun::open_weights() {
   if (!options_.random_weights && models::has_checkpoint(options_.model)) {
     ARTESIAN_TRY(checkpoint,
                  naming("--model", models::CheckpointWeights::open(options_.model, model_config_)));
-    return std::unique_ptr<zero3::WeightSource>(
-        std::make_unique<models::CheckpointWeights>(std::move(checkpoint)));
+    weights_ = std::make_unique<models::CheckpointWeights>(std::move(checkpoint));
+  } else {
+    ARTESIAN_TRY_VOID(check_random_weights());
+    weights_ = std::make_unique<zero3::RandomWeights>(models::model_parameters(model_config_),
+                                                      options_.seed);
   }
+  return {};
+}
+
+Result<void> TrainRun::check_random_weights() const {
   if (!options_.random_weights) {
     auto none = models::check_no_other_weights(options_.model);
     if (!none.has_value()) {
@@ -227,45 +267,58 @@ Result<std::unique_ptr<zero3::WeightSource>> TrainRun::weights() const {
                             "; initialising at random from --seed " +
                             std::to_string(options_.seed));
   }
-  return std::unique_ptr<zero3::WeightSource>(
-      std::make_unique<zero3::RandomWeights>(module_->parameters(), options_.seed));
+  return {};
 }
 
-Result<void> TrainRun::build() {
-  module_ = models::make_module(model_config_);
-  const std::uint64_t tokens = config_.micro_batch_size * length_;
+/// Once: what is free has changed when the engine is made a second time.
+Result<void> TrainRun::choose_budgets() {
+  if (module_ == nullptr) module_ = models::make_module(model_config_);
   const auto planned = [&](const zero3::Budgets& budgets) -> Result<std::uint64_t> {
     ARTESIAN_TRY(compute_dtype, zero3::choose_compute_dtype(config_, /*native=*/true));
     return models::planned_activations({.model = &model_config_,
                                         .config = &config_,
                                         .stages = &module_->stages(),
-                                        .tokens = tokens,
+                                        .tokens = config_.micro_batch_size * length_,
                                         .compute_dtype = compute_dtype,
                                         .budget = budgets.activations},
                                        budgets.host);
   };
   ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device, planned));
   budgets_ = budgets;
+  take_budgets();
+  return {};
+}
+
+void TrainRun::take_budgets() {
   config_.artesian.device_memory = budgets_.device;
   config_.artesian.host_memory = budgets_.host;
   config_.artesian.activation_memory = budgets_.activations;
-  progress_ = std::make_unique<Progress>(
-      Progress::Options{.quiet = options_.quiet,
-                        .steps_total = steps_,
-                        .steps_per_print = config_.steps_per_print.value_or(0),
-                        .breakdown = config_.wall_clock_breakdown,
-                        .budgets = budgets_});
-  ARTESIAN_TRY(source, weights());
-  if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
+}
+
+Result<std::unique_ptr<zero3::Engine>> TrainRun::make_engine() {
+  if (module_ == nullptr) module_ = models::make_module(model_config_);
+  const std::uint64_t tokens = config_.micro_batch_size * length_;
   auto engine = zero3::Engine::create(
       *module_, config_,
       {.device = options_.device,
        .timeline = timeline_.get(),
        .input_elements = models::stage_input_elements(model_config_, tokens)});
   if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
-  engine_ = std::move(engine).value();
+  return engine;
+}
+
+Result<void> TrainRun::build() {
+  progress_ = std::make_unique<Progress>(
+      Progress::Options{.quiet = options_.quiet,
+                        .steps_total = steps_,
+                        .steps_per_print = config_.steps_per_print.value_or(0),
+                        .breakdown = config_.wall_clock_breakdown,
+                        .budgets = budgets_});
+  if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
+  ARTESIAN_TRY(engine, make_engine());
+  engine_ = std::move(engine);
   ARTESIAN_TRY_VOID(open_outputs());
-  StoppableWeights stoppable(std::move(source));
+  StoppableWeights stoppable(std::move(weights_));
   const auto report = [&](std::uint64_t done, std::uint64_t total) {
     progress_->initializing(done, total);
   };

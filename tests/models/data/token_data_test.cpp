@@ -388,6 +388,11 @@ printf '\001\000\002\000\003\000\004\000' > "$8"
 TEST_F(Tokenize, TokensAreKeptFromRunToRun) {
   auto options = play("echo run >> " + folder_.path() +
                       "/runs; printf '\\001\\000\\002\\000\\003\\000\\004\\000' > \"$8\"");
+  int asked = 0;
+  options.before_long_work = [&]() -> Result<void> {
+    ++asked;
+    return {};
+  };
   const auto runs = [&] {
     EXPECT_EQ(error_of(options), "");
     return folder_.read("runs").size() / 4;
@@ -397,11 +402,16 @@ TEST_F(Tokenize, TokensAreKeptFromRunToRun) {
   options.token_cache = folder_.path() + "/cache";
   EXPECT_EQ(runs(), 3u);
   EXPECT_EQ(runs(), 3u);
+  EXPECT_EQ(asked, 3);
   folder_.write("text.txt", "abd");
   EXPECT_EQ(runs(), 4u);
   folder_.write("model/tokenizer.json", "{ }");
   EXPECT_EQ(runs(), 5u);
+  options.before_long_work = [] { return make_error(ErrorCode::NoSpace, "no such disk"); };
+  EXPECT_EQ(runs(), 5u);
   options.token_cache = folder_.path() + "/text.txt/none";  // where nothing can be kept
+  EXPECT_EQ(error_of(options), "no such disk");
+  options.before_long_work = {};
   EXPECT_EQ(runs(), 6u);
   EXPECT_TRUE(temporary_is_empty());
 }

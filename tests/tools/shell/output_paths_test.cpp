@@ -43,6 +43,26 @@ TEST_F(OutputPaths, NewFilesAndThoseOfEarlierRunsAreFine) {
   EXPECT_EQ(said(""), "");
 }
 
+TEST_F(OutputPaths, WhereNothingCanBeWrittenIsKnownAtOnce) {
+  folder_.write("log", "of an earlier run");
+  const auto refused = [&](const std::string& path) {
+    const auto checked = check_writable({{"--log", path}, {"--trace", ""}});
+    return checked.has_value() ? "" : checked.error().message;
+  };
+  EXPECT_EQ(refused(at("log")), "");
+  EXPECT_EQ(refused(at("new")), "");
+  EXPECT_EQ(refused("/dev/null"), "");
+  EXPECT_EQ(refused(at("missing/log")),
+            "--log: cannot write: " + at("missing/log") + ": No such file or directory");
+  EXPECT_EQ(refused(at("model")), "--log: cannot write: " + at("model") + ": Is a directory");
+  EXPECT_EQ(refused(at("log/below")),
+            "--log: cannot write: " + at("log/below") + ": Not a directory");
+  EXPECT_FALSE(std::filesystem::exists(at("new")));
+  ASSERT_EQ(::symlink("nowhere/new", at("soft").c_str()), 0);
+  EXPECT_EQ(refused(at("soft")),
+            "--log: cannot write: " + at("soft") + ": No such file or directory");
+}
+
 TEST_F(OutputPaths, AnInputIsNamed) {
   const std::string rest = ", allowed another one, as it is replaced; rename one of them";
   EXPECT_EQ(said(at("data.bin")), "--log: got the file of --data" + rest);
