@@ -3,6 +3,7 @@
 
 #include "tools/doctor/doctor.h"
 #include "tools/plan/plan.h"
+#include "tools/plan/run_memory.h"
 #include "tools/shell/command_line.h"
 #include "tools/shell/process_setup.h"
 #include "tools/shell/report_error.h"
@@ -22,7 +23,7 @@ int run_train(const CLI::App& command) {
   const auto options = artesian::tools::read_train_flags(command);
   if (!options.has_value()) return fail(options.error().message);
   artesian::zero3::track_activations();
-  return artesian::tools::train(*options);
+  return artesian::tools::train(*options, artesian::tools::check_run_memory);
 }
 
 int run_plan(const CLI::App& command) {

@@ -146,3 +146,33 @@ def refuse_direct():
                   (JUMP_EQUAL, 0, 3, 257),  # openat(directory, path, flags)
                   (LOAD, 0, 0, argument_2), (JUMP_ANY_BIT, 0, 1, direct),
                   (RETURN, 0, 0, REFUSE | 22), (RETURN, 0, 0, ALLOW)])  # fmt: skip
+
+
+@contextlib.contextmanager
+def control_group(size):
+    """A memory control group of this size, of either version: a function for `preexec_fn` that
+    enters it. Skips where none can be made. The group must be left by all when this ends."""
+    for root, limit in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+                        ("/sys/fs/cgroup", "memory.max")]:  # fmt: skip
+        group = pathlib.Path(root, f"artesian-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(size))
+            processes = str(group / "cgroup.procs")
+        except OSError:
+            group.rmdir()
+            continue
+
+        def enter():
+            with open(processes, "w") as file:
+                file.write(str(os.getpid()))
+
+        try:
+            yield enter
+        finally:
+            group.rmdir()
+        return
+    pytest.skip("no memory control group can be made here")

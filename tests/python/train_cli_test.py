@@ -94,6 +94,12 @@ class Place:
                               cwd=self.folder, env=ENVIRONMENT, preexec_fn=preexec_fn,
                               timeout=120)  # fmt: skip
 
+    def run_plan(self, config, preexec_fn=None):
+        words = ["plan", "--model", self.model, "--config", config, "--seq-len", "64",
+                 "--micro-batch", "4", "--accumulation", "2"]  # fmt: skip
+        return subprocess.run([PROGRAM, *words], capture_output=True, text=True, cwd=self.folder,
+                              env=ENVIRONMENT, preexec_fn=preexec_fn, timeout=120)  # fmt: skip
+
     def trained(self, *arguments, **flags):
         """The JSONL lines of a run that must succeed."""
         result = self.run(*arguments, log_jsonl=self.log, **flags)

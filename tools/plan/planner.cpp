@@ -291,27 +291,40 @@ TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per
           2 * forward.head / flops_per_s};
 }
 
+std::string memory_text(const PlanCase& plan, const PlanFigures& figures) {
+  const std::string program =
+      plan.program_bytes == 0 ? "" : " and " + format_size(plan.program_bytes) + " of the program";
+  const std::string host = format_size(figures.host.used()) + " of the host";
+  if (plan.gpu) return host + " tier" + program;
+  return format_size(figures.activations) + " of activations beside " +
+         format_size(figures.device.used()) + " of the device tier" +
+         (program.empty() ? " and " : ", ") + host + "'s" + program;
+}
+
 const char* offload_name(zero3::Offload offload) noexcept {
   return offload == zero3::Offload::None ? "none" : offload == zero3::Offload::Cpu ? "cpu" : "nvme";
 }
 
 namespace {
 
+std::uint64_t tier_memory(const PlanCase& plan, const PlanFigures& figures) {
+  return (plan.gpu ? 0 : figures.device.used()) + figures.host.used();
+}
+
 /// Pools are taken as large as they are used; gradients of a stage, tensors of LibTorch, count as
-/// the device's.
+/// the device's. A GPU's activations are not in this memory, nor is its tier.
 Result<void> check_memory(const PlanCase& plan, const PlanFigures& figures) {
-  const std::uint64_t tiers = figures.device.used() + figures.host.used();
-  const std::uint64_t needed = figures.activations + tiers;
+  const std::uint64_t tiers = tier_memory(plan, figures);
+  const std::uint64_t activations = plan.gpu ? 0 : figures.activations;
+  const std::uint64_t needed = activations + tiers + plan.program_bytes;
   if (!plan.memory_max.has_value() || needed <= *plan.memory_max) return {};
-  const bool mostly_tiers = tiers > figures.activations;
-  const bool mostly_device = figures.device.used() > figures.host.used();
+  const bool mostly_tiers = tiers > activations;
+  const bool mostly_device = !plan.gpu && figures.device.used() > figures.host.used();
   const std::string key = !mostly_tiers   ? "train_micro_batch_size_per_gpu"
                           : mostly_device ? "artesian.device_memory"
                                           : "artesian.host_memory";
   return make_error(ErrorCode::Exhausted,
-                    key + ": got " + format_size(figures.activations) + " of activations beside " +
-                        format_size(figures.device.used()) + " of the device tier and " +
-                        format_size(figures.host.used()) + " of the host's, allowed " +
+                    key + ": got " + memory_text(plan, figures) + ", allowed " +
                         format_size(*plan.memory_max) + ", the available memory: " +
                         std::to_string(needed - *plan.memory_max) + " bytes missing; lower it" +
                         (mostly_tiers ? "" : " or --seq-len, or set activation_checkpointing"));
@@ -331,8 +344,10 @@ zero3::PlacementRequest placement_request(const PlanCase& plan) {
 
 }  // namespace
 
-Result<PlanFigures> evaluate(const PlanCase& plan) {
-  PlanFigures figures;
+namespace {
+
+/// Where everything is; the figures' memory and notes with it.
+Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
   zero3::PlacementRequest request = placement_request(plan);
   figures.activations = models::planned_activations(activation_run(plan), plan.host_bytes);
@@ -347,6 +362,21 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   figures.notes = placement.notes;
   take_memory(placement, figures);
   ARTESIAN_TRY_VOID(check_memory(plan, figures));
+  return placement;
+}
+
+}  // namespace
+
+Result<PlanFigures> evaluate_memory(const PlanCase& plan) {
+  PlanFigures figures;
+  ARTESIAN_TRY(placement, place(plan, figures));
+  static_cast<void>(placement);  // the figures are of it
+  return figures;
+}
+
+Result<PlanFigures> evaluate(const PlanCase& plan) {
+  PlanFigures figures;
+  ARTESIAN_TRY(placement, place(plan, figures));
   ARTESIAN_TRY_VOID(check_space(plan.space, plan.config, placement));
   ARTESIAN_TRY(done, simulate(plan, placement));
   figures.moved = done.moved;

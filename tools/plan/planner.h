@@ -57,9 +57,12 @@ struct PlanCase {
   /// nobody knows, or it is memory_max.
   std::optional<std::uint64_t> gpu_bytes;
   std::uint64_t host_bytes = 0;
-  /// What activations and both tiers may take together, where these are one memory; more is
-  /// refused. Absent: they are not, or nobody knows.
+  /// What activations, both tiers and the program may take together, where these are one memory;
+  /// with a GPU the host tier and the program. More is refused. Absent: nobody knows.
   std::optional<std::uint64_t> memory_max;
+  /// What the process takes beside them, over what it has already: the pages of libraries, and
+  /// buffers of their own.
+  std::uint64_t program_bytes = 0;
   DiskSpace space;  // what is on NVMe and has no room there is refused
   /// What the activations of several micro-batches may take at once, to run layer by layer.
   std::uint64_t activation_bytes = 0;
@@ -101,6 +104,14 @@ struct PlanFigures {
 
 /// Errors: Exhausted, NoSpace, with the bytes missing and the key to change.
 Result<PlanFigures> evaluate(const PlanCase& plan);
+
+/// Memory alone: the tiers, activations and notes of evaluate(), without disk, bytes moved and
+/// time; neither rates nor DiskSpace are looked at. Errors: Exhausted, as above.
+Result<PlanFigures> evaluate_memory(const PlanCase& plan);
+
+/// "1 GiB of activations beside 2 GiB of the device tier, 3 GiB of the host's and 4 MiB of the
+/// program": what memory_max is held against.
+std::string memory_text(const PlanCase& plan, const PlanFigures& figures);
 
 struct Change {
   std::string key;  // of the config, or what to buy

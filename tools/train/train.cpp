@@ -31,7 +31,8 @@ constexpr const char* program = "artesian";
 
 class TrainRun {
  public:
-  explicit TrainRun(const TrainOptions& options) : options_(options) {}
+  TrainRun(const TrainOptions& options, const CheckMemory& check_memory)
+      : options_(options), check_memory_(check_memory) {}
 
   int run() {
     auto prepared = prepare();
@@ -76,6 +77,7 @@ class TrainRun {
   Result<void> close() { return engine_ ? engine_->close() : Result<void>(); }
 
   const TrainOptions& options_;
+  const CheckMemory& check_memory_;
   models::ModelConfig model_config_;
   std::optional<models::CheckpointWriter> save_;
   zero3::Config config_;
@@ -286,7 +288,11 @@ Result<void> TrainRun::choose_budgets() {
   ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device, planned));
   budgets_ = budgets;
   take_budgets();
-  return {};
+  return check_memory_({.config = &config_,
+                        .model = &model_config_,
+                        .length = length_,
+                        .device = options_.device,
+                        .budgets = budgets_});
 }
 
 void TrainRun::take_budgets() {
@@ -417,9 +423,9 @@ void TrainRun::note(Result<void> outcome) {
 
 }  // namespace
 
-int train(const TrainOptions& options) {
+int train(const TrainOptions& options, const CheckMemory& check_memory) {
   if (options.quiet) set_log_level(LogLevel::Warning);
-  return TrainRun(options).run();
+  return TrainRun(options, check_memory).run();
 }
 
 }  // namespace artesian::tools

@@ -2,9 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "base/result.h"
+#include "models/model_config.h"
+#include "zero3/torch/engine.h"
 
 namespace artesian::tools {
 
@@ -31,8 +36,21 @@ struct TrainOptions {
   bool quiet = false;
 };
 
+/// What a run is about to take memory for.
+struct RunMemory {
+  const zero3::Config* config = nullptr;
+  const models::ModelConfig* model = nullptr;
+  std::uint64_t length = 0;  // tokens of a sample
+  std::string device = "cpu";
+  zero3::Budgets budgets;
+};
+
+/// Asked before anything is taken, as the kernel answers later by ending the process: errors end
+/// the run.
+using CheckMemory = std::function<Result<void>(const RunMemory& run)>;
+
 /// Runs it and returns the exit code: 0; 2 for what is knowable before the first step; 1 for what
 /// comes later; 130 or 143 when stopped by a signal, after finishing the step. Errors go to stderr.
-int train(const TrainOptions& options);
+int train(const TrainOptions& options, const CheckMemory& check_memory);
 
 }  // namespace artesian::tools
