@@ -1,7 +1,9 @@
 """Proves what `artesian train` tells of that which moves its bytes: memory that is not on 2 MiB
 pages, and the I/O engine with what of it is in effect."""
 
+import os
 import re
+import tempfile
 
 import limits
 import pytest
@@ -56,3 +58,18 @@ def test_without_nvme_nothing_is_said_of_an_engine(place):  # noqa: F811
 
     result = place.run(config=place.write_config(change))
     assert result.returncode == 0 and "moved by" not in result.stdout, result.stderr
+
+
+def test_item_11_a_folder_in_memory_is_said_in_the_words_of_doctor(place):  # noqa: F811
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("no tmpfs at /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for path in [folder, f"{folder}/made"]:
+            result = place.run("--quiet", config=place.at(path))
+            assert result.returncode == 0, result.stderr
+            assert result.stderr.splitlines()[0] == (
+                f"artesian: warning: zero_optimization.offload_param.nvme_path: {path}: tmpfs at "
+                "/dev/shm; this is memory, not a disk: what is offloaded there is not offloaded; a "
+                "folder on a local file system, such as ext4 or xfs on an NVMe disk")  # fmt: skip
+            assert "offload_optimizer" not in result.stderr  # the same folder
+    assert "not a disk" not in place.run().stderr

@@ -79,4 +79,29 @@ FileSystemKind file_system_kind(const std::string& type) noexcept {
   return FileSystemKind::Local;
 }
 
+const char* file_system_meaning(FileSystemKind kind) noexcept {
+  switch (kind) {
+    case FileSystemKind::Memory:
+      return "this is memory, not a disk: what is offloaded there is not offloaded";
+    case FileSystemKind::Network:
+    case FileSystemKind::Program:
+      return "a network or user-space file system: slower than a local disk by far";
+    case FileSystemKind::Container: return "a container's own layer: slow, and often small";
+    case FileSystemKind::CopyOnWrite: return "copy-on-write: each rewrite of state allocates anew";
+    case FileSystemKind::Local: break;
+  }
+  return "a local file system";
+}
+
+std::string file_system_fix(FileSystemKind kind) {
+  const std::string folder = "a folder on a local file system, such as ext4 or xfs on an NVMe disk";
+  switch (kind) {
+    case FileSystemKind::Container: return folder + ", mounted into the container as a volume";
+    case FileSystemKind::CopyOnWrite:
+      return "chattr +C on the empty folder (btrfs), or a folder on ext4 or xfs";
+    case FileSystemKind::Local: return "";
+    default: return folder;
+  }
+}
+
 }  // namespace artesian::tiering

@@ -190,29 +190,10 @@ Finding examine_best(const tiering::MachineProfile& profile, Finding finding,
 Finding examine_file_system(const Mount& mount) {
   Finding finding{.name = "file_system", .value = mount.type + " at " + mount.point};
   if (mount.type.empty()) finding.value = "not known";
-  finding.level = Level::Warn;
-  finding.fix = "a folder on a local file system, such as ext4 or xfs on an NVMe disk";
-  switch (tiering::file_system_kind(mount.type)) {
-    case FileSystemKind::Memory:
-      finding.meaning = "this is memory, not a disk: what is offloaded there is not offloaded";
-      break;
-    case FileSystemKind::Network:
-    case FileSystemKind::Program:
-      finding.meaning = "a network or user-space file system: slower than a local disk by far";
-      break;
-    case FileSystemKind::Container:
-      finding.meaning = "a container's own layer: slow, and often small";
-      finding.fix += ", mounted into the container as a volume";
-      break;
-    case FileSystemKind::CopyOnWrite:
-      finding.meaning = "copy-on-write: each rewrite of state allocates anew";
-      finding.fix = "chattr +C on the empty folder (btrfs), or a folder on ext4 or xfs";
-      break;
-    case FileSystemKind::Local:
-      finding.level = Level::Ok;
-      finding.meaning = "a local file system";
-      finding.fix.clear();
-  }
+  const FileSystemKind kind = tiering::file_system_kind(mount.type);
+  finding.level = kind == FileSystemKind::Local ? Level::Ok : Level::Warn;
+  finding.meaning = tiering::file_system_meaning(kind);
+  finding.fix = tiering::file_system_fix(kind);
   return finding;
 }
 

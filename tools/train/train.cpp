@@ -19,6 +19,7 @@
 #include "tools/shell/standard_output.h"
 #include "tools/train/save_model.h"
 #include "tools/train/step_log.h"
+#include "tools/train/swap_folders.h"
 #include "tools/train/training.h"
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/engine.h"
@@ -122,6 +123,7 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(read_config(arguments));
   ARTESIAN_TRY_VOID(check_memory());
   ARTESIAN_TRY_VOID(choose_budgets());
+  warn_of_swap_folders(config_);
   ARTESIAN_TRY_VOID(open_weights());
   ARTESIAN_TRY_VOID(prepare_save());
   ARTESIAN_TRY_VOID(open_data());

@@ -1,0 +1,11 @@
+// What is below the folders of nvme_path, said before a run puts its state there.
+#pragma once
+
+#include "zero3/config/config.h"
+
+namespace artesian::tools {
+
+/// Warns of each folder that lies in memory, in the words of `artesian doctor`.
+void warn_of_swap_folders(const zero3::Config& config);
+
+}  // namespace artesian::tools
