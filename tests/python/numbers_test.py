@@ -310,7 +310,7 @@ def test_loss_scale_follows_its_own_overflows(inputs, tmp_path, name):
     scheduler = {"type": "WarmupLR", "params": params}
     config = make_config(tmp_path, "none", fp16=fp16, scheduler=scheduler)
     done, ours = artesian(inputs, tmp_path, config)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (name == "static and too large"), done.stderr
     scaler = reference.LossScaler(fp16)
     updates = 0
     for line in ours:

@@ -61,9 +61,11 @@ def test_a_save_whose_disk_fills_meanwhile(place):
         process = place.start_and_wait_for_a_step(**flags, save=small / "out")
         limits.fill(small / "other")
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60) == ("", "")
-        assert process.returncode == 143
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 143 and output == ""
         steps = place.steps()
+        assert errors == (f"artesian: note: stopped by SIGTERM after step {len(steps)} of 1000000; "
+                          f"saved to {small / 'out'}\n")  # fmt: skip
         found = weights_of(small / "out")
         assert sorted(path.name for path in small.iterdir()) == ["other", "out"]
     place.trained(**flags, steps=len(steps), save=place.folder / "whole")
@@ -104,9 +106,11 @@ def test_each_part_of_the_end_stands_alone(place):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    save, trace = errors.splitlines()
+    save, trace, end = errors.splitlines()
     assert save.startswith(f"artesian: error: --save: {out}: came into being meanwhile; all is in ")
     assert trace.startswith("artesian: error: --trace: ")
+    assert end.startswith("artesian: note: stopped by SIGTERM after step ")
+    assert end.endswith("; nothing is saved")
     kept = place.folder / f"out.partial-{process.pid}"
     assert save.endswith(str(kept))
     assert len(place.trained(model=kept)) == 1

@@ -77,7 +77,7 @@ def shown_on_a_terminal(command, columns):
 @pytest.mark.parametrize("columns", [40, 60, 300])
 def test_the_progress_line_fits_the_terminal_and_notes_do_not_stick_to_it(place, columns):
     def change(config):
-        config["fp16"] = {"enabled": True, "initial_scale_power": 30, "hysteresis": 1}
+        config["fp16"] = {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}
 
     shown = shown_on_a_terminal(place.words(config=place.write_config(change), steps=8), columns)
     lines = [part.split("\r\n")[0] for part in shown.split("\r\033[K")]

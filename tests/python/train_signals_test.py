@@ -34,9 +34,12 @@ def test_a_stop_between_steps_ends_the_log_with_a_digest(place):
     for _ in range(3):
         process = place.start_and_wait_for_a_step(seq_len=4)
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60) == ("", "")
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == 143
         steps = place.steps()
+        assert output == ""
+        assert errors == (f"artesian: note: stopped by SIGTERM after step {len(steps)} of "
+                          "1000000\n")  # fmt: skip
         assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
         assert ["digest" in step for step in steps] == [False] * (len(steps) - 1) + [True]
         assert os.listdir(place.nvme) == []
@@ -54,8 +57,9 @@ def test_a_stop_during_initialisation(place):
         while not any(name.endswith(".swap") for name in os.listdir(place.nvme)):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=120) == ("", "")
-        assert process.returncode == 130
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 130 and output == ""
+        assert errors.startswith("artesian: note: stopped by SIGINT ")
         if place.log.read_text() == "":  # else we were so slow that a step had begun
             break
     assert place.log.read_text() == ""

@@ -156,8 +156,8 @@ std::vector<LineField> Progress::describe(const zero3::StepResult& r) const {
       {tools::print("%.0f tokens/s", rate(static_cast<double>(r.tokens), r.step_s)), Speed});
   if (r.loss_scale != 1.0) line.push_back({tools::print("scale %g", r.loss_scale), Scale});
   if (r.overflow) {
-    line.push_back({r.overflow_parameter.empty() ? "skipped: the loss is not finite"
-                                                 : "skipped: overflow in " + r.overflow_parameter,
+    line.push_back({std::isfinite(r.loss) ? "skipped: overflow in " + r.overflow_parameter
+                                          : "skipped: the loss is not finite",
                     Skipped});
   }
   line.push_back({tools::print("nvme %.2f+%.2f GB/s",

@@ -72,6 +72,9 @@ class Summary {
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
   void add(const zero3::StepResult& result);
   std::uint64_t steps() const noexcept { return steps_; }
+  /// Whether no step changed a weight: all were skipped.
+  bool all_skipped() const noexcept { return steps_ == skipped_; }
+  const zero3::StepResult& last() const noexcept { return last_; }
   /// With a line for each folder of swap files, where there are several. `io`: how their bytes were
   /// moved; empty: no line.
   void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,

@@ -1,6 +1,11 @@
 #include "tools/train/train.h"
 
+#include <cmath>
+#include <csignal>
+#include <cstdio>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "base/log.h"
@@ -14,6 +19,7 @@
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "tools/shell/output_paths.h"
+#include "tools/shell/print.h"
 #include "tools/shell/process_setup.h"
 #include "tools/shell/report_error.h"
 #include "tools/shell/standard_output.h"
@@ -40,14 +46,17 @@ class TrainRun {
     if (prepared.has_value()) prepared = build();
     if (!prepared.has_value()) {
       static_cast<void>(close().has_value());
-      if (stop_requested() != 0) return stop_exit_code();
-      return report_error(program, prepared.error(), 2);
+      if (stop_requested() == 0) return report_error(program, prepared.error(), 2);
+      say_end();
+      return stop_exit_code();
     }
     note(loop());
     progress_->finish();
     finish();
     note(close());
-    if (!faults_.empty()) return report_error(program, faults_, 1);
+    if (!faults_.empty()) report_error(program, faults_, 1);
+    say_end();
+    if (!faults_.empty()) return 1;
     return stop_requested() != 0 ? stop_exit_code() : 0;
   }
 
@@ -73,7 +82,9 @@ class TrainRun {
   void report_completed(const std::optional<std::string>& digest);
   void finish();
   Result<void> save();
+  Error no_step_taken() const;
   Result<void> print_table();
+  void say_end() const;
   void note(Result<void> outcome);
   Result<void> close() { return engine_ ? engine_->close() : Result<void>(); }
 
@@ -81,6 +92,7 @@ class TrainRun {
   const CheckMemory& check_memory_;
   models::ModelConfig model_config_;
   std::optional<models::CheckpointWriter> save_;
+  bool saved_ = false;
   zero3::Config config_;
   std::uint64_t length_ = 0;
   std::uint64_t steps_ = 0;
@@ -88,7 +100,8 @@ class TrainRun {
   std::unique_ptr<StepLog> step_log_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<zero3::Module> module_;
-  std::unique_ptr<zero3::WeightSource> weights_;
+  std::unique_ptr<FiniteWeights> weights_;
+  std::set<std::string> bad_weights_;
   std::unique_ptr<zero3::Engine> engine_;
   std::unique_ptr<Progress> progress_;
   Summary summary_;
@@ -248,15 +261,20 @@ Result<void> TrainRun::write_trace() const {
 }
 
 Result<void> TrainRun::open_weights() {
+  std::unique_ptr<zero3::WeightSource> source;
+  const auto parameters = models::model_parameters(model_config_);
   if (!options_.random_weights && models::has_checkpoint(options_.model)) {
     ARTESIAN_TRY(checkpoint,
                  naming("--model", models::CheckpointWeights::open(options_.model, model_config_)));
-    weights_ = std::make_unique<models::CheckpointWeights>(std::move(checkpoint));
+    source = std::make_unique<models::CheckpointWeights>(std::move(checkpoint));
   } else {
     ARTESIAN_TRY_VOID(check_random_weights());
-    weights_ = std::make_unique<zero3::RandomWeights>(models::model_parameters(model_config_),
-                                                      options_.seed);
+    source = std::make_unique<zero3::RandomWeights>(parameters, options_.seed);
   }
+  std::vector<std::string> names;
+  for (const zero3::ParameterSpec& parameter : parameters) names.push_back(parameter.name);
+  weights_ = std::make_unique<FiniteWeights>(std::move(source), std::move(names),
+                                             "--model: " + options_.model, config_.param_dtype);
   return {};
 }
 
@@ -326,12 +344,14 @@ Result<void> TrainRun::build() {
   ARTESIAN_TRY(engine, make_engine());
   engine_ = std::move(engine);
   ARTESIAN_TRY_VOID(open_outputs());
+  const FiniteWeights& weights = *weights_;
   StoppableWeights stoppable(std::move(weights_));
   const auto report = [&](std::uint64_t done, std::uint64_t total) {
     progress_->initializing(done, total);
   };
   auto initialized = engine_->initialize(stoppable, report);
   progress_->finish();
+  bad_weights_ = weights.found();
   return initialized;
 }
 
@@ -390,19 +410,49 @@ Result<void> TrainRun::loop() {
 /// Each part, whatever became of those before: above all the weights, which took long to come by.
 void TrainRun::finish() {
   if (summary_.steps() == 0) return;  // stopped before the first
+  const bool whole = faults_.empty() && stop_requested() == 0;
+  if (whole && summary_.all_skipped()) faults_.push_back(no_step_taken());
   note(naming("--save", save()));
   note(step_log_->close());
   note(write_trace());
   note(print_table());
 }
 
+/// A run that went through to its end and has done nothing.
+Error TrainRun::no_step_taken() const {
+  const std::uint64_t steps = summary_.steps();
+  const zero3::StepResult& last = summary_.last();
+  std::string text =
+      "no step was taken: " +
+      (steps == 1 ? std::string("the only one was") : "all " + std::to_string(steps) + " were") +
+      " skipped, as " + (std::isfinite(last.loss) ? "gradients were" : "the loss was") +
+      " not finite; ";
+  if (!bad_weights_.empty()) {
+    text += "weights that are not finite are in " + FiniteWeights::list(bad_weights_) +
+            "; repair them, or start at random: --init";
+  } else if (std::isfinite(last.loss) && config_.param_dtype == DType::Float16) {
+    const bool fixed = config_.loss_scale.loss_scale > 0;
+    text += (fixed ? "fp16.loss_scale is " : "the loss scale has come down to ") +
+            print("%g", last.loss_scale) +
+            (fixed ? ": a smaller one" : ": more steps, or a smaller fp16.initial_scale_power");
+  } else {
+    text += "look at the data, the weights and the learning rate";
+  }
+  return make_error(ErrorCode::Invalid, std::move(text));
+}
+
 Result<void> TrainRun::save() {
   if (!save_.has_value()) return {};
+  if (summary_.all_skipped()) {
+    log(LogLevel::Warning, "--save: nothing is saved: no step has changed the weights");
+    return {};
+  }
   if (!engine_->weights_readable()) {
     return make_error(ErrorCode::Invalid,
                       "nothing is saved: after this error the weights are not known to be right");
   }
   ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, *save_));
+  saved_ = true;
   if (!faults_.empty()) {
     log(LogLevel::Info, "--save: all the same the weights are in " + options_.save +
                             ", as they were after the last step that changed them");
@@ -417,6 +467,24 @@ Result<void> TrainRun::print_table() {
                                           : Summary::DeviceMemory::OfAGpu,
                  engine_->path_use(), engine_->describe_io(), engine_->placement().inputs);
   return flush_stdout();
+}
+
+/// How the run ended, as the last line. One that did all it was asked to is silent if it is to be.
+void TrainRun::say_end() const {
+  const std::uint64_t steps = summary_.steps();
+  const int signal = stop_requested();
+  const bool whole = faults_.empty() && signal == 0;
+  if (whole && options_.quiet) return;
+  std::string line = signal != 0
+                         ? std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM")
+                     : faults_.empty() ? "done"
+                                       : "ended by an error";
+  line += steps == 0 ? " before the first step"
+                     : " after step " + std::to_string(steps) + " of " + std::to_string(steps_);
+  if (!options_.save.empty()) {
+    line += saved_ ? "; saved to " + options_.save : std::string("; nothing is saved");
+  }
+  std::fputs((log_text(LogLevel::Info, line) + "\n").c_str(), stderr);
 }
 
 void TrainRun::note(Result<void> outcome) {

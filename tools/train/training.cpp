@@ -1,7 +1,10 @@
 #include "tools/train/training.h"
 
-#include <string>
+#include <algorithm>
+#include <bit>
+#include <cmath>
 
+#include "base/log.h"
 #include "tools/shell/report_error.h"
 
 namespace artesian::tools {
@@ -19,6 +22,70 @@ Error naming_directory(const zero3::Config& config, Error error) {
     }
   }
   return error;
+}
+
+namespace {
+
+constexpr std::size_t names_shown_max = 3;
+
+/// The largest float that becomes a finite number of the dtype, as bits of a float: those of
+/// numbers that are not negative are in the order of these.
+std::uint32_t largest_bits(DType dtype) {
+  if (dtype == DType::Float16) return std::bit_cast<std::uint32_t>(65519.996f);  // rounds to 65504
+  if (dtype == DType::BFloat16) return 0x7f7f7fffu;  // the next one rounds to infinity
+  return 0x7f7fffffu;
+}
+
+std::uint32_t magnitude(float value) {
+  return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
+}
+
+}  // namespace
+
+FiniteWeights::FiniteWeights(std::unique_ptr<zero3::WeightSource> source,
+                             std::vector<std::string> names, std::string whose, DType dtype)
+    : source_(std::move(source)),
+      names_(std::move(names)),
+      whose_(std::move(whose)),
+      dtype_(dtype) {}
+
+Result<void> FiniteWeights::read(std::uint32_t parameter, std::uint64_t first,
+                                 std::span<float> target) noexcept {
+  ARTESIAN_TRY_VOID(source_->read(parameter, first, target));
+  const std::uint32_t allowed = largest_bits(dtype_);
+  std::uint32_t largest = 0;  // a loop without a way out, which the compiler makes wide
+  for (const float value : target) largest = std::max(largest, magnitude(value));
+  if (largest <= allowed) return {};
+  const std::lock_guard lock(mutex_);
+  if (!found_.insert(names_[parameter]).second || found_.size() > names_shown_max) return {};
+  const auto bad = std::find_if(target.begin(), target.end(),
+                                [&](float value) { return magnitude(value) > allowed; });
+  const auto element = first + static_cast<std::uint64_t>(bad - target.begin());
+  const std::string number = std::isnan(*bad) ? "nan" : std::to_string(*bad);
+  log(LogLevel::Warning,
+      whose_ + ": " + names_[parameter] + ": element " + std::to_string(element) + ": got " +
+          number +
+          (std::isfinite(*bad) ? std::string(", above the largest ") + dtype_name(dtype_)
+                               : ", which is not finite") +
+          "; losses will hardly be finite");
+  return {};
+}
+
+std::set<std::string> FiniteWeights::found() const {
+  const std::lock_guard lock(mutex_);
+  return found_;
+}
+
+std::string FiniteWeights::list(const std::set<std::string>& names) {
+  std::string text;
+  std::size_t shown = 0;
+  for (const std::string& name : names) {
+    if (shown++ == names_shown_max) {
+      return text + " and " + std::to_string(names.size() - names_shown_max) + " more";
+    }
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  return text;
 }
 
 }  // namespace artesian::tools

@@ -2,9 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <set>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "base/dtype.h"
 #include "tools/shell/process_setup.h"
 #include "zero3/config/config.h"
 #include "zero3/step/weights.h"
@@ -13,6 +18,28 @@ namespace artesian::tools {
 
 /// The same error with the config key of the directory that it is about.
 Error naming_directory(const zero3::Config& config, Error error);
+
+/// Looks for weights that are not finite, or are not in the dtype that parameters are kept in, as
+/// they are read, and says in the log once of each tensor where its first one is.
+class FiniteWeights final : public zero3::WeightSource {
+ public:
+  /// `names`: by parameter. `whose`: what the weights are from, for the log.
+  FiniteWeights(std::unique_ptr<zero3::WeightSource> source, std::vector<std::string> names,
+                std::string whose, DType dtype);
+  Result<void> read(std::uint32_t parameter, std::uint64_t first,
+                    std::span<float> target) noexcept override;
+  /// The tensors found so far, ", " between them, the first few; empty: none.
+  static std::string list(const std::set<std::string>& names);
+  std::set<std::string> found() const;
+
+ private:
+  const std::unique_ptr<zero3::WeightSource> source_;
+  const std::vector<std::string> names_;
+  const std::string whose_;
+  const DType dtype_;
+  mutable std::mutex mutex_;  // reads come from several threads
+  std::set<std::string> found_;
+};
 
 /// Ends initialisation when the user asks to stop.
 class StoppableWeights final : public zero3::WeightSource {

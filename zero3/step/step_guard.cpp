@@ -24,16 +24,13 @@ void StepGuard::see_loss(double loss) {
 }
 
 /// "loss of micro-batch 2: got nan", "gradient of h.0.ln_1.weight: got a value that is not finite".
+/// After a bad loss all gradients are bad, and the first one's name would blame one at random.
 std::string StepGuard::what_is_wrong(const std::string& bad_parameter) const {
-  std::string text;
   if (bad_micro_batch_ != 0) {
-    text = "loss of micro-batch " + std::to_string(bad_micro_batch_) + ": got " + number(bad_loss_);
+    return "loss of micro-batch " + std::to_string(bad_micro_batch_) + ": got " + number(bad_loss_);
   }
-  if (!bad_parameter.empty()) {
-    text += (text.empty() ? "" : ", and the ") + ("gradient of " + bad_parameter) +
-            ": got a value that is not finite";
-  }
-  return text;
+  if (bad_parameter.empty()) return "";
+  return "gradient of " + bad_parameter + ": got a value that is not finite";
 }
 
 StepGuard::Verdict StepGuard::judge(std::uint64_t step, const std::string& bad_parameter,

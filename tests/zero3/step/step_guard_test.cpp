@@ -146,9 +146,7 @@ TEST_F(StepGuardTest, SkippedStepsInARowEndTheRun) {
     EXPECT_TRUE(verdict.end->message.starts_with(
         "artesian.skipped_steps_max: step " + std::to_string(step) + ": got " +
         std::to_string(limit) + " skipped steps in a row, allowed fewer than " +
-        std::to_string(limit) +
-        "; the last one: loss of micro-batch 1: got inf, and the gradient "
-        "of wte.weight: got a value that is not finite; look at "))
+        std::to_string(limit) + "; the last one: loss of micro-batch 1: got inf; look at "))
         << verdict.end->message;
   }
 }
