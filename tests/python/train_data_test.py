@@ -192,6 +192,7 @@ LATE = {
     "a folder of the save": (lambda place: {"save": "no/such/save"}, "--save"),
     "an empty model.safetensors": (
         lambda place: write(place, "model/model.safetensors", b"") and {}, "--model"),
+    "held-out data": (lambda place: {"eval_data": "no/such"}, "--eval-data"),
 }  # fmt: skip
 
 

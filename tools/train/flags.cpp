@@ -38,6 +38,8 @@ void add_train_flags(CLI::App& train) {
         "Token ids (.bin), text, JSON lines, or a folder of text; may be repeated: one stream");
   value("--text-field", "NAME", "Field of JSON lines that is the text (default: text)");
   flag("--no-token-cache", "Tokenise anew, and keep no tokens for later runs");
+  value("--eval-data", "PATH", "Held-out data, as --data: its loss is told at the end");
+  value("--eval-every", "N", "Tell the held-out loss every N steps, too");
   value("--config", "FILE", "DeepSpeed JSON config");
   value("--steps", "N", "Optimizer steps");
   value("--epochs", "N", "Passes over the data (default: 1)");
@@ -64,7 +66,7 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   FlagReader reader(train);
   TrainOptions options;
   check_later_flags(reader);
-  reader.expect_single_values({"--data"});
+  reader.expect_single_values({"--data", "--eval-data"});
   options.model = reader.required_path("--model", "name the folder of config.json");
   options.data = reader.paths("--data");
   if (options.data.empty()) {
@@ -72,6 +74,12 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   }
   if (reader.given("--text-field")) options.text_field = reader.path("--text-field");
   options.token_cache = !reader.given("--no-token-cache");
+  options.eval_data = reader.paths("--eval-data");
+  options.eval_every = reader.count("--eval-every");
+  if (reader.given("--eval-every") && !reader.given("--eval-data")) {
+    reader.refuse("--eval-every", "no --eval-data",
+                  "it with the data to evaluate; add --eval-data");
+  }
   options.config = reader.required_path("--config", "name a DeepSpeed JSON file");
   options.steps = reader.count("--steps");
   options.epochs = reader.count("--epochs");

@@ -28,6 +28,10 @@ double rate(double amount, double seconds) {
   return seconds > 0 ? amount / seconds : 0.0;
 }
 
+std::string held_out_text(double loss) {
+  return tools::print("held-out loss %.4f (perplexity %.4g)", loss, std::exp(loss));
+}
+
 std::string duration(double seconds) {
   const auto whole = std::lround(seconds);
   if (whole >= 3600) return tools::print("%ldh%02ldm", whole / 3600, whole / 60 % 60);
@@ -74,8 +78,7 @@ Result<void> StepLog::close() {
   return *first_;
 }
 
-void StepLog::write(const zero3::StepResult& r, double tflops,
-                    const std::optional<std::string>& digest) {
+void StepLog::write(const zero3::StepResult& r, const Beside& beside) {
   if (file_.value() < 0) return;
   nlohmann::ordered_json line{{"step", r.step},
                               {"loss", r.loss},
@@ -85,7 +88,7 @@ void StepLog::write(const zero3::StepResult& r, double tflops,
                               {"grad_norm", r.grad_norm},
                               {"tokens", r.tokens},
                               {"tokens_per_s", rate(static_cast<double>(r.tokens), r.step_s)},
-                              {"tflops", tflops},
+                              {"tflops", beside.tflops},
                               {"step_s", r.step_s},
                               {"predicted_step_s", r.predicted_step_s},
                               {"bound_step_s", std::max(r.computed_s, r.disk_s)},
@@ -123,7 +126,8 @@ void StepLog::write(const zero3::StepResult& r, double tflops,
         {{"path", path.directory}, {"read", path.bytes_read}, {"write", path.bytes_written}});
   }
   if (!r.overflow_parameter.empty()) line["overflow_parameter"] = r.overflow_parameter;
-  if (digest.has_value()) line["digest"] = *digest;
+  if (beside.held_out_loss.has_value()) line["eval_loss"] = *beside.held_out_loss;
+  if (beside.digest.has_value()) line["digest"] = *beside.digest;
   ++lines_;
   if (append(line.dump() + "\n")) return;
   ++missing_;
@@ -145,13 +149,15 @@ void Progress::initializing(std::uint64_t done, std::uint64_t total) {
 }
 
 /// In a narrow terminal, how far it is and how well it learns come before how fast it is.
-std::vector<LineField> Progress::describe(const zero3::StepResult& r) const {
-  enum Rank : int { Step, Loss, Left, Skipped, Speed, Scale, Nvme, Host, Device };
+std::vector<LineField> Progress::describe(const zero3::StepResult& r,
+                                          const std::optional<double>& held_out_loss) const {
+  enum Rank : int { Step, Loss, HeldOut, Left, Skipped, Speed, Scale, Nvme, Host, Device };
   std::vector<LineField> line;
   line.push_back({tools::print("step %llu/%llu", static_cast<unsigned long long>(r.step),
                                static_cast<unsigned long long>(options_.steps_total)),
                   Step});
   line.push_back({tools::print("loss %.4f", r.loss), Loss});
+  if (held_out_loss.has_value()) line.push_back({held_out_text(*held_out_loss), HeldOut});
   line.push_back(
       {tools::print("%.0f tokens/s", rate(static_cast<double>(r.tokens), r.step_s)), Speed});
   if (r.loss_scale != 1.0) line.push_back({tools::print("scale %g", r.loss_scale), Scale});
@@ -175,14 +181,15 @@ std::vector<LineField> Progress::describe(const zero3::StepResult& r) const {
   return line;
 }
 
-void Progress::step(const zero3::StepResult& r) {
+void Progress::step(const zero3::StepResult& r, const std::optional<double>& held_out_loss) {
   if (options_.quiet) return;
   step_seconds_ = step_seconds_ == 0.0 ? r.step_s : 0.8 * step_seconds_ + 0.2 * r.step_s;
-  const bool own_line = options_.steps_per_print != 0 && r.step % options_.steps_per_print == 0;
+  const bool own_line = held_out_loss.has_value() ||
+                        (options_.steps_per_print != 0 && r.step % options_.steps_per_print == 0);
   const std::uint64_t now = system_clock().now_ns();
   const bool due = now - printed_ns_ >= print_interval_ns || r.step == options_.steps_total;
   if (line_.on_terminal() || own_line || due) {
-    line_.draw(describe(r));
+    line_.draw(describe(r, held_out_loss));
     printed_ns_ = now;
   }
   if (own_line && !options_.breakdown) finish();
@@ -197,7 +204,9 @@ void Progress::step(const zero3::StepResult& r) {
                r.wait_input_s, r.step_s);
 }
 
-void Summary::add(const zero3::StepResult& result) {
+void Summary::add(const zero3::StepResult& result, const std::optional<double>& held_out_loss) {
+  if (!held_out_first_.has_value()) held_out_first_ = held_out_loss;
+  if (held_out_loss.has_value()) held_out_last_ = held_out_loss;
   if (steps_++ == 0) first_ = result;
   last_ = result;
   skipped_ += result.overflow ? 1 : 0;
@@ -222,6 +231,11 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
           (skipped_ != 0 ? tools::print(" (%llu steps skipped: overflow)",
                                         static_cast<unsigned long long>(skipped_))
                          : std::string()));
+  if (held_out_last_.has_value()) {
+    row("held-out loss",
+        tools::print("%.4f -> %.4f; perplexity %.4g -> %.4g", *held_out_first_, *held_out_last_,
+                     std::exp(*held_out_first_), std::exp(*held_out_last_)));
+  }
   if (taken_back_ != 0) {
     row("update under backward",
         tools::print("taken back in %llu steps, which were clipped or skipped",

@@ -19,11 +19,16 @@ namespace artesian::tools {
 /// warning, later ones are tried again, and close() is the error.
 class StepLog {
  public:
+  /// Beside what a step did.
+  struct Beside {
+    double tflops = 0.0;
+    std::optional<std::string> digest;
+    std::optional<double> held_out_loss;
+  };
   /// Errors: Io. An empty path logs nowhere.
   static Result<StepLog> open(const std::string& path);
   /// Appends one line.
-  void write(const zero3::StepResult& result, double tflops,
-             const std::optional<std::string>& digest);
+  void write(const zero3::StepResult& result, const Beside& beside);
   /// After the last. Errors: Io, NoSpace: lines are missing.
   Result<void> close();
 
@@ -52,12 +57,13 @@ class Progress {
   explicit Progress(const Options& options);
   /// "initialising 42%", while the home tiers are filled.
   void initializing(std::uint64_t done, std::uint64_t total);
-  void step(const zero3::StepResult& result);
+  void step(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
   /// Ends a line that is being redrawn.
   void finish() { line_.finish(); }
 
  private:
-  std::vector<LineField> describe(const zero3::StepResult& result) const;
+  std::vector<LineField> describe(const zero3::StepResult& result,
+                                  const std::optional<double>& held_out_loss) const;
 
   Options options_;
   TerminalLine line_;
@@ -70,7 +76,7 @@ class Progress {
 class Summary {
  public:
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
-  void add(const zero3::StepResult& result);
+  void add(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
   std::uint64_t steps() const noexcept { return steps_; }
   /// Whether no step changed a weight: all were skipped.
   bool all_skipped() const noexcept { return steps_ == skipped_; }
@@ -91,6 +97,7 @@ class Summary {
   std::uint64_t tokens_ = 0;
   std::uint64_t bytes_written_ = 0;
   double seconds_ = 0.0;
+  std::optional<double> held_out_first_, held_out_last_;
   zero3::StepResult first_;
   zero3::StepResult last_;
 };

@@ -23,6 +23,7 @@
 #include "tools/shell/process_setup.h"
 #include "tools/shell/report_error.h"
 #include "tools/shell/standard_output.h"
+#include "tools/train/held_out.h"
 #include "tools/train/save_model.h"
 #include "tools/train/step_log.h"
 #include "tools/train/swap_folders.h"
@@ -70,6 +71,9 @@ class TrainRun {
   Result<void> open_weights();
   Result<void> check_random_weights() const;
   Result<void> open_data();
+  Result<models::TokenData> open_tokens(const char* flag, const std::vector<std::string>& paths,
+                                        models::SampleOrder order);
+  Result<std::optional<double>> held_out_loss(std::uint64_t step, bool last);
   Result<void> rehearse();
   Result<std::unique_ptr<zero3::Engine>> make_engine();
   Result<void> prepare_save();
@@ -79,7 +83,8 @@ class TrainRun {
   Result<void> build();
   Result<void> loop();
   Result<zero3::StepResult> one_step(std::uint64_t step);
-  void report_completed(const std::optional<std::string>& digest);
+  void report_completed(const std::optional<std::string>& digest,
+                        const std::optional<double>& held_out = {});
   void finish();
   Result<void> save();
   Error no_step_taken() const;
@@ -97,6 +102,7 @@ class TrainRun {
   std::uint64_t length_ = 0;
   std::uint64_t steps_ = 0;
   std::unique_ptr<models::TokenData> data_;
+  std::unique_ptr<HeldOut> held_out_;
   std::unique_ptr<StepLog> step_log_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<zero3::Module> module_;
@@ -152,22 +158,41 @@ Result<void> TrainRun::prepare() {
 /// All that can refuse a run comes before text is tokenised, which takes minutes: the engine with
 /// its memory, folders and disks, too, which is made once to see whether it can be.
 Result<void> TrainRun::open_data() {
+  for (const auto& [flag, paths] :
+       {std::pair{"--data", &options_.data}, std::pair{"--eval-data", &options_.eval_data}}) {
+    for (const std::string& path : *paths) {
+      ARTESIAN_TRY(files, naming(flag, models::list_data(path, options_.text_field)));
+      static_cast<void>(files);  // looked at again when they are opened
+    }
+  }
+  const auto order =
+      options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential;
+  ARTESIAN_TRY(data, open_tokens("--data", options_.data, order));
+  data_ = std::make_unique<models::TokenData>(std::move(data));
+  if (options_.eval_data.empty()) return {};
+  ARTESIAN_TRY(held_out,
+               open_tokens("--eval-data", options_.eval_data, models::SampleOrder::Sequential));
+  held_out_ = std::make_unique<HeldOut>(std::move(held_out), config_.micro_batch_size, length_);
+  return {};
+}
+
+Result<models::TokenData> TrainRun::open_tokens(const char* flag,
+                                                const std::vector<std::string>& paths,
+                                                models::SampleOrder order) {
   const models::TokenDataOptions data_options{
-      .paths = options_.data,
+      .paths = paths,
       .text_field = options_.text_field,
       .model_directory = options_.model,
       .vocab_size = model_config_.vocab_size,
       .sequence_length = static_cast<std::int64_t>(length_),
-      .order = options_.shuffled ? models::SampleOrder::Shuffled : models::SampleOrder::Sequential,
+      .order = order,
       .seed = options_.seed,
       .stopped = [] { return stop_requested() != 0; },
       .token_cache = options_.token_cache ? models::default_token_cache() : "",
       .before_long_work = [this] { return rehearse(); }};
   auto data = models::TokenData::open(data_options);
-  if (refused_.has_value()) return *refused_;
-  ARTESIAN_TRY(opened, naming("--data", std::move(data)));
-  data_ = std::make_unique<models::TokenData>(std::move(opened));
-  return {};
+  if (data.has_value() || !refused_.has_value()) return naming(flag, std::move(data));
+  return *refused_;
 }
 
 /// Once. Its notes come when it is made in earnest.
@@ -188,6 +213,7 @@ std::vector<FlagPath> TrainRun::input_paths() const {
   std::vector<FlagPath> inputs{
       {"--config", options_.config}, {"--model", options_.model}, {"--save", options_.save}};
   for (const std::string& path : options_.data) inputs.push_back({"--data", path});
+  for (const std::string& path : options_.eval_data) inputs.push_back({"--eval-data", path});
   return inputs;
 }
 
@@ -375,15 +401,16 @@ Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
 }
 
 /// A step is reported when its update is complete.
-void TrainRun::report_completed(const std::optional<std::string>& digest) {
+void TrainRun::report_completed(const std::optional<std::string>& digest,
+                                const std::optional<double>& held_out) {
   const auto result = engine_->take_completed();
   if (!result.has_value()) return;
   const double flops = models::flops_per_token(model_config_, length_);
   const double tflops = flops * static_cast<double>(result->tokens) /
                         (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
-  step_log_->write(*result, tflops, digest);
-  summary_.add(*result);
-  progress_->step(*result);
+  step_log_->write(*result, {.tflops = tflops, .digest = digest, .held_out_loss = held_out});
+  summary_.add(*result, held_out);
+  progress_->step(*result, held_out);
 }
 
 Result<void> TrainRun::loop() {
@@ -401,10 +428,27 @@ Result<void> TrainRun::loop() {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
     }
-    report_completed(digest);
+    std::optional<double> held_out;
+    if (!result->end.has_value()) {
+      ARTESIAN_TRY(loss, held_out_loss(step + 1, last));
+      held_out = loss;
+    }
+    report_completed(digest, held_out);
     if (result->end.has_value()) return *std::move(result->end);
   }
   return {};
+}
+
+/// Where it is due: every so many steps, and after the last. A stop does not wait for one.
+Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step, bool last) {
+  const bool due = last || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
+  if (held_out_ == nullptr || !due || stop_requested() != 0) return std::optional<double>();
+  auto loss = held_out_->loss(*engine_);
+  if (!loss.has_value() && loss.error().code == ErrorCode::Cancelled) {
+    return std::optional<double>();
+  }
+  if (!loss.has_value()) return naming("--eval-data", std::move(loss).error());
+  return std::optional<double>(*loss);
 }
 
 /// Each part, whatever became of those before: above all the weights, which took long to come by.

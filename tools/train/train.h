@@ -18,6 +18,8 @@ struct TrainOptions {
   std::vector<std::string> data;          // one stream
   std::optional<std::string> text_field;  // of JSON lines
   bool token_cache = true;
+  std::vector<std::string> eval_data;       // empty: no held-out loss
+  std::optional<std::uint64_t> eval_every;  // steps; absent: at the end alone
   std::string config;
   std::optional<std::uint64_t> steps;
   std::optional<std::uint64_t> epochs;

@@ -1,0 +1,28 @@
+// HeldOut: the mean loss over data that is not trained on. Evaluations change no bit of the
+// training (zero3/torch/engine.h).
+#pragma once
+
+#include <cstdint>
+
+#include "base/result.h"
+#include "models/data/token_data.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::tools {
+
+class HeldOut {
+ public:
+  /// `samples`: of one forward; every sample of the data is looked at once, in order.
+  HeldOut(models::TokenData data, std::uint64_t samples, std::uint64_t length)
+      : data_(std::move(data)), samples_(samples), length_(length) {}
+
+  /// Mean over all targets. Errors: the engine's; Cancelled, where a stop was asked for meanwhile.
+  Result<double> loss(zero3::Engine& engine);
+
+ private:
+  models::TokenData data_;
+  std::uint64_t samples_;
+  std::uint64_t length_;
+};
+
+}  // namespace artesian::tools
