@@ -232,7 +232,7 @@ WHOLE = "allowed a whole number of at least 1; "
         ({"seed": "-3"}, '--seed: got "-3", allowed a whole number from 0 to 18446744073709551615'),
         ({"seed": "18446744073709551616"}, '--seed: got "18446744073709551616", allowed'),
         ({"order": "random"}, '--order: got "random", allowed shuffled or sequential; '),
-        ({"save_dtype": "bf16"}, '--save-dtype: got "bf16", allowed model or fp32; '),
+        ({"save": "out", "save_dtype": "bf16"}, '--save-dtype: got "bf16", allowed model or fp32'),
         ({"device": "cuda:"}, '--device: got "cuda:", allowed cpu, cuda or cuda:i; write one'),
         ({"device": "cuda:-1"}, '--device: got "cuda:-1", allowed cpu, cuda or cuda:i; write one'),
         ({"device": "tpu"}, '--device: got "tpu", allowed cpu, cuda or cuda:i; write one'),

@@ -116,3 +116,18 @@ def test_trace_is_chrome_json_with_named_lanes_and_steps(place):
     assert marks[0]["ts"] + marks[0]["dur"] <= marks[1]["ts"] + 1
     waits = {span["name"] for span in spans if lanes[span["pid"]] == "wait"}
     assert waits <= {f"wait: {what}" for what in ["parameters", "gradients", "optimizer state"]}
+
+
+def test_item_13_the_log_may_be_stdout(place):
+    result = place.run(steps=3, log_jsonl="-")
+    assert result.returncode == 0, result.stderr
+    steps = [json.loads(line)["step"] for line in result.stdout.splitlines()]
+    assert steps == [1, 2, 3]
+    assert "Training, 3 steps" in result.stderr  # the table makes room
+    assert not (place.folder / "-").exists()
+
+
+def test_item_13_a_dtype_of_the_save_wants_a_save(place):
+    line = errors_of(place.run(save_dtype="fp32"), 2)
+    assert line == ("artesian: error: --save-dtype: got no --save, allowed it with a folder to "
+                    "save to; add --save DIR")  # fmt: skip

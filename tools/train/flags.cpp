@@ -53,7 +53,7 @@ void add_train_flags(CLI::App& train) {
   value("--lr", "X", "Learning rate");
   value("--save", "DIR", "Write a Hugging Face directory at the end");
   value("--save-dtype", "WORD", "model (default: the training precision) or fp32");
-  value("--log-jsonl", "FILE", "One JSON object per step");
+  value("--log-jsonl", "FILE", "One JSON object per step; - is stdout");
   value("--trace", "FILE", "Timeline for Perfetto");
   flag("--quiet", "No notes, no progress, no end table");
   // Of a later release: refused by name.
@@ -97,6 +97,9 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   options.save = reader.path("--save");
   while (options.save.size() > 1 && options.save.back() == '/') options.save.pop_back();
   options.save_fp32 = reader.second_word("--save-dtype", "model", "fp32");
+  if (reader.given("--save-dtype") && !reader.given("--save")) {
+    reader.refuse("--save-dtype", "no --save", "it with a folder to save to; add --save DIR");
+  }
   options.log_jsonl = reader.path("--log-jsonl");
   options.trace = reader.path("--trace");
   options.quiet = reader.given("--quiet");

@@ -44,6 +44,12 @@ Result<StepLog> StepLog::open(const std::string& path) {
   StepLog step_log;
   step_log.path_ = path;
   if (path.empty()) return step_log;
+  if (path == "-") {
+    step_log.cuts_ = false;
+    step_log.file_ = Descriptor(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3));
+    if (step_log.file_.value() < 0) return io_error("stdout");
+    return step_log;
+  }
   step_log.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (step_log.file_.value() < 0) return io_error(path);
   return step_log;
@@ -64,7 +70,7 @@ bool StepLog::append(const std::string& line) {
   }
   const int reason = errno;
   const auto size = static_cast<off_t>(size_);
-  if (done != 0 && ::ftruncate(file_.value(), size) == 0) {
+  if (cuts_ && done != 0 && ::ftruncate(file_.value(), size) == 0) {
     static_cast<void>(::lseek(file_.value(), size, SEEK_SET));
   }
   errno = reason;

@@ -25,7 +25,7 @@ class StepLog {
     std::optional<std::string> digest;
     std::optional<double> held_out_loss;
   };
-  /// Errors: Io. An empty path logs nowhere.
+  /// Errors: Io. An empty path logs nowhere, "-" to stdout.
   static Result<StepLog> open(const std::string& path);
   /// Appends one line.
   void write(const zero3::StepResult& result, const Beside& beside);
@@ -37,6 +37,7 @@ class StepLog {
 
   std::string path_;
   Descriptor file_;
+  bool cuts_ = true;         // a line that is there in part; not of stdout, where others write
   std::uint64_t size_ = 0;   // of the whole lines in it
   std::uint64_t lines_ = 0;  // given
   std::uint64_t missing_ = 0;

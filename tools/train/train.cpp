@@ -66,6 +66,8 @@ class TrainRun {
   Result<void> read_config(const zero3::ConfigArguments& arguments);
   Result<void> check_memory() const;
   Result<void> choose_budgets();
+  std::string log_file() const { return to_stdout() ? "" : options_.log_jsonl; }
+  bool to_stdout() const { return options_.log_jsonl == "-"; }
   std::vector<FlagPath> input_paths() const;
   void take_budgets();
   Result<void> open_weights();
@@ -119,10 +121,9 @@ class TrainRun {
 
 Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
-  ARTESIAN_TRY_VOID(check_outputs(
-      {{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}}, input_paths()));
   ARTESIAN_TRY_VOID(
-      check_writable({{"--log-jsonl", options_.log_jsonl}, {"--trace", options_.trace}}));
+      check_outputs({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}, input_paths()));
+  ARTESIAN_TRY_VOID(check_writable({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}));
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
@@ -506,7 +507,7 @@ Result<void> TrainRun::save() {
 
 Result<void> TrainRun::print_table() {
   if (options_.quiet) return {};
-  summary_.print(stdout, budgets_,
+  summary_.print(to_stdout() ? stderr : stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
                  engine_->path_use(), engine_->describe_io(), engine_->placement().inputs);

@@ -33,7 +33,7 @@ struct TrainOptions {
   std::optional<double> lr;
   std::string save;
   bool save_fp32 = false;
-  std::string log_jsonl;
+  std::string log_jsonl;  // "-": stdout
   std::string trace;
   bool quiet = false;
 };
