@@ -172,23 +172,32 @@ TEST(DeviceLoader, RefreshReachesALiveSlot) {
   }
 }
 
-TEST(DeviceLoader, ADamagedBlockIsAnErrorThatNamesItsShard) {
+// One byte in every 4 KiB of the second shard in turn.
+TEST(DeviceLoader, DamageAnywhereIsAnErrorThatNamesItsShardAndBlock) {
   Loading loading({});
   const auto swap = loading.harness.swap_file();
-  const std::uint64_t at = superblock_region_size + image * 2 + 3 * block;  // of the second shard
-  BufferLease sector = loading.harness.buffer(4096);
-  ASSERT_TRUE(swap->read_at(sector.data(), 4096, at).has_value());
-  sector.data()[100] ^= std::byte{1};
-  ASSERT_TRUE(swap->write_at(sector.data(), 4096, at).has_value());
-  ASSERT_TRUE(loading.residency->start(1, aio::Priority::Demand).has_value());
-  const auto acquired = loading.residency->acquire(1);
-  ASSERT_FALSE(acquired.has_value());
-  EXPECT_EQ(acquired.error().code, ErrorCode::Corrupt);
-  EXPECT_NE(acquired.error().message.find("shard s1, block 3"), std::string::npos)
-      << acquired.error().message;
-  ASSERT_TRUE(loading.residency->drop(1).has_value());
-  ASSERT_TRUE(loading.residency->start(0, aio::Priority::Demand).has_value());
-  loading.expect_values(0);
+  const auto flip = [&](std::uint64_t at) {
+    BufferLease sector = loading.harness.buffer(4096);
+    const std::uint64_t begin = superblock_region_size + image * 2 + at;
+    ASSERT_TRUE(swap->read_at(sector.data(), 4096, begin).has_value());
+    sector.data()[100] ^= std::byte{1};
+    ASSERT_TRUE(swap->write_at(sector.data(), 4096, begin).has_value());
+  };
+  for (std::uint64_t at = 0; at < image * 2; at += 4096) {
+    flip(at);
+    ASSERT_TRUE(loading.residency->start(1, aio::Priority::Demand).has_value());
+    const auto acquired = loading.residency->acquire(1);
+    ASSERT_FALSE(acquired.has_value()) << at;
+    EXPECT_EQ(acquired.error().code, ErrorCode::Corrupt);
+    const std::string where = "shard s1, block " + std::to_string(at / block);
+    EXPECT_NE(acquired.error().message.find(where), std::string::npos) << acquired.error().message;
+    ASSERT_TRUE(loading.residency->drop(1).has_value());
+    flip(at);
+  }
+  for (const std::uint32_t unit : {0u, 1u}) {
+    ASSERT_TRUE(loading.residency->start(unit, aio::Priority::Demand).has_value());
+    loading.expect_values(unit);
+  }
 }
 
 TEST(DeviceLoader, AFailingReadIsTheErrorOfItsUnitAlone) {

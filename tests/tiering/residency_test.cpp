@@ -1,0 +1,129 @@
+// Proves that nothing damaged is computed with: one byte in every 4 KiB of units on NVMe is flipped
+// in turn, behind the store's back, and each is found when its unit is acquired and at no other
+// time, with the shard and the block in the error, whether the unit is expanded in its slot or used
+// as it is, and also in a last block that is shorter than the others.
+#include "tiering/residency.h"
+
+#include "kernels/cast.h"
+#include "tests/tiering/tier_store_harness.h"
+#include "tiering/superblock.h"
+
+namespace artesian::tiering {
+namespace {
+
+constexpr std::uint64_t block = 8192;
+constexpr std::uint64_t sector = 4096;
+constexpr std::uint64_t shard_bytes = 4 * block + sector;  // the last block is half as long
+
+struct Kind {
+  DType stored;
+  DType computed;
+};
+constexpr Kind kinds[] = {{DType::BFloat16, DType::Float32},
+                          {DType::Float16, DType::Float32},
+                          {DType::Float32, DType::Float32},
+                          {DType::BFloat16, DType::BFloat16}};
+constexpr std::uint32_t unit_count = 4;
+
+class ResidencyTest : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    if (!harness_.available()) GTEST_SKIP() << "the kernel refuses this engine";
+    std::vector<ShardOptions> shards;
+    std::vector<ResidentUnit> units;
+    for (std::uint32_t unit = 0; unit < unit_count; ++unit) {
+      shards.push_back(
+          {.name = "s" + std::to_string(unit), .bytes = shard_bytes, .block_bytes = block});
+      units.push_back({.shard = ShardId{unit},
+                       .stored = kinds[unit].stored,
+                       .computed = kinds[unit].computed,
+                       .image = image(unit),
+                       .persistent = false});
+    }
+    store_ = harness_.must_open(std::move(shards));
+    for (std::uint32_t unit = 0; unit < unit_count; ++unit) fill_home(unit);
+    residency_ = std::make_unique<Residency>(units, *store_, *harness_.device, executor_);
+  }
+  void TearDown() override {
+    if (residency_ == nullptr) return;
+    EXPECT_TRUE(residency_->clear().has_value());
+    EXPECT_TRUE(store_->close().has_value());
+  }
+
+  static std::uint64_t image(std::uint32_t unit) {
+    return shard_bytes / dtype_size(kinds[unit].stored);
+  }
+  static std::vector<float> values_of(std::uint32_t unit) {
+    std::vector<float> values(image(unit));
+    for (std::uint64_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(random_word(51, unit, i) % 200) - 100.0f;  // exact in each
+    }
+    return values;
+  }
+  static std::vector<std::byte> in_dtype(const std::vector<float>& values, DType dtype) {
+    std::vector<std::byte> bytes(values.size() * dtype_size(dtype));
+    static_cast<void>(kernels::narrow(values.data(), bytes.data(), dtype, values.size()));
+    return bytes;
+  }
+  void fill_home(std::uint32_t unit) {
+    BufferLease buffer = harness_.buffer(shard_bytes);
+    const auto bytes = in_dtype(values_of(unit), kinds[unit].stored);
+    std::memcpy(buffer.data(), bytes.data(), bytes.size());
+    ASSERT_TRUE(
+        write_buffer(*store_, ShardId{unit}, {0, shard_bytes}, std::move(buffer)).has_value());
+  }
+  void flip(std::uint32_t unit, std::uint64_t byte) {
+    const auto swap = harness_.swap_file();
+    const std::uint64_t at = superblock_region_size + unit * shard_bytes + byte / sector * sector;
+    BufferLease buffer = harness_.buffer(sector);
+    ASSERT_TRUE(swap->read_at(buffer.data(), sector, at).has_value());
+    buffer.data()[byte % sector] ^= std::byte{1};
+    ASSERT_TRUE(swap->write_at(buffer.data(), sector, at).has_value());
+  }
+  Result<void> acquire(std::uint32_t unit) {
+    ARTESIAN_TRY_VOID(residency_->start(unit, aio::Priority::Demand));
+    return residency_->acquire(unit);
+  }
+  void expect_whole(std::uint32_t unit) {
+    const auto acquired = acquire(unit);
+    ASSERT_TRUE(acquired.has_value()) << acquired.error().to_string();
+    const auto expected = in_dtype(values_of(unit), kinds[unit].computed);
+    EXPECT_EQ(std::memcmp(residency_->data(unit), expected.data(), expected.size()), 0) << unit;
+    EXPECT_TRUE(residency_->unpin(unit).has_value());
+    EXPECT_TRUE(residency_->drop(unit).has_value());
+  }
+
+  Harness harness_{GetParam()};
+  SerialExecutor executor_;
+  std::unique_ptr<TierStore> store_;
+  std::unique_ptr<Residency> residency_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Engines, ResidencyTest,
+                         testing::Values(Backend::Memory, Backend::Threads, Backend::IoUring,
+                                         Backend::Simulated),
+                         backend_name);
+
+TEST_P(ResidencyTest, OneFlippedByteInEvery4KiBIsFoundWhereItIs) {
+  for (std::uint32_t unit = 0; unit < unit_count; ++unit) {
+    for (std::uint64_t first = 0; first < shard_bytes; first += sector) {
+      const std::uint64_t byte = first + random_word(52, unit, first) % sector;
+      SCOPED_TRACE("unit " + std::to_string(unit) + ", byte " + std::to_string(byte));
+      flip(unit, byte);
+      const auto acquired = acquire(unit);
+      ASSERT_FALSE(acquired.has_value());
+      EXPECT_EQ(acquired.error().code, ErrorCode::Corrupt);
+      const std::string where =
+          "shard s" + std::to_string(unit) + ", block " + std::to_string(byte / block);
+      EXPECT_NE(acquired.error().message.find(where), std::string::npos)
+          << acquired.error().message;
+      EXPECT_TRUE(residency_->drop(unit).has_value());
+      expect_whole((unit + 1) % unit_count);  // another one
+      flip(unit, byte);
+    }
+    expect_whole(unit);
+  }
+}
+
+}  // namespace
+}  // namespace artesian::tiering
