@@ -235,6 +235,32 @@ TEST_P(EngineControl, QueuedWorkEndsAtOnceWhenCancelled) {
   expect_moved(queued[2]);
 }
 
+// Who waits already, with nothing in the kernel that would end and wake it.
+TEST_P(EngineControl, CancellingWakesWhoWaits) {
+  auto engine = make({.queue_depth = 1});
+  const auto file = filled("file", 4096);
+  StalledFile stalled;
+  Completion in_kernel;
+  in_kernel.prepare({.file = &stalled, .length = 8}, read_lease(8));
+  submit(*engine, in_kernel);
+  while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
+  Completion queued;
+  queued.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
+  submit(*engine, queued);
+  const std::uint64_t begin = system_clock().now_ns();
+  Result<void> waited;
+  std::thread waiter(
+      [&] { waited = engine->wait(queued, Deadline::after_seconds(10 * patience_s)); });
+  EXPECT_TRUE(test_support::others_fall_asleep());
+  engine->cancel(queued);
+  waiter.join();
+  EXPECT_LT(system_clock().now_ns() - begin, patience_s * 1e9);
+  EXPECT_TRUE(waited.has_value());
+  EXPECT_EQ(error_of(queued).code, ErrorCode::Cancelled);
+  stalled.release();
+  await(*engine, in_kernel);
+}
+
 TEST_P(EngineControl, CancelDropsTheBlocksThatAreNotInTheKernel) {
   DelayedAnswer delayed;
   auto engine = make({.block_size = 4096, .queue_depth = 1}, &delayed);
