@@ -139,6 +139,61 @@ TEST_F(SpeculativeUpdateTest, WhoComesToTheWeightsBeforeTheStepTakesItBack) {
   EXPECT_EQ(digest_after(config, 3, nobody), before);  // the weights of three steps
 }
 
+/// Its loss is not finite where it is told so, and its gradients are those of one that is.
+class BadLossModule final : public Module {
+ public:
+  explicit BadLossModule(Module& module) : module_(module) {}
+  const std::vector<ParameterSpec>& parameters() const noexcept override {
+    return module_.parameters();
+  }
+  const std::vector<StageSpec>& stages() const noexcept override { return module_.stages(); }
+  at::Tensor forward(std::size_t stage, const at::Tensor& input,
+                     const std::vector<at::Tensor>& given, const Batch& batch) override {
+    const at::Tensor output = module_.forward(stage, input, given, batch);
+    const bool last = stage + 1 == module_.stages().size();
+    return bad && last ? output + std::numeric_limits<double>::infinity() : output;
+  }
+
+  bool bad = false;
+
+ private:
+  Module& module_;
+};
+
+TEST_F(SpeculativeUpdateTest, ABadLossUpdatesNothingThoughItsGradientsAreFinite) {
+  for (const int dtype : {1, 2}) {  // bf16, fp16
+    for (const int accumulation : {0, 1}) {
+      SCOPED_TRACE(std::to_string(dtype) + ", " + std::to_string(accumulation));
+      Choice choice = run;
+      choice[Dtype] = dtype;
+      choice[Accumulation] = accumulation;
+      std::vector<std::string> digests;
+      for (const bool speculative : {true, false}) {
+        Config config = clipped(choice, never_reached);
+        config.artesian.speculative_update = speculative;
+        config.loss_scale.initial_scale_power = 8;  // nothing else overflows
+        BadLossModule module(module_of(choice));
+        auto engine = Engine::create(module, config, {.share_under_backward = 1.0}).value();
+        RandomWeights weights(module.parameters(), 1);
+        ASSERT_TRUE(engine->initialize(weights).has_value());
+        EXPECT_EQ(count(engine->units_under_backward()) > 0, speculative);
+        for (int step = 0; step < 6; ++step) {
+          for (std::uint64_t micro = 0; micro < config.accumulation_steps; ++micro) {
+            module.bad = (step == 2 || step == 4) && micro + 1 == config.accumulation_steps;
+            forward_and_backward(*engine);
+          }
+          const StepResult result = engine->step().value();
+          EXPECT_EQ(result.overflow, step == 2 || step == 4) << step;
+          EXPECT_EQ(result.overflow_parameter, "") << step;
+        }
+        digests.push_back(engine->digest().value());
+        EXPECT_TRUE(engine->close().has_value());
+      }
+      EXPECT_EQ(digests[0], digests[1]);
+    }
+  }
+}
+
 TEST_F(SpeculativeUpdateTest, IsDroppedByClose) {
   const auto engine = create(clipped(run, never_reached));
   forward_and_backward(*engine);
