@@ -4,8 +4,11 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/detached_call.h"
+#include "base/durable_folder.h"
 #include "base/log.h"
 #include "zero3/step/state_snapshot.h"
+#include "zero3/step/zero_to_fp32.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -68,7 +71,28 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
   saver_ = std::move(saver);
   directory_ = place.directory;
   commit_seconds_ = place.commit_seconds;
+  write_script(place.stall_seconds);
   return {};
+}
+
+/// A convenience: what hinders it is no fault of the checkpoints'.
+void Checkpoints::write_script(double stall_seconds) const {
+  const auto write = [&files = files_, directory = directory_]() -> Result<void> {
+    const std::string name(zero_to_fp32_name);
+    const std::string_view script = zero_to_fp32_script();
+    ARTESIAN_TRY(folder, files.open_folder(directory));
+    const auto there = read_whole_file(*folder, name, 2 * script.size());
+    if (there.has_value() && *there == script) return {};
+    if (folder->status(name).has_value()) ARTESIAN_TRY_VOID(folder->remove(name));
+    return write_durable_file(*folder, name, script);
+  };
+  auto started = DetachedCall<void>::start("writing " + std::string(zero_to_fp32_name), write);
+  if (!started.has_value()) return;
+  Result<void> outcome = started->done_within(Deadline::after_seconds(stall_seconds))
+                             ? started->take()
+                             : Result<void>(started->late());
+  if (outcome.has_value()) return;
+  log(LogLevel::Warning, "checkpoints: " + outcome.error().to_string());
 }
 
 Result<void> Checkpoints::close() noexcept {

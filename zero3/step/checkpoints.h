@@ -50,7 +50,7 @@ class Checkpoints {
   Checkpoints& operator=(const Checkpoints&) = delete;
 
   /// Opens the folder, recovers what a run that was killed has left, and takes the room of one
-  /// checkpoint. Errors: Busy, NoSpace, Io, Invalid, Timeout.
+  /// checkpoint; puts zero_to_fp32.py there. Errors: Busy, NoSpace, Io, Invalid, Timeout.
   Result<void> open(const CheckpointPlace& place);
   bool is_open() const noexcept { return saver_ != nullptr; }
   /// What the folder held then.
@@ -75,6 +75,7 @@ class Checkpoints {
 
  private:
   void end_former_save();
+  void write_script(double stall_seconds) const;
   Result<void> begin_save(const std::string& tag, std::uint64_t step);
   Result<void> link_frozen();
   Result<void> copy_state();
