@@ -110,6 +110,7 @@ struct ArtesianConfig {
   PollingChoice polling = PollingChoice::Off;
   bool speculative_update = true;         // under backward: under_backward.h
   std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
+  std::uint64_t checkpoint_every = 0;     // steps; 0: at the end alone
 
   bool operator==(const ArtesianConfig&) const = default;
 };

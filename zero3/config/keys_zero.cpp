@@ -494,9 +494,8 @@ constexpr ConfigKey keys[] = {
     {.path = "artesian.checkpoint_every",
      .type = Integer,
      .fallback = "0",
-     .effect = NotSupported,
-     .detail = "0",
-     .text = "steps between two checkpoints"},
+     .text = "steps between two checkpoints of `artesian train --checkpoint-dir`; 0: at the end "
+             "alone"},
 };
 
 }  // namespace

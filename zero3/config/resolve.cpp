@@ -315,6 +315,7 @@ class Resolver {
                                          : PollingChoice::Off;
     ours.speculative_update = settings_.boolean("artesian.speculative_update");
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
+    ours.checkpoint_every = settings_.integer("artesian.checkpoint_every");
   }
 
   void note_unused() {

@@ -376,8 +376,6 @@ const Case unsupported[] = {
     {R"({"aio": {"use_gds": true}})", "not supported yet: aio.use_gds: got true, allowed false"},
     {R"({"artesian": {"durable": true}})",
      "not supported yet: artesian.durable: got true, allowed false"},
-    {R"({"artesian": {"checkpoint_every": 5}})",
-     "not supported yet: artesian.checkpoint_every: got 5, allowed 0"},
     {R"({"managed_gradient_accumulation": false})",
      "not supported yet: managed_gradient_accumulation: got false, allowed true"},
     {R"({"data_types": {"grad_accum_dtype": "bf16"}, "fp16": {"enabled": true}})",
