@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/random.h"
+#include "kernels/checksum.h"
 #include "models/data/token_cache.h"
 #include "models/data/tokenize.h"
 
@@ -180,6 +181,27 @@ Result<TokenData> TokenData::open(const TokenDataOptions& options) {
                                 std::to_string(options.sequence_length));
   }
   return TokenData(options, std::move(source));
+}
+
+Result<std::string> TokenData::digest() noexcept {
+  constexpr std::uint64_t pieces = 64;
+  constexpr std::uint64_t piece_max = 16'384;
+  const std::uint64_t count = tokens();
+  const std::uint64_t piece = std::min(piece_max, count);
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(piece));
+  std::vector<std::uint32_t> narrow(ids.size());
+  kernels::Digest total;
+  std::uint64_t end = 0;  // of what is in it: a short stream's pieces would overlap
+  for (std::uint64_t index = 0; index < pieces; ++index) {
+    const std::uint64_t begin = (count - piece) / (pieces - 1) * index;
+    if (index != 0 && begin < end) continue;
+    ARTESIAN_TRY_VOID(source_->read(begin, ids));
+    for (std::size_t at = 0; at < ids.size(); ++at)
+      narrow[at] = static_cast<std::uint32_t>(ids[at]);
+    total.update(narrow.data(), narrow.size() * sizeof(std::uint32_t));
+    end = begin + piece;
+  }
+  return total.hex();
 }
 
 Result<void> TokenData::sample(std::uint64_t sample_number, std::span<std::int64_t> ids,

@@ -45,6 +45,10 @@ class TokenData {
   std::uint64_t tokens() const noexcept { return source_->count(); }
   std::uint64_t samples() const noexcept { return samples_; }
 
+  /// XXH3-128 over 64 pieces of the stream, evenly spread, of at most 16,384 ids, as 32-bit
+  /// numbers; hex: whether it is the stream of another time. Errors: Io, Corrupt.
+  Result<std::string> digest() noexcept;
+
   /// Shape: ids, targets: [sequence_length]. Any sample_number. Errors: Io, Corrupt.
   /// Thread: one at a time.
   Result<void> sample(std::uint64_t sample_number, std::span<std::int64_t> ids,

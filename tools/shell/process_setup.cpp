@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <malloc.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,9 +19,11 @@ namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;
 volatile std::sig_atomic_t at_once = 0;
+struct timespec stop_time {};  // written before stop_signal, and once
 
 void on_stop(int number) {
   if (at_once != 0) ::_exit(128 + number);
+  ::clock_gettime(CLOCK_MONOTONIC, &stop_time);
   stop_signal = number;
   ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
   ::signal(SIGTERM, SIG_DFL);
@@ -81,6 +84,14 @@ void set_up_process() {
 
 int stop_requested() {
   return stop_signal;
+}
+
+double seconds_since_stop() {
+  if (stop_signal == 0) return 0.0;
+  struct timespec now {};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec - stop_time.tv_sec) +
+         static_cast<double>(now.tv_nsec - stop_time.tv_nsec) * 1e-9;
 }
 
 int stop_exit_code() {

@@ -9,6 +9,9 @@ void set_up_process();
 /// The signal that asked to stop, or 0.
 int stop_requested();
 
+/// Seconds since it came; 0 if none has.
+double seconds_since_stop();
+
 /// 130 or 143.
 int stop_exit_code();
 

@@ -6,10 +6,27 @@
 namespace artesian::tools {
 namespace {
 
-void check_later_flags(FlagReader& reader) {
-  for (const char* later : {"--resume", "--checkpoint-every"}) {
-    if (reader.given(later)) reader.unsupported(later);
+CheckpointFlags read_checkpoint_flags(FlagReader& reader) {
+  CheckpointFlags flags;
+  flags.directory = reader.path("--checkpoint-dir");
+  while (flags.directory.size() > 1 && flags.directory.back() == '/') flags.directory.pop_back();
+  flags.every = reader.count("--checkpoint-every");
+  flags.keep = static_cast<std::uint32_t>(reader.count("--checkpoint-keep").value_or(flags.keep));
+  flags.resume = reader.given("--resume");
+  if (flags.resume) flags.from = reader.text("--resume");
+  flags.grace = reader.number("--grace", 0, 1e6, "30").value_or(flags.grace);
+  if (reader.given("--data-position")) flags.data_position = reader.seed("--data-position");
+  flags.optional = reader.given("--checkpoint-optional");
+  if (!flags.directory.empty()) return flags;
+  for (const char* flag : {"--checkpoint-every", "--checkpoint-keep", "--checkpoint-optional"}) {
+    if (!reader.given(flag)) continue;
+    reader.refuse(flag, "no --checkpoint-dir",
+                  "it with a folder to save to; add --checkpoint-dir DIR");
   }
+  if (flags.resume && flags.from.empty()) {
+    reader.refuse("--resume", "no folder", "one, or --checkpoint-dir; write --resume DIR");
+  }
+  return flags;
 }
 
 /// Whether the GPU is there shows later; the word, now.
@@ -26,7 +43,7 @@ std::string read_device(FlagReader& reader) {
 
 void add_train_flags(CLI::App& train) {
   const auto value = [&](const char* flag, const char* type, const std::string& description) {
-    train.add_option(flag, description)
+    return train.add_option(flag, description)
         ->type_name(type)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
   };
@@ -56,16 +73,20 @@ void add_train_flags(CLI::App& train) {
   value("--log-jsonl", "FILE", "One JSON object per step; - is stdout");
   value("--trace", "FILE", "Timeline for Perfetto");
   flag("--quiet", "No notes, no progress, no end table");
-  // Of a later release: refused by name.
-  for (const char* later : {"--resume", "--checkpoint-every"}) {
-    train.add_option(later)->group("");
-  }
+  value("--checkpoint-dir", "DIR", "Save checkpoints there: at the end, and when asked to stop");
+  value("--checkpoint-every", "N", "And every N steps");
+  value("--checkpoint-keep", "K", "Keep the newest K (default: 2)");
+  flag("--checkpoint-optional", "Go on also where three in a row cannot be saved");
+  value("--resume", "DIR[/TAG]",
+        "Go on from a checkpoint (default: the last of --checkpoint-dir, if there is one)")
+      ->expected(0, 1);
+  value("--grace", "S", "Seconds that a stop may take, checkpoint included (default: 30)");
+  value("--data-position", "N", "First sample of the next step, where it is not the checkpoint's");
 }
 
 Result<TrainOptions> read_train_flags(const CLI::App& train) {
   FlagReader reader(train);
   TrainOptions options;
-  check_later_flags(reader);
   reader.expect_single_values({"--data", "--eval-data"});
   options.model = reader.required_path("--model", "name the folder of config.json");
   options.data = reader.paths("--data");
@@ -102,6 +123,7 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   }
   options.log_jsonl = reader.path("--log-jsonl");
   options.trace = reader.path("--trace");
+  options.checkpoints = read_checkpoint_flags(reader);
   options.quiet = reader.given("--quiet");
   if (reader.has_faults()) return reader.error();
   return options;

@@ -1,6 +1,7 @@
 #include "tools/train/step_log.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,7 +41,7 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-Result<StepLog> StepLog::open(const std::string& path) {
+Result<StepLog> StepLog::open(const std::string& path, Begin begin) {
   StepLog step_log;
   step_log.path_ = path;
   if (path.empty()) return step_log;
@@ -50,8 +51,13 @@ Result<StepLog> StepLog::open(const std::string& path) {
     if (step_log.file_.value() < 0) return io_error("stdout");
     return step_log;
   }
-  step_log.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const int how = begin == Begin::Anew ? O_TRUNC : O_APPEND;
+  step_log.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | how | O_CLOEXEC, 0666));
   if (step_log.file_.value() < 0) return io_error(path);
+  struct stat status {};
+  if (::fstat(step_log.file_.value(), &status) == 0 && S_ISREG(status.st_mode)) {
+    step_log.size_ = static_cast<std::uint64_t>(status.st_size);
+  }
   return step_log;
 }
 
@@ -75,6 +81,12 @@ bool StepLog::append(const std::string& line) {
   }
   errno = reason;
   return false;
+}
+
+Result<void> StepLog::sync() noexcept {
+  if (file_.value() < 0 || ::fdatasync(file_.value()) == 0) return {};
+  if (errno == EINVAL || errno == EROFS) return {};  // a pipe, a terminal
+  return io_error(path_);
 }
 
 Result<void> StepLog::close() {
@@ -135,7 +147,8 @@ void StepLog::write(const zero3::StepResult& r, const Beside& beside) {
   if (beside.held_out_loss.has_value()) line["eval_loss"] = *beside.held_out_loss;
   if (beside.digest.has_value()) line["digest"] = *beside.digest;
   ++lines_;
-  if (append(line.dump() + "\n")) return;
+  last_line_ = line.dump() + "\n";
+  if (append(last_line_)) return;
   ++missing_;
   if (first_.has_value()) return;
   first_ = io_error(path_);

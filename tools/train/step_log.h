@@ -14,11 +14,13 @@
 
 namespace artesian::tools {
 
-/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start. A line that
+/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start, or appended to
+/// where a run goes on (log_cut.h). A line that
 /// cannot be written must not cost the training: it is missing as a whole, the first such one is a
 /// warning, later ones are tried again, and close() is the error.
 class StepLog {
  public:
+  enum class Begin : std::uint8_t { Anew, GoOn };
   /// Beside what a step did.
   struct Beside {
     double tflops = 0.0;
@@ -26,9 +28,13 @@ class StepLog {
     std::optional<double> held_out_loss;
   };
   /// Errors: Io. An empty path logs nowhere, "-" to stdout.
-  static Result<StepLog> open(const std::string& path);
+  static Result<StepLog> open(const std::string& path, Begin begin = Begin::Anew);
   /// Appends one line.
   void write(const zero3::StepResult& result, const Beside& beside);
+  /// The last line given, with its end; empty: none yet.
+  const std::string& last_line() const noexcept { return last_line_; }
+  /// Makes the lines so far durable. Errors: Io, NoSpace.
+  Result<void> sync() noexcept;
   /// After the last. Errors: Io, NoSpace: lines are missing.
   Result<void> close();
 
@@ -37,7 +43,8 @@ class StepLog {
 
   std::string path_;
   Descriptor file_;
-  bool cuts_ = true;         // a line that is there in part; not of stdout, where others write
+  bool cuts_ = true;  // a line that is there in part; not of stdout, where others write
+  std::string last_line_;
   std::uint64_t size_ = 0;   // of the whole lines in it
   std::uint64_t lines_ = 0;  // given
   std::uint64_t missing_ = 0;
@@ -80,7 +87,7 @@ class Summary {
   void add(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
   std::uint64_t steps() const noexcept { return steps_; }
   /// Whether no step changed a weight: all were skipped.
-  bool all_skipped() const noexcept { return steps_ == skipped_; }
+  bool all_skipped() const noexcept { return steps_ != 0 && steps_ == skipped_; }
   const zero3::StepResult& last() const noexcept { return last_; }
   /// With a line for each folder of swap files, where there are several. `io`: how their bytes were
   /// moved; empty: no line.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
@@ -23,7 +24,9 @@
 #include "tools/shell/process_setup.h"
 #include "tools/shell/report_error.h"
 #include "tools/shell/standard_output.h"
+#include "tools/train/checkpointing.h"
 #include "tools/train/held_out.h"
+#include "tools/train/log_cut.h"
 #include "tools/train/save_model.h"
 #include "tools/train/step_log.h"
 #include "tools/train/swap_folders.h"
@@ -80,11 +83,12 @@ class TrainRun {
   Result<std::unique_ptr<zero3::Engine>> make_engine();
   Result<void> prepare_save();
   void choose_steps();
+  Result<void> identify();
   Result<void> open_outputs();
   Result<void> write_trace() const;
   Result<void> build();
   Result<void> loop();
-  Result<zero3::StepResult> one_step(std::uint64_t step);
+  Result<zero3::StepResult> one_step();
   void report_completed(const std::optional<std::string>& digest,
                         const std::optional<double>& held_out = {});
   void finish();
@@ -105,6 +109,9 @@ class TrainRun {
   std::uint64_t steps_ = 0;
   std::unique_ptr<models::TokenData> data_;
   std::unique_ptr<HeldOut> held_out_;
+  std::optional<Checkpointing> checkpointing_;
+  RunIdentity identity_;
+  bool resumed_ = false;
   std::unique_ptr<StepLog> step_log_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<zero3::Module> module_;
@@ -124,6 +131,8 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(
       check_outputs({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}, input_paths()));
   ARTESIAN_TRY_VOID(check_writable({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}));
+  ARTESIAN_TRY(checkpointing, Checkpointing::open(options_.checkpoints));
+  checkpointing_.emplace(std::move(checkpointing));
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
@@ -147,6 +156,7 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(open_weights());
   ARTESIAN_TRY_VOID(prepare_save());
   ARTESIAN_TRY_VOID(open_data());
+  ARTESIAN_TRY_VOID(identify());
   choose_steps();
   if (options_.steps.has_value()) return {};
   arguments.steps_later = false;
@@ -255,6 +265,26 @@ Result<void> TrainRun::check_memory() const {
                         "--seq-len");
 }
 
+/// What checkpoints say of the run: read now, as files may go while it trains.
+Result<void> TrainRun::identify() {
+  if (options_.checkpoints.directory.empty() && !options_.checkpoints.resume) return {};
+  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
+  for (models::ModelFile& file : files) {
+    identity_.model_files.emplace(std::move(file.name), std::move(file.text));
+  }
+  ARTESIAN_TRY(digest, naming("--data", data_->digest()));
+  std::string name;
+  for (const std::string& path : options_.data) name += (name.empty() ? "" : ", ") + path;
+  identity_.data = {.seed = options_.seed,
+                    .order = options_.shuffled ? "shuffled" : "sequential",
+                    .sequence_length = length_,
+                    .sources = {{name, data_->tokens(), digest}}};
+  std::ifstream config(options_.config, std::ios::binary);
+  identity_.config.assign(std::istreambuf_iterator<char>(config), {});
+  if (!zero3::is_utf8(identity_.config)) identity_.config.clear();
+  return {};
+}
+
 /// --steps, or --epochs over the data, or one epoch.
 void TrainRun::choose_steps() {
   const std::uint64_t per_epoch =
@@ -277,7 +307,14 @@ Result<void> TrainRun::prepare_save() {
 
 /// Empties the files of an earlier run: only once nothing else can refuse this one.
 Result<void> TrainRun::open_outputs() {
-  ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl));
+  if (options_.checkpoints.resume) {
+    ARTESIAN_TRY_VOID(cut_log(log_file(), {.step = checkpointing_->first_step(),
+                                           .line = checkpointing_->log_line(),
+                                           .lines_max = checkpointing_->every()}));
+  }
+  ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl, options_.checkpoints.resume
+                                                               ? StepLog::Begin::GoOn
+                                                               : StepLog::Begin::Anew));
   step_log_ = std::make_unique<StepLog>(std::move(step_log));
   return write_trace();  // a path that cannot be written shows now
 }
@@ -370,26 +407,31 @@ Result<void> TrainRun::build() {
   if (!options_.trace.empty()) timeline_ = std::make_unique<Timeline>();
   ARTESIAN_TRY(engine, make_engine());
   engine_ = std::move(engine);
-  ARTESIAN_TRY_VOID(open_outputs());
-  const FiniteWeights& weights = *weights_;
-  StoppableWeights stoppable(std::move(weights_));
   const auto report = [&](std::uint64_t done, std::uint64_t total) {
     progress_->initializing(done, total);
   };
+  auto resumed = checkpointing_->begin(*engine_, identity_, steps_, report);
+  progress_->finish();
+  ARTESIAN_TRY(has_weights, std::move(resumed));
+  resumed_ = has_weights;
+  ARTESIAN_TRY_VOID(open_outputs());
+  if (resumed_) return {};
+  const FiniteWeights& weights = *weights_;
+  StoppableWeights stoppable(std::move(weights_));
   auto initialized = engine_->initialize(stoppable, report);
   progress_->finish();
   bad_weights_ = weights.found();
   return initialized;
 }
 
-Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
+Result<zero3::StepResult> TrainRun::one_step() {
   const std::uint64_t samples = config_.micro_batch_size;
   std::vector<zero3::TokenBatch> tokens;
   std::vector<zero3::Batch> batches;
   for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
     zero3::TokenBatch& batch = tokens.emplace_back(samples, length_);
     for (std::uint64_t sample = 0; sample < samples; ++sample) {
-      const std::uint64_t number = step * config_.train_batch_size + micro * samples + sample;
+      const std::uint64_t number = checkpointing_->next_sample() + micro * samples + sample;
       ARTESIAN_TRY_VOID(data_->sample(number, batch.ids().subspan(sample * length_, length_),
                                       batch.targets().subspan(sample * length_, length_)));
     }
@@ -398,6 +440,7 @@ Result<zero3::StepResult> TrainRun::one_step(std::uint64_t step) {
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
   static_cast<void>(losses);  // the step's result holds the mean
   report_completed({});       // the step before, updated under this one's forward
+  checkpointing_->count(config_.train_batch_size);
   return engine_->step();
 }
 
@@ -415,17 +458,21 @@ void TrainRun::report_completed(const std::optional<std::string>& digest,
 }
 
 Result<void> TrainRun::loop() {
-  bool last = stop_requested() != 0;
-  for (std::uint64_t step = 0; !last; ++step) {
-    auto result = one_step(step);
+  const std::uint64_t first = checkpointing_->first_step();
+  bool last = stop_requested() != 0 || first >= steps_;
+  for (std::uint64_t step = first; !last; ++step) {
+    auto result = one_step();
     if (!result.has_value()) {  // not the last step's fault, unless its update failed
       static_cast<void>(engine_->finish_update().has_value());
       report_completed({});
       return std::move(result).error();
     }
+    // Asked once: the last line has the digest.
+    last = step + 1 == steps_ || stop_requested() != 0;
+    const bool saves = !result->end.has_value() && checkpointing_->is_due(step + 1, last);
+    const bool whole = step + 1 == steps_ || !saves;  // else it goes on, and has little time now
     std::optional<std::string> digest;
-    last = step + 1 == steps_ || stop_requested() != 0;  // asked once: the last line has the digest
-    if (last && !result->end.has_value()) {
+    if (last && whole && !result->end.has_value()) {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
     }
@@ -434,7 +481,10 @@ Result<void> TrainRun::loop() {
       ARTESIAN_TRY(loss, held_out_loss(step + 1, last));
       held_out = loss;
     }
+    if (saves) ARTESIAN_TRY_VOID(engine_->finish_update());
     report_completed(digest, held_out);
+    if (saves) progress_->finish();
+    if (saves) ARTESIAN_TRY_VOID(checkpointing_->save(*engine_, step + 1, *step_log_));
     if (result->end.has_value()) return *std::move(result->end);
   }
   return {};
@@ -454,9 +504,10 @@ Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step, bool l
 
 /// Each part, whatever became of those before: above all the weights, which took long to come by.
 void TrainRun::finish() {
-  if (summary_.steps() == 0) return;  // stopped before the first
+  if (summary_.steps() == 0 && !resumed_) return;  // stopped before the first
   const bool whole = faults_.empty() && stop_requested() == 0;
   if (whole && summary_.all_skipped()) faults_.push_back(no_step_taken());
+  note(checkpointing_->outcome());
   note(naming("--save", save()));
   note(step_log_->close());
   note(write_trace());
@@ -516,7 +567,8 @@ Result<void> TrainRun::print_table() {
 
 /// How the run ended, as the last line. One that did all it was asked to is silent if it is to be.
 void TrainRun::say_end() const {
-  const std::uint64_t steps = summary_.steps();
+  const std::uint64_t before = resumed_ ? checkpointing_->first_step() : 0;
+  const std::uint64_t steps = before + summary_.steps();
   const int signal = stop_requested();
   const bool whole = faults_.empty() && signal == 0;
   if (whole && options_.quiet) return;

@@ -11,6 +11,8 @@
 #include "models/model_config.h"
 #include "zero3/torch/engine.h"
 
+#include "tools/train/checkpointing.h"
+
 namespace artesian::tools {
 
 struct TrainOptions {
@@ -35,6 +37,7 @@ struct TrainOptions {
   bool save_fp32 = false;
   std::string log_jsonl;  // "-": stdout
   std::string trace;
+  CheckpointFlags checkpoints;
   bool quiet = false;
 };
 

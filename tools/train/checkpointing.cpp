@@ -1,0 +1,301 @@
+#include "tools/train/checkpointing.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/clock.h"
+#include "base/durable_folder.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "tools/checkpoint/place.h"
+#include "tools/shell/print.h"
+#include "tools/shell/process_setup.h"
+#include "tools/shell/report_error.h"
+
+namespace artesian::tools {
+namespace {
+
+constexpr std::uint64_t failures_max = 3;  // in a row
+constexpr double unknown_rate = 1e9;       // bytes a second, before anything has been written
+
+std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
+  const auto best = std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return a.link.serial < b.link.serial;
+  });
+  return best == found.end() ? "" : best->tag;
+}
+
+std::string seconds_text(double seconds) {
+  return print("%.1f s", seconds);
+}
+
+}  // namespace
+
+Result<Checkpointing> Checkpointing::open(const CheckpointFlags& flags) {
+  Checkpointing made(flags);
+  made.next_sample_ = flags.data_position.value_or(0);
+  if (!flags.resume) return made;
+  const CheckpointPath place =
+      flags.from.empty() ? CheckpointPath{flags.directory, ""} : checkpoint_path(flags.from);
+  std::error_code ignored;
+  if (flags.from.empty() && !std::filesystem::exists(place.directory, ignored)) return made;
+  ARTESIAN_TRY_VOID(naming("--resume", made.find(place.directory, place.tag)));
+  return made;
+}
+
+/// The tags that the run may go on from.
+Result<void> Checkpointing::find(const std::string& directory, const std::string& tag) {
+  ARTESIAN_TRY(folder, open_system_folder(directory));
+  ARTESIAN_TRY(content, zero3::read_checkpoints(*folder));
+  ARTESIAN_TRY_VOID(choose(content, tag));
+  if (found_.empty()) {
+    log(LogLevel::Info, "--resume: no checkpoint in " + directory + ": starting afresh");
+    return {};
+  }
+  found_in_ = directory;
+  ARTESIAN_TRY(chosen, folder->open_folder(found_.front()));
+  ARTESIAN_TRY(manifest, zero3::read_manifest_of(*chosen));
+  const auto threads = manifest.machine.find("threads");
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): there is one thread yet
+  if (threads == manifest.machine.end() || std::getenv("OMP_NUM_THREADS") != nullptr) return {};
+  int count = 0;
+  const std::string& text = threads->second;
+  std::from_chars(text.data(), text.data() + text.size(), count);
+  if (count < 1 || count > 4096 || count == at::get_num_threads()) return {};
+  log(LogLevel::Info, "--resume: computing with " + text + " threads, as before; " +
+                          std::to_string(at::get_num_threads()) + " would be this machine's own");
+  at::set_num_threads(count);
+  return {};
+}
+
+/// The one that is asked for; else the one in `latest`, and where nobody has named a folder, those
+/// before it, if it turns out to be damaged.
+Result<void> Checkpointing::choose(const zero3::FolderContent& content, const std::string& tag) {
+  const std::string wanted = !tag.empty()              ? tag
+                             : !content.latest.empty() ? content.latest
+                                                       : newest(content.found);
+  for (const std::size_t index : zero3::line_of(content.found, wanted)) {
+    found_.push_back(content.found[index].tag);
+  }
+  const bool requeued = flags_.from.empty();
+  if (!found_.empty()) {
+    if (!requeued) found_.resize(1);
+    return {};
+  }
+  const auto damaged = std::find_if(content.damaged.begin(), content.damaged.end(),
+                                    [&](const auto& each) { return each.first == wanted; });
+  const std::string other = newest(content.found);
+  if (requeued && !other.empty()) {
+    log(LogLevel::Warning,
+        "--resume: " + wanted + " cannot be read" +
+            (damaged == content.damaged.end() ? "" : ": " + damaged->second.to_string()) +
+            "; going on from " + other);
+    found_ = {other};
+    return {};
+  }
+  if (damaged != content.damaged.end()) {
+    Error error = damaged->second;
+    if (!other.empty()) error.message += "; " + other + " is whole";
+    return error;
+  }
+  if (!content.damaged.empty()) return content.damaged.front().second;
+  if (requeued && wanted.empty()) return {};
+  return make_error(ErrorCode::Invalid,
+                    wanted.empty() ? "got " + flags_.from + ", allowed a folder of checkpoints"
+                                   : "got " + wanted + ", allowed a checkpoint that is there" +
+                                         (other.empty() ? "" : ", such as " + other));
+}
+
+/// The data must be the same, so that the next sample is the next one.
+Result<void> Checkpointing::check_data(const zero3::SavedTrainer& saved) const {
+  if (flags_.data_position.has_value()) return {};
+  const zero3::SavedTrainer& now = identity_.data;
+  std::string what;
+  const auto compare = [&](const char* name, const std::string& before, const std::string& after) {
+    if (before == after || !what.empty()) return;
+    what = std::string(name) + " was " + before + ", is " + after;
+  };
+  const auto number = [](std::uint64_t value) { return std::to_string(value); };
+  compare("--seq-len", number(saved.sequence_length), number(now.sequence_length));
+  compare("--order", saved.order, now.order);
+  compare("--seed", number(saved.seed), number(now.seed));
+  const auto stream = [](const zero3::SavedTrainer& of) {
+    std::string text;
+    for (const zero3::SavedSource& source : of.sources) {
+      text += (text.empty() ? "" : " and ") + std::to_string(source.tokens) +
+              " tokens with digest " + source.digest;
+    }
+    return text;
+  };
+  compare("--data", stream(saved), stream(now));
+  if (what.empty()) return {};
+  return make_error(ErrorCode::Invalid,
+                    "--resume: " + what +
+                        "; take what it was trained on, or say at which sample of this data it is "
+                        "to go on: --data-position N");
+}
+
+Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest) {
+  first_step_ = saved_step_ = manifest.state.step;
+  if (!manifest.trainer.has_value()) {
+    if (flags_.data_position.has_value()) return {};
+    return make_error(
+        ErrorCode::Invalid,
+        "--resume: the checkpoint does not say where in the data it is: it is no run's "
+        "of `artesian train`; add --data-position N");
+  }
+  ARTESIAN_TRY_VOID(check_data(*manifest.trainer));
+  next_sample_ = flags_.data_position.value_or(manifest.trainer->next_sample);
+  log_line_ = manifest.trainer->log_line;
+  return {};
+}
+
+/// Saving beside checkpoints of another run would come to an end at the first tag that is theirs.
+Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
+  const zero3::FolderContent& content = engine.checkpoints().found();
+  if (content.found.empty() && content.damaged.empty()) return {};
+  std::error_code ignored;
+  if (!found_.empty() && std::filesystem::equivalent(found_in_, flags_.directory, ignored)) {
+    return {};
+  }
+  const std::string there =
+      content.found.empty() ? content.damaged.front().first : newest(content.found);
+  return make_error(ErrorCode::Invalid,
+                    "--checkpoint-dir: got " + flags_.directory + " with " + there +
+                        " of another run, allowed a folder without checkpoints; "
+                        "go on from it with --resume, or use another folder");
+}
+
+/// What will be there at once must fit before the first step.
+Result<void> Checkpointing::check_room(const zero3::Engine& engine,
+                                       std::uint64_t steps_total) const {
+  const std::uint64_t left = steps_total > first_step_ ? steps_total - first_step_ : 0;
+  const std::uint64_t every = flags_.every.value_or(std::max<std::uint64_t>(left, 1));
+  const std::uint64_t saves = (left + every - 1) / every;
+  if (saves == 0) return {};
+  const zero3::Checkpoints& checkpoints = engine.checkpoints();
+  const std::uint64_t bytes = checkpoints.data_bytes();
+  const std::uint64_t needed = zero3::bytes_to_come({.checkpoint_bytes = bytes,
+                                                     .saves = saves,
+                                                     .keep = flags_.keep,
+                                                     .present = checkpoints.found().found.size(),
+                                                     .spares = 1});
+  std::error_code failure;
+  const auto space = std::filesystem::space(flags_.directory, failure);
+  if (failure || needed <= space.available) return {};
+  return make_error(
+      ErrorCode::NoSpace,
+      "--checkpoint-dir: got " + format_size(space.available) + " free beside the room of one, " +
+          "allowed at least " + format_size(needed) + ": checkpoints of " + format_size(bytes) +
+          ", the newest " + std::to_string(flags_.keep) +
+          " and the one that is being written; --checkpoint-keep 1, a folder on another disk, or "
+          "--save without checkpoints");
+}
+
+/// The first of those found that is not damaged.
+Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Progress& progress) {
+  for (std::size_t index = 0;; ++index) {
+    const std::uint64_t begin = system_clock().now_ns();
+    auto loaded = engine.load_checkpoint({.directory = found_in_, .tag = found_[index]}, progress);
+    if (loaded.has_value()) {
+      const double seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
+      log(LogLevel::Info, "--resume: going on from " + found_[index] + ", step " +
+                              std::to_string(loaded->manifest.state.step) + ", read in " +
+                              seconds_text(seconds));
+      return take_over(loaded->manifest);
+    }
+    const bool damaged = loaded.error().code == ErrorCode::Corrupt && index + 1 < found_.size();
+    if (!damaged) return naming("--resume", std::move(loaded).error());
+    log(LogLevel::Warning,
+        "--resume: " + loaded.error().to_string() + "; going on from " + found_[index + 1]);
+  }
+}
+
+Result<bool> Checkpointing::begin(zero3::Engine& engine, const RunIdentity& identity,
+                                  std::uint64_t steps_total,
+                                  const zero3::Engine::Progress& progress) {
+  identity_ = identity;
+  const std::uint64_t every = engine.config().artesian.checkpoint_every;
+  if (!flags_.every.has_value() && every != 0) flags_.every = every;
+  if (!found_.empty()) ARTESIAN_TRY_VOID(load(engine, progress));
+  if (flags_.directory.empty()) return !found_.empty();
+  ARTESIAN_TRY_VOID(
+      naming("--checkpoint-dir",
+             engine.open_checkpoints({.directory = flags_.directory, .keep = flags_.keep})));
+  ARTESIAN_TRY_VOID(check_others(engine));
+  ARTESIAN_TRY_VOID(check_room(engine, steps_total));
+  return !found_.empty();
+}
+
+bool Checkpointing::is_due(std::uint64_t step, bool last) const {
+  if (flags_.directory.empty()) return false;
+  return last || (flags_.every.has_value() && step % *flags_.every == 0);
+}
+
+/// Whether there is time for a save, once the run has been asked to stop.
+bool Checkpointing::has_time(std::uint64_t step, const zero3::Engine& engine) const {
+  if (stop_requested() == 0) return true;
+  const double needed = save_seconds_ != 0.0
+                            ? save_seconds_
+                            : static_cast<double>(engine.checkpoints().data_bytes()) / unknown_rate;
+  const double left = flags_.grace - seconds_since_stop();
+  if (needed <= left) return true;
+  log(LogLevel::Warning,
+      "no checkpoint is saved: it would take about " + seconds_text(needed) + ", and of --grace " +
+          print("%g", flags_.grace) + " there are " + seconds_text(std::max(left, 0.0)) + "; " +
+          (saved_step_ == 0 ? "there is none, and all "
+                            : "global_step" + std::to_string(saved_step_) + " stands, and ") +
+          std::to_string(step - saved_step_) + " steps are lost");
+  return false;
+}
+
+Result<void> Checkpointing::note_failure(std::uint64_t step, Error error) {
+  ++failed_;
+  ++failed_in_a_row_;
+  log(LogLevel::Warning, "checkpoint of step " + std::to_string(step) + ": " + error.to_string() +
+                             "; training goes on");
+  if (!first_failure_.has_value()) first_failure_ = error;
+  if (failed_in_a_row_ < failures_max || flags_.optional) return {};
+  error.message = std::to_string(failures_max) +
+                  " checkpoints in a row could not be saved, the last one: " + error.message +
+                  "; make room, use another folder, or train on without: --checkpoint-optional";
+  return error;
+}
+
+Result<void> Checkpointing::save(zero3::Engine& engine, std::uint64_t step, StepLog& step_log) {
+  if (!has_time(step, engine)) return {};
+  ++tried_;
+  const std::uint64_t begin = system_clock().now_ns();
+  auto synced = step_log.sync();
+  if (!synced.has_value()) return note_failure(step, std::move(synced).error());
+  zero3::SavedTrainer trainer = identity_.data;
+  trainer.next_sample = next_sample_;
+  trainer.log_line = step_log.last_line();
+  auto saved = engine.save_checkpoint(
+      {.model = identity_.model_files, .trainer = std::move(trainer), .config = identity_.config});
+  if (!saved.has_value()) {
+    if (!engine.weights_readable()) return std::move(saved).error();
+    return note_failure(step, std::move(saved).error());
+  }
+  failed_in_a_row_ = 0;
+  saved_step_ = step;
+  save_seconds_ = static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
+  log(LogLevel::Info, "checkpoint " + saved->tag + ": " + format_size(saved->bytes_written) +
+                          " in " + seconds_text(save_seconds_));
+  return {};
+}
+
+Result<void> Checkpointing::outcome() const {
+  const bool ended = failed_in_a_row_ >= failures_max && !flags_.optional;  // which is said already
+  if (failed_ == 0 || ended) return {};
+  Error error = *first_failure_;
+  error.message = std::to_string(failed_) + " of " + std::to_string(tried_) +
+                  " checkpoints could not be saved, the first one: " + error.message;
+  return error;
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,93 @@
+// Checkpoints of `artesian train`: which one a run goes on from, when it saves, and what becomes of
+// the run where it cannot.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "tools/train/step_log.h"
+#include "zero3/torch/engine.h"
+
+namespace artesian::tools {
+
+struct CheckpointFlags {
+  std::string directory;                       // --checkpoint-dir; empty: nothing is saved
+  std::optional<std::uint64_t> every;          // --checkpoint-every; absent: at the end alone
+  std::uint32_t keep = 2;                      // --checkpoint-keep
+  bool resume = false;                         // --resume
+  std::string from;                            // its value; empty: the directory
+  double grace = 30.0;                         // --grace, seconds
+  std::optional<std::uint64_t> data_position;  // --data-position: a sample
+  bool optional = false;                       // --checkpoint-optional
+};
+
+/// What is saved beside the engine's state, and what a run that goes on must have in common.
+struct RunIdentity {
+  std::map<std::string, std::string> model_files;  // by name: config.json and the tokenizer's
+  std::string config;                              // the configuration file's text
+  zero3::SavedTrainer data;                        // but for next_sample and log_line
+};
+
+class Checkpointing {
+ public:
+  /// Looks for what the run is to go on from, and takes over the number of threads that it was
+  /// saved with, unless OMP_NUM_THREADS is set. Errors: Invalid (no such checkpoint), Corrupt, Io.
+  static Result<Checkpointing> open(const CheckpointFlags& flags);
+
+  /// Opens the folder and, where there is a checkpoint, makes the engine what was saved. `saves`:
+  /// how many are to come, going by the step that the run begins with. Returns whether the engine
+  /// has its weights. Errors, of which each refuses the run: those of Engine::open_checkpoints and
+  /// load_checkpoint; NoSpace; Invalid: other data, or a folder with another run's checkpoints.
+  Result<bool> begin(zero3::Engine& engine, const RunIdentity& identity, std::uint64_t steps_total,
+                     const zero3::Engine::Progress& progress);
+  /// Steps done before this run began, and where in the data the next one begins.
+  std::uint64_t first_step() const noexcept { return first_step_; }
+  std::uint64_t next_sample() const noexcept { return next_sample_; }
+  /// The line of the last of these steps in the log, if there was one.
+  const std::string& log_line() const noexcept { return log_line_; }
+
+  /// Steps between two checkpoints; 0: at the end alone. The flag's, or else the configuration's.
+  std::uint64_t every() const noexcept { return flags_.every.value_or(0); }
+  /// True if a checkpoint is due after so many steps.
+  bool is_due(std::uint64_t step, bool last) const;
+  /// After each step: counts its samples.
+  void count(std::uint64_t samples) noexcept { next_sample_ += samples; }
+  /// Saves the step whose line the log has last, which is made durable before. A save that fails is
+  /// a warning, and the run goes on. Errors, which end it: the third failure in a row, unless
+  /// --checkpoint-optional; those of the engine's tiers.
+  Result<void> save(zero3::Engine& engine, std::uint64_t step, StepLog& step_log);
+  /// The failed saves of the run, as one error. Nothing where all went well.
+  Result<void> outcome() const;
+
+ private:
+  explicit Checkpointing(const CheckpointFlags& flags) : flags_(flags) {}
+  Result<void> find(const std::string& directory, const std::string& tag);
+  Result<void> choose(const zero3::FolderContent& content, const std::string& tag);
+  Result<void> take_over(const zero3::CheckpointManifest& manifest);
+  Result<void> check_data(const zero3::SavedTrainer& saved) const;
+  Result<void> check_others(const zero3::Engine& engine) const;
+  Result<void> check_room(const zero3::Engine& engine, std::uint64_t steps_total) const;
+  Result<void> load(zero3::Engine& engine, const zero3::Engine::Progress& progress);
+  bool has_time(std::uint64_t step, const zero3::Engine& engine) const;
+  Result<void> note_failure(std::uint64_t step, Error error);
+
+  CheckpointFlags flags_;
+  RunIdentity identity_;
+  std::string found_in_;            // the folder that the run goes on from
+  std::vector<std::string> found_;  // tags there, the best first; empty: it starts afresh
+  std::uint64_t first_step_ = 0;
+  std::uint64_t next_sample_ = 0;
+  std::string log_line_;
+  std::uint64_t saved_step_ = 0;  // the last step that is durable
+  double save_seconds_ = 0.0;     // of the last save; 0: none yet
+  std::uint64_t failed_in_a_row_ = 0;
+  std::uint64_t failed_ = 0;
+  std::uint64_t tried_ = 0;
+  std::optional<Error> first_failure_;
+};
+
+}  // namespace artesian::tools

@@ -1,0 +1,114 @@
+#include "tools/train/log_cut.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+namespace artesian::tools {
+namespace {
+
+/// Of a line as the step log writes it.
+std::optional<std::uint64_t> step_of(const std::string& line) {
+  constexpr std::string_view begin = R"({"step":)";
+  if (!line.starts_with(begin)) return std::nullopt;
+  std::uint64_t step = 0;
+  const char* const end = line.data() + line.size();
+  const auto [rest, failure] = std::from_chars(line.data() + begin.size(), end, step);
+  if (failure != std::errc{} || rest == end || *rest != ',') return std::nullopt;
+  return step;
+}
+
+Error not_ours(const std::string& path, const std::string& got, std::uint64_t step) {
+  return make_error(ErrorCode::Invalid,
+                    "--log-jsonl: " + path + ": got " + got + ", allowed " +
+                        (step == 0 ? std::string("an empty file")
+                                   : "the lines of steps up to " + std::to_string(step) +
+                                         ", each once and in order") +
+                        "; name another file, or move this one away");
+}
+
+/// How a log stands to the step that it is to end with.
+struct Found {
+  std::uint64_t lines = 0;
+  std::uint64_t kept = 0;  // bytes: up to that step's line, with it
+  bool has_last = false;   // that line
+  std::uint64_t last = 0;  // step of the last whole line up to there
+};
+
+Result<Found> look_at(const std::string& path, const LogCut& cut) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file.is_open()) {
+    return Error{.code = ErrorCode::Io,
+                 .system_error = errno,
+                 .message = "--log-jsonl: cannot read",
+                 .file = path};
+  }
+  Found found;
+  std::optional<std::uint64_t> before;
+  for (std::string line; std::getline(file, line); ++found.lines) {
+    if (file.eof()) break;  // without its end: it was being written
+    const auto step = step_of(line);
+    const std::string where = "line " + std::to_string(found.lines + 1);
+    if (!step.has_value()) return not_ours(path, where + ", which is of no step", cut.step);
+    if (before.has_value() && *step != *before + 1) {
+      return not_ours(path,
+                      where + " of step " + std::to_string(*step) + " behind that of " +
+                          std::to_string(*before),
+                      cut.step);
+    }
+    before = step;
+    if (*step > cut.step) continue;
+    found.kept += line.size() + 1;
+    found.last = *step;
+    if (*step != cut.step) continue;
+    found.has_last = true;
+    if (!cut.line.empty() && line + "\n" != cut.line) {
+      return not_ours(
+          path, where + ", which is not what step " + std::to_string(cut.step) + " of this run had",
+          cut.step);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Result<void> cut_log(const std::string& path, const LogCut& cut) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return {};
+  const std::uint64_t size = std::filesystem::file_size(path, ignored);
+  if (size == 0) return {};
+  ARTESIAN_TRY(found, look_at(path, cut));
+  if (cut.step == 0 && cut.lines_max != 0 && found.lines > cut.lines_max) {
+    return not_ours(path,
+                    std::to_string(found.lines) +
+                        " lines, of which a checkpoint must have been "
+                        "saved, and there is none",
+                    0);
+  }
+  const bool one_missing = found.last + 1 == cut.step && !cut.line.empty();
+  const bool all_later = found.kept == 0;  // a log that began with what is to be done again
+  if (cut.step != 0 && !found.has_last && !one_missing && !all_later) {
+    return not_ours(path, "no line of step " + std::to_string(cut.step), cut.step);
+  }
+  const auto failed = [&] {
+    return Error{.code = ErrorCode::Io,
+                 .system_error = errno,
+                 .message = "--log-jsonl: cannot be cut",
+                 .file = path};
+  };
+  if (::truncate(path.c_str(), static_cast<off_t>(found.kept)) != 0) return failed();
+  if (found.has_last || !one_missing) return {};
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file << cut.line;
+  file.flush();
+  if (!file.good()) return failed();
+  return {};
+}
+
+}  // namespace artesian::tools

@@ -1,0 +1,23 @@
+// The log of a run that goes on: what it must hold, and where it is cut.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/result.h"
+
+namespace artesian::tools {
+
+struct LogCut {
+  std::uint64_t step = 0;       // lines behind this step's go; 0: all
+  std::string line{};           // of that step, as its checkpoint has it; empty: not known
+  std::uint64_t lines_max = 0;  // how many lines may go where all do; 0: any number
+};
+
+/// Makes a log end with the line of a step: what came after has not happened. That line is
+/// appended where it alone is missing. A log that is not there, is empty, or is no file stays as it
+/// is. Errors: Invalid: the file is not a log of the steps up to that one, each once and in order;
+/// then it stays as it is; Io.
+Result<void> cut_log(const std::string& path, const LogCut& cut);
+
+}  // namespace artesian::tools
