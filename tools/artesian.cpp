@@ -1,6 +1,10 @@
 // The `artesian` program: its subcommands. What a flag means is in docs and --help.
 #include <CLI/CLI.hpp>
 
+#include <cerrno>
+
+#include "tools/checkpoint/export.h"
+#include "tools/checkpoint/inspect.h"
 #include "tools/doctor/doctor.h"
 #include "tools/plan/plan.h"
 #include "tools/plan/run_memory.h"
@@ -33,6 +37,28 @@ int run_plan(const CLI::App& command) {
   return artesian::tools::run_plan(*options);
 }
 
+/// What was asked for cannot be: 2; anything else that went wrong: 1.
+int exit_code_of(const artesian::Error& error) {
+  using artesian::ErrorCode;
+  if (error.code == ErrorCode::Cancelled) return artesian::tools::stop_exit_code();
+  const bool refused = error.code == ErrorCode::Invalid || error.system_error == ENOENT;
+  return artesian::tools::report_error(program, error, refused ? 2 : 1);
+}
+
+int run_inspect(const CLI::App& command) {
+  const auto options = artesian::tools::read_inspect_flags(command);
+  if (!options.has_value()) return fail(options.error().message);
+  const auto outcome = artesian::tools::inspect(*options);
+  return outcome.has_value() ? *outcome : exit_code_of(outcome.error());
+}
+
+int run_export(const CLI::App& command) {
+  const auto options = artesian::tools::read_export_flags(command);
+  if (!options.has_value()) return fail(options.error().message);
+  const auto outcome = artesian::tools::export_checkpoint(*options);
+  return outcome.has_value() ? 0 : exit_code_of(outcome.error());
+}
+
 int run_doctor(const CLI::App& command) {
   const auto exit_code = artesian::tools::run_doctor(command);
   if (exit_code.has_value()) return *exit_code;
@@ -54,7 +80,13 @@ int main(int argc, char** argv) {
   artesian::tools::add_doctor_flags(*doctor);
   CLI::App* plan = app.add_subcommand("plan", "What a training job would be, before it runs");
   artesian::tools::add_plan_flags(*plan);
-  for (const char* later : {"report", "generate", "config", "export", "inspect", "run"}) {
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "What checkpoints hold, and whether they are whole");
+  artesian::tools::add_inspect_flags(*inspect);
+  CLI::App* export_command =
+      app.add_subcommand("export", "A checkpoint's weights as a Hugging Face directory");
+  artesian::tools::add_export_flags(*export_command);
+  for (const char* later : {"report", "generate", "config", "run"}) {
     app.add_subcommand(later, "not supported yet")->group("")->prefix_command();
   }
   const auto exit_code = artesian::tools::parse_command_line(app, program, argc, argv);
@@ -62,8 +94,12 @@ int main(int argc, char** argv) {
   if (*train) return run_train(*train);
   if (*doctor) return run_doctor(*doctor);
   if (*plan) return run_plan(*plan);
+  if (*inspect) return run_inspect(*inspect);
+  if (*export_command) return run_export(*export_command);
   for (const CLI::App* chosen : app.get_subcommands()) {
     return fail("not supported yet: " + chosen->get_name());
   }
-  return fail("missing command: got nothing, allowed train, plan or doctor; see artesian --help");
+  return fail(
+      "missing command: got nothing, allowed train, plan, doctor, inspect or export; see artesian "
+      "--help");
 }
