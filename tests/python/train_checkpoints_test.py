@@ -97,6 +97,7 @@ def test_a_stop_saves_its_step_and_the_log_goes_on(place):
     process = place.start("--quiet", "--resume", config=config_of(place, "bf16"), **flags)
     while place.log.read_text().count("\n") < 3:
         assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60) == ("", "")
     steps = place.steps()
@@ -149,7 +150,7 @@ def test_sigkill_at_any_instant_loses_no_bit(place):
                 while process.poll() is None and (
                     not place.log.exists() or place.log.read_text().count("\n") in (0, lines)
                 ):
-                    pass
+                    time.sleep(0.002)
             time.sleep(random.random() * 0.2)
             process.kill()
             _, errors = process.communicate(timeout=60)
