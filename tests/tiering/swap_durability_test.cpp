@@ -117,10 +117,10 @@ TEST_F(SwapDurability, AFileThatCannotBeRemovedIsAnErrorAndHoldsNobodyUp) {
     ASSERT_FALSE(closed.has_value());
     EXPECT_EQ(closed.error().system_error, EIO);
     EXPECT_TRUE(closed.error().file.ends_with(ending)) << closed.error().to_string();
-    swap.reset();
-    EXPECT_TRUE(test_support::Baseline::settled(before) <= before);
     EXPECT_EQ(names().size(), 1u);  // what cannot be removed, and no more
     expect_free();
+    swap.reset();
+    EXPECT_TRUE(test_support::Baseline::settled(before) <= before);
   }
 }
 
