@@ -63,8 +63,10 @@ std::uint64_t micro_batches_at_once(const ActivationRun& run, const zero3::KeptI
 }
 
 std::uint64_t planned_activations(const ActivationRun& run, std::uint64_t host_bytes) {
+  const std::vector<zero3::ParameterSpec> parameters = model_parameters(*run.model);
   const zero3::KeptInputs inputs =
-      zero3::most_inputs({.stages = run.stages,
+      zero3::most_inputs({.parameters = &parameters,
+                          .stages = run.stages,
                           .config = run.config,
                           .compute_dtype = run.compute_dtype,
                           .host_bytes = host_bytes,
