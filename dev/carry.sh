@@ -48,7 +48,8 @@ prefix="$1"
     "that this script made; choose another"
 command -v apt-get dpkg-deb >/dev/null || fail "apt-get: not found; run this on a Debian system"
 
-mapfile -t wanted < <(sed -n 's/^build \+\(.*-dev\)$/\1/p' "$root/dev/packages.txt")
+# Python's headers belong to the machine's own Python; without them its package is not built.
+mapfile -t wanted < <(sed -n '/python3/d; s/^build \+\(.*-dev\)$/\1/p' "$root/dev/packages.txt")
 mapfile -t packages < <(with_its_libraries "${wanted[@]}" libaio-dev)
 mkdir -p "$(dirname "$prefix")"
 work="$(mktemp -d "$prefix.XXXXXX")"

@@ -14,7 +14,7 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 
 PYTHON_FOLDER = os.path.join(os.path.dirname(__file__), "..", "..", "python")
-sys.path.insert(0, PYTHON_FOLDER)
+sys.path.append(PYTHON_FOLDER)  # behind the package that was built
 import artesian_tokenize  # noqa: E402
 
 

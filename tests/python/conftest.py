@@ -2,7 +2,13 @@
 
 import os
 import signal
+import sys
 import tempfile
+
+from build_folder import BUILD
+
+# The package with its compiled part, where that was built, before the sources alone.
+sys.path.insert(0, str(BUILD / "python"))
 
 # A runner in the background of a script leaves SIGINT ignored, which programs under test would
 # inherit; one with a handler of its own hands on the default.
