@@ -48,7 +48,7 @@ def train(folder, where, device, steps=4):
     model = folder / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(MODEL))
-    (folder / "data.txt").write_bytes(bytes(i * 7 % 251 for i in range(4096)))
+    (folder / "data.txt").write_bytes(bytes(i * 7 % 127 + 1 for i in range(4096)))
     (folder / "ds.json").write_text(json.dumps(configuration(folder, device)))
     log = folder / f"{device}.jsonl"
     command = [ARTESIAN, "train", "--model", model, "--data", folder / "data.txt", "--config",

@@ -110,8 +110,8 @@ def test_the_end_table_tells_where_the_inputs_are(job):
     assert line.split(None, 2)[2] == f"{host:.2f} MiB in host memory, {nvme:.2f} MiB on nvme"
 
 
-def test_a_disk_without_room_for_the_inputs_is_refused(place):  # noqa: F811
-    """16384 micro-batches at once, 100 MiB for each and stage."""
+def test_more_at_once_than_memory_bears_is_refused_before_the_disk_is_asked(place):  # noqa: F811
+    """16384 micro-batches at once, 100 MiB for each and stage, and as much that stays in memory."""
 
     def change(made):
         made["activation_checkpointing"] = {"cpu_checkpointing": True}
@@ -120,8 +120,7 @@ def test_a_disk_without_room_for_the_inputs_is_refused(place):  # noqa: F811
     line = place.refused(
         config=place.write_config(change), seq_len=32, micro_batch=25_000, accumulation=20_000
     )
-    assert "zero_optimization.offload_param.nvme_path" in line
-    assert "space" in line and "bytes" in line
+    assert "train_micro_batch_size_per_gpu" in line and "bytes missing" in line
 
 
 def test_an_input_that_does_not_come_back_as_it_was_is_one_error_that_names_it(place):  # noqa: F811
