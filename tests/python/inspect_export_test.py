@@ -23,7 +23,7 @@ def config(place, dtype):
     """In fp16 with a loss scale that the first step bears."""
     path = config_of(place, dtype)
     text = path.read_text()
-    path.write_text(text.replace('"initial_scale_power": 24', '"initial_scale_power": 8'))
+    path.write_text(text.replace('"initial_scale_power": 18', '"initial_scale_power": 8'))
     return path
 
 
