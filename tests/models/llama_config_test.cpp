@@ -386,6 +386,15 @@ TEST(Relatives, AWindowBoundsTheSequenceWhereItIsInEffect) {
   EXPECT_EQ(relative("qwen2").positions_limit, "the model's positions");
 }
 
+TEST(Relatives, Phi3IsStretchedFrom4096PositionsUnlessItSaysOthers) {
+  const std::string keys = R"("hidden_size": 4, "num_attention_heads": 1, "pad_token_id": null,
+      "max_position_embeddings": 8192, "rope_scaling": {"type": "longrope",
+      "short_factor": [1, 1], "long_factor": [2, 2]})";
+  EXPECT_EQ(relative("phi3", keys).llama.rotary.factor, 2.0);
+  const std::string others = keys + R"(, "original_max_position_embeddings": 2048)";
+  EXPECT_EQ(relative("phi3", others).llama.rotary.factor, 4.0);
+}
+
 TEST(Relatives, WhatCannotBeHonouredIsRefusedByName) {
   const std::vector<std::array<std::string, 3>> cases{
       {"mistral", R"("layer_types": ["full_attention"])", "not supported yet: layer_types"},

@@ -202,6 +202,10 @@ TEST(TokenData, SeveralPathsAreOneStreamInTheirOrder) {
   EXPECT_EQ(
       sample_of(*data, 0, 14).ids,
       (std::vector<std::int64_t>{1, 2, 3, 'a', 'b', 'c', '\n', 'd', 0xc3, 0xa9, '\n', 4, 5, 1}));
+  options.sequence_length = 5;  // the third sample begins within one source and ends in another
+  data = TokenData::open(options);
+  ASSERT_TRUE(data.has_value()) << data.error().to_string();
+  EXPECT_EQ(sample_of(*data, 2, 5).ids, (std::vector<std::int64_t>{'\n', 4, 5, 1, 2}));
 }
 
 TEST(TokenData, JsonLinesAreToldByNameByLookAndByTheirField) {
