@@ -63,9 +63,8 @@ std::uint64_t micro_batches_at_once(const ActivationRun& run, const zero3::KeptI
 }
 
 std::uint64_t planned_activations(const ActivationRun& run, std::uint64_t host_bytes) {
-  const std::vector<zero3::ParameterSpec> parameters = model_parameters(*run.model);
   const zero3::KeptInputs inputs =
-      zero3::most_inputs({.parameters = &parameters,
+      zero3::most_inputs({.parameters = run.parameters,
                           .stages = run.stages,
                           .config = run.config,
                           .compute_dtype = run.compute_dtype,

@@ -32,8 +32,9 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
 struct ActivationRun {
   const ModelConfig* model = nullptr;
   const zero3::Config* config = nullptr;
-  const std::vector<zero3::StageSpec>* stages = nullptr;  // model_stages()
-  std::uint64_t tokens = 0;                               // of a micro-batch
+  const std::vector<zero3::ParameterSpec>* parameters = nullptr;  // model_parameters()
+  const std::vector<zero3::StageSpec>* stages = nullptr;          // model_stages()
+  std::uint64_t tokens = 0;                                       // of a micro-batch
   DType compute_dtype = DType::Float32;
   std::uint64_t budget = 0;  // artesian.activation_memory
 };

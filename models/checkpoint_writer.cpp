@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/safetensors_header.h"
 #include "base/units.h"
+#include "kernels/cast.h"
 
 namespace artesian::models {
 namespace {
@@ -334,6 +335,13 @@ Result<void> CheckpointWriter::append(std::size_t tensor, std::span<const std::b
   ARTESIAN_TRY_VOID(shards_[*shard_].file->append(bytes.data(), bytes.size()));
   tensor_written_ += bytes.size();
   return skip_complete_tensors();
+}
+
+Result<void> CheckpointWriter::append_rounded(std::size_t tensor, std::span<const float> values) {
+  if (options_.dtype == DType::Float32) return append(tensor, std::as_bytes(values));
+  rounded_.resize(values.size());
+  static_cast<void>(kernels::narrow(values.data(), rounded_.data(), options_.dtype, values.size()));
+  return append(tensor, std::as_bytes(std::span(rounded_)));
 }
 
 Result<void> CheckpointWriter::commit() {

@@ -67,6 +67,9 @@ class CheckpointWriter {
   /// Errors: NoSpace, Io.
   Result<void> append(std::size_t tensor, std::span<const std::byte> bytes);
 
+  /// The same of values, rounded to the dtype of the file.
+  Result<void> append_rounded(std::size_t tensor, std::span<const float> values);
+
   /// After the last byte: syncs and renames. Errors: NoSpace, Io; Invalid if the target came into
   /// being meanwhile. What cannot be renamed stays, whole, under the name that the error tells.
   Result<void> commit();
@@ -99,10 +102,11 @@ class CheckpointWriter {
   std::vector<Shard> shards_;
   std::string folder_;  // where it is written; empty before it exists and once it is renamed
   bool unnamed_ = false;
-  std::optional<OutputFile> small_;   // unnamed: the room of all but the shards
-  std::optional<std::size_t> shard_;  // under way; none before the first byte
-  std::size_t tensor_ = 0;            // first incomplete
-  std::uint64_t tensor_written_ = 0;  // bytes of it
+  std::optional<OutputFile> small_;     // unnamed: the room of all but the shards
+  std::optional<std::size_t> shard_;    // under way; none before the first byte
+  std::size_t tensor_ = 0;              // first incomplete
+  std::uint64_t tensor_written_ = 0;    // bytes of it
+  std::vector<std::uint16_t> rounded_;  // of append_rounded
 };
 
 }  // namespace artesian::models

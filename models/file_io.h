@@ -3,10 +3,12 @@
 // they do not go through the engine's FileSystem, which has none of these.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/descriptor.h"
 #include "base/result.h"
@@ -34,6 +36,20 @@ class InputFile {
   Descriptor descriptor_;
   std::uint64_t size_ = 0;
 };
+
+/// Reads all of a file: calls take(const char* data, std::uint64_t size) on one block after the
+/// other. Errors: as InputFile::read_at, and take's.
+template <typename Take>
+Result<void> each_block(const InputFile& file, const Take& take) {
+  constexpr std::uint64_t block_bytes = 1 << 20;
+  std::vector<char> block(static_cast<std::size_t>(std::min(block_bytes, file.size())));
+  for (std::uint64_t offset = 0; offset < file.size(); offset += block_bytes) {
+    const std::uint64_t length = std::min(block_bytes, file.size() - offset);
+    ARTESIAN_TRY_VOID(file.read_at(block.data(), length, offset));
+    ARTESIAN_TRY_VOID(take(block.data(), length));
+  }
+  return {};
+}
 
 /// A new file, written from front to back.
 class OutputFile {

@@ -29,6 +29,7 @@ LlamaConfig defaults_of(LlamaFamily family) {
       config.key_value_heads = 32;
       config.positions = 32768;
       config.attention_bias = family == LlamaFamily::Qwen2;
+      config.window = 4096;
       break;
     case LlamaFamily::Phi3:
       config.vocab_size = 32064;
@@ -91,7 +92,7 @@ std::uint32_t block_parameters(const LlamaConfig& config) {
          (config.head_norms ? 2u : 0u);
 }
 
-/// Whether a layer is said to attend within the window alone. What is neither that nor full
+/// True if a layer is said to attend within the window alone. A type that is neither that nor full
 /// attention is a fault.
 bool some_layer_slides(ConfigReader& reader, std::int64_t layers, std::int64_t first) {
   const auto types = reader.texts("layer_types");
@@ -113,10 +114,7 @@ bool some_layer_slides(ConfigReader& reader, std::int64_t layers, std::int64_t f
 void read_window(ConfigReader& reader, LlamaFamily family, LlamaConfig& config) {
   if (family == LlamaFamily::Llama) return;
   const bool absent = !reader.has("sliding_window");
-  const std::int64_t otherwise = family == LlamaFamily::Qwen2 || family == LlamaFamily::Qwen3
-                                     ? (absent ? 4096 : 0)
-                                     : (absent ? config.window : 0);
-  config.window = reader.integer_or_null("sliding_window", width_range, otherwise);
+  config.window = reader.integer_or_null("sliding_window", width_range, absent ? config.window : 0);
   if (family != LlamaFamily::Qwen2 && family != LlamaFamily::Qwen3) {
     reader.refuse_unless("layer_types", {});
     return;

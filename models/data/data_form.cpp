@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "base/utf8.h"
 #include "models/data/json_lines.h"
 #include "models/file_io.h"
 
@@ -123,25 +124,6 @@ Result<DataFile> look_at(const std::string& path, const std::optional<std::strin
   return found;
 }
 
-/// Length of the UTF-8 character at the start, 0 if there is none; overlong forms, surrogates and
-/// what is above U+10FFFF are none.
-std::size_t character_length(std::string_view text) noexcept {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xf0 && first <= 0xf4   ? 4
-                             : first >= 0xe0 && first <= 0xef ? 3
-                             : first >= 0xc2 && first <= 0xdf ? 2
-                                                              : 0;
-  if (length == 0) return 0;
-  for (std::size_t i = 1; i < length && i < text.size(); ++i) {
-    const unsigned low = i > 1 ? 0x80 : first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-    const unsigned high = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-    if (byte(i) < low || byte(i) > high) return 0;
-  }
-  return length;  // cut by the end: as if it went on
-}
-
 }  // namespace
 
 std::uint64_t bad_text_bytes(const std::string& block) noexcept {
@@ -154,7 +136,7 @@ std::uint64_t bad_text_bytes(const std::string& block) noexcept {
   }
   std::uint64_t bad = 0;
   while (!rest.empty()) {
-    const std::size_t length = character_length(rest);
+    const std::size_t length = utf8_sequence(rest);
     bad += length == 0 || rest.front() == '\0' ? 1 : 0;
     rest.remove_prefix(std::min(std::max<std::size_t>(length, 1), rest.size()));
   }

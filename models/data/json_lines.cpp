@@ -7,7 +7,6 @@
 namespace artesian::models {
 namespace {
 
-constexpr std::uint64_t block_bytes = 256 << 10;
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
 bool blank(std::string_view line) {
@@ -91,12 +90,9 @@ Result<InputFile> text_of_json_lines(const std::string& path, const std::string&
   ARTESIAN_TRY(output, OutputFile::create(name));
   ARTESIAN_TRY(file, InputFile::open(path));
   Converter converter(path, field, output);
-  std::string block;
-  for (std::uint64_t offset = 0; offset < file.size(); offset += block.size()) {
-    block.resize(std::min(block_bytes, file.size() - offset));
-    ARTESIAN_TRY_VOID(file.read_at(block.data(), block.size(), offset));
-    ARTESIAN_TRY_VOID(converter.take(block));
-  }
+  ARTESIAN_TRY_VOID(each_block(file, [&](const char* data, std::uint64_t size) {
+    return converter.take({data, static_cast<std::size_t>(size)});
+  }));
   ARTESIAN_TRY_VOID(converter.finish_line());
   return InputFile::open(name);
 }

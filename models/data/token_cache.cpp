@@ -17,7 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t block_bytes = 1 << 20;
 constexpr std::string_view version = "1";  // of this file's ways
 constexpr const char* ending = ".bin";
 
@@ -27,30 +26,13 @@ Error cache_error(const char* what, const std::string& path, int number) {
   return error;
 }
 
-template <typename Take>
-Result<void> read_all(const std::string& path, const Take& take) {
-  ARTESIAN_TRY(file, InputFile::open(path));
-  std::vector<char> block(std::min(block_bytes, std::max<std::uint64_t>(file.size(), 1)));
-  for (std::uint64_t offset = 0; offset < file.size();) {
-    const std::uint64_t length = std::min<std::uint64_t>(block.size(), file.size() - offset);
-    ARTESIAN_TRY_VOID(file.read_at(block.data(), length, offset));
-    ARTESIAN_TRY_VOID(take(block.data(), length));
-    offset += length;
-  }
-  return {};
-}
-
 Result<void> add_file(kernels::Digest& digest, std::string_view name, const std::string& path) {
   ARTESIAN_TRY(file, InputFile::open(path));
   digest.start_named(name, file.size());
-  std::uint64_t left = file.size();
-  ARTESIAN_TRY_VOID(read_all(path, [&](const char* data, std::uint64_t size) -> Result<void> {
-    left -= std::min(left, size);
+  return each_block(file, [&](const char* data, std::uint64_t size) -> Result<void> {
     digest.update(data, size);
     return {};
-  }));
-  if (left == 0) return {};
-  return make_error(ErrorCode::Corrupt, "the file ends too early: " + path);
+  });
 }
 
 }  // namespace
@@ -82,7 +64,7 @@ std::optional<std::string> TokenCache::find(const std::string& key) const {
   return path;
 }
 
-/// Until so many bytes more stay within the limit, or nothing is left.
+/// Removes what was used longest ago until so many bytes more stay within the limit.
 void TokenCache::make_room(std::uint64_t bytes) const {
   struct Kept {
     fs::file_time_type used;
@@ -121,8 +103,10 @@ Result<void> TokenCache::keep(const std::string& key, const std::string& path) c
   fs::remove(partial, failed);
   auto copied = [&]() -> Result<void> {
     ARTESIAN_TRY(output, OutputFile::create(partial));
-    ARTESIAN_TRY_VOID(read_all(
-        path, [&](const char* data, std::uint64_t length) { return output.append(data, length); }));
+    ARTESIAN_TRY(input, InputFile::open(path));
+    ARTESIAN_TRY_VOID(each_block(input, [&](const char* data, std::uint64_t length) {
+      return output.append(data, length);
+    }));
     ARTESIAN_TRY_VOID(output.finish());
     const std::string name = folder_ + "/" + key + ending;
     if (::rename(partial.c_str(), name.c_str()) == 0) return {};

@@ -630,8 +630,8 @@ Result<std::string> apply_settings(const std::string& given, const Settings& set
                                    aio::EngineKind automatic) {
   ARTESIAN_TRY(path, canonical_path(given));
   ARTESIAN_TRY(text, read_text(path));
-  ARTESIAN_TRY(edited, with_settings(text, given, settings, automatic));
   ARTESIAN_TRY(form, in_one_form(text, given));
+  ARTESIAN_TRY(edited, with_settings(form.text, given, settings, automatic));
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
   std::string backup = path + ".bak";

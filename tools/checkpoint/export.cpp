@@ -1,20 +1,15 @@
 #include "tools/checkpoint/export.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <vector>
 
-#include "base/log.h"
-#include "base/units.h"
-#include "kernels/cast.h"
 #include "models/checkpoint_writer.h"
 #include "models/model_config.h"
 #include "tools/checkpoint/place.h"
 #include "tools/shell/flag_reader.h"
-#include "tools/shell/print.h"
 #include "tools/shell/process_setup.h"
-#include "tools/shell/report_error.h"
 #include "tools/shell/terminal_line.h"
 #include "zero3/plan/checkpoint_names.h"
 #include "zero3/step/checkpoint_reader.h"
@@ -36,7 +31,7 @@ Result<std::vector<models::ModelFile>> model_files(const zero3::CheckpointReader
   return files;
 }
 
-/// What tensors are called: as Hugging Face does, where the model is one that we know.
+/// Names tensors as Hugging Face does, where the model is one that we know.
 Result<std::vector<models::TensorDeclaration>> declare(
     const zero3::CheckpointReader& reader, const std::vector<models::ModelFile>& files) {
   std::optional<models::ModelConfig> config;
@@ -61,32 +56,13 @@ Result<std::vector<models::TensorDeclaration>> declare(
   return tensors;
 }
 
-class Progress {
- public:
-  explicit Progress(std::uint64_t total) : total_(total), line_(STDERR_FILENO) {}
-  void add(std::uint64_t elements) {
-    done_ += elements;
-    const int percent = static_cast<int>(total_ == 0 ? 100 : done_ * 100 / total_);
-    if (!line_.on_terminal() || percent == shown_) return;
-    shown_ = percent;
-    line_.draw({{print("exporting: %d%%", percent)}});
-  }
-  ~Progress() { line_.finish(); }
-
- private:
-  const std::uint64_t total_;
-  std::uint64_t done_ = 0;
-  int shown_ = -1;
-  TerminalLine line_;
-};
-
 Result<void> copy(const zero3::CheckpointReader& reader, models::CheckpointWriter& writer) {
   const auto& parameters = reader.manifest().parameters;
   std::uint64_t total = 0;
   for (const zero3::SavedParameter& parameter : parameters) total += parameter.numel();
-  Progress progress(total);
+  PercentLine line("exporting");
+  std::uint64_t done = 0;
   std::vector<float> master(static_cast<std::size_t>(std::min(piece, total)));
-  std::vector<std::byte> narrowed(master.size() * dtype_size(writer.dtype()));
   for (std::uint32_t index = 0; index < parameters.size(); ++index) {
     const std::uint64_t numel = parameters[index].numel();
     for (std::uint64_t first = 0; first < numel; first += piece) {
@@ -94,14 +70,8 @@ Result<void> copy(const zero3::CheckpointReader& reader, models::CheckpointWrite
       const auto count = static_cast<std::size_t>(std::min(piece, numel - first));
       const auto values = std::span(master).first(count);
       ARTESIAN_TRY_VOID(reader.read(index, first, values, {}, {}));
-      if (writer.dtype() == DType::Float32) {
-        ARTESIAN_TRY_VOID(writer.append(index, std::as_bytes(values)));
-      } else {
-        static_cast<void>(kernels::narrow(values.data(), narrowed.data(), writer.dtype(), count));
-        ARTESIAN_TRY_VOID(
-            writer.append(index, std::span(narrowed).first(count * dtype_size(writer.dtype()))));
-      }
-      progress.add(count);
+      ARTESIAN_TRY_VOID(writer.append_rounded(index, values));
+      line.show(done += count, total);
     }
   }
   return {};
@@ -129,8 +99,7 @@ Result<ExportOptions> read_export_flags(const CLI::App& command) {
     reader.refuse("export", "no directory to make", "one that does not exist; name it");
   }
   options.path = reader.path("checkpoint");
-  options.target = reader.path("target");
-  while (options.target.size() > 1 && options.target.back() == '/') options.target.pop_back();
+  options.target = reader.folder("target");
   const std::string dtype = reader.text("--dtype");
   if (dtype == "bf16") {
     options.dtype = DType::BFloat16;

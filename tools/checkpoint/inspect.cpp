@@ -50,18 +50,10 @@ Result<void> read_one(const std::string& directory, const std::string& tag, bool
   one.manifest = (*reader)->manifest();
   for (const zero3::SavedDataFile& file : one.manifest.files) one.bytes += file.bytes;
   if (!verify) return {};
-  TerminalLine line(STDERR_FILENO);
-  int shown = -1;
-  const auto progress = [&](std::uint64_t done, std::uint64_t all) {
-    const int percent = static_cast<int>(all == 0 ? 100 : done * 100 / all);
-    if (!line.on_terminal() || percent == shown) return;
-    shown = percent;
-    line.draw({{"verifying " + tag + print(": %d%%", percent)}});
-  };
-  auto damage = (*reader)->verify(progress);
-  line.finish();
-  ARTESIAN_TRY(found, std::move(damage));
-  one.damage = std::move(found);
+  PercentLine line("verifying " + tag);
+  const auto progress = [&](std::uint64_t done, std::uint64_t all) { line.show(done, all); };
+  ARTESIAN_TRY(damage, (*reader)->verify(progress));
+  one.damage = std::move(damage);
   one.verified = true;
   return {};
 }

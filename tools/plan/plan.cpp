@@ -11,6 +11,7 @@
 #include "tools/plan/planner.h"
 #include "tools/plan/rates.h"
 #include "tools/plan/report.h"
+#include "tools/plan/run_memory.h"
 #include "tools/shell/output_file.h"
 #include "tools/shell/process_setup.h"
 #include "tools/shell/report_error.h"
@@ -170,20 +171,12 @@ class PlanRun {
 
   /// Also of bf16 in place of fp32; the seconds come with the rates.
   Result<void> choose_compute_dtypes() {
-    const auto choose = [&](const zero3::Config& config) -> Result<DType> {
-      bool native = true;
-      if (!plan_.gpu) {
-        ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
-        native = cpu.native(config.param_dtype);
-      }
-      return zero3::choose_compute_dtype(config, native);
-    };
-    ARTESIAN_TRY(dtype, choose(plan_.config));
+    ARTESIAN_TRY(dtype, run_compute_dtype(plan_.config, plan_.gpu));
     plan_.compute_dtype = dtype;
     if (plan_.config.param_dtype != DType::Float32) return {};
     zero3::Config bf16 = plan_.config;
     bf16.param_dtype = DType::BFloat16;
-    ARTESIAN_TRY(narrow, choose(bf16));
+    ARTESIAN_TRY(narrow, run_compute_dtype(bf16, plan_.gpu));
     plan_.bf16 =
         ComputeInBf16{.compute_dtype = narrow,
                       .grad_accum_dtype =

@@ -26,15 +26,11 @@ DType compute_dtype(const PlanCase& plan) {
 models::ActivationRun activation_run(const PlanCase& plan) {
   return {.model = plan.model,
           .config = &plan.config,
+          .parameters = plan.parameters,
           .stages = plan.stages,
           .tokens = tokens_of(plan),
           .compute_dtype = compute_dtype(plan),
           .budget = plan.activation_bytes};
-}
-
-std::uint64_t activations_of(const PlanCase& plan, std::uint64_t at_once,
-                             std::uint64_t staying = 0) {
-  return models::activations_of(activation_run(plan), at_once, staying);
 }
 
 std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
@@ -307,14 +303,10 @@ const char* offload_name(zero3::Offload offload) noexcept {
 
 namespace {
 
-std::uint64_t tier_memory(const PlanCase& plan, const PlanFigures& figures) {
-  return (plan.gpu ? 0 : figures.device.used()) + figures.host.used();
-}
-
 /// Pools are taken as large as they are used; gradients of a stage, tensors of LibTorch, count as
 /// the device's. A GPU's activations are not in this memory, nor is its tier.
 Result<void> check_memory(const PlanCase& plan, const PlanFigures& figures) {
-  const std::uint64_t tiers = tier_memory(plan, figures);
+  const std::uint64_t tiers = (plan.gpu ? 0 : figures.device.used()) + figures.host.used();
   const std::uint64_t activations = plan.gpu ? 0 : figures.activations;
   const std::uint64_t needed = activations + tiers + plan.program_bytes;
   if (!plan.memory_max.has_value() || needed <= *plan.memory_max) return {};
@@ -342,11 +334,7 @@ zero3::PlacementRequest placement_request(const PlanCase& plan) {
           .activation_bytes = plan.activation_bytes};
 }
 
-}  // namespace
-
-namespace {
-
-/// Where everything is; the figures' memory and notes with it.
+/// Decides where everything is, and fills in the figures' memory and notes.
 Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
   zero3::PlacementRequest request = placement_request(plan);
@@ -355,7 +343,8 @@ Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   request.device_bytes = device;
   ARTESIAN_TRY(placement, zero3::make_placement(request));
   const zero3::KeptInputs& inputs = placement.inputs;
-  figures.activations = activations_of(plan, group_of(plan, inputs), inputs.bytes_in(Tier::Device));
+  figures.activations = models::activations_of(activation_run(plan), group_of(plan, inputs),
+                                               inputs.bytes_in(Tier::Device));
   figures.device.budget = device;
   figures.host.budget = plan.host_bytes;
   figures.nvme.budget = free_for(plan.space, plan.config);

@@ -30,6 +30,15 @@ void warn_of_budgets(const RunMemory& run, const PlanCase& plan, const PlanFigur
 
 }  // namespace
 
+Result<DType> run_compute_dtype(const zero3::Config& config, bool gpu) {
+  bool native = true;
+  if (!gpu) {
+    ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
+    native = cpu.native(config.param_dtype);
+  }
+  return zero3::choose_compute_dtype(config, native);
+}
+
 Result<void> check_run_memory(const RunMemory& run) {
   const std::uint64_t available = available_memory();
   if (available == 0) return {};  // nobody knows
@@ -48,12 +57,7 @@ Result<void> check_run_memory(const RunMemory& run) {
   plan.activation_bytes = run.budgets.activations;
   plan.memory_max = available;
   plan.program_bytes = program_least;
-  bool native = true;
-  if (!plan.gpu) {
-    ARTESIAN_TRY(cpu, zero3::open_compute_device("cpu"));
-    native = cpu.native(run.config->param_dtype);
-  }
-  ARTESIAN_TRY(dtype, zero3::choose_compute_dtype(*run.config, native));
+  ARTESIAN_TRY(dtype, run_compute_dtype(*run.config, plan.gpu));
   plan.compute_dtype = dtype;
   ARTESIAN_TRY(figures, evaluate_memory(plan));
   warn_of_budgets(run, plan, figures);

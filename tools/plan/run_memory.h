@@ -12,4 +12,8 @@ namespace artesian::tools {
 /// the key to change: it cannot fit.
 Result<void> check_run_memory(const RunMemory& run);
 
+/// The dtype that a run of this config computes in, on a GPU or on this machine's CPU. Errors:
+/// Invalid.
+Result<DType> run_compute_dtype(const zero3::Config& config, bool gpu);
+
 }  // namespace artesian::tools

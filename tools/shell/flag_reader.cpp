@@ -50,6 +50,12 @@ std::string FlagReader::path(const char* flag) {
   return value;
 }
 
+std::string FlagReader::folder(const char* flag) {
+  std::string value = path(flag);
+  while (value.size() > 1 && value.back() == '/') value.pop_back();
+  return value;
+}
+
 std::vector<std::string> FlagReader::paths(const char* flag) {
   if (!given(flag)) return {};
   std::vector<std::string> values = app_.get_option(flag)->results();

@@ -25,11 +25,13 @@ class FlagReader {
   void unsupported(const std::string& what) { faults_.unsupported(what); }
   void refuse(const std::string& flag, const std::string& got, const std::string& rest);
   void refuse_text(const char* flag, const std::string& rest);
-  /// Of all flags but these.
+  /// Refuses a second value of any flag but these.
   void expect_single_values(const std::set<std::string>& several = {});
 
   std::string text(const char* flag) const;
   std::string path(const char* flag);
+  /// The same without slashes at its end.
+  std::string folder(const char* flag);
   /// Each value of a flag that may be repeated.
   std::vector<std::string> paths(const char* flag);
   std::string required_path(const char* flag, const std::string& fix);

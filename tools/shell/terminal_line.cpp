@@ -83,4 +83,13 @@ void TerminalLine::finish() {
   drawn_.clear();
 }
 
+PercentLine::PercentLine(std::string what) : what_(std::move(what)), line_(STDERR_FILENO) {}
+
+void PercentLine::show(std::uint64_t done, std::uint64_t all) {
+  const int percent = static_cast<int>(all == 0 ? 100 : done * 100 / all);
+  if (!line_.on_terminal() || percent == shown_) return;
+  shown_ = percent;
+  line_.draw({{what_ + ": " + std::to_string(percent) + "%"}});
+}
+
 }  // namespace artesian::tools

@@ -2,6 +2,7 @@
 // wider, since a line that wraps cannot be drawn over; and out of the way of what is logged.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -44,6 +45,19 @@ class TerminalLine {
   const bool terminal_;
   std::mutex mutex_;
   std::string drawn_;  // empty: no line is being drawn
+};
+
+/// "WHAT: 42%" on stderr where that is a terminal, drawn anew with each percent; elsewhere nothing.
+class PercentLine {
+ public:
+  explicit PercentLine(std::string what);
+  ~PercentLine() { line_.finish(); }
+  void show(std::uint64_t done, std::uint64_t all);
+
+ private:
+  const std::string what_;
+  int shown_ = -1;
+  TerminalLine line_;
 };
 
 }  // namespace artesian::tools

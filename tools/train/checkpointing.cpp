@@ -215,10 +215,10 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
   }
 }
 
-Result<bool> Checkpointing::begin(zero3::Engine& engine, const RunIdentity& identity,
+Result<bool> Checkpointing::begin(zero3::Engine& engine, RunIdentity identity,
                                   std::uint64_t steps_total,
                                   const zero3::Engine::Progress& progress) {
-  identity_ = identity;
+  identity_ = std::move(identity);
   const std::uint64_t every = engine.config().artesian.checkpoint_every;
   if (!flags_.every.has_value() && every != 0) flags_.every = every;
   if (!found_.empty()) ARTESIAN_TRY_VOID(load(engine, progress));

@@ -42,7 +42,7 @@ class Checkpointing {
   /// how many are to come, going by the step that the run begins with. Returns whether the engine
   /// has its weights. Errors, of which each refuses the run: those of Engine::open_checkpoints and
   /// load_checkpoint; NoSpace; Invalid: other data, or a folder with another run's checkpoints.
-  Result<bool> begin(zero3::Engine& engine, const RunIdentity& identity, std::uint64_t steps_total,
+  Result<bool> begin(zero3::Engine& engine, RunIdentity identity, std::uint64_t steps_total,
                      const zero3::Engine::Progress& progress);
   /// Steps done before this run began, and where in the data the next one begins.
   std::uint64_t first_step() const noexcept { return first_step_; }

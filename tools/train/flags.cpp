@@ -8,8 +8,7 @@ namespace {
 
 CheckpointFlags read_checkpoint_flags(FlagReader& reader) {
   CheckpointFlags flags;
-  flags.directory = reader.path("--checkpoint-dir");
-  while (flags.directory.size() > 1 && flags.directory.back() == '/') flags.directory.pop_back();
+  flags.directory = reader.folder("--checkpoint-dir");
   flags.every = reader.count("--checkpoint-every");
   flags.keep = static_cast<std::uint32_t>(reader.count("--checkpoint-keep").value_or(flags.keep));
   flags.resume = reader.given("--resume");
@@ -115,8 +114,7 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   options.micro_batch = reader.count("--micro-batch");
   options.accumulation = reader.count("--accumulation");
   options.lr = reader.rate("--lr");
-  options.save = reader.path("--save");
-  while (options.save.size() > 1 && options.save.back() == '/') options.save.pop_back();
+  options.save = reader.folder("--save");
   options.save_fp32 = reader.second_word("--save-dtype", "model", "fp32");
   if (reader.given("--save-dtype") && !reader.given("--save")) {
     reader.refuse("--save-dtype", "no --save", "it with a folder to save to; add --save DIR");

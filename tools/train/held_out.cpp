@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tools/shell/process_setup.h"
+#include "tools/train/training.h"
 #include "zero3/torch/token_batch.h"
 
 namespace artesian::tools {
@@ -15,10 +16,7 @@ Result<double> HeldOut::loss(zero3::Engine& engine) {
     if (stop_requested() != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
     const std::uint64_t count = std::min(samples_, data_.samples() - first);
     zero3::TokenBatch batch(count, length_);
-    for (std::uint64_t sample = 0; sample < count; ++sample) {
-      ARTESIAN_TRY_VOID(data_.sample(first + sample, batch.ids().subspan(sample * length_, length_),
-                                     batch.targets().subspan(sample * length_, length_)));
-    }
+    ARTESIAN_TRY_VOID(fill(data_, first, count, batch));
     ARTESIAN_TRY(mean, engine.evaluate(batch.batch()));
     sum += mean.item<double>() * static_cast<double>(count);
   }

@@ -2,8 +2,6 @@
 
 #include <span>
 
-#include "kernels/cast.h"
-
 namespace artesian::tools {
 
 Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
@@ -22,16 +20,11 @@ Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
 
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
                         models::CheckpointWriter& writer) {
-  const DType dtype = writer.dtype();
   const std::size_t parameters = models::model_parameters(model_config).size();
-  std::vector<std::uint16_t> narrowed;
   for (std::uint32_t parameter = 0; parameter < parameters; ++parameter) {
-    const auto append = [&](std::span<const float> piece) -> Result<void> {
-      if (dtype == DType::Float32) return writer.append(parameter, std::as_bytes(piece));
+    const auto append = [&](std::span<const float> piece) {
       // The parameter is its master weight rounded: the same bits as in its home tier.
-      narrowed.resize(piece.size());
-      static_cast<void>(kernels::narrow(piece.data(), narrowed.data(), dtype, piece.size()));
-      return writer.append(parameter, std::as_bytes(std::span(narrowed)));
+      return writer.append_rounded(parameter, piece);
     };
     ARTESIAN_TRY_VOID(engine.read_master(parameter, append));
   }

@@ -15,13 +15,13 @@
 namespace artesian::tools {
 
 /// --log-jsonl: one object per optimizer step and nothing else. Truncated at start, or appended to
-/// where a run goes on (log_cut.h). A line that
-/// cannot be written must not cost the training: it is missing as a whole, the first such one is a
-/// warning, later ones are tried again, and close() is the error.
+/// where a run goes on (log_cut.h). A line that cannot be written must not cost the training: it is
+/// missing as a whole, the first such one is a warning, later ones are tried again, and close() is
+/// the error.
 class StepLog {
  public:
   enum class Begin : std::uint8_t { Anew, GoOn };
-  /// Beside what a step did.
+  /// Figures of a line that are not in the step's result.
   struct Beside {
     double tflops = 0.0;
     std::optional<std::string> digest;

@@ -358,11 +358,12 @@ Result<void> TrainRun::check_random_weights() const {
 
 /// Once: what is free has changed when the engine is made a second time.
 Result<void> TrainRun::choose_budgets() {
-  if (module_ == nullptr) module_ = models::make_module(model_config_);
+  module_ = models::make_module(model_config_);
   const auto planned = [&](const zero3::Budgets& budgets) -> Result<std::uint64_t> {
     ARTESIAN_TRY(compute_dtype, zero3::choose_compute_dtype(config_, /*native=*/true));
     return models::planned_activations({.model = &model_config_,
                                         .config = &config_,
+                                        .parameters = &module_->parameters(),
                                         .stages = &module_->stages(),
                                         .tokens = config_.micro_batch_size * length_,
                                         .compute_dtype = compute_dtype,
@@ -386,7 +387,6 @@ void TrainRun::take_budgets() {
 }
 
 Result<std::unique_ptr<zero3::Engine>> TrainRun::make_engine() {
-  if (module_ == nullptr) module_ = models::make_module(model_config_);
   const std::uint64_t tokens = config_.micro_batch_size * length_;
   auto engine = zero3::Engine::create(
       *module_, config_,
@@ -410,7 +410,7 @@ Result<void> TrainRun::build() {
   const auto report = [&](std::uint64_t done, std::uint64_t total) {
     progress_->initializing(done, total);
   };
-  auto resumed = checkpointing_->begin(*engine_, identity_, steps_, report);
+  auto resumed = checkpointing_->begin(*engine_, std::move(identity_), steps_, report);
   progress_->finish();
   ARTESIAN_TRY(has_weights, std::move(resumed));
   resumed_ = has_weights;
@@ -430,11 +430,8 @@ Result<zero3::StepResult> TrainRun::one_step() {
   std::vector<zero3::Batch> batches;
   for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
     zero3::TokenBatch& batch = tokens.emplace_back(samples, length_);
-    for (std::uint64_t sample = 0; sample < samples; ++sample) {
-      const std::uint64_t number = checkpointing_->next_sample() + micro * samples + sample;
-      ARTESIAN_TRY_VOID(data_->sample(number, batch.ids().subspan(sample * length_, length_),
-                                      batch.targets().subspan(sample * length_, length_)));
-    }
+    const std::uint64_t first = checkpointing_->next_sample() + micro * samples;
+    ARTESIAN_TRY_VOID(fill(*data_, first, samples, batch));
     batches.push_back(batch.batch());  // stays where it is when `tokens` moves
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));

@@ -9,9 +9,8 @@
 
 #include "base/result.h"
 #include "models/model_config.h"
-#include "zero3/torch/engine.h"
-
 #include "tools/train/checkpointing.h"
+#include "zero3/torch/engine.h"
 
 namespace artesian::tools {
 

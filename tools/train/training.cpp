@@ -88,4 +88,14 @@ std::string FiniteWeights::list(const std::set<std::string>& names) {
   return text;
 }
 
+Result<void> fill(models::TokenData& data, std::uint64_t first, std::uint64_t samples,
+                  zero3::TokenBatch& batch) {
+  const std::size_t length = batch.ids().size() / samples;
+  for (std::uint64_t sample = 0; sample < samples; ++sample) {
+    ARTESIAN_TRY_VOID(data.sample(first + sample, batch.ids().subspan(sample * length, length),
+                                  batch.targets().subspan(sample * length, length)));
+  }
+  return {};
+}
+
 }  // namespace artesian::tools

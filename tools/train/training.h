@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "models/data/token_data.h"
 #include "tools/shell/process_setup.h"
 #include "zero3/config/config.h"
 #include "zero3/step/weights.h"
+#include "zero3/torch/token_batch.h"
 
 namespace artesian::tools {
 
@@ -55,5 +57,9 @@ class StoppableWeights final : public zero3::WeightSource {
  private:
   std::unique_ptr<zero3::WeightSource> source_;
 };
+
+/// Fills a batch of so many samples with those from number `first` on. Errors: Io, Corrupt.
+Result<void> fill(models::TokenData& data, std::uint64_t first, std::uint64_t samples,
+                  zero3::TokenBatch& batch);
 
 }  // namespace artesian::tools

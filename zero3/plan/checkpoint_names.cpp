@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/safetensors_header.h"
+#include "base/utf8.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -28,28 +29,6 @@ constexpr std::array<Prefix, 5> prefixes{{{".tmp-", DotName::Kind::Temporary, tr
 bool is_tag_character(char c) noexcept {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
          c == '-' || c == '.';
-}
-
-/// Bytes of the UTF-8 sequence that `text` begins with; 0 where it is none.
-std::size_t sequence_length(std::string_view text) noexcept {
-  const auto byte = [&](std::size_t index) {
-    return index < text.size() ? static_cast<unsigned char>(text[index]) : 0u;
-  };
-  const auto follows = [&](std::size_t index) { return (byte(index) & 0xc0u) == 0x80u; };
-  const unsigned first = byte(0);
-  if (first < 0x80u) return 1;
-  if (first >= 0xc2u && first < 0xe0u) return follows(1) ? 2 : 0;
-  if (first >= 0xe0u && first < 0xf0u) {
-    const bool overlong = first == 0xe0u && byte(1) < 0xa0u;
-    const bool surrogate = first == 0xedu && byte(1) >= 0xa0u;
-    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (first >= 0xf0u && first < 0xf5u) {
-    const bool overlong = first == 0xf0u && byte(1) < 0x90u;
-    const bool too_large = first == 0xf4u && byte(1) >= 0x90u;
-    return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
-  }
-  return 0;
 }
 
 }  // namespace
@@ -142,8 +121,8 @@ std::optional<std::uint64_t> parse_hex(std::string_view text) noexcept {
 
 bool is_utf8(std::string_view text) noexcept {
   while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
-    if (length == 0) return false;
+    const std::size_t length = utf8_sequence(text);
+    if (length == 0 || length > text.size()) return false;
     text.remove_prefix(length);
   }
   return true;

@@ -147,6 +147,7 @@ TEST_F(LibTorchCuda, HasRoomForPlannedActivationsBesideTheDefaultDeviceTier) {
   test_support::cuda_on_host().bytes_per_device = 24 * gib;
   const std::uint64_t free = free_device_memory(0).value();
   const models::ModelConfig model = models::llama_of_size(8e9);
+  const auto parameters = models::model_parameters(model);
   const auto stages = models::model_stages(model);
   Config config;
   config.accumulation_steps = 8;
@@ -156,6 +157,7 @@ TEST_F(LibTorchCuda, HasRoomForPlannedActivationsBesideTheDefaultDeviceTier) {
   const auto plan = [&](const Budgets& budgets) -> Result<std::uint64_t> {
     planned = models::planned_activations({.model = &model,
                                            .config = &config,
+                                           .parameters = &parameters,
                                            .stages = &stages,
                                            .tokens = 4096,
                                            .compute_dtype = DType::BFloat16,

@@ -1,0 +1,14 @@
+// UTF-8 by the bytes.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace artesian {
+
+/// Bytes of the UTF-8 sequence that `text` begins with, 0 if it is none: overlong forms, surrogates
+/// and what is above U+10FFFF are none. One that the end cuts counts as if it went on. `text` is
+/// not empty.
+std::size_t utf8_sequence(std::string_view text) noexcept;
+
+}  // namespace artesian
