@@ -8,7 +8,9 @@ import subprocess
 
 import numpy
 import pytest
+from artesian.checkpoint import exports, zero_to_fp32
 from build_folder import ARTESIAN as PROGRAM
+from made_up_checkpoint import unpack
 from safetensors.numpy import load_file
 from train_checkpoints_test import config_of, damage, words
 from train_cli_test import ENVIRONMENT, errors_of, make_model, place, pytestmark  # noqa: F401
@@ -68,6 +70,20 @@ def test_exported_weights_are_those_of_save(place, dtype):
         assert artesian("export", saved / "global_step4", one).returncode == 0
         read = load_file(one / "model.safetensors")
         assert all(numpy.isfinite(array).all() for array in read.values())
+
+
+@pytest.mark.parametrize("form", ["whole", "split"])
+def test_frozen_parameters_are_exported_as_they_are(tmp_path, form):
+    """As zero_to_fp32.py reads them, which shares no code with the program."""
+    unpack("artesian", tmp_path)
+    saved = zero_to_fp32.Checkpoint(tmp_path / form)
+    result = artesian("export", tmp_path / form, tmp_path / "out")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    tensors = tensors_in(tmp_path / "out")
+    assert not all(parameter.trainable for parameter in saved.manifest.parameters)
+    for index, parameter in enumerate(saved.manifest.parameters):
+        weights = b"".join(piece.tobytes() for piece in exports.pieces(saved, index, "fp32"))
+        assert tensors[parameter.name] == ("F32", list(parameter.shape), weights)
 
 
 def test_an_export_is_whole_or_not_at_all(place):

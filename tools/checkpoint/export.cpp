@@ -44,7 +44,7 @@ Result<std::vector<models::TensorDeclaration>> declare(
   const auto& parameters = reader.manifest().parameters;
   for (std::uint32_t index = 0; index < parameters.size(); ++index) {
     const zero3::SavedParameter& parameter = parameters[index];
-    if (!reader.has_master(index)) {
+    if (parameter.numel() != 0 && !reader.has_weights(index)) {
       return make_error(ErrorCode::Invalid, "export: " + reader.path() +
                                                 " was saved without the frozen parameter \"" +
                                                 parameter.name + "\"; export one that has it");

@@ -170,8 +170,9 @@ std::optional<std::uint32_t> CheckpointReader::find(std::string_view name) const
   return found == by_name_.end() ? std::nullopt : std::optional(found->second);
 }
 
-bool CheckpointReader::has_master(std::uint32_t parameter) const noexcept {
-  return has(parameter, SavedArray::Master) || has(parameter, SavedArray::MasterHigh);
+bool CheckpointReader::has_weights(std::uint32_t parameter) const noexcept {
+  return has(parameter, SavedArray::Master) || has(parameter, SavedArray::MasterHigh) ||
+         has(parameter, SavedArray::Weight);
 }
 
 bool CheckpointReader::has_moments(std::uint32_t parameter) const noexcept {

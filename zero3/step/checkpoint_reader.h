@@ -45,9 +45,9 @@ class CheckpointReader {
   /// The parameter of this name, or of which it is another name. Nothing: there is none.
   std::optional<std::uint32_t> find(std::string_view name) const;
 
-  /// What there is of a parameter; master weights, or weights of a frozen one, always, unless it
-  /// was excluded.
-  bool has_master(std::uint32_t parameter) const noexcept;
+  /// True if there are weights of the parameter, master weights or those of a frozen one: always,
+  /// unless it was excluded or has no elements.
+  bool has_weights(std::uint32_t parameter) const noexcept;
   bool has_moments(std::uint32_t parameter) const noexcept;
   /// As StateSource::read; of a frozen parameter its weights, as fp32, and zero moments. The range
   /// must lie in the parameter, which must not be excluded. Thread: any, several at once.
