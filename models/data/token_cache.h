@@ -2,7 +2,7 @@
 // tokenise. A file of ids is named by a hash of all that decides its content: the texts, the
 // tokenizer, the script and the vocabulary's size. A kept file is renamed into its place when it is
 // complete and never changed; the ones that were used longest ago go where the folder grows above
-// its limit. Nothing here can fail a run: what cannot be kept is tokenised again.
+// its limit. What cannot be kept is tokenised again.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace artesian::models {
 
-/// What the tokens of a text depend on.
+/// All that the tokens of a text depend on, but for the versions of Python and its packages.
 struct TokenOrigin {
   std::vector<DataFile> files;
   std::vector<std::string> settings;  // files beside: tokenizer, script; one may be missing

@@ -107,8 +107,8 @@ Result<void> announce(const TokenDataOptions& options, const std::vector<DataFil
   return options.before_long_work();
 }
 
-/// What every path is comes first, and files of ids before text: what is wrong is known before
-/// anything is tokenised.
+/// Files of ids are opened in the order of the paths, and text is tokenised when all paths have
+/// been looked at: what is wrong is known before that.
 Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options) {
   std::vector<Text> texts;
   std::vector<std::unique_ptr<TokenSource>> sources;  // null: the next of `texts`
@@ -191,15 +191,13 @@ Result<std::string> TokenData::digest() noexcept {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(piece));
   std::vector<std::uint32_t> narrow(ids.size());
   kernels::Digest total;
-  std::uint64_t end = 0;  // of what is in it: a short stream's pieces would overlap
-  for (std::uint64_t index = 0; index < pieces; ++index) {
-    const std::uint64_t begin = (count - piece) / (pieces - 1) * index;
-    if (index != 0 && begin < end) continue;
+  // Those of a short stream overlap, and have all of it.
+  for (std::uint64_t index = 0; index < (piece == count ? 1 : pieces); ++index) {
+    const std::uint64_t begin = (count - piece) * index / (pieces - 1);
     ARTESIAN_TRY_VOID(source_->read(begin, ids));
     for (std::size_t at = 0; at < ids.size(); ++at)
       narrow[at] = static_cast<std::uint32_t>(ids[at]);
     total.update(narrow.data(), narrow.size() * sizeof(std::uint32_t));
-    end = begin + piece;
   }
   return total.hex();
 }

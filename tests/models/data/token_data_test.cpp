@@ -70,6 +70,27 @@ TEST(TokenData, WindowsDoNotOverlapAndTargetsAreOneFurther) {
   EXPECT_EQ(TokenData::open(options)->samples(), 1u);
 }
 
+TEST(TokenData, TheDigestSeesEveryTokenOfAShortStream) {
+  const TemporaryDirectory folder;
+  for (const std::size_t count : {9u, 20'000u, 500'000u}) {
+    std::vector<std::uint16_t> ids(count, 7);
+    const auto digest = [&] {
+      auto data = TokenData::open(options_for(folder.write("ids.bin", bytes_of(ids)), folder));
+      return data.value().digest().value();
+    };
+    const std::string before = digest();
+    std::set<std::string> seen{before};
+    for (std::size_t changed = 0; changed < 40; ++changed) {
+      const std::size_t at = changed * (count - 1) / 39;
+      ids[at] = 8;
+      seen.insert(digest());
+      ids[at] = 7;
+    }
+    EXPECT_EQ(seen.size(), std::min<std::size_t>(count, 40) + 1) << count;
+    EXPECT_EQ(digest(), before);
+  }
+}
+
 TEST(TokenData, WideVocabulariesHaveWideIds) {
   const TemporaryDirectory folder;
   auto options =
