@@ -69,6 +69,8 @@ def test_a_run_goes_on_to_the_same_bits(place, dtype):
     for steps, home in [(4, "nvme"), (7, "cpu"), (9, "none")]:
         result = place.run("--resume", config=config_of(place, dtype, home), **words(place, steps))
         assert result.returncode == 0, result.stderr
+        # Said by a run that starts, and by none that goes on.
+        assert ("initialising at random" in result.stderr) == (steps == 4)
         last = place.steps()[-1]
         assert last["step"] == steps and len(last["digest"]) == 32
     assert bits(place.steps()) == bits(whole)

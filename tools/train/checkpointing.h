@@ -25,7 +25,7 @@ struct CheckpointFlags {
   bool optional = false;                       // --checkpoint-optional
 };
 
-/// What is saved beside the engine's state, and what a run that goes on must have in common.
+/// The run's own part of a checkpoint, which a run that goes on must have in common.
 struct RunIdentity {
   std::map<std::string, std::string> model_files;  // by name: config.json and the tokenizer's
   std::string config;                              // the configuration file's text
@@ -45,6 +45,8 @@ class Checkpointing {
   Result<bool> begin(zero3::Engine& engine, RunIdentity identity, std::uint64_t steps_total,
                      const zero3::Engine::Progress& progress);
   /// Steps done before this run began, and where in the data the next one begins.
+  /// True if a checkpoint is there to go on from.
+  bool goes_on() const noexcept { return !found_.empty(); }
   std::uint64_t first_step() const noexcept { return first_step_; }
   std::uint64_t next_sample() const noexcept { return next_sample_; }
   /// The line of the last of these steps in the log, if there was one.

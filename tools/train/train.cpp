@@ -265,7 +265,7 @@ Result<void> TrainRun::check_memory() const {
                         "--seq-len");
 }
 
-/// What checkpoints say of the run: read now, as files may go while it trains.
+/// Gathers what checkpoints say of the run, now, as files may go while it trains.
 Result<void> TrainRun::identify() {
   if (options_.checkpoints.directory.empty() && !options_.checkpoints.resume) return {};
   ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
@@ -349,6 +349,7 @@ Result<void> TrainRun::check_random_weights() const {
       none.error().message += "; or start at random: --init";
       return naming("--model", std::move(none).error());
     }
+    if (checkpointing_->goes_on()) return {};
     log(LogLevel::Info, "--model: no weights in " + options_.model +
                             "; initialising at random from --seed " +
                             std::to_string(options_.seed));
@@ -356,7 +357,7 @@ Result<void> TrainRun::check_random_weights() const {
   return {};
 }
 
-/// Once: what is free has changed when the engine is made a second time.
+/// Runs once: what is free has changed when the engine is made a second time.
 Result<void> TrainRun::choose_budgets() {
   module_ = models::make_module(model_config_);
   const auto planned = [&](const zero3::Budgets& budgets) -> Result<std::uint64_t> {
@@ -487,7 +488,8 @@ Result<void> TrainRun::loop() {
   return {};
 }
 
-/// Where it is due: every so many steps, and after the last. A stop does not wait for one.
+/// The loss where one is due: every so many steps, and after the last. A stop does not wait for
+/// one.
 Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step, bool last) {
   const bool due = last || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
   if (held_out_ == nullptr || !due || stop_requested() != 0) return std::optional<double>();
