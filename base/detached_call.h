@@ -61,7 +61,7 @@ class DetachedCall {
     ARTESIAN_CHECK(state_->outcome.has_value());
     return std::move(*state_->outcome);
   }
-  /// What to say of a call that is not done in time.
+  /// The error of a call that is not done in time.
   Error late() const { return detail::call_is_late(state_->what); }
   /// The two above. Errors: those of the call; Timeout: it is still under way.
   Result<T> wait(Deadline deadline) noexcept {

@@ -20,7 +20,7 @@ struct CrossEntropyRows {
   float* picked = nullptr;                // [rows], out
 };
 
-/// Of each row x with m = max x (NaNs left out) and the target t, in fp32:
+/// Computes for each row x with m = max x (NaNs left out) and the target t, in fp32:
 ///   e = exponential(x - m);  sums = sum of e;  picked = x[t] - m;  so the loss is log(sums) -
 ///   picked x = round_to(e * (scale / sums)), and of the target round_to(e * (scale / sums) -
 ///   scale)

@@ -28,7 +28,7 @@ struct ActivationOptions {
 /// parameters are not in it.
 std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOptions& options);
 
-/// What a run's configuration makes of it.
+/// The part of a run's configuration that its activations depend on.
 struct ActivationRun {
   const ModelConfig* model = nullptr;
   const zero3::Config* config = nullptr;

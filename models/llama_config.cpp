@@ -7,7 +7,7 @@
 namespace artesian::models {
 namespace {
 
-/// What the classes of transformers take where config.json has no such key.
+/// The values that transformers' classes take where config.json has no such key.
 LlamaConfig defaults_of(LlamaFamily family) {
   LlamaConfig config;
   config.key_value_heads = config.head = 0;  // follow from others

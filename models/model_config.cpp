@@ -52,7 +52,8 @@ std::string_view body_prefix(const ModelConfig& config) {
   return config.is_llama() ? "model." : "transformer.";
 }
 
-/// Whether it may be "gpt2" or "owner/name" of the Hugging Face hub: nothing of that name is here.
+/// True if it may be "gpt2" or "owner/name" of the Hugging Face hub, and nothing of that name is
+/// here.
 bool is_hub_name(const std::string& directory) {
   std::error_code failed;
   const bool plain = directory.find_first_not_of(

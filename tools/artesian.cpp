@@ -37,7 +37,7 @@ int run_plan(const CLI::App& command) {
   return artesian::tools::run_plan(*options);
 }
 
-/// What was asked for cannot be: 2; anything else that went wrong: 1.
+/// The exit code is 2 where what was asked for cannot be, and 1 for anything else that went wrong.
 int exit_code_of(const artesian::Error& error) {
   using artesian::ErrorCode;
   if (error.code == ErrorCode::Cancelled) return artesian::tools::stop_exit_code();

@@ -1,4 +1,4 @@
-// What the files of `--data` are, told by their names and their bytes: token ids, text, or JSON
+// The form of the files of `--data`, told by their names and their bytes: token ids, text, or JSON
 // lines. What is none of these is refused by name, so that nobody trains on the bytes of an
 // archive. python/artesian_tokenize.py has the same rules.
 #pragma once

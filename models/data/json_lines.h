@@ -13,7 +13,7 @@ namespace artesian::models {
 /// The text of a line; nothing where it is no object with a string of this name.
 std::optional<std::string> json_line_text(std::string_view line, const std::string& field);
 
-/// Whether the first two lines, as far as they are whole in this beginning of a file, are such.
+/// True if the first two lines, as far as they are whole in this beginning of a file, are such.
 bool looks_like_json_lines(std::string_view head, const std::string& field);
 
 /// The texts of a file's lines, a line end after each, as a file without a name in the folder for

@@ -51,7 +51,7 @@ class TokenFile final : public TokenSource {
   std::uint64_t width_;
 };
 
-/// Whether ids of the other width would all be in the vocabulary, as far as a look tells.
+/// True if ids of the other width would all be in the vocabulary, as far as a look tells.
 bool looks_narrow(const InputFile& file, std::int64_t vocab_size) noexcept {
   std::array<std::int64_t, 1024> ids;
   const std::span<std::int64_t> head(ids.data(),

@@ -57,11 +57,11 @@ struct PlanCase {
   /// nobody knows, or it is memory_max.
   std::optional<std::uint64_t> gpu_bytes;
   std::uint64_t host_bytes = 0;
-  /// What activations, both tiers and the program may take together, where these are one memory;
-  /// with a GPU the host tier and the program. More is refused. Absent: nobody knows.
+  /// Bytes that activations, both tiers and the program may take together, where these are one
+  /// memory; with a GPU the host tier and the program. More is refused. Absent: nobody knows.
   std::optional<std::uint64_t> memory_max;
-  /// What the process takes beside them, over what it has already: the pages of libraries, and
-  /// buffers of their own.
+  /// Bytes that the process takes beside them, over what it has already: the pages of libraries,
+  /// and buffers of their own.
   std::uint64_t program_bytes = 0;
   DiskSpace space;  // what is on NVMe and has no room there is refused
   /// What the activations of several micro-batches may take at once, to run layer by layer.

@@ -28,8 +28,8 @@ struct ProbedMemory {  // bytes per second, by all threads
   double checksum = 0.0;  // made beside them, of what they have in the caches
 };
 
-/// Of the optimizer's update, slice by slice, with checksums and without; in at most 480 MiB and an
-/// eighth of what is free, which it says in the log.
+/// Measures the optimizer's update, slice by slice, with checksums and without; in at most 480 MiB
+/// and an eighth of what is free, which it says in the log.
 ProbedMemory probe_memory();
 
 }  // namespace artesian::tools

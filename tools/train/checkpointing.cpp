@@ -170,7 +170,7 @@ Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
                         "go on from it with --resume, or use another folder");
 }
 
-/// What will be there at once must fit before the first step.
+/// Refuses a run whose checkpoints, as many as there are at once, would not fit.
 Result<void> Checkpointing::check_room(const zero3::Engine& engine,
                                        std::uint64_t steps_total) const {
   const std::uint64_t left = steps_total > first_step_ ? steps_total - first_step_ : 0;
@@ -236,7 +236,7 @@ bool Checkpointing::is_due(std::uint64_t step, bool last) const {
   return last || (flags_.every.has_value() && step % *flags_.every == 0);
 }
 
-/// Whether there is time for a save, once the run has been asked to stop.
+/// True if there is time for a save, also once the run has been asked to stop.
 bool Checkpointing::has_time(std::uint64_t step, const zero3::Engine& engine) const {
   if (stop_requested() == 0) return true;
   const double needed = save_seconds_ != 0.0

@@ -12,7 +12,7 @@
 namespace artesian::tools {
 namespace {
 
-/// Of a line as the step log writes it.
+/// The step of a line, as the step log writes it.
 std::optional<std::uint64_t> step_of(const std::string& line) {
   constexpr std::string_view begin = R"({"step":)";
   if (!line.starts_with(begin)) return std::nullopt;

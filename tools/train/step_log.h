@@ -86,7 +86,7 @@ class Summary {
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
   void add(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
   std::uint64_t steps() const noexcept { return steps_; }
-  /// Whether no step changed a weight: all were skipped.
+  /// True if there were steps and all were skipped: none changed a weight.
   bool all_skipped() const noexcept { return steps_ != 0 && steps_ == skipped_; }
   const zero3::StepResult& last() const noexcept { return last_; }
   /// With a line for each folder of swap files, where there are several. `io`: how their bytes were

@@ -40,7 +40,7 @@ struct TrainOptions {
   bool quiet = false;
 };
 
-/// What a run is about to take memory for.
+/// A run that is about to take memory.
 struct RunMemory {
   const zero3::Config* config = nullptr;
   const models::ModelConfig* model = nullptr;
