@@ -49,7 +49,7 @@ class DetachedCall {
     const std::lock_guard lock(state_->mutex);
     return state_->outcome.has_value();
   }
-  /// Whether it is done, at the latest at the deadline.
+  /// Waits until it is done, at the latest until the deadline. Returns whether it is.
   bool done_within(Deadline deadline) const noexcept {
     std::unique_lock lock(state_->mutex);
     return detail::wait_until(lock, state_->woken, deadline,

@@ -240,6 +240,12 @@ std::string shown_name(std::string_view name) {
   return shown;
 }
 
+const SafetensorsType* safetensors_type(DType dtype) noexcept {
+  return find_safetensors_type(dtype == DType::Float32   ? "F32"
+                               : dtype == DType::Float16 ? "F16"
+                                                         : "BF16");
+}
+
 std::string write_safetensors_header(const std::vector<SafetensorsTensor>& tensors,
                                      std::uint64_t alignment) {
   // As text, not as a tree: that would be ten times as large.

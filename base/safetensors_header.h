@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/result.h"
 
 namespace artesian {
@@ -37,6 +38,9 @@ const SafetensorsType* find_safetensors_type(std::string_view name) noexcept;
 /// Errors: Corrupt, without the file's name.
 Result<std::vector<SafetensorsTensor>> parse_safetensors_header(std::string_view header,
                                                                 std::uint64_t data_size);
+
+/// The type of elements of this dtype.
+const SafetensorsType* safetensors_type(DType dtype) noexcept;
 
 /// The length of a header and the header, as they begin a file: followed by spaces, so that the
 /// data begins at a multiple of `alignment`. Tensors are in order of offsets and without holes.

@@ -76,7 +76,7 @@ float largest_of(const Element<dtype>* row, std::uint64_t count) {
   return result;
 }
 
-/// Whether the exponentials take the logits' place between the passes: only fp32 holds them.
+/// True if the exponentials take the logits' place between the passes: only fp32 holds them.
 template <DType dtype>
 constexpr bool keeps_exponentials = dtype == DType::Float32;
 

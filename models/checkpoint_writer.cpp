@@ -37,10 +37,6 @@ Error save_error(ErrorCode code, const std::string& target, std::string text, in
   return make_error(code, "save: " + target + ": " + std::move(text), number);
 }
 
-const char* safetensors_name(DType dtype) {
-  return dtype == DType::Float32 ? "F32" : dtype == DType::Float16 ? "F16" : "BF16";
-}
-
 const char* torch_name(DType dtype) {
   return dtype == DType::Float32 ? "float32" : dtype == DType::Float16 ? "float16" : "bfloat16";
 }
@@ -199,7 +195,7 @@ void CheckpointWriter::plan_shards() {
 
 /// The length of the header and the header, as they begin the file.
 std::string CheckpointWriter::header_of(const Shard& shard) const {
-  const SafetensorsType* const type = find_safetensors_type(safetensors_name(options_.dtype));
+  const SafetensorsType* const type = safetensors_type(options_.dtype);
   std::vector<SafetensorsTensor> tensors;
   std::uint64_t offset = 0;
   for (std::size_t tensor = shard.tensor_first; tensor < shard.tensor_end; ++tensor) {

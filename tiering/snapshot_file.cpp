@@ -100,11 +100,11 @@ void SnapshotFile::write(std::uint64_t block, BufferLease bytes) noexcept {
   ARTESIAN_CHECK(bytes.size() >= place.length, bytes.size(), place.length);
   reap();
   // Two writes of one block may land in either order.
-  while (!failed_ && slot_of(block) != nullptr) (void)wait_for_one();
-  Slot* slot = failed_ ? nullptr : free_slot();
+  while (!failed_ && slot_of(block) != nullptr) wait_for_one();
+  Slot* slot = nullptr;
   while (!failed_ && slot == nullptr) {
-    (void)wait_for_one();
-    slot = failed_ ? nullptr : free_slot();
+    slot = free_slot();
+    if (slot == nullptr) wait_for_one();
   }
   if (failed_) return;
   const aio::Request request{.operation = aio::Operation::Write,
@@ -146,21 +146,20 @@ void SnapshotFile::fail(Error error) noexcept {
   if (!std::exchange(failed_, true)) fault_ = std::move(error);
 }
 
-bool SnapshotFile::wait_for_one() noexcept {
+void SnapshotFile::wait_for_one() noexcept {
   ARTESIAN_CHECK(in_flight_ != 0);
   const std::uint32_t before = in_flight_;
   reap();
-  if (in_flight_ < before) return true;
+  if (in_flight_ < before) return;
   Slot* const slot = any_used();
   ARTESIAN_CHECK(slot != nullptr);
   auto waited =
       transfers_->engine->wait(slot->completion, Deadline::after_seconds(options_.stall_seconds));
   const bool in_time = waited.has_value();
   reap();
-  if (in_flight_ < before) return true;
+  if (in_flight_ < before) return;
   ARTESIAN_CHECK(!in_time, before);
   give_up(std::move(waited).error());
-  return false;
 }
 
 void SnapshotFile::give_up(Error cause) noexcept {
@@ -179,7 +178,7 @@ void SnapshotFile::give_up(Error cause) noexcept {
 }
 
 Result<void> SnapshotFile::finish() noexcept {
-  while (in_flight_ != 0) (void)wait_for_one();
+  while (in_flight_ != 0) wait_for_one();
   if (failed_) return fault_;
   return {};
 }

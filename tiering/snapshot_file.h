@@ -25,6 +25,7 @@
 #include "base/file_system.h"
 #include "base/result.h"
 #include "tiering/byte_range.h"
+#include "tiering/snapshot_block.h"
 
 namespace artesian::tiering {
 
@@ -36,13 +37,6 @@ struct SnapshotSeed {
 
   bool operator==(const SnapshotSeed&) const = default;
   std::uint64_t of_block(std::uint64_t block) const noexcept;
-};
-
-/// A block of a snapshot's file. Both multiples of 4096; the length is 1 to block_bytes_max.
-struct SnapshotBlock {
-  static constexpr std::uint64_t bytes_max = 1 << 20;
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
 };
 
 using MakeSnapshotEngine = std::function<Result<std::unique_ptr<aio::Engine>>()>;
@@ -87,9 +81,9 @@ class SnapshotFile {
   /// Gives back the buffers of what has ended.
   void reap() noexcept;
   std::uint32_t in_flight() const noexcept { return in_flight_; }
-  /// Waits until one of what is in flight has ended. False: nothing has for stall_seconds, and all
-  /// of it was given up. Something must be in flight.
-  bool wait_for_one() noexcept;
+  /// Waits until one of what is in flight has ended; if nothing has for stall_seconds, all of it is
+  /// given up. Something must be in flight.
+  void wait_for_one() noexcept;
   /// Waits for all of it. Errors: the first fault, of any write so far.
   Result<void> finish() noexcept;
   /// The first fault so far, or null.

@@ -220,7 +220,7 @@ void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {
   static_cast<void>(cudaGetLastError());
 }
 
-/// Of host memory, how many of the bytes from its begin on are page-locked as one, or are not.
+/// Counts the bytes from `host` on that are page-locked as one piece, or of which none is.
 std::uint64_t CudaDevice::bytes_in_one_piece(const std::byte* host,
                                              std::uint64_t bytes) const noexcept {
   const auto next = std::upper_bound(

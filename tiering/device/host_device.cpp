@@ -1,6 +1,5 @@
 #include "tiering/device/host_device.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "kernels/cast.h"

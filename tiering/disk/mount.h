@@ -32,9 +32,9 @@ enum class FileSystemKind : std::uint8_t {
 /// By the kernel's name of the type, as mountinfo has it.
 FileSystemKind file_system_kind(const std::string& type) noexcept;
 
-/// What such a file system means for state that is offloaded to it, in a few words.
+/// Says in a few words what such a file system means for state that is offloaded to it.
 const char* file_system_meaning(FileSystemKind kind) noexcept;
-/// What to do about it; empty: nothing.
+/// Says what to do about it; empty: nothing.
 std::string file_system_fix(FileSystemKind kind);
 
 }  // namespace artesian::tiering

@@ -32,7 +32,7 @@ class AccessOrder {
   std::size_t find(const Access& access, std::size_t first, std::size_t end) const noexcept;
 
   /// Number of accesses from `index` (exclusive) until the unit's next use, going round the end of
-  /// the step; `never` if the trace does not use it. An index of -1 is before the first access.
+  /// the step; `never` if the order does not use it. An index of -1 is before the first access.
   std::uint64_t next_use(std::size_t index, std::uint32_t unit) const noexcept;
   /// Parameter elements touched between access `index` and the unit's next use, both exclusive.
   std::uint64_t reuse_distance(std::size_t index, std::uint32_t unit) const noexcept;

@@ -1,7 +1,6 @@
 #include "zero3/plan/candidates.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "zero3/plan/units_under_backward.h"
 
@@ -12,11 +11,6 @@ using tiering::Tier;
 namespace {
 
 constexpr std::uint64_t state_moves = 2;  // a step reads and writes each byte
-
-/// The most parameters' elements of a unit that any rank holds.
-std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexcept {
-  return std::min(unit.numel, Sharding::share(unit.image, plan.sharding.param));
-}
 
 /// The places of `state` in the order that state_candidates() promises.
 std::vector<std::uint64_t> order_of_state(const Placement& plan, const PlacementRequest& request,
@@ -41,6 +35,10 @@ std::vector<std::uint64_t> order_of_state(const Placement& plan, const Placement
 }
 
 }  // namespace
+
+std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexcept {
+  return std::min(unit.numel, Sharding::share(unit.image, plan.sharding.param));
+}
 
 std::vector<Candidate> candidates_but_state(const Placement& plan, const Config& config,
                                             const std::vector<UnitMoves>& moves) {

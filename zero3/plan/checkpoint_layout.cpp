@@ -30,13 +30,10 @@ constexpr std::array split_arrays{SavedArray::MasterHigh, SavedArray::MasterLow,
                                   SavedArray::ExpAvgSqSigned};
 constexpr std::array frozen_arrays{SavedArray::Weight};
 
-std::string_view name_of(DType dtype) noexcept {
-  return dtype == DType::Float32 ? "F32" : dtype == DType::Float16 ? "F16" : "BF16";
-}
-
 const SafetensorsType* type_of(SavedArray array, const SavedImage& image) noexcept {
   const SavedArrayFormat& format = format_of(array);
-  return find_safetensors_type(format.dtype.empty() ? name_of(image.frozen_dtype) : format.dtype);
+  return format.dtype.empty() ? safetensors_type(image.frozen_dtype)
+                              : find_safetensors_type(format.dtype);
 }
 
 std::uint64_t bytes_of(const SavedBuffer& buffer) noexcept {

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +18,7 @@
 #include "base/dtype.h"
 #include "base/result.h"
 #include "base/safetensors_header.h"
+#include "tiering/snapshot_block.h"
 #include "zero3/plan/model_shape.h"
 
 namespace artesian::zero3 {
@@ -98,11 +98,7 @@ struct SavedBufferPlace {
   std::uint64_t bytes = 0;
 };
 
-struct CheckpointBlock {
-  static constexpr std::uint64_t bytes_max = 1 << 20;
-  std::uint64_t offset = 0;  // bytes into the file, a multiple of 4096
-  std::uint64_t length = 0;  // likewise, at most bytes_max
-};
+using CheckpointBlock = tiering::SnapshotBlock;
 
 /// Blocks [first, first + count) of a file.
 struct BlockRange {

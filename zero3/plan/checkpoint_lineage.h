@@ -29,8 +29,8 @@ struct FoundCheckpoint {
 /// none if there is no such tag. A parent that is not there, or could not be one, ends the line.
 std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found, const std::string& tag);
 
-/// Which of them may be removed, oldest first: all of the line of `latest` but its newest `keep`;
-/// 0: none.
+/// Picks those that may be removed, oldest first: all of the line of `latest` but its newest
+/// `keep`; 0: none.
 std::vector<std::size_t> to_prune(const std::vector<FoundCheckpoint>& found,
                                   const std::string& latest, std::uint32_t keep);
 

@@ -18,17 +18,17 @@ inline constexpr std::string_view checkpoint_lock_name = ".lock";
 inline constexpr std::string_view model_folder_name = "model";
 inline constexpr std::string_view frozen_file_name = "frozen.safetensors";
 
-/// Whether a text may be a checkpoint's tag: 1 to 200 of letters, digits, '_', '-' and, but not
+/// True if a text may be a checkpoint's tag: 1 to 200 of letters, digits, '_', '-' and, but not
 /// first, '.'.
 bool is_checkpoint_tag(std::string_view tag) noexcept;
 /// Errors: Invalid, with what is allowed.
 Result<void> check_checkpoint_tag(std::string_view tag);
 
-/// Whether a text may name a file of the caller's: as a tag. It is kept as "client-NAME".
+/// True if a text may name a file of the caller's: as a tag. It is kept as "client-NAME".
 bool is_client_name(std::string_view name) noexcept;
 std::string client_file_name(std::string_view name);
 
-/// Whether a manifest may speak of such a file: "client-NAME", or "model/NAME" where NAME does not
+/// True if a manifest may speak of such a file: "client-NAME", or "model/NAME" where NAME does not
 /// begin with a dot.
 bool is_side_file(std::string_view name) noexcept;
 
@@ -59,7 +59,7 @@ std::optional<DotName> parse_dot_name(std::string_view name);
 std::string hex_of(std::uint64_t number);
 std::optional<std::uint64_t> parse_hex(std::string_view text) noexcept;
 
-/// Whether a text is UTF-8, as every name in a safetensors file must be.
+/// True if a text is UTF-8, as every name in a safetensors file must be.
 bool is_utf8(std::string_view text) noexcept;
 
 }  // namespace artesian::zero3

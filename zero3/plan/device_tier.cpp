@@ -33,7 +33,7 @@ std::uint64_t slots_of(const Placement& plan, std::uint64_t elements, std::uint6
   return elements >= all / size ? all : elements * size;
 }
 
-/// What slots can ever take at once: what may stay or come ahead, and one demand on top of it.
+/// The most that slots take at once: what may stay or come ahead, and one demand on top of it.
 std::uint64_t slots_max(const PlacementRequest& request, const Placement& plan,
                         const DeviceNeed& need) {
   const std::uint64_t live = request.config->zero.max_live_parameters;
@@ -146,13 +146,13 @@ Placement with_params_on_device(const PlacementRequest& request, std::uint64_t r
   return with_aliases(request, std::move(plan));
 }
 
-/// Where the device's memory is RAM, the update works on what lives there as on all else.
+/// True where the device's memory is RAM: the update works on what lives there as on all else.
 bool may_keep_state_on_device(const PlacementRequest& request) noexcept {
   return request.spare_device && !request.separate_device &&
          request.config->zero.offload_optimizer.device == Offload::Nvme;
 }
 
-/// What it holds beside homes and slots is for optimizer state.
+/// Fills the device tier: what it holds beside homes and slots is for optimizer state.
 Draft fill_device(const PlacementRequest& request, Placement plan) {
   Draft draft;
   draft.device_room = round_down(request.device_bytes - plan.device_gradient_bytes, 4096);

@@ -21,7 +21,7 @@ std::uint64_t input_buffers_min(const PlacementRequest& request, const KeptInput
   return any_nvme(*request.config) && inputs.some() ? 4096 : 0;
 }
 
-/// What these buffers may take of `room`; smooth, as HostBuffers::staging_share() is.
+/// The most that these buffers may take of `room`; smooth, as HostBuffers::staging_share() is.
 std::uint64_t input_buffers_share(const PlacementRequest& request, const KeptInputs& inputs,
                                   std::uint64_t room) {
   if (input_buffers_min(request, inputs) == 0) return 0;
@@ -37,7 +37,7 @@ Placement with_input_buffers(const PlacementRequest& request, std::uint64_t room
   return plan;
 }
 
-/// Where nothing goes to NVMe: as many inputs as fit.
+/// Keeps as many inputs in host memory as fit, where nothing goes to NVMe.
 Placement with_inputs_in_host(const PlacementRequest& request, std::uint64_t spare,
                               Placement plan) {
   plan.inputs = inputs_within(request, spare);
@@ -62,7 +62,7 @@ std::uint64_t host_homes(const PlacementRequest& request, const Placement& plan)
   return bytes;
 }
 
-/// Where gradients spill, those of one stage are added to in host memory.
+/// The buffer in which one stage's gradients are added, where gradients spill.
 std::uint64_t grad_buffer(const PlacementRequest& request, const Placement& plan) {
   return any_nvme(*request.config) ? plan.largest_stage_grad_bytes() : 0;
 }
@@ -135,9 +135,9 @@ std::vector<UnitMoves> moves_of(const PlacementRequest& request, const Placement
   return moves_of_a_pass(plan, *request.stages, PrefetchLimits::of(request.config->zero));
 }
 
-/// Where `room` is what the buffers may take, and `must` lies below it. `spare` is what the ring
-/// leaves of it for residents. A ring one size smaller leaves less than the least room for this
-/// one: that may be more than `spare`, or fit better.
+/// The largest host budget with a ring one size smaller, if that may be better: it leaves less
+/// than the least room for this one, which may be more than `spare`, or fit better. `must` lies
+/// below the room of the buffers; `spare` is what the ring leaves of that room for residents.
 std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& request,
                                                       const Placement& plan, std::uint64_t must,
                                                       std::uint64_t spare) {

@@ -50,7 +50,7 @@ enum class Master : std::uint8_t {
   None,       // frozen: there are none, and no other optimizer state
 };
 
-/// Where one unit's state lives. A frozen one has parameters alone; the other homes mean nothing.
+/// The homes of one unit's state. A frozen one has parameters alone; its other homes mean nothing.
 /// Of optimizer state meant for NVMe, any sub-groups may be in memory.
 struct UnitPlacement {
   tiering::Tier param = tiering::Tier::Nvme;

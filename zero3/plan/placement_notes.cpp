@@ -1,9 +1,9 @@
 #include "zero3/plan/placement_notes.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/units.h"
+#include "zero3/plan/candidates.h"
 #include "zero3/plan/homes.h"
 #include "zero3/plan/host_buffers.h"
 
@@ -75,9 +75,8 @@ void note_residents(const PlacementRequest& request, const Placement& plan, Note
     notes.push_back("artesian.host_memory: " + format_size(spilled) + " of " +
                     format_size(gradients) + " of gradients spill to NVMe");
   }
-  const std::uint64_t elements = kept_from_nvme(request, plan, Tier::Host, [&](const Unit& unit) {
-    return std::min(unit.numel, Sharding::share(unit.image, plan.sharding.param));
-  });
+  const std::uint64_t elements = kept_from_nvme(
+      request, plan, Tier::Host, [&](const Unit& unit) { return elements_of_a_share(plan, unit); });
   if (elements != 0) {
     notes.push_back("offload_param.max_in_cpu: " + std::to_string(elements) +
                     " elements of parameters stay in host memory; 0 puts all on NVMe");

@@ -150,7 +150,7 @@ void Prefetcher::end_round(StepEnd end) noexcept {
   if (learned) follow_all();
 }
 
-/// What the order is from now on: Note [Departures]. Returns whether that is new.
+/// Decides what the order is from now on: Note [Departures]. Returns whether that is new.
 bool Prefetcher::learn(StepEnd end) noexcept {
   Future& course = *course_;
   if (course.round.empty()) return false;  // nothing ran, nothing was learned
@@ -428,7 +428,7 @@ Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
   return look_ahead();
 }
 
-/// Whether a unit that is not in use now stays for its next use.
+/// True if a unit that is not in use now stays for its next use.
 bool Prefetcher::keeps(std::uint32_t unit) const noexcept {
   return course_->followed() && live_ <= limits_.max_live_parameters &&
          course_->order.reuse_distance(course_->place - 1, unit) <= limits_.max_reuse_distance;

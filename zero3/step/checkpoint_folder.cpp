@@ -10,7 +10,6 @@
 #include "base/lock_record.h"
 #include "base/log.h"
 #include "base/safetensors_header.h"
-#include "base/units.h"
 #include "tiering/snapshot_sums.h"
 
 namespace artesian::zero3 {
@@ -20,15 +19,6 @@ constexpr std::uint64_t latest_size_max = 256;
 
 std::string as_string(std::string_view text) {
   return std::string(text);
-}
-
-Error at(Error error, const Folder& folder, std::string_view name) {
-  if (error.file.empty()) error.file = folder.path() + "/" + as_string(name);
-  return error;
-}
-
-Error corrupt_file(const Folder& folder, std::string_view name, std::string why) {
-  return at(make_error(ErrorCode::Corrupt, std::move(why)), folder, name);
 }
 
 /// True if there is something of this name. Errors: Io.
@@ -51,12 +41,11 @@ Result<void> check_length(Folder& folder, const std::string& name, std::uint64_t
 Result<void> check_side_file(Folder& folder, const std::string& name,
                              const SavedSideFile& file) noexcept {
   ARTESIAN_TRY_VOID(check_length(folder, name, file.bytes));
-  ARTESIAN_TRY(bytes, read_whole_file(folder, name, file.bytes));
-  if (digest_of(bytes) == file.digest) return {};
-  return corrupt_file(folder, name, "its bytes do not have the digest that the manifest has");
+  ARTESIAN_TRY_VOID(read_with_digest(folder, name, file.bytes, file.digest));
+  return {};
 }
 
-/// Whether it was written to its end.
+/// True if the checkpoint of this name was written to its end.
 bool is_whole(Folder& parent, const std::string& name) noexcept {
   const auto folder = parent.open_folder(name);
   if (!folder.has_value()) return false;
@@ -74,11 +63,27 @@ std::vector<DotName> dot_names(const std::vector<std::string>& names) {
 
 }  // namespace
 
+Error of_file(Error error, const Folder& folder, std::string_view name) {
+  if (error.file.empty()) error.file = folder.path() + "/" + as_string(name);
+  return error;
+}
+
+Error corrupt_file(const Folder& folder, std::string_view name, std::string why) {
+  return of_file(make_error(ErrorCode::Corrupt, std::move(why)), folder, name);
+}
+
+Result<std::string> read_with_digest(Folder& folder, const std::string& name,
+                                     std::uint64_t size_max, std::string_view digest) {
+  ARTESIAN_TRY(bytes, read_whole_file(folder, name, size_max));
+  if (digest_of(bytes) == digest) return bytes;
+  return corrupt_file(folder, name, "its bytes do not have the digest that the manifest has");
+}
+
 Result<CheckpointManifest> read_manifest_of(Folder& folder) {
   const std::string name = as_string(manifest_name);
   ARTESIAN_TRY(text, read_whole_file(folder, name, manifest_size_max));
   auto manifest = read_manifest(text);
-  if (!manifest.has_value()) return at(std::move(manifest).error(), folder, name);
+  if (!manifest.has_value()) return of_file(std::move(manifest).error(), folder, name);
   return manifest;
 }
 
@@ -88,10 +93,7 @@ Result<void> check_files(Folder& folder, const CheckpointManifest& manifest) {
     const std::string sums = sums_file_name(file.name);
     const std::uint64_t most =
         std::min(sums_bytes_max, tiering::snapshot_sums_size(file.bytes / 4096));
-    ARTESIAN_TRY(text, read_whole_file(folder, sums, most));
-    if (digest_of(text) != file.sums_digest) {
-      return corrupt_file(folder, sums, "its bytes do not have the digest that the manifest has");
-    }
+    ARTESIAN_TRY_VOID(read_with_digest(folder, sums, most, file.sums_digest));
   }
   std::unique_ptr<Folder> model;
   for (const SavedSideFile& file : manifest.side_files) {
@@ -109,6 +111,18 @@ Result<void> check_files(Folder& folder, const CheckpointManifest& manifest) {
   return {};
 }
 
+Result<std::string> read_latest(Folder& folder) {
+  auto text = read_whole_file(folder, as_string(latest_name), latest_size_max);
+  if (!text.has_value()) {
+    if (is_absent(text.error())) return std::string();
+    return std::move(text).error();
+  }
+  std::string tag = *text;
+  while (tag.ends_with('\n')) tag.pop_back();  // written by hand
+  if (is_checkpoint_tag(tag)) return tag;
+  return corrupt_file(folder, latest_name, "got " + shown_name(*text) + ", which is no tag");
+}
+
 Result<FolderContent> read_checkpoints(Folder& folder) {
   FolderContent content;
   ARTESIAN_TRY(names, folder.list());
@@ -124,15 +138,9 @@ Result<FolderContent> read_checkpoints(Folder& folder) {
     }
     content.found.push_back({name, manifest->link, manifest->state.step});
   }
-  auto latest = read_whole_file(folder, as_string(latest_name), latest_size_max);
-  if (!latest.has_value()) {
-    if (is_absent(latest.error())) return content;
-    return std::move(latest).error();
-  }
-  content.latest = *latest;
-  while (content.latest.ends_with('\n')) content.latest.pop_back();  // written by hand
-  if (is_checkpoint_tag(content.latest)) return content;
-  return corrupt_file(folder, latest_name, "got " + shown_name(*latest) + ", which is no tag");
+  ARTESIAN_TRY(latest, read_latest(folder));
+  content.latest = std::move(latest);
+  return content;
 }
 
 Result<std::unique_ptr<CheckpointFolder>> CheckpointFolder::open(FileSystem& files,
@@ -247,10 +255,11 @@ Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag) noexcept
     auto manifest = opened.has_value() ? read_manifest_of(**opened)
                                        : Result<CheckpointManifest>(std::move(opened).error());
     if (!manifest.has_value() || manifest->link.lineage != draft.link.lineage) {
-      return at(make_error(ErrorCode::Invalid,
-                           "checkpoint tag: the folder of this name is not a checkpoint of this "
-                           "run; use another tag or folder, or move it away"),
-                *folder_, tag);
+      return of_file(
+          make_error(ErrorCode::Invalid,
+                     "checkpoint tag: the folder of this name is not a checkpoint of this "
+                     "run; use another tag or folder, or move it away"),
+          *folder_, tag);
     }
   }
   draft.name = DotName{DotName::Kind::Temporary, tag, draft.link.id}.name();

@@ -45,14 +45,25 @@ struct FolderContent {
   std::string latest{};                                  // a tag; empty: there is no such file
 };
 
+/// The error with this file's name, unless it has one.
+Error of_file(Error error, const Folder& folder, std::string_view name);
+Error corrupt_file(const Folder& folder, std::string_view name, std::string why);
+
+/// A small file, whole, with this digest. Errors: Io; Corrupt, naming the file.
+Result<std::string> read_with_digest(Folder& folder, const std::string& name,
+                                     std::uint64_t size_max, std::string_view digest);
+
+/// The tag in `latest`; empty: there is no such file. Errors: Io; Corrupt: it is no tag.
+Result<std::string> read_latest(Folder& folder);
+
 /// Looks at a folder without changing it. Errors: Io; Corrupt: `latest` is not a tag.
 Result<FolderContent> read_checkpoints(Folder& folder);
 
 /// Reads and checks a manifest: the checkpoint is in `folder`. Errors: Io, Corrupt, Unsupported.
 Result<CheckpointManifest> read_manifest_of(Folder& folder);
 
-/// Whether all files of a checkpoint are there with their lengths, and the small ones with their
-/// digests: that it was written to its end. Errors: Corrupt, Io, naming the file.
+/// Checks that all files of a checkpoint are there with their lengths, and the small ones with
+/// their digests: that it was written to its end. Errors: Corrupt, Io, naming the file.
 Result<void> check_files(Folder& folder, const CheckpointManifest& manifest);
 
 /// A file of the caller's, or of the model's: "client-NAME", "model/NAME".
@@ -80,12 +91,9 @@ class CheckpointFolder {
   const std::string& path() const noexcept { return folder_->path(); }
   /// As found at the start, and what has come and gone since.
   const FolderContent& content() const noexcept { return content_; }
-  Result<std::uint64_t> free_bytes() noexcept { return folder_->free_bytes(); }
 
   /// The next checkpoint is this one's child. Before, it is the first of a new lineage.
   void go_on_from(const CheckpointLink& parent) noexcept { last_ = parent; }
-  /// What the next one's is.
-  CheckpointLink next_link() const noexcept;
 
   /// Takes the room of one data file, unless it is there. Errors: NoSpace, Io.
   Result<void> reserve(std::uint64_t bytes) noexcept;
@@ -118,6 +126,8 @@ class CheckpointFolder {
  private:
   CheckpointFolder(std::unique_ptr<Folder> folder, FolderLock lock, std::uint64_t run_id) noexcept
       : folder_(std::move(folder)), lock_(std::move(lock)), run_id_(run_id) {}
+  /// The next one's link, but for what begin() draws: the id, and a new lineage.
+  CheckpointLink next_link() const noexcept;
   Result<void> recover() noexcept;
   Result<void> restore(const std::vector<DotName>& names) noexcept;
   Result<void> remove_left(const std::vector<DotName>& names) noexcept;

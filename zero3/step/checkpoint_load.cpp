@@ -59,7 +59,6 @@ Result<void> CheckpointLoad::read(std::uint32_t parameter, std::uint64_t first,
                                   std::span<float> exp_avg_sq) noexcept {
   auto outcome = read_array(parameter, first, master, exp_avg, exp_avg_sq);
   if (!outcome.has_value()) {
-    const std::lock_guard lock(mutex_);
     failed_ = true;
     return outcome;
   }
@@ -68,11 +67,6 @@ Result<void> CheckpointLoad::read(std::uint32_t parameter, std::uint64_t first,
   static_cast<void>(kernels::narrow(master.data(), rounded.data(), dtype_, master.size()));
   kernels::expand(rounded.data(), dtype_, master.data(), master.size());
   return {};
-}
-
-bool CheckpointLoad::failed() const noexcept {
-  const std::lock_guard lock(mutex_);
-  return failed_;
 }
 
 std::vector<std::uint64_t> CheckpointLoad::update_counts() const {

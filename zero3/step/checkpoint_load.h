@@ -3,11 +3,10 @@
 // then it is the source that the state is filled from. It tells its own faults from the tiers'.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,7 +48,7 @@ class CheckpointLoad final : public StateSource {
   Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                     std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override;
   /// True if a read has failed: then it is not the tiers that are at fault.
-  bool failed() const noexcept;
+  bool failed() const noexcept { return failed_; }
 
   /// How many updates each of the model's parameters has had.
   std::vector<std::uint64_t> update_counts() const;
@@ -70,8 +69,7 @@ class CheckpointLoad final : public StateSource {
   std::unique_ptr<CheckpointReader> reader_;
   NameMatch match_;
   std::map<std::string, std::string> client_;
-  mutable std::mutex mutex_;
-  bool failed_ = false;
+  std::atomic<bool> failed_ = false;  // set by any thread that reads
 };
 
 }  // namespace artesian::zero3

@@ -1,6 +1,5 @@
 // Reading a manifest: checksum first, then JSON within bounds, then what it says.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -99,12 +98,7 @@ class Fields {
     fail(std::string(key) + ": got something that is no finite number");
     return 0.0;
   }
-  std::string text(const Json& object, const char* key) {
-    const Json& value = get(object, key);
-    if (value.is_string()) return value.get<std::string>();
-    fail(std::string(key) + ": got something that is no text");
-    return {};
-  }
+  std::string text(const Json& object, const char* key) { return element(get(object, key), key); }
   std::uint64_t id(const Json& object, const char* key) {
     const auto number = parse_hex(text(object, key));
     if (!number) fail(std::string(key) + ": got something that is no 16 hex digits");

@@ -20,15 +20,6 @@ namespace {
 constexpr std::uint64_t grain = 4096;
 constexpr std::uint64_t piece = 8192;  // elements converted at once
 
-Error of_file(Error error, const Folder& folder, const std::string& name) {
-  if (error.file.empty()) error.file = folder.path() + "/" + name;
-  return error;
-}
-
-Error corrupt(const Folder& folder, const std::string& name, std::string why) {
-  return of_file(make_error(ErrorCode::Corrupt, std::move(why)), folder, name);
-}
-
 template <typename Element>
 std::byte* bytes_of(Element* elements) noexcept {
   return reinterpret_cast<std::byte*>(elements);
@@ -55,12 +46,12 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::open(FileSystem& fil
   ARTESIAN_TRY(parent, files.open_folder(directory));
   std::string chosen = tag;
   if (chosen.empty()) {
-    ARTESIAN_TRY(content, read_checkpoints(*parent));
-    if (content.latest.empty()) {
+    ARTESIAN_TRY(latest, read_latest(*parent));
+    if (latest.empty()) {
       return of_file(make_error(ErrorCode::Invalid, "no checkpoint: there is no file `latest`"),
-                     *parent, std::string(latest_name));
+                     *parent, latest_name);
     }
-    chosen = content.latest;
+    chosen = std::move(latest);
   }
   ARTESIAN_TRY_VOID(check_checkpoint_tag(chosen));
   auto folder = parent->open_folder(chosen);
@@ -99,8 +90,8 @@ Result<void> CheckpointReader::open_file(const SavedDataFile& file) noexcept {
   std::string head(file.head_bytes, '\0');
   ARTESIAN_TRY_VOID(data->read_at(head.data(), head.size(), 0));
   if (digest_of(head) != file.head_digest) {
-    return corrupt(*folder_, file.name,
-                   "its header does not have the digest that the manifest has");
+    return corrupt_file(*folder_, file.name,
+                        "its header does not have the digest that the manifest has");
   }
   opened.file = std::move(data);
   data_.push_back(std::move(opened));
@@ -139,8 +130,8 @@ bool CheckpointReader::is_excluded(const std::string& name) const {
 Result<void> CheckpointReader::check_parameter(std::uint32_t parameter) const {
   const SavedParameter& saved = manifest_.parameters[parameter];
   const auto refuse = [&](const std::string& why) {
-    return corrupt(*folder_, std::string(manifest_name),
-                   "parameter " + shown_name(saved.name) + ": " + why);
+    return corrupt_file(*folder_, std::string(manifest_name),
+                        "parameter " + shown_name(saved.name) + ": " + why);
   };
   for (std::size_t array = 0; array < have_[parameter].parts.size(); ++array) {
     std::uint64_t count = 0;
@@ -175,11 +166,6 @@ bool CheckpointReader::has_weights(std::uint32_t parameter) const noexcept {
          has(parameter, SavedArray::Weight);
 }
 
-bool CheckpointReader::has_moments(std::uint32_t parameter) const noexcept {
-  return has(parameter, SavedArray::ExpAvg) &&
-         (has(parameter, SavedArray::ExpAvgSq) || has(parameter, SavedArray::ExpAvgSqSigned));
-}
-
 /// Note [Verified each time].
 Result<std::shared_ptr<const CheckpointReader::Aligned>> CheckpointReader::load(
     std::size_t file, std::uint64_t block) const noexcept {
@@ -191,10 +177,11 @@ Result<std::shared_ptr<const CheckpointReader::Aligned>> CheckpointReader::load(
   const std::uint64_t seed = manifest_.files[file].seed.of_block(block);
   const std::uint64_t sum = tiering::BlockChecksums::sum_of_pieces(seed, 0, bytes->data, length);
   if (sum == data.sums[block]) return std::shared_ptr<const Aligned>(std::move(bytes));
-  Error error = corrupt(*folder_, manifest_.files[file].name,
-                        "block " + std::to_string(block) +
-                            " of the checkpoint does not have its checksum: its bytes are not what "
-                            "was written");
+  Error error =
+      corrupt_file(*folder_, manifest_.files[file].name,
+                   "block " + std::to_string(block) +
+                       " of the checkpoint does not have its checksum: its bytes are not what "
+                       "was written");
   error.offset = begin;
   error.length = length;
   return error;
@@ -333,13 +320,6 @@ Result<void> CheckpointReader::read(std::uint32_t parameter, std::uint64_t first
   return {};
 }
 
-Result<void> CheckpointReader::read_buffer(std::size_t index,
-                                           std::span<std::byte> target) const noexcept {
-  const SavedBufferPlace& place = manifest_.buffers[index];
-  ARTESIAN_CHECK(target.size() == place.bytes, target.size(), place.bytes);
-  return read_bytes(place.file, place.offset, target);
-}
-
 Result<std::string> CheckpointReader::read_side_file(const std::string& name) const noexcept {
   const auto found = std::find_if(manifest_.side_files.begin(), manifest_.side_files.end(),
                                   [&](const SavedSideFile& each) { return each.name == name; });
@@ -355,9 +335,7 @@ Result<std::string> CheckpointReader::read_side_file(const std::string& name) co
   }
   Folder& folder = inner == nullptr ? *folder_ : *inner;
   const std::string last = inner == nullptr ? name : name.substr(slash + 1);
-  ARTESIAN_TRY(bytes, read_whole_file(folder, last, found->bytes));
-  if (digest_of(bytes) == found->digest) return bytes;
-  return corrupt(folder, last, "its bytes do not have the digest that the manifest has");
+  return read_with_digest(folder, last, found->bytes, found->digest);
 }
 
 Result<void> CheckpointReader::check_side_files(std::vector<Error>& faults,
@@ -404,24 +382,22 @@ Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
   std::string faults;
   for (const ParameterSpec& parameter : parameters) {
     const auto saved = reader.find(parameter.name);
-    const bool excluded = std::find(manifest.excluded.begin(), manifest.excluded.end(),
-                                    parameter.name) != manifest.excluded.end();
+    const bool excluded = reader.is_excluded(parameter.name);
     match.saved.push_back(excluded ? std::nullopt : saved);
     if (saved) used[*saved] = true;
-    if (excluded) {
-      match.excluded.push_back(parameter.name);
-    } else if (!saved) {
+    if (excluded) continue;
+    if (!saved) {
       match.missing.push_back(parameter.name);
-    } else {
-      const auto& shape = manifest.parameters[*saved].shape;
-      if (!std::equal(shape.begin(), shape.end(), parameter.shape.begin(), parameter.shape.end(),
-                      [](std::uint64_t left, std::int64_t right) {
-                        return left == static_cast<std::uint64_t>(right);
-                      })) {
-        faults += (faults.empty() ? "" : "\n") +
-                  ("checkpoint: parameter " + shown_name(parameter.name)) +
-                  ": its shape is not the model's";
-      }
+      continue;
+    }
+    const auto& shape = manifest.parameters[*saved].shape;
+    if (!std::equal(shape.begin(), shape.end(), parameter.shape.begin(), parameter.shape.end(),
+                    [](std::uint64_t left, std::int64_t right) {
+                      return left == static_cast<std::uint64_t>(right);
+                    })) {
+      faults += (faults.empty() ? "" : "\n") +
+                ("checkpoint: parameter " + shown_name(parameter.name)) +
+                ": its shape is not the model's";
     }
   }
   for (std::size_t index = 0; index < used.size(); ++index) {

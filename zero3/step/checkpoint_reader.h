@@ -48,13 +48,12 @@ class CheckpointReader {
   /// True if there are weights of the parameter, master weights or those of a frozen one: always,
   /// unless it was excluded or has no elements.
   bool has_weights(std::uint32_t parameter) const noexcept;
-  bool has_moments(std::uint32_t parameter) const noexcept;
+  /// True if the parameter was left out on purpose when it was saved.
+  bool is_excluded(const std::string& name) const;
   /// As StateSource::read; of a frozen parameter its weights, as fp32, and zero moments. The range
   /// must lie in the parameter, which must not be excluded. Thread: any, several at once.
   Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                     std::span<float> exp_avg, std::span<float> exp_avg_sq) const noexcept;
-  /// All bytes of the buffer with this index in the manifest. Thread: any.
-  Result<void> read_buffer(std::size_t index, std::span<std::byte> target) const noexcept;
   /// A file of the caller's or the model's, by its whole name. Errors: Io, Corrupt; Invalid: it has
   /// none of this name.
   Result<std::string> read_side_file(const std::string& name) const noexcept;
@@ -90,7 +89,6 @@ class CheckpointReader {
   bool has(std::uint32_t parameter, SavedArray array) const noexcept {
     return !have_[parameter].parts[static_cast<std::size_t>(array)].empty();
   }
-  bool is_excluded(const std::string& name) const;
   Result<std::shared_ptr<const Aligned>> block_of(std::size_t file,
                                                   std::uint64_t block) const noexcept;
   Result<std::shared_ptr<const Aligned>> load(std::size_t file, std::uint64_t block) const noexcept;
@@ -119,7 +117,6 @@ struct NameMatch {
   std::vector<std::optional<std::uint32_t>> saved{};  // by the model's parameter
   std::vector<std::string> missing{};                 // the model's, not in the checkpoint
   std::vector<std::string> unexpected{};              // the checkpoint's, not in the model
-  std::vector<std::string> excluded{};  // the model's, left out on purpose: from elsewhere
 };
 
 enum class Strict : std::uint8_t { No, Yes };

@@ -17,16 +17,6 @@ std::string host_name() {
   return is_utf8(host.data()) ? host.data() : "";
 }
 
-std::vector<tiering::SnapshotBlock> blocks_of(const CheckpointLayout& layout) {
-  static_assert(CheckpointBlock::bytes_max == tiering::SnapshotBlock::bytes_max);
-  std::vector<tiering::SnapshotBlock> blocks;
-  blocks.reserve(layout.blocks().size());
-  for (const CheckpointBlock& block : layout.blocks()) {
-    blocks.push_back({block.offset, block.length});
-  }
-  return blocks;
-}
-
 }  // namespace
 
 Result<void> CheckpointSaver::run(std::string what, std::function<Result<void>()> call) noexcept {
@@ -103,7 +93,7 @@ Result<tiering::SnapshotFile*> CheckpointSaver::add_file(
   ARTESIAN_TRY_VOID(run("making the file " + name, make));
   tiering::SnapshotFileOptions options{
       .seed = seed, .stall_seconds = options_.stall_seconds, .make_engine = options_.make_engine};
-  ARTESIAN_TRY(snapshot, tiering::SnapshotFile::create(std::move(*opened), blocks_of(*layout),
+  ARTESIAN_TRY(snapshot, tiering::SnapshotFile::create(std::move(*opened), layout->blocks(),
                                                        std::move(options)));
   DataFile file;
   file.record = {.name = name,
@@ -221,7 +211,7 @@ Result<void> CheckpointSaver::write_all(Save& save) noexcept {
   return save.folder->publish(save.draft, save.manifest);
 }
 
-/// What is to be done behind a checkpoint that is durable: nothing of it makes the save fail.
+/// Does what follows a checkpoint that is durable: nothing of it makes the save fail.
 void CheckpointSaver::look_after(Save& save) noexcept {
   save.folder->prune(save.keep);
   if (!save.reserves || save.folder->spare_bytes() != 0) return;

@@ -1,6 +1,5 @@
 #include "zero3/step/checkpoints.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -43,11 +42,7 @@ Checkpoints::~Checkpoints() {
 }
 
 std::uint64_t Checkpoints::data_bytes() const noexcept {
-  return data_bytes_each_time() + checkpoint_data_bytes(frozen_.images);
-}
-
-std::uint64_t Checkpoints::data_bytes_each_time() const noexcept {
-  return checkpoint_data_bytes(trained_.images);
+  return checkpoint_data_bytes(trained_.images) + checkpoint_data_bytes(frozen_.images);
 }
 
 Result<void> Checkpoints::open(const CheckpointPlace& place) {
@@ -88,9 +83,7 @@ void Checkpoints::write_script(double stall_seconds) const {
   };
   auto started = DetachedCall<void>::start("writing " + std::string(zero_to_fp32_name), write);
   if (!started.has_value()) return;
-  Result<void> outcome = started->done_within(Deadline::after_seconds(stall_seconds))
-                             ? started->take()
-                             : Result<void>(started->late());
+  const Result<void> outcome = started->wait(Deadline::after_seconds(stall_seconds));
   if (outcome.has_value()) return;
   log(LogLevel::Warning, "checkpoints: " + outcome.error().to_string());
 }
@@ -122,7 +115,7 @@ Result<void> Checkpoints::begin_save(const std::string& tag, std::uint64_t step)
   return frozen_layout_ == nullptr ? Result<void>() : link_frozen();
 }
 
-/// What is frozen is written once; somebody may have removed that checkpoint since.
+/// Links the file of what is frozen, written once; writes it anew where its checkpoint is gone.
 Result<void> Checkpoints::link_frozen() {
   if (frozen_record_.has_value()) {
     auto linked = saver_->link_file(frozen_tag_, *frozen_record_);

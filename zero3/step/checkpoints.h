@@ -58,9 +58,8 @@ class Checkpoints {
   const std::string& directory() const noexcept { return directory_; }
   /// The checkpoint that comes next descends from this one.
   void go_on_from(const CheckpointLink& link) noexcept { saver_->go_on_from(link); }
-  /// Bytes of a checkpoint's data, and of them those that are written anew each time.
+  /// Bytes of a checkpoint's data.
   std::uint64_t data_bytes() const noexcept;
-  std::uint64_t data_bytes_each_time() const noexcept;
 
   /// Reads all state, which is that of a step that is complete, and starts to make a checkpoint of
   /// it. What the save itself fails by is finish()'s. Errors: of the tiers: Io, Corrupt, Timeout.

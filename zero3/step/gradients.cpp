@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/units.h"
 #include "kernels/cast.h"
 #include "kernels/gradient.h"
 
@@ -40,7 +39,7 @@ Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradien
   leaf_sums_.resize(first_leaf_.back());
 }
 
-/// Of frozen units nothing is to be summed.
+/// Forgets what was accumulated. Frozen units count as summed: they have no gradient.
 void Gradients::forget() noexcept {
   const Layout& layout = state_.layout();
   started_.assign(layout.units.size(), false);
@@ -354,12 +353,12 @@ void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uin
       });
 }
 
-/// Of an accumulator in host memory.
+/// Sums all leaves of an accumulator in host memory.
 void Gradients::sum_unit(std::uint32_t unit) noexcept {
   sum_leaves(unit, state_.store().memory(state_.grad(unit)), 0, leaf_sums(unit).size());
 }
 
-/// Of one in the buffer, what is there: the other sub-groups' sums are as they were.
+/// Sums what is there of a unit in the buffer: the other sub-groups' sums are as they were.
 void Gradients::sum_held(const Held& held) noexcept {
   const Placement& plan = state_.placement();
   for (std::uint64_t group = 0; group < held.there.size(); ++group) {

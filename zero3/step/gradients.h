@@ -28,7 +28,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "zero3/step/state.h"

@@ -26,8 +26,8 @@ struct GroupOptions {
   std::optional<double> eps{};
 };
 
-/// Whether every parameter has its group among these, where none means one of the config's, and
-/// every constant is in its range. Errors: Invalid, of the first fault.
+/// Checks that every parameter has its group among these, where none means one of the config's, and
+/// that every constant is in its range. Errors: Invalid, of the first fault.
 Result<void> check_groups(const std::vector<ParameterSpec>& parameters,
                           std::span<const GroupOptions> groups, const OptimizerConfig& config);
 

@@ -68,7 +68,7 @@ class ModelState {
   pinned::Pool& host_pool() noexcept { return *host_; }
   Executor& executor() noexcept { return executor_; }
   tiering::ShardId param(std::uint32_t unit) const noexcept { return param_[unit]; }
-  /// Of units that are trainable, as is optimizer().
+  /// The shard of a trainable unit's gradient; optimizer() is of such units alone, too.
   tiering::ShardId grad(std::uint32_t unit) const noexcept { return grad_[unit]; }
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];

@@ -53,7 +53,7 @@ BufferLease StateSnapshot::buffer_for(std::uint64_t bytes) noexcept {
     if (file_.in_flight() == 0) {
       file_.fail(std::move(lease).error());
     } else {
-      static_cast<void>(file_.wait_for_one());
+      file_.wait_for_one();
     }
   }
   return {};

@@ -51,7 +51,7 @@ std::vector<SavedGroup> StepCore::saved_groups() const {
   return groups;
 }
 
-/// Where only the save says where it goes, nothing is kept in reserve, or removed.
+/// Opens the folder that the save asks for; where it alone names one, nothing is kept or removed.
 Result<void> StepCore::open_for(const SaveRequest& request) {
   const bool open = checkpoints_->is_open();
   if (!request.directory.empty()) {

@@ -203,7 +203,7 @@ class SubGroupStream {
   bool frozen(std::uint32_t unit) const noexcept {
     return state_.placement().units[unit].master == Master::None;
   }
-  /// What reading its state takes.
+  /// True if reading the unit's state takes its parameters, too.
   bool state_has_param(std::uint32_t unit) const noexcept {
     return frozen(unit) || state_.placement().update_reads_param(unit);
   }

@@ -3,7 +3,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <functional>
 #include <mutex>
 
 #include "zero3/torch/storage_refusal.h"
@@ -204,13 +203,10 @@ ParameterTensors::~ParameterTensors() {
   if (!adopted_) return;
   for (std::uint32_t parameter = 0; parameter < tensors_.size(); ++parameter) {
     AdoptedStorages::instance().remove(storage_of(tensors_[parameter]));
-    if (!released_tensors_throw()) {  // the guard's addresses are about to be somebody else's
-      allow(*storage_of(tensors_[parameter]), at::DataPtr(nullptr, device_));
-      continue;
-    }
-    allow(*storage_of(tensors_[parameter]), at::DataPtr(nullptr, device_));
-    refuse(*storage_of(tensors_[parameter]),
-           "parameter \"" + names_[parameter] + "\" has no memory: its engine is gone");
+    c10::StorageImpl& storage = *storage_of(tensors_[parameter]);
+    allow(storage, at::DataPtr(nullptr, device_));  // the guard's addresses go to somebody else
+    if (!released_tensors_throw()) continue;
+    refuse(storage, "parameter \"" + names_[parameter] + "\" has no memory: its engine is gone");
   }
 }
 

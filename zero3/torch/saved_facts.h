@@ -12,7 +12,7 @@
 
 namespace artesian::zero3 {
 
-/// Of the default generators: "cpu", and "cuda:i" for that GPU. Errors: what LibTorch throws.
+/// States of the default generators, "cpu" and "cuda:i" of that GPU. Errors: what LibTorch throws.
 Result<std::map<std::string, std::string>> generator_states(c10::Device device);
 /// Those that there are here go on where they were. Errors: Corrupt: not a state of that generator.
 Result<void> restore_generators(const std::map<std::string, std::string>& states,

@@ -229,8 +229,8 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
   return output;
 }
 
-/// Where a step is one micro-batch, nothing else runs between the last stage's forward and its
-/// backward: its graph takes no memory that making it once more would not take, too.
+/// True where a step is one micro-batch: nothing else runs between the last stage's forward and its
+/// backward, and its graph takes no memory that making it once more would not take, too.
 bool UnitGraphs::keeps_head() const noexcept {
   return core_.config().accumulation_steps == 1 && !keeper_.keeps_some();
 }

@@ -317,7 +317,7 @@ Result<void> UnitUses::release_all(const std::vector<std::uint32_t>& stages) {
   return {};
 }
 
-/// Of uses that died while they held their stages.
+/// Releases the stages of uses that died while they held them.
 Result<void> UnitUses::read_words() {
   Word* word = link_->words.exchange(nullptr, std::memory_order_acquire);
   auto outcome = Result<void>();
@@ -426,7 +426,8 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   return left;
 }
 
-/// Of several modules that are computed once more together, backward begins with the last.
+/// Closes uses whose backward has not begun: of several modules that are computed once more
+/// together, backward begins with the last.
 Result<void> UnitUses::release_ahead() {
   const auto open = open_;
   for (const std::weak_ptr<Use>& weak : open) {
@@ -563,9 +564,8 @@ Result<void> UnitUses::strike(Use& use) {
 
 Result<void> UnitUses::close(Use& use) {
   use.open = false;
-  bool added = false;
+  const bool added = !use.sums.empty();
   for (Use::Sum& sum : use.sums) {
-    added = true;
     const at::Tensor rest = std::exchange(sum.gradient, at::Tensor());  // of readers that never ran
     if (rest.defined()) ARTESIAN_TRY_VOID(add(sum.parameter, rest));
   }
@@ -615,7 +615,7 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
   const std::uint32_t unit = layout_.places[parameter].unit;
   const auto dtype = scalar_type(core_.gradients().added_dtype(unit));
   const at::Tensor given = gradient.to(dtype).contiguous();
-  gradients_ = added_[parameter] = true;
+  added_[parameter] = true;
   core_.counters().bytes_to_host +=
       layout_.places[parameter].numel * core_.gradients().element_size();
   const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
@@ -625,7 +625,7 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
 /// A backward of the step is open.
 Result<void> UnitUses::ready_for_gradients() {
   if (core_.state_of_step() == StepState::Backward) return {};
-  if (!scaled_ && core_.loss_scale() != 1.0) {
+  if (!loss_.has_value() && core_.loss_scale() != 1.0) {
     return make_error(ErrorCode::Invalid,
                       "Loss scaling is required; use engine.backward(loss), or "
                       "engine.scale(loss).backward()");
@@ -690,13 +690,11 @@ Result<void> UnitUses::begin_backward(double loss) {
   if (damaged_) return settle();
   take_gradients_away();
   loss_ = loss;
-  scaled_ = true;
   return ready_for_gradients();
 }
 
 Result<void> UnitUses::backward_ended(bool failed) {
   loss_.reset();
-  scaled_ = false;
   if (!failed) return {};
   damaged_ = true;
   core_.break_pass();
@@ -742,7 +740,6 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   if (all.micro_batches == 0) all.micro_batches = core_.micro_batches();
   ARTESIAN_TRY(result, core_.step(all));
   take_gradients_away();
-  gradients_ = false;
   added_.assign(added_.size(), false);
   if (result.overflow) return result;
   tensors_.bump_versions();
@@ -757,9 +754,10 @@ Result<void> UnitUses::zero_gradients() {
   ARTESIAN_TRY_VOID(read_words());
   take_gradients_away();
   const bool whole = check_whole().has_value();
-  if (whole && !gradients_) return {};
+  const bool some = std::find(added_.begin(), added_.end(), true) != added_.end();
+  if (whole && !some) return {};
   ARTESIAN_TRY_VOID(core_.abandon_step());
-  damaged_ = gradients_ = false;
+  damaged_ = false;
   added_.assign(added_.size(), false);
   error_.reset();
   return {};

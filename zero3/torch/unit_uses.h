@@ -153,8 +153,6 @@ class UnitUses {
   std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
   std::vector<int> tasks_;                                       // of autograd, that have not ended
   std::optional<double> loss_;                 // of the backward that was announced
-  bool scaled_ = false;                        // it was
-  bool gradients_ = false;                     // some were added since the last step
   std::vector<bool> added_;                    // by parameter: since the last step
   std::vector<at::Tensor> refused_gradients_;  // by parameter, made as they are needed
   bool placed_ = false;                        // parameters have them as `grad`
