@@ -6,10 +6,15 @@ buffers; deepspeed_checkpoint_test.py makes them anew where DeepSpeed is install
 
 import os
 import pickle
+import resource
 import shutil
+import subprocess
+import sys
 
+import limits
 import numpy as np
 import pytest
+from build_folder import ROOT
 from made_up_checkpoint import MadeUp, digest_of_files, unpack
 
 from artesian.checkpoint import (
@@ -264,6 +269,8 @@ def test_large_parameters_take_many_blocks(tmp_path):
 
 # torch.distributed.checkpoint.
 
+STATE = "optim.state.w."
+
 
 def torch_run():
     torch = pytest.importorskip("torch")
@@ -405,6 +412,37 @@ def test_dcp_is_not_believed(dcp_folder, tmp_path, capsys):
     expect(1, str(data))
     (folder / "aside").rename(data)
     assert import_dcp.main([str(folder), str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("names", [("bare",), ("model.w", f"{STATE}exp_avg", f"{STATE}exp_avg_sq")])
+def test_dcp_claims_no_more_than_its_files_have(tmp_path, names):
+    """Chunks and a shape that agree on 2^60 elements: refused while little memory is used."""
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "dcp"
+    dcp.save({name: torch.ones(4, 4) for name in names}, checkpoint_id=folder, no_dist=True)
+    content = pickle.loads((folder / ".metadata").read_bytes())
+    for name in names:
+        entry = content.state_dict_metadata[name]
+        entry.size = entry.chunks[0].sizes = torch.Size((1 << 30, 1 << 30))
+    (folder / ".metadata").write_bytes(pickle.dumps(content))
+    done = subprocess.run(
+        [sys.executable, "-m", "artesian.checkpoint.import_dcp", folder, tmp_path / "out"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python"), "OPENBLAS_NUM_THREADS": "1"},
+        preexec_fn=limits.limited(resource.RLIMIT_DATA, 256 << 20),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    (data,) = folder.glob("*.distcp")
+    expected = (
+        f"import_dcp: {folder / '.metadata'}: '{names[0]}' would have {1 << 62} bytes, its files "
+        f"have {data.stat().st_size}\n"
+    )
+    assert (done.returncode, done.stderr) == (1, expected)
+    assert not (tmp_path / "out").exists()
 
 
 # Universal, as far as it goes without DeepSpeed.

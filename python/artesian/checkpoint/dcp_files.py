@@ -128,18 +128,28 @@ class DcpFolder:
         stored = self.stored.get(name)
         return self.load(stored.chunks[0]) if stored and stored.chunks else None
 
-    def read(self, name: str) -> Bytes:
-        """All elements of a tensor, row by row. Its chunks fill it without overlap."""
+    def check(self, name: str) -> None:
+        """A tensor's chunks have as many elements as it, and its files room for them."""
         stored = self.stored[name]
         numel = int(np.prod(stored.shape, dtype=object))
-        present = sum(self.files_size(chunk.file) for chunk in _once(stored.chunks))
-        size = TYPE_BYTES[stored.dtype]
         filled = sum(int(np.prod(chunk.sizes, dtype=object)) for chunk in stored.chunks)
-        if filled != numel or numel * size > present:
+        if filled != numel:
             raise Damaged(
                 f"{self.folder}: of {shown(name)} {filled} elements are there, of {numel}"
             )
-        whole_tensor = np.zeros(stored.shape, WORD_OF_SIZE[size])
+        size = numel * TYPE_BYTES[stored.dtype]
+        present = sum(self.files_size(chunk.file) for chunk in _once(stored.chunks))
+        if size > present:
+            raise Damaged(
+                f"{self.folder / '.metadata'}: {shown(name)} would have {size} bytes, its files "
+                f"have {present}"
+            )
+
+    def read(self, name: str) -> Bytes:
+        """All elements of a tensor, row by row. Its chunks fill it without overlap."""
+        self.check(name)
+        stored = self.stored[name]
+        whole_tensor = np.zeros(stored.shape, WORD_OF_SIZE[TYPE_BYTES[stored.dtype]])
         taken: list[_Chunk] = []
         for chunk in stored.chunks:
             self._place(name, stored, chunk, whole_tensor)
@@ -210,6 +220,8 @@ def _parameter(dcp: DcpFolder, name: str, key: str, moments: dict[str, str]) -> 
             raise Refused(f"{shown(of)} has the type {dcp.stored[of].dtype}, which {array} has not")
         if dcp.stored[of].shape != dcp.stored[key].shape:
             raise Refused(f"{shown(of)} has another shape than {shown(key)}")
+    for of in keys.values():  # before a file is laid out, at the size that is claimed
+        dcp.check(of)
     arrays = {array: (lambda of=of: pieces(of)) for array, of in keys.items()}
     return SavedParameter(name, dcp.stored[key].shape, arrays)
 
