@@ -22,18 +22,11 @@ def get_fp32_state_dict_from_zero_checkpoint(
 
     Raises zero_to_fp32.Refused where there is no such checkpoint, zero_to_fp32.Damaged.
     """
-    import numpy as np
-
-    from artesian.checkpoint import zero_to_fp32
+    from artesian.checkpoint import exports, zero_to_fp32
 
     checkpoint = zero_to_fp32.Checkpoint(checkpoint_dir, tag)
     state = {}
     for output in zero_to_fp32.fp32_outputs(checkpoint, exclude_frozen_parameters):
-        data = np.empty(output.bytes, np.uint8)
-        at = 0
-        for piece in output.pieces():
-            flat = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-            data[at : at + flat.size] = flat
-            at += flat.size
+        data = exports.gathered(output.pieces(), output.bytes)
         state[output.name] = zero_to_fp32.torch_tensor(data, output.dtype, output.shape)
     return state

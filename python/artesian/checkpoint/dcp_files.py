@@ -5,6 +5,7 @@ of a `*.distcp` file, which is a torch file by itself. Memory: the largest param
 chunks of a tensor may be cut along any dimension.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from artesian.checkpoint.pickles import Machine, Name, Record
-from artesian.checkpoint.sources import group_of, item, real, shape_of, whole
+from artesian.checkpoint.sources import FLOATING, group_of, item, naming, real, shape_of, whole
 from artesian.checkpoint.torch_files import (
     DTYPES,
     WORD_OF_SIZE,
@@ -112,9 +113,7 @@ class DcpFolder:
         self.files: dict[str, MappedFile] = {}
 
     def load(self, chunk: _Chunk) -> Any:
-        if chunk.file not in self.files:
-            self.files[chunk.file] = MappedFile(self.folder / chunk.file)
-        data = self.files[chunk.file].data
+        data = self._data(chunk.file)
         path = self.folder / chunk.file
         if chunk.begin + chunk.length > data.size:
             raise Damaged(f"{path}: it is cut off")
@@ -131,14 +130,15 @@ class DcpFolder:
     def check(self, name: str) -> None:
         """A tensor's chunks have as many elements as it, and its files room for them."""
         stored = self.stored[name]
-        numel = int(np.prod(stored.shape, dtype=object))
-        filled = sum(int(np.prod(chunk.sizes, dtype=object)) for chunk in stored.chunks)
+        numel = math.prod(stored.shape)
+        filled = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
         if filled != numel:
             raise Damaged(
                 f"{self.folder}: of {shown(name)} {filled} elements are there, of {numel}"
             )
         size = numel * TYPE_BYTES[stored.dtype]
-        present = sum(self.files_size(chunk.file) for chunk in _once(stored.chunks))
+        files = dict.fromkeys(chunk.file for chunk in stored.chunks)
+        present = sum(self._data(file).size for file in files)
         if size > present:
             raise Damaged(
                 f"{self.folder / '.metadata'}: {shown(name)} would have {size} bytes, its files "
@@ -158,10 +158,10 @@ class DcpFolder:
             taken.append(chunk)
         return whole_tensor.reshape(-1).view(np.uint8)
 
-    def files_size(self, file: str) -> int:
+    def _data(self, file: str) -> Bytes:
         if file not in self.files:
             self.files[file] = MappedFile(self.folder / file)
-        return int(self.files[file].data.size)
+        return self.files[file].data
 
     def _place(
         self, name: str, stored: _Stored, chunk: _Chunk, target: np.ndarray[Any, Any]
@@ -178,10 +178,6 @@ class DcpFolder:
                 raise Damaged(f"{what} lies outside of it")
             places.append(slice(first, first + extent))
         target[tuple(places)] = part.array()
-
-
-def _once(chunks: list[_Chunk]) -> list[_Chunk]:
-    return list({chunk.file: chunk for chunk in chunks}.values())
 
 
 def _overlap(left: _Chunk, right: _Chunk) -> bool:
@@ -216,7 +212,7 @@ def _parameter(dcp: DcpFolder, name: str, key: str, moments: dict[str, str]) -> 
 
     keys = {"fp32": key} | moments
     for array, of in keys.items():
-        if dcp.stored[of].dtype not in ("F32", "F16", "BF16"):
+        if dcp.stored[of].dtype not in FLOATING:
             raise Refused(f"{shown(of)} has the type {dcp.stored[of].dtype}, which {array} has not")
         if dcp.stored[of].shape != dcp.stored[key].shape:
             raise Refused(f"{shown(of)} has another shape than {shown(key)}")
@@ -252,19 +248,11 @@ def _step(dcp: DcpFolder, key: str) -> int | None:
 
 def read_dcp(folder: Path) -> SavedState:
     """The state in a DCP folder. Raises Refused, Damaged; each names a file."""
-    try:
-        return _read(DcpFolder(folder))
-    except (Refused, Damaged) as error:
-        if str(folder) in str(error):
-            raise
-        raise type(error)(f"{folder}: {error}") from None
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise Damaged(
-            f"{folder}: not as torch.distributed.checkpoint writes it: {shown(str(error))}"
-        ) from None
+    return naming(folder, "torch.distributed.checkpoint", _read)
 
 
-def _read(dcp: DcpFolder) -> SavedState:
+def _read(folder: Path) -> SavedState:
+    dcp = DcpFolder(folder)
     prefixes = _prefixes_of(dcp.stored)
     saved = SavedState([], [], 0, 0)
     begin = f"{prefixes.optimizer}state."
@@ -281,7 +269,7 @@ def _read(dcp: DcpFolder) -> SavedState:
         name = key[len(prefixes.model) :]
         state = f"{begin}{name}."
         moments = {m: state + m for m in MOMENTS if state + m in dcp.stored}
-        floating = stored.dtype in ("F32", "F16", "BF16")
+        floating = stored.dtype in FLOATING
         if moments or (floating and not with_state):
             if len(moments) == 1:
                 raise Refused(f"{shown(key)}: only Adam and AdamW can be imported")

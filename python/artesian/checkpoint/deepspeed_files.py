@@ -6,12 +6,11 @@ parameter is cut by itself, into equal parts, the last one padded. A universal c
 folder for each parameter. Nothing is copied here: what is read is where everything lies.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from artesian.checkpoint.pickles import Record
 from artesian.checkpoint.sources import (
@@ -24,6 +23,7 @@ from artesian.checkpoint.sources import (
     group_of,
     groups_by_step,
     item,
+    naming,
     real,
     shape_of,
     whole,
@@ -292,10 +292,6 @@ def _parameter(name: str, shape: tuple[int, ...], spans: dict[str, list[Span]]) 
     return SavedParameter(name, shape, arrays)
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=object))
-
-
 def _read_stage_1_or_2(model: _Model, ranks: list[_Rank], saved: SavedState) -> None:
     settings = item(_inner_state(ranks[0]), "param_groups", list)
     paddings = ranks[0].state.get("param_alignment_paddings")
@@ -310,9 +306,10 @@ def _read_stage_1_or_2(model: _Model, ranks: list[_Rank], saved: SavedState) -> 
         pads = paddings[group] if isinstance(paddings, list) else [0] * len(shapes)
         at = 0
         for (name, shape), pad in zip(shapes.items(), pads, strict=True):
-            spans = {array: flats.spans(array, at, _numel(shape)) for array in ARRAYS}
+            numel = math.prod(shape)
+            spans = {array: flats.spans(array, at, numel) for array in ARRAYS}
             saved.parameters.append(_parameter(name, shape, spans))
-            at += _numel(shape) + whole(pad, "a padding")
+            at += numel + whole(pad, "a padding")
         step = _step_of(ranks[0], group, settings[group], saved.updates)
         optimizer = _optimizer_name(model)
         saved.groups.append(group_of(settings[group], list(shapes), step, optimizer))
@@ -323,7 +320,7 @@ def _read_stage_3(model: _Model, ranks: list[_Rank], saved: SavedState) -> None:
     at = 0
     for shapes in model.shapes:
         for name, shape in shapes.items():
-            numel = _numel(shape)
+            numel = math.prod(shape)
             part = -(-numel // len(ranks))
             spans: dict[str, list[Span]] = {array: [] for array in ARRAYS}
             for index, flat in enumerate(flats):
@@ -382,7 +379,7 @@ def _read_zero(folder: Path) -> SavedState:
 def _universal_tensor(path: Path, shape: tuple[int, ...]) -> Tensor:
     value = load_torch_file(path)
     tensor = check_floating(value.get("param") if isinstance(value, dict) else value, str(path))
-    if tensor.numel != _numel(shape):
+    if tensor.numel != math.prod(shape):
         raise Damaged(f"{path}: got {tensor.numel} elements, its shape {shape} has another number")
     return tensor
 
@@ -396,11 +393,10 @@ def _universal_parameter(folder: Path, shape: tuple[int, ...], name: str) -> Sav
     spans = {}
     for array in ARRAYS:
         path = folder / f"{array}.pt"
-        numel = _numel(shape)
         tensor = None
         if array == "fp32" or path.exists():  # no gradient ever came: it has no moments
             tensor = _universal_tensor(path, shape)
-        spans[array] = [Span(tensor, 0, numel)]
+        spans[array] = [Span(tensor, 0, math.prod(shape))]
     return _parameter(name, shape, spans)
 
 
@@ -446,13 +442,5 @@ def _read_universal(folder: Path) -> SavedState:
 
 def read_deepspeed(folder: Path) -> SavedState:
     """The state in the folder of one checkpoint. Raises Refused, Damaged; each names a file."""
-    try:
-        if (folder / "zero").is_dir():
-            return _read_universal(folder)
-        return _read_zero(folder)
-    except (Refused, Damaged) as error:
-        if str(folder) in str(error):
-            raise
-        raise type(error)(f"{folder}: {error}") from None
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise Damaged(f"{folder}: not as DeepSpeed writes it: {shown(str(error))}") from None
+    universal = (folder / "zero").is_dir()
+    return naming(folder, "DeepSpeed", _read_universal if universal else _read_zero)

@@ -29,11 +29,9 @@ def _state_dict(checkpoint: Checkpoint, spool: Spool) -> dict[str, Any]:
     }
     model |= {alias: model[name] for alias, name in manifest.aliases.items() if name in model}
     model |= buffers(checkpoint)
-    index_of = {parameter.name: index for index, parameter in enumerate(manifest.parameters)}
     state = {}
     for group in groups(checkpoint):
-        for name in group["names"]:
-            index = index_of[name]
+        for index, name in zip(group["parameters"], group["names"], strict=True):
             state[name] = {
                 "step": torch.tensor(float(step_of(checkpoint, index, group))),
                 "exp_avg": spool.tensor(checkpoint, index, "exp_avg"),

@@ -23,14 +23,6 @@ from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused, shown
 DEEPSPEED_VERSION = "0.19.8"  # whose format it is
 
 
-def _save(value: Any, path: Path) -> None:
-    import torch
-
-    partial = path.with_name(f".{path.name}.partial")
-    torch.save(value, partial)
-    os.replace(partial, path)
-
-
 def _step(step: int, torch_adam: bool) -> Any:
     import torch
 
@@ -68,11 +60,10 @@ def _model_states(checkpoint: Checkpoint) -> dict[str, Any]:
 
     manifest = checkpoint.manifest
     state = manifest.raw["state"]
-    index_of = {parameter.name: index for index, parameter in enumerate(manifest.parameters)}
     shapes = []
     for group in groups(checkpoint):
-        of_group = ((name, manifest.parameters[index_of[name]].shape) for name in group["names"])
-        shapes.append(OrderedDict((name, torch.Size(shape)) for name, shape in of_group))
+        members = (manifest.parameters[index] for index in group["parameters"])
+        shapes.append(OrderedDict((each.name, torch.Size(each.shape)) for each in members))
     frozen = {
         parameter.name: in_memory(checkpoint, index, "fp32")
         for index, parameter in enumerate(manifest.parameters)
@@ -101,16 +92,16 @@ def _model_states(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _write_parameters(checkpoint: Checkpoint, zero: Path, torch_adam: bool) -> None:
-    index_of = {p.name: index for index, p in enumerate(checkpoint.manifest.parameters)}
+    import torch
+
     for group in groups(checkpoint):
-        for name in group["names"]:
-            index = index_of[name]
+        for index, name in zip(group["parameters"], group["names"], strict=True):
             folder = zero / name
             folder.mkdir()
             for array in ARRAYS:
                 tensor = in_memory(checkpoint, index, array)
-                _save({"param": tensor, "cat_dim": 0}, folder / f"{array}.pt")
-            _save(_step(step_of(checkpoint, index, group), torch_adam), folder / "step.pt")
+                torch.save({"param": tensor, "cat_dim": 0}, folder / f"{array}.pt")
+            torch.save(_step(step_of(checkpoint, index, group), torch_adam), folder / "step.pt")
 
 
 def _check(checkpoint: Checkpoint) -> None:
@@ -129,6 +120,8 @@ def _check(checkpoint: Checkpoint) -> None:
 
 def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool) -> str:
     """Raises Refused, Damaged, OSError. Returns what was written, for people."""
+    import torch
+
     checkpoint = Checkpoint(source, tag)
     _check(checkpoint)
     target = out / checkpoint.tag
@@ -137,9 +130,9 @@ def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool)
     partial = out / f".tmp-{checkpoint.tag}-{os.getpid()}"
     (partial / "zero").mkdir(parents=True)
     _write_parameters(checkpoint, partial / "zero", torch_adam)
-    _save(_optimizer_state(checkpoint, torch_adam), partial / "zero/optimizer_state.pt")
+    torch.save(_optimizer_state(checkpoint, torch_adam), partial / "zero/optimizer_state.pt")
     states = partial / "mp_rank_00_model_states.pt"
-    _save(_model_states(checkpoint), states)
+    torch.save(_model_states(checkpoint), states)
     os.link(states, partial / "zero_pp_rank_0_mp_rank_00_model_states.pt")  # ZeRO-3's name for it
     os.rename(partial, target)
     (out / "latest_universal").write_text(checkpoint.tag)

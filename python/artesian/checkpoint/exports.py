@@ -1,7 +1,7 @@
 """What the exports have in common: a checkpoint's tensors for torch, and its groups."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,22 @@ def pieces(checkpoint: Checkpoint, index: int, array: str) -> Iterator[Floats]:
         yield read(checkpoint, index, array, first, min(ELEMENTS_AT_ONCE, numel - first))
 
 
+def gathered(parts: Iterable[np.ndarray[Any, Any]], size: int) -> Bytes:
+    """The parts, one behind the other, as `size` bytes of memory of their own."""
+    data = np.empty(size, np.uint8)
+    at = 0
+    for part in parts:
+        flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+        data[at : at + flat.size] = flat
+        at += flat.size
+    return data
+
+
 def in_memory(checkpoint: Checkpoint, index: int, array: str) -> Any:
     """A torch tensor of a parameter's array, with memory of its own."""
     parameter = checkpoint.manifest.parameters[index]
-    data = np.empty(parameter.numel, np.float32)
-    at = 0
-    for piece in pieces(checkpoint, index, array):
-        data[at : at + piece.size] = piece
-        at += piece.size
-    return torch_tensor(data.view(np.uint8), "F32", parameter.shape)
+    data = gathered(pieces(checkpoint, index, array), parameter.numel * 4)
+    return torch_tensor(data, "F32", parameter.shape)
 
 
 class Spool:

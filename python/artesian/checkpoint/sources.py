@@ -1,24 +1,31 @@
 """What importing from other programs has in common: their files' values, checked on the way in."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from artesian.checkpoint.pickles import Record
 from artesian.checkpoint.torch_files import Tensor
-from artesian.checkpoint.writer import SavedBuffer, SavedGroup, SavedParameter
-from artesian.checkpoint.zero_to_fp32 import (
-    ELEMENTS_AT_ONCE,
-    Bytes,
-    Damaged,
-    Refused,
-    shown,
-    widened,
-)
+from artesian.checkpoint.writer import SavedBuffer, SavedGroup, SavedParameter, SavedState, zeros
+from artesian.checkpoint.zero_to_fp32 import Bytes, Damaged, Refused, shown, widened
 
 FLOATING = ("F32", "F16", "BF16")
+
+
+def naming(folder: Path, writer: str, read: Callable[[Path], SavedState]) -> SavedState:
+    """What `read` makes of a folder of the writer's. Raises Refused, Damaged; each names a file."""
+    try:
+        return read(folder)
+    except (Refused, Damaged) as error:
+        if str(folder) in str(error):
+            raise
+        raise type(error)(f"{folder}: {error}") from None
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise Damaged(f"{folder}: not as {writer} writes it: {shown(str(error))}") from None
 
 
 def item(mapping: Any, key: Any, kind: type | tuple[type, ...] = object) -> Any:
@@ -70,8 +77,7 @@ def as_fp32(spans: list[Span]) -> Iterator[Bytes]:
     """Their elements as fp32, one span behind the other, little by little."""
     for span in spans:
         if span.tensor is None:
-            for at in range(0, span.count, ELEMENTS_AT_ONCE):
-                yield np.zeros(min(ELEMENTS_AT_ONCE, span.count - at) * 4, np.uint8)
+            yield from zeros(span.count * 4)
             continue
         for piece in span.tensor.pieces(span.first, span.count):
             yield widened(piece, span.tensor.dtype).view(np.uint8)
@@ -100,7 +106,7 @@ def frozen_parameter(name: str, shape: tuple[int, ...], tensors: list[Tensor]) -
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) != 1:
         raise Damaged(f"the parts of {shown(name)} are not of one type")
-    numel = int(np.prod(shape, dtype=object))
+    numel = math.prod(shape)
     if sum(tensor.numel for tensor in tensors) < numel:
         raise Damaged(f"of {shown(name)} not all elements are there")
 

@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from artesian.checkpoint.pickles import Known, Machine, Name
-from artesian.checkpoint.zero_to_fp32 import ELEMENTS_AT_ONCE, TYPE_BYTES, Bytes, Damaged, shown
+from artesian.checkpoint.zero_to_fp32 import (
+    ELEMENTS_AT_ONCE,
+    TORCH_TYPES,
+    TYPE_BYTES,
+    Bytes,
+    Damaged,
+    shown,
+)
 
 ENTRIES_MAX = 4_000_000
 DIMENSIONS_MAX = 64
@@ -31,14 +38,9 @@ STORAGE_TYPES = {
     **{"ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL"},
     **{"ComplexFloatStorage": "C64", "UntypedStorage": "U8"},
 }
-DTYPES = {
-    **{"float32": "F32", "float": "F32", "float16": "F16", "half": "F16", "bfloat16": "BF16"},
-    **{"float64": "F64", "double": "F64", "int64": "I64", "long": "I64", "int32": "I32"},
-    **{"int": "I32", "int16": "I16", "short": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
-    **{"complex64": "C64", "uint16": "U16", "uint32": "U32", "uint64": "U64"},
-    **{"float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0"},
-    **{"float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e4m3fnuz": "F8_E4M3FNUZ"},
-}
+# Second names that torch has.
+ALIASES = dict(float="F32", half="F16", double="F64", long="I64", int="I32", short="I16")
+DTYPES = {name: dtype for dtype, name in TORCH_TYPES.items()} | ALIASES
 WORD_OF_SIZE = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -60,7 +62,7 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def is_contiguous(self) -> bool:
         expected = 1

@@ -8,6 +8,7 @@ of it is durable, and `latest` is replaced after that.
 import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ class SavedParameter:
 
     @property
     def numel(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def trainable(self) -> bool:
@@ -88,6 +90,12 @@ class SavedState:
     buffers: list[SavedBuffer] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     excluded: list[str] = field(default_factory=list)
+
+
+def zeros(size: int) -> Iterator[Bytes]:
+    """That many bytes, little by little."""
+    for at in range(0, size, format1.BLOCK_BYTES_MAX):
+        yield np.zeros(min(format1.BLOCK_BYTES_MAX, size - at), np.uint8)
 
 
 def digest(data: bytes) -> str:
@@ -153,8 +161,11 @@ class _Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    bytes: int
-    pieces: Pieces | None  # None: zeros
+    pieces: Pieces
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * TYPE_BYTES[self.dtype]
 
 
 class _Layout:
@@ -170,17 +181,17 @@ class _Layout:
         self.gaps = 0
 
     def gap(self, end: int) -> None:
-        if end > self.at:
-            self._add(_Tensor(f"~{self.gaps}", "U8", (end - self.at,), end - self.at, None))
+        size = end - self.at
+        if size > 0:
+            self._add(f"~{self.gaps}", "U8", (size,), partial(zeros, size))
             self.gaps += 1
 
-    def _add(self, tensor: _Tensor) -> None:
-        name = tensor.name
+    def _add(self, name: str, dtype: str, shape: tuple[int, ...], pieces: Pieces) -> None:
         while name in self.names:
             name += "'"
         self.names.add(name)
-        self.tensors.append(_Tensor(name, tensor.dtype, tensor.shape, tensor.bytes, tensor.pieces))
-        self.at += tensor.bytes
+        self.tensors.append(_Tensor(name, dtype, shape, pieces))
+        self.at += self.tensors[-1].bytes
 
     def image(
         self, parameters: list[tuple[int, SavedParameter]], arrays: Iterable[tuple[str, str]]
@@ -193,16 +204,9 @@ class _Layout:
                 self.gap(begin + element * size)
                 if parameter.numel:
                     rows.append([index, 0, parameter.numel, 0, self.at])
-                    pieces = parameter.arrays.get(array)
-                    self._add(
-                        _Tensor(
-                            f"{array}/{parameter.name}",
-                            dtype,
-                            parameter.shape,
-                            parameter.numel * size,
-                            pieces,
-                        )
-                    )
+                    nothing = partial(zeros, parameter.numel * size)
+                    pieces = parameter.arrays.get(array, nothing)
+                    self._add(f"{array}/{parameter.name}", dtype, parameter.shape, pieces)
                 element += parameter.numel
             self.gap(begin + (element + -element % IMAGE_ELEMENTS) * size)
             self._blocks(begin, SUB_GROUP_ELEMENTS * size)
@@ -219,9 +223,7 @@ class _Layout:
             }
         )
         data = buffer.data
-        self._add(
-            _Tensor(f"buffer/{buffer.name}", buffer.dtype, buffer.shape, data.size, lambda: [data])
-        )
+        self._add(f"buffer/{buffer.name}", buffer.dtype, buffer.shape, lambda: [data])
 
     def end_of_buffers(self, begin: int) -> None:
         self.gap(self.at + -self.at % GRAIN)
@@ -256,12 +258,6 @@ def _lay_out(state: SavedState) -> _Layout:
 
 def _bytes_of(layout: _Layout) -> Iterator[Bytes]:
     for tensor in layout.tensors:
-        if tensor.pieces is None:
-            left = tensor.bytes
-            while left:
-                yield np.zeros(min(left, format1.BLOCK_BYTES_MAX), np.uint8)
-                left -= min(left, format1.BLOCK_BYTES_MAX)
-            continue
         done = 0
         for piece in tensor.pieces():
             data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
