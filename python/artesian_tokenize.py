@@ -73,22 +73,22 @@ def bad_bytes(block):
     start = 0
     while start < min(3, len(block)) and block[start] & 0xC0 == 0x80:
         start += 1
-    counted = Count()
+    counted = CountErrors("artesian_count", "")
     codecs.getincrementaldecoder("utf-8")(counted.name).decode(block[start:])
     return counted.bytes + block.count(0)
 
 
-class Count:
-    """A decoding error handler of its own that counts bytes and drops them."""
+class CountErrors:
+    """A decoding error handler: counts bytes that are not UTF-8, and puts `text` in their place."""
 
-    def __init__(self):
+    def __init__(self, name, text):
+        self.name, self.text = name, text
         self.bytes = 0
-        self.name = "artesian_count"
-        codecs.register_error(self.name, self)
+        codecs.register_error(name, self)
 
     def __call__(self, error):
         self.bytes += error.end - error.start
-        return "", error.end
+        return self.text, error.end
 
 
 def line_text(line, field):
@@ -140,18 +140,6 @@ def form_of(path, field):
         )
     lines = path.lower().endswith(LINES_ENDINGS) or field is not None
     return "lines" if lines or looks_like_lines(head, field or "text") else "text"
-
-
-class ReplaceAndCount:
-    """A decoding error handler: bytes that are not UTF-8 become U+FFFD, and are counted."""
-
-    def __init__(self):
-        self.count = 0
-        codecs.register_error("artesian_replace", self)
-
-    def __call__(self, error):
-        self.count += error.end - error.start
-        return "\ufffd", error.end
 
 
 def parse_arguments(arguments):
@@ -406,16 +394,16 @@ class Writer:
 
 def encode_files(files, field, writer, progress):
     """Streams all files, of (path, form), through the tokenizer."""
-    handler = ReplaceAndCount()
+    handler = CountErrors("artesian_replace", "\ufffd")
     bytes_done = 0
     for file, form in files:
-        handler.count = 0
+        handler.bytes = 0
         for read, text, begins in read_text(file) if form == "text" else read_lines(file, field):
             bytes_done += read
             if writer.add(text, begins):
                 progress.show(bytes_done, writer.tokens)
-        if handler.count:
-            say(f"note: {file}: {handler.count} bytes are not UTF-8; each became U+FFFD")
+        if handler.bytes:
+            say(f"note: {file}: {handler.bytes} bytes are not UTF-8; each became U+FFFD")
     writer.flush()
     progress.show(bytes_done, writer.tokens, last=True)
 

@@ -61,15 +61,16 @@ class Engine(nn.Module):
         # Also when the engine is collected, and at the interpreter's end.
         self._close = weakref.finalize(self, close, self._core, self._hooks, os.getpid())
         self.module = model
-        groups = [{"params": list(plan.parameters.values())}]
-        if optimizer is not None:
-            groups = [
-                {"params": [p for p in group["params"] if id(p) in self._numbers]}
-                for group in optimizer.param_groups
-            ]
-        self.optimizer: AdamW = facade(self.config_values.optimizer, groups)
         if isinstance(optimizer, AdamW):
             self.optimizer = optimizer
+        else:
+            groups = [{"params": list(plan.parameters.values())}]
+            if optimizer is not None:
+                groups = [
+                    {"params": [p for p in group["params"] if id(p) in self._numbers]}
+                    for group in optimizer.param_groups
+                ]
+            self.optimizer = facade(self.config_values.optimizer, groups)
         self.optimizer.attach(self)
         self.lr_scheduler: LRScheduler | None = None
         self.global_steps = 0

@@ -9,7 +9,7 @@ the tree of modules is read, and nothing is changed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -74,14 +74,17 @@ def owned(module: nn.Module) -> Iterator[nn.Parameter]:
             yield from owned(child)
 
 
+def above_of(names: Iterable[str]) -> set[str]:
+    """The names of the modules above those, with the model's own, which is empty."""
+    paths = [name.split(".") for name in names]
+    return {""} | {".".join(path[:count]) for path in paths for count in range(len(path))}
+
+
 def make_plan(model: nn.Module) -> Plan:
     """The units of a model, in the order of its modules."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     blocks = find_blocks(model)
-    above = {""}
-    for name in blocks:
-        parts = name.split(".")
-        above.update(".".join(parts[:count]) for count in range(len(parts)))
+    above = above_of(blocks)
     units: list[Unit] = []
     seen: set[nn.Module] = set()
 
@@ -111,12 +114,7 @@ def make_plan(model: nn.Module) -> Plan:
             if inside and upper.above_others:
                 unit.parameters += [n for n in upper.parameters if n not in unit.parameters]
     of_units = {id(unit.module) for unit in units}
-    unit_names = [unit.name for unit in units if unit.name]
-    prefixes = {""} | {
-        name.rsplit(".", depth)[0]
-        for name in unit_names
-        for depth in range(1, name.count(".") + 1)
-    }
+    prefixes = above_of(unit.name for unit in units)
     containers = [
         (name, module)
         for name, module in model.named_modules()

@@ -39,15 +39,10 @@ void bind_config(py::module_& module) {
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
       .def_readonly("accumulation_steps", &Config::accumulation_steps)
-      .def_readonly("gradient_clipping", &Config::gradient_clipping)
-      .def_readonly("notes", &Config::notes)
       .def_property_readonly("stage", [](const Config& config) { return config.zero.stage; })
       .def_property_readonly("param_dtype",
                              [](const Config& config) { return dtype_name(config.param_dtype); })
       .def_property_readonly("optimizer", &optimizer_of)
-      .def_property_readonly(
-          "persistence_threshold",
-          [](const Config& config) { return config.zero.param_persistence_threshold; })
       .def_property_readonly("has_schedule",
                              [](const Config& config) {
                                return config.scheduler.type != SchedulerConfig::Type::Constant;

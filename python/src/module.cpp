@@ -8,7 +8,6 @@
 
 #include "base/log.h"
 #include "python/src/bind.h"
-#include "zero3/torch/engine.h"
 
 namespace artesian::python {
 namespace {
@@ -41,7 +40,6 @@ void set_log(const py::object& target) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Artesian's engine; use the package artesian.";
   module.def("set_log", &artesian::python::set_log, py::arg("target"));
-  module.def("track_activations", &artesian::zero3::track_activations);
   artesian::python::bind_config(module);
   artesian::python::bind_engine(module);
 }
