@@ -14,19 +14,25 @@
 namespace artesian::models {
 namespace {
 
-Result<ModelConfig> parse(const std::string& keys) {
-  return parse_model_config("{\"model_type\": \"llama\"" + (keys.empty() ? "" : ", " + keys) + "}",
-                            "dir/config.json");
+/// Llama or one of its relatives, with these keys.
+Result<ModelConfig> parse_relative(const std::string& type, const std::string& keys) {
+  return parse_model_config(
+      "{\"model_type\": \"" + type + "\"" + (keys.empty() ? "" : ", " + keys) + "}",
+      "dir/config.json");
 }
 
-ModelConfig accept(const std::string& keys) {
-  auto parsed = parse(keys);
+ModelConfig relative(const std::string& type, const std::string& keys = "") {
+  auto parsed = parse_relative(type, keys);
   EXPECT_TRUE(parsed.has_value()) << parsed.error().to_string();
   return parsed.has_value() ? std::move(parsed).value() : ModelConfig{};
 }
 
+ModelConfig accept(const std::string& keys) {
+  return relative("llama", keys);
+}
+
 std::string refuse(const std::string& keys) {
-  const auto parsed = parse(keys);
+  const auto parsed = parse_relative("llama", keys);
   EXPECT_FALSE(parsed.has_value()) << keys;
   return parsed.has_value() ? "" : parsed.error().to_string();
 }
@@ -314,19 +320,6 @@ TEST(LlamaConfig, HostileNumbersAreRefusedByName) {
       expect_one_line(text, "not JSON");
     }
   }
-}
-
-/// One of Llama's relatives, with these keys.
-Result<ModelConfig> parse_relative(const std::string& type, const std::string& keys) {
-  return parse_model_config(
-      "{\"model_type\": \"" + type + "\"" + (keys.empty() ? "" : ", " + keys) + "}",
-      "dir/config.json");
-}
-
-ModelConfig relative(const std::string& type, const std::string& keys = "") {
-  auto parsed = parse_relative(type, keys);
-  EXPECT_TRUE(parsed.has_value()) << parsed.error().to_string();
-  return parsed.has_value() ? std::move(parsed).value() : ModelConfig{};
 }
 
 std::uint64_t count_of(const ModelConfig& config) {

@@ -143,15 +143,11 @@ def test_a_clients_optimizer_and_any_torch_scheduler(recwarn):
     assert isinstance(optimizer, torch.optim.Optimizer)
     plain_optimizer, plain_scheduler = make(plain)
     for step in range(3):
-        loss = engine(**batch(step)).loss
-        engine.backward(loss)
-        engine.step()
-        expected = plain(**batch(step)).loss
-        expected.backward()
-        plain_optimizer.step()
-        plain_optimizer.zero_grad()
+        loss, expected = small_models.step_of_both(
+            engine, plain, plain_optimizer, lambda model: model(**batch(step)).loss
+        )
         plain_scheduler.step()
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        assert loss == pytest.approx(expected, rel=1e-6)
         assert engine.last_step["lr"] == 2e-3 * 0.5**step
         assert engine.get_lr() == plain_scheduler.get_last_lr()
     assert not [warning for warning in recwarn if "lr_scheduler.step()" in str(warning.message)]
@@ -264,14 +260,10 @@ def test_frozen_parameters_stay_where_they_are():
     )
     engine = start(model)
     for step in range(3):
-        loss = engine(**batch(step)).loss
-        engine.backward(loss)
-        engine.step()
-        expected = plain(**batch(step)).loss
-        expected.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        loss, expected = small_models.step_of_both(
+            engine, plain, optimizer, lambda model: model(**batch(step)).loss
+        )
+        assert loss == pytest.approx(expected, rel=1e-6)
     frozen = model.transformer.h[0].attn.c_attn.weight
     assert torch.equal(frozen, plain.transformer.h[0].attn.c_attn.weight)
     assert "left in memory, as frozen: 25 parameters" in artesian.explain(plain)
@@ -325,14 +317,8 @@ def test_what_another_module_reads_comes_with_it_from_then_on(tmp_path):
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
     for step in range(3):
         x = torch.arange(16.0).view(2, 8) / 20 + step
-        loss = engine(x)
-        engine.backward(loss)
-        engine.step()
-        expected = plain(x)
-        expected.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        loss, expected = small_models.step_of_both(engine, plain, optimizer, lambda model: model(x))
+        assert loss == pytest.approx(expected, rel=1e-6)
     assert not torch.overrides._get_current_function_mode_stack()
 
 

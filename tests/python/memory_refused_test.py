@@ -11,7 +11,7 @@ import re
 
 import limits
 import pytest
-from train_cli_test import Place, command, errors_of, pytestmark  # noqa: F401
+from train_cli_test import Place, errors_of, pytestmark  # noqa: F401
 
 MIB = 1 << 20
 LLAMA = {

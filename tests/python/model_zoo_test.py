@@ -105,14 +105,10 @@ def test_losses_of_twenty_steps_are_those_of_plain_adamw(name, tmp_path):
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
     engine = engine_for(name, model, "nvme", tmp_path)
     for step in range(STEPS):
-        loss = loss_of(engine, batch, step % 4)
-        engine.backward(loss)
-        engine.step()
-        expected = loss_of(plain, batch, step % 4)
-        expected.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-6), step
+        loss, expected = small_models.step_of_both(
+            engine, plain, optimizer, lambda model: loss_of(model, batch, step % 4)
+        )
+        assert loss == pytest.approx(expected, rel=1e-6, abs=1e-6), step
     engine.destroy()
 
 

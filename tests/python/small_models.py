@@ -227,3 +227,15 @@ def engine_on_nvme(model, folder, units_at_once=1, **more):
             else:
                 host *= 1.1
     raise AssertionError("no budget is enough")
+
+
+def step_of_both(engine, plain, optimizer, loss_of):
+    """The same step of an engine and of plain PyTorch; the losses, as numbers, of both."""
+    loss = loss_of(engine)
+    engine.backward(loss)
+    engine.step()
+    expected = loss_of(plain)
+    expected.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item(), expected.item()

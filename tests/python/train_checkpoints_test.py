@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import pytest
 from train_cli_test import errors_of, place, pytestmark  # noqa: F401
 
@@ -281,7 +282,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused_before_the_first_step(place):
     place.log.write_text("")
     log = ""
     result = place.run("--resume", config=config, data_position=0, data=other,
-                       **{key: value for key, value in {**flags, "steps": 4}.items()})  # fmt: skip
+                       **{**flags, "steps": 4})  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert [step["step"] for step in place.steps()] == [4]
 
@@ -290,14 +291,8 @@ def test_no_room_for_checkpoints_is_refused_with_what_to_do(place):
     """On a file system that has room for some of them."""
     mounted = place.folder / "small"
     mounted.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", mounted],
-                           capture_output=True)  # fmt: skip
-    if mount.returncode != 0:
-        pytest.skip("no right to mount")
-    try:
+    with limits.small_disk(mounted, "1M"):
         error = errors_of(place.run(config=config_of(place, "fp32"),
                                     **{**words(place, 9), "checkpoint_dir": mounted / "saved"}), 2)
         assert error.startswith("artesian: error: --checkpoint-dir: ")
         assert "--checkpoint-keep 1" in error
-    finally:
-        subprocess.run(["umount", mounted], check=True)

@@ -3,11 +3,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <bit>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,17 +12,14 @@
 #include <vector>
 
 #include "base/random.h"
+#include "tests/support/damage_files.h"
 #include "tests/support/temporary_directory.h"
-#include "tests/zero3/budgets.h"
+#include "tests/zero3/core_on_nvme.h"
 #include "tests/zero3/small_model.h"
 #include "zero3/plan/step_accesses.h"
 #include "zero3/step/step_core.h"
 
 namespace artesian::zero3 {
-
-inline std::string error_of(const auto& result) {
-  return result.has_value() ? "" : result.error().to_string();
-}
 
 inline constexpr std::uint64_t row_width = 16;
 
@@ -49,42 +43,26 @@ struct Case {
 class Driver {
  public:
   explicit Driver(
-      const Case& run, const SmallModel& shape = make_small_model(24, 16, 3),
-      const std::function<void(Config&)>& adjust = [](Config&) {}) {
-    config_.micro_batch_size = 1;
+      const Case& run, const SmallModel& model = make_small_model(24, 16, 3),
+      const std::function<void(Config&)>& adjust = [](Config&) {})
+      : config_(config_on_nvme(directory_.path())) {
     config_.accumulation_steps = run.accumulation;
     config_.param_dtype = config_.grad_accum_dtype = run.dtype;
     config_.gradient_clipping = run.clipping;
     config_.check_grad_overflow = run.check_overflow;
     config_.optimizer.lr = run.learning_rate;
-    config_.optimizer.weight_decay = 0.1;
     config_.loss_scale = {
         .initial_scale_power = 4, .loss_scale_window = 3, .hysteresis = run.hysteresis};
-    config_.zero.stage = 3;
-    config_.zero.offload_param = {
-        .device = run.home, .nvme_paths = {directory_.path()}, .max_in_cpu = 0};
-    config_.zero.offload_optimizer = {.device = run.home, .nvme_paths = {directory_.path()}};
-    config_.zero.param_persistence_threshold = 0;
+    config_.zero.offload_param.device = config_.zero.offload_optimizer.device = run.home;
     config_.zero.sub_group_size = run.sub_group;
     config_.artesian.speculative_update = run.speculative;
-    config_.artesian.engine = EngineChoice::Threads;
     adjust(config_);
-    StepCoreOptions options;
-    // All state on NVMe, gradients in host memory.
-    const std::uint64_t host =
-        least_host_budget({.parameters = &shape.parameters,
-                           .stages = &shape.stages,
-                           .config = &config_,
-                           .device_bytes = 1 << 20,
-                           .split_master = run.split_master,
-                           .spare_device = false},
-                          [](const Placement& placement) { return !placement.gradients_spill(); });
-    options.budgets = {.device = 1 << 20, .host = host + run.host_more, .activations = 1 << 20};
-    options.split_master = run.split_master;
-    options.spare_device = false;
+    const ModelShape shape{model.parameters, model.stages};
+    StepCoreOptions options = options_on_nvme(shape, config_, run.split_master);
+    options.budgets.host += run.host_more;
     options.groups = run.groups;
     options.share_under_backward = 1.0;
-    auto made = StepCore::create({shape.parameters, shape.stages}, config_, options, executor_);
+    auto made = StepCore::create(shape, config_, options, executor_);
     EXPECT_EQ(error_of(made), "");
     core = std::move(made).value();
   }
@@ -153,16 +131,7 @@ class Driver {
   }
   /// Writes over all that lies in the swap files, past the page cache.
   void damage_swap_files() const {
-    for (const auto& file : std::filesystem::recursive_directory_iterator(directory_.path())) {
-      if (!file.is_regular_file() || file.file_size() <= 65536) continue;
-      std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-      stream.seekp(65536);
-      const std::string noise(file.file_size() - 65536, 'x');
-      stream.write(noise.data(), static_cast<std::streamsize>(noise.size()));
-      stream.flush();
-      EXPECT_TRUE(stream.good());
-      ::sync();
-    }
+    EXPECT_GT(test_support::damage_files(directory_.path(), 65536), 0);
   }
   std::string digest() { return core->digest().value(); }
   std::vector<float> read(std::uint32_t parameter, StateKind kind = StateKind::Master) {

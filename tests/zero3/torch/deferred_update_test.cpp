@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "tests/support/damage_files.h"
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/torch/equality.h"
 #include "zero3/torch/activation_memory.h"
@@ -220,7 +221,7 @@ TEST_F(DeferredUpdate, StateThatCannotBeReadEndsTheRunWhoeverReadsIt) {
   const auto none = [](std::span<const float>) -> Result<void> { return {}; };
   const auto engine = trained(2);
   ASSERT_TRUE(engine->finish_update().has_value());
-  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+  ASSERT_EQ(test_support::damage_files(directory_ / "optimizer", 65536), 1);
   const auto& parameters = module_of(run).parameters();
   Result<void> outcome;
   for (std::uint32_t index = 0; outcome.has_value() && index < parameters.size(); ++index) {
@@ -240,7 +241,7 @@ TEST_F(DeferredUpdate, AnErrorInItEndsTheRunWithThatError) {
     choice[ParamHome] = param_home;
     const auto engine = trained(2, choice);
     static_cast<void>(engine->take_completed());
-    ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+    ASSERT_EQ(test_support::damage_files(directory_ / "optimizer", 65536), 1);
     const auto forward = engine->forward(batch.batch());
     ASSERT_FALSE(forward.has_value());
     EXPECT_EQ(forward.error().code, ErrorCode::Corrupt) << forward.error().to_string();

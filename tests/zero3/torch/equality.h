@@ -83,24 +83,6 @@ inline models::ModelConfig small_gpt2(const Scale& scale, bool tied) {
   return std::move(config).value();
 }
 
-/// Writes over each file of the folder from that byte on, and waits until it is on the disk; files
-/// of a superblock alone stay. Returns how many it were.
-inline int damage_files(const std::filesystem::path& folder, std::uint64_t from) {
-  int damaged = 0;
-  for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
-    if (!file.is_regular_file() || file.file_size() <= 65536) continue;
-    std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekp(static_cast<std::streamoff>(from));
-    const std::string noise(file.file_size() - from, 'x');
-    stream.write(noise.data(), static_cast<std::streamsize>(noise.size()));
-    stream.flush();
-    EXPECT_TRUE(stream.good());
-    ::sync();
-    ++damaged;
-  }
-  return damaged;
-}
-
 class Equality : public testing::Test {
  protected:
   Equality() : Equality(Scale{}) {}

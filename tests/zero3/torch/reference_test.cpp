@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "tests/zero3/torch/equality.h"
+#include "zero3/torch/parameter_tensors.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -20,12 +21,6 @@ constexpr std::uint64_t micro_batches = 4;
 constexpr double clipping = 1.9;
 constexpr double lr_last = 4e-3;
 constexpr std::uint64_t warmup = 6;
-
-at::ScalarType type_of(DType dtype) {
-  return dtype == DType::Float16    ? at::kHalf
-         : dtype == DType::BFloat16 ? at::kBFloat16
-                                    : at::kFloat;
-}
 
 /// What a step of plain LibTorch tells.
 struct Told {
@@ -55,7 +50,8 @@ class PlainTraining {
     Told told;
     std::vector<at::Tensor> leaves;
     for (const at::Tensor& master : masters_) {
-      const at::Tensor rounded = master.detach().to(type_of(config_.param_dtype)).to(at::kFloat);
+      const at::Tensor rounded =
+          master.detach().to(scalar_type(config_.param_dtype)).to(at::kFloat);
       leaves.push_back(rounded.clone().set_requires_grad(true));
     }
     const double share = 1.0 / static_cast<double>(batches.size());

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <fcntl.h>
 
+#include "tests/support/damage_files.h"
 #include "tests/support/diverted_files.h"
 #include "tests/support/separate_device.h"
 #include "tests/zero3/under_backward_harness.h"
@@ -242,7 +243,7 @@ TEST_F(SpeculativeUpdateTest, DamageToAShadowThatWasKeptIsFound) {
   forward_and_backward(*engine);
   ASSERT_TRUE(engine->step().has_value());
   ASSERT_TRUE(engine->finish_update().has_value());
-  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+  ASSERT_EQ(test_support::damage_files(directory_ / "optimizer", 65536), 1);
   const auto digest = engine->digest();
   ASSERT_FALSE(digest.has_value());
   EXPECT_EQ(digest.error().code, ErrorCode::Corrupt) << digest.error().to_string();

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "tests/support/damage_files.h"
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/torch/equality.h"
 
@@ -139,7 +140,7 @@ TEST_F(SplitMasters, ADamagedParameterIsFoundByTheUpdateThatNeedsIt) {
   ASSERT_TRUE(engine->forward(batch.batch()).has_value());
   ASSERT_TRUE(engine->backward().has_value());
   ASSERT_TRUE(engine->step().has_value());
-  ASSERT_EQ(damage_files(directory_ / "param", 49152), 1);
+  ASSERT_EQ(test_support::damage_files(directory_ / "param", 49152), 1);
   const auto updated = engine->finish_update();
   ASSERT_FALSE(updated.has_value());
   EXPECT_EQ(updated.error().code, ErrorCode::Corrupt);

@@ -3,6 +3,7 @@
 // and faults in it end the run.
 #include <ATen/ATen.h>
 
+#include "tests/support/damage_files.h"
 #include "tests/support/separate_device.h"
 #include "tests/zero3/under_backward_harness.h"
 #include "zero3/plan/step_plan.h"
@@ -138,7 +139,7 @@ TEST_F(UnderBackwardTest, AnErrorInItEndsTheRunWithThatError) {
   forward_and_backward(*engine);
   ASSERT_TRUE(engine->step().has_value());
   ASSERT_TRUE(engine->forward(batch.batch()).has_value());
-  ASSERT_EQ(damage_files(directory_ / "optimizer", 65536), 1);
+  ASSERT_EQ(test_support::damage_files(directory_ / "optimizer", 65536), 1);
   auto outcome = engine->backward();
   if (outcome.has_value())
     outcome = [&]() -> Result<void> {  // nothing had been read by then

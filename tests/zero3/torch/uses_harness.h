@@ -15,17 +15,12 @@
 #include <vector>
 
 #include "tests/support/temporary_directory.h"
-#include "tests/zero3/budgets.h"
-#include "zero3/step/step_core.h"
+#include "tests/zero3/core_on_nvme.h"
 #include "zero3/torch/parameter_tensors.h"
 #include "zero3/torch/tensor_weights.h"
 #include "zero3/torch/unit_uses.h"
 
 namespace artesian::zero3 {
-
-inline std::string error_of(const auto& result) {
-  return result.has_value() ? "" : result.error().to_string();
-}
 
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<Tensors(const Tensors&)>;  // of a stage
@@ -50,30 +45,13 @@ inline Tensors values_for(const ModelShape& shape) {
 /// A core that holds the shape's weights, and nothing else.
 class CoreOnDisk {
  public:
-  explicit CoreOnDisk(const ModelShape& shape, const UsesCase& run = {}) {
-    config_.micro_batch_size = 1;
+  explicit CoreOnDisk(const ModelShape& shape, const UsesCase& run = {})
+      : config_(config_on_nvme(directory_.path())) {
     config_.accumulation_steps = run.accumulation;
     config_.param_dtype = config_.grad_accum_dtype = run.dtype;
     config_.gradient_clipping = 0;
-    config_.optimizer.weight_decay = 0.1;
-    config_.optimizer.lr = 1e-2;
-    config_.zero.stage = 3;
-    config_.zero.offload_param = {
-        .device = Offload::Nvme, .nvme_paths = {directory_.path()}, .max_in_cpu = 0};
-    config_.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_paths = {directory_.path()}};
     config_.zero.param_persistence_threshold = run.persistent;
-    config_.zero.sub_group_size = 2048;
-    config_.artesian.engine = EngineChoice::Threads;
-    StepCoreOptions options;
-    const std::uint64_t host =
-        least_host_budget({.parameters = &shape.parameters,
-                           .stages = &shape.stages,
-                           .config = &config_,
-                           .device_bytes = 1 << 20,
-                           .spare_device = false},
-                          [](const Placement& placement) { return !placement.gradients_spill(); });
-    options.budgets = {.device = 1 << 20, .host = host, .activations = 1 << 20};
-    options.spare_device = false;
+    const StepCoreOptions options = options_on_nvme(shape, config_);
     auto made = StepCore::create(shape, config_, options, executor_);
     EXPECT_EQ(error_of(made), "");
     core = std::move(made).value();
