@@ -356,6 +356,10 @@ Result<void> StepCore::end_backward(std::uint64_t tokens) {
   return {};
 }
 
+bool StepCore::update_begun() const noexcept {
+  return under_backward_->begun();
+}
+
 void StepCore::break_pass() noexcept {
   if (is_end(step_state_)) return;
   step_state_ = StepState::Broken;

@@ -147,6 +147,8 @@ class StepCore {
   /// update that the step before has begun goes on. After it weights are as if no forward had come
   /// since that step. Errors: Invalid where the update has begun for good; Io, Timeout.
   Result<void> abandon_step();
+  /// True if the step under way has begun its update, and cannot be abandoned any more.
+  bool update_begun() const noexcept;
   /// A pass broke off, by an error that is not a tier's: abandon_step() comes next.
   void break_pass() noexcept;
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.

@@ -37,6 +37,7 @@ class Engine::Impl {
   Result<void> open_device();
   Result<MemoryBesideTiers> memory_with_device(std::uint64_t tiers) const;
   Result<std::vector<double>> forward(std::span<const Batch> batches, const char* call);
+  Error broken_off(Error error);
   Result<void> backward(const BackwardOptions& how);
   std::size_t group_size(std::size_t count) const;
 };
@@ -75,7 +76,8 @@ Result<void> Engine::Impl::build() {
   graphs = std::make_unique<UnitGraphs>(
       module, *core, *tensors,
       UnitGraphsOptions{.device = compute.torch,
-                        .activation_checkpointing = config.activation_checkpointing});
+                        .activation_checkpointing = config.activation_checkpointing,
+                        .stop = options.stop});
   layer_by_layer = keeps_order(module.stages());
   activation_budget = budgets.activations;
   return {};
@@ -105,7 +107,9 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   ARTESIAN_TRY_VOID(core->begin_forward(batches.size(), call));
   ARTESIAN_TRY(before, core->remember(tensor_bytes_now(compute)));
   const double multiplier = core->loss_scale() / static_cast<double>(config.accumulation_steps);
-  ARTESIAN_TRY(losses, core->remember(graphs->forward(batches, multiplier)));
+  auto ran = graphs->forward(batches, multiplier);
+  if (graphs->stopped()) return broken_off(std::move(ran).error());
+  ARTESIAN_TRY(losses, core->remember(std::move(ran)));
   if (!losses.has_value()) {
     core->refuse_forward();
     return losses;
@@ -117,6 +121,12 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   return losses;
 }
 
+/// A pass that `stop` has ended: abandon_step() comes next.
+Error Engine::Impl::broken_off(Error error) {
+  core->break_pass();
+  return error;
+}
+
 Result<void> Engine::Impl::backward(const BackwardOptions& how) {
   ARTESIAN_TRY_VOID(check_stream(compute, "backward"));
   ARTESIAN_TRY_VOID(core->begin_backward({.last = how.last, .learning_rate = how.learning_rate}));
@@ -124,7 +134,9 @@ Result<void> Engine::Impl::backward(const BackwardOptions& how) {
       how.loss_weight.has_value()
           ? core->loss_scale() * *how.loss_weight
           : core->loss_scale() / static_cast<double>(config.accumulation_steps);
-  ARTESIAN_TRY_VOID(core->remember(graphs->backward(multiplier)));
+  auto ran = graphs->backward(multiplier);
+  if (graphs->stopped()) return broken_off(std::move(ran).error());
+  ARTESIAN_TRY_VOID(core->remember(std::move(ran)));
   return core->end_backward(graphs->tokens());
 }
 

@@ -15,8 +15,9 @@
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
 // the placement, budgets, prefetch limits, I/O engine, buffers and grouping of micro-batches. A
 // call out of order and a batch that the module cannot take are errors that leave the engine as it
-// was; any other error poisons it: every later call returns that first one, except that the weights
-// before a step that ended the run can be read (weights_readable()). Used from one thread.
+// was, Cancelled is one that abandon_step() ends; any other error poisons it: every later call
+// returns that first one, except that the weights before a step that ended the run can be read
+// (weights_readable()). Used from one thread.
 #pragma once
 
 #include <array>
@@ -60,6 +61,9 @@ struct EngineOptions {
   /// Of the update's bytes, where it may run under backward (under_backward.h), 0 to 1. Without it
   /// the second step's times decide.
   std::optional<double> share_under_backward{};
+  /// Asked before each stage of forward and backward, but where backward has begun the update for
+  /// good. True breaks the call off: it returns Cancelled, and abandon_step() comes next.
+  std::function<bool()> stop{};
   /// The disks below the folders of the config's nvme_path, in the order in which it names them
   /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.
   std::vector<tiering::PathDisk> path_disks{};
@@ -100,7 +104,8 @@ class Engine {
   Result<void> initialize(WeightSource& weights, const Progress& progress = {});
 
   /// Forward of one micro-batch; returns its mean loss. The batch's memory may be reused at once.
-  /// Errors: Invalid: out of order, or a batch that the module cannot take; Exhausted; Io, Corrupt.
+  /// Errors: Invalid: out of order, or a batch that the module cannot take; Exhausted; Io, Corrupt;
+  /// Cancelled, by EngineOptions::stop.
   Result<double> forward(const Batch& batch);
   /// Backward of the forward before it: its gradients, times their weight, are added.
   /// Errors: as forward.
@@ -124,9 +129,9 @@ class Engine {
   /// another number of micro-batches, a learning rate that the update has begun without for good);
   /// Io, Corrupt.
   Result<StepResult> step(const StepRequest& request = {});
-  /// Drops the micro-batches since the last step, and takes back what of the update backward has
-  /// begun. The last step's own update goes on. Errors: Invalid where it cannot be taken back,
-  /// which ends the run; Io, Timeout.
+  /// Drops the micro-batches since the last step, or what of a step was broken off, and takes back
+  /// what of the update backward has begun. The last step's own update goes on. Errors: Invalid
+  /// where it cannot be taken back, which ends the run; Io, Timeout.
   Result<void> abandon_step();
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
   Result<void> finish_update();

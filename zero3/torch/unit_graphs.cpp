@@ -171,6 +171,7 @@ Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<Micro
   activations.reserve(group.size());
   for (const MicroBatch& micro : group) activations.push_back(micro.input.detach());
   for (std::size_t stage = 0; stage < module_.stages().size(); ++stage) {
+    if (keep != Keep::Nothing) ARTESIAN_TRY_VOID(ask_to_stop());
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
     std::optional<Error> refused;
     for (std::size_t index = 0; index < group.size() && !refused.has_value(); ++index) {
@@ -259,6 +260,7 @@ Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& 
 Result<void> UnitGraphs::forget() {
   group_.clear();
   late_.reset();
+  stopped_ = false;
   return keeper_.keeps_some() ? keeper_.forget() : Result<void>();
 }
 
@@ -282,6 +284,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
       some = some || micro.gradient.defined();
     }
     if (!some) break;
+    if (!core_.update_begun()) ARTESIAN_TRY_VOID(ask_to_stop());
     ARTESIAN_TRY_VOID(backward_stage(stage));
   }
   if (!late_.has_value()) return {};
@@ -412,6 +415,15 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
 Result<tiering::DeviceFence> UnitGraphs::written() {
   if (!state_.separate_device()) return tiering::DeviceFence{};
   return state_.device().record(tiering::Queue::Compute);
+}
+
+/// Breaks the pass off, if that is asked for, once the device no longer computes for it.
+Result<void> UnitGraphs::ask_to_stop() {
+  if (!options_.stop || !options_.stop()) return {};
+  ARTESIAN_TRY(computed, written());
+  if (state_.separate_device()) ARTESIAN_TRY_VOID(state_.device().finish(computed));
+  stopped_ = true;
+  return make_error(ErrorCode::Cancelled, "the step was broken off, as the caller asked");
 }
 
 Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,

@@ -41,6 +41,8 @@ struct UnitGraphsOptions {
   /// Of a forward only the stages' inputs are kept; backward runs each stage once more.
   /// Those that the placement gives a tier wait there (input_keeper.h).
   bool activation_checkpointing = false;
+  /// Asked before each stage of a pass of training: true breaks it off. Null: never.
+  std::function<bool()> stop{};
 };
 
 class UnitGraphs {
@@ -65,6 +67,8 @@ class UnitGraphs {
 
   /// Lets go of the graphs and the batches of the last forward, and of what is entered.
   Result<void> forget();
+  /// True if the last pass was broken off by `stop`, until forget().
+  bool stopped() const noexcept { return stopped_; }
   /// Of the last forward: token ids where stage 0 looks them up, else samples (the first extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
 
@@ -113,6 +117,7 @@ class UnitGraphs {
   Result<void> backward_stages(double loss_multiplier);
   Result<void> backward_stage(std::size_t stage);
   Result<void> backward_micro_batch(std::size_t stage, std::size_t index);
+  Result<void> ask_to_stop();
   bool trainable(std::uint32_t parameter) const {
     return module_.parameters()[parameter].trainable;
   }
@@ -143,6 +148,7 @@ class UnitGraphs {
   std::optional<StageGradients> late_;
   PartSink sink_{*this};
   double told_multiplier_ = 1.0;  // of their forward
+  bool stopped_ = false;
   std::uint64_t tokens_ = 0;
   std::function<void()> between_;  // work between operators; empty on a separate device
   std::uint64_t between_ns_ = 0;
