@@ -298,6 +298,7 @@ Result<void> CheckpointWriter::begin() {
 
 Result<void> CheckpointWriter::begin_shard(Shard& shard) {
   const std::string header = header_of(shard);
+  shard.file->write_directly();
   return shard.file->append(header.data(), header.size());
 }
 

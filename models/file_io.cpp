@@ -5,9 +5,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
+
+#include "base/check.h"
 
 namespace artesian::models {
 namespace {
+
+constexpr std::uint64_t buffer_bytes = 4 << 20;  // of a file that is written directly
+constexpr std::uint64_t buffer_alignment = 4096;
 
 Error file_error(const char* what, const std::string& path, int system_error) {
   const bool full = system_error == ENOSPC || system_error == EDQUOT;
@@ -83,25 +89,66 @@ Result<void> OutputFile::link() noexcept {
   return file_error("cannot give a name to", path_, errno);
 }
 
-Result<void> OutputFile::append(const void* source, std::uint64_t length) noexcept {
-  const auto* bytes = static_cast<const std::byte*>(source);
+bool OutputFile::set_direct(bool direct) noexcept {
+  const int flags = ::fcntl(descriptor_.value(), F_GETFL);
+  if (flags < 0) return false;
+  const int wanted = direct ? flags | O_DIRECT : flags & ~O_DIRECT;
+  if (::fcntl(descriptor_.value(), F_SETFL, wanted) != 0) return false;
+  direct_ = direct;
+  return true;
+}
+
+void OutputFile::write_directly() noexcept {
+  ARTESIAN_CHECK(size_ == 0, size_);
+  if (!set_direct(true)) return;
+  buffer_.reset(static_cast<std::byte*>(std::aligned_alloc(buffer_alignment, buffer_bytes)));
+  if (buffer_ == nullptr) static_cast<void>(set_direct(false));
+}
+
+Result<void> OutputFile::write(const std::byte* bytes, std::uint64_t length) noexcept {
+  const std::uint64_t end = size_ + length;
   while (length != 0) {
     const ssize_t count = ::write(descriptor_.value(), bytes, length);
     if (count < 0 && errno == EINTR) continue;
+    // A disk with larger sectors, or a file system that finds out only now.
+    if (count < 0 && errno == EINVAL && direct_ && set_direct(false)) continue;
     if (count < 0) {
       Error error = file_error("cannot write", path_, errno);
-      error.offset = size_;
+      error.offset = end - length;
       error.length = length;
       return error;
     }
     bytes += count;
-    size_ += static_cast<std::uint64_t>(count);
     length -= static_cast<std::uint64_t>(count);
+  }
+  size_ = end;
+  return {};
+}
+
+/// Writes what was gathered.
+Result<void> OutputFile::flush() noexcept {
+  if (buffered_ == 0) return {};
+  if (buffered_ % buffer_alignment != 0) static_cast<void>(set_direct(false));  // the last bytes
+  return write(buffer_.get(), std::exchange(buffered_, 0));
+}
+
+Result<void> OutputFile::append(const void* source, std::uint64_t length) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(source);
+  if (buffer_ == nullptr) return write(bytes, length);
+  while (length != 0) {
+    const std::uint64_t part = std::min(length, buffer_bytes - buffered_);
+    std::memcpy(buffer_.get() + buffered_, bytes, part);
+    buffered_ += part;
+    bytes += part;
+    length -= part;
+    if (buffered_ == buffer_bytes) ARTESIAN_TRY_VOID(flush());
   }
   return {};
 }
 
 Result<void> OutputFile::finish() noexcept {
+  ARTESIAN_TRY_VOID(flush());
+  buffer_.reset();
   if (::fsync(descriptor_.value()) != 0) return file_error("cannot sync", path_, errno);
   descriptor_.reset();
   return {};

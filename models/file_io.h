@@ -1,11 +1,13 @@
-// Plain buffered files for what a user gives and gets: model directories and token files. They may
-// be links (as in a download cache), they obey the umask, and the page cache serves them well, so
-// they do not go through the engine's FileSystem, which has none of these.
+// Plain files for what a user gives and gets: model directories and token files. They may be links
+// (as in a download cache) and obey the umask, so they do not go through the engine's FileSystem,
+// which has neither. What is large and not read again is written past the page cache.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,12 +64,15 @@ class OutputFile {
   static Result<OutputFile> create_unnamed(const std::string& folder, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
-  std::uint64_t size() const noexcept { return size_; }
+  std::uint64_t size() const noexcept { return size_ + buffered_; }
 
   /// Takes the room of so many bytes from the disk, for append(). Errors: NoSpace, Io; Unsupported,
   /// where the file system cannot promise room.
   Result<void> reserve(std::uint64_t length) noexcept;
-  /// Appends all bytes. Errors: NoSpace, Io.
+  /// From here on bytes are gathered and written past the page cache, where the file system can:
+  /// faster where they are many, and without taking other programs' memory. Not after append().
+  void write_directly() noexcept;
+  /// Appends all bytes. Errors: NoSpace, Io, also of bytes that were appended before.
   Result<void> append(const void* source, std::uint64_t length) noexcept;
   /// Gives an unnamed file its name, which must be free. Errors: NoSpace, Io.
   Result<void> link() noexcept;
@@ -75,12 +80,21 @@ class OutputFile {
   Result<void> finish() noexcept;
 
  private:
+  struct Unaligned {
+    void operator()(std::byte* bytes) const noexcept { std::free(bytes); }
+  };
   OutputFile(std::string path, Descriptor descriptor)
       : path_(std::move(path)), descriptor_(std::move(descriptor)) {}
+  Result<void> write(const std::byte* bytes, std::uint64_t length) noexcept;
+  Result<void> flush() noexcept;
+  bool set_direct(bool direct) noexcept;
 
   std::string path_;
   Descriptor descriptor_;
-  std::uint64_t size_ = 0;
+  std::uint64_t size_ = 0;                        // bytes that are written
+  std::unique_ptr<std::byte, Unaligned> buffer_;  // null: bytes are written as they come
+  std::uint64_t buffered_ = 0;                    // bytes in it
+  bool direct_ = false;                           // past the page cache, as long as that works
 };
 
 }  // namespace artesian::models
