@@ -255,7 +255,8 @@ def test_candidates_come_fastest_first_and_keep_the_batch(figures):
 def test_people_read_a_table_and_programs_one_object(job):
     text = job().stdout
     for word in ["memory of a rank", "bytes of a step", "predicted step", "tokens/s", "bottleneck",
-                 "written to SSD", "what would help most", "what fits, fastest first"]:  # fmt: skip
+                 "written to SSD", "a checkpoint", "what would help most",
+                 "what fits, fastest first"]:  # fmt: skip
         assert word in text, word
     assert "bf16, computed in fp32, gradients in bf16; ZeRO stage 3, parameters on nvme, " in text
     assert "given" in text and "measured" not in text
@@ -263,8 +264,19 @@ def test_people_read_a_table_and_programs_one_object(job):
     assert done.stderr == ""
     assert set(json.loads(done.stdout)) == {
         "model", "target", "planned", "memory", "bytes_per_step", "step", "changes", "candidates",
-        "ssd_tb_written_per_1000_steps", "advice", "notes", "rates",
+        "ssd_tb_written_per_1000_steps", "checkpoint", "advice", "notes", "rates",
     }  # fmt: skip
+
+
+def test_a_plan_says_what_checkpoints_take(figures):
+    plan = figures()
+    saved = plan["checkpoint"]
+    assert saved["bytes"] >= 12 * plan["model"]["parameters"]
+    assert saved["bytes_keep_1"] == 2 * saved["bytes"]
+    assert saved["bytes_keep_2"] == 3 * saved["bytes"]
+    assert saved["save_seconds"] > 0
+    assert saved["stop_seconds"] == pytest.approx(
+        saved["save_seconds"] + plan["step"]["seconds"])  # fmt: skip
 
 
 def test_notes_of_the_config_are_notes_of_the_plan(figures):

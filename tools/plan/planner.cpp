@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/units.h"
+#include "zero3/plan/saved_units.h"
 #include "zero3/plan/units_under_backward.h"
 
 namespace artesian::tools {
@@ -354,6 +355,18 @@ Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   return placement;
 }
 
+/// As zero3/step/checkpoints.h saves it, on a disk like the one that holds the state.
+void take_checkpoint(const PlanCase& plan, const zero3::Placement& placement,
+                     PlanFigures& figures) {
+  figures.checkpoint = zero3::checkpoint_data_bytes(zero3::trained_units(placement).images) +
+                       zero3::checkpoint_data_bytes(zero3::frozen_units(placement).images);
+  const zero3::Rates& rates = plan.rates;
+  if (rates.disk_write <= 0.0 || rates.disk_read <= 0.0) return;
+  const double written = static_cast<double>(figures.checkpoint) / static_cast<double>(plan.ranks);
+  figures.save_seconds =
+      written / rates.disk_write + static_cast<double>(figures.nvme.optimizer) / rates.disk_read;
+}
+
 }  // namespace
 
 Result<PlanFigures> evaluate_memory(const PlanCase& plan) {
@@ -370,6 +383,7 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   ARTESIAN_TRY(done, simulate(plan, placement));
   figures.moved = done.moved;
   figures.nvme.buffers = done.shadows;
+  take_checkpoint(plan, placement, figures);
   figures.time = std::move(done.time);
   take_time(plan, figures);
   return figures;

@@ -99,6 +99,9 @@ struct PlanFigures {
   double idle_share = 0.0;  // of the device in which the model computes
   std::string bottleneck;
   double nvme_terabytes_written = 0.0;  // 1,000 steps, all ranks
+  std::uint64_t checkpoint = 0;         // bytes of one, all ranks
+  /// Of saving one: what of the state is on NVMe is read, and all is written there. 0: not known.
+  double save_seconds = 0.0;
   std::vector<std::string> notes;
 };
 

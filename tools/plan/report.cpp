@@ -117,6 +117,25 @@ std::string moved_text(const PlanFigures& figures) {
   return text + row("in all", cells(figures.moved.total()));
 }
 
+/// Bytes of the newest so many and of the one that is being written.
+std::uint64_t checkpoints_at_once(const PlanFigures& figures, std::uint64_t keep) {
+  return figures.checkpoint * (keep + 1);
+}
+
+/// As long as a stop takes at most: the step under way, and a save.
+double seconds_after_stop(const PlanFigures& figures) {
+  return figures.time.seconds + figures.save_seconds;
+}
+
+std::string checkpoint_text(const PlanFigures& figures) {
+  std::string text = format_size(figures.checkpoint) + "; " +
+                     format_size(checkpoints_at_once(figures, 2)) + " with --checkpoint-keep 2, " +
+                     format_size(checkpoints_at_once(figures, 1)) + " with 1";
+  if (figures.save_seconds == 0.0) return text;
+  return text + print("; %.3g s to save, a stop takes up to %.3g s (--grace)", figures.save_seconds,
+                      seconds_after_stop(figures));
+}
+
 std::string time_text(const PlanReport& report) {
   const PlanFigures& figures = report.figures;
   const auto line = [](const char* name, const std::string& value) {
@@ -136,8 +155,8 @@ std::string time_text(const PlanReport& report) {
   text += line("compute idle", print("%.0f%%", figures.idle_share * 100));
   text += line("bottleneck", figures.bottleneck);
   text += line("busy", busy);
-  return text +
-         line("written to SSD", print("%.4g TB in 1,000 steps", figures.nvme_terabytes_written));
+  text += line("written to SSD", print("%.4g TB in 1,000 steps", figures.nvme_terabytes_written));
+  return text + line("a checkpoint", checkpoint_text(figures));
 }
 
 std::string changes_text(const PlanReport& report) {
@@ -197,6 +216,15 @@ Json step_json(const PlanFigures& figures) {
               {"tokens", figures.tokens},         {"tokens_per_s", figures.tokens_per_s},
               {"tflops", figures.tflops},         {"compute_idle_share", figures.idle_share},
               {"bottleneck", figures.bottleneck}, {"busy_s", std::move(busy)}};
+}
+
+Json checkpoint_json(const PlanFigures& figures) {
+  const bool known = figures.save_seconds != 0.0;
+  return Json{{"bytes", figures.checkpoint},
+              {"bytes_keep_1", checkpoints_at_once(figures, 1)},
+              {"bytes_keep_2", checkpoints_at_once(figures, 2)},
+              {"save_seconds", known ? Json(figures.save_seconds) : Json()},
+              {"stop_seconds", known ? Json(seconds_after_stop(figures)) : Json()}};
 }
 
 Json config_json(const zero3::Config& config) {
@@ -300,7 +328,8 @@ std::string plan_json(const PlanReport& report) {
               {"memory", memory_json(report.figures)},
               {"bytes_per_step", moved_json(report.figures.moved)},
               {"step", step_json(report.figures)},
-              {"ssd_tb_written_per_1000_steps", report.figures.nvme_terabytes_written}};
+              {"ssd_tb_written_per_1000_steps", report.figures.nvme_terabytes_written},
+              {"checkpoint", checkpoint_json(report.figures)}};
   object.update(lists_json(report));
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
