@@ -15,6 +15,7 @@
 #include "tools/shell/print.h"
 #include "tools/shell/process_setup.h"
 #include "tools/shell/report_error.h"
+#include "zero3/config/changes.h"
 
 namespace artesian::tools {
 namespace {
@@ -59,6 +60,7 @@ Result<void> Checkpointing::find(const std::string& directory, const std::string
   found_in_ = directory;
   ARTESIAN_TRY(chosen, folder->open_folder(found_.front()));
   ARTESIAN_TRY(manifest, zero3::read_manifest_of(*chosen));
+  ARTESIAN_TRY_VOID(take_over(manifest));
   const auto threads = manifest.machine.find("threads");
   // NOLINTNEXTLINE(concurrency-mt-unsafe): there is one thread yet
   if (threads == manifest.machine.end() || std::getenv("OMP_NUM_THREADS") != nullptr) return {};
@@ -111,9 +113,9 @@ Result<void> Checkpointing::choose(const zero3::FolderContent& content, const st
 }
 
 /// The data must be the same, so that the next sample is the next one.
-Result<void> Checkpointing::check_data(const zero3::SavedTrainer& saved) const {
-  if (flags_.data_position.has_value()) return {};
-  const zero3::SavedTrainer& now = identity_.data;
+Result<void> Checkpointing::check_data(const zero3::SavedTrainer& now) const {
+  if (flags_.data_position.has_value() || !saved_.has_value()) return {};
+  const zero3::SavedTrainer& saved = *saved_;
   std::string what;
   const auto compare = [&](const char* name, const std::string& before, const std::string& after) {
     if (before == after || !what.empty()) return;
@@ -131,7 +133,7 @@ Result<void> Checkpointing::check_data(const zero3::SavedTrainer& saved) const {
     }
     return text;
   };
-  compare("--data", stream(saved), stream(now));
+  if (!now.sources.empty()) compare("--data", stream(saved), stream(now));
   if (what.empty()) return {};
   return make_error(ErrorCode::Invalid,
                     "--resume: " + what +
@@ -139,16 +141,16 @@ Result<void> Checkpointing::check_data(const zero3::SavedTrainer& saved) const {
                         "to go on: --data-position N");
 }
 
+/// Where the run goes on, by what a checkpoint says.
 Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest) {
   first_step_ = saved_step_ = manifest.state.step;
+  saved_ = manifest.trainer;
   if (!manifest.trainer.has_value()) {
     if (flags_.data_position.has_value()) return {};
-    return make_error(
-        ErrorCode::Invalid,
-        "--resume: the checkpoint does not say where in the data it is: it is no run's "
-        "of `artesian train`; add --data-position N");
+    return make_error(ErrorCode::Invalid,
+                      "the checkpoint does not say where in the data it is: it is no run's "
+                      "of `artesian train`; add --data-position N");
   }
-  ARTESIAN_TRY_VOID(check_data(*manifest.trainer));
   next_sample_ = flags_.data_position.value_or(manifest.trainer->next_sample);
   log_line_ = manifest.trainer->log_line;
   return {};
@@ -172,8 +174,9 @@ Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
 
 /// Refuses a run whose checkpoints, as many as there are at once, would not fit.
 Result<void> Checkpointing::check_room(const zero3::Engine& engine,
-                                       std::uint64_t steps_total) const {
-  const std::uint64_t left = steps_total > first_step_ ? steps_total - first_step_ : 0;
+                                       std::optional<std::uint64_t> steps_total) const {
+  const std::uint64_t total = steps_total.value_or(first_step_ + 1);
+  const std::uint64_t left = total > first_step_ ? total - first_step_ : 0;
   const std::uint64_t every = flags_.every.value_or(std::max<std::uint64_t>(left, 1));
   const std::uint64_t saves = (left + every - 1) / every;
   if (saves == 0) return {};
@@ -196,6 +199,16 @@ Result<void> Checkpointing::check_room(const zero3::Engine& engine,
           "--save without checkpoints");
 }
 
+/// Says what the configuration has otherwise than the run that goes on had it.
+void Checkpointing::note_changes(const zero3::CheckpointManifest& manifest) const {
+  const auto before = zero3::read_json(manifest.config, "the checkpoint's configuration");
+  const auto after = zero3::read_json(identity_.config, "--config");
+  if (!before.has_value() || !after.has_value()) return;  // one that is not known changes nothing
+  for (const std::string& change : zero3::config_changes(*before, *after)) {
+    log(LogLevel::Info, "--resume: " + change);
+  }
+}
+
 /// The first of those found that is not damaged.
 Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Progress& progress) {
   for (std::size_t index = 0;; ++index) {
@@ -206,7 +219,9 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
       log(LogLevel::Info, "--resume: going on from " + found_[index] + ", step " +
                               std::to_string(loaded->manifest.state.step) + ", read in " +
                               seconds_text(seconds));
-      return take_over(loaded->manifest);
+      ARTESIAN_TRY_VOID(naming("--resume", take_over(loaded->manifest)));
+      note_changes(loaded->manifest);
+      return {};
     }
     const bool damaged = loaded.error().code == ErrorCode::Corrupt && index + 1 < found_.size();
     if (!damaged) return naming("--resume", std::move(loaded).error());
@@ -215,19 +230,25 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
   }
 }
 
-Result<bool> Checkpointing::begin(zero3::Engine& engine, RunIdentity identity,
-                                  std::uint64_t steps_total,
-                                  const zero3::Engine::Progress& progress) {
-  identity_ = std::move(identity);
+Result<void> Checkpointing::open_folder(zero3::Engine& engine,
+                                        std::optional<std::uint64_t> steps_total) {
   const std::uint64_t every = engine.config().artesian.checkpoint_every;
   if (!flags_.every.has_value() && every != 0) flags_.every = every;
-  if (!found_.empty()) ARTESIAN_TRY_VOID(load(engine, progress));
-  if (flags_.directory.empty()) return !found_.empty();
+  if (flags_.directory.empty()) return {};
   ARTESIAN_TRY_VOID(
       naming("--checkpoint-dir",
              engine.open_checkpoints({.directory = flags_.directory, .keep = flags_.keep})));
   ARTESIAN_TRY_VOID(check_others(engine));
-  ARTESIAN_TRY_VOID(check_room(engine, steps_total));
+  return check_room(engine, steps_total);
+}
+
+Result<bool> Checkpointing::begin(zero3::Engine& engine, RunIdentity identity,
+                                  std::uint64_t steps_total,
+                                  const zero3::Engine::Progress& progress) {
+  identity_ = std::move(identity);
+  ARTESIAN_TRY_VOID(check_data(identity_.data));
+  ARTESIAN_TRY_VOID(open_folder(engine, steps_total));
+  if (!found_.empty()) ARTESIAN_TRY_VOID(load(engine, progress));
   return !found_.empty();
 }
 
@@ -236,12 +257,21 @@ bool Checkpointing::is_due(std::uint64_t step, bool last) const {
   return last || (flags_.every.has_value() && step % *flags_.every == 0);
 }
 
+/// As the last one took.
+double Checkpointing::seconds_of_save(const zero3::Engine& engine) const {
+  if (save_seconds_ != 0.0) return save_seconds_;
+  return static_cast<double>(engine.checkpoints().data_bytes()) / unknown_rate;
+}
+
+bool Checkpointing::must_stop_now(const zero3::Engine& engine, double seconds_more) const {
+  if (stop_requested() == 0 || flags_.directory.empty()) return false;
+  return seconds_more + seconds_of_save(engine) > flags_.grace - seconds_since_stop();
+}
+
 /// True if there is time for a save, also once the run has been asked to stop.
 bool Checkpointing::has_time(std::uint64_t step, const zero3::Engine& engine) const {
   if (stop_requested() == 0) return true;
-  const double needed = save_seconds_ != 0.0
-                            ? save_seconds_
-                            : static_cast<double>(engine.checkpoints().data_bytes()) / unknown_rate;
+  const double needed = seconds_of_save(engine);
   const double left = flags_.grace - seconds_since_stop();
   if (needed <= left) return true;
   log(LogLevel::Warning,

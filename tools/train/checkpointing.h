@@ -37,16 +37,22 @@ class Checkpointing {
   /// Looks for what the run is to go on from, and takes over the number of threads that it was
   /// saved with, unless OMP_NUM_THREADS is set. Errors: Invalid (no such checkpoint), Corrupt, Io.
   static Result<Checkpointing> open(const CheckpointFlags& flags);
+  /// Compares what the run is to go on from with its data's description, of which sources and
+  /// digest need not be known yet. Errors: Invalid.
+  Result<void> check_data(const zero3::SavedTrainer& now) const;
 
-  /// Opens the folder and, where there is a checkpoint, makes the engine what was saved. `saves`:
-  /// how many are to come, going by the step that the run begins with. Returns whether the engine
-  /// has its weights. Errors, of which each refuses the run: those of Engine::open_checkpoints and
-  /// load_checkpoint; NoSpace; Invalid: other data, or a folder with another run's checkpoints.
+  /// Opens the folder, by an engine that need not have its weights. `steps_total`: absent: not
+  /// known yet. Errors, of which each refuses the run: those of Engine::open_checkpoints; NoSpace;
+  /// Invalid: a folder with another run's checkpoints.
+  Result<void> open_folder(zero3::Engine& engine, std::optional<std::uint64_t> steps_total);
+  /// open_folder(), and where there is a checkpoint, makes the engine what was saved. Returns
+  /// whether the engine has its weights. Errors, of which each refuses the run: those of
+  /// open_folder and of Engine::load_checkpoint; Invalid: other data.
   Result<bool> begin(zero3::Engine& engine, RunIdentity identity, std::uint64_t steps_total,
                      const zero3::Engine::Progress& progress);
-  /// Steps done before this run began, and where in the data the next one begins.
   /// True if a checkpoint is there to go on from.
   bool goes_on() const noexcept { return !found_.empty(); }
+  /// Steps done before this run began, and where in the data the next one begins.
   std::uint64_t first_step() const noexcept { return first_step_; }
   std::uint64_t next_sample() const noexcept { return next_sample_; }
   /// The line of the last of these steps in the log, if there was one.
@@ -58,6 +64,11 @@ class Checkpointing {
   bool is_due(std::uint64_t step, bool last) const;
   /// After each step: counts its samples.
   void count(std::uint64_t samples) noexcept { next_sample_ += samples; }
+  /// True if a stop was asked for, and the seconds that are left for it are too few to go on for
+  /// so many and to save what is there then.
+  bool must_stop_now(const zero3::Engine& engine, double seconds_more) const;
+  /// The last step that is durable; 0: none is.
+  std::uint64_t saved_step() const noexcept { return saved_step_; }
   /// Saves the step whose line the log has last, which is made durable before. A save that fails is
   /// a warning, and the run goes on. Errors, which end it: the third failure in a row, unless
   /// --checkpoint-optional; those of the engine's tiers.
@@ -70,17 +81,20 @@ class Checkpointing {
   Result<void> find(const std::string& directory, const std::string& tag);
   Result<void> choose(const zero3::FolderContent& content, const std::string& tag);
   Result<void> take_over(const zero3::CheckpointManifest& manifest);
-  Result<void> check_data(const zero3::SavedTrainer& saved) const;
+  void note_changes(const zero3::CheckpointManifest& manifest) const;
   Result<void> check_others(const zero3::Engine& engine) const;
-  Result<void> check_room(const zero3::Engine& engine, std::uint64_t steps_total) const;
+  Result<void> check_room(const zero3::Engine& engine,
+                          std::optional<std::uint64_t> steps_total) const;
   Result<void> load(zero3::Engine& engine, const zero3::Engine::Progress& progress);
+  double seconds_of_save(const zero3::Engine& engine) const;
   bool has_time(std::uint64_t step, const zero3::Engine& engine) const;
   Result<void> note_failure(std::uint64_t step, Error error);
 
   CheckpointFlags flags_;
   RunIdentity identity_;
-  std::string found_in_;            // the folder that the run goes on from
-  std::vector<std::string> found_;  // tags there, the best first; empty: it starts afresh
+  std::string found_in_;                      // the folder that the run goes on from
+  std::vector<std::string> found_;            // tags there, the best first; empty: it starts afresh
+  std::optional<zero3::SavedTrainer> saved_;  // what the best one says of its run
   std::uint64_t first_step_ = 0;
   std::uint64_t next_sample_ = 0;
   std::string log_line_;

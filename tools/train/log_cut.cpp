@@ -9,6 +9,8 @@
 #include <optional>
 #include <string_view>
 
+#include "base/log.h"
+
 namespace artesian::tools {
 namespace {
 
@@ -76,13 +78,18 @@ Result<Found> look_at(const std::string& path, const LogCut& cut) {
   return found;
 }
 
-}  // namespace
-
-Result<void> cut_log(const std::string& path, const LogCut& cut) {
+bool has_lines(const std::string& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored)) return {};
-  const std::uint64_t size = std::filesystem::file_size(path, ignored);
-  if (size == 0) return {};
+  return std::filesystem::is_regular_file(path, ignored) &&
+         std::filesystem::file_size(path, ignored) != 0;
+}
+
+bool one_is_missing(const Found& found, const LogCut& cut) {
+  return !found.has_last && found.last + 1 == cut.step && !cut.line.empty();
+}
+
+/// What cut_log() goes by, of a file with lines. Errors: as there.
+Result<Found> find_cut(const std::string& path, const LogCut& cut) {
   ARTESIAN_TRY(found, look_at(path, cut));
   if (cut.step == 0 && cut.lines_max != 0 && found.lines > cut.lines_max) {
     return not_ours(path,
@@ -91,11 +98,45 @@ Result<void> cut_log(const std::string& path, const LogCut& cut) {
                         "saved, and there is none",
                     0);
   }
-  const bool one_missing = found.last + 1 == cut.step && !cut.line.empty();
   const bool all_later = found.kept == 0;  // a log that began with what is to be done again
-  if (cut.step != 0 && !found.has_last && !one_missing && !all_later) {
+  if (cut.step != 0 && !found.has_last && !one_is_missing(found, cut) && !all_later) {
     return not_ours(path, "no line of step " + std::to_string(cut.step), cut.step);
   }
+  return found;
+}
+
+/// Nothing is thrown away that no checkpoint makes superfluous.
+Result<void> move_aside(const std::string& path) {
+  std::error_code failure;
+  for (std::uint64_t number = 1;; ++number) {
+    const std::string aside = path + "." + std::to_string(number);
+    if (std::filesystem::exists(std::filesystem::symlink_status(aside, failure))) continue;
+    std::filesystem::rename(path, aside, failure);
+    if (failure) {
+      return Error{.code = ErrorCode::Io,
+                   .system_error = failure.value(),
+                   .message = "--log-jsonl: cannot be moved to " + aside,
+                   .file = path};
+    }
+    log(LogLevel::Info,
+        "--log-jsonl: the lines of a run that left no checkpoint are in " + aside + " now");
+    return {};
+  }
+}
+
+}  // namespace
+
+Result<void> check_log(const std::string& path, const LogCut& cut) {
+  if (!has_lines(path)) return {};
+  ARTESIAN_TRY(found, find_cut(path, cut));
+  static_cast<void>(found);
+  return {};
+}
+
+Result<void> cut_log(const std::string& path, const LogCut& cut) {
+  if (!has_lines(path)) return {};
+  ARTESIAN_TRY(found, find_cut(path, cut));
+  if (cut.step == 0 && found.lines != 0) return move_aside(path);
   const auto failed = [&] {
     return Error{.code = ErrorCode::Io,
                  .system_error = errno,
@@ -103,7 +144,7 @@ Result<void> cut_log(const std::string& path, const LogCut& cut) {
                  .file = path};
   };
   if (::truncate(path.c_str(), static_cast<off_t>(found.kept)) != 0) return failed();
-  if (found.has_last || !one_missing) return {};
+  if (!one_is_missing(found, cut)) return {};
   std::ofstream file(path, std::ios::binary | std::ios::app);
   file << cut.line;
   file.flush();

@@ -1,5 +1,6 @@
 #include "tools/train/train.h"
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "models/activation_bytes.h"
@@ -78,17 +80,22 @@ class TrainRun {
   Result<void> open_data();
   Result<models::TokenData> open_tokens(const char* flag, const std::vector<std::string>& paths,
                                         models::SampleOrder order);
-  Result<std::optional<double>> held_out_loss(std::uint64_t step, bool last);
+  Result<std::optional<double>> held_out_loss(std::uint64_t step);
   Result<void> rehearse();
   Result<std::unique_ptr<zero3::Engine>> make_engine();
   Result<void> prepare_save();
   void choose_steps();
+  zero3::SavedTrainer describe_data() const;
   Result<void> identify();
+  LogCut log_cut() const;
+  Result<void> check_log() const;
   Result<void> open_outputs();
   Result<void> write_trace() const;
   Result<void> build();
   Result<void> loop();
   Result<zero3::StepResult> one_step();
+  Result<void> stop_at(std::uint64_t step);
+  bool has_no_time() const;
   void report_completed(const std::optional<std::string>& digest,
                         const std::optional<double>& held_out = {});
   void finish();
@@ -112,6 +119,7 @@ class TrainRun {
   std::optional<Checkpointing> checkpointing_;
   RunIdentity identity_;
   bool resumed_ = false;
+  std::uint64_t step_begin_ns_ = 0;
   std::unique_ptr<StepLog> step_log_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<zero3::Module> module_;
@@ -133,6 +141,7 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(check_writable({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}));
   ARTESIAN_TRY(checkpointing, Checkpointing::open(options_.checkpoints));
   checkpointing_.emplace(std::move(checkpointing));
+  ARTESIAN_TRY_VOID(check_log());
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
@@ -149,6 +158,7 @@ Result<void> TrainRun::prepare() {
                                    .steps = options_.steps,
                                    .steps_later = !options_.steps.has_value(),
                                    .hidden_size = static_cast<std::uint64_t>(model_config_.hidden)};
+  ARTESIAN_TRY_VOID(checkpointing_->check_data(describe_data()));
   ARTESIAN_TRY_VOID(read_config(arguments));
   ARTESIAN_TRY_VOID(check_memory());
   ARTESIAN_TRY_VOID(choose_budgets());
@@ -212,10 +222,12 @@ Result<void> TrainRun::rehearse() {
   rehearsed_ = true;
   set_log_level(LogLevel::Error);
   auto engine = make_engine();
+  auto opened = engine.has_value() ? checkpointing_->open_folder(**engine, options_.steps)
+                                   : Result<void>(std::move(engine).error());
   auto closed = engine.has_value() ? (*engine)->close() : Result<void>();
   set_log_level(options_.quiet ? LogLevel::Warning : LogLevel::Info);
-  if (!engine.has_value()) refused_ = std::move(engine).error();
   if (!closed.has_value()) refused_ = std::move(closed).error();
+  if (!opened.has_value()) refused_ = std::move(opened).error();
   if (refused_.has_value()) return *refused_;
   return {};
 }
@@ -265,6 +277,13 @@ Result<void> TrainRun::check_memory() const {
                         "--seq-len");
 }
 
+/// What is known of it before it is read.
+zero3::SavedTrainer TrainRun::describe_data() const {
+  return {.seed = options_.seed,
+          .order = options_.shuffled ? "shuffled" : "sequential",
+          .sequence_length = length_};
+}
+
 /// Gathers what checkpoints say of the run, now, as files may go while it trains.
 Result<void> TrainRun::identify() {
   if (options_.checkpoints.directory.empty() && !options_.checkpoints.resume) return {};
@@ -275,10 +294,8 @@ Result<void> TrainRun::identify() {
   ARTESIAN_TRY(digest, naming("--data", data_->digest()));
   std::string name;
   for (const std::string& path : options_.data) name += (name.empty() ? "" : ", ") + path;
-  identity_.data = {.seed = options_.seed,
-                    .order = options_.shuffled ? "shuffled" : "sequential",
-                    .sequence_length = length_,
-                    .sources = {{name, data_->tokens(), digest}}};
+  identity_.data = describe_data();
+  identity_.data.sources = {{name, data_->tokens(), digest}};
   std::ifstream config(options_.config, std::ios::binary);
   identity_.config.assign(std::istreambuf_iterator<char>(config), {});
   if (!zero3::is_utf8(identity_.config)) identity_.config.clear();
@@ -305,13 +322,20 @@ Result<void> TrainRun::prepare_save() {
   return {};
 }
 
+LogCut TrainRun::log_cut() const {
+  return {.step = checkpointing_->first_step(),
+          .line = checkpointing_->log_line(),
+          .lines_max = checkpointing_->every()};
+}
+
+/// Now, as far as is known, and again when it is opened.
+Result<void> TrainRun::check_log() const {
+  return options_.checkpoints.resume ? tools::check_log(log_file(), log_cut()) : Result<void>();
+}
+
 /// Empties the files of an earlier run: only once nothing else can refuse this one.
 Result<void> TrainRun::open_outputs() {
-  if (options_.checkpoints.resume) {
-    ARTESIAN_TRY_VOID(cut_log(log_file(), {.step = checkpointing_->first_step(),
-                                           .line = checkpointing_->log_line(),
-                                           .lines_max = checkpointing_->every()}));
-  }
+  if (options_.checkpoints.resume) ARTESIAN_TRY_VOID(cut_log(log_file(), log_cut()));
   ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl, options_.checkpoints.resume
                                                                ? StepLog::Begin::GoOn
                                                                : StepLog::Begin::Anew));
@@ -393,6 +417,7 @@ Result<std::unique_ptr<zero3::Engine>> TrainRun::make_engine() {
       *module_, config_,
       {.device = options_.device,
        .timeline = timeline_.get(),
+       .stop = [this] { return has_no_time(); },
        .input_elements = models::stage_input_elements(model_config_, tokens)});
   if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
   return engine;
@@ -426,6 +451,7 @@ Result<void> TrainRun::build() {
 }
 
 Result<zero3::StepResult> TrainRun::one_step() {
+  step_begin_ns_ = system_clock().now_ns();
   const std::uint64_t samples = config_.micro_batch_size;
   std::vector<zero3::TokenBatch> tokens;
   std::vector<zero3::Batch> batches;
@@ -460,12 +486,18 @@ Result<void> TrainRun::loop() {
   bool last = stop_requested() != 0 || first >= steps_;
   for (std::uint64_t step = first; !last; ++step) {
     auto result = one_step();
+    if (!result.has_value() && result.error().code == ErrorCode::Cancelled) return stop_at(step);
     if (!result.has_value()) {  // not the last step's fault, unless its update failed
       static_cast<void>(engine_->finish_update().has_value());
       report_completed({});
       return std::move(result).error();
     }
-    // Asked once: the last line has the digest.
+    std::optional<double> held_out;
+    if (!result->end.has_value()) {
+      ARTESIAN_TRY(loss, held_out_loss(step + 1));
+      held_out = loss;
+    }
+    // Asked once, and after what may have lasted: the last line has the digest.
     last = step + 1 == steps_ || stop_requested() != 0;
     const bool saves = !result->end.has_value() && checkpointing_->is_due(step + 1, last);
     const bool whole = step + 1 == steps_ || !saves;  // else it goes on, and has little time now
@@ -473,11 +505,6 @@ Result<void> TrainRun::loop() {
     if (last && whole && !result->end.has_value()) {
       ARTESIAN_TRY(hex, engine_->digest());
       digest = std::move(hex);
-    }
-    std::optional<double> held_out;
-    if (!result->end.has_value()) {
-      ARTESIAN_TRY(loss, held_out_loss(step + 1, last));
-      held_out = loss;
     }
     if (saves) ARTESIAN_TRY_VOID(engine_->finish_update());
     report_completed(digest, held_out);
@@ -488,10 +515,29 @@ Result<void> TrainRun::loop() {
   return {};
 }
 
+/// Ends the run in the middle of a step that there is no time for: what stands is the one before.
+Result<void> TrainRun::stop_at(std::uint64_t step) {
+  ARTESIAN_TRY_VOID(engine_->abandon_step());
+  ARTESIAN_TRY_VOID(engine_->finish_update());
+  report_completed({});
+  progress_->finish();
+  if (step == checkpointing_->saved_step()) return {};
+  return checkpointing_->save(*engine_, step, *step_log_);
+}
+
+/// True if the step under way would take longer than is left after a stop.
+bool TrainRun::has_no_time() const {
+  if (stop_requested() == 0) return false;
+  const double gone = static_cast<double>(system_clock().now_ns() - step_begin_ns_) * 1e-9;
+  const double usual = summary_.steps() == 0 ? 0.0 : summary_.last().step_s;
+  return checkpointing_->must_stop_now(*engine_, std::max(usual - gone, 0.0));
+}
+
 /// The loss where one is due: every so many steps, and after the last. A stop does not wait for
 /// one.
-Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step, bool last) {
-  const bool due = last || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
+Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
+  const bool due =
+      step == steps_ || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
   if (held_out_ == nullptr || !due || stop_requested() != 0) return std::optional<double>();
   auto loss = held_out_->loss(*engine_);
   if (!loss.has_value() && loss.error().code == ErrorCode::Cancelled) {
