@@ -10,9 +10,11 @@
 namespace artesian::zero3 {
 namespace {
 
+constexpr double any = std::numeric_limits<double>::infinity();
+
 struct Range {
   const char* key;
-  const std::optional<double>& value;
+  std::optional<double> value;
   double below;  // 0 and more, and less than this
 };
 
@@ -22,9 +24,11 @@ std::string text_of(double value) {
   return text;
 }
 
-Result<void> check_group(const GroupOptions& group, const std::string& where,
-                         const OptimizerConfig& config) {
-  const double any = std::numeric_limits<double>::infinity();
+std::string name_of(std::size_t group) {
+  return "groups[" + std::to_string(group) + "]";
+}
+
+Result<void> check_ranges(const GroupOptions& group, const std::string& where) {
   for (const Range& range :
        {Range{"lr", group.lr, any}, Range{"weight_decay", group.weight_decay, any},
         Range{"beta1", group.beta1, 1.0}, Range{"beta2", group.beta2, 1.0},
@@ -34,6 +38,12 @@ Result<void> check_group(const GroupOptions& group, const std::string& where,
     return make_error(ErrorCode::Invalid, where + "." + range.key + ": got " +
                                               text_of(*range.value) + ", allowed " + allowed);
   }
+  return {};
+}
+
+Result<void> check_group(const GroupOptions& group, const std::string& where,
+                         const OptimizerConfig& config) {
+  ARTESIAN_TRY_VOID(check_ranges(group, where));
   if (group.lr.has_value() && *group.lr != config.lr && config.lr == 0.0) {
     return make_error(ErrorCode::Invalid,
                       where + ".lr: got " + text_of(*group.lr) +
@@ -55,7 +65,25 @@ Result<void> check_groups(const std::vector<ParameterSpec>& parameters,
                                               " exclusive; give the engine options of each group");
   }
   for (std::size_t index = 0; index < groups.size(); ++index) {
-    ARTESIAN_TRY_VOID(check_group(groups[index], "groups[" + std::to_string(index) + "]", config));
+    ARTESIAN_TRY_VOID(check_group(groups[index], name_of(index), config));
+  }
+  return {};
+}
+
+Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t count) {
+  if (groups.size() != count) {
+    return make_error(ErrorCode::Invalid, "groups: got constants of " +
+                                              std::to_string(groups.size()) + ", allowed " +
+                                              std::to_string(count));
+  }
+  for (std::size_t index = 0; index < groups.size(); ++index) {
+    const GroupStep& group = groups[index];
+    const GroupOptions given{.lr = group.lr,
+                             .weight_decay = group.weight_decay,
+                             .beta1 = group.beta1,
+                             .beta2 = group.beta2,
+                             .eps = group.eps};
+    ARTESIAN_TRY_VOID(check_ranges(given, name_of(index)));
   }
   return {};
 }

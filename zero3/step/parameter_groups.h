@@ -46,6 +46,10 @@ struct GroupStep {
   double eps = 0.0;
 };
 
+/// Whether these are `count` groups' constants, each in its range. Errors: Invalid, of the first
+/// fault.
+Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t count);
+
 /// Everything that one step does to parameters, but for how many updates each has had: fixed when
 /// the step is decided, whatever becomes of the options while the update is under way.
 struct StepConstants {

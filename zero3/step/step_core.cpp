@@ -416,6 +416,17 @@ StepConstants StepCore::step_constants(double learning_rate, double multiplier) 
   return make_step_constants(config_.optimizer, options_.groups, learning_rate, multiplier);
 }
 
+double StepCore::rate_of(const StepRequest& request) const {
+  if (!request.groups.empty()) return request.groups.front().lr;
+  return request.learning_rate.value_or(scheduled_rate());
+}
+
+/// True if an update that began under backward has these constants.
+bool StepCore::is_as_begun(const StepRequest& request) const {
+  if (!rate_begun_.has_value()) return true;
+  return request.groups.empty() && rate_of(request) == *rate_begun_;
+}
+
 /// With the last backward of a step, where that is allowed. How much of the update it gets is
 /// decided once, from the first step that had all there is to a step.
 Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
@@ -560,23 +571,26 @@ Result<StepResult> StepCore::step(const StepRequest& request) {
                                               ", allowed " + std::to_string(micro_batches_) +
                                               ", those that had a forward and a backward");
   }
-  const double rate = request.learning_rate.value_or(scheduled_rate());
-  if (step_state_ == StepState::Begun && rate_begun_ != rate) {
+  if (!request.groups.empty()) {
+    const std::size_t count = std::max<std::size_t>(options_.groups.size(), 1);
+    ARTESIAN_TRY_VOID(check_group_steps(request.groups, count));
+  }
+  if (step_state_ == StepState::Begun && !is_as_begun(request)) {
     return make_error(ErrorCode::Invalid,
                       "step(): the learning rate changed after the update began under backward; "
                       "give it to backward(), too");
   }
-  return remember(finish_step(rate));
+  return remember(finish_step(request));
 }
 
 /// Decides what becomes of a step with these gradients; takes back what does not agree with that.
-Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rate) {
+Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& request) {
   StepResult result;
   result.step = ++step_;
   result.loss = loss_sum_ / static_cast<double>(micro_batches_);
   result.tokens = tokens_;
   result.loss_scale = scaler_.scale();  // what backward used
-  result.lr = learning_rate;
+  result.lr = rate_of(request);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
   if (!norm.finite) result.overflow_parameter = shape_.parameters[norm.bad_parameter].name;
   const bool begun = under_backward_->begun();
@@ -586,13 +600,14 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rat
   // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
   const double excess = (result.grad_norm + 1e-6) / config_.gradient_clipping;
   const double clip = config_.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
-  const bool same_rate = !rate_begun_.has_value() || *rate_begun_ == result.lr;
-  const bool as_begun = !result.overflow && clip == 1.0 && same_rate;
+  const bool as_begun = !result.overflow && clip == 1.0 && is_as_begun(request);
   result.taken_back = optimizer_->speculative() && !as_begun;
   ARTESIAN_TRY_VOID(under_backward_->judged(as_begun, result.overflow));
   if (!result.overflow) {
     const double multiplier = 1.0 / (result.loss_scale * clip);
-    ARTESIAN_TRY_VOID(optimizer_->begin_step(step_constants(result.lr, multiplier)));
+    StepConstants constants = step_constants(result.lr, multiplier);
+    if (!request.groups.empty()) constants.groups = request.groups;
+    ARTESIAN_TRY_VOID(optimizer_->begin_step(std::move(constants)));
     ++updates_;
     last_rate_ = result.lr;
   }
@@ -603,14 +618,14 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, double learning_rat
   return result;
 }
 
-Result<StepResult> StepCore::finish_step(double learning_rate) {
+Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   ARTESIAN_TRY_VOID(add_kept_rows());
   ARTESIAN_TRY_VOID(gradients_->complete());
   const bool early = micro_batches_ < config_.accumulation_steps;
   ARTESIAN_TRY_VOID(prefetcher_->end_step(early ? StepEnd::Early : StepEnd::Whole));
   const std::uint64_t begin = system_clock().now_ns();
   ARTESIAN_TRY(norm, gradients_->norm());
-  ARTESIAN_TRY(result, judge(norm, learning_rate));
+  ARTESIAN_TRY(result, judge(norm, request));
   if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
   updated_before_ = !result.overflow;
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher_->look_ahead_to_next_step());

@@ -244,6 +244,8 @@ class StepCore {
   std::string advice(StepCall call) const;
   void begin_step();
   StepConstants step_constants(double learning_rate, double multiplier) const;
+  double rate_of(const StepRequest& request) const;
+  bool is_as_begun(const StepRequest& request) const;
   double scheduled_rate() const noexcept;
   Result<void> become_ready();
   Result<void> open_for(const SaveRequest& request);
@@ -257,8 +259,8 @@ class StepCore {
   Result<void> take_step_back();
   Result<void> bring_rows_to_host();
   Result<void> add_kept_rows();
-  Result<StepResult> finish_step(double learning_rate);
-  Result<StepResult> judge(const GradientNorm& norm, double learning_rate);
+  Result<StepResult> finish_step(const StepRequest& request);
+  Result<StepResult> judge(const GradientNorm& norm, const StepRequest& request);
   UpdateTimes update_times(const StepResult& whole, double part) const;
   template <typename Work>
   Result<void> go_on_updating(const Work& work);

@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
+
+#include "zero3/step/parameter_groups.h"
 
 namespace artesian::zero3 {
 
@@ -12,6 +15,9 @@ struct StepRequest {
   /// Nothing: the schedule's. Where the update began under backward with another one, it is taken
   /// back, or, where that cannot be, an error.
   std::optional<double> learning_rate{};
+  /// Constants by ParameterSpec::group, in place of the engine's groups and of the learning rate,
+  /// for this step. None: those. Where the update began under backward, as another learning rate.
+  std::vector<GroupStep> groups{};
 };
 
 }  // namespace artesian::zero3

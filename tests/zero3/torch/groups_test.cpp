@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <set>
 
 #include "kernels/cast.h"
 #include "tests/support/separate_device.h"
@@ -323,6 +324,53 @@ TEST_F(Groups, WhatAStepNeverReachesGetsZerosOrIsSkipped) {
       }
     }
   }
+}
+
+TEST_F(Groups, ConstantsMayComeWithEachStep) {
+  const Choice run = on_nvme(1);
+  adapt(group_by_decay);
+  const Config config = config_of(run);
+  std::set<std::string> digests;
+  for (const bool with_steps : {false, true}) {
+    EngineOptions options;
+    options.groups = with_steps ? std::vector<GroupOptions>(2) : decay_and_none();
+    const auto engine = create(run, config, options);
+    StepRequest request;
+    if (with_steps) {
+      request.groups =
+          make_step_constants(config.optimizer, decay_and_none(), config.optimizer.lr, 1.0).groups;
+    }
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const TokenBatch batch = batch_of(step);
+      ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+      // Without them it knows no constants yet with which it might begin the update.
+      ASSERT_TRUE(engine->backward().has_value());
+      const auto result = engine->step(request);
+      ASSERT_TRUE(result.has_value()) << result.error().to_string();
+      EXPECT_EQ(result->lr, config.optimizer.lr);
+    }
+    digests.insert(engine->digest().value());
+    ASSERT_TRUE(engine->close().has_value());
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
+TEST_F(Groups, ThatComeWithAStepAndCannotBeAreRefused) {
+  const Choice run = on_nvme(1);
+  adapt(group_by_decay);
+  const auto engine = create(run, config_of(run), {.groups = decay_and_none()});
+  const TokenBatch batch = batch_of(0);
+  ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+  ASSERT_TRUE(engine->backward().has_value());
+  const GroupStep good{1e-3, 0.0, 0.9, 0.99, 1e-8};
+  const GroupStep bad{1e-3, 0.0, 0.9, 1.0, 1e-8};
+  const auto few = engine->step({.groups = {good}});
+  ASSERT_FALSE(few.has_value());
+  EXPECT_EQ(few.error().message, "groups: got constants of 1, allowed 2");
+  const auto wrong = engine->step({.groups = {good, bad}});
+  ASSERT_FALSE(wrong.has_value());
+  EXPECT_EQ(wrong.error().message, "groups[1].beta2: got 1, allowed 0 to 1 exclusive");
+  EXPECT_TRUE(engine->step({.groups = {good, good}}).has_value());
 }
 
 TEST_F(Groups, ThatCannotBeAreRefused) {
