@@ -16,7 +16,7 @@ Result<Config> parse_config(std::string_view text, const std::string& path,
   }
   Faults faults;
   std::vector<std::string> notes;
-  const Settings settings(root, faults, notes);
+  const Settings settings(root, arguments.unknown_keys, faults, notes);
   Config config = resolve_config(settings, arguments, faults);
   if (!faults.empty()) return faults.to_error();
   config.notes.insert(config.notes.end(), notes.begin(), notes.end());

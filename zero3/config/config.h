@@ -142,6 +142,9 @@ struct Config {
 };
 
 /// What the command line and the model contribute where the config lacks a value or says "auto".
+/// What becomes of keys that nobody knows. Noted: they are left out, and Config::notes says so.
+enum class UnknownKeys : std::uint8_t { AreFaults, AreNoted };
+
 struct ConfigArguments {
   std::optional<std::uint64_t> micro_batch_size;
   std::optional<std::uint64_t> accumulation_steps;
@@ -152,6 +155,7 @@ struct ConfigArguments {
   bool steps_later = false;                  // so that a schedule may lack them for now
   std::optional<std::uint64_t> hidden_size;  // for "auto" bucket sizes
   std::uint64_t world_size = 1;
+  UnknownKeys unknown_keys = UnknownKeys::AreFaults;
 };
 
 /// Reads and resolves the text of a config; `path` is for messages. Errors: Invalid, whose message

@@ -87,8 +87,9 @@ std::string unknown_hint(const Place& place, const std::string& name) {
 /// One walk over the tree.
 class SettingsReader {
  public:
-  SettingsReader(Settings& settings, Faults& faults, std::vector<std::string>& notes)
-      : settings_(settings), faults_(faults), notes_(notes) {}
+  SettingsReader(Settings& settings, UnknownKeys unknown, Faults& faults,
+                 std::vector<std::string>& notes)
+      : settings_(settings), unknown_(unknown), faults_(faults), notes_(notes) {}
 
   void object(const JsonValue& object, const Place& place) {
     for (const auto& [name, value] : object.members) {
@@ -96,6 +97,8 @@ class SettingsReader {
       if (name.find('.') != name.npos) key = nullptr;  // a dot inside a name is no path
       if (key != nullptr) {
         member(*key, value, place.typed + name);
+      } else if (!place.open && unknown_ == UnknownKeys::AreNoted) {
+        notes_.push_back(place.typed + print_key(name) + ": ignored; " + unknown_hint(place, name));
       } else if (!place.open) {
         faults_.invalid(place.typed + print_key(name) + ": " +
                         (faults_.full() ? "unknown key" : unknown_hint(place, name)));
@@ -216,13 +219,15 @@ class SettingsReader {
   }
 
   Settings& settings_;
+  UnknownKeys unknown_;
   Faults& faults_;
   std::vector<std::string>& notes_;
   std::map<std::string, std::string> seen_;  // canonical path -> typed path
 };
 
-Settings::Settings(const JsonValue& root, Faults& faults, std::vector<std::string>& notes) {
-  SettingsReader(*this, faults, notes).object(root, Place{});
+Settings::Settings(const JsonValue& root, UnknownKeys unknown, Faults& faults,
+                   std::vector<std::string>& notes) {
+  SettingsReader(*this, unknown, faults, notes).object(root, Place{});
 }
 
 bool Settings::given(std::string_view path) const {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero3/config/config.h"
 #include "zero3/config/faults.h"
 #include "zero3/config/keys.h"
 #include "zero3/config/text.h"
@@ -26,7 +27,8 @@ struct Setting {
 class Settings {
  public:
   /// Checks the members of the root object. Every fault and every note goes to the two lists.
-  Settings(const JsonValue& root, Faults& faults, std::vector<std::string>& notes);
+  Settings(const JsonValue& root, UnknownKeys unknown, Faults& faults,
+           std::vector<std::string>& notes);
 
   /// Has a valid value (not "auto", not null).
   bool given(std::string_view path) const;

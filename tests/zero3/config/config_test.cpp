@@ -435,6 +435,20 @@ TEST(ConfigValues, WhatAccelerateWrites) {
   EXPECT_EQ(config.param_dtype, DType::BFloat16);
 }
 
+TEST(ConfigValues, UnknownKeysMayBeNotedInstead) {
+  ConfigArguments arguments;
+  arguments.unknown_keys = UnknownKeys::AreNoted;
+  const std::string_view text =
+      R"({"colour": "blue", "zero_optimization": {"stage": 3, "stagee": 1},
+          "train_batch_size": 3})";
+  const Config config = parse(text, arguments);
+  EXPECT_EQ(config.train_batch_size, 3u);
+  EXPECT_TRUE(notes(config, "colour: ignored; unknown key; the keys are listed in docs/config.md"));
+  EXPECT_TRUE(
+      notes(config, "zero_optimization.stagee: ignored; unknown key; did you mean \"stage\"?"));
+  EXPECT_FALSE(parse_config(text, "ds.json", {}).has_value());
+}
+
 TEST(ConfigValues, StepsPerPrintOfAccelerateIsNever) {
   EXPECT_FALSE(parse(R"({"steps_per_print": Infinity})").steps_per_print.has_value());
   EXPECT_FALSE(parse(R"({"steps_per_print": null})").steps_per_print.has_value());
