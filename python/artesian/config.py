@@ -45,35 +45,44 @@ def whole_numbers(value: Any) -> Any:
     return value
 
 
-def text_of(config: ConfigLike) -> tuple[str, str]:
-    """The JSON text, and what messages call it."""
+def values_of(config: ConfigLike) -> tuple[dict[str, Any], str]:
+    """The config as a dict, and what messages call it."""
     if isinstance(config, dict):
-        values = whole_numbers(expand_dotted(config))
-        if values.get("steps_per_print") == float("inf"):
-            del values["steps_per_print"]
-        return json.dumps(values, default=str), "config"
+        return config, "config"
     given = os.fspath(config)
-    if given.lstrip().startswith("{"):
-        return given, "config"
-    with open(given, encoding="utf-8") as file:
-        return file.read(), given
+    path = "config"
+    if not given.lstrip().startswith("{"):
+        path = given
+        with open(path, encoding="utf-8") as file:
+            given = file.read()
+    values = _C.read_json(given, path)
+    if not isinstance(values, dict):
+        raise InvalidError(f"{path}: got {values!r}, allowed an object {{...}}")
+    return values, path
 
 
 def read_config(
-    config: ConfigLike, *, defaults: dict[str, Any] | None = None, hidden_size: int | None = None
+    values: dict[str, Any],
+    path: str,
+    *,
+    hidden_size: int | None = None,
+    note_unknown_keys: bool = False,
 ) -> _C.Config:
-    """The engine's configuration. `defaults`: sections for where the config has none. A config that
-    says nothing of batches has micro-batches of one sample, one a step: the loop decides."""
-    text, path = text_of(config)
-    named = any(f'"{key}"' in text for key in BATCH_KEYS)
-    if defaults:
-        values = json.loads(text)
-        missing = {key: value for key, value in defaults.items() if key not in values}
-        if missing:
-            text = json.dumps({**values, **missing})
-    count = None if named else 1
+    """The engine's configuration. What the config does not say of batches, or calls "auto", is one:
+    the loop decides. `note_unknown_keys`: they are in the notes, and no error."""
+    values = whole_numbers(expand_dotted(values))
+    if values.get("steps_per_print") == float("inf"):
+        del values["steps_per_print"]
+    given = {key for key in BATCH_KEYS if values.get(key, "auto") != "auto"}
+    micro_batch = 1 if not given & {*BATCH_KEYS[:2]} else None
+    accumulation = 1 if not given & {BATCH_KEYS[0], BATCH_KEYS[2]} else None
     return _C.parse_config(
-        text, path, micro_batch=count, accumulation=count, hidden_size=hidden_size
+        json.dumps(values, default=str),
+        path,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        hidden_size=hidden_size,
+        note_unknown_keys=note_unknown_keys,
     )
 
 

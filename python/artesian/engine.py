@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from artesian.config import ConfigLike, read_config, torch_dtype
-from artesian.errors import InvalidError
+from artesian.config import ConfigLike, read_config, torch_dtype, values_of
+from artesian.errors import InvalidError, UnsupportedError
 from artesian.hooks import Hooks
 from artesian.native import _C
-from artesian.optim import AdamW, facade, section_of
+from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.schedulers import ConfigSchedule
+from artesian.state import consolidated_state_dict
 from artesian.units import make_plan, other_tensors
 
 Scheduler = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+
+class Manner(enum.Enum):
+    """Whose semantics are wanted where they differ. As DeepSpeed has it, keys of the config that
+    nobody knows are ignored with a warning, and parameters that a step has not reached are stepped
+    with a gradient of zero; natively the first are an error, and the second left out, as in
+    torch.optim."""
+
+    NATIVE = "native"
+    DEEPSPEED = "deepspeed"
 
 
 def close(core: _C.Engine, hooks: Hooks, process: int) -> None:
@@ -36,41 +51,60 @@ class Engine(nn.Module):
     """Made by artesian.initialize(). Calls the model, and takes its steps."""
 
     def __init__(
-        self, model: nn.Module, config: ConfigLike, optimizer: torch.optim.Optimizer | None = None
+        self,
+        model: nn.Module,
+        config: ConfigLike,
+        optimizer: torch.optim.Optimizer | None = None,
+        model_parameters: Any = None,
+        manner: Manner = Manner.NATIVE,
     ) -> None:
         super().__init__()
         plan = make_plan(model)
-        if not plan.parameters:
+        trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
+        if not trainable:
             raise InvalidError("model: got no trainable parameter, allowed 1 and more")
-        defaults = None if optimizer is None else {"optimizer": section_of(optimizer)}
+        values, path = values_of(config)
+        self.config = values
+        if optimizer is not None:
+            values = {**values, "optimizer": section_of(optimizer)}
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
-        self.config_values = read_config(config, defaults=defaults, hidden_size=hidden_size)
+        self.config_values = read_config(
+            values,
+            path,
+            hidden_size=hidden_size,
+            note_unknown_keys=manner is Manner.DEEPSPEED,
+        )
+        self.param_dtype = torch_dtype(self.config_values.param_dtype)
+        for note in self.config_values.notes:
+            ignored = ": ignored; unknown key" in note
+            logging.getLogger("artesian").log(logging.WARNING if ignored else logging.INFO, note)
         numbers = {name: index for index, name in enumerate(plan.parameters)}
         stages = [
             (unit.name or "model", [numbers[name] for name in unit.parameters])
             for unit in plan.units
         ]
+        if isinstance(optimizer, AdamW):
+            self.optimizer = optimizer
+        elif optimizer is not None:
+            self.optimizer = facade_of(optimizer)
+        else:
+            given = list(trainable.values()) if model_parameters is None else model_parameters
+            self.optimizer = facade(self.config_values.optimizer, given)
+        groups = groups_of(self.optimizer, plan.parameters)
         self._core = _C.Engine(
             self.config_values,
-            list(plan.parameters.items()),
-            stages,
-            other_tensors(model, plan),
+            parameters=list(plan.parameters.items()),
+            groups=groups,
+            group_count=len(self.optimizer.param_groups),
+            skip_unreached=manner is Manner.NATIVE,
+            stages=stages,
+            others=other_tensors(model, plan),
         )
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
-        self._hooks = Hooks(self._core, plan, torch_dtype(self.config_values.param_dtype))
+        self._hooks = Hooks(self._core, model, plan, self.param_dtype)
         # Also when the engine is collected, and at the interpreter's end.
         self._close = weakref.finalize(self, close, self._core, self._hooks, os.getpid())
         self.module = model
-        if isinstance(optimizer, AdamW):
-            self.optimizer = optimizer
-        else:
-            groups = [{"params": list(plan.parameters.values())}]
-            if optimizer is not None:
-                groups = [
-                    {"params": [p for p in group["params"] if id(p) in self._numbers]}
-                    for group in optimizer.param_groups
-                ]
-            self.optimizer = facade(self.config_values.optimizer, groups)
         self.optimizer.attach(self)
         self.lr_scheduler: LRScheduler | None = None
         self.global_steps = 0
@@ -123,7 +157,7 @@ class Engine(nn.Module):
 
     def take_step(self) -> None:
         """One optimizer step over all gradients since the last one."""
-        self._last = self._core.step(self.optimizer.learning_rate())
+        self._last = self._core.step(self.optimizer.constants())
         self.optimizer.overflow = self._last["overflow"]
         self.global_steps += 1
         self.skipped_steps += self._last["overflow"]
@@ -182,12 +216,66 @@ class Engine(nn.Module):
         """What the last optimizer step did: loss, lr, grad_norm, overflow, bytes and more."""
         return self._last
 
+    def manages(self, parameter: nn.Parameter) -> bool:
+        """True if the parameter's memory is the engine's."""
+        return id(parameter) in self._numbers
+
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """A copy of a parameter's master weights, fp32."""
         number = self._numbers.get(id(parameter))
         if number is None:
             raise InvalidError("full_parameter: this is no parameter of the engine's")
         return self._core.read_parameter(number)
+
+    def consolidated_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """The model's state_dict(), parameters in the dtype that they are stored in; where the
+        engine has a folder on NVMe, in mapped files there, so that it need not fit into memory."""
+        return consolidated_state_dict(self, exclude_frozen_parameters)
+
+    _zero3_consolidated_16bit_state_dict = consolidated_state_dict
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        section = self.config.get("zero_optimization", {})
+        names = ("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save")
+        return any(section.get(name) is True for name in names)
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves consolidated_state_dict() by torch.save."""
+        folder = Path(save_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.consolidated_state_dict(exclude_frozen_parameters), folder / save_filename)
+        return True
+
+    def save_checkpoint(
+        self,
+        save_dir: str,
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        raise UnsupportedError(
+            "save_checkpoint: not supported yet from Python; save weights by save_16bit_model() or "
+            'Trainer\'s save_model(), and set save_strategy="no"'
+        )
+
+    def load_checkpoint(
+        self,
+        load_dir: str,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+    ) -> tuple[str, dict[str, Any]]:
+        raise UnsupportedError("load_checkpoint: not supported yet from Python")
 
     def digest(self) -> str:
         """XXH3-128 over names, master weights and moments: the same for every placement."""
@@ -219,21 +307,47 @@ def initialize(
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
     The model's parameters must be in memory, on the CPU; from here on the engine has them. Without
-    an optimizer the config's section says which it is.
+    an optimizer the config's section says which it is; model_parameters are its parameters or
+    groups, all that are trainable unless given.
     """
+    return begin(
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        config=config if config is not None else config_params,
+        manner=Manner.NATIVE,
+    )
+
+
+def begin(
+    *,
+    args: Any,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None,
+    model_parameters: Any,
+    training_data: Any,
+    lr_scheduler: Scheduler | None,
+    config: ConfigLike | None,
+    manner: Manner,
+    collate_fn: Callable[..., Any] | None = None,
+) -> tuple[Engine, AdamW, Any, LRScheduler | None]:
+    """initialize(), in either manner."""
     if model is None:
         raise InvalidError("initialize(model=...): got none, allowed a torch.nn.Module")
-    chosen = config if config is not None else config_params
-    if chosen is None:
-        chosen = getattr(args, "deepspeed_config", None)
+    chosen = config if config is not None else getattr(args, "deepspeed_config", None)
     if chosen is None:
         raise InvalidError("initialize(config=...): got none, allowed a dict, path or JSON text")
+    if model_parameters is not None:
+        model_parameters = list(model_parameters)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         parameters = model_parameters
         if parameters is None:
             parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = optimizer(parameters)
-    engine = Engine(model, chosen, optimizer)
+    engine = Engine(model, chosen, optimizer, model_parameters, manner)
     if isinstance(lr_scheduler, LRScheduler):
         engine.lr_scheduler = lr_scheduler
     elif lr_scheduler is not None:
@@ -243,6 +357,9 @@ def initialize(
     loader = None
     if training_data is not None:
         loader = torch.utils.data.DataLoader(
-            training_data, batch_size=engine.train_micro_batch_size_per_gpu()
+            training_data,
+            batch_size=engine.train_micro_batch_size_per_gpu(),
+            shuffle=not isinstance(training_data, torch.utils.data.IterableDataset),
+            collate_fn=collate_fn,
         )
     return engine, engine.optimizer, loader, engine.lr_scheduler

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from artesian.config import torch_dtype
+from artesian.errors import UnsupportedError
 from artesian.native import _C
 from artesian.units import Plan
 
@@ -93,10 +94,19 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    raise UnsupportedError(
+        "state_dict(): the parameters' memory is the engine's; call "
+        "engine.consolidated_state_dict()"
+    )
+
+
 class Hooks:
     """From construction to remove(), the model's calls go through the engine."""
 
-    def __init__(self, core: _C.Engine, plan: Plan, param_dtype: torch.dtype) -> None:
+    def __init__(
+        self, core: _C.Engine, model: nn.Module, plan: Plan, param_dtype: torch.dtype
+    ) -> None:
         self.core = core
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
@@ -109,6 +119,7 @@ class Hooks:
         modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
         for number, module in enumerate(modules):
             self._register(module, number)
+        self.handles.append(model.register_state_dict_pre_hook(refuse_state_dict))
 
     def remove(self) -> None:
         for handle in self.handles:

@@ -19,14 +19,14 @@ DEFAULTS: dict[str, Any] = {
     "eps": 1e-8,
     "weight_decay": 1e-2,
 }
-FIXED = ("betas", "eps", "weight_decay")
+KEYS = ("lr", "betas", "eps", "weight_decay")
 
 
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's constants; step() is the engine's.
 
-    Made with parameters and given to artesian.initialize(), or made by it. The learning rate of
-    param_groups[0] is that of the next step, so any torch scheduler works.
+    Made with parameters and given to artesian.initialize(), or made by it. What param_groups say
+    when step() is called is what that step does, so any torch scheduler works.
     """
 
     decoupled_decay = True
@@ -40,13 +40,13 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = DEFAULTS["weight_decay"],
     ) -> None:
         self._engine: Engine | None = None
+        self._client: torch.optim.Optimizer | None = None
         constants = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, constants)
         self.overflow = False
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
-        self._begun = [{key: group[key] for key in FIXED} for group in self.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_engine", None) is not None:
@@ -62,21 +62,18 @@ class AdamW(torch.optim.Optimizer):
             raise InvalidError("this optimizer has no engine; give it to artesian.initialize()")
         return self._engine
 
-    def learning_rate(self) -> float:
-        """Of the next step. Raises where something else was changed, which the engine cannot do."""
-        for group, begun in zip(self.param_groups, self._begun, strict=True):
-            for key in FIXED:
-                if group[key] != begun[key]:
-                    raise UnsupportedError(
-                        f"param_groups: {key}: got {group[key]}, allowed {begun[key]}, which the "
-                        "engine was made with"
-                    )
-        rates = {float(group["lr"]) for group in self.param_groups}
-        if len(rates) != 1:
-            raise UnsupportedError(
-                f"param_groups: lr: got {sorted(rates)}, allowed one for all groups"
+    def constants(self) -> list[tuple[float, float, float, float, float]]:
+        """Of the next step, by group: lr, weight decay, both betas, eps."""
+        return [
+            (
+                float(group["lr"]),
+                float(group["weight_decay"]),
+                float(group["betas"][0]),
+                float(group["betas"][1]),
+                float(group["eps"]),
             )
-        return rates.pop()
+            for group in self.param_groups
+        ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss = None
@@ -84,6 +81,8 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.engine.take_step()
+        if self._client is not None:  # schedulers that were made for it ask it for that
+            self._client._opt_called = True  # type: ignore[attr-defined]
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -97,6 +96,15 @@ class AdamW(torch.optim.Optimizer):
             "optimizer.state_dict(): the moments are in the engine's tiers, and saving them is not "
             "supported yet"
         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the groups' constants."""
+        if state_dict.get("state"):
+            raise UnsupportedError(
+                "optimizer.load_state_dict(): got moments, allowed param_groups only: the moments "
+                "are in the engine's tiers"
+            )
+        super().load_state_dict(state_dict)
 
 
 class Adam(AdamW):
@@ -131,18 +139,42 @@ def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     for flag in ("amsgrad", "maximize"):
         if optimizer.defaults.get(flag):
             raise UnsupportedError(f"optimizer: {flag}=True is not supported")
-    groups = [{key: group[key] for key in ("lr", *FIXED)} for group in optimizer.param_groups]
-    if any(group != groups[0] for group in groups):
-        raise UnsupportedError(
-            "optimizer: param_groups with different constants are not supported yet; give all the "
-            "same lr, betas, eps and weight_decay"
-        )
-    params = {**groups[0], "lr": float(groups[0]["lr"]), "betas": list(groups[0]["betas"])}
+    first = {key: optimizer.param_groups[0][key] for key in KEYS}
+    params = {**first, "lr": float(first["lr"]), "betas": [float(beta) for beta in first["betas"]]}
     params["adam_w_mode"] = decoupled
     return {"type": "AdamW" if decoupled else "Adam", "params": params}
 
 
-def facade(values: dict[str, Any], groups: list[dict[str, Any]]) -> AdamW:
-    """The optimizer that a loop sees, with the engine's constants in every group."""
-    clean = [{"params": group["params"]} for group in groups]
-    return AdamW(clean, values["lr"], values["betas"], values["eps"], values["weight_decay"])
+def facade(values: dict[str, Any], parameters: Iterable[Any]) -> AdamW:
+    """The optimizer that a loop sees where the config says which it is. `parameters`: parameters,
+    or groups, whose constants are the config's unless they have their own."""
+    return AdamW(
+        parameters, values["lr"], values["betas"], values["eps"], values["weight_decay"]
+    )
+
+
+def facade_of(optimizer: torch.optim.Optimizer) -> AdamW:
+    """The same for a client's optimizer. It has the very groups, so that a scheduler that was made
+    for the client's still decides."""
+    kind = AdamW if section_of(optimizer)["type"] == "AdamW" else Adam
+    result = kind(optimizer.param_groups)
+    result._client = optimizer
+    return result
+
+
+def groups_of(optimizer: AdamW, parameters: dict[str, torch.nn.Parameter]) -> list[int]:
+    """The group of each of a model's parameters; 0 for frozen ones, which have none."""
+    groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
+    left = set(groups) - {id(parameter) for parameter in parameters.values()}
+    if left:
+        raise InvalidError(
+            f"optimizer: got {len(left)} parameters that are none of the model's; make it with the "
+            "model's own"
+        )
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and id(parameter) not in groups:
+            raise InvalidError(
+                f'optimizer: got no group with the parameter "{name}", which is trainable; add it '
+                "to one, or freeze it by requires_grad_(False)"
+            )
+    return [groups.get(id(parameter), 0) for parameter in parameters.values()]

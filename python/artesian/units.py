@@ -2,8 +2,8 @@
 
 A unit is a block, or a module outside of all blocks that owns parameters itself, with everything
 below it. Blocks are the elements of the outermost ModuleLists whose elements are of one class, and
-modules of the classes that a Hugging Face model must not have split (`_no_split_modules`). Pure:
-the tree of modules is read, and nothing is changed.
+modules of the classes that a Hugging Face model must not have split (`_no_split_modules`), or that
+set_z3_leaf_modules() has named. Pure: the tree of modules is read, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Plan:
 
     units: list[Unit]
     containers: list[tuple[str, nn.Module]]
-    parameters: dict[str, nn.Parameter]  # the engine's: trainable, each once
-    kept: dict[str, nn.Parameter]  # left where they are: frozen, or not floating-point
+    parameters: dict[str, nn.Parameter]  # the engine's: floating-point, each once
+    kept: dict[str, nn.Parameter]  # left where they are
 
 
 def is_managed(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad and parameter.is_floating_point()
+    return parameter.is_floating_point()
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -55,7 +55,8 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
     def visit(name: str, module: nn.Module, in_list: bool) -> None:
         own = next(module.parameters(), None) is not None
-        if name and own and (in_list or type(module).__name__ in classes):
+        leaf = in_list or type(module).__name__ in classes or getattr(module, "_z3_leaf", False)
+        if name and own and leaf:
             blocks[name] = module
             return
         for child_name, child in module.named_children():
@@ -141,15 +142,19 @@ def explain(model: nn.Module) -> str:
         if shared:
             text += f"; shared with other units: {', '.join(shared)}"
         lines.append(text)
-    if plan.kept:
-        count = sum(p.numel() for p in plan.kept.values())
-        lines.append(f"left in memory, as frozen: {len(plan.kept)} parameters, {count:,} elements")
+    frozen = [p.numel() for p in plan.parameters.values() if not p.requires_grad]
+    for text, sizes in (
+        ("frozen, which are read and never written", frozen),
+        ("left in memory, as not floating-point", [p.numel() for p in plan.kept.values()]),
+    ):
+        if sizes:
+            lines.append(f"{text}: {len(sizes)} parameters, {sum(sizes):,} elements")
     return "\n".join(lines)
 
 
 def other_tensors(model: nn.Module, plan: Plan) -> list[tuple[str, torch.Tensor]]:
-    """Tensors of the model that are no parameters of the engine's: buffers, frozen parameters, and
-    plain attributes, also in lists."""
+    """Tensors of the model that are no parameters of the engine's: buffers, parameters that stay
+    where they are, and plain attributes, also in lists."""
     ours = {id(parameter) for parameter in plan.parameters.values()}
     found: list[tuple[str, torch.Tensor]] = list(model.named_buffers())
     found.extend(plan.kept.items())

@@ -3,6 +3,7 @@
 #include "python/src/bind.h"
 #include "python/src/errors.h"
 #include "zero3/config/config.h"
+#include "zero3/config/text.h"
 #include "zero3/step/lr_schedule.h"
 
 namespace artesian::python {
@@ -13,13 +14,50 @@ using zero3::SchedulerConfig;
 
 Config parse(const std::string& text, const std::string& path,
              std::optional<std::uint64_t> micro_batch, std::optional<std::uint64_t> accumulation,
-             std::optional<std::uint64_t> hidden_size) {
+             std::optional<std::uint64_t> hidden_size, bool note_unknown_keys) {
   zero3::ConfigArguments arguments;
+  if (note_unknown_keys) arguments.unknown_keys = zero3::UnknownKeys::AreNoted;
   arguments.micro_batch_size = micro_batch;
   arguments.accumulation_steps = accumulation;
   arguments.hidden_size = hidden_size;
   arguments.steps_later = true;
   return value_or_raise(zero3::parse_config(text, path, arguments));
+}
+
+/// A JSON value as Python's json makes it.
+py::object to_python(const zero3::JsonValue& value) {
+  using Kind = zero3::JsonValue::Kind;
+  switch (value.kind) {
+    case Kind::Null: return py::none();
+    case Kind::Boolean: return py::bool_(value.boolean);
+    case Kind::Number:
+      if (value.text.find_first_of(".eEIN") != value.text.npos) return py::float_(value.number);
+      return py::reinterpret_steal<py::object>(PyLong_FromString(value.text.c_str(), nullptr, 10));
+    case Kind::String: return py::str(value.text);
+    case Kind::Array: {
+      py::list list;
+      for (const auto& element : value.elements) list.append(to_python(element));
+      return list;
+    }
+    case Kind::Object: {
+      py::dict dict;
+      for (const auto& [name, member] : value.members) dict[py::str(name)] = to_python(member);
+      return dict;
+    }
+  }
+  return py::none();
+}
+
+py::object read_json(const std::string& text, const std::string& path) {
+  return to_python(value_or_raise(zero3::read_json(text, path)));
+}
+
+/// The folder for what is on NVMe, or None.
+std::optional<std::string> nvme_path_of(const Config& config) {
+  for (const auto& offload : {config.zero.offload_param, config.zero.offload_optimizer}) {
+    if (offload.device == zero3::Offload::Nvme) return offload.nvme_paths.front();
+  }
+  return std::nullopt;
 }
 
 py::dict optimizer_of(const Config& config) {
@@ -29,6 +67,7 @@ py::dict optimizer_of(const Config& config) {
   values["betas"] = py::make_tuple(adam.beta1, adam.beta2);
   values["eps"] = adam.eps;
   values["weight_decay"] = adam.weight_decay;
+  values["decoupled_decay"] = adam.decoupled_decay;
   return values;
 }
 
@@ -39,10 +78,12 @@ void bind_config(py::module_& module) {
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
       .def_readonly("accumulation_steps", &Config::accumulation_steps)
+      .def_readonly("notes", &Config::notes)
       .def_property_readonly("stage", [](const Config& config) { return config.zero.stage; })
       .def_property_readonly("param_dtype",
                              [](const Config& config) { return dtype_name(config.param_dtype); })
       .def_property_readonly("optimizer", &optimizer_of)
+      .def_property_readonly("nvme_path", &nvme_path_of)
       .def_property_readonly("has_schedule",
                              [](const Config& config) {
                                return config.scheduler.type != SchedulerConfig::Type::Constant;
@@ -54,7 +95,9 @@ void bind_config(py::module_& module) {
           },
           py::arg("updates"));
   module.def("parse_config", &parse, py::arg("text"), py::arg("path"), py::kw_only(),
-             py::arg("micro_batch"), py::arg("accumulation"), py::arg("hidden_size"));
+             py::arg("micro_batch"), py::arg("accumulation"), py::arg("hidden_size"),
+             py::arg("note_unknown_keys"));
+  module.def("read_json", &read_json, py::arg("text"), py::arg("path"));
 }
 
 }  // namespace artesian::python

@@ -1,5 +1,6 @@
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,21 +20,30 @@ using zero3::Pass;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using Stages = std::vector<std::pair<std::string, std::vector<std::uint32_t>>>;
+using Constants = std::vector<std::array<double, 5>>;  // lr, weight_decay, beta1, beta2, eps
 
+/// groups[i]: parameter i's, of `group_count`.
 std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTensors& parameters,
+                                     const std::vector<std::uint32_t>& groups,
+                                     std::size_t group_count, bool skip_unreached,
                                      const Stages& stages, const NamedTensors& others) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
-    shape.parameters.push_back({.name = name, .shape = tensor.sizes().vec()});
+    const std::uint32_t group = groups.at(tensors.size());
+    shape.parameters.push_back({.name = name, .shape = tensor.sizes().vec(), .group = group});
     tensors.push_back(tensor);
   }
+  const zero3::HookedEngineOptions options{
+      .groups = std::vector<zero3::GroupOptions>(group_count),
+      .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros};
   for (const auto& [name, indices] : stages) {
     shape.stages.push_back({.name = name, .parameters = indices, .lookup = std::nullopt});
   }
   std::vector<NamedTensor> rest;
   for (const auto& [name, tensor] : others) rest.push_back({name, tensor});
-  return without_gil([&] { return HookedEngine::create(std::move(shape), config, tensors, rest); });
+  return without_gil(
+      [&] { return HookedEngine::create(std::move(shape), config, options, tensors, rest); });
 }
 
 Pass pass_of(bool evaluate) {
@@ -55,8 +65,11 @@ py::dict told(const zero3::StepResult& result) {
   return values;
 }
 
-py::dict step(HookedEngine& engine, std::optional<double> learning_rate) {
-  const zero3::StepRequest request{.micro_batches = 0, .learning_rate = learning_rate};
+py::dict step(HookedEngine& engine, const Constants& groups) {
+  zero3::StepRequest request;
+  for (const auto& [lr, weight_decay, beta1, beta2, eps] : groups) {
+    request.groups.push_back({lr, weight_decay, beta1, beta2, eps});
+  }
   zero3::UnitUses* uses = value_or_raise(engine.uses());
   auto result = without_gil([&] { return uses->step(request); });
   if (result.end.has_value()) raise(*result.end);
@@ -80,7 +93,8 @@ void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tens
 void bind_engine(py::module_& module) {
   using zero3::UnitUses;
   py::class_<HookedEngine>(module, "Engine")
-      .def(py::init(&create), py::arg("config"), py::arg("parameters"), py::arg("stages"),
+      .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
+           py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
            py::arg("others"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
@@ -92,7 +106,7 @@ void bind_engine(py::module_& module) {
       .def("begin_backward", &call_uses<&UnitUses::begin_backward, double>)
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)
       .def("zero_gradients", &call_uses<&UnitUses::zero_gradients>)
-      .def("step", &step, py::arg("learning_rate"))
+      .def("step", &step, py::arg("groups"))
       .def("read_parameter",
            [](HookedEngine& engine, std::uint32_t parameter) {
              return without_gil([&] { return engine.read_parameter(parameter); });

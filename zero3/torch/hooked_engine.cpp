@@ -17,18 +17,23 @@
 namespace artesian::zero3 {
 
 Result<std::unique_ptr<HookedEngine>> HookedEngine::create(ModelShape shape, const Config& config,
+                                                           const HookedEngineOptions& options,
                                                            std::span<const at::Tensor> tensors,
                                                            std::span<const NamedTensor> others) {
   std::unique_ptr<HookedEngine> engine(new HookedEngine());
-  ARTESIAN_TRY_VOID(
-      from_torch([&] { return engine->build(std::move(shape), config, tensors, others); }));
+  ARTESIAN_TRY_VOID(from_torch(
+      [&] { return engine->build(std::move(shape), config, options, tensors, others); }));
   return engine;
 }
 
 Result<void> HookedEngine::build(ModelShape shape, const Config& config,
+                                 const HookedEngineOptions& given,
                                  std::span<const at::Tensor> tensors,
                                  std::span<const NamedTensor> others) {
   make_first_calls();
+  for (std::size_t index = 0; index < tensors.size(); ++index) {
+    shape.parameters[index].trainable = tensors[index].requires_grad();
+  }
   ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
   ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
@@ -40,6 +45,8 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   options.compute_dtype = compute_dtype;
   options.device = device.backend;
   options.lender = kept_activations();
+  options.groups = given.groups;
+  options.unreached = given.unreached;
   ARTESIAN_TRY(core, StepCore::create(std::move(shape), config, options, *executor_));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;

@@ -18,12 +18,19 @@
 
 namespace artesian::zero3 {
 
+struct HookedEngineOptions {
+  std::vector<GroupOptions> groups{};  // StepCoreOptions::groups
+  Unreached unreached = Unreached::IsSkipped;
+};
+
 class HookedEngine {
  public:
   /// Plans, fills the home tiers from the tensors, and takes them over: tensors[i] is parameter i
-  /// of the shape; `others` are what else the model holds. After an error the model is as it was.
+  /// of the shape, and trainable where that asks for a gradient; `others` are what else the model
+  /// holds. After an error the model is as it was.
   /// Errors: those of StepCore::create and initialize; of check_adoptable.
   static Result<std::unique_ptr<HookedEngine>> create(ModelShape shape, const Config& config,
+                                                      const HookedEngineOptions& options,
                                                       std::span<const at::Tensor> tensors,
                                                       std::span<const NamedTensor> others);
   /// Closes if that has not happened.
@@ -43,8 +50,8 @@ class HookedEngine {
 
  private:
   HookedEngine() = default;
-  Result<void> build(ModelShape shape, const Config& config, std::span<const at::Tensor> tensors,
-                     std::span<const NamedTensor> others);
+  Result<void> build(ModelShape shape, const Config& config, const HookedEngineOptions& options,
+                     std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
 
   std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
   std::unique_ptr<StepCore> core_;

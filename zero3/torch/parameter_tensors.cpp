@@ -159,6 +159,7 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
     const DType dtype = placement.units[placement.layout.places[index].unit].computed;
     auto tensor = result->leaf_at(result->guard_->address(index), parameters[index], dtype);
     tensor.set_requires_grad(parameters[index].trainable);
+    result->trained_.push_back(parameters[index].trainable);
     result->tensors_.push_back(std::move(tensor));
   }
   return result;
@@ -187,6 +188,7 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::adopt(
     tensor.set_data(result->leaf_at(guard ? guard->address(index) : &nowhere, spec, dtype));
     result->tensors_.push_back(tensor);
     result->names_.push_back(spec.name);
+    result->trained_.push_back(spec.trainable);
     AdoptedStorages::instance().add(storage_of(tensor));
     result->release(index);
     const bool forgotten = !still_used.contains(old.unsafeGetStorageImpl());
@@ -237,8 +239,8 @@ void ParameterTensors::unbind(std::uint32_t unit) {
 }
 
 void ParameterTensors::bump_versions() {
-  for (const at::Tensor& tensor : tensors_) {
-    if (tensor.requires_grad()) tensor.unsafeGetTensorImpl()->bump_version();
+  for (std::uint32_t parameter = 0; parameter < tensors_.size(); ++parameter) {
+    if (trained_[parameter]) tensors_[parameter].unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -64,7 +64,7 @@ class ParameterTensors {
   void bind(std::uint32_t unit, std::byte* slot);
   /// Releases them.
   void unbind(std::uint32_t unit);
-  /// Marks all values as changed, but those of frozen parameters.
+  /// Marks all values as changed, but those of parameters that were frozen from the beginning.
   void bump_versions();
 
  private:
@@ -80,6 +80,7 @@ class ParameterTensors {
   std::unique_ptr<ParameterGuard> guard_;  // null: released parameters are refused
   std::vector<at::Tensor> tensors_;
   std::vector<std::string> names_;  // of adopted ones
+  std::vector<bool> trained_;       // by parameter: has a gradient, and changes
 };
 
 at::ScalarType scalar_type(DType dtype) noexcept;

@@ -283,6 +283,18 @@ Result<void> UnitUses::check_unchanged(std::uint32_t unit) const {
   return {};
 }
 
+Result<void> UnitUses::check_frozen() const {
+  const auto& parameters = core_.shape().parameters;
+  for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
+    if (parameters[parameter].trainable || !tensors_.at(parameter).requires_grad()) continue;
+    return make_error(ErrorCode::Invalid,
+                      "parameter \"" + parameters[parameter].name +
+                          "\" was frozen when the engine was made, and has no optimizer state; "
+                          "make another engine, or start with it trainable and freeze it later");
+  }
+  return {};
+}
+
 Result<void> UnitUses::hold(std::uint32_t stage) {
   if (stage_holds_[stage]++ > 0) return {};
   const AccessOrder::Access& units = layout_.stages[stage];
@@ -339,6 +351,7 @@ Result<void> UnitUses::begin_pass(Pass pass) {
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
     if (layout_.units[unit].persistent) ARTESIAN_TRY_VOID(check_unchanged(unit));
   }
+  ARTESIAN_TRY_VOID(check_frozen());
   if (pass == Pass::Train) return open_forward();
   ARTESIAN_TRY_VOID(close_forward_and_backward());
   ARTESIAN_TRY_VOID(core_.begin_evaluation());

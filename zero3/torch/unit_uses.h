@@ -22,6 +22,9 @@
 // who clips by it, or looks at it, gets an error instead of nothing. It is taken away by the next
 // backward, by step() and by zero_gradients().
 //
+// What is frozen when the engine is made, stays so: it has no optimizer state. What is trainable
+// may be switched off for a while; a step in which no gradient has come for it leaves it out.
+//
 // The graph owns its uses. They may die on any thread, in a forked child too: the destructor only
 // leaves word, in a list without locks, and the next call on the caller's thread reads it.
 //
@@ -118,6 +121,7 @@ class UnitUses {
   Result<void> release(std::uint32_t stage);
   Result<void> release_all(const std::vector<std::uint32_t>& stages);
   Result<void> check_unchanged(std::uint32_t unit) const;
+  Result<void> check_frozen() const;
   void remember_versions(std::uint32_t unit);
   std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
                                             const Use& use) const;
