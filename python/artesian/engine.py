@@ -101,6 +101,8 @@ class Engine(nn.Module):
             others=other_tensors(model, plan),
         )
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
+        for parameter in plan.parameters.values():
+            parameter._artesian_engine = weakref.ref(self)  # for zero.GatheredParameters
         self._hooks = Hooks(self._core, model, plan, self.param_dtype)
         # Also when the engine is collected, and at the interpreter's end.
         self._close = weakref.finalize(self, close, self._core, self._hooks, os.getpid())

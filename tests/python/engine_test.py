@@ -8,6 +8,8 @@ import gc
 import json
 import logging
 import os
+import random
+import signal
 import subprocess
 import sys
 
@@ -357,6 +359,58 @@ def test_an_exception_in_backward_damages_the_step(bare):
     del loss
     train(engine, batch, 1, first=1)
     assert engine.digest() == digest_after(2)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_ctrl_c_while_backward_computes_anew(reentrant):
+    model, batch = small_models.make("llama")  # which has no dropout
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    engine = start(model)
+    train(engine, batch, 1)
+    loss = engine(**batch(9)).loss
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(
+        lambda module, args: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        engine.backward(loss)
+    handle.remove()
+    with pytest.raises(artesian.Error, match="the step is damaged"):
+        engine.step()
+    engine.zero_grad()
+    assert engine._core.depth == 0
+    del loss
+    train(engine, batch, 1, first=1)
+    assert engine.digest() == digest_after(2, "llama")
+
+
+def test_exceptions_anywhere_change_no_bit():
+    seed = 7
+    print("seed", seed)
+    draw = random.Random(seed)
+    model, batch = model_of()
+    engine = start(model)
+
+    def throw(*_):
+        raise Stop
+
+    def throw_in_backward(module, args, output):
+        output.register_hook(throw)
+
+    places = [module for name, module in model.named_modules() if name.endswith((".mlp", ".attn"))]
+    kinds = ("register_forward_pre_hook", "register_forward_hook", "in backward")
+    for step in range(6):
+        module, kind = draw.choice(places), kinds[step % 3]
+        if kind == "in backward":
+            module = draw.choice([module.mlp for module in model.transformer.h])
+            handle = module.register_forward_hook(throw_in_backward)
+        else:
+            handle = getattr(module, kind)(throw)
+        with pytest.raises(Stop):
+            engine.backward(engine(**batch(50 + step)).loss)
+        handle.remove()
+        engine.zero_grad()
+        train(engine, batch, 1, first=step)
+    assert engine.digest() == digest_after(6)
 
 
 def test_a_released_parameter_is_an_error_with_its_name():
