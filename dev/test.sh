@@ -5,6 +5,8 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 dev/build.sh release || exit 1
 
+dev/extras.sh dev/requirements-hf.lock >/dev/null || exit 1
+
 ctest --preset release 2>&1 | tee build/ctest.log
 ctest_code=$?
 # pytest's colours would hide its summary line from whoever reads the log.

@@ -16,6 +16,37 @@ if TYPE_CHECKING:
     from artesian.engine import Engine
 
 
+class Init(contextlib.AbstractContextManager["Init"]):
+    """Models are made inside of it. They are made in memory, as without it; the engine takes them
+    over from there. The arguments are DeepSpeed's, and have no effect."""
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        data_parallel_group: Any = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: Any = None,
+        config: Any = None,
+        enabled: bool = True,
+        dtype: Any = None,
+        mpu: Any = None,
+        **others: Any,
+    ) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> Init:
+        if self.enabled:
+            from artesian.deepspeed import comm
+
+            comm.init_distributed()  # scripts count on it from here on
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
 def engine_of(parameter: Any) -> Engine | None:
     """The engine that has the parameter's memory, if one has."""
     reference = getattr(parameter, "_artesian_engine", None)

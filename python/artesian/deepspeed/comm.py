@@ -1,0 +1,57 @@
+"""deepspeed.comm: the process group, of one process so far."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+import torch.distributed
+from torch.distributed import all_gather, all_reduce, barrier, broadcast, is_available
+
+from artesian.errors import UnsupportedError
+
+__all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "is_available"]
+
+
+def is_initialized() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: datetime.timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Makes the process group, unless there is one, without a port: nobody else takes part. The
+    arguments are DeepSpeed's; those that concern other processes have no effect."""
+    processes = max(world_size, int(os.environ.get("WORLD_SIZE", "1")))
+    if processes > 1:
+        raise UnsupportedError(
+            f"init_distributed: got {processes} processes, allowed 1; several ranks are not "
+            "supported yet from Python"
+        )
+    if is_initialized():
+        return
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+
+
+def get_rank(group: Any = None) -> int:
+    return torch.distributed.get_rank(group) if is_initialized() else 0
+
+
+def get_world_size(group: Any = None) -> int:
+    return torch.distributed.get_world_size(group) if is_initialized() else 1
+
+
+def get_local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))

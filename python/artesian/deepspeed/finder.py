@@ -1,0 +1,70 @@
+"""Answers `import deepspeed`, its submodules, and queries of the installed distribution of that
+name. Loads neither torch nor the engine: that is left to the first name that is used."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from importlib.metadata import DistributionFinder
+from typing import Any
+
+from artesian.deepspeed import surface
+
+SWITCH = "ARTESIAN_AS_DEEPSPEED"
+
+METADATA = f"""Metadata-Version: 2.1
+Name: deepspeed
+Version: {surface.VERSION}
+Summary: answered by Artesian, which this environment has asked for by {SWITCH}
+"""
+
+
+class Distribution(importlib.metadata.Distribution):
+    """What is said of deepspeed. No file belongs to it."""
+
+    def read_text(self, filename: str) -> str | None:
+        return {"METADATA": METADATA, "top_level.txt": "deepspeed\n"}.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+class Loader(importlib.abc.Loader):
+    def exec_module(self, module: types.ModuleType) -> None:
+        surface.fill(module)
+
+
+class Finder(DistributionFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not surface.has_module(fullname):
+            return None
+        return importlib.machinery.ModuleSpec(
+            fullname, Loader(), origin="artesian", is_package=True
+        )
+
+    def find_distributions(
+        self, context: DistributionFinder.Context = DistributionFinder.Context()
+    ) -> Iterable[importlib.metadata.Distribution]:
+        return [Distribution()] if context.name in (None, "deepspeed") else []
+
+
+def install() -> None:
+    """From here on, in this process and its children. Of a DeepSpeed that is imported already it
+    cannot take the place."""
+    os.environ[SWITCH] = "1"
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    known = sys.modules.get("deepspeed")
+    if known is not None:
+        raise ImportError(
+            f"import artesian.deepspeed: {known} is imported already; put this line before all "
+            f"other imports, or start Python with {SWITCH}=1"
+        )
+    sys.meta_path.insert(0, Finder())

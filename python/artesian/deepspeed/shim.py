@@ -1,0 +1,211 @@
+"""DeepSpeed's calls, in terms of Artesian's."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from artesian.deepspeed import comm, surface
+from artesian.engine import Engine, Manner, begin
+from artesian.errors import InvalidError, UnsupportedError
+from artesian.optim import DEFAULTS, AdamW
+
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+DeepSpeedEngine = Engine
+logger = logging.getLogger("artesian.deepspeed")
+version = surface.VERSION
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[Engine, AdamW, Any, Any]:
+    """deepspeed.initialize."""
+    if mpu is not None or mesh_param is not None:
+        raise UnsupportedError(
+            "deepspeed.initialize: mpu, mesh_param: not supported: there is one process"
+        )
+    comm.init_distributed()
+    result = begin(
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        collate_fn=collate_fn,
+        config=config if config is not None else config_params,
+        manner=Manner.DEEPSPEED,
+    )
+    describe_parameters(result[0])
+    return result
+
+
+def describe_parameters(engine: Engine) -> None:
+    """What libraries ask of a parameter that is not there."""
+    for number, parameter in enumerate(filter(engine.manages, engine.module.parameters())):
+        parameter.ds_id = number
+        parameter.ds_numel = parameter.numel()
+        parameter.ds_shape = parameter.shape
+        parameter.ds_status = ZeroParamStatus.NOT_AVAILABLE
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds the arguments that say that a script is run with DeepSpeed, and with which config."""
+    group = parser.add_argument_group("DeepSpeed", "answered by Artesian")
+    group.add_argument("--deepspeed", default=False, action="store_true")
+    group.add_argument("--deepspeed_config", default=None, type=str)
+    group.add_argument("--deepscale", default=False, action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--deepscale_config", default=None, type=str, help=argparse.SUPPRESS)
+    return parser
+
+
+class DeepSpeedCPUAdam(AdamW):
+    """deepspeed.ops.adam.DeepSpeedCPUAdam's arguments."""
+
+    def __init__(
+        self,
+        model_params: Iterable[Any],
+        lr: float = DEFAULTS["lr"],
+        bias_correction: bool = True,
+        betas: tuple[float, float] = DEFAULTS["betas"],
+        eps: float = DEFAULTS["eps"],
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        if amsgrad or not bias_correction or not fp32_optimizer_states:
+            raise UnsupportedError(
+                "DeepSpeedCPUAdam: amsgrad=True, bias_correction=False and "
+                "fp32_optimizer_states=False are not supported"
+            )
+        self.decoupled_decay = adamw_mode
+        super().__init__(model_params, lr, betas, eps, weight_decay)
+
+
+class FusedAdam(DeepSpeedCPUAdam):
+    """deepspeed.ops.adam.FusedAdam's arguments."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = DEFAULTS["lr"],
+        bias_correction: bool = True,
+        betas: tuple[float, float] = DEFAULTS["betas"],
+        eps: float = DEFAULTS["eps"],
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        super().__init__(
+            params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode
+        )
+
+
+class ZeroParamStatus(enum.Enum):
+    """Of a parameter: ds_status."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+class Accelerator:
+    """What is asked of deepspeed.accelerator.get_accelerator(): the CPU."""
+
+    def device_name(self, device_index: int | str | None = None) -> str:
+        return "cpu"
+
+    def current_device_name(self) -> str:
+        return "cpu"
+
+    def current_device(self) -> str:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def is_available(self) -> bool:
+        return True
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    def empty_cache(self) -> None:
+        """There is none."""
+
+
+ACCELERATOR = Accelerator()
+
+
+def get_accelerator() -> Accelerator:
+    return ACCELERATOR
+
+
+def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any]) -> list[nn.Module]:
+    """Modules of these classes, or of classes of these names, are units as a whole."""
+    found = [
+        module
+        for module in model.modules()
+        if any(
+            type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind)
+            for kind in leaf_module_classes
+        )
+    ]
+    if not found:
+        raise InvalidError(
+            f"set_z3_leaf_modules: got {leaf_module_classes}, allowed classes of modules that the "
+            "model has"
+        )
+    for module in found:
+        module._z3_leaf = True
+    return found
+
+
+def clone_tensors_for_torch_save(item: Any, device: Any = None) -> Any:
+    """A nested value with copies of its tensors, each without memory that it shares."""
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone().to(device or "cpu")
+    if isinstance(item, list | tuple):
+        return type(item)(clone_tensors_for_torch_save(element, device) for element in item)
+    if isinstance(item, dict):
+        return type(item)(
+            {key: clone_tensors_for_torch_save(value, device) for key, value in item.items()}
+        )
+    return item
+
+
+def zero_wrapper_for_fp_tensor_constructor(
+    fn: Callable[..., Any], target_fp_dtype: Any = None, **kwargs: Any
+) -> Callable[..., Any]:
+    """Tensors are made as the model says, under zero.Init, too."""
+    return fn
+
+
+_orig_torch_arange = torch.arange

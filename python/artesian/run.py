@@ -1,0 +1,60 @@
+"""Runs a script that imports DeepSpeed, with Artesian in its place:
+
+    python -m artesian.run script.py ARGUMENTS
+    python -m artesian.run -m module ARGUMENTS
+
+The script and its processes find artesian where they look for deepspeed; nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import site
+import sys
+
+from artesian.errors import UnsupportedError
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="artesian run", description=__doc__.splitlines()[0])
+    parser.add_argument("--num_gpus", type=int, default=1, help="1: several are not supported yet")
+    parser.add_argument("--num_nodes", type=int, default=1, help="1: several are not supported yet")
+    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+def children_see_us() -> bool:
+    """True if Python reads our .pth file when it starts."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    return any(os.path.exists(os.path.join(folder, "artesian.pth")) for folder in folders)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = parse(arguments)
+    if given.num_gpus > 1 or given.num_nodes > 1:
+        raise UnsupportedError(
+            f"artesian run: got --num_gpus {given.num_gpus} --num_nodes {given.num_nodes}, allowed "
+            "1 of each; several ranks are not supported yet"
+        )
+    import artesian.deepspeed  # noqa: F401
+
+    if not children_see_us():
+        print(
+            "artesian run: note: artesian is not installed in a site folder, so processes that the "
+            "script starts do not find it as deepspeed; install the wheel",
+            file=sys.stderr,
+        )
+    sys.argv = [given.script, *given.arguments]
+    if given.module:
+        runpy.run_module(given.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(given.script))
+        runpy.run_path(given.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Accelerate and PEFT, which only these tests need, and the environment of a script that is run
+with Artesian in DeepSpeed's place."""
+
+import os
+import subprocess
+import sys
+
+from build_folder import BUILD, ROOT
+
+LOCK = ROOT / "dev" / "requirements-hf.lock"
+FOLDER = subprocess.run(
+    [ROOT / "dev" / "extras.sh", LOCK], check=True, capture_output=True, text=True
+).stdout.strip()
+EXAMPLES = ROOT / "examples" / "python"
+
+# What `python -m artesian.run` or the .pth file of an installed package does, for a package that is
+# where PYTHONPATH says.
+START = "import site; site.addsitedir({folder!r})\n"
+
+
+def environment(folder, *, as_deepspeed):
+    """For a process that works in `folder`. `as_deepspeed`: and its children, too."""
+    start = folder / "start"
+    start.mkdir(exist_ok=True)
+    (start / "sitecustomize.py").write_text(START.format(folder=str(BUILD / "python")))
+    paths = [str(start), str(BUILD / "python"), FOLDER, os.environ.get("PYTHONPATH", "")]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hub"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    variables.pop("ARTESIAN_AS_DEEPSPEED", None)
+    if as_deepspeed:
+        variables["ARTESIAN_AS_DEEPSPEED"] = "1"
+    return variables
+
+
+def run(folder, *words, as_deepspeed=True, fails=False):
+    """Runs Python on these words in the folder."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=environment(folder, as_deepspeed=as_deepspeed),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done
