@@ -79,7 +79,8 @@ class CheckpointSaver {
   /// Waits for the commit. Nothing: none was started since the last call. Errors: what the save
   /// failed with; Timeout: it is still under way, ask again.
   Result<std::optional<SavedCheckpoint>> finish(Deadline deadline) noexcept;
-  bool committing() const noexcept { return commit_.has_value(); }
+  /// A commit was started, or could not be, and finish has not said what came of it.
+  bool committing() const noexcept { return commit_.has_value() || lost_.has_value(); }
 
   /// Gives the reserved room back. Errors: Busy, Io, Timeout.
   Result<void> close() noexcept;

@@ -3,17 +3,17 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/detached_call.h"
 #include "base/durable_folder.h"
 #include "base/log.h"
-#include "zero3/step/state_snapshot.h"
 #include "zero3/step/zero_to_fp32.h"
 
 namespace artesian::zero3 {
 namespace {
 
-/// Of a save's own: two blocks in work, and some on their way to the disk.
-constexpr std::uint64_t buffer_bytes = 8 * CheckpointBlock::bytes_max;
+/// Of a save's own: a sub-group in work, of at most 12 bytes an element, and three on their way.
+constexpr std::uint64_t buffer_bytes = 12 * CheckpointBlock::bytes_max;
 
 std::vector<SavedParameter> described(const std::vector<ParameterSpec>& parameters) {
   std::vector<SavedParameter> saved;
@@ -27,14 +27,8 @@ std::vector<SavedParameter> described(const std::vector<ParameterSpec>& paramete
 
 }  // namespace
 
-Checkpoints::Checkpoints(const std::vector<ParameterSpec>& parameters, const Placement& placement,
-                         Optimizer& optimizer, FileSystem& files, std::uint64_t run_id)
-    : parameters_(parameters),
-      optimizer_(optimizer),
-      files_(files),
-      run_id_(run_id),
-      trained_(trained_units(placement)),
-      frozen_(frozen_units(placement)) {}
+Checkpoints::Checkpoints(const CheckpointSources& from)
+    : from_(from), trained_(trained_units(from.placement)), frozen_(frozen_units(from.placement)) {}
 
 Checkpoints::~Checkpoints() {
   const auto closed = close();
@@ -47,21 +41,22 @@ std::uint64_t Checkpoints::data_bytes() const noexcept {
 
 Result<void> Checkpoints::open(const CheckpointPlace& place) {
   ARTESIAN_CHECK(saver_ == nullptr);
-  ARTESIAN_TRY(trained, make_checkpoint_layout(parameters_, trained_.images, {}, 0));
+  ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, {}, 0));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
   if (!frozen_.images.empty()) {
-    ARTESIAN_TRY(frozen, make_checkpoint_layout(parameters_, frozen_.images, {}, 1));
+    ARTESIAN_TRY(frozen, make_checkpoint_layout(from_.parameters, frozen_.images, {}, 1));
     frozen_layout_ = std::make_shared<const CheckpointLayout>(std::move(frozen));
   }
   ARTESIAN_TRY(buffers, pinned::Pool::create({.bytes = buffer_bytes,
                                               .lock = pinned::Lock::Never,
                                               .name = "checkpoint buffers"}));
   const std::uint64_t room = place.reserve ? trained_layout_->file_bytes() : 0;
-  ARTESIAN_TRY(saver, CheckpointSaver::open(files_, {.directory = place.directory,
-                                                     .run_id = run_id_,
-                                                     .keep = place.keep,
-                                                     .stall_seconds = place.stall_seconds,
-                                                     .reserve_bytes = room}));
+  ARTESIAN_TRY(saver, CheckpointSaver::open(from_.files, {.directory = place.directory,
+                                                          .run_id = from_.run_id,
+                                                          .keep = place.keep,
+                                                          .stall_seconds = place.stall_seconds,
+                                                          .reserve_bytes = room,
+                                                          .make_engine = place.make_engine}));
   buffers_ = std::move(buffers);
   saver_ = std::move(saver);
   directory_ = place.directory;
@@ -72,7 +67,7 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
 
 /// A convenience: what hinders it is no fault of the checkpoints'.
 void Checkpoints::write_script(double stall_seconds) const {
-  const auto write = [&files = files_, directory = directory_]() -> Result<void> {
+  const auto write = [&files = from_.files, directory = directory_]() -> Result<void> {
     const std::string name(zero_to_fp32_name);
     const std::string_view script = zero_to_fp32_script();
     ARTESIAN_TRY(folder, files.open_folder(directory));
@@ -90,11 +85,27 @@ void Checkpoints::write_script(double stall_seconds) const {
 
 Result<void> Checkpoints::close() noexcept {
   if (saver_ == nullptr) return {};
+  end_before_close();
   auto closed = saver_->close();
   saver_.reset();
+  late_ = false;
   buffers_.reset();
   frozen_record_.reset();  // the next folder is another one
   return closed;
+}
+
+/// What nobody has asked finish() for is said in the log.
+void Checkpoints::end_before_close() {
+  abandon(make_error(ErrorCode::Cancelled, "checkpoint: it was not committed before the end"));
+  if (!under_way()) return;
+  const auto ended = finish(commit_seconds_);
+  if (ended.has_value()) return;
+  log(LogLevel::Warning, "checkpoints: the last one: " + ended.error().to_string());
+}
+
+bool Checkpoints::under_way() const noexcept {
+  if (saver_ == nullptr) return false;
+  return stage_ != Stage::None || not_begun_.has_value() || (saver_->committing() && !late_);
 }
 
 /// One that was not durable in its time may be by now.
@@ -110,8 +121,8 @@ void Checkpoints::end_former_save() {
 Result<void> Checkpoints::begin_save(const std::string& tag, std::uint64_t step) {
   ARTESIAN_TRY_VOID(saver_->begin(tag, step));
   ARTESIAN_TRY(trained, saver_->add_file(rank_file_name(0), 0, trained_layout_));
-  trained_file_ = trained;
-  frozen_file_ = nullptr;
+  copy_.emplace(trained_, *trained_layout_, *trained, *buffers_, from_.team);
+  frozen_copy_.reset();
   return frozen_layout_ == nullptr ? Result<void>() : link_frozen();
 }
 
@@ -124,18 +135,8 @@ Result<void> Checkpoints::link_frozen() {
     if (!linked.has_value() && !gone) return std::move(linked).error();
   }
   ARTESIAN_TRY(frozen, saver_->add_file(std::string(frozen_file_name), 0, frozen_layout_));
-  frozen_file_ = frozen;
+  frozen_copy_.emplace(frozen_, *frozen_layout_, *frozen, *buffers_, from_.team);
   return {};
-}
-
-/// One pass over all state. A fault of the target ends the copying, not the pass.
-Result<void> Checkpoints::copy_state() {
-  StateSnapshot trained(trained_, *trained_layout_, *trained_file_, *buffers_);
-  ARTESIAN_TRY_VOID(
-      optimizer_.read_units(trained_.units, [&](const SubGroup& group) { trained.add(group); }));
-  if (frozen_file_ == nullptr) return {};
-  StateSnapshot frozen(frozen_, *frozen_layout_, *frozen_file_, *buffers_);
-  return optimizer_.read_units(frozen_.units, [&](const SubGroup& group) { frozen.add(group); });
 }
 
 CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, TrainingState state,
@@ -143,7 +144,7 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   CheckpointManifest manifest;
   manifest.state = std::move(state);
   manifest.state.random = request.random;
-  manifest.parameters = described(parameters_);
+  manifest.parameters = described(from_.parameters);
   manifest.groups = std::move(groups);
   manifest.parts = trained_layout_->parts();
   if (frozen_layout_ != nullptr) {
@@ -156,43 +157,92 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   return manifest;
 }
 
-Result<void> Checkpoints::save(const SaveRequest& request, TrainingState state,
-                               std::vector<SavedGroup> groups) {
-  ARTESIAN_CHECK(is_open());
+void Checkpoints::begin(const SaveRequest& request, TrainingState state,
+                        std::vector<SavedGroup> groups) {
+  ARTESIAN_CHECK(is_open() && !under_way());
   end_former_save();
   const std::string tag =
       request.tag.empty() ? "global_step" + std::to_string(state.step) : request.tag;
   auto begun = begin_save(tag, state.step);
   if (!begun.has_value()) {
     if (saver_->begun()) {
-      saver_->abandon(std::move(begun).error());
+      stage_ = Stage::Copied;
+      abandon(std::move(begun).error());
     } else {
       not_begun_ = std::move(begun).error();
     }
-    return {};
+    return;
   }
-  auto copied = copy_state();
-  if (!copied.has_value()) {
-    saver_->abandon(copied.error());
-    return copied;
-  }
-  std::vector<SideFile> side_files;
+  stage_ = Stage::Copying;
+  manifest_ = manifest_of(request, std::move(state), std::move(groups));
+  side_files_.clear();
   for (const auto& [name, bytes] : request.client) {
-    side_files.push_back({client_file_name(name), bytes});
+    side_files_.push_back({client_file_name(name), bytes});
   }
   for (const auto& [name, bytes] : request.model) {
-    side_files.push_back({std::string(model_folder_name) + "/" + name, bytes});
+    side_files_.push_back({std::string(model_folder_name) + "/" + name, bytes});
   }
-  saver_->commit(manifest_of(request, std::move(state), std::move(groups)), std::move(side_files));
-  return {};
 }
 
-Result<SavedCheckpoint> Checkpoints::finish() {
+void Checkpoints::add(const SubGroup& group) noexcept {
+  ARTESIAN_CHECK(copying());
+  const std::uint64_t begin = system_clock().now_ns();
+  copy_->add(group);
+  copy_ns_ += system_clock().now_ns() - begin;
+}
+
+/// A fault of the target ends the copying; the pass that has begun goes on.
+Result<void> Checkpoints::copy_missing(const SavedUnits& units, StateSnapshot& snapshot) {
+  if (snapshot.failed()) return {};
+  return from_.optimizer.read_units(
+      units.units,
+      [&](std::uint32_t unit, std::uint64_t index) { return !snapshot.has(unit, index); },
+      [&](const SubGroup& group) { snapshot.add(group); });
+}
+
+Result<void> Checkpoints::copy_all_missing() {
+  ARTESIAN_TRY_VOID(copy_missing(trained_, *copy_));
+  return frozen_copy_.has_value() ? copy_missing(frozen_, *frozen_copy_) : Result<void>();
+}
+
+/// The files are the saver's from here on.
+void Checkpoints::end_copying() {
+  stage_ = Stage::None;
+  copy_.reset();
+  frozen_copy_.reset();
+}
+
+Result<void> Checkpoints::copy_rest() {
+  ARTESIAN_CHECK(copying());
+  auto copied = copy_all_missing();
+  stage_ = Stage::Copied;
+  if (!copied.has_value()) abandon(copied.error());
+  return copied;
+}
+
+void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
+  ARTESIAN_CHECK(!copying());
+  if (stage_ == Stage::None) return;
+  end_copying();
+  if (trainer.has_value()) manifest_.trainer = std::move(trainer);
+  saver_->commit(std::move(manifest_), std::move(side_files_));
+  late_ = false;
+}
+
+void Checkpoints::abandon(Error cause) {
+  if (stage_ == Stage::None) return;
+  end_copying();
+  saver_->abandon(std::move(cause));
+  late_ = false;
+}
+
+Result<std::optional<SavedCheckpoint>> Checkpoints::finish(double seconds) {
   if (not_begun_.has_value()) return *std::exchange(not_begun_, std::nullopt);
-  ARTESIAN_TRY(finished, saver_->finish(Deadline::after_seconds(commit_seconds_)));
-  ARTESIAN_CHECK(finished.has_value());  // a save came before
-  remember_frozen(*finished);
-  return *std::move(finished);
+  if (saver_ == nullptr) return std::optional<SavedCheckpoint>();
+  auto finished = saver_->finish(Deadline::after_seconds(seconds));
+  late_ = !finished.has_value() && saver_->committing();
+  if (finished.has_value() && finished->has_value()) remember_frozen(**finished);
+  return finished;
 }
 
 void Checkpoints::remember_frozen(const SavedCheckpoint& saved) {

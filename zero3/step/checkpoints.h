@@ -1,6 +1,14 @@
-// Checkpoints: saves the state of a training. A save is one pass that reads all state, between two
-// steps, while blocks go to the checkpoint's files. Its faults never touch the training: they are
-// what finish() says, and the former checkpoint stays. The way back is checkpoint_load.h.
+// Checkpoints: saves the state of a training. Its faults never touch the training: they are what
+// finish() says, and the former checkpoint stays. The way back is checkpoint_load.h.
+//
+// Note [Copied as it passes]: from step() until the next backward all state is that of one step, or
+// becomes it when the step's pending update comes to it. So a save begins with the step, and each
+// sub-group that this update makes is copied on its way (add); nothing of it is read for that. What
+// did not pass is in nobody's way, and read in one pass when the update is complete (copy_rest):
+// state updated under backward, or by a separate device; all of it after a step that was skipped;
+// what is frozen. The copy is in buffers of the save's own, so that what a target is slow with
+// holds no item of the staging ring: the training waits for it as long as something comes back, and
+// at most CheckpointPlace::stall_seconds where nothing does.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +16,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/executor.h"
 #include "base/result.h"
 #include "pinned/pool.h"
 #include "zero3/plan/saved_units.h"
 #include "zero3/step/checkpoint_saver.h"
 #include "zero3/step/optimizer.h"
+#include "zero3/step/state_snapshot.h"
 
 namespace artesian::zero3 {
 
@@ -25,7 +36,8 @@ struct CheckpointPlace {
   /// True if the room of the next one is taken at once, and kept.
   bool reserve = true;
   double stall_seconds = 10.0;    // after which a target that does not answer is given up
-  double commit_seconds = 600.0;  // after which finish() no longer waits for syncs and renames
+  double commit_seconds = 600.0;  // after which a save no longer waits for syncs and renames
+  tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
 };
 
 /// What goes into a checkpoint beside the state of the training.
@@ -40,11 +52,19 @@ struct SaveRequest {
   std::map<std::string, std::string> random{};   // states of generators
 };
 
+/// What a save needs of the training. All must outlive it.
+struct CheckpointSources {
+  const std::vector<ParameterSpec>& parameters;
+  const Placement& placement;
+  Optimizer& optimizer;
+  Executor& team;  // copies
+  FileSystem& files;
+  std::uint64_t run_id;  // of this process's run
+};
+
 class Checkpoints {
  public:
-  /// All must outlive it. `run_id`: of this process's run.
-  Checkpoints(const std::vector<ParameterSpec>& parameters, const Placement& placement,
-              Optimizer& optimizer, FileSystem& files, std::uint64_t run_id);
+  explicit Checkpoints(const CheckpointSources& from);
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
@@ -61,31 +81,52 @@ class Checkpoints {
   /// Bytes of a checkpoint's data.
   std::uint64_t data_bytes() const noexcept;
 
-  /// Reads all state, which is that of a step that is complete, and starts to make a checkpoint of
-  /// it. What the save itself fails by is finish()'s. Errors: of the tiers: Io, Corrupt, Timeout.
-  Result<void> save(const SaveRequest& request, TrainingState state,
-                    std::vector<SavedGroup> groups);
-  /// Waits until the checkpoint is durable. After each save(), whatever came of it. Errors: what
-  /// the save failed by: NoSpace, Io, Timeout (it may still become durable), Busy (so may the one
-  /// before), Invalid (tag, names); or the tiers' error.
-  Result<SavedCheckpoint> finish();
-  /// Gives the reserved room back. Errors: Busy, Io, Timeout.
+  /// A save has begun, and finish() has not yet said what came of it, or that it is late.
+  bool under_way() const noexcept;
+  /// Begins a save of a step's state: Note [Copied as it passes]. None is under way. What it fails
+  /// by is finish()'s.
+  void begin(const SaveRequest& request, TrainingState state, std::vector<SavedGroup> groups);
+  /// From begin() until copy_rest(), unless the save failed before: some state is still to come.
+  bool copying() const noexcept { return stage_ == Stage::Copying; }
+  /// A sub-group that is what it will be in the checkpoint, while copying.
+  void add(const SubGroup& group) noexcept;
+  /// Nanoseconds that add() has taken since this was last asked.
+  std::uint64_t take_copy_ns() noexcept { return std::exchange(copy_ns_, 0); }
+  /// Reads, while copying, what has not been added; the update is complete. Errors: of the tiers:
+  /// Io, Corrupt, Timeout; the save has failed then.
+  Result<void> copy_rest();
+  /// Starts to make durable what was copied, on a thread that nobody waits for; unless the save has
+  /// failed. `trainer`: in place of the request's.
+  void commit(std::optional<SavedTrainer> trainer);
+  /// Gives a save up that has not been committed. `cause` is what finish() says.
+  void abandon(Error cause);
+  /// Waits so long until the checkpoint is durable. Nothing: none was committed, or given up, since
+  /// it last said what came of it. Errors: what the save failed by: NoSpace, Io, Timeout (it may
+  /// still become durable), Busy (so may the one before), Invalid (tag, names); or the tiers'
+  /// error.
+  Result<std::optional<SavedCheckpoint>> finish(double seconds);
+  /// CheckpointPlace::commit_seconds.
+  double commit_seconds() const noexcept { return commit_seconds_; }
+  /// Waits for a save that was committed, gives up one that was not, and gives the reserved room
+  /// back. Errors: Busy, Io, Timeout.
   Result<void> close() noexcept;
 
  private:
+  enum class Stage : std::uint8_t { None, Copying, Copied };
+
   void end_former_save();
+  void end_before_close();
   void write_script(double stall_seconds) const;
   Result<void> begin_save(const std::string& tag, std::uint64_t step);
   Result<void> link_frozen();
-  Result<void> copy_state();
+  Result<void> copy_missing(const SavedUnits& units, StateSnapshot& snapshot);
+  Result<void> copy_all_missing();
+  void end_copying();
   CheckpointManifest manifest_of(const SaveRequest& request, TrainingState state,
                                  std::vector<SavedGroup> groups) const;
   void remember_frozen(const SavedCheckpoint& saved);
 
-  const std::vector<ParameterSpec>& parameters_;
-  Optimizer& optimizer_;
-  FileSystem& files_;
-  const std::uint64_t run_id_;
+  const CheckpointSources from_;
   const SavedUnits trained_;
   const SavedUnits frozen_;
   std::shared_ptr<const CheckpointLayout> trained_layout_;
@@ -95,9 +136,14 @@ class Checkpoints {
   std::string directory_;
   double commit_seconds_ = 0.0;
   // Of the save under way:
-  std::optional<Error> not_begun_;  // why it has not begun
-  tiering::SnapshotFile* trained_file_ = nullptr;
-  tiering::SnapshotFile* frozen_file_ = nullptr;  // null: there is none, or it is linked
+  Stage stage_ = Stage::None;
+  std::optional<Error> not_begun_;            // why it has not begun
+  std::optional<StateSnapshot> copy_;         // of what is trained
+  std::optional<StateSnapshot> frozen_copy_;  // nothing: there is none, or it is linked
+  CheckpointManifest manifest_;
+  std::vector<SideFile> side_files_;
+  std::uint64_t copy_ns_ = 0;
+  bool late_ = false;  // finish() has said so of what the saver still commits
   // Of the last one that was durable:
   std::string frozen_tag_;  // whose file of frozen parameters is linked
   std::optional<SavedDataFile> frozen_record_;

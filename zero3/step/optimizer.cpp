@@ -297,6 +297,11 @@ Result<void> Optimizer::follow(const SubGroup& group) noexcept {
                                     group.count, group.param);
 }
 
+Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
+  if (made_) made_(group);
+  return follow(group);
+}
+
 /// Enqueued behind the model's own computing, whose parameters these are.
 Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
@@ -326,7 +331,7 @@ Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) 
   return stream_.begin(units_, options,
                        {.slice = [this](const SubGroup& group, std::uint64_t begin,
                                         std::uint64_t end) { update_slice(group, begin, end); },
-                        .after = [this](const SubGroup& group) { return follow(group); }});
+                        .after = [this](const SubGroup& group) { return after_update(group); }});
 }
 
 void Optimizer::set_order(const std::vector<std::uint32_t>& units) {
@@ -637,15 +642,17 @@ Result<void> Optimizer::write_state(
   return written.has_value() ? std::move(finished) : std::move(written);
 }
 
-Result<void> Optimizer::read_units(const std::vector<std::uint32_t>& units,
-                                   const std::function<void(const SubGroup&)>& visit) noexcept {
+Result<void> Optimizer::read_units(
+    const std::vector<std::uint32_t>& units,
+    const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
+    const Visitor& visit) noexcept {
   ARTESIAN_CHECK(!step_under_way());
   ARTESIAN_TRY_VOID(stop_reading());
   const auto body = [&](const SubGroup& group) -> Result<void> {
     visit(group);
     return {};
   };
-  ARTESIAN_TRY_VOID(stream_.run(units, {.read_state = true}, body));
+  ARTESIAN_TRY_VOID(stream_.run_where(units, wanted, {.read_state = true}, body));
   return state_.ring().finish();
 }
 

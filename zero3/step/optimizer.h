@@ -118,10 +118,18 @@ class Optimizer {
   Result<void> write_state(
       std::uint32_t parameter, StateKind kind,
       const std::function<void(std::uint64_t first, std::span<float> values)>& source) noexcept;
-  /// Calls `visit` with the state of every sub-group of `units`, in this order: arrays as they are
-  /// stored, without gradients. No update may be pending. Errors: Io, Corrupt, Timeout.
-  Result<void> read_units(const std::vector<std::uint32_t>& units,
-                          const std::function<void(const SubGroup&)>& visit) noexcept;
+  using Visitor = std::function<void(const SubGroup&)>;
+  /// Calls `visit` with the state of the sub-groups of `units` that `wanted` holds of, in this
+  /// order: arrays as they are stored, without gradients. No update may be pending. Errors: Io,
+  /// Corrupt, Timeout.
+  Result<void> read_units(
+      const std::vector<std::uint32_t>& units,
+      const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
+      const Visitor& visit) noexcept;
+  /// From here on calls `made` with each sub-group that the compute team has updated, as read_units
+  /// would, before it leaves for its home. Null: nobody is told. Those that a separate device
+  /// updates by itself pass nobody.
+  void watch(Visitor made) noexcept { made_ = std::move(made); }
 
   /// Seconds in which the disk was waited for so far.
   double wait_seconds() const noexcept {
@@ -151,6 +159,7 @@ class Optimizer {
                std::span<const float> values) noexcept;
   void keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> follow(const SubGroup& group) noexcept;
+  Result<void> after_update(const SubGroup& group) noexcept;
   void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   template <typename Visit>
@@ -180,6 +189,7 @@ class Optimizer {
   bool speculative_ = false;            // which may be taken back
   std::size_t final_ = 0;               // of those: their gradients are final
   std::size_t updated_ = 0;
+  Visitor made_;                  // may be null
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };
 

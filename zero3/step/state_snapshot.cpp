@@ -1,9 +1,16 @@
 #include "zero3/step/state_snapshot.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "tiering/block_checksums.h"
 
 namespace artesian::zero3 {
 namespace {
+
+/// Bytes that one thread copies and sums at once: whole pieces of checksums, within its cache.
+constexpr std::uint64_t slice_bytes = 256 << 10;
+static_assert(slice_bytes % tiering::BlockChecksums::piece_bytes == 0);
 
 /// Where a sub-group has an array, from its first element on.
 const std::byte* array_of(const SubGroup& group, SavedArray array) {
@@ -22,26 +29,71 @@ const std::byte* array_of(const SubGroup& group, SavedArray array) {
 
 }  // namespace
 
-void StateSnapshot::add(const SubGroup& group) noexcept {
-  const std::size_t image = units_.image_of[group.unit];
+bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const std::size_t image = units_.image_of[unit];
   for (const SavedArray array : arrays_of(units_.images[image].form)) {
-    if (file_.fault() != nullptr) return;
-    add_array(image, array, group.index, array_of(group, array));
+    const BlockRange range = layout_.blocks_of(image, array, index);
+    for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
+      if (!file_.has(block)) return false;
+    }
   }
+  return true;
 }
 
-void StateSnapshot::add_array(std::size_t image, SavedArray array, std::uint64_t sub_group,
-                              const std::byte* data) noexcept {
-  ARTESIAN_CHECK(data != nullptr, image, sub_group);
-  const BlockRange range = layout_.blocks_of(image, array, sub_group);
-  for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
-    const std::uint64_t bytes = layout_.blocks()[static_cast<std::size_t>(block)].length;
-    BufferLease buffer = buffer_for(bytes);
-    if (!buffer) return;
-    std::memcpy(buffer.data(), data, bytes);
-    file_.set_sum(block, file_.sum(block, {0, bytes}, buffer.data()));
-    file_.write(block, std::move(buffer));
-    data += bytes;
+void StateSnapshot::add(const SubGroup& group) noexcept {
+  std::vector<Piece> pieces;
+  const std::uint64_t slices = lease_pieces(group, pieces);
+  if (failed()) return;
+  copy(pieces, slices);
+  for (Piece& piece : pieces) file_.write(piece.block, std::move(piece.buffer));
+}
+
+/// Takes a buffer for each block of a sub-group. Returns how many slices they have.
+std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
+                                          std::vector<Piece>& pieces) noexcept {
+  const std::size_t image = units_.image_of[group.unit];
+  std::uint64_t slices = 0;
+  for (const SavedArray array : arrays_of(units_.images[image].form)) {
+    const std::byte* from = array_of(group, array);
+    ARTESIAN_CHECK(from != nullptr, image, group.index);
+    const BlockRange range = layout_.blocks_of(image, array, group.index);
+    for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
+      const std::uint64_t bytes = layout_.blocks()[static_cast<std::size_t>(block)].length;
+      pieces.push_back({block, from, bytes, buffer_for(bytes), slices});
+      if (failed()) return 0;
+      slices += (bytes + slice_bytes - 1) / slice_bytes;
+      from += bytes;
+    }
+  }
+  return slices;
+}
+
+/// Each slice is copied and summed by one thread. Sums of a block's slices make the block's.
+void StateSnapshot::copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept {
+  std::vector<std::uint64_t> sums(static_cast<std::size_t>(slices));
+  const auto piece_of = [&](std::uint64_t slice) -> const Piece& {
+    const auto next = std::upper_bound(
+        pieces.begin(), pieces.end(), slice,
+        [](std::uint64_t wanted, const Piece& piece) { return wanted < piece.first_slice; });
+    return *std::prev(next);
+  };
+  team_.parallel_for(slices, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (; from < to; ++from) {
+      const Piece& piece = piece_of(from);
+      const std::uint64_t begin = (from - piece.first_slice) * slice_bytes;
+      const std::uint64_t length = std::min(slice_bytes, piece.bytes - begin);
+      std::byte* const target = piece.buffer.data() + begin;
+      std::memcpy(target, piece.from + begin, length);
+      sums[static_cast<std::size_t>(from)] = file_.sum(piece.block, {begin, length}, target);
+    }
+  });
+  for (std::size_t place = 0; place < pieces.size(); ++place) {
+    const std::uint64_t end = place + 1 < pieces.size() ? pieces[place + 1].first_slice : slices;
+    std::uint64_t sum = 0;
+    for (std::uint64_t slice = pieces[place].first_slice; slice < end; ++slice) {
+      sum += sums[static_cast<std::size_t>(slice)];
+    }
+    file_.set_sum(pieces[place].block, sum);
   }
 }
 

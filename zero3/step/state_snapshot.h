@@ -1,11 +1,13 @@
-// StateSnapshot: copies sub-groups that a pass reads into a checkpoint's file. It copies through
-// buffers of its own, so that a target that is slow, full or gone holds nothing of the training's:
-// then the snapshot has failed (tiering/snapshot_file.h), and the pass goes on.
+// StateSnapshot: copies sub-groups that pass into a checkpoint's file, and knows which have. It
+// copies through buffers of its own, so that a target that is slow, full or gone holds nothing of
+// the training's: then the snapshot has failed (tiering/snapshot_file.h), and the pass goes on.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
+#include "base/executor.h"
 #include "pinned/pool.h"
 #include "tiering/snapshot_file.h"
 #include "zero3/plan/saved_units.h"
@@ -15,23 +17,35 @@ namespace artesian::zero3 {
 
 class StateSnapshot {
  public:
-  /// The layout is that of the units. All must outlive it.
+  /// The layout is that of the units. All must outlive it. The team copies.
   StateSnapshot(const SavedUnits& units, const CheckpointLayout& layout,
-                tiering::SnapshotFile& file, pinned::Pool& buffers) noexcept
-      : units_(units), layout_(layout), file_(file), buffers_(buffers) {}
+                tiering::SnapshotFile& file, pinned::Pool& buffers, Executor& team) noexcept
+      : units_(units), layout_(layout), file_(file), buffers_(buffers), team_(team) {}
 
-  /// Copies all arrays of a sub-group whose state has been read, and starts to write them.
+  /// Copies all arrays of a sub-group, whose state is there, and starts to write them.
   void add(const SubGroup& group) noexcept;
+  /// True if the sub-group has been added. Of one that failed, not all that has.
+  bool has(std::uint32_t unit, std::uint64_t index) const noexcept;
+  bool failed() const noexcept { return file_.fault() != nullptr; }
 
  private:
-  void add_array(std::size_t image, SavedArray array, std::uint64_t sub_group,
-                 const std::byte* data) noexcept;
+  /// A block, and what is to be in it.
+  struct Piece {
+    std::uint64_t block = 0;
+    const std::byte* from = nullptr;
+    std::uint64_t bytes = 0;
+    BufferLease buffer{};
+    std::uint64_t first_slice = 0;  // of those of all pieces
+  };
+  std::uint64_t lease_pieces(const SubGroup& group, std::vector<Piece>& pieces) noexcept;
+  void copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept;
   BufferLease buffer_for(std::uint64_t bytes) noexcept;
 
   const SavedUnits& units_;
   const CheckpointLayout& layout_;
   tiering::SnapshotFile& file_;
   pinned::Pool& buffers_;
+  Executor& team_;
 };
 
 }  // namespace artesian::zero3

@@ -72,8 +72,12 @@ Result<void> StepCore::build() {
   if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
   }
-  checkpoints_ = std::make_unique<Checkpoints>(shape_.parameters, state_->placement(), *optimizer_,
-                                               files(), run_id_);
+  checkpoints_ = std::make_unique<Checkpoints>(CheckpointSources{.parameters = shape_.parameters,
+                                                                 .placement = state_->placement(),
+                                                                 .optimizer = *optimizer_,
+                                                                 .team = executor_,
+                                                                 .files = files(),
+                                                                 .run_id = run_id_});
   figures_ = std::make_unique<StepFigures>(
       FigureSources{.state = *state_,
                     .residency = *residency_,
@@ -142,6 +146,10 @@ Result<void> StepCore::create_state(Placement placement) {
 
 Error StepCore::fail(Error error) {
   step_state_ = step_state_ == StepState::Closed ? StepState::Closed : StepState::Failed;
+  if (checkpoints_ && checkpoints_->copying()) {
+    optimizer_->watch(nullptr);
+    checkpoints_->abandon(error);
+  }
   if (!end_.has_value()) end_ = gradients_ ? gradients_->cause_of(std::move(error)) : error;
   return *end_;
 }
@@ -468,7 +476,10 @@ template <typename Work>
 Result<void> StepCore::go_on_updating(const Work& work) {
   const StepFigures::Mark before = figures_->mark();
   ARTESIAN_TRY_VOID(work());
+  const std::uint64_t copying_ns = checkpoints_->take_copy_ns();  // of no step
   updating_->optimizer_s += figures_->hand_over(before, *updating_);
+  updating_->optimizer_s -= static_cast<double>(copying_ns) * 1e-9;
+  figures_->leave_out(copying_ns);
   return {};
 }
 
@@ -502,12 +513,19 @@ Result<void> StepCore::complete_pending() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
   ARTESIAN_TRY_VOID(under_backward_->take_back());  // of a step that has not been taken
-  if (!updating_.has_value()) return {};
-  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
-  completed_ = std::exchange(updating_, std::nullopt);
-  if (completed_->step == step_to_measure_) measured_ = completed_;
-  figures_->end_update();
-  return {};
+  if (updating_.has_value()) {
+    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
+    completed_ = std::exchange(updating_, std::nullopt);
+    if (completed_->step == step_to_measure_) {
+      if (checkpoints_->copying()) {
+        step_to_measure_ = 0;  // the next that is alone with the disk
+      } else {
+        measured_ = completed_;
+      }
+    }
+    figures_->end_update();
+  }
+  return checkpoints_->copying() ? copy_rest() : Result<void>();
 }
 
 Result<void> StepCore::finish_update() {

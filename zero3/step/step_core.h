@@ -8,7 +8,7 @@
 //     begin_backward, { enter, add, leave }*, end_backward  its gradients
 //     step                                                  after 1 and more micro-batches
 //     begin_evaluation, { enter, leave }*, end_evaluation   between two of the above
-//     save_checkpoint, load_checkpoint                      between steps
+//     save_checkpoint, begin_checkpoint, load_checkpoint    between steps
 //
 // Which call is legal when is the table in step_state.h; one that is not is an error that leaves
 // everything as it was. The update of a step is fixed by step() and made when the next forward, or
@@ -166,21 +166,34 @@ class StepCore {
 
   /// Checkpoints::open: where save_checkpoint() saves from now on, in place of an earlier folder.
   /// What is loaded before, or after, is what the next checkpoint descends from. Errors: those of
-  /// Checkpoints::open, which end nothing.
+  /// Checkpoints::open, and Busy: a save is under way; they end nothing.
   Result<void> open_checkpoints(const CheckpointPlace& place);
   /// The folder's side; not open before open_checkpoints().
   const Checkpoints& checkpoints() const noexcept { return *checkpoints_; }
-  /// Saves the state after the last step, between steps alone: completes its update first. Returns
-  /// when the checkpoint is durable. What it moves and takes is of no step. A folder that the
-  /// request names is opened, unless it is the one that is; all its checkpoints are kept. Errors:
-  /// Invalid (out of order, no folder); those of open_checkpoints(); those of Checkpoints::finish,
-  /// which end nothing; Io, Corrupt, Timeout of the tiers, which end the run: state_of_step()
-  /// tells.
+  /// Saves the state after the last step, between steps alone: completes its update. Returns when
+  /// the checkpoint is durable. What it moves and takes is of no step. A folder that the request
+  /// names is opened, unless it is the one that is; all its checkpoints are kept. Errors: Invalid
+  /// (out of order, no folder); those of open_checkpoints(); Busy: a save is under way; those of
+  /// Checkpoints::finish, which end nothing; Io, Corrupt, Timeout of the tiers, which end the run:
+  /// state_of_step() tells.
   Result<SavedCheckpoint> save_checkpoint(const SaveRequest& request);
+  /// The same beside the training, in three calls. Begins to save the state after the last step,
+  /// between steps; the update that completes it copies it: Note [Copied as it passes] in
+  /// checkpoints.h. Errors: Invalid, Busy, those of open_checkpoints().
+  Result<void> begin_checkpoint(const SaveRequest& request);
+  /// Starts to make it durable, and returns: any time after begin_checkpoint(), at best once the
+  /// next forward has completed the update; before, it does. `trainer`: in place of the request's.
+  /// Errors: Invalid (none has begun); the tiers', which end the run. A save that has failed is
+  /// what finish_checkpoint() says.
+  Result<void> commit_checkpoint(std::optional<SavedTrainer> trainer = {});
+  /// Waits so long until it is durable. Nothing: there is none to wait for. Errors: those of
+  /// Checkpoints::finish, which end nothing; Timeout: not yet, ask again.
+  Result<std::optional<SavedCheckpoint>> finish_checkpoint(double seconds);
   /// In place of initialize(), or between two steps: weights, moments and all that the next step
   /// depends on become those of a checkpoint. `progress` in elements. Errors: those of
-  /// CheckpointLoad::open, which change nothing; Io, Corrupt of the checkpoint, after which there
-  /// are no weights, for another load or initialize(); those of the tiers, which end the run.
+  /// CheckpointLoad::open, and Busy: a save is under way, which change nothing; Io, Corrupt of the
+  /// checkpoint, after which there are no weights, for another load or initialize(); those of the
+  /// tiers, which end the run.
   Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request,
                                            const Optimizer::Progress& progress = {});
 
@@ -248,7 +261,9 @@ class StepCore {
   bool is_as_begun(const StepRequest& request) const;
   double scheduled_rate() const noexcept;
   Result<void> become_ready();
+  Result<void> check_not_saving(const char* call) const;
   Result<void> open_for(const SaveRequest& request);
+  Result<void> copy_rest();
   FileSystem& files() const noexcept {
     return options_.files != nullptr ? *options_.files : system_files();
   }

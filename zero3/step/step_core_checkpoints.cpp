@@ -8,6 +8,7 @@ namespace artesian::zero3 {
 
 Result<void> StepCore::open_checkpoints(const CheckpointPlace& place) {
   if (step_state_ == StepState::Closed) return check(StepCall::Save, "open_checkpoints");
+  ARTESIAN_TRY_VOID(check_not_saving("open_checkpoints"));
   if (checkpoints_->is_open()) ARTESIAN_TRY_VOID(checkpoints_->close());
   ARTESIAN_TRY_VOID(checkpoints_->open(place));
   if (last_link_.has_value()) checkpoints_->go_on_from(*last_link_);
@@ -63,17 +64,70 @@ Result<void> StepCore::open_for(const SaveRequest& request) {
                     "save_checkpoint(): got no folder; name one, or call open_checkpoints() first");
 }
 
+Result<void> StepCore::check_not_saving(const char* call) const {
+  if (!checkpoints_->under_way()) return {};
+  return make_error(ErrorCode::Busy, std::string(call) +
+                                         "(): a checkpoint is being saved; call "
+                                         "finish_checkpoint() first");
+}
+
+Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
+  ARTESIAN_TRY_VOID(check(StepCall::Save, "begin_checkpoint"));
+  ARTESIAN_TRY_VOID(check_not_saving("begin_checkpoint"));
+  const StepFigures::Mark before = figures_->mark();
+  auto opened = open_for(request);
+  if (opened.has_value()) checkpoints_->begin(request, training_state(), saved_groups());
+  figures_->leave_out(before);
+  if (checkpoints_->copying()) {
+    optimizer_->watch([this](const SubGroup& group) { checkpoints_->add(group); });
+  }
+  return opened;
+}
+
+/// The update is complete: nothing of the step passes any more.
+Result<void> StepCore::copy_rest() {
+  optimizer_->watch(nullptr);
+  const StepFigures::Mark before = figures_->mark();
+  auto copied = checkpoints_->copy_rest();
+  figures_->leave_out(before);
+  return copied;
+}
+
+Result<void> StepCore::commit_checkpoint(std::optional<SavedTrainer> trainer) {
+  if (!checkpoints_->under_way()) {
+    return make_error(ErrorCode::Invalid,
+                      "commit_checkpoint(): no checkpoint is being saved; call "
+                      "begin_checkpoint() first");
+  }
+  if (checkpoints_->copying()) {
+    ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "commit_checkpoint"));
+    ARTESIAN_TRY_VOID(remember(complete_pending()));
+  }
+  const StepFigures::Mark before = figures_->mark();
+  checkpoints_->commit(std::move(trainer));
+  figures_->leave_out(before);
+  return {};
+}
+
+Result<std::optional<SavedCheckpoint>> StepCore::finish_checkpoint(double seconds) {
+  const StepFigures::Mark before = figures_->mark();
+  auto saved = checkpoints_->finish(seconds);
+  figures_->leave_out(before);
+  if (saved.has_value() && saved->has_value()) last_link_ = (*saved)->link;
+  return saved;
+}
+
 Result<SavedCheckpoint> StepCore::save_checkpoint(const SaveRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::Save, "save_checkpoint"));
-  ARTESIAN_TRY_VOID(open_for(request));
-  ARTESIAN_TRY_VOID(remember(complete_pending()));
-  const StepFigures::Mark before = figures_->mark();
-  const auto read = remember(checkpoints_->save(request, training_state(), saved_groups()));
-  auto saved = checkpoints_->finish();
-  figures_->leave_out(before);
-  if (saved.has_value()) last_link_ = saved->link;
-  if (!read.has_value()) return read.error();
-  return saved;
+  ARTESIAN_TRY_VOID(check_not_saving("save_checkpoint"));
+  ARTESIAN_TRY_VOID(begin_checkpoint(request));
+  const auto completed = remember(complete_pending());
+  if (completed.has_value()) ARTESIAN_TRY_VOID(commit_checkpoint());
+  auto saved = finish_checkpoint(checkpoints_->commit_seconds());
+  if (!completed.has_value()) return completed.error();
+  if (!saved.has_value()) return std::move(saved).error();
+  ARTESIAN_CHECK(saved->has_value());  // one was begun
+  return **std::move(saved);
 }
 
 void StepCore::restore(const CheckpointLoad& load) {
@@ -95,6 +149,7 @@ void StepCore::restore(const CheckpointLoad& load) {
 Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
                                                    const Optimizer::Progress& progress) {
   ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
+  ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
   ARTESIAN_TRY(load,
                CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype));
   if (step_state_ == StepState::Ready) {

@@ -75,8 +75,12 @@ void StepFigures::leave_out(const Mark& since) {
     totals_.*counter += now.counters.*counter - since.counters.*counter;
     phase_.counters.*counter += now.counters.*counter - since.counters.*counter;
   });
-  step_begin_ns_ += now.begin_ns - since.begin_ns;
-  phase_.begin_ns += now.begin_ns - since.begin_ns;
+  leave_out(now.begin_ns - since.begin_ns);
+}
+
+void StepFigures::leave_out(std::uint64_t ns) noexcept {
+  step_begin_ns_ += ns;
+  phase_.begin_ns += ns;
 }
 
 double StepFigures::hand_over(const Mark& since, StepResult& step) {

@@ -57,6 +57,8 @@ class StepFigures {
   Mark mark() const;
   /// What has been done since then is of no step.
   void leave_out(const Mark& since);
+  /// So much of the time that has passed is of no step.
+  void leave_out(std::uint64_t ns) noexcept;
   /// What has been done since then is of that step, not of the one under way. Returns its seconds.
   double hand_over(const Mark& since, StepResult& step);
   /// The update of the step before is complete.

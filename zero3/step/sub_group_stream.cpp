@@ -561,6 +561,16 @@ Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
   return finish();
 }
 
+Result<void> SubGroupStream::run_where(
+    const std::vector<std::uint32_t>& units,
+    const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
+    const SubGroupStreamOptions& options, const Body& body) noexcept {
+  list_tasks(units);
+  std::erase_if(tasks_, [&](const Task& task) { return !wanted(task.unit, task.index); });
+  ARTESIAN_TRY_VOID(begin_tasks(options, {.slice = {}, .after = body}));
+  return finish();
+}
+
 Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t image_first,
                                        std::uint64_t count, const SubGroupStreamOptions& options,
                                        const Body& body) noexcept {

@@ -132,6 +132,10 @@ class SubGroupStream {
                    const Body& body) noexcept;
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const SlicedBody& body) noexcept;
+  /// Runs `body` on those sub-groups of `units` that `wanted` holds of, in order.
+  Result<void> run_where(const std::vector<std::uint32_t>& units,
+                         const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
+                         const SubGroupStreamOptions& options, const Body& body) noexcept;
   /// Runs `body` on this rank's sub-groups of one unit that overlap elements [image_first,
   /// image_first + count) of its image.
   Result<void> run_range(std::uint32_t unit, std::uint64_t image_first, std::uint64_t count,

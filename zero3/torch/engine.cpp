@@ -40,6 +40,7 @@ class Engine::Impl {
   Error broken_off(Error error);
   Result<void> backward(const BackwardOptions& how);
   std::size_t group_size(std::size_t count) const;
+  Result<SaveRequest> with_facts(SaveRequest request) const;
 };
 
 Result<void> Engine::Impl::build() {
@@ -249,11 +250,29 @@ const Checkpoints& Engine::checkpoints() const noexcept {
   return impl_->core->checkpoints();
 }
 
-Result<SavedCheckpoint> Engine::save_checkpoint(SaveRequest request) {
-  ARTESIAN_TRY(random, generator_states(impl_->compute.torch));
+Result<SaveRequest> Engine::Impl::with_facts(SaveRequest request) const {
+  ARTESIAN_TRY(random, generator_states(compute.torch));
   request.random.merge(random);
-  request.machine.merge(facts_of_bits(impl_->compute.torch, impl_->core->compute_dtype()));
-  return impl_->core->save_checkpoint(request);
+  request.machine.merge(facts_of_bits(compute.torch, core->compute_dtype()));
+  return request;
+}
+
+Result<SavedCheckpoint> Engine::save_checkpoint(SaveRequest request) {
+  ARTESIAN_TRY(whole, impl_->with_facts(std::move(request)));
+  return impl_->core->save_checkpoint(whole);
+}
+
+Result<void> Engine::begin_checkpoint(SaveRequest request) {
+  ARTESIAN_TRY(whole, impl_->with_facts(std::move(request)));
+  return impl_->core->begin_checkpoint(whole);
+}
+
+Result<void> Engine::commit_checkpoint(std::optional<SavedTrainer> trainer) {
+  return impl_->core->commit_checkpoint(std::move(trainer));
+}
+
+Result<std::optional<SavedCheckpoint>> Engine::finish_checkpoint(double seconds) {
+  return impl_->core->finish_checkpoint(seconds);
 }
 
 Result<LoadedCheckpoint> Engine::load_checkpoint(const LoadRequest& request,

@@ -9,7 +9,7 @@
 //     evaluate                                         at any time, but where backward has begun
 //                                                      the update, which is until step(): changes
 //                                                      no bit of the training
-//     save_checkpoint                                  between steps
+//     save_checkpoint, begin_checkpoint                between steps
 //   close
 //
 // Exact: for the same seed, thread count and instruction set, results are the same bits whatever
@@ -167,6 +167,18 @@ class Engine {
   /// an error that changes nothing, and the training may go on. Errors: Invalid (out of order, tag,
   /// names, no folder), Busy, NoSpace, Io, Timeout; those of the tiers, which end the run.
   Result<SavedCheckpoint> save_checkpoint(SaveRequest request);
+  /// The same beside the training, in three calls. begin_checkpoint(), between steps, takes down
+  /// what is to be saved; state of the last step is copied as its update makes it, under the next
+  /// forward, and what is left is read before the next backward. Errors: Invalid (out of order, no
+  /// folder), Busy (one is being saved), those of open_checkpoints(); they end nothing.
+  Result<void> begin_checkpoint(SaveRequest request);
+  /// Starts to make it durable and returns, any time later; best after the next forward, for before
+  /// it completes the update. `trainer`: in place of the request's. Errors: Invalid (none has
+  /// begun); those of the tiers, which end the run.
+  Result<void> commit_checkpoint(std::optional<SavedTrainer> trainer = {});
+  /// Waits so many seconds until it is durable. Nothing: there is none. Errors: Timeout: not yet,
+  /// ask again; what the save failed by, as save_checkpoint(), which ends nothing.
+  Result<std::optional<SavedCheckpoint>> finish_checkpoint(double seconds);
   /// Becomes what was saved, whatever placement, budgets and precision there are now: in place of
   /// initialize(), or between steps. The next step gives the bits that it would have given there,
   /// on the same machine with as many threads. Errors: Invalid (no such checkpoint, names, shapes),

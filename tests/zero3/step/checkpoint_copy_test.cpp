@@ -1,0 +1,406 @@
+// Proves what a checkpoint that is copied on the update's way is worth: its bytes are those of one
+// that was read between two steps, over dtypes, placements, groups, frozen parameters, and whatever
+// the step before was; the step that runs meanwhile keeps its bits; the update's state is not read
+// for it. And that the n-th operation on its folder failing, or never answering, for all n, with a
+// staging ring of 1, 2 and 4 items, costs the training nothing and the former checkpoint no byte.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "base/keep_for_ever.h"
+#include "base/log.h"
+#include "tests/support/crash_files.h"
+#include "tests/zero3/step_core_driver.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::CrashFiles;
+
+class CheckpointCopy : public testing::Test {
+ protected:
+  CheckpointCopy() {
+    set_log_sink([](LogLevel, std::string_view) {});  // steps that are skipped, saves that fail
+  }
+  ~CheckpointCopy() override { set_log_sink({}); }
+
+  std::string folder(const std::string& name) const { return directory_.path() + "/" + name; }
+  std::string data(const std::string& name, const std::string& file = "rank0.safetensors") const {
+    return directory_.read(name + "/global_step3/" + file);
+  }
+
+  const test_support::TemporaryDirectory directory_;
+};
+
+struct Before {
+  const char* what;
+  Case run;
+  double scale = 1.0;  // of the gradients of the step that is saved
+  std::function<void(Driver&)> act = [](Driver&) {};
+};
+
+/// What the step that is saved may have been, in any dtype.
+std::vector<Before> befores(DType dtype) {
+  const auto made = [&](Case run) {
+    run.dtype = dtype;
+    return run;
+  };
+  return {{"updated under the next forward", made({.clipping = 0.001, .speculative = false})},
+          {"taken back, so under the next forward", made({.clipping = 0.001})},
+          {"under backward", made({.clipping = 0})},
+          {"skipped", made({}), std::numeric_limits<double>::infinity()},
+          {"in host memory", made({.clipping = 0.001, .home = Offload::Cpu, .host_more = 1 << 20})},
+          {"in memory, in part", made({.host_more = 60'000, .sub_group = 4096})},
+          {"in device memory", made({.home = Offload::None, .sub_group = 1'000'000})},
+          {"with whole master weights", made({.speculative = false, .split_master = false})},
+          {"completed before", made({.speculative = false}), 1.0,
+           [](Driver& d) { EXPECT_EQ(error_of(d.core->finish_update()), ""); }}};
+}
+
+TEST_F(CheckpointCopy, IsWhatReadingBetweenTwoStepsGives) {
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
+    for (const Before& before : befores(dtype)) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + before.what);
+      const auto reach = [&](Driver& driver) {
+        driver.fill();
+        driver.step(0);
+        driver.step(1);
+        driver.step(2, before.scale);
+        before.act(driver);
+      };
+      Driver drained(before.run);
+      reach(drained);
+      ASSERT_EQ(error_of(drained.core->finish_update()), "");
+      ASSERT_EQ(error_of(drained.core->save_checkpoint({.directory = folder("drained")})), "");
+      Driver copied(before.run);
+      reach(copied);
+      ASSERT_EQ(error_of(copied.core->begin_checkpoint({.directory = folder("copied")})), "");
+      copied.step(3);  // of which nothing may be in the checkpoint
+      ASSERT_EQ(error_of(copied.core->commit_checkpoint()), "");
+      const auto saved = copied.core->finish_checkpoint(60.0);
+      ASSERT_EQ(error_of(saved), "");
+      ASSERT_TRUE(saved->has_value());
+      EXPECT_EQ((*saved)->bytes_written, copied.core->checkpoints().data_bytes());
+      EXPECT_EQ(data("copied"), data("drained"));
+      drained.step(3);
+      copied.step(4);
+      drained.step(4);
+      EXPECT_EQ(copied.norms, drained.norms);
+      EXPECT_EQ(copied.digest(), drained.digest());
+      Driver second(before.run);
+      ASSERT_EQ(error_of(second.core->load_checkpoint({.directory = folder("copied")})), "");
+      second.step(3);
+      second.step(4);
+      EXPECT_EQ(second.digest(), drained.digest());
+      if (HasFailure()) return;
+      std::filesystem::remove_all(folder("drained"));
+      std::filesystem::remove_all(folder("copied"));
+    }
+  }
+}
+
+TEST_F(CheckpointCopy, FrozenParametersAndGroupsAreInIt) {
+  SmallModel model = make_small_model(24, 16, 3);
+  for (ParameterSpec& parameter : model.parameters) {
+    parameter.trainable = parameter.name.find("h.1.") == std::string::npos;
+    parameter.group = parameter.shape.size() == 1 ? 1 : 0;
+  }
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
+    Case run{.dtype = dtype};
+    run.groups = {{}, {.lr = 3e-3, .weight_decay = 0.0, .beta2 = 0.99}};
+    Driver drained(run, model);
+    Driver copied(run, model);
+    for (Driver* driver : {&drained, &copied}) {
+      driver->fill();
+      for (std::uint64_t step = 0; step < 3; ++step) driver->step(step);
+    }
+    ASSERT_EQ(error_of(drained.core->finish_update()), "");
+    ASSERT_EQ(error_of(drained.core->save_checkpoint({.directory = folder("drained")})), "");
+    ASSERT_EQ(error_of(copied.core->begin_checkpoint({.directory = folder("copied")})), "");
+    copied.step(3);
+    ASSERT_EQ(error_of(copied.core->commit_checkpoint()), "");
+    ASSERT_EQ(error_of(copied.core->finish_checkpoint(60.0)), "");
+    EXPECT_EQ(data("copied"), data("drained"));
+    EXPECT_EQ(data("copied", "frozen.safetensors"), data("drained", "frozen.safetensors"));
+    drained.step(3);
+    EXPECT_EQ(copied.digest(), drained.digest());
+    std::filesystem::remove_all(folder("drained"));
+    std::filesystem::remove_all(folder("copied"));
+  }
+}
+
+TEST_F(CheckpointCopy, ReadsNothingOfWhatTheUpdateReads) {
+  const Case run{.clipping = 0.001, .speculative = false};
+  std::uint64_t bytes[2] = {0, 0};
+  for (const bool saves : {false, true}) {
+    Driver driver(run);
+    driver.fill();
+    for (std::uint64_t step = 0; step < 3; ++step) driver.step(step);
+    if (saves) {
+      ASSERT_EQ(error_of(driver.core->begin_checkpoint({.directory = folder("a")})), "");
+    }
+    const StepResult last = driver.step(3);
+    EXPECT_EQ(driver.core->take_completed()->step, 3u);
+    EXPECT_EQ(last.step, 4u);
+    if (saves) {
+      ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
+      ASSERT_EQ(error_of(driver.core->finish_checkpoint(60.0)), "");
+    }
+    ASSERT_EQ(error_of(driver.core->finish_update()), "");
+    bytes[saves ? 1 : 0] = driver.core->state().store().statistics().bytes_read;
+  }
+  EXPECT_EQ(bytes[1], bytes[0]);
+}
+
+TEST_F(CheckpointCopy, OneAtATimeAndInOrder) {
+  Driver driver({});
+  driver.fill();
+  driver.step(0);
+  EXPECT_NE(error_of(driver.core->commit_checkpoint()).find("begin_checkpoint() first"),
+            std::string::npos);
+  const auto none = driver.core->finish_checkpoint(0.0);
+  ASSERT_EQ(error_of(none), "");
+  EXPECT_FALSE(none->has_value());
+  const SaveRequest request{.directory = folder("a")};
+  ASSERT_EQ(error_of(driver.core->begin_checkpoint(request)), "");
+  const std::string busy = "call finish_checkpoint() first";
+  EXPECT_NE(error_of(driver.core->begin_checkpoint(request)).find(busy), std::string::npos);
+  EXPECT_NE(error_of(driver.core->save_checkpoint(request)).find(busy), std::string::npos);
+  EXPECT_NE(error_of(driver.core->load_checkpoint({.directory = folder("a")})).find(busy),
+            std::string::npos);
+  EXPECT_NE(error_of(driver.core->open_checkpoints({.directory = folder("b")})).find(busy),
+            std::string::npos);
+  driver.micro_batch(7);
+  EXPECT_NE(error_of(driver.core->begin_checkpoint(request)).find("of whole ones"),
+            std::string::npos);
+  ASSERT_EQ(error_of(driver.core->abandon_step()), "");
+  SavedTrainer trainer;
+  trainer.next_sample = 77;
+  trainer.order = "sequential";
+  ASSERT_EQ(error_of(driver.core->commit_checkpoint(trainer)), "");
+  const auto saved = driver.core->finish_checkpoint(60.0);
+  ASSERT_EQ(error_of(saved), "");
+  EXPECT_EQ((*saved)->step, 1u);
+  Driver second({});
+  const auto loaded = second.core->load_checkpoint({.directory = folder("a")});
+  ASSERT_EQ(error_of(loaded), "");
+  EXPECT_EQ(loaded->manifest.trainer->next_sample, 77u);
+}
+
+TEST_F(CheckpointCopy, OneThatIsNotCommittedLeavesNothing) {
+  for (const int steps : {0, 1}) {
+    {
+      Driver driver({});
+      driver.fill();
+      driver.step(0);
+      ASSERT_EQ(error_of(driver.core->begin_checkpoint({.directory = folder("a")})), "");
+      if (steps != 0) driver.step(1);
+    }
+    for (const auto& each : std::filesystem::directory_iterator(folder("a"))) {
+      const std::string name = each.path().filename();
+      EXPECT_TRUE(name == ".lock" || name == "zero_to_fp32.py") << name;
+    }
+  }
+}
+
+TEST_F(CheckpointCopy, ATiersFaultOnTheWayEndsTheRunAndTheSave) {
+  Driver driver({.clipping = 0.001, .speculative = false});
+  driver.fill();
+  driver.step(0);
+  ASSERT_EQ(error_of(driver.core->save_checkpoint({.directory = folder("a")})), "");
+  driver.step(1);
+  ASSERT_EQ(error_of(driver.core->begin_checkpoint({.directory = folder("a")})), "");
+  driver.damage_swap_files();
+  const auto ended = driver.core->finish_update();
+  ASSERT_FALSE(ended.has_value());
+  EXPECT_EQ(ended.error().code, ErrorCode::Corrupt) << error_of(ended);
+  ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
+  const auto saved = driver.core->finish_checkpoint(60.0);
+  ASSERT_FALSE(saved.has_value());
+  EXPECT_EQ(saved.error().code, ErrorCode::Corrupt) << error_of(saved);
+  Driver second({});
+  const auto loaded = second.core->load_checkpoint({.directory = folder("a")});
+  ASSERT_EQ(error_of(loaded), "");
+  EXPECT_EQ(loaded->tag, "global_step1");
+}
+
+/// Swap files are the kernel's; what is below "/disk" is a CrashFiles'.
+class TwoDisks final : public FileSystem {
+ public:
+  explicit TwoDisks(CrashFiles& checkpoints) : checkpoints_(checkpoints) {}
+  Result<std::unique_ptr<File>> open(const std::string& path,
+                                     const OpenOptions& options) noexcept override {
+    return of(path).open(path, options);
+  }
+  Result<void> make_directory(const std::string& path) noexcept override {
+    return of(path).make_directory(path);
+  }
+  Result<void> remove(const std::string& path) noexcept override { return of(path).remove(path); }
+  Result<void> remove_directory(const std::string& path) noexcept override {
+    return of(path).remove_directory(path);
+  }
+  Result<void> rename(const std::string& from, const std::string& to) noexcept override {
+    return of(from).rename(from, to);
+  }
+  Result<void> sync_directory(const std::string& path) noexcept override {
+    return of(path).sync_directory(path);
+  }
+  Result<std::vector<std::string>> list(const std::string& path) noexcept override {
+    return of(path).list(path);
+  }
+  Result<std::uint64_t> free_bytes(const std::string& path) noexcept override {
+    return of(path).free_bytes(path);
+  }
+  bool exists(const std::string& path) noexcept override { return of(path).exists(path); }
+  Result<FileStatus> status(const std::string& path) noexcept override {
+    return of(path).status(path);
+  }
+  Result<std::unique_ptr<Folder>> open_folder(const std::string& path) noexcept override {
+    return of(path).open_folder(path);
+  }
+
+ private:
+  FileSystem& of(const std::string& path) {
+    const bool theirs = path == "/" || path == "/disk" || path.starts_with("/disk/");
+    return theirs ? checkpoints_ : system_files();
+  }
+  CrashFiles& checkpoints_;
+};
+
+const std::string on_disk = "/disk/checkpoints";
+
+CheckpointPlace place_on(CrashFiles& files, double stall_seconds) {
+  CheckpointPlace place{.directory = on_disk, .stall_seconds = stall_seconds};
+  place.make_engine = [&files]() -> Result<std::unique_ptr<aio::Engine>> {
+    return std::unique_ptr<aio::Engine>(
+        std::make_unique<test_support::CrashEngine>(aio::EngineOptions{.queue_depth = 4}, files));
+  };
+  return place;
+}
+
+/// A training with a ring of so many items, which saves to a disk that may fail.
+struct Faulty {
+  Faulty(CrashFiles& files, std::uint64_t ring, double stall_seconds)
+      : disks(files),
+        driver(
+            {.clipping = 0.001, .speculative = false, .host_more = (ring - 1) * item_bytes},
+            make_small_model(24, 16, 1),
+            [&](Config& config) { config.zero.offload_optimizer.buffer_count = ring; }, &disks) {
+    EXPECT_EQ(driver.core->state().ring().count(), ring);
+    driver.fill();
+    driver.step(0);
+    EXPECT_EQ(error_of(driver.core->open_checkpoints(place_on(files, stall_seconds))), "");
+    EXPECT_EQ(error_of(driver.core->save_checkpoint({})), "");
+    driver.step(1);
+  }
+  static constexpr std::uint64_t item_bytes = 48 << 10;  // at least, of a sub-group's
+
+  /// Saves step 2 beside step 3, and says what came of it.
+  Result<std::optional<SavedCheckpoint>> save(double seconds) {
+    EXPECT_EQ(error_of(driver.core->begin_checkpoint({.client = {{"a", "x"}}})), "");
+    driver.step(2);
+    EXPECT_EQ(error_of(driver.core->commit_checkpoint()), "");
+    return driver.core->finish_checkpoint(seconds);
+  }
+  /// Waits until a disk that hung has let go.
+  void wait_for_disk() {
+    Result<std::optional<SavedCheckpoint>> ended = std::optional<SavedCheckpoint>();
+    do {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      static_cast<void>(driver.core->finish_checkpoint(60.0).has_value());
+      ASSERT_EQ(error_of(driver.core->begin_checkpoint({.tag = "probe"})), "");
+      ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
+      ended = driver.core->finish_checkpoint(60.0);
+    } while (!ended.has_value() && ended.error().code == ErrorCode::Busy);
+    EXPECT_EQ(error_of(ended), "");
+  }
+  /// `latest` has all bits of step 1, or of step 2.
+  void expect_loads(CrashFiles& files, bool saved) const {
+    const auto reader = CheckpointReader::open(files, on_disk, "");
+    ASSERT_TRUE(reader.has_value()) << reader.error().to_string();
+    const std::uint64_t step = (*reader)->manifest().state.step;
+    ASSERT_TRUE(step == 2 || (step == 1 && !saved)) << step;
+    const auto faults = (*reader)->verify([](std::uint64_t, std::uint64_t) {});
+    ASSERT_TRUE(faults.has_value()) << faults.error().to_string();
+    EXPECT_TRUE(faults->empty());
+  }
+
+  TwoDisks disks;
+  Driver driver;
+};
+
+std::string digest_without_saves(std::uint64_t steps) {
+  Driver plain({.clipping = 0.001, .speculative = false}, make_small_model(24, 16, 1));
+  plain.fill();
+  for (std::uint64_t step = 0; step < steps; ++step) plain.step(step);
+  return plain.digest();
+}
+
+TEST_F(CheckpointCopy, TheNthOperationFailingCostsTheSaveAlone) {
+  const std::string digest = digest_without_saves(5);
+  for (const std::uint64_t ring : {1, 2, 4}) {
+    for (const int system_error : {EIO, ENOSPC}) {
+      std::uint64_t failed = 0;
+      for (std::uint64_t operation = 0;; ++operation) {
+        CrashFiles files;
+        Faulty training(files, ring, 60.0);
+        const std::uint64_t before = files.operations();
+        files.plan(operation, CrashFiles::Fault::FailsFromThenOn, system_error);
+        const auto saved = training.save(60.0);
+        const bool met = files.operations() - before > operation;
+        files.forget_plan();
+        if (!saved.has_value()) {
+          ++failed;
+          EXPECT_EQ(saved.error().system_error, system_error) << error_of(saved);
+        }
+        training.expect_loads(files, saved.has_value());
+        training.driver.step(3);
+        ASSERT_EQ(error_of(training.driver.core->save_checkpoint({})), "");
+        training.driver.step(4);
+        EXPECT_EQ(training.driver.digest(), digest);
+        if (HasFailure()) FAIL() << "ring of " << ring << ", operation " << operation;
+        if (!met) break;
+      }
+      EXPECT_GT(failed, 30u);
+    }
+  }
+}
+
+TEST_F(CheckpointCopy, TheNthOperationNeverAnsweringCostsTheSaveAlone) {
+  const std::string digest = digest_without_saves(4);
+  for (const std::uint64_t ring : {1, 2, 4}) {
+    std::uint64_t failed = 0;
+    for (std::uint64_t operation = 0;; ++operation) {
+      // What a thread that hangs holds on to must outlive it.
+      auto kept = std::make_unique<CrashFiles>();
+      CrashFiles& files = *kept;
+      keep_for_ever(std::move(kept));
+      Faulty training(files, ring, 0.05);
+      const std::uint64_t before = files.operations();
+      files.plan(operation, CrashFiles::Fault::NeverAnswers);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto saved = training.save(0.05);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+      const bool met = files.operations() - before > operation;
+      if (!saved.has_value()) {
+        ++failed;
+        EXPECT_EQ(saved.error().code, ErrorCode::Timeout) << error_of(saved);
+      }
+      if (!met) files.forget_plan();
+      training.expect_loads(files, saved.has_value());  // while it hangs
+      training.driver.step(3);
+      EXPECT_EQ(training.driver.digest(), digest);
+      files.release();
+      training.wait_for_disk();
+      if (HasFailure()) FAIL() << "ring of " << ring << ", operation " << operation;
+      if (!met) break;
+    }
+    EXPECT_GT(failed, 30u);
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3
