@@ -157,23 +157,36 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   return manifest;
 }
 
-void Checkpoints::begin(const SaveRequest& request, TrainingState state,
-                        std::vector<SavedGroup> groups) {
+/// Leaves the save at `stage`, unless it fails.
+void Checkpoints::start(const std::string& tag, std::uint64_t step, Stage stage) {
   ARTESIAN_CHECK(is_open() && !under_way());
   end_former_save();
-  const std::string tag =
-      request.tag.empty() ? "global_step" + std::to_string(state.step) : request.tag;
-  auto begun = begin_save(tag, state.step);
-  if (!begun.has_value()) {
-    if (saver_->begun()) {
-      stage_ = Stage::Copied;
-      abandon(std::move(begun).error());
-    } else {
-      not_begun_ = std::move(begun).error();
-    }
-    return;
+  stage_ = stage;
+  auto begun = begin_save(tag.empty() ? "global_step" + std::to_string(step) : tag, step);
+  if (begun.has_value()) return;
+  if (saver_->begun()) return abandon(std::move(begun).error());
+  end_copying();
+  not_begun_ = std::move(begun).error();
+}
+
+void Checkpoints::expect(const std::string& tag, std::uint64_t step) {
+  start(tag, step, Stage::Expected);
+  expected_ = step;
+}
+
+void Checkpoints::forget() noexcept {
+  if (adds()) copy_->forget();
+}
+
+void Checkpoints::begin(const SaveRequest& request, TrainingState state,
+                        std::vector<SavedGroup> groups) {
+  if (!expects(state.step)) {
+    start(request.tag, state.step, Stage::Copying);
+  } else if (stage_ == Stage::Expected) {
+    stage_ = Stage::Copying;
   }
-  stage_ = Stage::Copying;
+  expected_.reset();
+  if (!copying()) return;  // it has failed
   manifest_ = manifest_of(request, std::move(state), std::move(groups));
   side_files_.clear();
   for (const auto& [name, bytes] : request.client) {
@@ -185,7 +198,7 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
 }
 
 void Checkpoints::add(const SubGroup& group) noexcept {
-  ARTESIAN_CHECK(copying());
+  ARTESIAN_CHECK(adds());
   const std::uint64_t begin = system_clock().now_ns();
   copy_->add(group);
   copy_ns_ += system_clock().now_ns() - begin;
@@ -230,6 +243,7 @@ void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
 }
 
 void Checkpoints::abandon(Error cause) {
+  expected_.reset();
   if (stage_ == Stage::None) return;
   end_copying();
   saver_->abandon(std::move(cause));

@@ -6,7 +6,9 @@
 // sub-group that this update makes is copied on its way (add); nothing of it is read for that. What
 // did not pass is in nobody's way, and read in one pass when the update is complete (copy_rest):
 // state updated under backward, or by a separate device; all of it after a step that was skipped;
-// what is frozen. The copy is in buffers of the save's own, so that what a target is slow with
+// what is frozen. Who knows before a step's last backward that it is to be saved says so (expect),
+// and what is updated under that backward is copied there; if it is taken back, that counts for
+// nothing (forget). The copy is in buffers of the save's own, so that what a target is slow with
 // holds no item of the staging ring: the training waits for it as long as something comes back, and
 // at most CheckpointPlace::stall_seconds where nothing does.
 #pragma once
@@ -83,12 +85,23 @@ class Checkpoints {
 
   /// A save has begun, and finish() has not yet said what came of it, or that it is late.
   bool under_way() const noexcept;
-  /// Begins a save of a step's state: Note [Copied as it passes]. None is under way. What it fails
-  /// by is finish()'s.
+  /// The step under way, which is number `step`, will be saved as `tag`, or "global_stepN". None is
+  /// under way. What
+  /// that fails by is finish()'s.
+  void expect(const std::string& tag, std::uint64_t step);
+  bool expects(std::uint64_t step) const noexcept { return expected_ == step; }
+  bool expects_any() const noexcept { return expected_.has_value(); }
+  /// True if sub-groups may be added: from expect() or begin() until copy_rest(), unless the save
+  /// failed before.
+  bool adds() const noexcept { return stage_ == Stage::Expected || stage_ == Stage::Copying; }
+  /// What has been added is not what will be saved.
+  void forget() noexcept;
+  /// Begins a save of a step's state: Note [Copied as it passes]. None is under way, but the one
+  /// that is expected of this step. What it fails by is finish()'s.
   void begin(const SaveRequest& request, TrainingState state, std::vector<SavedGroup> groups);
   /// From begin() until copy_rest(), unless the save failed before: some state is still to come.
   bool copying() const noexcept { return stage_ == Stage::Copying; }
-  /// A sub-group that is what it will be in the checkpoint, while copying.
+  /// A sub-group that is what it will be in the checkpoint, while adds().
   void add(const SubGroup& group) noexcept;
   /// Nanoseconds that add() has taken since this was last asked.
   std::uint64_t take_copy_ns() noexcept { return std::exchange(copy_ns_, 0); }
@@ -112,11 +125,12 @@ class Checkpoints {
   Result<void> close() noexcept;
 
  private:
-  enum class Stage : std::uint8_t { None, Copying, Copied };
+  enum class Stage : std::uint8_t { None, Expected, Copying, Copied };
 
   void end_former_save();
   void end_before_close();
   void write_script(double stall_seconds) const;
+  void start(const std::string& tag, std::uint64_t step, Stage stage);
   Result<void> begin_save(const std::string& tag, std::uint64_t step);
   Result<void> link_frozen();
   Result<void> copy_missing(const SavedUnits& units, StateSnapshot& snapshot);
@@ -137,6 +151,7 @@ class Checkpoints {
   double commit_seconds_ = 0.0;
   // Of the save under way:
   Stage stage_ = Stage::None;
+  std::optional<std::uint64_t> expected_;     // a step
   std::optional<Error> not_begun_;            // why it has not begun
   std::optional<StateSnapshot> copy_;         // of what is trained
   std::optional<StateSnapshot> frozen_copy_;  // nothing: there is none, or it is linked

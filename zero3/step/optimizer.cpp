@@ -298,7 +298,7 @@ Result<void> Optimizer::follow(const SubGroup& group) noexcept {
 }
 
 Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
-  if (made_) made_(group);
+  if (watcher_.made) watcher_.made(group);
   return follow(group);
 }
 
@@ -403,6 +403,7 @@ Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::ui
 
 Result<void> Optimizer::take_back() noexcept {
   ARTESIAN_CHECK(speculative());
+  if (watcher_.taken_back) watcher_.taken_back();
   for_each_shadow([&](auto record) { state_.store().drop_shadow(record); });
   ARTESIAN_TRY_VOID(stop_reading());
   // The others whose gradients are final, up to final_, are being refreshed still.

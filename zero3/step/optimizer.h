@@ -126,10 +126,15 @@ class Optimizer {
       const std::vector<std::uint32_t>& units,
       const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
       const Visitor& visit) noexcept;
-  /// From here on calls `made` with each sub-group that the compute team has updated, as read_units
-  /// would, before it leaves for its home. Null: nobody is told. Those that a separate device
-  /// updates by itself pass nobody.
-  void watch(Visitor made) noexcept { made_ = std::move(made); }
+  /// Who is told of what the compute team updates; each may be null.
+  struct Watcher {
+    /// With each sub-group that has been updated, as read_units gives it, before it leaves for its
+    /// home. Those that a separate device updates by itself are not among them.
+    Visitor made;
+    /// All that was made since the step's last backward began is taken back.
+    std::function<void()> taken_back;
+  };
+  void watch(Watcher watcher) noexcept { watcher_ = std::move(watcher); }
 
   /// Seconds in which the disk was waited for so far.
   double wait_seconds() const noexcept {
@@ -189,7 +194,7 @@ class Optimizer {
   bool speculative_ = false;            // which may be taken back
   std::size_t final_ = 0;               // of those: their gradients are final
   std::size_t updated_ = 0;
-  Visitor made_;                  // may be null
+  Watcher watcher_;
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };
 

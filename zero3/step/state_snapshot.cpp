@@ -40,6 +40,10 @@ bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept 
   return true;
 }
 
+void StateSnapshot::forget() noexcept {
+  for (std::uint64_t block = 0; block < layout_.blocks().size(); ++block) file_.forget(block);
+}
+
 void StateSnapshot::add(const SubGroup& group) noexcept {
   std::vector<Piece> pieces;
   const std::uint64_t slices = lease_pieces(group, pieces);

@@ -26,6 +26,8 @@ class StateSnapshot {
   void add(const SubGroup& group) noexcept;
   /// True if the sub-group has been added. Of one that failed, not all that has.
   bool has(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// Nothing has been added that is the state to save.
+  void forget() noexcept;
   bool failed() const noexcept { return file_.fault() != nullptr; }
 
  private:

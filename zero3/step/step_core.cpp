@@ -146,10 +146,7 @@ Result<void> StepCore::create_state(Placement placement) {
 
 Error StepCore::fail(Error error) {
   step_state_ = step_state_ == StepState::Closed ? StepState::Closed : StepState::Failed;
-  if (checkpoints_ && checkpoints_->copying()) {
-    optimizer_->watch(nullptr);
-    checkpoints_->abandon(error);
-  }
+  if (checkpoints_ && checkpoints_->adds()) give_up_checkpoint(error);
   if (!end_.has_value()) end_ = gradients_ ? gradients_->cause_of(std::move(error)) : error;
   return *end_;
 }
@@ -166,7 +163,8 @@ Result<void> StepCore::check(StepCall call, const char* name) const {
 /// Why a call is out of order, and which comes first.
 std::string StepCore::advice(StepCall call) const {
   if (call == StepCall::Initialize) return "the engine has its weights; create another one";
-  const bool checkpoint = call == StepCall::Save || call == StepCall::Load;
+  const bool checkpoint =
+      call == StepCall::ExpectSave || call == StepCall::Save || call == StepCall::Load;
   switch (step_state_) {
     case StepState::Unfilled: return "the engine has no weights yet; call initialize() first";
     case StepState::Forward:
@@ -442,6 +440,7 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   const std::uint64_t count = losses_pending_.size();
   last_backward_ = request.last.value_or(micro_batches_ + count == config_.accumulation_steps);
   if (!last_backward_) return {};
+  copy_ahead();
   if (guard_.loss_is_bad()) return {};
   const std::uint64_t begin = system_clock().now_ns();
   if (under_backward_->undecided() && measured_.has_value()) {
@@ -698,6 +697,7 @@ Result<void> StepCore::write_state(
   ARTESIAN_TRY_VOID(check(StepCall::WriteState, "write_state"));
   ARTESIAN_TRY_VOID(optimizer_->check_kind(parameter, kind));
   ARTESIAN_TRY_VOID(remember(complete_pending()));
+  checkpoints_->forget();
   return of_no_step([&]() -> Result<void> {
     ARTESIAN_TRY_VOID(optimizer_->write_state(parameter, kind, source));
     if (kind != StateKind::Master) return {};

@@ -177,8 +177,13 @@ class StepCore {
   /// Checkpoints::finish, which end nothing; Io, Corrupt, Timeout of the tiers, which end the run:
   /// state_of_step() tells.
   Result<SavedCheckpoint> save_checkpoint(const SaveRequest& request);
-  /// The same beside the training, in three calls. Begins to save the state after the last step,
-  /// between steps; the update that completes it copies it: Note [Copied as it passes] in
+  /// The step under way will be saved: what its update makes under its last backward, which has not
+  /// begun, is copied there, and not read later. Of the request folder and tag alone count, and
+  /// those of the begin_checkpoint() or save_checkpoint() that must follow the step are these.
+  /// Errors: Invalid (out of order), Busy, those of open_checkpoints().
+  Result<void> expect_checkpoint(const SaveRequest& request);
+  /// save_checkpoint() beside the training, in three calls. Begins to save the state after the last
+  /// step, between steps; the update that completes it copies it: Note [Copied as it passes] in
   /// checkpoints.h. Errors: Invalid, Busy, those of open_checkpoints().
   Result<void> begin_checkpoint(const SaveRequest& request);
   /// Starts to make it durable, and returns: any time after begin_checkpoint(), at best once the
@@ -263,6 +268,9 @@ class StepCore {
   Result<void> become_ready();
   Result<void> check_not_saving(const char* call) const;
   Result<void> open_for(const SaveRequest& request);
+  void copy_what_is_made();
+  void copy_ahead();
+  void give_up_checkpoint(Error cause);
   Result<void> copy_rest();
   FileSystem& files() const noexcept {
     return options_.files != nullptr ? *options_.files : system_files();

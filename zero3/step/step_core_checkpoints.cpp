@@ -71,22 +71,54 @@ Result<void> StepCore::check_not_saving(const char* call) const {
                                          "finish_checkpoint() first");
 }
 
-Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
-  ARTESIAN_TRY_VOID(check(StepCall::Save, "begin_checkpoint"));
-  ARTESIAN_TRY_VOID(check_not_saving("begin_checkpoint"));
+Result<void> StepCore::expect_checkpoint(const SaveRequest& request) {
+  ARTESIAN_TRY_VOID(check(StepCall::ExpectSave, "expect_checkpoint"));
+  ARTESIAN_TRY_VOID(check_not_saving("expect_checkpoint"));
   const StepFigures::Mark before = figures_->mark();
   auto opened = open_for(request);
+  if (opened.has_value()) checkpoints_->expect(request.tag, step_ + 1);
+  figures_->leave_out(before);
+  return opened;
+}
+
+Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
+  ARTESIAN_TRY_VOID(check(StepCall::Save, "begin_checkpoint"));
+  const bool expected = checkpoints_->expects(step_);
+  if (!expected) ARTESIAN_TRY_VOID(check_not_saving("begin_checkpoint"));
+  const StepFigures::Mark before = figures_->mark();
+  auto opened = expected ? Result<void>() : open_for(request);
   if (opened.has_value()) checkpoints_->begin(request, training_state(), saved_groups());
   figures_->leave_out(before);
-  if (checkpoints_->copying()) {
-    optimizer_->watch([this](const SubGroup& group) { checkpoints_->add(group); });
-  }
+  if (checkpoints_->copying()) copy_what_is_made();
   return opened;
+}
+
+void StepCore::copy_what_is_made() {
+  optimizer_->watch({.made = [this](const SubGroup& group) { checkpoints_->add(group); },
+                     .taken_back = [this] { checkpoints_->forget(); }});
+}
+
+/// The last backward of a step begins, whose update may begin under it.
+void StepCore::copy_ahead() {
+  if (!checkpoints_->expects_any()) return;
+  if (checkpoints_->expects(step_ + 1)) {
+    if (checkpoints_->adds()) copy_what_is_made();
+    return;
+  }
+  give_up_checkpoint(make_error(ErrorCode::Cancelled,
+                                "checkpoint: it was expected of a step after which nobody began "
+                                "it"));
+}
+
+/// One that is still being copied.
+void StepCore::give_up_checkpoint(Error cause) {
+  optimizer_->watch({});
+  checkpoints_->abandon(std::move(cause));
 }
 
 /// The update is complete: nothing of the step passes any more.
 Result<void> StepCore::copy_rest() {
-  optimizer_->watch(nullptr);
+  optimizer_->watch({});
   const StepFigures::Mark before = figures_->mark();
   auto copied = checkpoints_->copy_rest();
   figures_->leave_out(before);
@@ -119,7 +151,6 @@ Result<std::optional<SavedCheckpoint>> StepCore::finish_checkpoint(double second
 
 Result<SavedCheckpoint> StepCore::save_checkpoint(const SaveRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::Save, "save_checkpoint"));
-  ARTESIAN_TRY_VOID(check_not_saving("save_checkpoint"));
   ARTESIAN_TRY_VOID(begin_checkpoint(request));
   const auto completed = remember(complete_pending());
   if (completed.has_value()) ARTESIAN_TRY_VOID(commit_checkpoint());

@@ -45,10 +45,11 @@ enum class StepCall : std::uint8_t {
   ReadState,
   WriteState,
   AbandonStep,
+  ExpectSave,
   Save,
   Load,
 };
-inline constexpr std::size_t step_calls = 13;
+inline constexpr std::size_t step_calls = 14;
 
 /// True if the call is in order. Close, which is always, has no row.
 constexpr bool is_legal(StepState state, StepCall call) noexcept {
@@ -70,6 +71,7 @@ constexpr bool is_legal(StepState state, StepCall call) noexcept {
     case StepCall::AbandonStep:
       return is_one_of(S::Ready, S::Forward, S::AwaitsBackward, S::Backward, S::Accumulated,
                        S::Full, S::Broken);
+    case StepCall::ExpectSave: return is_one_of(S::Ready, S::AwaitsBackward, S::Accumulated);
     case StepCall::Save: return is_one_of(S::Ready);
     case StepCall::Load: return is_one_of(S::Unfilled, S::Ready);
   }

@@ -262,6 +262,10 @@ Result<SavedCheckpoint> Engine::save_checkpoint(SaveRequest request) {
   return impl_->core->save_checkpoint(whole);
 }
 
+Result<void> Engine::expect_checkpoint(const SaveRequest& request) {
+  return impl_->core->expect_checkpoint(request);
+}
+
 Result<void> Engine::begin_checkpoint(SaveRequest request) {
   ARTESIAN_TRY(whole, impl_->with_facts(std::move(request)));
   return impl_->core->begin_checkpoint(whole);

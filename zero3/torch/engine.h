@@ -167,10 +167,15 @@ class Engine {
   /// an error that changes nothing, and the training may go on. Errors: Invalid (out of order, tag,
   /// names, no folder), Busy, NoSpace, Io, Timeout; those of the tiers, which end the run.
   Result<SavedCheckpoint> save_checkpoint(SaveRequest request);
-  /// The same beside the training, in three calls. begin_checkpoint(), between steps, takes down
-  /// what is to be saved; state of the last step is copied as its update makes it, under the next
-  /// forward, and what is left is read before the next backward. Errors: Invalid (out of order, no
-  /// folder), Busy (one is being saved), those of open_checkpoints(); they end nothing.
+  /// The step under way will be saved, by begin_checkpoint() or save_checkpoint() after it: what is
+  /// updated under its last backward, which has not begun, is copied there, and not read again. Of
+  /// the request folder and tag alone count, and are those of the save. Errors: as
+  /// begin_checkpoint().
+  Result<void> expect_checkpoint(const SaveRequest& request = {});
+  /// save_checkpoint() beside the training, in three calls. begin_checkpoint(), between steps,
+  /// takes down what is to be saved; state of the last step is copied as its update makes it, under
+  /// the next forward, and what is left is read before the next backward. Errors: Invalid (out of
+  /// order, no folder), Busy (one is being saved), those of open_checkpoints(); they end nothing.
   Result<void> begin_checkpoint(SaveRequest request);
   /// Starts to make it durable and returns, any time later; best after the next forward, for before
   /// it completes the update. `trainer`: in place of the request's. Errors: Invalid (none has
