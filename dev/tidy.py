@@ -32,8 +32,8 @@ MAY_INCLUDE = {
     "zero3/config": {"base", "aio/engine.h"},
     "zero3/plan": {
         *("base", "zero3/config", "aio/priority.h", "kernels/gradient.h"),
-        *("pinned/free_list.h", "tiering/tier.h", "tiering/unit_slots.h", "tiering/disk/stripe.h"),
-        "tiering/snapshot_block.h",
+        *("pinned/free_list.h", "tiering/route.h", "tiering/tier.h", "tiering/unit_slots.h"),
+        *("tiering/disk/stripe.h", "tiering/snapshot_block.h"),
     },
     "zero3/step": LAYERS | {"zero3/config", "zero3/plan"},
     "zero3/torch": LAYERS | {"zero3"},

@@ -15,6 +15,18 @@ namespace {
 constexpr std::uint64_t piece_bytes_max =
     4 << 20;  // one read; the first half expands while more come
 
+/// Whether a way from that home is there at all.
+bool may_go_by(Route route, Tier home, bool separate_device) noexcept {
+  switch (route) {
+    case Route::InPlace:
+    case Route::Memory: return !separate_device && home != Tier::Nvme;
+    case Route::Disk: return !separate_device && home == Tier::Nvme;
+    case Route::OnDevice: return separate_device && home == Tier::Device;
+    case Route::Queues: return separate_device;
+  }
+  return false;
+}
+
 }  // namespace
 
 class Residency::Slot final : public BufferOwner {
@@ -29,13 +41,14 @@ class Residency::Slot final : public BufferOwner {
   }
   std::uint64_t stored_bytes() const noexcept { return unit.image * dtype_size(unit.stored); }
   std::uint64_t computed_bytes() const noexcept { return unit.image * dtype_size(unit.computed); }
+  /// Its slot is its home.
+  bool aliased() const noexcept { return stays(unit.route); }
   /// Where the stored bytes land: the tail of the slot.
   std::uint64_t tail_offset() const noexcept { return computed_bytes() - stored_bytes(); }
 
   const ResidentUnit unit;
   SlotState state = SlotState::Absent;
   std::uint32_t pins = 0;
-  bool aliased = false;
   bool refreshing = false;         // between begin_refresh and end_refresh
   bool filled_by_refresh = false;  // its memory: nothing was read into it
   std::atomic<bool> refreshed_in_part{false};
@@ -58,10 +71,10 @@ Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, p
     auto slot = std::make_unique<Slot>(unit);
     const ShardOptions& shard = store.shard(unit.shard);
     ARTESIAN_CHECK(shard.bytes == slot->stored_bytes(), shard.bytes, slot->stored_bytes());
-    const bool in_reach =
-        loader_ != nullptr ? shard.home == Tier::Device : shard.home != Tier::Nvme;
-    slot->aliased = in_reach && unit.stored == unit.computed;
-    if (shard.home == Tier::Nvme && loader_ == nullptr) {
+    ARTESIAN_CHECK(may_go_by(unit.route, shard.home, loader_ != nullptr),
+                   static_cast<int>(unit.route), shard.name);
+    ARTESIAN_CHECK(!slot->aliased() || unit.stored == unit.computed, shard.name);
+    if (unit.route == Route::Disk) {
       slot->piece_bytes =
           std::max(shard.block_bytes, round_down(piece_bytes_max, shard.block_bytes));
       const auto count = (shard.bytes + slot->piece_bytes - 1) / slot->piece_bytes;
@@ -91,7 +104,7 @@ void Residency::go(Slot& slot, SlotState to) noexcept {
 Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state == SlotState::Absent && !slot.memory);
-  if (!slot.aliased) {
+  if (!slot.aliased()) {
     const auto end = slot.unit.persistent ? pinned::Placement::High : pinned::Placement::Low;
     ARTESIAN_TRY(memory, device_.lease(slot.computed_bytes(), end));
     slot.memory = std::move(memory);
@@ -113,7 +126,7 @@ Result<void> Residency::finish_writes(const Slot& slot) noexcept {
 }
 
 Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexcept {
-  if (!slot.aliased) {
+  if (!slot.aliased()) {
     ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
     slot.load = {};
     if (slot.filled_by_refresh) return loader_->advance();
@@ -196,10 +209,10 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
 Result<void> Residency::acquire(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state != SlotState::Absent);
-  const bool copied = loader_ != nullptr && !slot.aliased && !slot.refreshing;
+  const bool copied = loader_ != nullptr && !slot.aliased() && !slot.refreshing;
   if (copied) ARTESIAN_TRY_VOID(wait_for_copies(slot));
   if (slot.state == SlotState::Fetching) {
-    const bool reads = loader_ == nullptr && !slot.aliased && !slot.filled_by_refresh;
+    const bool reads = loader_ == nullptr && !slot.aliased() && !slot.filled_by_refresh;
     if (reads) ARTESIAN_TRY_VOID(load(slot));
     go(slot, SlotState::Live);
   }
@@ -289,7 +302,7 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
     if (!outcome.has_value() && outcome.error().code == ErrorCode::Timeout) return outcome.error();
   }
   ARTESIAN_CHECK(slot.leases == 0, slot.leases.load());
-  if (loader_ != nullptr && !slot.aliased) {
+  if (loader_ != nullptr && !slot.aliased()) {
     ARTESIAN_TRY_VOID(loader_->cancel(slot.load));
     retired_.push_back({slot.memory.data(), slot.memory.data() + slot.memory.size(), slot.used});
   }
@@ -312,7 +325,7 @@ Result<void> Residency::clear() noexcept {
 std::byte* Residency::data(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state == SlotState::Live);
-  return slot.aliased ? store_.memory(slot.unit.shard) : slot.memory.data();
+  return slot.aliased() ? store_.memory(slot.unit.shard) : slot.memory.data();
 }
 
 void Residency::begin_refresh(std::uint32_t unit) noexcept {
@@ -324,7 +337,7 @@ void Residency::begin_refresh(std::uint32_t unit) noexcept {
 
 Result<void> Residency::load_missed(Slot& slot) noexcept {
   slot.missed = false;
-  if (slot.state == SlotState::Absent || slot.aliased) return {};
+  if (slot.state == SlotState::Absent || slot.aliased()) return {};
   ARTESIAN_TRY_VOID(finish_writes(slot));
   ARTESIAN_TRY_VOID(read_pieces(slot, aio::Priority::Demand));
   return load(slot);
@@ -332,7 +345,7 @@ Result<void> Residency::load_missed(Slot& slot) noexcept {
 
 bool Residency::follows(std::uint32_t unit) const noexcept {
   const Slot& slot = *slots_[unit];
-  return slot.aliased || slot.state != SlotState::Absent;
+  return slot.aliased() || slot.state != SlotState::Absent;
 }
 
 /// Computing comes after the copies that refreshed the slot, or a home that is used as one. Who
@@ -345,7 +358,7 @@ Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   if (loader_ == nullptr) return slot.missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
   slot.load.loaded = copied;
-  const bool acquired_first = slot.pins == 0 && !slot.aliased;
+  const bool acquired_first = slot.pins == 0 && !slot.aliased();
   return acquired_first ? Result<void>() : loader_->device().wait(Queue::Compute, copied);
 }
 
@@ -353,7 +366,7 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
                         const std::byte* fresh) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
-  if (slot.state == SlotState::Absent || slot.aliased) return;
+  if (slot.state == SlotState::Absent || slot.aliased()) return;
   slot.refreshed_in_part.store(true, std::memory_order_relaxed);
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (slot.unit.stored == slot.unit.computed) {
@@ -368,7 +381,7 @@ Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::ui
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(loader_ != nullptr);
   ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
-  if (slot.state == SlotState::Absent || slot.aliased) return {};
+  if (slot.state == SlotState::Absent || slot.aliased()) return {};
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (queue == Queue::ToDevice) {
     return loader_->copy(fresh, slot.unit.stored, target, slot.unit.computed, count);

@@ -1,17 +1,18 @@
 // Residency: which units have their parameters gathered in device memory now, and the moves that
 // bring them there. A unit is Absent, Fetching (its transfers are in flight) or Live.
 //
-// On the host backend the device tier is a budgeted range of RAM. A unit whose shard has the
-// compute dtype and lives in memory is aliased: its slot is its home, nothing moves. A 16-bit shard
-// that is computed in fp32 is read into the tail of its fp32 slot and expanded in place, so no
-// staging buffer is needed; each block is verified while it is hot, just before it is expanded. The
-// expansion runs in waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may
-// run in parallel as long as 2q - n <= p.
+// By which route a unit comes, its placement has decided. One that stays where it is is aliased:
+// its slot is its home, nothing moves.
 //
-// On a device with memory of its own (tiering/device/device.h) only homes in that memory are
-// aliased; all else comes through a DeviceLoader. Acquiring makes the queue Compute wait for the
-// slot's copies, unpinning marks where computing with it ends, and whatever is copied to that
-// memory next waits for that mark.
+// On the host backend the device tier is a budgeted range of RAM. A 16-bit shard that is computed
+// in fp32 is read into the tail of its fp32 slot and expanded in place, so no staging buffer is
+// needed; each block is verified while it is hot, just before it is expanded. The expansion runs in
+// waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may run in parallel as
+// long as 2q - n <= p.
+//
+// On a device with memory of its own (tiering/device/device.h) all that moves comes through a
+// DeviceLoader. Acquiring makes the queue Compute wait for the slot's copies, unpinning marks where
+// computing with it ends, and whatever is copied to that memory next waits for that mark.
 //
 // Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
 // can be evicted. Nothing here decides what to fetch or evict: that is the caller's
@@ -25,6 +26,7 @@
 #include "base/dtype.h"
 #include "base/executor.h"
 #include "tiering/device_loader.h"
+#include "tiering/route.h"
 #include "tiering/tier_store.h"
 #include "tiering/unit_slots.h"
 
@@ -34,6 +36,7 @@ struct ResidentUnit {
   ShardId shard{};
   DType stored = DType::Float32;    // dtype of the shard
   DType computed = DType::Float32;  // dtype of the slot
+  Route route = Route::Disk;        // from the shard to where compute reads it; see stays()
   std::uint64_t image = 0;          // elements
   bool persistent = false;          // its slot comes from the far end, away from those that move
 };

@@ -53,6 +53,7 @@ class Loading {
       units.push_back({.shard = shard,
                        .stored = DType::BFloat16,
                        .computed = setting.computed,
+                       .route = route_of(shard),
                        .image = image,
                        .persistent = false});
       fill_home(shard);
@@ -68,6 +69,12 @@ class Loading {
     store.reset();
     harness.device.reset();
     EXPECT_EQ(device.races, 0u);
+  }
+
+  Route route_of(ShardId shard) const {
+    const bool as_stored = setting_.computed == DType::BFloat16;
+    const bool there = store->shard(shard).home == Tier::Device;
+    return as_stored && there ? Route::OnDevice : Route::Queues;
   }
 
   std::vector<std::uint16_t> stored(ShardId shard) const {

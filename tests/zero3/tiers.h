@@ -64,7 +64,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
 
 inline ModelStateOptions state_options(Placement placement, const std::string& directory) {
   ModelStateOptions options;
-  options.placement = std::move(placement);
+  options.placement = with_routes(std::move(placement));
   options.paths = resolve_swap_paths({directory}, {directory}).value();
   options.run_id = 1;
   options.pin_memory = false;

@@ -107,7 +107,6 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .tokens = tokens_of(plan),
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .rows = tokens_of(plan) * plan.config.accumulation_steps,
-                                 .separate_device = plan.gpu,
                                  .ranks = plan.ranks,
                                  .under_backward = std::move(under_backward),
                                  .speculative = zero3::waits_for_norm(plan.config)}));
@@ -115,7 +114,6 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   done.moved = step.moved;
   done.time = zero3::simulate_step({.placement = &placement,
                                     .plan = &step,
-                                    .separate_device = plan.gpu,
                                     .rates = rates_of(plan),
                                     .stages = stage_seconds(plan)});
   return done;
@@ -144,7 +142,7 @@ std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement
   if (!zero3::may_update_under_backward(plan.config)) return {};
   zero3::MovedByKind update;
   for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
-    update += zero3::update_moves(placement, unit, plan.gpu, /*live=*/true);
+    update += zero3::update_moves(placement, unit, /*live=*/true);
   }
   const zero3::Rates rates = rates_of(plan);
   const double update_disk = disk_seconds(rates, update);

@@ -59,7 +59,7 @@ DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
   need.fixed = plan.device_homes();
   for (std::size_t index = 0; index < plan.units.size(); ++index) {
     const Unit& unit = plan.layout.units[index];
-    if (plan.units[index].aliased) continue;
+    if (plan.units[index].aliased()) continue;
     (unit.persistent ? need.fixed : need.all) += slot_bytes(plan, index);
   }
   std::vector<bool> taken(plan.units.size(), false);
@@ -67,7 +67,7 @@ DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
     std::uint64_t bytes = 0;
     for (const auto index : plan.layout.stages[stage]) {
       const Unit& unit = plan.layout.units[index];
-      const bool own = !plan.units[index].aliased && !unit.persistent && !taken[index];
+      const bool own = !plan.units[index].aliased() && !unit.persistent && !taken[index];
       bytes += own ? slot_bytes(plan, index) : 0;
     }
     return bytes;
@@ -97,7 +97,7 @@ Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
       page_up(largest_gradient(request)) * (request.separate_device ? 2 : 1);
   if (!request.separate_device) return plan;
   const bool updates = std::any_of(plan.units.begin(), plan.units.end(),
-                                   [](const auto& place) { return place.updated_on_device; });
+                                   [](const auto& place) { return place.updated_on_device(); });
   plan.expansion_bytes = expands(plan) ? device_buffer_bytes : 0;
   plan.grad_scratch_bytes = updates ? gradient_scratch_bytes : 0;
   return plan;
@@ -112,11 +112,11 @@ Placement with_tables_on_device(const PlacementRequest& request, std::uint64_t r
     if (place.param == Tier::Device || place.computed != plan.param_dtype) continue;
     const UnitPlacement before = place;
     place = with_param_on_device(request, before);
-    plan = with_aliases(request, std::move(plan));
+    plan = with_routes(std::move(plan));
     const DeviceNeed need = device_need(request, plan);
     if (need.fixed + need.stage + need.next > room) plan.units[index] = before;
   }
-  return with_aliases(request, std::move(plan));
+  return with_routes(std::move(plan));
 }
 
 /// Parameters meant for NVMe that device memory has room for beside slots have their homes there,
@@ -143,7 +143,7 @@ Placement with_params_on_device(const PlacementRequest& request, std::uint64_t r
     left -= bytes;
     place = with_param_on_device(request, place);
   }
-  return with_aliases(request, std::move(plan));
+  return with_routes(std::move(plan));
 }
 
 /// True where the device's memory is RAM: the update works on what lives there as on all else.

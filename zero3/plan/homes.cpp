@@ -5,6 +5,7 @@
 
 namespace artesian::zero3 {
 
+using tiering::Route;
 using tiering::Tier;
 
 namespace {
@@ -21,7 +22,7 @@ Master master_of(const PlacementRequest& request, const UnitPlacement& place,
   if (dtype == DType::Float32) return Master::Parameter;
   if (dtype != DType::BFloat16 || !request.split_master) return Master::Own;
   const bool far = request.separate_device && place.optimizer == Tier::Host && param_on_device;
-  return far || place.updated_on_device ? Master::Own : Master::Split;
+  return far || place.updated_on_device() ? Master::Own : Master::Split;
 }
 
 UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
@@ -30,9 +31,11 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
   // Of a frozen one nobody asks: nothing of it is there.
   place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
-  place.updated_on_device =
-      request.separate_device && place.param == Tier::Device && place.optimizer == Tier::Device;
-  if (place.updated_on_device) place.grad = Tier::Device;
+  const bool all_there = place.param == Tier::Device && place.optimizer == Tier::Device;
+  if (request.separate_device && all_there) {
+    place.update = Route::OnDevice;
+    place.grad = Tier::Device;
+  }
   const bool all_on_device = zero.offload_param.device == Offload::None;
   place.master = unit.trainable ? master_of(request, place, all_on_device) : Master::None;
   const bool as_stored = unit.as_stored && !request.separate_device;
@@ -46,6 +49,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   const Config& config = *request.config;
   const int stage = config.zero.stage;
   Placement plan;
+  plan.separate_device = request.separate_device;
   plan.param_dtype = config.param_dtype;
   plan.grad_dtype = config.grad_accum_dtype;
   plan.compute_dtype = request.compute_dtype;
@@ -56,7 +60,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
                                  std::min(persistent_max, config.zero.model_persistence_threshold)};
   plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks);
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
-  return with_aliases(request, std::move(plan));
+  return with_routes(std::move(plan));
 }
 
 std::uint64_t persistent_numel(const Layout& layout) noexcept {
@@ -72,12 +76,32 @@ UnitPlacement with_param_on_device(const PlacementRequest& request, UnitPlacemen
   return place;
 }
 
-Placement with_aliases(const PlacementRequest& request, Placement plan) {
+namespace {
+
+Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
+  const bool in_reach =
+      plan.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
+  const bool whole = plan.sharding.param == 1;
+  if (plan.param_dtype == place.computed && in_reach && whole) {
+    return plan.separate_device ? Route::OnDevice : Route::InPlace;
+  }
+  if (plan.separate_device) return Route::Queues;
+  return place.param == Tier::Nvme ? Route::Disk : Route::Memory;
+}
+
+/// On a separate device gradients are added where they are made, or copied to the host, which adds.
+Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
+  if (!plan.separate_device) return place.grad == Tier::Nvme ? Route::Disk : Route::InPlace;
+  return place.grad == Tier::Device ? Route::OnDevice : Route::Queues;
+}
+
+}  // namespace
+
+/// Who makes the update is known from the start.
+Placement with_routes(Placement plan) {
   for (UnitPlacement& place : plan.units) {
-    const bool in_reach =
-        request.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
-    const bool whole = plan.sharding.param == 1;
-    place.aliased = plan.param_dtype == place.computed && in_reach && whole;
+    place.gather = gather_of(plan, place);
+    place.gradient = gradient_of(plan, place);
   }
   return plan;
 }

@@ -15,10 +15,8 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
 /// Elements of the units that persist.
 std::uint64_t persistent_numel(const Layout& layout) noexcept;
 
-/// The unit with its parameters on the device, `place` as it was before. Aliases are not derived.
+/// The unit with its parameters on the device, `place` as it was before. Its routes are those of
+/// before, too: with_routes() is for all units together.
 UnitPlacement with_param_on_device(const PlacementRequest& request, UnitPlacement place);
-
-/// The same plan, saying of each unit whether compute reads its parameters' home itself.
-Placement with_aliases(const PlacementRequest& request, Placement plan);
 
 }  // namespace artesian::zero3

@@ -15,7 +15,7 @@ constexpr std::uint64_t ring_count_max = 256;
 std::uint64_t HostBuffers::item_bytes(std::uint64_t sub_group) const {
   std::uint64_t per_element = plan_.state_size_max() + dtype_size(plan_.grad_dtype);
   per_element += dtype_size(plan_.param_dtype);
-  return any_nvme(config_) || separate_ ? page_up(sub_group * per_element) : 0;
+  return any_nvme(config_) || plan_.separate_device ? page_up(sub_group * per_element) : 0;
 }
 
 std::uint64_t HostBuffers::param_block_bytes(std::uint64_t sub_group) const {
@@ -23,7 +23,7 @@ std::uint64_t HostBuffers::param_block_bytes(std::uint64_t sub_group) const {
 }
 
 std::uint64_t HostBuffers::staging_min(std::uint64_t sub_group) const {
-  if (!separate_) return 0;
+  if (!plan_.separate_device) return 0;
   return param_block_bytes(sub_group) * (params_on_nvme() ? 2 : 1);
 }
 
@@ -42,14 +42,14 @@ std::uint64_t HostBuffers::param_staging_max() const {
 }
 
 std::uint64_t HostBuffers::staging_share(std::uint64_t room, std::uint64_t sub_group) const {
-  if (!separate_) return 0;
+  if (!plan_.separate_device) return 0;
   const std::uint64_t most = param_block_bytes(sub_group) * staging_blocks_max(sub_group) *
                              (param_staging_max() + grad_staging_count_max);
   return std::min(room / 4, most - staging_min(sub_group));
 }
 
 Staging HostBuffers::staging_within(std::uint64_t room, std::uint64_t sub_group) const {
-  if (!separate_) return {};
+  if (!plan_.separate_device) return {};
   const std::uint64_t block = param_block_bytes(sub_group);
   const std::uint64_t blocks = (staging_min(sub_group) + room / 4) / block;
   std::uint64_t down = 0;

@@ -40,8 +40,8 @@ struct Staging {                  // of a separate device; without one nothing
 /// What a plan and a configuration make of a room. Both must outlive it.
 class HostBuffers {
  public:
-  HostBuffers(const Placement& plan, const Config& config, bool separate_device) noexcept
-      : plan_(plan), config_(config), separate_(separate_device) {}
+  HostBuffers(const Placement& plan, const Config& config) noexcept
+      : plan_(plan), config_(config) {}
 
   /// The ring of the largest sub-group of which ring and least staging take at most a quarter of
   /// `room`, or else of the smallest sub-group; none where not even that fits.
@@ -71,7 +71,6 @@ class HostBuffers {
 
   const Placement& plan_;
   const Config& config_;
-  const bool separate_;
 };
 
 }  // namespace artesian::zero3

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "zero3/plan/candidates.h"
-#include "zero3/plan/homes.h"
 #include "zero3/plan/host_buffers.h"
 #include "zero3/plan/placement_notes.h"
 #include "zero3/plan/residents.h"
@@ -95,8 +94,7 @@ Draft with_state_on_device(const PlacementRequest& request, Draft draft,
 }
 
 /// Gives the residents homes in host memory, and what else the candidates are, on NVMe.
-Draft with_residents(const PlacementRequest& request, Draft draft,
-                     const std::vector<Candidate>& residents) {
+Draft with_residents(Draft draft, const std::vector<Candidate>& residents) {
   Placement plan = std::move(draft.placement);
   for (UnitPlacement& place : plan.units) {
     if (place.grad != Tier::Device && place.master != Master::None) place.grad = Tier::Nvme;
@@ -113,7 +111,7 @@ Draft with_residents(const PlacementRequest& request, Draft draft,
       case ResidentKind::OptimizerState: set_optimizer_home(plan, resident, Tier::Host); break;
     }
   }
-  draft.placement = with_aliases(request, std::move(plan));
+  draft.placement = with_routes(std::move(plan));
   return draft;
 }
 
@@ -128,7 +126,7 @@ std::optional<Draft> without_ring(const PlacementRequest& request, const Draft& 
     room -= each.bytes;
     elements -= each.elements;
   }
-  return with_residents(request, std::move(whole), candidates);
+  return with_residents(std::move(whole), candidates);
 }
 
 std::vector<UnitMoves> moves_of(const PlacementRequest& request, const Placement& plan) {
@@ -141,7 +139,7 @@ std::vector<UnitMoves> moves_of(const PlacementRequest& request, const Placement
 std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& request,
                                                       const Placement& plan, std::uint64_t must,
                                                       std::uint64_t spare) {
-  const HostBuffers buffers(plan, *request.config, request.separate_device);
+  const HostBuffers buffers(plan, *request.config);
   const std::uint64_t room = request.host_bytes - must;
   const std::uint64_t ring = plan.ring_count * plan.ring_item_bytes;
   const std::uint64_t total = ring + buffers.staging_min(plan.sub_group);
@@ -170,8 +168,7 @@ HostTier fill_host(const PlacementRequest& request, Draft draft, std::vector<Can
   const bool beaten = to_beat.has_value() && !(draft.cost < *to_beat);
   if (beaten) return {.draft = std::move(draft), .beaten = true};
   draft = with_state_on_device(request, std::move(draft), candidates);
-  draft =
-      with_residents(request, std::move(draft), choose_residents(std::move(candidates), limits));
+  draft = with_residents(std::move(draft), choose_residents(std::move(candidates), limits));
   return {.draft = std::move(draft)};
 }
 
@@ -195,7 +192,7 @@ KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_roo
 Result<HostTier> place_in_host(const PlacementRequest& request, Draft draft,
                                std::optional<Cost> to_beat) {
   Placement& plan = draft.placement;
-  const HostBuffers buffers(plan, *request.config, request.separate_device);
+  const HostBuffers buffers(plan, *request.config);
   const bool nvme = any_nvme(*request.config);
   plan.inputs = most_inputs(request);
   plan.host_pool_bytes = host_homes(request, plan);

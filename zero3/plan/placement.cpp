@@ -41,7 +41,7 @@ bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcep
   bool some_need_slots = false;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     const UnitPlacement& place = plan.units[unit];
-    if (place.aliased || plan.layout.units[unit].persistent) continue;
+    if (place.aliased() || plan.layout.units[unit].persistent) continue;
     if (place.param == Tier::Device) return true;
     some_need_slots = true;
   }

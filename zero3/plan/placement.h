@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/result.h"
+#include "tiering/route.h"
 #include "tiering/tier.h"
 #include "zero3/config/config.h"
 #include "zero3/plan/kept_inputs.h"
@@ -59,10 +60,17 @@ struct UnitPlacement {
   std::vector<tiering::Tier> optimizer_homes;  // by sub-group; empty: `optimizer` has all
   Master master = Master::Own;
   DType computed = DType::Float32;  // of its gathered parameters
-  bool aliased = false;  // compute reads the param home itself: same dtype, home in memory
-  /// Of a separate device: parameters, gradients and optimizer state are all there, and so is the
-  /// update.
-  bool updated_on_device = false;
+  // How parameters get to where compute reads them, and gradients from there to their accumulator:
+  // with_routes() derives them. An update is made on a separate device, or else by the host, which
+  // gets at all else by host_route().
+  tiering::Route gather = tiering::Route::Disk;
+  tiering::Route gradient = tiering::Route::InPlace;
+  tiering::Route update = tiering::Route::InPlace;
+
+  /// Compute reads the parameters' home itself: the same dtype, in memory that it reaches.
+  bool aliased() const noexcept { return tiering::stays(gather); }
+  /// Parameters, gradients and optimizer state are all on a separate device, and so is the update.
+  bool updated_on_device() const noexcept { return update == tiering::Route::OnDevice; }
 };
 
 /// Among how many ranks each kind of state is cut (ZeRO): 1 where each rank has all of it.
@@ -77,6 +85,8 @@ struct Sharding {
 };
 
 struct Placement {
+  /// The host cannot reach the device's memory: what else says so is derived from it.
+  bool separate_device = false;
   Layout layout;
   std::vector<UnitPlacement> units;
   Sharding sharding;
@@ -121,11 +131,16 @@ struct Placement {
   std::uint64_t state_size(std::uint32_t unit) const noexcept;
   std::uint64_t state_size_max() const noexcept;
   std::uint64_t record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept;
+  /// How the host gets at state whose home is in that tier.
+  tiering::Route host_route(tiering::Tier home) const noexcept {
+    if (home == tiering::Tier::Nvme) return tiering::Route::Disk;
+    const bool apart = separate_device && home == tiering::Tier::Device;
+    return apart ? tiering::Route::Queues : tiering::Route::InPlace;
+  }
   /// Whether the update finds every gradient where this process reads it, without a transfer.
-  bool gradients_in_memory(bool separate_device) const noexcept {
-    return std::all_of(units.begin(), units.end(), [=](const UnitPlacement& unit) {
-      return unit.grad == tiering::Tier::Host ||
-             (unit.grad == tiering::Tier::Device && !separate_device);
+  bool gradients_in_memory() const noexcept {
+    return std::all_of(units.begin(), units.end(), [this](const UnitPlacement& unit) {
+      return host_route(unit.grad) == tiering::Route::InPlace;
     });
   }
   /// Whether some unit's gradients are on NVMe.
@@ -146,6 +161,9 @@ struct Placement {
 /// What CUDA takes of a GPU's memory beside the device tier and activations: a context, and
 /// libraries' workspaces. An estimate.
 inline constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;
+
+/// The same plan with every unit's routes, by the homes that it has now.
+Placement with_routes(Placement plan);
 
 /// Sizes of kept inputs and the most micro-batches that may run at once, were all host memory
 /// theirs; none without config.cpu_checkpointing.

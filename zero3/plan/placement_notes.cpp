@@ -123,7 +123,7 @@ Error device_error(const PlacementRequest& request, const Placement& plan, const
 }
 
 Error host_error(const PlacementRequest& request, const Placement& plan, std::uint64_t must) {
-  const HostBuffers buffers(plan, *request.config, request.separate_device);
+  const HostBuffers buffers(plan, *request.config);
   const std::uint64_t ring = buffers.item_bytes(image_alignment);  // 0 where none is needed
   const std::uint64_t minimum = must + ring + buffers.staging_min(image_alignment);
   const std::uint64_t missing = minimum > request.host_bytes ? minimum - request.host_bytes : 0;

@@ -9,6 +9,7 @@
 
 namespace artesian::zero3 {
 
+using tiering::Route;
 using tiering::SlotState;
 using tiering::Tier;
 using Kind = StepEvent::Kind;
@@ -38,7 +39,7 @@ Moved MovedByKind::total() const noexcept {
   return sum;
 }
 
-MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live) {
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   if (!plan.layout.units[unit].trainable) return {};
   const UnitPlacement& place = plan.units[unit];
   const std::uint64_t updated =  // parameters that this rank makes anew
@@ -47,7 +48,7 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separat
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
   const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
   if (held) moved.param.bus = whole - std::min(updated, whole);
-  if (place.updated_on_device) return moved;
+  if (place.updated_on_device()) return moved;
   const std::uint64_t state = plan.optimizer_bytes(unit);
   moved.optimizer.nvme_read = moved.optimizer.nvme_write =
       plan.optimizer_bytes_in(Tier::Nvme, unit);
@@ -56,13 +57,13 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separat
     moved.param.nvme_write = updated;
     if (plan.update_reads_param(unit)) moved.param.nvme_read = updated;
   }
-  if (!separate) return moved;
-  if (place.optimizer == Tier::Device) moved.optimizer.to_host = moved.optimizer.to_device = state;
-  if (place.param == Tier::Device) {
+  if (plan.host_route(place.optimizer) == Route::Queues)
+    moved.optimizer.to_host = moved.optimizer.to_device = state;
+  if (plan.host_route(place.param) == Route::Queues) {
     moved.param.to_device = updated;
     if (plan.update_reads_param(unit)) moved.param.to_host = updated;
   }
-  if (live && !place.aliased) moved.param.to_device += updated;
+  if (live && place.gather == Route::Queues) moved.param.to_device += updated;
   return moved;
 }
 
@@ -101,8 +102,8 @@ class DryRun {
     for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
       const UnitPlacement& place = placement_.units[unit];
       const std::uint64_t bytes = layout_.units[unit].image * dtype_size(place.computed);
-      units.push_back(
-          {.slot_bytes = place.aliased ? 0 : bytes, .persistent = layout_.units[unit].persistent});
+      units.push_back({.slot_bytes = place.aliased() ? 0 : bytes,
+                       .persistent = layout_.units[unit].persistent});
     }
     return units;
   }
@@ -136,15 +137,14 @@ class DryRun {
       event.ahead = move.priority != aio::Priority::Demand;
       if (place.param == Tier::Nvme)
         event.moved.param.nvme_read = placement_.param_bytes(move.unit);
-      const bool copies = request_.separate_device && place.param != Tier::Device;
+      const bool copies = place.gather == Route::Queues && place.param != Tier::Device;
       if (copies) event.moved.param.to_device = placement_.param_bytes(move.unit);
       const std::uint64_t whole =
           layout_.units[move.unit].image * dtype_size(placement_.param_dtype);
       event.moved.param.bus = whole - std::min(whole, placement_.param_bytes(move.unit));
     } else if (move.to == SlotState::Live) {
       StepEvent& event = add(Kind::Await, move.unit);
-      const bool cast_or_copied = !place.aliased && (place.param != Tier::Nvme || casts);
-      if (!request_.separate_device && cast_or_copied) {
+      if (place.gather == Route::Memory || (place.gather == Route::Disk && casts)) {
         event.moved.param.to_device = placement_.param_bytes(move.unit);
       }
     }
@@ -174,8 +174,8 @@ class DryRun {
     const std::vector<std::uint32_t> trainable = trainable_units();
     for (const std::uint32_t unit : trainable) add_norm(unit);
     for (const std::uint32_t unit : trainable) {
-      pending_[unit] = !placement_.units[unit].updated_on_device && !updated_[unit];
-      if (placement_.units[unit].updated_on_device) add_update(unit);
+      pending_[unit] = !placement_.units[unit].updated_on_device() && !updated_[unit];
+      if (placement_.units[unit].updated_on_device()) add_update(unit);
     }
     return prefetcher_.look_ahead_to_next_step();
   }
@@ -248,10 +248,10 @@ class DryRun {
 
   /// The first pending unit whose slot is not there to be filled, or does not stay.
   std::uint32_t units_ahead() const {
-    if (request_.separate_device) return 0;
+    if (placement_.separate_device) return 0;
     std::uint32_t unit = 0;
     const auto keeps_refreshed = [&] {
-      if (placement_.units[unit].aliased) return true;
+      if (placement_.units[unit].aliased()) return true;
       return slots_.state(unit) != SlotState::Absent && prefetcher_.stays(unit);
     };
     while (unit < pending_.size() && (!pending_[unit] || keeps_refreshed())) ++unit;
@@ -261,7 +261,7 @@ class DryRun {
   StepEvent& add_update(std::uint32_t unit) {
     const bool live = slots_.state(unit) != SlotState::Absent;
     StepEvent& event = add(Kind::Update, unit);
-    event.moved = update_moves(placement_, unit, request_.separate_device, live);
+    event.moved = update_moves(placement_, unit, live);
     return event;
   }
 
@@ -315,10 +315,10 @@ class DryRun {
     const std::uint64_t ranks = placement_.sharding.grad;
     const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
     Moved moved;
-    if (!request_.separate_device) {
-      moved.to_host = grad_bytes(event.numel) / ranks * event.micro_batches;
-    } else if (placement_.units[event.unit].grad != Tier::Device) {
-      moved.to_host = rounded / ranks * event.micro_batches;
+    switch (placement_.units[event.unit].gradient) {
+      case Route::OnDevice: break;
+      case Route::Queues: moved.to_host = rounded / ranks * event.micro_batches; break;
+      default: moved.to_host = grad_bytes(event.numel) / ranks * event.micro_batches;
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
     if (spilled(event.unit)) {
@@ -348,9 +348,9 @@ class DryRun {
     const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
     const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
     event.moved.grad.bus = std::min(sparse, dense) / ranks * (ranks - 1);
-    if (request_.separate_device) {
+    if (placement_.separate_device) {
       event.moved.grad.to_host = event.numel * 4;
-      if (placement_.units[place.unit].grad == Tier::Device) {
+      if (placement_.units[place.unit].gradient == Route::OnDevice) {
         event.moved.grad.to_device = event.numel * 4;
       }
     }

@@ -44,7 +44,7 @@ struct MovedByKind {
 };
 
 /// What the optimizer's pass over one unit moves. `live`: its slot holds parameters, which follow.
-MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool separate, bool live);
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
 
 struct StepEvent {
   enum class Kind : std::uint8_t {
@@ -82,7 +82,6 @@ struct StepPlanRequest {
   std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
   std::uint64_t lookup_width = 0;  // elements of such a row
   std::uint64_t rows = 0;          // of the step that these stand for, if it has more micro-batches
-  bool separate_device = false;
   std::uint64_t ranks = 1;
   /// By unit: it is updated under backward (units_under_backward); none where it is empty.
   std::vector<bool> under_backward{};

@@ -6,6 +6,7 @@
 
 namespace artesian::zero3 {
 
+using tiering::Route;
 using tiering::Tier;
 using Kind = StepEvent::Kind;
 using Task = Schedule::Task;
@@ -22,7 +23,7 @@ class Simulation {
       : request_(request),
         plan_(*request.placement),
         rates_(request.rates),
-        separate_(request.separate_device),
+        separate_(plan_.separate_device),
         schedule_(request.rates.disk),
         fetched_(plan_.layout.units.size(), Schedule::none),
         put_(plan_.layout.stages.size(), Schedule::none),
@@ -256,7 +257,7 @@ class Simulation {
   std::uint64_t gradient_bytes(const StepEvent& event) const {
     const std::uint64_t size = dtype_size(plan_.grad_dtype);
     const std::uint64_t computed = dtype_size(plan_.compute_dtype);
-    const bool comes = separate_ && plan_.units[event.unit].grad != Tier::Device;
+    const bool comes = plan_.units[event.unit].gradient == Route::Queues;
     const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
     const std::uint64_t cast = !separate_ && computed != 4 ? computed + 4 : 0;
     const std::uint64_t each = cast + added + 2 * size;
@@ -266,7 +267,7 @@ class Simulation {
 
   /// Behind what is added last.
   void reduce(const StepEvent& event) {
-    const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
+    const bool on_device = plan_.units[event.unit].gradient == Route::OnDevice;
     reduced_[event.unit] =
         add(event.kind, Resource::Bus, seconds_for(event.moved.grad.bus, rates_.bus),
             {on_device ? computed_ : worked_});
@@ -278,7 +279,7 @@ class Simulation {
   void gradients(const StepEvent& event) {
     const Moved& moved = event.moved.grad;
     if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
-    const bool on_device = separate_ && plan_.units[event.unit].grad == Tier::Device;
+    const bool on_device = plan_.units[event.unit].gradient == Route::OnDevice;
     const std::uint64_t bytes =
         event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
     const Task reduced =
@@ -355,7 +356,7 @@ class Simulation {
         ++may_work_on_;
       }
       update_ahead();
-    } else if (plan_.units[event.unit].updated_on_device) {
+    } else if (plan_.units[event.unit].updated_on_device()) {
       computed_ = add(event.kind, Resource::Compute,
                       seconds_for(update_bytes(event.unit), rates_.device_memory), {computed_});
       const double seconds = seconds_for(event.moved.param.bus, rates_.bus);
@@ -395,7 +396,7 @@ class Simulation {
   };
 
   /// Optimizer::begin_ahead does, with the last backward, for the update of the next forward.
-  bool reads_early() const { return plan_.gradients_in_memory(separate_); }
+  bool reads_early() const { return plan_.gradients_in_memory(); }
 
   /// All of the update that the step before has left, read from this step's begin on.
   void begin_updates_left() {
@@ -423,12 +424,12 @@ class Simulation {
 
   void list_updates(bool under_backward) {
     for (const StepEvent& event : request_.plan->events) {
-      if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device) continue;
+      if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device()) continue;
       if (event.under_backward != under_backward) continue;
       const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
       const UnitPlacement& place = plan_.units[event.unit];
       const std::uint64_t slot = elements(event.unit) * dtype_size(place.computed);
-      const bool fills = !separate_ && !place.aliased;
+      const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
       items_.insert(items_.end(), count,
                     {.unit = event.unit,
                      .moved = event.moved.total(),

@@ -60,7 +60,6 @@ struct StepTime {
 struct StepTimeRequest {
   const Placement* placement = nullptr;
   const StepPlan* plan = nullptr;
-  bool separate_device = false;
   Rates rates;
   StageSeconds stages;
 };

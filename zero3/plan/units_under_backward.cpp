@@ -99,7 +99,7 @@ std::vector<bool> units_under_backward(const Placement& placement,
   });
   std::vector<double> bytes(units);
   for (std::uint32_t unit = 0; unit < units; ++unit) {
-    const Moved moved = update_moves(placement, unit, /*separate=*/false, /*live=*/true).total();
+    const Moved moved = update_moves(placement, unit, /*live=*/true).total();
     bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
   }
   double possible = 0.0;

@@ -11,6 +11,7 @@
 namespace artesian::zero3 {
 
 using kernels::norm_leaf;
+using tiering::Route;
 using tiering::Tier;
 
 namespace {
@@ -68,15 +69,13 @@ Error Gradients::cause_of(Error error) noexcept {
   return written.has_value() ? error : std::move(written).error();
 }
 
-bool Gradients::on_device(std::uint32_t unit) const noexcept {
-  return state_.separate_device() && state_.placement().units[unit].grad == Tier::Device;
-}
-
 DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
   const Placement& plan = state_.placement();
-  const bool rounded =
-      state_.separate_device() ? !on_device(unit) : plan.compute_dtype == plan.param_dtype;
-  return rounded ? plan.param_dtype : DType::Float32;
+  switch (route(unit)) {
+    case Route::OnDevice: return DType::Float32;
+    case Route::Queues: return plan.param_dtype;  // half as much to move
+    default: return plan.compute_dtype == plan.param_dtype ? plan.param_dtype : DType::Float32;
+  }
 }
 
 /// Adds one piece, in host memory. A piece that is rounded already is rounded no further.
@@ -139,7 +138,7 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
     reached_[gradient.parameter] = set_[gradient.parameter] = true;
   }
   const Source source{
-      .dtype = added_dtype(unit), .on_device = state_.separate_device(), .written = written};
+      .dtype = added_dtype(unit), .on_device = ends_at_device(route(unit)), .written = written};
   return add_pieces(unit, std::move(pieces), source);
 }
 
@@ -159,7 +158,7 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
 Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   const Piece whole{place.first, place.numel, nullptr, !set_[parameter]};
-  ARTESIAN_CHECK(!state_.separate_device() && trainable(place.unit), parameter);
+  ARTESIAN_CHECK(trainable(place.unit) && !ends_at_device(route(place.unit)), parameter);
   ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
   Parts parts{.fresh = whole.fresh};
   std::byte* memory = nullptr;

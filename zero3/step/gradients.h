@@ -152,7 +152,12 @@ class Gradients {
     return state_.layout().units[unit].trainable;
   }
   Result<void> finish_writes() noexcept;
-  bool on_device(std::uint32_t unit) const noexcept;
+  tiering::Route route(std::uint32_t unit) const noexcept {
+    return state_.placement().units[unit].gradient;
+  }
+  bool on_device(std::uint32_t unit) const noexcept {
+    return route(unit) == tiering::Route::OnDevice;
+  }
   bool spilled(std::uint32_t unit) const noexcept {
     return state_.placement().units[unit].grad == tiering::Tier::Nvme;
   }

@@ -271,7 +271,7 @@ void Optimizer::keep_param(const SubGroup& group, std::uint64_t begin, std::uint
 
 void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
                               std::uint64_t end) noexcept {
-  if (state_.separate_device()) return;  // follow() does
+  if (ends_at_device(state_.placement().units[group.unit].gather)) return;  // follow() does
   residency_.refresh(group.unit, group.image_first + begin, end - begin,
                      group.param + begin * dtype_size(state_.placement().param_dtype));
 }
@@ -292,7 +292,7 @@ void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
 
 /// What follows when all of its slices are done.
 Result<void> Optimizer::follow(const SubGroup& group) noexcept {
-  if (!state_.separate_device()) return {};
+  if (!ends_at_device(state_.placement().units[group.unit].gather)) return {};
   return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.image_first,
                                     group.count, group.param);
 }
@@ -353,7 +353,7 @@ void Optimizer::set_order(const std::vector<std::uint32_t>& units) {
 std::vector<std::uint32_t> Optimizer::updated_by_team() const {
   std::vector<std::uint32_t> units;
   for (const std::uint32_t unit : trained_units_) {
-    if (!done_[unit] && !state_.placement().units[unit].updated_on_device) units.push_back(unit);
+    if (!done_[unit] && !state_.placement().units[unit].updated_on_device()) units.push_back(unit);
   }
   return units;
 }
@@ -391,7 +391,7 @@ Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::ui
   speculative_ = speculative;
   final_ = 0;
   constants_ = std::move(constants);
-  if (state_.placement().gradients_in_memory(state_.separate_device())) {
+  if (state_.placement().gradients_in_memory()) {
     const std::vector<std::uint32_t> rest = updated_by_team();
     units.insert(units.end(), rest.begin(), rest.end());
   }
@@ -440,15 +440,14 @@ Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
     while (updated_ < ahead_) ARTESIAN_TRY_VOID(update_next());
     if (speculative_) for_each_shadow([&](auto record) { state_.store().commit_shadow(record); });
   }
-  if (state_.separate_device()) {  // copies out of homes must end before these change
-    ARTESIAN_TRY_VOID(state_.device().join_queues());
-    ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
-    ARTESIAN_TRY_VOID(state_.device().finish(copied));
-  }
+  // Copies out of homes must end before these change.
+  ARTESIAN_TRY_VOID(state_.device().join_queues());
+  ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
+  ARTESIAN_TRY_VOID(state_.device().finish(copied));
   constants_ = std::move(constants);
   for (const std::uint32_t unit : trained_units_) {
     if (!done_[unit]) fix_cuts(unit);
-    if (!state_.placement().units[unit].updated_on_device) continue;
+    if (!state_.placement().units[unit].updated_on_device()) continue;
     ARTESIAN_TRY_VOID(update_on_device(unit));
   }
   for (std::uint32_t parameter = 0; parameter < counts_.size(); ++parameter) {
@@ -489,7 +488,7 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
 /// given up before that, would be read.
 bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
   if (!residency_.follows(unit)) return false;
-  if (state_.placement().units[unit].aliased || !options_.stays) return true;
+  if (state_.placement().units[unit].aliased() || !options_.stays) return true;
   return options_.stays(unit);
 }
 
@@ -526,7 +525,7 @@ Result<void> Optimizer::finish_step() noexcept {
   ARTESIAN_TRY_VOID(state_.ring().finish());
   drained_ns_ += system_clock().now_ns() - before;
   ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
-  return state_.separate_device() ? state_.device().join_queues() : Result<void>();
+  return state_.device().join_queues();
 }
 
 Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {

@@ -163,6 +163,7 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
   tiering::Device& device = options.device != nullptr ? *options.device : tiering::host_device();
   std::unique_ptr<ModelState> state(new ModelState(executor, device));
   state->placement_ = std::move(options.placement);
+  ARTESIAN_CHECK(state->placement_.separate_device == !device.host_accessible(), device.name());
   state->rank_ = options.rank;
   auto opened = state->open(options, engine, files);
   if (opened.has_value()) return state;
@@ -274,7 +275,7 @@ Result<void> ModelState::close() noexcept {
   auto drained = ring_ ? ring_->finish() : Result<void>();
   auto emptied = depot_ ? depot_->finish() : Result<void>();
   auto closed = store_ ? store_->close() : Result<void>();
-  auto passed = separate_device() ? device_.finish_all() : Result<void>();
+  auto passed = device_.finish_all();
   stalled_ = timed_out(drained) || timed_out(emptied) || timed_out(closed) || timed_out(passed);
   for (auto* outcome : {&closed, &passed}) {  // what a caller must know before all else
     if (timed_out(*outcome)) return std::move(*outcome);
@@ -291,6 +292,7 @@ std::vector<tiering::ResidentUnit> ModelState::resident_units() const {
     units.push_back({.shard = param(unit),
                      .stored = placement_.param_dtype,
                      .computed = placement_.units[unit].computed,
+                     .route = placement_.units[unit].gather,
                      .image = placement_.layout.units[unit].image,
                      .persistent = placement_.layout.units[unit].persistent});
   }

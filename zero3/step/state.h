@@ -87,8 +87,9 @@ class ModelState {
   /// What moves these.
   tiering::Depot& depot() noexcept { return *depot_; }
   tiering::Device& device() noexcept { return device_; }
-  /// Whether the host cannot reach the device's memory; then there are a loader and a reader.
-  bool separate_device() const noexcept { return !device_.host_accessible(); }
+  /// Whether the host cannot reach the device's memory; then there are a loader and a reader. The
+  /// placement has the routes that follow from it.
+  bool separate_device() const noexcept { return placement_.separate_device; }
   tiering::DeviceLoader* loader() noexcept { return loader_.get(); }
   tiering::DeviceReader& reader() noexcept { return *reader_; }
   /// Device memory for gradient kernels; empty where no gradient lives there.

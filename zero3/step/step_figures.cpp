@@ -30,7 +30,7 @@ StepFigures::StepFigures(const FigureSources& sources)
   const ModelState& state = from_.state;
   MovedByKind update;
   for (std::uint32_t unit = 0; unit < state.layout().units.size(); ++unit) {
-    update += update_moves(state.placement(), unit, state.separate_device(), /*live=*/true);
+    update += update_moves(state.placement(), unit, /*live=*/true);
   }
   update_bytes_ =
       divide_over_paths(update, state.param_shares(), state.optimizer_shares(), state.path_count());

@@ -8,9 +8,9 @@
 
 namespace artesian::zero3 {
 
+using tiering::Route;
 using tiering::ShardId;
 using tiering::StagingItem;
-using tiering::Tier;
 
 // An item's bytes: [record of the optimizer state][parameter][gradient], each as long as for a
 // whole sub-group, so that offsets do not depend on the task. What a parameter was is where the
@@ -28,18 +28,14 @@ std::uint64_t SubGroupStream::record_blocks(std::uint32_t unit) const noexcept {
   return state_.placement().units[unit].master == Master::Parameter ? 2 : 3;
 }
 
-bool SubGroupStream::on_nvme(ShardId id) const noexcept {
-  return state_.store().shard(id).home == Tier::Nvme;
-}
-
-/// In the memory of a separate device.
-bool SubGroupStream::out_of_reach(ShardId id) const noexcept {
-  return state_.separate_device() && state_.store().shard(id).home == Tier::Device;
+/// Between the shard's home and the host, which works on it.
+Route SubGroupStream::route(ShardId id) const noexcept {
+  return state_.placement().host_route(state_.store().shard(id).home);
 }
 
 SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
   if (options_.restore_param) return Item::ToRead;
-  const auto passes = [&](ShardId id) { return on_nvme(id) || out_of_reach(id); };
+  const auto passes = [&](ShardId id) { return route(id) != Route::InPlace; };
   const bool record = !frozen(task.unit) && passes(state_.optimizer(task.unit, task.index));
   const bool param = passes(state_.param(task.unit));
   const bool reads_state = options_.read_state && (record || (param && state_has_param(task.unit)));
@@ -172,9 +168,9 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   SubGroup group = cut(task);
   const auto place = [&](ShardId id, std::uint64_t home_offset,
                          std::uint64_t item_offset) -> std::byte* {
-    const bool elsewhere = item != nullptr && out_of_reach(id);
-    if (!on_nvme(id) && !elsewhere) return state_.store().memory(id) + home_offset;
-    return item != nullptr ? item->data() + item_offset : nullptr;
+    const Route road = route(id);
+    if (item != nullptr && road != Route::InPlace) return item->data() + item_offset;
+    return road == Route::Disk ? nullptr : state_.store().memory(id) + home_offset;
   };
   group.param = place(state_.param(task.unit), param_first(group) * dtype_size(plan.param_dtype),
                       param_offset());
@@ -198,8 +194,9 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
   const SubGroup group = cut(task);
   const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
                         std::uint64_t item_offset) -> Result<void> {
-    if (on_nvme(id)) item.read(id, {offset, bytes}, item_offset, options_.read_priority);
-    if (!out_of_reach(id)) return {};
+    const Route road = route(id);
+    if (road == Route::Disk) item.read(id, {offset, bytes}, item_offset, options_.read_priority);
+    if (road != Route::Queues) return {};
     return item.copy_to_host(item_offset, state_.store().memory(id) + offset, bytes);
   };
   const std::uint64_t param_size = dtype_size(plan.param_dtype);
@@ -273,8 +270,9 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
   const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
   const std::uint64_t record_bytes = plan.record_bytes(group.unit, group.index);
-  if (on_nvme(record)) item.write(record, {0, record_bytes}, 0);
-  if (out_of_reach(record)) {
+  const Route road = route(record);
+  if (road == Route::Disk) item.write(record, {0, record_bytes}, 0);
+  if (road == Route::Queues) {
     ARTESIAN_TRY_VOID(item.copy_to_device(state_.store().memory(record), 0, record_bytes));
   }
   if (group.saved != nullptr) {
@@ -288,10 +286,11 @@ Result<void> SubGroupStream::write(const SubGroup& group, StagingItem& item) noe
 Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& item) noexcept {
   const ShardId param = state_.param(group.unit);
   const std::uint64_t size = dtype_size(state_.placement().param_dtype);
-  if (on_nvme(param)) {
+  const Route road = route(param);
+  if (road == Route::Disk) {
     item.write(param, {param_first(group) * size, group.count * size}, param_offset());
   }
-  if (!out_of_reach(param)) return {};
+  if (road != Route::Queues) return {};
   return item.copy_to_device(state_.store().memory(param) + param_first(group) * size,
                              param_offset(), group.count * size);
 }
@@ -302,11 +301,13 @@ void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexce
              grad_offset());
 }
 
-/// Then nothing moves between the item and a separate device.
-bool SubGroupStream::of_gradients_alone() const noexcept {
-  return !options_.read_state && !options_.write_state && !options_.restore_param &&
-         std::none_of(tasks_.begin(), tasks_.end(),
-                      [&](const Task& task) { return out_of_reach(state_.grad(task.unit)); });
+/// Not without a separate device, nor where the pass is of gradients alone that the host reaches.
+bool SubGroupStream::may_use_queues() const noexcept {
+  if (!state_.separate_device()) return false;
+  return options_.read_state || options_.write_state || options_.restore_param ||
+         std::any_of(tasks_.begin(), tasks_.end(), [&](const Task& task) {
+           return route(state_.grad(task.unit)) == Route::Queues;
+         });
 }
 
 /// `work(begin, end)` on the elements of a sub-group, on the compute team.
@@ -359,7 +360,7 @@ Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
   GroupBlocks written(state_.store());
   ARTESIAN_TRY_VOID(work_on(group, written));
   if (item == nullptr) return {};
-  if (state_.separate_device() && !on_host_alone_) ARTESIAN_TRY_VOID(item->hold());
+  if (uses_queues_) ARTESIAN_TRY_VOID(item->hold());
   written.seal();
   if (options_.write_grad) write_grad(group, *item);
   if (options_.restore_param) return write_param(group, *item);
@@ -370,11 +371,9 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
                                          SlicedBody body) noexcept {
   current_ = tasks_.size();  // no pass, if this fails
   options_ = options;
-  on_host_alone_ = of_gradients_alone();
+  uses_queues_ = may_use_queues();
   // Copies follow whatever has used the device's state, and it is used again after them.
-  if (state_.separate_device() && !on_host_alone_) {
-    ARTESIAN_TRY_VOID(state_.device().join_queues());
-  }
+  if (uses_queues_) ARTESIAN_TRY_VOID(state_.device().join_queues());
   body_ = std::move(body);
   items_.assign(tasks_.size(), nullptr);
   ran_.assign(tasks_.size(), false);

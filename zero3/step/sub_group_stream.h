@@ -166,7 +166,7 @@ class SubGroupStream {
   };
   void list_tasks(const std::vector<std::uint32_t>& units);
   Result<void> begin_tasks(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
-  bool of_gradients_alone() const noexcept;
+  bool may_use_queues() const noexcept;
   Result<void> advance_to(std::size_t end) noexcept;
   Result<void> run_next() noexcept;
   bool ready() const noexcept;
@@ -201,8 +201,7 @@ class SubGroupStream {
   Result<void> write(const SubGroup& group, tiering::StagingItem& item) noexcept;
   Result<void> write_param(const SubGroup& group, tiering::StagingItem& item) noexcept;
   void write_grad(const SubGroup& group, tiering::StagingItem& item) noexcept;
-  bool on_nvme(tiering::ShardId id) const noexcept;
-  bool out_of_reach(tiering::ShardId id) const noexcept;
+  tiering::Route route(tiering::ShardId id) const noexcept;
   std::uint64_t record_blocks(std::uint32_t unit) const noexcept;
   bool frozen(std::uint32_t unit) const noexcept {
     return state_.placement().units[unit].master == Master::None;
@@ -223,8 +222,8 @@ class SubGroupStream {
   BufferLender* lender_ = nullptr;
   // Of the pass under way:
   SubGroupStreamOptions options_;
-  bool on_host_alone_ = false;  // of_gradients_alone()
-  SlicedBody body_;             // without slices: `after` is the whole work
+  bool uses_queues_ = false;  // between its items and a separate device
+  SlicedBody body_;           // without slices: `after` is the whole work
   std::vector<Task> tasks_;
   std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
   std::vector<tiering::StagingItem*> items_;  // by task, or null; of one that is done, null

@@ -24,7 +24,6 @@ InputKeeper::InputKeeper(ModelState& state, c10::Device device)
 
 /// A fence after all that the device was given to compute so far.
 Result<tiering::DeviceFence> InputKeeper::computed() {
-  if (!state_.separate_device()) return tiering::DeviceFence{};
   return state_.device().record(tiering::Queue::Compute);
 }
 
@@ -56,10 +55,8 @@ Result<bool> InputKeeper::put(const Place& place, const at::Tensor& input) {
                    .dtype = input.scalar_type(),
                    .requires_grad = input.requires_grad(),
                    .bytes = bytes});
-  if (state_.separate_device()) {
-    leaving_.push_back({input, read});
-    ARTESIAN_TRY_VOID(release_leaving(leaving_max));
-  }
+  leaving_.push_back({input, read});
+  ARTESIAN_TRY_VOID(release_leaving(leaving_max));
   return true;
 }
 
@@ -119,9 +116,7 @@ Result<at::Tensor> InputKeeper::take(const Place& place) {
   const Away& away = away_[next_];
   if (!coming_.has_value()) ARTESIAN_TRY_VOID(make_room());
   if (!coming_->loaded.has_value()) ARTESIAN_TRY_VOID(load(away, *coming_));
-  if (state_.separate_device()) {
-    ARTESIAN_TRY_VOID(state_.device().wait(tiering::Queue::Compute, *coming_->loaded));
-  }
+  ARTESIAN_TRY_VOID(state_.device().wait(tiering::Queue::Compute, *coming_->loaded));
   at::Tensor tensor = std::move(coming_->tensor);
   coming_.reset();
   ++next_;

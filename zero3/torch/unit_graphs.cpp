@@ -413,7 +413,6 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
 
 /// A fence after all that the device was given to compute so far.
 Result<tiering::DeviceFence> UnitGraphs::written() {
-  if (!state_.separate_device()) return tiering::DeviceFence{};
   return state_.device().record(tiering::Queue::Compute);
 }
 
@@ -448,9 +447,7 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
   // Gradients are waited for as they are read. Where a batch left the whole stage out there are
   // none, and what follows may refresh parameters that the device still computes with.
   const bool left_out = made.by_unit.empty() && !trained_parameters(made.stage).empty();
-  if (left_out && state_.separate_device()) {
-    ARTESIAN_TRY_VOID(state_.device().finish(made.written));
-  }
+  if (left_out) ARTESIAN_TRY_VOID(state_.device().finish(made.written));
   for (const auto& [unit, list] : made.by_unit) {
     ARTESIAN_TRY_VOID(core_.add(unit, list, made.written));
   }

@@ -89,8 +89,8 @@ TEST(FrozenPlacement, HasParametersAloneAndKeepsToItsBudgets) {
       EXPECT_EQ(plan.optimizer_bytes(unit) != 0, trainable);
       EXPECT_EQ(plan.units[unit].master == Master::None, !trainable);
       if (trainable) continue;
-      EXPECT_FALSE(plan.units[unit].updated_on_device || plan.update_reads_param(unit));
-      EXPECT_EQ(update_moves(plan, unit, given.separate, true), MovedByKind{});
+      EXPECT_FALSE(plan.units[unit].updated_on_device() || plan.update_reads_param(unit));
+      EXPECT_EQ(update_moves(plan, unit, true), MovedByKind{});
     }
   }
   EXPECT_GT(planned, 150);

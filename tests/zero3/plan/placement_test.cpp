@@ -435,20 +435,20 @@ TEST(Placement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
   for (std::size_t index = 0; index < plan.units.size(); ++index) {
     const UnitPlacement& unit = plan.units[index];
     kept = kept || unit.param == Tier::Host;
-    EXPECT_FALSE(unit.aliased);  // 16 bit, computed in fp32
-    EXPECT_EQ(unit.updated_on_device, plan.layout.units[index].persistent);
-    EXPECT_EQ(unit.grad == Tier::Device, unit.updated_on_device);
+    EXPECT_FALSE(unit.aliased());  // 16 bit, computed in fp32
+    EXPECT_EQ(unit.updated_on_device(), plan.layout.units[index].persistent);
+    EXPECT_EQ(unit.grad == Tier::Device, unit.updated_on_device());
   }
   EXPECT_TRUE(kept);
   Case fp32 = make_case(DType::Float32, Offload::Cpu, Offload::Cpu);
   const auto on_host = fp32.place();
   ASSERT_TRUE(on_host.has_value());
-  for (const UnitPlacement& unit : on_host->units) EXPECT_TRUE(unit.aliased);
+  for (const UnitPlacement& unit : on_host->units) EXPECT_TRUE(unit.aliased());
   fp32.separate = true;
   const auto separate = fp32.place();
   ASSERT_TRUE(separate.has_value());
   for (const UnitPlacement& unit : separate->units) {
-    EXPECT_EQ(unit.aliased, unit.param == Tier::Device);
+    EXPECT_EQ(unit.aliased(), unit.param == Tier::Device);
   }
 }
 
@@ -731,10 +731,10 @@ TEST(Placement, ATiledTableTakesNoSlotAndNoGradientOnTheDevice) {
   Placement plan = given.place().value();
   EXPECT_EQ(plan.units.front().computed, DType::BFloat16);
   EXPECT_EQ(plan.units.back().computed, DType::Float32);
-  EXPECT_FALSE(plan.units.front().aliased);
+  EXPECT_FALSE(plan.units.front().aliased());
   given.config.zero.offload_param.device = Offload::Cpu;
   plan = given.place().value();
-  EXPECT_TRUE(plan.units.front().aliased);
+  EXPECT_TRUE(plan.units.front().aliased());
   EXPECT_LE(plan.device_pool_bytes, blocks);
   given.separate = true;  // that expands, and whose memory holds gradients on their way
   given.device = std::uint64_t{1} << 40;

@@ -23,7 +23,6 @@ struct Case {
   Config config;
   Placement placement;
   StepPlan plan;
-  bool separate = false;
 };
 
 std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound) {
@@ -36,8 +35,7 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
   Case made{.model = make_small_model(512, 64, layers, below(seed, 0, 2) == 0),
             .config = std::move(config),
             .placement = {},
-            .plan = {},
-            .separate = separate};
+            .plan = {}};
   made.placement =
       make_placement({.parameters = &made.model.parameters,
                       .stages = &made.model.stages,
@@ -57,7 +55,6 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                          .micro_batches = made.config.accumulation_steps,
                          .tokens = 32,
                          .lookup_width = 64,
-                         .separate_device = separate,
                          .ranks = ranks,
                          .under_backward = units_under_backward(made.placement, made.model.stages,
                                                                 share_under_backward,
@@ -97,7 +94,6 @@ Case random_case(std::uint64_t seed) {
 StepTimeRequest request_of(const Case& of, double disk = 1e8) {
   StepTimeRequest request{.placement = &of.placement,
                           .plan = &of.plan,
-                          .separate_device = of.separate,
                           .rates = {.disk_read = disk,
                                     .disk_write = disk / 2,
                                     .memory = 1e9,

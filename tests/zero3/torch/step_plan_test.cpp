@@ -27,7 +27,7 @@ class StepPlanTest : public Equality {
  protected:
   StepPlanTest() : Equality(scale_of_plans) { at::set_num_threads(1); }
 
-  Result<StepPlan> plan(const Engine& engine, const Module& module, bool separate) const {
+  Result<StepPlan> plan(const Engine& engine, const Module& module) const {
     return plan_step({.placement = &engine.placement(),
                       .stages = &module.stages(),
                       .limits = PrefetchLimits::of(engine.config().zero),
@@ -35,7 +35,6 @@ class StepPlanTest : public Equality {
                       .group = together ? at_once(engine) : 1,
                       .tokens = scale.samples * scale.length,
                       .lookup_width = scale.hidden,
-                      .separate_device = separate,
                       .under_backward = engine.units_under_backward(),
                       .speculative = waits_for_norm(engine.config())});
   }
@@ -93,7 +92,7 @@ class StepPlanTest : public Equality {
     under_backward += std::count(units.begin(), units.end(), true);
     RandomWeights weights(module.parameters(), 1);
     EXPECT_TRUE((*engine)->initialize(weights).has_value());
-    const auto planned = plan(**engine, module, device != nullptr);
+    const auto planned = plan(**engine, module);
     EXPECT_TRUE(planned.has_value()) << planned.error().to_string();
     if (!planned.has_value()) return {};
     const Moved expected = planned->moved.total();

@@ -208,7 +208,7 @@ TEST_F(UnderBackwardTest, IsSpreadOverTheUnitsInTheirShareOfTheBytes) {
   const auto bytes = [&](const std::vector<bool>& units) {
     double sum = 0.0;
     for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
-      const Moved moved = update_moves(placement, unit, false, true).total();
+      const Moved moved = update_moves(placement, unit, true).total();
       if (units[unit]) sum += static_cast<double>(moved.nvme_read + moved.nvme_write);
     }
     return sum;
