@@ -15,6 +15,45 @@ namespace {
 constexpr std::uint64_t piece_bytes_max =
     4 << 20;  // one read; the first half expands while more come
 
+/// SlotState, and by what a slot that is Fetching is filled.
+enum class Contents : std::uint8_t {
+  Absent,
+  Loading,  // by transfers from its home; none where it is its home
+  Filling,  // by the refresh in which it was started: nothing is read
+  Live,
+};
+
+constexpr SlotState slot_state(Contents contents) noexcept {
+  switch (contents) {
+    case Contents::Absent: return SlotState::Absent;
+    case Contents::Loading:
+    case Contents::Filling: return SlotState::Fetching;
+    case Contents::Live: return SlotState::Live;
+  }
+  return SlotState::Absent;
+}
+
+/// Of a unit's home, between begin_refresh and end_refresh.
+enum class Refresh : std::uint8_t {
+  None,
+  Begun,
+  Partial,  // a part of what the slot holds is refreshed
+  Missed,   // the slot was dropped after that: another one lacks this part
+};
+
+constexpr bool may_go(Refresh from, Refresh to) noexcept {
+  switch (from) {
+    case Refresh::None: return to == Refresh::Begun;
+    case Refresh::Begun: return to == Refresh::Partial || to == Refresh::None;
+    case Refresh::Partial: return to == Refresh::Missed || to == Refresh::None;
+    case Refresh::Missed: return to == Refresh::None;
+  }
+  return false;
+}
+static_assert(!may_go(Refresh::Missed, Refresh::Partial));  // it lacks a part until the end
+static_assert(!may_go(Refresh::Begun, Refresh::Missed));    // nothing is lost yet
+static_assert(!may_go(Refresh::Begun, Refresh::Begun));     // one refresh at a time
+
 /// Whether a way from that home is there at all.
 bool may_go_by(Route route, Tier home, bool separate_device) noexcept {
   switch (route) {
@@ -46,13 +85,24 @@ class Residency::Slot final : public BufferOwner {
   /// Where the stored bytes land: the tail of the slot.
   std::uint64_t tail_offset() const noexcept { return computed_bytes() - stored_bytes(); }
 
+  SlotState state() const noexcept { return slot_state(contents); }
+  bool refreshing() const noexcept { return refresh.load() != Refresh::None; }
+  /// Returns what it was before.
+  Refresh go(Refresh to) noexcept {
+    const Refresh from = refresh.exchange(to);
+    ARTESIAN_CHECK(may_go(from, to), static_cast<int>(from), static_cast<int>(to));
+    return from;
+  }
+  /// Any thread, as long as the compute thread makes no other move.
+  void refresh_part() noexcept {
+    if (refresh.load(std::memory_order_relaxed) != Refresh::Begun) return;
+    refresh.store(Refresh::Partial, std::memory_order_relaxed);
+  }
+
   const ResidentUnit unit;
-  SlotState state = SlotState::Absent;
+  Contents contents = Contents::Absent;
+  std::atomic<Refresh> refresh{Refresh::None};
   std::uint32_t pins = 0;
-  bool refreshing = false;         // between begin_refresh and end_refresh
-  bool filled_by_refresh = false;  // its memory: nothing was read into it
-  std::atomic<bool> refreshed_in_part{false};
-  bool missed = false;  // a refresh: it was dropped between two
   BufferLease memory;
   std::deque<Transfer> pieces;
   std::uint64_t pieces_issued = 0;
@@ -85,11 +135,11 @@ Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, p
 }
 
 Residency::~Residency() {
-  for (const auto& slot : slots_) ARTESIAN_CHECK(slot->state == SlotState::Absent);
+  for (const auto& slot : slots_) ARTESIAN_CHECK(slot->state() == SlotState::Absent);
 }
 
 SlotState Residency::state(std::uint32_t unit) const noexcept {
-  return slots_[unit]->state;
+  return slots_[unit]->state();
 }
 
 bool Residency::pinned(std::uint32_t unit) const noexcept {
@@ -97,23 +147,29 @@ bool Residency::pinned(std::uint32_t unit) const noexcept {
 }
 
 void Residency::go(Slot& slot, SlotState to) noexcept {
-  ARTESIAN_CHECK(may_go(slot.state, to), static_cast<int>(slot.state), static_cast<int>(to));
-  slot.state = to;
+  ARTESIAN_CHECK(may_go(slot.state(), to), static_cast<int>(slot.state()), static_cast<int>(to));
+  switch (to) {
+    case SlotState::Absent: slot.contents = Contents::Absent; break;
+    case SlotState::Fetching:
+      slot.contents = slot.refreshing() ? Contents::Filling : Contents::Loading;
+      break;
+    case SlotState::Live: slot.contents = Contents::Live; break;
+  }
 }
 
 Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.state == SlotState::Absent && !slot.memory);
+  ARTESIAN_CHECK(slot.state() == SlotState::Absent && !slot.memory);
   if (!slot.aliased()) {
     const auto end = slot.unit.persistent ? pinned::Placement::High : pinned::Placement::Low;
     ARTESIAN_TRY(memory, device_.lease(slot.computed_bytes(), end));
     slot.memory = std::move(memory);
   }
   go(slot, SlotState::Fetching);
-  slot.filled_by_refresh = slot.refreshing;
-  if (!slot.refreshing) ARTESIAN_TRY_VOID(finish_writes(slot));
+  const bool loads = slot.contents == Contents::Loading;
+  if (loads) ARTESIAN_TRY_VOID(finish_writes(slot));
   if (loader_ != nullptr) return start_by_copy(slot, priority);
-  return slot.refreshing ? Result<void>() : read_pieces(slot, priority);
+  return loads ? read_pieces(slot, priority) : Result<void>();
 }
 
 /// Of its home: nothing is read while that is being written.
@@ -129,7 +185,7 @@ Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexce
   if (!slot.aliased()) {
     ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
     slot.load = {};
-    if (slot.filled_by_refresh) return loader_->advance();
+    if (slot.contents == Contents::Filling) return loader_->advance();
     slot.load = {.shard = slot.unit.shard,
                  .stored = slot.unit.stored,
                  .computed = slot.unit.computed,
@@ -168,9 +224,8 @@ void Residency::waited_since(std::uint64_t begin_ns) noexcept {
 }
 
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
-  const bool loading = slot.state == SlotState::Fetching && !slot.filled_by_refresh;
   const std::uint64_t begin_ns = system_clock().now_ns();
-  if (loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
+  if (slot.contents == Contents::Loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
   waited_since(begin_ns);
   ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
   return loader_->advance();
@@ -208,12 +263,12 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
 
 Result<void> Residency::acquire(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.state != SlotState::Absent);
-  const bool copied = loader_ != nullptr && !slot.aliased() && !slot.refreshing;
+  ARTESIAN_CHECK(slot.state() != SlotState::Absent);
+  const bool copied = loader_ != nullptr && !slot.aliased() && !slot.refreshing();
   if (copied) ARTESIAN_TRY_VOID(wait_for_copies(slot));
-  if (slot.state == SlotState::Fetching) {
-    const bool reads = loader_ == nullptr && !slot.aliased() && !slot.filled_by_refresh;
-    if (reads) ARTESIAN_TRY_VOID(load(slot));
+  if (slot.state() == SlotState::Fetching) {
+    const bool expands = loader_ == nullptr && !slot.aliased();
+    if (expands && slot.contents == Contents::Loading) ARTESIAN_TRY_VOID(load(slot));
     go(slot, SlotState::Live);
   }
   ++slot.pins;
@@ -285,7 +340,7 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
 
 Result<void> Residency::unpin(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.pins > 0 && slot.state == SlotState::Live);
+  ARTESIAN_CHECK(slot.pins > 0 && slot.state() == SlotState::Live);
   --slot.pins;
   if (loader_ == nullptr) return {};
   ARTESIAN_TRY(used, loader_->device().record(Queue::Compute));
@@ -296,7 +351,7 @@ Result<void> Residency::unpin(std::uint32_t unit) noexcept {
 Result<void> Residency::drop(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(slot.pins == 0, slot.pins);
-  if (slot.state == SlotState::Absent) return {};
+  if (slot.state() == SlotState::Absent) return {};
   while (slot.pieces_awaited < slot.pieces_issued) {  // all must come back before the memory may go
     const auto outcome = await_pieces(slot, slot.unit.image);
     if (!outcome.has_value() && outcome.error().code == ErrorCode::Timeout) return outcome.error();
@@ -308,7 +363,7 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
   }
   slot.memory.reset();
   go(slot, SlotState::Absent);
-  slot.missed = slot.missed || slot.refreshed_in_part;
+  if (slot.refresh == Refresh::Partial) slot.go(Refresh::Missed);
   return {};
 }
 
@@ -324,20 +379,18 @@ Result<void> Residency::clear() noexcept {
 
 std::byte* Residency::data(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.state == SlotState::Live);
+  ARTESIAN_CHECK(slot.state() == SlotState::Live);
   return slot.aliased() ? store_.memory(slot.unit.shard) : slot.memory.data();
 }
 
 void Residency::begin_refresh(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(!slot.refreshing && slot.state != SlotState::Fetching);  // it would miss changes
-  slot.refreshing = true;
-  slot.refreshed_in_part = slot.missed = false;
+  ARTESIAN_CHECK(slot.state() != SlotState::Fetching);  // it would miss changes
+  slot.go(Refresh::Begun);
 }
 
 Result<void> Residency::load_missed(Slot& slot) noexcept {
-  slot.missed = false;
-  if (slot.state == SlotState::Absent || slot.aliased()) return {};
+  if (slot.state() == SlotState::Absent || slot.aliased()) return {};
   ARTESIAN_TRY_VOID(finish_writes(slot));
   ARTESIAN_TRY_VOID(read_pieces(slot, aio::Priority::Demand));
   return load(slot);
@@ -345,7 +398,7 @@ Result<void> Residency::load_missed(Slot& slot) noexcept {
 
 bool Residency::follows(std::uint32_t unit) const noexcept {
   const Slot& slot = *slots_[unit];
-  return slot.aliased() || slot.state != SlotState::Absent;
+  return slot.aliased() || slot.state() != SlotState::Absent;
 }
 
 /// Computing comes after the copies that refreshed the slot, or a home that is used as one. Who
@@ -353,9 +406,8 @@ bool Residency::follows(std::uint32_t unit) const noexcept {
 /// slot may be given up unused, and its memory then has nothing of Compute's to wait for.
 Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.refreshing);
-  slot.refreshing = slot.refreshed_in_part = false;
-  if (loader_ == nullptr) return slot.missed ? load_missed(slot) : Result<void>();
+  const bool missed = slot.go(Refresh::None) == Refresh::Missed;
+  if (loader_ == nullptr) return missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
   slot.load.loaded = copied;
   const bool acquired_first = slot.pins == 0 && !slot.aliased();
@@ -365,9 +417,9 @@ Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
 void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                         const std::byte* fresh) noexcept {
   Slot& slot = *slots_[unit];
-  ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
-  if (slot.state == SlotState::Absent || slot.aliased()) return;
-  slot.refreshed_in_part.store(true, std::memory_order_relaxed);
+  ARTESIAN_CHECK(slot.contents != Contents::Loading);
+  if (slot.state() == SlotState::Absent || slot.aliased()) return;
+  slot.refresh_part();
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (slot.unit.stored == slot.unit.computed) {
     std::memcpy(target, fresh, count * dtype_size(slot.unit.stored));
@@ -380,8 +432,8 @@ Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::ui
                                         std::uint64_t count, const std::byte* fresh) noexcept {
   Slot& slot = *slots_[unit];
   ARTESIAN_CHECK(loader_ != nullptr);
-  ARTESIAN_CHECK(slot.state != SlotState::Fetching || slot.filled_by_refresh);
-  if (slot.state == SlotState::Absent || slot.aliased()) return {};
+  ARTESIAN_CHECK(slot.contents != Contents::Loading);
+  if (slot.state() == SlotState::Absent || slot.aliased()) return {};
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (queue == Queue::ToDevice) {
     return loader_->copy(fresh, slot.unit.stored, target, slot.unit.computed, count);
