@@ -1,8 +1,6 @@
 #include "pinned/pool.h"
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -20,13 +18,6 @@ constexpr std::uint64_t page_size = 4096;
 // 0 where rounding up would wrap: such a request never fits.
 std::uint64_t rounded_size(std::uint64_t bytes) {
   return round_up(bytes, page_size);
-}
-
-std::chrono::steady_clock::time_point time_point(Deadline deadline) {
-  // steady_clock is CLOCK_MONOTONIC, as system_clock() is; "no deadline" is 292 years.
-  constexpr auto latest = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
-  const auto at_ns = static_cast<std::int64_t>(std::min(deadline.at_ns, latest));
-  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns));
 }
 
 }  // namespace
@@ -60,20 +51,12 @@ class Pool::Impl {
                                                 " of them in one piece; raise the memory budget");
   }
 
-  Error never_fits(std::uint64_t bytes) const {
-    return make_error(ErrorCode::Invalid,
-                      name_ + ": " + format_size(bytes) + " can never fit in a pool of " +
-                          format_size(range_.bytes()) + "; raise the memory budget");
-  }
-
   MemoryRange range_;
   const std::string name_;
   mutable std::mutex mutex_;
-  std::condition_variable given_back_;
   FreeList free_;  // this and what follows: under mutex_
   std::uint64_t bytes_abandoned_ = 0;
   std::uint64_t bytes_in_use_peak_ = 0;
-  std::uint64_t wait_ns_ = 0;
 };
 
 Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options) noexcept {
@@ -119,35 +102,10 @@ Result<BufferLease> Pool::lease(std::uint64_t bytes, Placement placement) noexce
   return BufferLease(impl_->range_.data() + *offset, size, this);
 }
 
-Result<BufferLease> Pool::lease_or_wait(std::uint64_t bytes, Deadline deadline) noexcept {
-  ARTESIAN_CHECK(bytes > 0);
-  const std::uint64_t size = rounded_size(bytes);
-  if (size == 0 || size > impl_->range_.bytes()) return impl_->never_fits(bytes);
-  std::unique_lock lock(impl_->mutex_);
-  auto offset = impl_->take(lock, size, Placement::Low);
-  if (!offset) {
-    const std::uint64_t start_ns = system_clock().now_ns();
-    impl_->given_back_.wait_until(lock, time_point(deadline), [&] {
-      offset = impl_->take(lock, size, Placement::Low);
-      return offset.has_value();
-    });
-    impl_->wait_ns_ += system_clock().now_ns() - start_ns;
-  }
-  if (!offset) {
-    Error error = impl_->too_long(bytes);
-    error.code = ErrorCode::Timeout;
-    error.message = "waited in vain for memory: " + error.message;
-    return error;
-  }
-  return BufferLease(impl_->range_.data() + *offset, size, this);
-}
-
 void Pool::give_back(std::byte* data, std::uint64_t size) noexcept {
   ARTESIAN_CHECK(data >= impl_->range_.data(), data, impl_->range_.data());
-  // Wakes under the lock: a waiter that sees the last lease come back may destroy the pool.
   const std::lock_guard lock(impl_->mutex_);
   impl_->free_.give(static_cast<std::uint64_t>(data - impl_->range_.data()), size);
-  impl_->given_back_.notify_all();
 }
 
 void Pool::abandon(std::byte* data, std::uint64_t size) noexcept {
@@ -166,7 +124,6 @@ PoolStatistics Pool::statistics() const noexcept {
           .bytes_in_use = impl_->bytes_in_use(),
           .bytes_in_use_peak = impl_->bytes_in_use_peak_,
           .bytes_free_largest = impl_->free_.longest(),
-          .wait_ns = impl_->wait_ns_,
           .locked = impl_->range_.locked(),
           .bytes_on_huge_pages = impl_->range_.bytes_on_huge_pages(),
           .huge_pages = impl_->range_.huge_pages(),

@@ -34,7 +34,6 @@ struct PoolStatistics {
   std::uint64_t bytes_in_use = 0;
   std::uint64_t bytes_in_use_peak = 0;
   std::uint64_t bytes_free_largest = 0;  // the longest free run
-  std::uint64_t wait_ns = 0;             // time spent in lease_or_wait
   bool locked = false;
   /// On 2 MiB pages, as counted when the range was locked or faulted in; 0 before.
   std::uint64_t bytes_on_huge_pages = 0;
@@ -60,9 +59,6 @@ class Pool final : public BufferOwner {
   /// A lease of at least `bytes` (rounded up to 4096). Errors: Exhausted (no free run is that
   /// long).
   Result<BufferLease> lease(std::uint64_t bytes, Placement placement = Placement::Low) noexcept;
-  /// The same, sleeping until other threads give enough back. Errors: Timeout, Invalid (can never
-  /// fit).
-  Result<BufferLease> lease_or_wait(std::uint64_t bytes, Deadline deadline) noexcept;
   void give_back(std::byte* data, std::uint64_t size) noexcept override;
   void abandon(std::byte* data, std::uint64_t size) noexcept override;
 

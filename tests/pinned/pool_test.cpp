@@ -174,14 +174,15 @@ TEST(Pool, RandomLeasesEqualTheNaiveModel) {
 }
 
 TEST(Pool, ThreadsNeverShareAPiece) {
-  const auto pool = make_pool(24 * page);
+  // The other three hold at most 24 pages, which cut the rest into four runs at most: of 29 free
+  // pages one has eight.
+  const auto pool = make_pool(53 * page);
   std::vector<std::thread> threads;
   for (unsigned char id = 1; id <= 4; ++id) {
     threads.emplace_back([&pool, id] {
       std::mt19937_64 random(id);
       for (int i = 0; i < 500; ++i) {
-        const auto lease =
-            pool->lease_or_wait((1 + random() % 8) * page, Deadline::after_seconds(60));
+        const auto lease = pool->lease((1 + random() % 8) * page);
         ASSERT_TRUE(lease.has_value());
         std::memset(lease->data(), id, lease->size());
         for (std::uint64_t k = 0; k < lease->size(); k += 512) {
@@ -192,24 +193,7 @@ TEST(Pool, ThreadsNeverShareAPiece) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(pool->statistics().bytes_in_use, 0u);
-  EXPECT_LE(pool->statistics().bytes_in_use_peak, 24 * page);
-}
-
-TEST(Pool, WaitingEndsWhenMemoryComesBackOrTheDeadlinePasses) {
-  const auto pool = make_pool(4 * page);
-  auto all = must_lease(*pool, 4 * page);
-  const auto late = pool->lease_or_wait(page, Deadline::after_seconds(0.02));
-  ASSERT_FALSE(late.has_value());
-  EXPECT_EQ(late.error().code, ErrorCode::Timeout);
-  EXPECT_GE(pool->statistics().wait_ns, 20'000'000u);
-
-  std::thread giver([&all] { all.reset(); });
-  EXPECT_TRUE(pool->lease_or_wait(4 * page, Deadline{}).has_value());
-  giver.join();
-
-  const auto never = pool->lease_or_wait(5 * page, Deadline{});
-  ASSERT_FALSE(never.has_value());
-  EXPECT_EQ(never.error().code, ErrorCode::Invalid);
+  EXPECT_LE(pool->statistics().bytes_in_use_peak, 32 * page);
 }
 
 TEST(PoolDeathTest, WrongReturnsAbort) {

@@ -3,6 +3,8 @@
 // step ends backward where nothing below is trainable.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
 #include "zero3/plan/placement.h"
