@@ -23,7 +23,7 @@ std::optional<zero3::Settings> settings_of(const std::string& path) {
   if (!root.has_value()) return std::nullopt;
   zero3::Faults faults;
   std::vector<std::string> notes;
-  return zero3::Settings(*root, faults, notes);
+  return zero3::Settings(*root, zero3::UnknownKeys::AreFaults, faults, notes);
 }
 
 /// "auto" is what Hugging Face's trainer puts there.
