@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::uint64_t failures_max = 3;  // in a row
 constexpr double unknown_rate = 1e9;       // bytes a second, before anything has been written
+constexpr double commit_seconds = 600.0;   // for syncs and renames, once all is written
 
 std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
   const auto best = std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -32,6 +33,10 @@ std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
 
 std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
+}
+
+double seconds_since(std::uint64_t begin_ns) {
+  return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
 }
 
 }  // namespace
@@ -296,26 +301,61 @@ Result<void> Checkpointing::note_failure(std::uint64_t step, Error error) {
   return error;
 }
 
-Result<void> Checkpointing::save(zero3::Engine& engine, std::uint64_t step, StepLog& step_log) {
+zero3::SaveRequest Checkpointing::request_of(zero3::SavedTrainer trainer) const {
+  return {
+      .model = identity_.model_files, .trainer = std::move(trainer), .config = identity_.config};
+}
+
+void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
+  if (saving_.has_value() || !is_due(step, false) || stop_requested() != 0) return;
+  static_cast<void>(engine.expect_checkpoint());  // what hinders it begin_save() meets, too
+}
+
+Result<void> Checkpointing::begin_save(zero3::Engine& engine, std::uint64_t step) {
+  ARTESIAN_TRY_VOID(finish_save(engine));
   if (!has_time(step, engine)) return {};
   ++tried_;
   const std::uint64_t begin = system_clock().now_ns();
-  auto synced = step_log.sync();
-  if (!synced.has_value()) return note_failure(step, std::move(synced).error());
+  auto begun = engine.begin_checkpoint(request_of(identity_.data));
+  if (!begun.has_value()) return note_failure(step, std::move(begun).error());
+  saving_ = Saving{.step = step, .next_sample = next_sample_, .begin_ns = begin};
+  return {};
+}
+
+Result<void> Checkpointing::commit_save(zero3::Engine& engine, StepLog& step_log) {
+  if (!saving_.has_value() || saving_->commit_ns.has_value()) return {};
   zero3::SavedTrainer trainer = identity_.data;
-  trainer.next_sample = next_sample_;
+  trainer.next_sample = saving_->next_sample;
   trainer.log_line = step_log.last_line();
-  auto saved = engine.save_checkpoint(
-      {.model = identity_.model_files, .trainer = std::move(trainer), .config = identity_.config});
-  if (!saved.has_value()) {
-    if (!engine.weights_readable()) return std::move(saved).error();
-    return note_failure(step, std::move(saved).error());
-  }
+  // Lines of a log that cannot be made durable may be lost with the power; the checkpoint is not.
+  auto synced = step_log.sync();
+  if (!synced.has_value()) log(LogLevel::Warning, synced.error().to_string());
+  saving_->commit_ns = system_clock().now_ns();
+  return engine.commit_checkpoint(std::move(trainer));
+}
+
+Result<void> Checkpointing::look_after_save(zero3::Engine& engine) {
+  if (!is_saving()) return {};
+  auto finished = engine.finish_checkpoint(0.0);
+  if (!finished.has_value() && finished.error().code == ErrorCode::Timeout) return {};
+  return end_save(std::move(finished));
+}
+
+Result<void> Checkpointing::finish_save(zero3::Engine& engine) {
+  return is_saving() ? end_save(engine.finish_checkpoint(commit_seconds)) : Result<void>();
+}
+
+/// What came of the save.
+Result<void> Checkpointing::end_save(Result<std::optional<zero3::SavedCheckpoint>> finished) {
+  const Saving done = *std::exchange(saving_, std::nullopt);
+  if (!finished.has_value()) return note_failure(done.step, std::move(finished).error());
+  const zero3::SavedCheckpoint& saved = **finished;  // one was committed
   failed_in_a_row_ = 0;
-  saved_step_ = step;
-  save_seconds_ = static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
-  log(LogLevel::Info, "checkpoint " + saved->tag + ": " + format_size(saved->bytes_written) +
-                          " in " + seconds_text(save_seconds_));
+  saved_step_ = done.step;
+  save_seconds_ =
+      static_cast<double>(saved.bytes_written) / unknown_rate + seconds_since(*done.commit_ns);
+  log(LogLevel::Info, "checkpoint " + saved.tag + ": " + format_size(saved.bytes_written) + " in " +
+                          seconds_text(seconds_since(done.begin_ns)));
   return {};
 }
 

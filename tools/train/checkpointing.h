@@ -69,10 +69,22 @@ class Checkpointing {
   bool must_stop_now(const zero3::Engine& engine, double seconds_more) const;
   /// The last step that is durable; 0: none is.
   std::uint64_t saved_step() const noexcept { return saved_step_; }
-  /// Saves the step whose line the log has last, which is made durable before. A save that fails is
-  /// a warning, and the run goes on. Errors, which end it: the third failure in a row, unless
-  /// --checkpoint-optional; those of the engine's tiers.
-  Result<void> save(zero3::Engine& engine, std::uint64_t step, StepLog& step_log);
+  /// A save is made beside the training, in these calls. One that fails is a warning, and the run
+  /// goes on. Errors, which end it: the third failure in a row, unless --checkpoint-optional; those
+  /// of the engine's tiers.
+  ///
+  /// Before a step that is due: what its update makes under backward is copied there.
+  void expect(zero3::Engine& engine, std::uint64_t step);
+  /// After the step, if the time for a save is left; waits for the one before.
+  Result<void> begin_save(zero3::Engine& engine, std::uint64_t step);
+  /// Once the log has its line last, which is made durable. Nothing where none has begun.
+  Result<void> commit_save(zero3::Engine& engine, StepLog& step_log);
+  /// Looks whether it is durable. Nothing where none was committed.
+  Result<void> look_after_save(zero3::Engine& engine);
+  /// Waits for it.
+  Result<void> finish_save(zero3::Engine& engine);
+  /// A save was committed, and what came of it has not been said.
+  bool is_saving() const noexcept { return saving_.has_value() && saving_->commit_ns.has_value(); }
   /// The failed saves of the run, as one error. Nothing where all went well.
   Result<void> outcome() const;
 
@@ -86,6 +98,8 @@ class Checkpointing {
   Result<void> check_room(const zero3::Engine& engine,
                           std::optional<std::uint64_t> steps_total) const;
   Result<void> load(zero3::Engine& engine, const zero3::Engine::Progress& progress);
+  zero3::SaveRequest request_of(zero3::SavedTrainer trainer) const;
+  Result<void> end_save(Result<std::optional<zero3::SavedCheckpoint>> finished);
   double seconds_of_save(const zero3::Engine& engine) const;
   bool has_time(std::uint64_t step, const zero3::Engine& engine) const;
   Result<void> note_failure(std::uint64_t step, Error error);
@@ -98,6 +112,14 @@ class Checkpointing {
   std::uint64_t first_step_ = 0;
   std::uint64_t next_sample_ = 0;
   std::string log_line_;
+  /// One that is made beside the training.
+  struct Saving {
+    std::uint64_t step = 0;
+    std::uint64_t next_sample = 0;
+    std::uint64_t begin_ns = 0;
+    std::optional<std::uint64_t> commit_ns{};
+  };
+  std::optional<Saving> saving_;
   std::uint64_t saved_step_ = 0;  // the last step that is durable
   double save_seconds_ = 0.0;     // of the last save; 0: none yet
   std::uint64_t failed_in_a_row_ = 0;

@@ -94,6 +94,7 @@ class TrainRun {
   Result<void> build();
   Result<void> loop();
   Result<zero3::StepResult> one_step();
+  Result<bool> end_step(std::uint64_t step);
   Result<void> stop_at(std::uint64_t step);
   bool has_no_time() const;
   void report_completed(const std::optional<std::string>& digest,
@@ -464,6 +465,9 @@ Result<zero3::StepResult> TrainRun::one_step() {
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
   static_cast<void>(losses);  // the step's result holds the mean
   report_completed({});       // the step before, updated under this one's forward
+  ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
+  if (checkpointing_->is_saving()) progress_->finish();
+  ARTESIAN_TRY_VOID(checkpointing_->look_after_save(*engine_));
   checkpointing_->count(config_.train_batch_size);
   return engine_->step();
 }
@@ -485,6 +489,7 @@ Result<void> TrainRun::loop() {
   const std::uint64_t first = checkpointing_->first_step();
   bool last = stop_requested() != 0 || first >= steps_;
   for (std::uint64_t step = first; !last; ++step) {
+    checkpointing_->expect(*engine_, step + 1);
     auto result = one_step();
     if (!result.has_value() && result.error().code == ErrorCode::Cancelled) return stop_at(step);
     if (!result.has_value()) {  // not the last step's fault, unless its update failed
@@ -492,27 +497,38 @@ Result<void> TrainRun::loop() {
       report_completed({});
       return std::move(result).error();
     }
-    std::optional<double> held_out;
-    if (!result->end.has_value()) {
-      ARTESIAN_TRY(loss, held_out_loss(step + 1));
-      held_out = loss;
+    if (result->end.has_value()) {
+      report_completed({});
+      return *std::move(result->end);
     }
-    // Asked once, and after what may have lasted: the last line has the digest.
-    last = step + 1 == steps_ || stop_requested() != 0;
-    const bool saves = !result->end.has_value() && checkpointing_->is_due(step + 1, last);
-    const bool whole = step + 1 == steps_ || !saves;  // else it goes on, and has little time now
-    std::optional<std::string> digest;
-    if (last && whole && !result->end.has_value()) {
-      ARTESIAN_TRY(hex, engine_->digest());
-      digest = std::move(hex);
-    }
-    if (saves) ARTESIAN_TRY_VOID(engine_->finish_update());
-    report_completed(digest, held_out);
-    if (saves) progress_->finish();
-    if (saves) ARTESIAN_TRY_VOID(checkpointing_->save(*engine_, step + 1, *step_log_));
-    if (result->end.has_value()) return *std::move(result->end);
+    ARTESIAN_TRY(ended, end_step(step + 1));
+    last = ended;
   }
   return {};
+}
+
+/// What comes between two steps: saves and evaluates the one before, if that is due, and reports
+/// it, if it is the last. Returns whether it is.
+Result<bool> TrainRun::end_step(std::uint64_t step) {
+  const bool due = checkpointing_->is_due(step, step == steps_);
+  if (due) ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));
+  ARTESIAN_TRY(held_out, held_out_loss(step));
+  // Asked once, and after what may have lasted: the last line has the digest.
+  const bool last = step == steps_ || stop_requested() != 0;
+  const bool saves = checkpointing_->is_due(step, last);
+  if (saves && !due) ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));
+  std::optional<std::string> digest;
+  if (last && (step == steps_ || !saves)) {  // else it goes on, and has little time now
+    ARTESIAN_TRY(hex, engine_->digest());
+    digest = std::move(hex);
+  }
+  if (last) ARTESIAN_TRY_VOID(engine_->finish_update());
+  report_completed(digest, held_out);
+  if (!last) return false;
+  progress_->finish();
+  ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
+  ARTESIAN_TRY_VOID(checkpointing_->finish_save(*engine_));
+  return true;
 }
 
 /// Ends the run in the middle of a step that there is no time for: what stands is the one before.
@@ -521,8 +537,12 @@ Result<void> TrainRun::stop_at(std::uint64_t step) {
   ARTESIAN_TRY_VOID(engine_->finish_update());
   report_completed({});
   progress_->finish();
+  ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));  // the one of that step
+  ARTESIAN_TRY_VOID(checkpointing_->finish_save(*engine_));
   if (step == checkpointing_->saved_step()) return {};
-  return checkpointing_->save(*engine_, step, *step_log_);
+  ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));
+  ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
+  return checkpointing_->finish_save(*engine_);
 }
 
 /// True if the step under way would take longer than is left after a stop.

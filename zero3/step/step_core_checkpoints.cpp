@@ -84,6 +84,10 @@ Result<void> StepCore::expect_checkpoint(const SaveRequest& request) {
 Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::Save, "begin_checkpoint"));
   const bool expected = checkpoints_->expects(step_);
+  if (!expected && checkpoints_->expects_any()) {  // of a step that was abandoned
+    give_up_checkpoint(make_error(ErrorCode::Cancelled, "checkpoint: another step is saved"));
+    static_cast<void>(checkpoints_->finish(checkpoints_->commit_seconds()).has_value());
+  }
   if (!expected) ARTESIAN_TRY_VOID(check_not_saving("begin_checkpoint"));
   const StepFigures::Mark before = figures_->mark();
   auto opened = expected ? Result<void>() : open_for(request);
