@@ -21,6 +21,7 @@ from artesian.hooks import Hooks
 from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.schedulers import ConfigSchedule
+from artesian.saving import load, save
 from artesian.state import consolidated_state_dict
 from artesian.units import make_plan, other_tensors
 
@@ -59,6 +60,7 @@ class Engine(nn.Module):
         manner: Manner = Manner.NATIVE,
     ) -> None:
         super().__init__()
+        self.manner = manner
         plan = make_plan(model)
         trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
         if not trainable:
@@ -257,27 +259,52 @@ class Engine(nn.Module):
 
     def save_checkpoint(
         self,
-        save_dir: str,
+        save_dir: str | os.PathLike[str],
         tag: str | None = None,
         client_state: dict[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        raise UnsupportedError(
-            "save_checkpoint: not supported yet from Python; save weights by save_16bit_model() or "
-            'Trainer\'s save_model(), and set save_strategy="no"'
-        )
+        """Saves all that the next step depends on, between two steps, in the folder `save_dir`/`tag`,
+        whose name is "global_stepN" unless given; returns when that is durable.
+
+        `client_state`: numbers, texts, tensors, arrays, lists and dicts of them, which come back
+        from load_checkpoint(). `exclude_frozen_parameters`: whoever loads it has those.
+        """
+        if not save_latest:
+            raise UnsupportedError(
+                "save_checkpoint: save_latest=False is not supported; give load_checkpoint() a tag"
+            )
+        replace_any = self.manner is Manner.DEEPSPEED
+        save(self, save_dir, tag, client_state, exclude_frozen_parameters, replace_any)
+        return True
 
     def load_checkpoint(
         self,
-        load_dir: str,
+        load_dir: str | os.PathLike[str],
         tag: str | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
-    ) -> tuple[str, dict[str, Any]]:
-        raise UnsupportedError("load_checkpoint: not supported yet from Python")
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """The training goes on from a checkpoint, by default the one that `load_dir`/latest names,
+        whatever placement that was saved with: between two steps. Returns its folder and the client
+        state; (None, {}) where there is no `latest`.
+
+        `load_module_strict` False: what only one of both has is left alone. `load_module_only`, or
+        `load_optimizer_states` False: weights and buffers alone; moments and counts start anew.
+        """
+        return load(
+            self,
+            load_dir,
+            tag,
+            strict=load_module_strict,
+            optimizer_states=load_optimizer_states and not load_module_only,
+            scheduler_states=load_lr_scheduler_states,
+            custom_load_fn=custom_load_fn,
+        )
 
     def digest(self) -> str:
         """XXH3-128 over names, master weights and moments: the same for every placement."""

@@ -93,8 +93,8 @@ class AdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         raise UnsupportedError(
-            "optimizer.state_dict(): the moments are in the engine's tiers, and saving them is not "
-            "supported yet"
+            "optimizer.state_dict(): the moments are in the engine's tiers; "
+            "engine.save_checkpoint() saves them"
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -23,6 +23,9 @@ class ConfigSchedule(LRScheduler):
         self.config = config
         super().__init__(optimizer, last_batch_iteration)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().state_dict().items() if key != "config"}
+
     def get_lr(self) -> list[float]:
         return [self.config.learning_rate(self.last_epoch)] * len(self.optimizer.param_groups)
 

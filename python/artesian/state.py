@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,14 @@ def in_file(tensor: torch.Tensor, folder: str) -> torch.Tensor:
     finally:
         os.unlink(path)
     return mapped.view(tensor.shape)
+
+
+def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that a state_dict() has, by name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def consolidated_state_dict(
@@ -55,7 +64,6 @@ def consolidated_state_dict(
             )
             if wanted:
                 result[start + name] = read(parameter)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                result[start + name] = buffer.detach()
+    for name, buffer in persistent_buffers(engine.module):
+        result[name] = buffer.detach()
     return result

@@ -1,6 +1,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "python/src/bind.h"
 #include "python/src/errors.h"
 #include "zero3/torch/hooked_engine.h"
+#include "zero3/torch/saved_facts.h"
 
 namespace artesian::python {
 namespace {
@@ -19,8 +21,16 @@ using zero3::NamedTensor;
 using zero3::Pass;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using Names = std::vector<std::pair<std::string, std::string>>;
+using Files = std::map<std::string, std::string>;  // bytes, by name
 using Stages = std::vector<std::pair<std::string, std::vector<std::uint32_t>>>;
 using Constants = std::vector<std::array<double, 5>>;  // lr, weight_decay, beta1, beta2, eps
+
+std::vector<NamedTensor> named(const NamedTensors& tensors) {
+  std::vector<NamedTensor> result;
+  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor});
+  return result;
+}
 
 /// groups[i]: parameter i's, of `group_count`.
 std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTensors& parameters,
@@ -40,8 +50,7 @@ std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTen
   for (const auto& [name, indices] : stages) {
     shape.stages.push_back({.name = name, .parameters = indices, .lookup = std::nullopt});
   }
-  std::vector<NamedTensor> rest;
-  for (const auto& [name, tensor] : others) rest.push_back({name, tensor});
+  const std::vector<NamedTensor> rest = named(others);
   return without_gil(
       [&] { return HookedEngine::create(std::move(shape), config, options, tensors, rest); });
 }
@@ -88,6 +97,47 @@ void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tens
   without_gil([&] { return uses->leave(stage, outputs); });
 }
 
+/// Returns the checkpoint's tag.
+std::string save_checkpoint(HookedEngine& engine, const std::string& directory,
+                            const std::string& tag, const Files& client, const Files& model,
+                            const NamedTensors& buffers, const Names& aliases,
+                            const std::string& config, bool exclude_frozen, bool replace_any) {
+  zero3::SaveRequest request{.directory = directory, .tag = tag, .client = client, .model = model};
+  request.config = config;
+  request.aliases = aliases;
+  request.exclude_frozen = exclude_frozen;
+  request.replaces = replace_any ? zero3::Replaces::AnyLineage : zero3::Replaces::OwnLineage;
+  const std::vector<NamedTensor> tensors = named(buffers);
+  return without_gil([&]() -> Result<std::string> {
+    ARTESIAN_TRY(saved, engine.save_checkpoint(std::move(request), tensors));
+    return saved.tag;
+  });
+}
+
+/// What Python is told of a checkpoint that was loaded.
+py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, const std::string& tag,
+                         bool strict, bool optimizer_states) {
+  const zero3::LoadRequest request{.directory = directory,
+                                   .tag = tag,
+                                   .strict = strict ? zero3::Strict::Yes : zero3::Strict::No,
+                                   .optimizer_states = optimizer_states};
+  const auto loaded = without_gil([&] { return engine.load_checkpoint(request); });
+  py::dict client;
+  for (const auto& [name, bytes] : loaded.client) client[py::str(name)] = py::bytes(bytes);
+  py::dict buffers;
+  for (const auto& buffer : loaded.buffers) {
+    buffers[py::str(buffer.buffer.name)] = value_or_raise(zero3::tensor_of(buffer));
+  }
+  py::dict values;
+  values["tag"] = loaded.tag;
+  values["step"] = loaded.manifest.state.step;
+  values["client"] = client;
+  values["buffers"] = buffers;
+  values["missing"] = loaded.missing;
+  values["unexpected"] = loaded.unexpected;
+  return values;
+}
+
 }  // namespace
 
 void bind_engine(py::module_& module) {
@@ -111,6 +161,11 @@ void bind_engine(py::module_& module) {
            [](HookedEngine& engine, std::uint32_t parameter) {
              return without_gil([&] { return engine.read_parameter(parameter); });
            })
+      .def("save_checkpoint", &save_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
+           py::arg("client"), py::arg("model"), py::arg("buffers"), py::arg("aliases"),
+           py::arg("config"), py::arg("exclude_frozen"), py::arg("replace_any"))
+      .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
+           py::arg("strict"), py::arg("optimizer_states"))
       .def("digest",
            [](HookedEngine& engine) { return without_gil([&] { return engine.digest(); }); })
       .def("close", [](HookedEngine& engine) { without_gil([&] { return engine.close(); }); })

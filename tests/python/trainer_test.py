@@ -1,8 +1,10 @@
 """Proves that scripts of Hugging Face's Trainer and of Accelerate, unchanged, train with their
 state on NVMe, with the losses of plain Trainer, in all four forms of who has optimizer and
-scheduler; that a model is loaded, resized and evaluated alone; and by Accelerate's launcher."""
+scheduler; that a run is resumed in a new process to the same bits; that a model is loaded, resized
+and evaluated alone; and by Accelerate's launcher."""
 
 import json
+import shutil
 
 import hf
 import pytest
@@ -137,6 +139,54 @@ def test_a_loaded_model_is_evaluated_alone(plain, tmp_path):
     expected = hf.run(tmp_path, "script.py", source, as_deepspeed=False)
     ours, expected = (json.loads(done.stdout.splitlines()[-1]) for done in (ours, expected))
     assert ours == expected
+
+
+RESUMED = """
+import json, sys, torch, transformers
+tied, resume, *config = sys.argv[1:]
+arguments = transformers.TrainingArguments(
+    "out", deepspeed=config[0] if config else None, max_steps=12, save_steps=6, save_total_limit=2,
+    per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
+    weight_decay=0.1, warmup_steps=3, logging_steps=1, report_to=[], seed=3)
+transformers.set_seed(3)
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32, bos_token_id=1,
+    eos_token_id=2, pad_token_id=0, attention_dropout=0.1, tie_word_embeddings=tied == "tied"))
+ids = torch.arange(40 * 16).view(40, 16) % 251
+data = [{"input_ids": row, "labels": row} for row in ids]
+trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data)
+trainer.train(resume_from_checkpoint="out/checkpoint-6" if resume == "resume" else None)
+steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+engine = trainer.model_wrapped
+print(json.dumps([[[s["step"], s["loss"], s["grad_norm"], s["learning_rate"]] for s in steps],
+                  engine.digest() if config else ""]))
+"""
+
+
+@pytest.mark.parametrize("form", ["neither", "both"])
+@pytest.mark.parametrize("tied", ["tied", "apart"])
+def test_a_run_is_resumed_in_a_new_process_to_the_same_bits(tied, form, tmp_path):
+    (tmp_path / "script.py").write_text(RESUMED)
+    config = config_for(tmp_path, **FORMS[form][0])
+
+    def run(*words, **more):
+        done = hf.run(tmp_path, "script.py", tied, *words, **more)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    whole, digest = run("whole", config)
+    assert [step[0] for step in whole] == list(range(1, 13))
+    names = {path.name for path in (tmp_path / "out" / "checkpoint-6").iterdir()}
+    assert {"latest", "global_step6", "model.safetensors", "trainer_state.json"} < names
+    shutil.rmtree(tmp_path / "out" / "checkpoint-12")
+    resumed, resumed_digest = run("resume", config)
+    assert resumed == whole
+    assert resumed_digest == digest
+    if form == "neither":
+        shutil.rmtree(tmp_path / "out")
+        plain, _ = run("whole", as_deepspeed=False)
+        for ours, theirs in zip(whole, plain, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 LOOP = """

@@ -244,7 +244,8 @@ Result<void> CheckpointFolder::give_back_spare() noexcept {
   return folder_->remove(name);
 }
 
-Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag) noexcept {
+Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag,
+                                                Replaces replaces) noexcept {
   ARTESIAN_TRY_VOID(check_checkpoint_tag(tag));
   CheckpointDraft draft{.tag = tag, .link = next_link(), .name = {}, .folder = {}};
   draft.link.id = draw_id();
@@ -254,7 +255,9 @@ Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag) noexcept
     auto opened = folder_->open_folder(tag);
     auto manifest = opened.has_value() ? read_manifest_of(**opened)
                                        : Result<CheckpointManifest>(std::move(opened).error());
-    if (!manifest.has_value() || manifest->link.lineage != draft.link.lineage) {
+    const bool gives_way = manifest.has_value() && (replaces == Replaces::AnyLineage ||
+                                                    manifest->link.lineage == draft.link.lineage);
+    if (!gives_way) {
       return of_file(
           make_error(ErrorCode::Invalid,
                      "checkpoint tag: the folder of this name is not a checkpoint of this "

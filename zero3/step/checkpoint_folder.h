@@ -80,6 +80,9 @@ struct CheckpointDraft {
   std::unique_ptr<Folder> folder{};
 };
 
+/// Whose checkpoint gives way to a new one of its tag.
+enum class Replaces : std::uint8_t { OwnLineage, AnyLineage };
+
 class CheckpointFolder {
  public:
   /// Makes the folder where the one above it exists, takes its lock and recovers what a dead
@@ -101,9 +104,9 @@ class CheckpointFolder {
   Result<void> give_back_spare() noexcept;
   std::uint64_t spare_bytes() const noexcept { return spare_.empty() ? 0 : spare_bytes_; }
 
-  /// Begins a checkpoint. Errors: Invalid: no tag, or one that another lineage's checkpoint, or
-  /// something else, has; Io, NoSpace.
-  Result<CheckpointDraft> begin(const std::string& tag) noexcept;
+  /// Begins a checkpoint. Errors: Invalid: no tag, or one that a checkpoint which may not be
+  /// replaced, or something else, has; Io, NoSpace.
+  Result<CheckpointDraft> begin(const std::string& tag, Replaces replaces) noexcept;
   /// A file of so many bytes in it, with their room. Errors: NoSpace, Io.
   Result<std::unique_ptr<File>> make_data_file(CheckpointDraft& draft, const std::string& name,
                                                std::uint64_t bytes) noexcept;

@@ -9,14 +9,15 @@ namespace artesian::zero3 {
 
 Result<std::unique_ptr<CheckpointLoad>> CheckpointLoad::open(
     FileSystem& files, const LoadRequest& request, const std::vector<ParameterSpec>& parameters,
-    DType dtype) {
+    DType dtype, Rest rest) {
   std::unique_ptr<CheckpointLoad> load(new CheckpointLoad(request, dtype));
   ARTESIAN_TRY(reader, CheckpointReader::open(files, request.directory, request.tag));
   load->reader_ = std::move(reader);
   ARTESIAN_TRY(match, match_names(parameters, *load->reader_, request.strict));
   load->match_ = std::move(match);
-  ARTESIAN_TRY_VOID(load->check_missing(parameters));
+  if (rest == Rest::IsMissing) ARTESIAN_TRY_VOID(load->check_missing(parameters));
   ARTESIAN_TRY_VOID(load->read_client_files());
+  ARTESIAN_TRY_VOID(load->read_buffers());
   return load;
 }
 
@@ -37,6 +38,14 @@ Result<void> CheckpointLoad::read_client_files() {
     if (!file.name.starts_with(prefix)) continue;
     ARTESIAN_TRY(bytes, reader_->read_side_file(file.name));
     client_.emplace(file.name.substr(prefix.size()), std::move(bytes));
+  }
+  return {};
+}
+
+Result<void> CheckpointLoad::read_buffers() {
+  for (const SavedBufferPlace& place : manifest().buffers) {
+    ARTESIAN_TRY(bytes, reader_->read_buffer(place));
+    buffers_.push_back({place.buffer, std::move(bytes)});
   }
   return {};
 }
@@ -87,6 +96,7 @@ LoadedCheckpoint CheckpointLoad::loaded() const {
   return {.tag = reader_->tag(),
           .manifest = manifest(),
           .client = client_,
+          .buffers = buffers_,
           .missing = match_.missing,
           .unexpected = match_.unexpected};
 }

@@ -320,6 +320,12 @@ Result<void> CheckpointReader::read(std::uint32_t parameter, std::uint64_t first
   return {};
 }
 
+Result<std::string> CheckpointReader::read_buffer(const SavedBufferPlace& place) const noexcept {
+  std::string bytes(static_cast<std::size_t>(place.bytes), '\0');
+  ARTESIAN_TRY_VOID(read_bytes(place.file, place.offset, {bytes_of(bytes.data()), bytes.size()}));
+  return bytes;
+}
+
 Result<std::string> CheckpointReader::read_side_file(const std::string& name) const noexcept {
   const auto found = std::find_if(manifest_.side_files.begin(), manifest_.side_files.end(),
                                   [&](const SavedSideFile& each) { return each.name == name; });

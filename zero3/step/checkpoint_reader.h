@@ -54,6 +54,8 @@ class CheckpointReader {
   /// must lie in the parameter, which must not be excluded. Thread: any, several at once.
   Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                     std::span<float> exp_avg, std::span<float> exp_avg_sq) const noexcept;
+  /// The bytes of one of the manifest's buffers. Errors: Io, Corrupt.
+  Result<std::string> read_buffer(const SavedBufferPlace& place) const noexcept;
   /// A file of the caller's or the model's, by its whole name. Errors: Io, Corrupt; Invalid: it has
   /// none of this name.
   Result<std::string> read_side_file(const std::string& name) const noexcept;

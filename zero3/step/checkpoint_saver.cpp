@@ -58,7 +58,8 @@ void CheckpointSaver::go_on_from(const CheckpointLink& parent) noexcept {
   folder_->go_on_from(parent);
 }
 
-Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step) noexcept {
+Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step,
+                                    Replaces replaces) noexcept {
   ARTESIAN_CHECK(save_ == nullptr, tag);
   if (commit_) {
     return make_error(ErrorCode::Busy, "checkpoint: the former save is still under way");
@@ -68,8 +69,8 @@ Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step) 
   save->step = step;
   save->keep = options_.keep;
   save->reserves = options_.reserve_bytes != 0;
-  const auto begin = [save, tag]() -> Result<void> {
-    ARTESIAN_TRY(draft, save->folder->begin(tag));
+  const auto begin = [save, tag, replaces]() -> Result<void> {
+    ARTESIAN_TRY(draft, save->folder->begin(tag, replaces));
     save->draft = std::move(draft);
     return {};
   };

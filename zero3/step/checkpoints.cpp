@@ -117,13 +117,25 @@ void Checkpoints::end_former_save() {
   }
 }
 
+/// Buffers are in the file of what is trained.
+Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
+  if (buffers.empty() && trained_layout_->buffers().empty()) return {};
+  std::vector<SavedBuffer> described;
+  for (const BufferToSave& each : buffers) described.push_back(each.buffer);
+  ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, described, 0));
+  trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
+  return {};
+}
+
 /// Files for all that is to be written, and a second name for what is not.
-Result<void> Checkpoints::begin_save(const std::string& tag, std::uint64_t step) {
-  ARTESIAN_TRY_VOID(saver_->begin(tag, step));
+Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t step) {
+  ARTESIAN_TRY_VOID(lay_out(request.buffers));
+  const std::string tag = request.tag.empty() ? "global_step" + std::to_string(step) : request.tag;
+  ARTESIAN_TRY_VOID(saver_->begin(tag, step, request.replaces));
   ARTESIAN_TRY(trained, saver_->add_file(rank_file_name(0), 0, trained_layout_));
   copy_.emplace(trained_, *trained_layout_, *trained, *buffers_, from_.team);
   frozen_copy_.reset();
-  return frozen_layout_ == nullptr ? Result<void>() : link_frozen();
+  return frozen_layout_ == nullptr || request.exclude_frozen ? Result<void>() : link_frozen();
 }
 
 /// Links the file of what is frozen, written once; writes it anew where its checkpoint is gone.
@@ -147,7 +159,13 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   manifest.parameters = described(from_.parameters);
   manifest.groups = std::move(groups);
   manifest.parts = trained_layout_->parts();
-  if (frozen_layout_ != nullptr) {
+  manifest.buffers = trained_layout_->buffers();
+  manifest.aliases = request.aliases;
+  if (request.exclude_frozen) {
+    for (const ParameterSpec& parameter : from_.parameters) {
+      if (!parameter.trainable) manifest.excluded.push_back(parameter.name);
+    }
+  } else if (frozen_layout_ != nullptr) {
     const auto& parts = frozen_layout_->parts();
     manifest.parts.insert(manifest.parts.end(), parts.begin(), parts.end());
   }
@@ -158,19 +176,19 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
 }
 
 /// Leaves the save at `stage`, unless it fails.
-void Checkpoints::start(const std::string& tag, std::uint64_t step, Stage stage) {
+void Checkpoints::start(const SaveRequest& request, std::uint64_t step, Stage stage) {
   ARTESIAN_CHECK(is_open() && !under_way());
   end_former_save();
   stage_ = stage;
-  auto begun = begin_save(tag.empty() ? "global_step" + std::to_string(step) : tag, step);
+  auto begun = begin_save(request, step);
   if (begun.has_value()) return;
   if (saver_->begun()) return abandon(std::move(begun).error());
   end_copying();
   not_begun_ = std::move(begun).error();
 }
 
-void Checkpoints::expect(const std::string& tag, std::uint64_t step) {
-  start(tag, step, Stage::Expected);
+void Checkpoints::expect(const SaveRequest& request, std::uint64_t step) {
+  start(request, step, Stage::Expected);
   expected_ = step;
 }
 
@@ -181,12 +199,19 @@ void Checkpoints::forget() noexcept {
 void Checkpoints::begin(const SaveRequest& request, TrainingState state,
                         std::vector<SavedGroup> groups) {
   if (!expects(state.step)) {
-    start(request.tag, state.step, Stage::Copying);
+    start(request, state.step, Stage::Copying);
   } else if (stage_ == Stage::Expected) {
     stage_ = Stage::Copying;
   }
   expected_.reset();
   if (!copying()) return;  // it has failed
+  if (request.buffers.size() != trained_layout_->buffers().size()) {
+    return abandon(
+        make_error(ErrorCode::Invalid, "checkpoint: got other buffers than when it was expected"));
+  }
+  std::vector<std::span<const std::byte>> buffers;
+  for (const BufferToSave& each : request.buffers) buffers.push_back(each.bytes);
+  copy_->add_buffers(buffers);
   manifest_ = manifest_of(request, std::move(state), std::move(groups));
   side_files_.clear();
   for (const auto& [name, bytes] : request.client) {

@@ -13,10 +13,12 @@
 // at most CheckpointPlace::stall_seconds where nothing does.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +44,12 @@ struct CheckpointPlace {
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
 };
 
+/// A module's buffer as it is: `bytes` are those of its type and shape, in row-major order.
+struct BufferToSave {
+  SavedBuffer buffer{};
+  std::span<const std::byte> bytes{};  // until the call that begins the save returns
+};
+
 /// What goes into a checkpoint beside the state of the training.
 struct SaveRequest {
   std::string directory{};                       // empty: the folder that is open
@@ -52,6 +60,10 @@ struct SaveRequest {
   std::string config{};                          // the configuration's text
   std::map<std::string, std::string> machine{};  // what bits depend on: threads, instruction set
   std::map<std::string, std::string> random{};   // states of generators
+  std::vector<BufferToSave> buffers{};
+  std::vector<std::pair<std::string, std::string>> aliases{};  // another name, the parameter's
+  bool exclude_frozen = false;  // what is not trained is left out: who loads it has that
+  Replaces replaces = Replaces::OwnLineage;  // a checkpoint that has the tag
 };
 
 /// What a save needs of the training. All must outlive it.
@@ -85,10 +97,9 @@ class Checkpoints {
 
   /// A save has begun, and finish() has not yet said what came of it, or that it is late.
   bool under_way() const noexcept;
-  /// The step under way, which is number `step`, will be saved as `tag`, or "global_stepN". None is
-  /// under way. What
-  /// that fails by is finish()'s.
-  void expect(const std::string& tag, std::uint64_t step);
+  /// The step under way, which is number `step`, will be saved by a request with the same tag and
+  /// buffers. None is under way. What that fails by is finish()'s.
+  void expect(const SaveRequest& request, std::uint64_t step);
   bool expects(std::uint64_t step) const noexcept { return expected_ == step; }
   bool expects_any() const noexcept { return expected_.has_value(); }
   /// True if sub-groups may be added: from expect() or begin() until copy_rest(), unless the save
@@ -130,8 +141,9 @@ class Checkpoints {
   void end_former_save();
   void end_before_close();
   void write_script(double stall_seconds) const;
-  void start(const std::string& tag, std::uint64_t step, Stage stage);
-  Result<void> begin_save(const std::string& tag, std::uint64_t step);
+  void start(const SaveRequest& request, std::uint64_t step, Stage stage);
+  Result<void> begin_save(const SaveRequest& request, std::uint64_t step);
+  Result<void> lay_out(const std::vector<BufferToSave>& buffers);
   Result<void> link_frozen();
   Result<void> copy_missing(const SavedUnits& units, StateSnapshot& snapshot);
   Result<void> copy_all_missing();

@@ -120,10 +120,33 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
   done_.resize(units);
 }
 
-/// Fills one slice of a sub-group: elements [begin, end) of it.
+/// What elements of a sub-group from `begin` on are, some of which stay: `master` becomes theirs,
+/// where that is apart, and split ones are joined.
+void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin,
+                           std::span<float> master) noexcept {
+  const Placement& plan = state_.placement();
+  const Master kept = plan.units[group.unit].master;
+  if (kept == Master::None) {
+    kernels::expand(group.param + begin * dtype_size(plan.param_dtype), plan.param_dtype,
+                    master.data(), master.size());
+  }
+  if (kept != Master::Split) return;
+  const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
+  for (std::uint64_t at = begin; float& value : master) {
+    const auto joined =
+        kernels::join_master({high[at], group.master_low[at], group.exp_avg_sq[at]});
+    value = joined.master;
+    group.exp_avg_sq[at++] = joined.exp_avg_sq;
+  }
+}
+
+/// Fills one slice of a sub-group: elements [begin, end) of it, but of what the source keeps.
 Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                                    std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
+  const auto& parameters = plan.layout.units[group.unit].parameters;
+  const auto stays = [&](std::uint32_t parameter) { return source.keeps(parameter); };
+  const bool some_stay = std::any_of(parameters.begin(), parameters.end(), stays);
   const Master kept = plan.units[group.unit].master;
   const bool apart = kept == Master::Split || kept == Master::None;
   const auto count = static_cast<std::size_t>(end - begin);
@@ -135,13 +158,17 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
   };
   const std::array<std::span<float>, 3> arrays{master, moments(group.exp_avg),
                                                moments(group.exp_avg_sq)};
-  for (const auto array : arrays) std::fill(array.begin(), array.end(), 0.0f);
+  if (some_stay) {
+    open_slice(group, begin, master);
+  } else {
+    for (const auto array : arrays) std::fill(array.begin(), array.end(), 0.0f);
+  }
   SubGroup part = group;
   part.image_first += begin;
   part.count = end - begin;
-  for (const auto parameter : plan.layout.units[group.unit].parameters) {
+  for (const auto parameter : parameters) {
     const Overlap inside = overlap(plan.layout.places[parameter], part);
-    if (inside.count == 0) continue;
+    if (inside.count == 0 || stays(parameter)) continue;
     const auto of = [&](std::span<float> array) {
       return array.empty() ? array : array.subspan(inside.group_first, inside.count);
     };
@@ -160,12 +187,17 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
 Result<void> Optimizer::initialize(StateSource& source, const Progress& progress) noexcept {
   ARTESIAN_CHECK(!step_under_way());
   ARTESIAN_TRY_VOID(stop_reading());
-  std::vector<std::uint32_t> units(state_.layout().units.size());
-  std::iota(units.begin(), units.end(), 0u);
+  std::vector<std::uint32_t> whole;
+  std::vector<std::uint32_t> in_part;
   std::uint64_t total = 0;
-  for (const std::uint32_t unit : units) {
-    total +=
-        Sharding::share(state_.layout().units[unit].image, state_.placement().sharding.optimizer);
+  for (std::uint32_t unit = 0; unit < state_.layout().units.size(); ++unit) {
+    const Unit& each = state_.layout().units[unit];
+    const auto kept =
+        static_cast<std::size_t>(std::count_if(each.parameters.begin(), each.parameters.end(),
+                                               [&](auto index) { return source.keeps(index); }));
+    if (kept == each.parameters.size()) continue;
+    (kept == 0 ? whole : in_part).push_back(unit);
+    total += Sharding::share(each.image, state_.placement().sharding.optimizer);
   }
   std::uint64_t done = 0;
   std::mutex mutex;
@@ -182,7 +214,11 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
     if (progress) progress(done, total);
     return {};
   };
-  auto filled = stream_.run(units, {.write_state = true}, {.slice = fill, .after = after});
+  auto filled = stream_.run(whole, {.write_state = true}, {.slice = fill, .after = after});
+  if (filled.has_value()) {
+    filled = stream_.run(in_part, {.read_state = true, .write_state = true},
+                         {.slice = fill, .after = after});
+  }
   auto written = state_.ring().finish();
   return filled.has_value() ? std::move(written) : std::move(filled);
 }

@@ -47,10 +47,10 @@ class Optimizer {
   Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options = {});
 
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-  /// Fills master weights, parameters and moments from `source`, straight into their homes;
-  /// `progress` in elements. Between steps; whoever has gathered parameters drops them before.
-  /// Nothing is in flight afterwards, whatever came of it. Errors: the source's, Io, NoSpace,
-  /// Timeout.
+  /// Fills master weights, parameters and moments from `source`, straight into their homes, but of
+  /// what it keeps; `progress` in elements. Between steps; whoever has gathered parameters drops
+  /// them before. Nothing is in flight afterwards, whatever came of it. Errors: the source's, Io,
+  /// NoSpace, Timeout.
   Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
   /// The same with moments of zero.
   Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
@@ -144,6 +144,7 @@ class Optimizer {
  private:
   Result<void> fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                           std::uint64_t end) noexcept;
+  void open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> master) noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
   struct Cut {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "tiering/block_checksums.h"
 
@@ -98,6 +99,32 @@ void StateSnapshot::copy(std::vector<Piece>& pieces, std::uint64_t slices) noexc
       sum += sums[static_cast<std::size_t>(slice)];
     }
     file_.set_sum(pieces[place].block, sum);
+  }
+}
+
+void StateSnapshot::add_buffers(const std::vector<std::span<const std::byte>>& buffers) noexcept {
+  const auto& places = layout_.buffers();
+  ARTESIAN_CHECK(buffers.size() == places.size(), buffers.size(), places.size());
+  const BlockRange range = layout_.buffer_blocks();
+  std::size_t next = 0;  // the first buffer that has bytes in this block, or behind it
+  for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
+    const CheckpointBlock& at = layout_.blocks()[static_cast<std::size_t>(block)];
+    const std::uint64_t end = at.offset + at.length;
+    BufferLease lease = buffer_for(at.length);
+    if (!lease) return;
+    std::memset(lease.data(), 0, at.length);
+    while (next < places.size() && places[next].offset + places[next].bytes <= at.offset) ++next;
+    for (std::size_t index = next; index < places.size() && places[index].offset < end; ++index) {
+      const SavedBufferPlace& place = places[index];
+      ARTESIAN_CHECK(buffers[index].size() == place.bytes, buffers[index].size(), place.bytes);
+      const std::uint64_t first = std::max(place.offset, at.offset);
+      const std::uint64_t last = std::min(place.offset + place.bytes, end);
+      if (first >= last) continue;  // it has no bytes
+      std::memcpy(lease.data() + (first - at.offset),
+                  buffers[index].data() + (first - place.offset), last - first);
+    }
+    file_.set_sum(block, file_.sum(block, {0, at.length}, lease.data()));
+    file_.write(block, std::move(lease));
   }
 }
 

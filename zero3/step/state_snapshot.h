@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/executor.h"
@@ -24,6 +25,8 @@ class StateSnapshot {
 
   /// Copies all arrays of a sub-group, whose state is there, and starts to write them.
   void add(const SubGroup& group) noexcept;
+  /// Copies the bytes of each of the layout's buffers, in its order.
+  void add_buffers(const std::vector<std::span<const std::byte>>& buffers) noexcept;
   /// True if the sub-group has been added. Of one that failed, not all that has.
   bool has(std::uint32_t unit, std::uint64_t index) const noexcept;
   /// Nothing has been added that is the state to save.

@@ -18,6 +18,11 @@ class StateSource {
   /// Thread: any, several at once.
   virtual Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                             std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept = 0;
+  /// True if a parameter that has its state keeps it: then it is not read.
+  virtual bool keeps(std::uint32_t parameter) const noexcept {
+    static_cast<void>(parameter);
+    return false;
+  }
 };
 
 }  // namespace artesian::zero3

@@ -178,7 +178,7 @@ class StepCore {
   /// state_of_step() tells.
   Result<SavedCheckpoint> save_checkpoint(const SaveRequest& request);
   /// The step under way will be saved: what its update makes under its last backward, which has not
-  /// begun, is copied there, and not read later. Of the request folder and tag alone count, and
+  /// begun, is copied there, and not read later. Of the request folder, tag and buffers count, and
   /// those of the begin_checkpoint() or save_checkpoint() that must follow the step are these.
   /// Errors: Invalid (out of order), Busy, those of open_checkpoints().
   Result<void> expect_checkpoint(const SaveRequest& request);

@@ -76,7 +76,7 @@ Result<void> StepCore::expect_checkpoint(const SaveRequest& request) {
   ARTESIAN_TRY_VOID(check_not_saving("expect_checkpoint"));
   const StepFigures::Mark before = figures_->mark();
   auto opened = open_for(request);
-  if (opened.has_value()) checkpoints_->expect(request.tag, step_ + 1);
+  if (opened.has_value()) checkpoints_->expect(request, step_ + 1);
   figures_->leave_out(before);
   return opened;
 }
@@ -166,7 +166,11 @@ Result<SavedCheckpoint> StepCore::save_checkpoint(const SaveRequest& request) {
 }
 
 void StepCore::restore(const CheckpointLoad& load) {
-  optimizer_->restore_counts(load.update_counts());
+  std::vector<std::uint64_t> counts = load.update_counts();
+  for (std::uint32_t parameter = 0; parameter < counts.size(); ++parameter) {
+    if (load.keeps(parameter)) counts[parameter] = optimizer_->update_count(parameter);
+  }
+  optimizer_->restore_counts(std::move(counts));
   const bool all = load.optimizer_states();
   const TrainingState fresh{.scaler = LossScaler(config_.param_dtype, config_.loss_scale).state()};
   const TrainingState& state = all ? load.manifest().state : fresh;
@@ -185,8 +189,9 @@ Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
                                                    const Optimizer::Progress& progress) {
   ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
   ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
-  ARTESIAN_TRY(load,
-               CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype));
+  const Rest rest = step_state_ == StepState::Ready ? Rest::Stays : Rest::IsMissing;
+  ARTESIAN_TRY(
+      load, CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype, rest));
   if (step_state_ == StepState::Ready) {
     ARTESIAN_TRY_VOID(remember(complete_pending()));
     ARTESIAN_TRY_VOID(remember(prefetcher_->drop_all()));

@@ -251,9 +251,7 @@ const Checkpoints& Engine::checkpoints() const noexcept {
 }
 
 Result<SaveRequest> Engine::Impl::with_facts(SaveRequest request) const {
-  ARTESIAN_TRY(random, generator_states(compute.torch));
-  request.random.merge(random);
-  request.machine.merge(facts_of_bits(compute.torch, core->compute_dtype()));
+  ARTESIAN_TRY_VOID(add_facts(request, compute.torch, core->compute_dtype()));
   return request;
 }
 
@@ -284,9 +282,7 @@ Result<LoadedCheckpoint> Engine::load_checkpoint(const LoadRequest& request,
   ARTESIAN_TRY(loaded, impl_->core->load_checkpoint(request, progress));
   impl_->tensors->bump_versions();
   if (!request.optimizer_states) return loaded;
-  ARTESIAN_TRY_VOID(restore_generators(loaded.manifest.state.random, impl_->compute.torch));
-  note_other_facts(loaded.manifest.machine,
-                   facts_of_bits(impl_->compute.torch, impl_->core->compute_dtype()));
+  ARTESIAN_TRY_VOID(go_on_from(loaded, impl_->compute.torch, impl_->core->compute_dtype()));
   return loaded;
 }
 

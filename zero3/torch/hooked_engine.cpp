@@ -12,6 +12,7 @@
 #include "zero3/torch/engine.h"
 #include "zero3/torch/first_calls.h"
 #include "zero3/torch/from_torch.h"
+#include "zero3/torch/saved_facts.h"
 #include "zero3/torch/tensor_weights.h"
 
 namespace artesian::zero3 {
@@ -97,6 +98,29 @@ Result<std::string> HookedEngine::digest() {
   ARTESIAN_TRY(open, uses());
   ARTESIAN_TRY_VOID(open->settle());
   return core_->digest();
+}
+
+Result<SavedCheckpoint> HookedEngine::save_checkpoint(SaveRequest request,
+                                                      std::span<const NamedTensor> buffers) {
+  ARTESIAN_TRY(open, uses());
+  ARTESIAN_TRY_VOID(open->leave_step());
+  for (const NamedTensor& each : buffers) {
+    ARTESIAN_TRY(buffer, buffer_to_save(each.name, each.tensor));
+    request.buffers.push_back(buffer);
+  }
+  ARTESIAN_TRY_VOID(add_facts(request, c10::kCPU, core_->compute_dtype()));
+  return core_->save_checkpoint(request);
+}
+
+Result<LoadedCheckpoint> HookedEngine::load_checkpoint(const LoadRequest& request) {
+  ARTESIAN_TRY(open, uses());
+  ARTESIAN_TRY_VOID(open->leave_step());
+  auto loaded = core_->load_checkpoint(request);
+  const bool refused = !loaded.has_value() && core_->state_of_step() == StepState::Ready;
+  if (!refused) open->weights_replaced();
+  if (!loaded.has_value() || !request.optimizer_states) return loaded;
+  ARTESIAN_TRY_VOID(go_on_from(*loaded, c10::kCPU, core_->compute_dtype()));
+  return loaded;
 }
 
 Result<void> HookedEngine::close() {

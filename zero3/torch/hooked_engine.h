@@ -45,6 +45,14 @@ class HookedEngine {
   Result<at::Tensor> read_parameter(std::uint32_t parameter);
   /// XXH3-128 over names, master weights and moments. Errors: as StepCore::digest.
   Result<std::string> digest();
+  /// StepCore::save_checkpoint, with LibTorch's generators and facts, and the modules' buffers,
+  /// which must be contiguous and on the CPU. A forward that nobody has asked a gradient of is
+  /// forgotten. Errors: its; Invalid (a buffer's elements; a pass is open).
+  Result<SavedCheckpoint> save_checkpoint(SaveRequest request,
+                                          std::span<const NamedTensor> buffers);
+  /// StepCore::load_checkpoint; what the checkpoint does not have stays as it is. With optimizer
+  /// states generators go on, too. Errors: its.
+  Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request);
   /// Drains, and leaves nothing on the disk; parameters stay refused. Errors: Io, Timeout.
   Result<void> close();
 

@@ -238,9 +238,18 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
     accumulator->add_post_hook(std::make_unique<AccumulateHook>(link_, parameter));
     accumulators_.push_back(std::move(accumulator));
   }
+  bind_persistent();
+}
+
+/// Units that stay gathered have their memory, if there is any, and the versions of now.
+void UnitUses::bind_persistent() {
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
     if (!layout_.units[unit].persistent) continue;
-    tensors_.bind(unit, core_.data(unit));
+    if (core_.state_of_step() == StepState::Unfilled) {
+      tensors_.unbind(unit);
+    } else {
+      tensors_.bind(unit, core_.data(unit));
+    }
     remember_versions(unit);
   }
 }
@@ -722,6 +731,18 @@ Result<void> UnitUses::settle() {
   ARTESIAN_TRY_VOID(read_words());
   ARTESIAN_TRY_VOID(check_whole());
   return close_forward_and_backward();
+}
+
+Result<void> UnitUses::leave_step() {
+  ARTESIAN_TRY_VOID(settle());
+  const bool forgotten =
+      core_.state_of_step() == StepState::AwaitsBackward && core_.micro_batches() == 0;
+  return forgotten ? core_.abandon_step() : Result<void>();
+}
+
+void UnitUses::weights_replaced() {
+  tensors_.bump_versions();
+  bind_persistent();
 }
 
 /// Nothing has broken off.

@@ -94,6 +94,11 @@ class UnitUses {
   /// Before anything else is asked of the core: no pass is open then. Errors: Invalid (a module's
   /// call has not ended); Io.
   Result<void> settle();
+  /// Before what is between two steps alone. A forward that nobody has asked a gradient of is
+  /// forgotten. Errors: as settle, and StepCore::abandon_step.
+  Result<void> leave_step();
+  /// Weights have been replaced, or are gone: no graph from before can be asked for gradients.
+  void weights_replaced();
 
   std::size_t open_max() const noexcept { return open_max_; }  // of stages in use at once
   std::size_t closed_late() const noexcept { return late_; }   // uses, by the end of a backward
@@ -123,6 +128,7 @@ class UnitUses {
   Result<void> check_unchanged(std::uint32_t unit) const;
   Result<void> check_frozen() const;
   void remember_versions(std::uint32_t unit);
+  void bind_persistent();
   std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
                                             const Use& use) const;
   std::shared_ptr<Use> walk(const Frame& frame, std::span<const at::Tensor> outputs);

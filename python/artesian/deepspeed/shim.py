@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.deepspeed import comm, surface
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import InvalidError, UnsupportedError
@@ -199,6 +200,15 @@ def clone_tensors_for_torch_save(item: Any, device: Any = None) -> Any:
             {key: clone_tensors_for_torch_save(value, device) for key, value in item.items()}
         )
     return item
+
+
+def load_state_dict_from_zero_checkpoint(
+    model: nn.Module, checkpoint_dir: str, tag: str | None = None
+) -> nn.Module:
+    """The model, on the CPU, with a checkpoint's weights, fp32."""
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    model.cpu().load_state_dict(state, strict=False)
+    return model
 
 
 def zero_wrapper_for_fp_tensor_constructor(

@@ -75,6 +75,10 @@ MODULES: dict[str, dict[str, str]] = {
         "set_z3_leaf_modules": SHIM,
     },
     "deepspeed.utils.logging": {"logger": SHIM},
+    "deepspeed.utils.zero_to_fp32": {
+        "get_fp32_state_dict_from_zero_checkpoint": "artesian.checkpoint",
+        "load_state_dict_from_zero_checkpoint": SHIM,
+    },
     "deepspeed.zero": PARTITIONED,
 }
 

@@ -7,11 +7,15 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
+#include <span>
 
 #include "base/log.h"
+#include "base/safetensors_header.h"
 #include "tests/zero3/step_core_driver.h"
 
 namespace artesian::zero3 {
@@ -280,6 +284,128 @@ TEST_F(StepCoreCheckpoints, WhatTheModelDoesNotShareIsSaidAndComesFromElsewhere)
   EXPECT_EQ(loaded->unexpected.size(), 0u);
   EXPECT_EQ(large.core->update_count(0), 1u);
   large.step(1);
+}
+
+TEST_F(StepCoreCheckpoints, WhatIsNotThereStaysInATrainingThatHasWeights) {
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
+    const Case run{.dtype = dtype};
+    Driver small(run, make_small_model(24, 16, 2));
+    small.fill();
+    small.step(0);
+    const std::string tag = std::string("stays") + dtype_name(dtype);
+    ASSERT_EQ(error_of(small.core->save_checkpoint(request(tag))), "");
+    const std::vector<float> first = small.read(0);
+    // The same with a bias more in each block, a unit of which some comes and some stays, and with
+    // another block, which stays as a whole.
+    SmallModel model = make_small_model(24, 16, 3);
+    const auto index_of = [&](const std::string& name) {
+      return static_cast<std::uint32_t>(
+          std::find_if(model.parameters.begin(), model.parameters.end(),
+                       [&](const ParameterSpec& each) { return each.name == name; }) -
+          model.parameters.begin());
+    };
+    const std::uint32_t norm = index_of("h.0.norm");
+    ASSERT_LT(norm, model.parameters.size());
+    model.parameters[norm].name = "h.0.another";
+    Driver large(run, model);
+    large.fill();
+    large.step(4);
+    large.step(5);
+    const auto whole_before = large.read(index_of("h.2.norm"));
+    const auto part_before = large.read(norm);
+    const auto loaded =
+        large.core->load_checkpoint({.directory = folder(), .tag = tag, .strict = Strict::No});
+    ASSERT_EQ(error_of(loaded), "");
+    EXPECT_EQ(loaded->missing.size(), 5u);
+    EXPECT_EQ(large.read(0), first);
+    EXPECT_EQ(large.read(index_of("h.2.norm")), whole_before);
+    EXPECT_EQ(large.read(norm), part_before);
+    EXPECT_EQ(large.core->update_count(0), 1u);
+    EXPECT_EQ(large.core->update_count(norm), 2u);
+    large.step(1);
+    EXPECT_NE(large.read(norm), part_before);
+    ASSERT_EQ(error_of(small.core->close()), "");  // the folder is free
+  }
+}
+
+TEST_F(StepCoreCheckpoints, FrozenParametersMayBeLeftOut) {
+  SmallModel model = make_small_model(24, 16, 3);
+  for (ParameterSpec& parameter : model.parameters) {
+    parameter.trainable = parameter.name.find("h.1.") == std::string::npos;
+  }
+  Driver whole({}, model);
+  whole.fill();
+  for (std::uint64_t step = 0; step < 4; ++step) whole.step(step);
+  Driver first({}, model);
+  first.fill();
+  for (std::uint64_t step = 0; step < 2; ++step) first.step(step);
+  SaveRequest without = request("without");
+  without.exclude_frozen = true;
+  ASSERT_EQ(error_of(first.core->save_checkpoint(without)), "");
+  EXPECT_FALSE(std::filesystem::exists(folder() + "/without/frozen.safetensors"));
+  Driver empty({}, model);
+  const auto no_source = empty.core->load_checkpoint({.directory = folder(), .tag = "without"});
+  EXPECT_NE(error_of(no_source).find("give a source"), std::string::npos) << error_of(no_source);
+  Driver second({}, model);
+  second.fill();
+  EXPECT_EQ(load(second, "without").manifest.excluded.size(), 4u);
+  for (std::uint64_t step = 2; step < 4; ++step) second.step(step);
+  EXPECT_EQ(second.digest(), whole.digest());
+}
+
+TEST_F(StepCoreCheckpoints, BuffersAndOtherNamesComeBack) {
+  Driver first({});
+  first.fill();
+  first.step(0);
+  // Of all sizes: none, less than a block's, of several blocks, and ending in the middle of one.
+  const std::vector<std::size_t> sizes{0, 12, 3'000'000, 1, 1'048'576, 100};
+  std::vector<std::string> bytes;
+  SaveRequest saved = request("buffers");
+  for (const std::size_t size : sizes) {
+    std::string& content = bytes.emplace_back(size, '\0');
+    for (std::size_t at = 0; at < size; ++at) content[at] = static_cast<char>(at * 7 + size);
+  }
+  for (std::size_t index = 0; index < sizes.size(); ++index) {
+    saved.buffers.push_back(
+        {{"buffer" + std::to_string(index), find_safetensors_type("U8"), {sizes[index]}},
+         std::as_bytes(std::span(bytes[index]))});
+  }
+  const std::string& name = first.core->shape().parameters[0].name;
+  saved.aliases = {{"tied", name}};
+  ASSERT_EQ(error_of(first.core->save_checkpoint(saved)), "");
+  Driver second({});
+  const LoadedCheckpoint loaded = load(second, "buffers");
+  ASSERT_EQ(loaded.buffers.size(), sizes.size());
+  for (std::size_t index = 0; index < sizes.size(); ++index) {
+    EXPECT_EQ(loaded.buffers[index].buffer.name, "buffer" + std::to_string(index));
+    EXPECT_EQ(loaded.buffers[index].bytes, bytes[index]) << index;
+  }
+  EXPECT_EQ(loaded.manifest.aliases, saved.aliases);
+  EXPECT_EQ(second.digest(), first.digest());
+  // The next save of the same run may have none.
+  ASSERT_EQ(error_of(first.core->save_checkpoint(request("none"))), "");
+  EXPECT_EQ(load(second, "none").buffers.size(), 0u);
+}
+
+TEST_F(StepCoreCheckpoints, OneOfAnotherRunGivesWayWhereThatIsAskedFor) {
+  Driver theirs({});
+  theirs.fill();
+  theirs.step(8);
+  ASSERT_EQ(error_of(theirs.core->save_checkpoint(request("same"))), "");
+  ASSERT_EQ(error_of(theirs.core->close()), "");
+  std::filesystem::create_directories(folder() + "/mine");
+  Driver ours({});
+  ours.fill();
+  ours.step(0);
+  ours.step(1);
+  SaveRequest save = request("same");
+  EXPECT_EQ(ours.core->save_checkpoint(save).error().code, ErrorCode::Invalid);
+  save.replaces = Replaces::AnyLineage;
+  ASSERT_EQ(error_of(ours.core->save_checkpoint(save)), "");
+  save.tag = "mine";  // no checkpoint, and nothing of ours
+  EXPECT_EQ(ours.core->save_checkpoint(save).error().code, ErrorCode::Invalid);
+  Driver second({});
+  EXPECT_EQ(load(second).manifest.state.step, 2u);
 }
 
 /// Flips a bit of a file's byte.

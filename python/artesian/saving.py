@@ -1,0 +1,184 @@
+"""Checkpoints of an engine, whose format is in docs/checkpoints.md: what the engine knows of;
+and beside that, in two files of the caller's, what only Python does."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from artesian.errors import InvalidError, UnsupportedError
+from artesian.state import persistent_buffers
+
+if TYPE_CHECKING:
+    from artesian.engine import Engine
+
+ENGINE_FILE = "engine"  # counts, constants of groups, the scheduler
+CLIENT_FILE = "client_state"
+
+# What a checkpoint's file may name beside what torch.load(weights_only=True) knows.
+ARRAYS = [np.ndarray, np.dtype, np.zeros(1).__reduce__()[0]] + [
+    type(np.dtype(kind)) for kind in "?bBhHiIlLefd"
+]
+
+
+def pack(value: Any, what: str) -> bytes:
+    """The value as a file. Reading that runs nothing which it names; so what could not be read back
+    is refused here."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    data = buffer.getvalue()
+    try:
+        unpack(data)
+    except pickle.UnpicklingError as error:
+        raise InvalidError(
+            f"save_checkpoint: {what}: got objects of a class ({first_line(error)}), allowed "
+            "numbers, texts, tensors, numpy arrays, lists, tuples and dicts of them"
+        ) from None
+    return data
+
+
+def unpack(data: bytes) -> Any:
+    with torch.serialization.safe_globals(ARRAYS):
+        return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line]
+    return (lines or str(error).splitlines() or [""])[0].strip()
+
+
+def other_names(engine: Engine) -> list[tuple[str, str]]:
+    """Of tied parameters: another name, and the engine's."""
+    names: dict[int, str] = {}
+    result = []
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        if names.setdefault(id(parameter), name) != name:
+            result.append((name, names[id(parameter)]))
+    return result
+
+
+def model_files(engine: Engine) -> dict[str, bytes]:
+    """config.json of a Hugging Face model, for who exports the checkpoint."""
+    write = getattr(getattr(engine.module, "config", None), "to_json_string", None)
+    return {} if write is None else {"config.json": write().encode()}
+
+
+def save(
+    engine: Engine,
+    save_dir: str | os.PathLike[str],
+    tag: str | None,
+    client_state: dict[str, Any] | None,
+    exclude_frozen_parameters: bool,
+    replace_any: bool,
+) -> str:
+    """Returns the checkpoint's tag once it is durable."""
+    folder = os.fspath(save_dir)
+    scheduler = engine.lr_scheduler
+    ours = {
+        "global_steps": engine.global_steps,
+        "micro_steps": engine.micro_steps,
+        "skipped_steps": engine.skipped_steps,
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in engine.optimizer.param_groups
+        ],
+        "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
+    }
+    client = {ENGINE_FILE: pack(ours, "lr_scheduler.state_dict()")}
+    if client_state:
+        client[CLIENT_FILE] = pack(client_state, "client_state")
+    buffers = [
+        (name, buffer.detach().contiguous()) for name, buffer in persistent_buffers(engine.module)
+    ]
+    os.makedirs(folder, exist_ok=True)
+    return engine._core.save_checkpoint(
+        folder,
+        tag=tag or "",
+        client=client,
+        model=model_files(engine),
+        buffers=buffers,
+        aliases=other_names(engine),
+        config=json.dumps(engine.config, default=str),
+        exclude_frozen=exclude_frozen_parameters,
+        replace_any=replace_any,
+    )
+
+
+def restore_buffers(engine: Engine, saved: dict[str, torch.Tensor]) -> None:
+    missing = []
+    for name, buffer in persistent_buffers(engine.module):
+        values = saved.get(name)
+        if values is None:
+            missing.append(name)
+        elif values.shape != buffer.shape:
+            raise InvalidError(
+                f'load_checkpoint: buffer "{name}": got the shape {tuple(values.shape)}, allowed '
+                f"{tuple(buffer.shape)}"
+            )
+        else:
+            buffer.detach().copy_(values)
+    if missing:
+        logging.getLogger("artesian").warning(
+            "load_checkpoint: %d buffers are not in the checkpoint and stay as they are, the first "
+            "is %s",
+            len(missing),
+            missing[0],
+        )
+
+
+def restore_training(engine: Engine, loaded: dict[str, Any], with_scheduler: bool) -> None:
+    """Counts and constants go on; of a checkpoint that was not saved from Python, the counts."""
+    data = loaded["client"].get(ENGINE_FILE)
+    engine.global_steps = loaded["step"]
+    if data is None:
+        engine.micro_steps = loaded["step"] * engine.gradient_accumulation_steps()
+        return
+    ours = unpack(data)
+    engine.micro_steps = ours["micro_steps"]
+    engine.skipped_steps = ours["skipped_steps"]
+    groups = engine.optimizer.param_groups
+    if len(ours["groups"]) != len(groups):
+        raise InvalidError(
+            f"load_checkpoint: got {len(ours['groups'])} parameter groups, allowed {len(groups)}, "
+            "as many as the optimizer has"
+        )
+    for group, saved in zip(groups, ours["groups"], strict=True):
+        group.update(saved)
+    if with_scheduler and engine.lr_scheduler is not None and ours["lr_scheduler"] is not None:
+        engine.lr_scheduler.load_state_dict(ours["lr_scheduler"])
+
+
+def load(
+    engine: Engine,
+    load_dir: str | os.PathLike[str],
+    tag: str | None,
+    strict: bool,
+    optimizer_states: bool,
+    scheduler_states: bool,
+    custom_load_fn: Any,
+) -> tuple[str | None, dict[str, Any]]:
+    """Returns the checkpoint's folder and what the client has saved; None and nothing where there
+    is no checkpoint and no tag asks for one."""
+    if custom_load_fn is not None:
+        raise UnsupportedError("load_checkpoint: custom_load_fn is not supported")
+    folder = os.fspath(load_dir)
+    if tag is None and not os.path.exists(os.path.join(folder, "latest")):
+        logging.getLogger("artesian").warning(
+            "load_checkpoint: %s: no file `latest` says which checkpoint; nothing is loaded", folder
+        )
+        return None, {}
+    loaded = engine._core.load_checkpoint(
+        folder, tag=tag or "", strict=strict, optimizer_states=optimizer_states
+    )
+    restore_buffers(engine, loaded["buffers"])
+    if optimizer_states:
+        restore_training(engine, loaded, scheduler_states)
+    client = loaded["client"].get(CLIENT_FILE)
+    return os.path.join(folder, loaded["tag"]), {} if client is None else unpack(client)
