@@ -226,10 +226,35 @@ class Engine(nn.Module):
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """A copy of a parameter's master weights, fp32."""
+        return self._core.read_state(self._number(parameter), "fp32")
+
+    def full_state(self, parameter: nn.Parameter, kind: str) -> torch.Tensor:
+        """A copy of a parameter's "exp_avg" or "exp_avg_sq", fp32."""
+        return self._core.read_state(self._number(parameter), kind)
+
+    def full_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """A copy of a parameter's gradient since the last step, fp32; None if there is none."""
+        return self._core.read_gradient(self._number(parameter))
+
+    def set_full_state(
+        self, parameter: nn.Parameter, values: torch.Tensor, kind: str = "fp32"
+    ) -> None:
+        """The parameter's master weights, or a moment, become these. Between two steps, or two
+        micro-batches of one."""
+        number = self._number(parameter)
+        if values.shape != parameter.shape:
+            raise InvalidError(
+                f"set_full_state: got the shape {tuple(values.shape)}, allowed that of the "
+                f"parameter, {tuple(parameter.shape)}"
+            )
+        whole = values.detach().to("cpu", torch.float32).contiguous()
+        self._core.write_state(number, kind, whole)
+
+    def _number(self, parameter: nn.Parameter) -> int:
         number = self._numbers.get(id(parameter))
         if number is None:
-            raise InvalidError("full_parameter: this is no parameter of the engine's")
-        return self._core.read_parameter(number)
+            raise InvalidError("this is no parameter of the engine's")
+        return number
 
     def consolidated_state_dict(
         self, exclude_frozen_parameters: bool = False

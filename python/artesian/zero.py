@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from artesian.errors import InvalidError, UnsupportedError
+from artesian.errors import InvalidError
 
 if TYPE_CHECKING:
     from artesian.engine import Engine
@@ -69,8 +69,9 @@ class Lent:
 
 class GatheredParameters(contextlib.AbstractContextManager[None]):
     """Parameters can be read inside of it: each has a copy of its values, all in memory at once.
-    What the engine does not have is left alone. Of parameters that it has, what is changed inside
-    is refused at the end: writing it back is not supported yet. Not inside a module's call."""
+    What the engine does not have is left alone. With a `modifier_rank`, what is changed inside is
+    written back at the end, unless an exception ends it: elements that are as they were keep their
+    master weights. Without one, changes are an error. Not inside a module's call."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         # Each once, and not those that a context around this one has gathered.
         self.parameters = {id(p): p for p in given if enabled and engine_of(p) is not None}
+        self.writes = modifier_rank is not None
         self.lent: list[Lent] = []
 
     def __enter__(self) -> None:
@@ -108,13 +110,13 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         parameter._artesian_lent = True  # type: ignore[attr-defined]
         parameter.data = values
 
-    def _take_back(self) -> list[nn.Parameter]:
-        """Returns those that have changed."""
+    def _take_back(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Returns those that have changed, with their values."""
         changed = []
         for lent in reversed(self.lent):
             parameter = lent.parameter
             if parameter._version != lent.version or checksum(parameter.data) != lent.checksum:
-                changed.append(parameter)
+                changed.append((parameter, parameter.data))
             parameter.data = lent.released
             # The engine has not changed it, and takes whoever else does for a mistake.
             torch._C._autograd._unsafe_set_version_counter((parameter,), (lent.version,))
@@ -124,18 +126,62 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         changed = self._take_back()
-        if changed and error is None:
-            shapes = ", ".join(str(tuple(parameter.shape)) for parameter in changed)
-            raise UnsupportedError(
-                f"GatheredParameters: got changed parameters of shape {shapes}, allowed none: "
-                "writing them back is not supported yet; change weights before initialize()"
+        if not changed or error is not None:
+            return
+        if not self.writes:
+            shapes = ", ".join(str(tuple(parameter.shape)) for parameter, _ in changed)
+            raise InvalidError(
+                f"GatheredParameters: got changed parameters of shape {shapes}, allowed none "
+                "without modifier_rank=0, with which they are written back"
             )
+        for parameter, values in changed:
+            write_back(parameter, values)
+
+
+def write_back(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """The parameter's values, in its dtype, become these; where they are already, master weights
+    stay, which may be finer."""
+    engine = engine_of(parameter)
+    assert engine is not None
+    master = engine.full_parameter(parameter)
+    as_before = master.to(values.dtype) == values
+    engine.set_full_state(parameter, torch.where(as_before, master, values.float()))
 
 
 def safe_get_full_fp32_param(parameter: nn.Parameter) -> torch.Tensor | None:
     """A copy of the parameter's master weights; None if no engine has it."""
     engine = engine_of(parameter)
     return None if engine is None else engine.full_parameter(parameter)
+
+
+def safe_get_full_optimizer_state(
+    parameter: nn.Parameter, optim_state_key: str
+) -> torch.Tensor | None:
+    """A copy of the parameter's "exp_avg" or "exp_avg_sq"; None if no engine has it."""
+    engine = engine_of(parameter)
+    return None if engine is None else engine.full_state(parameter, optim_state_key)
+
+
+def safe_get_full_grad(parameter: nn.Parameter) -> torch.Tensor | None:
+    """A copy of the parameter's gradient, between backward() and step(); else None."""
+    engine = engine_of(parameter)
+    return None if engine is None else engine.full_gradient(parameter)
+
+
+def safe_set_full_fp32_param(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """The parameter's master weights become these; without an engine, nothing."""
+    engine = engine_of(parameter)
+    if engine is not None:
+        engine.set_full_state(parameter, value)
+
+
+def safe_set_full_optimizer_state(
+    parameter: nn.Parameter, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """The parameter's "exp_avg" or "exp_avg_sq" becomes this; without an engine, nothing."""
+    engine = engine_of(parameter)
+    if engine is not None:
+        engine.set_full_state(parameter, value, optim_state_key)
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

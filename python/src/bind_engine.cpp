@@ -19,6 +19,7 @@ namespace {
 using zero3::HookedEngine;
 using zero3::NamedTensor;
 using zero3::Pass;
+using zero3::StateKind;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using Names = std::vector<std::pair<std::string, std::string>>;
@@ -53,6 +54,14 @@ std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTen
   const std::vector<NamedTensor> rest = named(others);
   return without_gil(
       [&] { return HookedEngine::create(std::move(shape), config, options, tensors, rest); });
+}
+
+StateKind state_kind(const std::string& name) {
+  if (name == "fp32") return StateKind::Master;
+  if (name == "exp_avg") return StateKind::ExpAvg;
+  if (name == "exp_avg_sq") return StateKind::ExpAvgSq;
+  raise(make_error(ErrorCode::Invalid,
+                   "state: got \"" + name + "\", allowed \"fp32\", \"exp_avg\", \"exp_avg_sq\""));
 }
 
 Pass pass_of(bool evaluate) {
@@ -157,9 +166,22 @@ void bind_engine(py::module_& module) {
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)
       .def("zero_gradients", &call_uses<&UnitUses::zero_gradients>)
       .def("step", &step, py::arg("groups"))
-      .def("read_parameter",
-           [](HookedEngine& engine, std::uint32_t parameter) {
-             return without_gil([&] { return engine.read_parameter(parameter); });
+      .def("read_state",
+           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind) {
+             const StateKind state = state_kind(kind);
+             return without_gil([&] { return engine.read_state(parameter, state); });
+           })
+      .def("write_state",
+           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
+              const at::Tensor& values) {
+             const StateKind state = state_kind(kind);
+             without_gil([&] { return engine.write_state(parameter, state, values); });
+           })
+      .def("read_gradient",
+           [](HookedEngine& engine, std::uint32_t parameter) -> std::optional<at::Tensor> {
+             at::Tensor read = without_gil([&] { return engine.read_gradient(parameter); });
+             if (!read.defined()) return std::nullopt;
+             return read;
            })
       .def("save_checkpoint", &save_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
            py::arg("client"), py::arg("model"), py::arg("buffers"), py::arg("aliases"),

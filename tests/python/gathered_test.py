@@ -1,5 +1,8 @@
 """Proves that zero.GatheredParameters makes parameters readable, in each form in which it is
-called, that nothing of it stays behind, and that what would be lost is an error."""
+called, that nothing of it stays behind, that what is changed is written back, or is an error; and
+that weights, moments and gradients of one parameter can be read, and the first two be set."""
+
+import contextlib
 
 import pytest
 import small_models
@@ -53,19 +56,67 @@ def test_parameters_are_readable_inside_and_not_after(place, threshold, tmp_path
 
 
 @pytest.mark.parametrize("threshold", [0, 100_000])
-def test_what_is_changed_inside_is_refused(threshold):
+@pytest.mark.parametrize("place", ["memory", "nvme"])
+def test_what_is_changed_inside_is_written_back(place, threshold, tmp_path):
+    """Compared with plain PyTorch, whose parameters are changed in the same way."""
+    engine, model, batch, _ = start(tmp_path if place == "nvme" else None, threshold)
+    plain, _ = small_models.make("llama_tied")
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+
+    def change(model, gather):
+        layer = model.model.layers[1]
+        with gather([layer.mlp.up_proj.weight, model.model.norm.weight]):
+            torch.nn.init.constant_(model.model.norm.weight, 0.5)
+            layer.mlp.up_proj.weight.data[3] = 0.25
+        with gather(model.parameters()), torch.no_grad():
+            model.model.embed_tokens.weight.mul_(1.5)  # tied: a unit of its own
+
+    for step in range(4):
+        loss, expected = small_models.step_of_both(
+            engine, plain, optimizer, lambda model: model(**batch(step)).loss
+        )
+        assert loss == pytest.approx(expected, rel=1e-6)
+        if step == 1:
+            change(model, lambda p: zero.GatheredParameters(p, modifier_rank=0))
+            change(plain, lambda p: contextlib.nullcontext())
+    parameters = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        difference = (engine.full_parameter(parameter) - parameters[name]).abs().max()
+        assert difference < 1e-5, name
+
+
+def test_what_is_as_it_was_keeps_its_master_weights():
+    model, batch = small_models.make("llama")
+    config = small_models.config_for(bf16={"enabled": True})
+    engine = artesian.initialize(model=model, config=config)[0]
+    take_steps(engine, batch, 2)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    before = engine.full_parameter(weight)
+    with zero.GatheredParameters(weight, modifier_rank=0):
+        weight.data[0, 0] = 2.0
+    after = engine.full_parameter(weight)
+    assert after[0, 0] == 2.0
+    after[0, 0] = before[0, 0]
+    assert torch.equal(after, before)
+    assert not torch.equal(before, before.bfloat16().float())  # there was something to lose
+
+
+@pytest.mark.parametrize("threshold", [0, 100_000])
+def test_changes_that_nobody_writes_back_are_an_error(threshold):
     engine, model, batch, expected = start(threshold=threshold)
     weight = model.model.norm.weight
     changes = (lambda: weight.data.fill_(2.0), lambda: torch.nn.init.zeros_(weight))
     for change in changes:
-        with pytest.raises(NotImplementedError, match=r"changed parameters of shape \(32,\)"):
-            with zero.GatheredParameters(weight, modifier_rank=0):
+        with pytest.raises(artesian.Error, match=r"changed parameters of shape \(32,\)"):
+            with zero.GatheredParameters(weight):
                 change()
         assert torch.equal(engine.full_parameter(weight), expected["model.norm.weight"])
-    with pytest.raises(ZeroDivisionError):  # which is not hidden
-        with zero.GatheredParameters(weight):
-            weight.data.fill_(2.0)
-            raise ZeroDivisionError
+    for rank in (None, 0):
+        with pytest.raises(ZeroDivisionError):  # which is not hidden, and ends it
+            with zero.GatheredParameters(weight, modifier_rank=rank):
+                weight.data.fill_(2.0)
+                raise ZeroDivisionError
+    assert torch.equal(engine.full_parameter(weight), expected["model.norm.weight"])
     take_steps(engine, batch, 1)
 
 
@@ -80,6 +131,94 @@ def test_inside_a_modules_call_it_is_refused():
     with pytest.raises(artesian.Error, match="a module's call is under way"):
         engine(**batch(0))
     handle.remove()
+    take_steps(engine, batch, 1)
+
+
+@pytest.mark.parametrize("place", ["memory", "nvme"])
+def test_a_parameters_state_can_be_read_and_set(place, tmp_path):
+    """Compared with torch.optim.AdamW, whose state is read and set in the same way."""
+    if place == "nvme":
+        model, batch = small_models.make("llama_tied")
+        engine = small_models.engine_on_nvme(model, tmp_path, units_at_once=2)
+    else:
+        engine, model, batch, _ = start()
+    plain, _ = small_models.make("llama_tied")
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    ours = [model.model.norm.weight, model.model.layers[2].mlp.up_proj.weight, model.lm_head.weight]
+    theirs = [plain.model.norm.weight, plain.model.layers[2].mlp.up_proj.weight,
+              plain.lm_head.weight]  # fmt: skip
+
+    def step(index, look):
+        loss = engine(**batch(index)).loss
+        assert zero.safe_get_full_grad(ours[0]) is None
+        engine.backward(loss)
+        plain(**batch(index)).loss.backward()
+        look()
+        engine.step()
+        assert zero.safe_get_full_grad(ours[0]) is None
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def gradients():
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.equal(zero.safe_get_full_grad(mine), other.grad)
+
+    step(0, gradients)
+    for mine, other in zip(ours, theirs, strict=True):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            state = optimizer.state[other][kind]
+            assert torch.allclose(
+                zero.safe_get_full_optimizer_state(mine, kind), state, rtol=1e-4, atol=1e-12
+            )
+            state.mul_(3.0)
+            zero.safe_set_full_optimizer_state(mine, state, kind)
+            assert torch.equal(zero.safe_get_full_optimizer_state(mine, kind), state)
+        other.data.add_(0.5)
+        zero.safe_set_full_fp32_param(mine, other.data)
+        assert torch.equal(zero.safe_get_full_fp32_param(mine), other)
+    for index in (1, 2):
+        loss, expected = small_models.step_of_both(
+            engine, plain, optimizer, lambda model: model(**batch(index)).loss
+        )
+        assert loss == pytest.approx(expected, rel=1e-6)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (zero.safe_get_full_fp32_param(mine) - other).abs().max() < 1e-5
+    engine.destroy()
+
+
+def test_gradients_are_those_of_all_micro_batches_without_the_loss_scale():
+    config = small_models.config_for(
+        fp16={"enabled": True, "initial_scale_power": 4}, gradient_accumulation_steps=2
+    )
+    model, batch = small_models.make("llama")
+    plain, _ = small_models.make("llama")
+    engine = artesian.initialize(model=model, config=config)[0]
+    weight, other = model.lm_head.weight, plain.lm_head.weight
+    for index in range(2):
+        engine.backward(engine(**batch(index)).loss)
+        (plain(**batch(index)).loss / 2).backward()
+        assert torch.allclose(zero.safe_get_full_grad(weight), other.grad, atol=1e-3, rtol=1e-2)
+    engine.step()
+
+
+def test_what_no_engine_has_and_what_does_not_fit():
+    engine, model, batch, _ = start()
+    free = nn.Parameter(torch.ones(2))
+    assert zero.safe_get_full_grad(free) is None
+    assert zero.safe_get_full_optimizer_state(free, "exp_avg") is None
+    zero.safe_set_full_fp32_param(free, torch.zeros(2))
+    zero.safe_set_full_optimizer_state(free, torch.zeros(2), "exp_avg")
+    assert torch.equal(free, torch.ones(2))
+    weight = model.model.norm.weight
+    with pytest.raises(artesian.Error, match=r"got the shape \(2,\), allowed .*\(32,\)"):
+        zero.safe_set_full_fp32_param(weight, torch.zeros(2))
+    with pytest.raises(artesian.Error, match='state: got "momentum", allowed "fp32"'):
+        zero.safe_get_full_optimizer_state(weight, "momentum")
+    forgotten = engine(**batch(0)).loss
+    zero.safe_set_full_fp32_param(weight, torch.full((32,), 0.5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.backward(forgotten)
+    engine.zero_grad()
     take_steps(engine, batch, 1)
 
 

@@ -91,6 +91,16 @@ class Driver {
     ASSERT_EQ(error_of(core->end_forward(loss)), "");
   }
 
+  /// The gradient of a parameter, or of rows of it, in the micro-batch of this seed.
+  static std::vector<float> numbers(std::uint64_t seed, std::uint32_t parameter,
+                                    std::uint64_t count, double scale) {
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const double unit = static_cast<double>(random_word(seed, parameter, i) >> 11) * 0x1p-53;
+      values[static_cast<std::size_t>(i)] = static_cast<float>((unit - 0.5) * scale);
+    }
+    return values;
+  }
   /// Gradients of the last `count` stages. `scale` 0: all are zero.
   void add_gradients(std::uint64_t seed, std::size_t count, double scale = 1.0) {
     for (std::size_t stage = stages().size(); stage-- > stages().size() - count;) {
@@ -151,15 +161,6 @@ class Driver {
   int taken_back = 0;
 
  private:
-  static std::vector<float> numbers(std::uint64_t seed, std::uint32_t parameter,
-                                    std::uint64_t count, double scale) {
-    std::vector<float> values(static_cast<std::size_t>(count));
-    for (std::uint64_t i = 0; i < count; ++i) {
-      const double unit = static_cast<double>(random_word(seed, parameter, i) >> 11) * 0x1p-53;
-      values[static_cast<std::size_t>(i)] = static_cast<float>((unit - 0.5) * scale);
-    }
-    return values;
-  }
   void add_rows(std::uint64_t seed, std::uint32_t parameter, double scale) {
     struct Rows {
       std::vector<std::int64_t> rows{3, 7, 3};

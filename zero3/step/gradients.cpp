@@ -63,6 +63,30 @@ Result<void> Gradients::finish_writes() noexcept {
   return {};
 }
 
+Result<void> Gradients::read(
+    std::uint32_t parameter,
+    const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  ARTESIAN_CHECK(reached(parameter) && !state_.separate_device(), parameter);
+  ARTESIAN_TRY_VOID(write_back());
+  ARTESIAN_TRY_VOID(finish_writes());
+  const DType dtype = state_.placement().grad_dtype;
+  std::vector<float> values(static_cast<std::size_t>(std::min(place.numel, slice)));
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    const Overlap part = overlap(place, group);
+    for (std::uint64_t done = 0; done < part.count; done += values.size()) {
+      const auto piece =
+          std::span(values).first(std::min<std::uint64_t>(values.size(), part.count - done));
+      kernels::expand(group.grad + (part.group_first + done) * element_size(), dtype, piece.data(),
+                      piece.size());
+      ARTESIAN_TRY_VOID(sink(piece));
+    }
+    return {};
+  };
+  return stream_.run_range(place.unit, place.first, place.numel,
+                           {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
+}
+
 Error Gradients::cause_of(Error error) noexcept {
   if (error.code != ErrorCode::Io && error.code != ErrorCode::NoSpace) return error;
   auto written = finish_writes();

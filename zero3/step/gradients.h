@@ -84,6 +84,11 @@ class Gradients {
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
   /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
   std::optional<double> sum_final(std::uint32_t unit) noexcept;
+  /// Calls `sink` with the parameter's accumulated gradient of this step in fp32, in row-major
+  /// order, in pieces; not of a separate device. What was added to units that spill is written back
+  /// before. Errors: the sink's, Io, Corrupt, Timeout.
+  Result<void> read(std::uint32_t parameter,
+                    const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
   /// What ended a run that ends with this error: a write that `add` has left in flight and that
   /// failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;

@@ -19,20 +19,6 @@ namespace {
 
 constexpr std::uint64_t slice = GroupBlocks::slice;
 
-/// The part of a parameter that lies within a sub-group.
-struct Overlap {
-  std::uint64_t parameter_first;  // element of the parameter
-  std::uint64_t group_first;      // element of the sub-group
-  std::uint64_t count;
-};
-
-Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
-  const std::uint64_t begin = std::max(place.first, group.image_first);
-  const std::uint64_t end = std::min(place.first + place.numel, group.image_first + group.count);
-  if (begin >= end) return {0, 0, 0};
-  return {begin - place.first, begin - group.image_first, end - begin};
-}
-
 /// Frozen parameters, of this dtype, as what master weights would be: without moments.
 template <typename Visit>
 Result<void> for_each_frozen_piece(const SubGroup& group, const Overlap& part, DType dtype,

@@ -95,6 +95,9 @@ class Optimizer {
   /// The step that backward has read ahead for is not updated: what was borrowed for that goes
   /// back, since the next forward comes first. Errors: Io, Timeout.
   Result<void> skip() noexcept;
+  /// What backward has read ahead is dropped, so that the ring is free; begin_step reads it anew.
+  /// Not once a unit is updated under backward. Errors: Io, Timeout.
+  Result<void> stop_reading() noexcept;
   bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
   /// How many updates a parameter has had, with the one under way.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
@@ -173,7 +176,6 @@ class Optimizer {
   Result<void> update_on_device(std::uint32_t unit) noexcept;
   enum class Pass : std::uint8_t { None, Ahead, Deferred };
   Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
-  Result<void> stop_reading() noexcept;
   bool may_update_next() const noexcept;
   bool keeps_refreshed(std::uint32_t unit) const noexcept;
   std::vector<std::uint32_t> updated_by_team() const;

@@ -691,6 +691,20 @@ Result<void> StepCore::read_state(std::uint32_t parameter, StateKind kind,
   return {};
 }
 
+Result<bool> StepCore::read_gradient(
+    std::uint32_t parameter, const std::function<Result<void>(std::span<const float>)>& sink) {
+  ARTESIAN_TRY_VOID(check(StepCall::ReadState, "read_gradient"));
+  const bool some = step_state_ == StepState::Accumulated || step_state_ == StepState::Full ||
+                    (step_state_ == StepState::AwaitsBackward && micro_batches_ > 0);
+  if (!some || !gradients_->reached(parameter)) return false;
+  const auto read = [&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(optimizer_->stop_reading());
+    return gradients_->read(parameter, sink);
+  };
+  ARTESIAN_TRY_VOID(of_no_step(read));
+  return true;
+}
+
 Result<void> StepCore::write_state(
     std::uint32_t parameter, StateKind kind,
     const std::function<void(std::uint64_t first, std::span<float> values)>& source) {

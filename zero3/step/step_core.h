@@ -209,6 +209,11 @@ class StepCore {
   Result<void> read_state(std::uint32_t parameter, StateKind kind,
                           const std::function<Result<void>(std::span<const float>)>& sink,
                           const char* call = "read_state");
+  /// Gradients::read, once the step has had a backward and its update has not begun. False, and
+  /// nothing read: no gradient of the parameter has come since the last step, or none can be read
+  /// now. What comes is multiplied by the loss scale. Errors: as read_state.
+  Result<bool> read_gradient(std::uint32_t parameter,
+                             const std::function<Result<void>(std::span<const float>)>& sink);
   /// Optimizer::write_state, of no step, between two steps or two groups of micro-batches: what is
   /// computed from here on has the new values. Errors: as read_state.
   Result<void> write_state(

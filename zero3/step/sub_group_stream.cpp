@@ -8,6 +8,13 @@
 
 namespace artesian::zero3 {
 
+Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
+  const std::uint64_t begin = std::max(place.first, group.image_first);
+  const std::uint64_t end = std::min(place.first + place.numel, group.image_first + group.count);
+  if (begin >= end) return {};
+  return {begin - place.first, begin - group.image_first, end - begin};
+}
+
 using tiering::Route;
 using tiering::ShardId;
 using tiering::StagingItem;

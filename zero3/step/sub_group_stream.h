@@ -57,6 +57,14 @@ struct SubGroup {
   std::byte* saved = nullptr;  // [count] of param_dtype: what it was, where that is kept
 };
 
+/// The part of a parameter that lies within a sub-group.
+struct Overlap {
+  std::uint64_t parameter_first = 0;  // element of the parameter
+  std::uint64_t group_first = 0;      // element of the sub-group
+  std::uint64_t count = 0;
+};
+Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept;
+
 struct SubGroupStreamOptions {
   bool read_state = false;
   bool read_grad = false;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/keep_for_ever.h"
@@ -16,6 +17,19 @@
 #include "zero3/torch/tensor_weights.h"
 
 namespace artesian::zero3 {
+
+namespace {
+
+/// Fills a tensor of fp32 with what comes in pieces.
+std::function<Result<void>(std::span<const float>)> into(at::Tensor& values) {
+  return [target = values.mutable_data_ptr<float>()](
+             std::span<const float> piece) mutable -> Result<void> {
+    target = std::copy(piece.begin(), piece.end(), target);
+    return {};
+  };
+}
+
+}  // namespace
 
 Result<std::unique_ptr<HookedEngine>> HookedEngine::create(ModelShape shape, const Config& config,
                                                            const HookedEngineOptions& options,
@@ -73,25 +87,57 @@ Result<UnitUses*> HookedEngine::uses() {
   return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
 }
 
-Result<at::Tensor> HookedEngine::read_parameter(std::uint32_t parameter) {
+/// Of an engine that is open, with no pass under way, for what is done to a parameter.
+Result<UnitUses*> HookedEngine::uses_for(std::uint32_t parameter, const char* call) {
   const auto& specs = core_->shape().parameters;
   if (parameter >= specs.size()) {
-    return make_error(ErrorCode::Invalid, "read_parameter: got " + std::to_string(parameter) +
+    return make_error(ErrorCode::Invalid, std::string(call) + ": got " + std::to_string(parameter) +
                                               ", allowed 0 to " + std::to_string(specs.size()) +
                                               " exclusive");
   }
   ARTESIAN_TRY(open, uses());
   ARTESIAN_TRY_VOID(open->settle());
+  return open;
+}
+
+Result<at::Tensor> HookedEngine::read_state(std::uint32_t parameter, StateKind kind) {
+  ARTESIAN_TRY_VOID(uses_for(parameter, "read_state"));
   return from_torch([&]() -> Result<at::Tensor> {
-    at::Tensor values = at::empty(specs[parameter].shape, at::kFloat);
-    float* target = values.mutable_data_ptr<float>();
-    const auto sink = [&](std::span<const float> piece) -> Result<void> {
-      target = std::copy(piece.begin(), piece.end(), target);
-      return {};
-    };
-    ARTESIAN_TRY_VOID(core_->read_state(parameter, StateKind::Master, sink));
+    at::Tensor values = at::empty(core_->shape().parameters[parameter].shape, at::kFloat);
+    ARTESIAN_TRY_VOID(core_->read_state(parameter, kind, into(values)));
     return values;
   });
+}
+
+Result<at::Tensor> HookedEngine::read_gradient(std::uint32_t parameter) {
+  ARTESIAN_TRY_VOID(uses_for(parameter, "read_gradient"));
+  return from_torch([&]() -> Result<at::Tensor> {
+    at::Tensor values = at::empty(core_->shape().parameters[parameter].shape, at::kFloat);
+    ARTESIAN_TRY(some, core_->read_gradient(parameter, into(values)));
+    return some ? values.div_(core_->loss_scale()) : at::Tensor();
+  });
+}
+
+Result<void> HookedEngine::write_state(std::uint32_t parameter, StateKind kind,
+                                       const at::Tensor& values) {
+  ARTESIAN_TRY(open, uses_for(parameter, "write_state"));
+  const ParameterSpec& spec = core_->shape().parameters[parameter];
+  const bool fits = values.defined() && values.is_cpu() && values.is_contiguous() &&
+                    values.scalar_type() == at::kFloat &&
+                    values.sizes() == at::IntArrayRef(spec.shape);
+  if (!fits) {
+    return make_error(ErrorCode::Invalid,
+                      "write_state: parameter \"" + spec.name +
+                          "\": allowed a contiguous tensor of fp32 on the CPU in its shape");
+  }
+  ARTESIAN_TRY_VOID(open->leave_step());
+  const float* source = values.const_data_ptr<float>();
+  ARTESIAN_TRY_VOID(
+      core_->write_state(parameter, kind, [source](std::uint64_t first, std::span<float> target) {
+        std::copy_n(source + first, target.size(), target.data());
+      }));
+  if (kind == StateKind::Master) open->weights_replaced();
+  return {};
 }
 
 Result<std::string> HookedEngine::digest() {

@@ -41,8 +41,15 @@ class HookedEngine {
   /// Of an engine that is open. Errors: Invalid, once it is closed.
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
-  /// A parameter's master weights, fp32, in its shape. Errors: as StepCore::read_state.
-  Result<at::Tensor> read_parameter(std::uint32_t parameter);
+  /// A parameter's master weights or a moment, fp32, in its shape. Errors: as StepCore::read_state.
+  Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind);
+  /// They become these values: fp32, in its shape, contiguous, on the CPU. A forward that nobody
+  /// has asked a gradient of is forgotten. Errors: as StepCore::write_state; Invalid (another
+  /// tensor).
+  Result<void> write_state(std::uint32_t parameter, StateKind kind, const at::Tensor& values);
+  /// A parameter's gradient since the last step, not multiplied by the loss scale, fp32, in its
+  /// shape; an undefined tensor: there is none. Errors: as StepCore::read_gradient.
+  Result<at::Tensor> read_gradient(std::uint32_t parameter);
   /// XXH3-128 over names, master weights and moments. Errors: as StepCore::digest.
   Result<std::string> digest();
   /// StepCore::save_checkpoint, with LibTorch's generators and facts, and the modules' buffers,
@@ -58,6 +65,7 @@ class HookedEngine {
 
  private:
   HookedEngine() = default;
+  Result<UnitUses*> uses_for(std::uint32_t parameter, const char* call);
   Result<void> build(ModelShape shape, const Config& config, const HookedEngineOptions& options,
                      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
 

@@ -72,6 +72,10 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.utils": {
         "logger": SHIM,
         "safe_get_full_fp32_param": ZERO,
+        "safe_get_full_grad": ZERO,
+        "safe_get_full_optimizer_state": ZERO,
+        "safe_set_full_fp32_param": ZERO,
+        "safe_set_full_optimizer_state": ZERO,
         "set_z3_leaf_modules": SHIM,
     },
     "deepspeed.utils.logging": {"logger": SHIM},
@@ -97,10 +101,6 @@ REFUSED: dict[str, str] = {
     "deepspeed.runtime.lr_schedules.OneCycle": "this schedule; WarmupLR is supported",
     "deepspeed.sequence": "sequence parallelism",
     "deepspeed.tp_model_init": "tensor parallelism",
-    "deepspeed.utils.safe_get_full_grad": "not yet",
-    "deepspeed.utils.safe_get_full_optimizer_state": "not yet",
-    "deepspeed.utils.safe_set_full_fp32_param": "not yet",
-    "deepspeed.utils.safe_set_full_optimizer_state": "not yet",
 }
 
 

@@ -1,7 +1,7 @@
 // Proves reading and writing a parameter's weights and moments: what is written is read back, and
 // nothing else changes; what is computed next sees the new weights; the steps after it have the
 // same bits for every home, budget, sub-group and form of master weights; out of order it is
-// refused.
+// refused. And that gradients can be read while a step gathers them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -105,6 +105,47 @@ TEST(StepCoreState, OutOfOrderItIsRefusedAndChangesNothing) {
   EXPECT_NE(error_of(refused).find("write_state"), std::string::npos) << error_of(refused);
   ASSERT_EQ(error_of(driver.core->abandon_step()), "");
   EXPECT_EQ(driver.digest(), before);
+}
+
+TEST(StepCoreState, GradientsOfTheStepSoFarAreReadAndStayAsTheyAre) {
+  std::string digest;
+  for (const Case& run : {Case{}, Case{.home = Offload::Cpu, .host_more = 1 << 20},
+                          Case{.host_more = 60'000, .sub_group = 4096}}) {
+    Driver plain(run);
+    plain.fill();
+    for (std::uint64_t step = 0; step < 2; ++step) plain.step(step);
+    Driver driver(run);
+    driver.fill();
+    driver.step(0);
+    std::vector<float> read;
+    const auto sink = [&](std::span<const float> piece) {
+      read.insert(read.end(), piece.begin(), piece.end());
+      return Result<void>();
+    };
+    const auto& parameters = driver.core->shape().parameters;
+    for (std::uint64_t micro = 0; micro < 2; ++micro) {
+      EXPECT_FALSE(micro == 0 && driver.core->read_gradient(1, sink).value());
+      driver.forward();
+      EXPECT_EQ(driver.core->read_gradient(1, sink).value(), micro > 0);
+      driver.backward(10 + micro, 1.0, {.last = false, .learning_rate = {}, .losses = {}});
+      for (std::uint32_t parameter = 1; parameter < parameters.size(); ++parameter) {
+        std::vector<float> expected =
+            Driver::numbers(10, parameter, parameters[parameter].numel(), 1.0);
+        const auto second = Driver::numbers(11, parameter, expected.size(), 1.0);
+        for (std::size_t i = 0; micro == 1 && i < expected.size(); ++i) expected[i] += second[i];
+        read.clear();
+        const auto some = driver.core->read_gradient(parameter, sink);
+        ASSERT_EQ(error_of(some), "");
+        ASSERT_TRUE(*some) << parameter;
+        ASSERT_EQ(read, expected) << parameter;
+      }
+    }
+    ASSERT_EQ(error_of(driver.core->step()), "");
+    EXPECT_FALSE(driver.core->read_gradient(1, sink).value());
+    EXPECT_EQ(driver.digest(), plain.digest());
+    if (digest.empty()) digest = driver.digest();
+    EXPECT_EQ(driver.digest(), digest);
+  }
 }
 
 TEST(StepCoreState, AFrozenParameterHasWeightsAlone) {
