@@ -1,0 +1,92 @@
+"""Proves that PEFT's adapters train under Hugging Face's Trainer with the base on NVMe: with the
+losses of plain Trainer, the base read and never written, a run resumed to the same bits without the
+base in its checkpoints, adapters saved as PEFT saves them; and that they can be switched off."""
+
+import json
+import shutil
+
+import hf
+import pytest
+from trainer_test import FORMS, config_for
+
+SCRIPT = """
+import json, sys, torch, transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+precision, checkpointing, resume, *config = sys.argv[1:]
+arguments = transformers.TrainingArguments(
+    "out", deepspeed=config[0] if config else None, max_steps=8, save_steps=4,
+    per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
+    weight_decay=0.1, warmup_steps=3, logging_steps=1, report_to=[], seed=3,
+    fp16=precision == "fp16",
+    gradient_checkpointing=checkpointing != "no",
+    gradient_checkpointing_kwargs={"use_reentrant": checkpointing == "reentrant"})
+transformers.set_seed(3)
+base = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32, bos_token_id=1,
+    eos_token_id=2, pad_token_id=0))
+base.save_pretrained("base")
+model = get_peft_model(base, LoraConfig(
+    r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj", "down_proj"]))
+ids = torch.arange(40 * 16).view(40, 16) % 251
+data = [{"input_ids": row, "labels": row} for row in ids]
+trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data)
+trainer.train(resume_from_checkpoint="out/checkpoint-4" if resume == "resume" else None)
+steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+trainer.save_model("adapter")
+engine = trainer.model_wrapped
+facts = {}
+if config:
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    with torch.no_grad(), model.disable_adapter():
+        without = engine(input_ids=ids[:2], labels=ids[:2]).loss.item()
+    facts = {"digest": engine.digest(), "frozen": frozen, "trained": trained, "without": without,
+             "written": engine.last_step["bytes_nvme_write"],
+             "read": engine.last_step["bytes_nvme_read"]}
+steps = [[s["step"], s["loss"], s["grad_norm"], s["learning_rate"]] for s in steps]
+print(json.dumps([steps, facts]))
+"""
+
+# What was saved, in a process without an engine.
+SAVED = """
+import json, torch, transformers
+from peft import PeftModel
+base = transformers.LlamaForCausalLM.from_pretrained("base")
+ids = torch.arange(40 * 16).view(40, 16)[:2] % 251
+without = base(input_ids=ids, labels=ids).loss.item()
+adapted = PeftModel.from_pretrained(base, "adapter").eval()
+adapted = adapted(input_ids=ids, labels=ids).loss.item()
+print(json.dumps([without, adapted]))
+"""
+
+
+def run(folder, *words, **more):
+    return json.loads(hf.run(folder, *words, **more).stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("checkpointing", ["no", "reentrant", "non-reentrant"])
+def test_adapters_train_with_the_base_on_nvme(checkpointing, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "saved.py").write_text(SAVED)
+    config = config_for(tmp_path, **FORMS["neither"][0])
+    whole, facts = run(tmp_path, "script.py", "fp32", checkpointing, "whole", config)
+    # Moments and weights of what is trained, whatever is padded; of the base nothing.
+    assert facts["written"] < 16 * facts["trained"] + (1 << 17)
+    files = sorted(path.name for path in (tmp_path / "adapter").iterdir())
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+    size = (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert 4 * facts["trained"] < size < 5 * facts["trained"] + 8192
+    without, adapted = run(tmp_path, "saved.py", as_deepspeed=False)
+    assert facts["without"] == pytest.approx(without, rel=1e-6)
+    assert adapted != pytest.approx(without, rel=1e-3)
+    checkpoint = tmp_path / "out" / "checkpoint-4" / "global_step4"
+    assert not (checkpoint / "frozen.safetensors").exists()
+    shutil.rmtree(tmp_path / "out" / "checkpoint-8")
+    resumed, resumed_facts = run(tmp_path, "script.py", "fp32", checkpointing, "resume", config)
+    assert resumed == whole
+    assert resumed_facts["digest"] == facts["digest"]
+    shutil.rmtree(tmp_path / "out")
+    plain, _ = run(tmp_path, "script.py", "fp32", checkpointing, "whole", as_deepspeed=False)
+    for ours, theirs in zip(whole, plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
