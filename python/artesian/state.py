@@ -21,11 +21,16 @@ def in_file(tensor: torch.Tensor, folder: str) -> torch.Tensor:
     handle, path = tempfile.mkstemp(prefix="artesian-export-", dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype)
     finally:
         os.unlink(path)
     return mapped.view(tensor.shape)
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """True if a tensor's memory is that of a file, as in_file()'s is."""
+    return tensor.untyped_storage().filename is not None
 
 
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

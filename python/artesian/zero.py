@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from artesian.config import expand_dotted, values_of
 from artesian.errors import InvalidError
+from artesian.state import SMALL, in_file, is_mapped
 
 if TYPE_CHECKING:
     from artesian.engine import Engine
 
 
+def spool_folder(config: Any) -> str | None:
+    """Where a config has parameters on NVMe: that folder, or, until it is there, the one above."""
+    if config is None:
+        return None
+    values = expand_dotted(values_of(config)[0]).get("zero_optimization", {})
+    offload = values.get("offload_param") if isinstance(values, dict) else None
+    if not isinstance(offload, dict) or offload.get("device") != "nvme":
+        return None
+    path = os.fspath(offload.get("nvme_path") or "")
+    return path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+
+
+def spool(parameter: nn.Parameter, folder: str) -> None:
+    """Moves a parameter's memory into a mapped file, which can leave the memory; it stays the same
+    parameter, and can be read and written as before. Small ones stay where they are."""
+    values = parameter.detach()
+    if values.device.type == "cpu" and values.nbytes >= SMALL and not is_mapped(values):
+        parameter.data = in_file(values, folder)
+
+
 class Init(contextlib.AbstractContextManager["Init"]):
-    """Models are made inside of it. They are made in memory, as without it; the engine takes them
-    over from there. The arguments are DeepSpeed's, and have no effect."""
+    """Models are made inside of it. Where the config has parameters on NVMe, each that a module
+    gets lies in a mapped file there from then on, so that a model may be made, loaded and
+    initialized that memory cannot hold; the files have no names, and go when the engine takes the
+    parameters over. Else models are made in memory, as without it.
+
+    `module`: one that is there already, whose parameters are moved. The other arguments are
+    DeepSpeed's, and have no effect."""
 
     def __init__(
         self,
@@ -35,16 +64,30 @@ class Init(contextlib.AbstractContextManager["Init"]):
         **others: Any,
     ) -> None:
         self.enabled = enabled
+        given = config_dict_or_path if config_dict_or_path is not None else config
+        self.folder = spool_folder(given) if enabled else None
+        self.handle: torch.utils.hooks.RemovableHandle | None = None
+        if module is not None and self.folder is not None:
+            for parameter in module.parameters():
+                spool(parameter, self.folder)
 
     def __enter__(self) -> Init:
         if self.enabled:
             from artesian.deepspeed import comm
 
             comm.init_distributed()  # scripts count on it from here on
+        if self.folder is not None:
+            self.handle = register_module_parameter_registration_hook(self._spool)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        pass
+    def _spool(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        assert self.folder is not None
+        spool(parameter, self.folder)
+
+    def __exit__(self, *error: object) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
 
 
 def engine_of(parameter: Any) -> Engine | None:
@@ -54,7 +97,7 @@ def engine_of(parameter: Any) -> Engine | None:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 @dataclasses.dataclass
@@ -80,7 +123,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         fwd_module: nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        given: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
         # Each once, and not those that a context around this one has gathered.
         self.parameters = {id(p): p for p in given if enabled and engine_of(p) is not None}
         self.writes = modifier_rank is not None
@@ -104,9 +147,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 "or call the module that owns the parameter"
             )
         values = engine.full_parameter(parameter).to(parameter.dtype)
-        self.lent.append(
-            Lent(parameter, parameter.detach(), parameter._version, checksum(values))
-        )
+        self.lent.append(Lent(parameter, parameter.detach(), parameter._version, checksum(values)))
         parameter._artesian_lent = True  # type: ignore[attr-defined]
         parameter.data = values
 
