@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Layout, rules of the tree and clang-tidy over everything: the checks of code that no test runs.
+# Layout, rules of the tree and clang-tidy over everything, ruff and mypy over the Python package:
+# the checks of code that no test runs.
 # Called through dev/setup.sh by `make lint`; needs the compile commands of the release preset.
 #
 #   dev/lint.sh [--layout]     --layout: only what takes seconds (format and dev/tidy.py)
@@ -33,11 +34,21 @@ clang_tidy_check() {
     echo "${#files[@]} sources, nothing found"
 }
 
+# The package alone; pyproject.toml says by which rules.
+python_check() {
+  local tools
+  tools="$(dev/extras.sh dev/requirements-lint.lock)" || return 1
+  "$tools/bin/ruff" check --no-cache python/artesian examples/python &&
+    "$tools/bin/ruff" format --no-cache --check --quiet python/artesian examples/python &&
+    PYTHONPATH="$tools" python3 -m mypy --cache-dir build/mypy
+}
+
 check "format" format_check
 check "tidy" python3 dev/tidy.py
 if [ "${1:-}" != --layout ]; then
   dev/build.sh release artesian_base || exit 1  # for its compile commands
   check "clang-tidy" clang_tidy_check
+  check "Python" python_check
 fi
 
 if [ ${#failed[@]} -gt 0 ]; then

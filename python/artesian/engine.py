@@ -20,13 +20,12 @@ from artesian.errors import InvalidError, UnsupportedError
 from artesian.hooks import Hooks
 from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
-from artesian.schedulers import ConfigSchedule
 from artesian.saving import load, save
+from artesian.schedulers import ConfigSchedule
 from artesian.state import consolidated_state_dict
 from artesian.units import make_plan, other_tensors
 
 Scheduler = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
-
 
 
 class Manner(enum.Enum):
@@ -104,7 +103,8 @@ class Engine(nn.Module):
         )
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         for parameter in plan.parameters.values():
-            parameter._artesian_engine = weakref.ref(self)  # for zero.GatheredParameters
+            # For zero.GatheredParameters.
+            parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
         self._hooks = Hooks(self._core, model, plan, self.param_dtype)
         # Also when the engine is collected, and at the interpreter's end.
         self._close = weakref.finalize(self, close, self._core, self._hooks, os.getpid())
@@ -290,8 +290,8 @@ class Engine(nn.Module):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Saves all that the next step depends on, between two steps, in the folder `save_dir`/`tag`,
-        whose name is "global_stepN" unless given; returns when that is durable.
+        """Saves all that the next step depends on, between two steps, in the folder
+        `save_dir`/`tag`, "global_stepN" unless given; returns when that is durable.
 
         `client_state`: numbers, texts, tensors, arrays, lists and dicts of them, which come back
         from load_checkpoint(). `exclude_frozen_parameters`: whoever loads it has those.

@@ -119,7 +119,9 @@ class Hooks:
         modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
         for number, module in enumerate(modules):
             self._register(module, number)
-        self.handles.append(model.register_state_dict_pre_hook(refuse_state_dict))
+        self.handles.append(
+            model.register_state_dict_pre_hook(refuse_state_dict)  # type: ignore[no-untyped-call]
+        )
 
     def remove(self) -> None:
         for handle in self.handles:
@@ -162,7 +164,7 @@ class Hooks:
         self.outermost = module
         if (number, evaluate) not in self.seen:
             self.seen.add((number, evaluate))
-            self.reads.__enter__()
+            self.reads.__enter__()  # type: ignore[no-untyped-call]
             self.reading = True
         if self.compute_dtype == self.param_dtype:
             return None
@@ -174,4 +176,4 @@ class Hooks:
     def _stop_reading(self) -> None:
         if self.reading:
             self.reading = False
-            self.reads.__exit__(None, None, None)
+            self.reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]

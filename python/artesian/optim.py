@@ -75,7 +75,7 @@ class AdamW(torch.optim.Optimizer):
             for group in self.param_groups
         ]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -148,9 +148,7 @@ def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def facade(values: dict[str, Any], parameters: Iterable[Any]) -> AdamW:
     """The optimizer that a loop sees where the config says which it is. `parameters`: parameters,
     or groups, whose constants are the config's unless they have their own."""
-    return AdamW(
-        parameters, values["lr"], values["betas"], values["eps"], values["weight_decay"]
-    )
+    return AdamW(parameters, values["lr"], values["betas"], values["eps"], values["weight_decay"])
 
 
 def facade_of(optimizer: torch.optim.Optimizer) -> AdamW:

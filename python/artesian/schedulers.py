@@ -26,7 +26,7 @@ class ConfigSchedule(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in super().state_dict().items() if key != "config"}
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         return [self.config.learning_rate(self.last_epoch)] * len(self.optimizer.param_groups)
 
 

@@ -8,6 +8,7 @@ chunks of a tensor may be cut along any dimension.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from artesian.checkpoint.torch_files import (
     Tensor,
     TorchZip,
 )
-from artesian.checkpoint.writer import SavedBuffer, SavedGroup, SavedParameter, SavedState
+from artesian.checkpoint.writer import Pieces, SavedBuffer, SavedGroup, SavedParameter, SavedState
 from artesian.checkpoint.zero_to_fp32 import TYPE_BYTES, Bytes, Damaged, Refused, shown, widened
 
 PREFIXES = (("model.", "optim."), ("model.", "optimizer."), ("app.model.", "app.optim."))
@@ -218,7 +219,7 @@ def _parameter(dcp: DcpFolder, name: str, key: str, moments: dict[str, str]) -> 
             raise Refused(f"{shown(of)} has another shape than {shown(key)}")
     for of in keys.values():  # before a file is laid out, at the size that is claimed
         dcp.check(of)
-    arrays = {array: (lambda of=of: pieces(of)) for array, of in keys.items()}
+    arrays: dict[str, Pieces] = {array: partial(pieces, of) for array, of in keys.items()}
     return SavedParameter(name, dcp.stored[key].shape, arrays)
 
 

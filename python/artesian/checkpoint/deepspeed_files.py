@@ -9,6 +9,7 @@ folder for each parameter. Nothing is copied here: what is read is where everyth
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from artesian.checkpoint.sources import (
     whole,
 )
 from artesian.checkpoint.torch_files import Tensor, load_torch_file
-from artesian.checkpoint.writer import SavedGroup, SavedParameter, SavedState
+from artesian.checkpoint.writer import Pieces, SavedGroup, SavedParameter, SavedState
 from artesian.checkpoint.zero_to_fp32 import Damaged, Refused, shown
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -288,7 +289,7 @@ def _count_partitions(ranks: list[_Rank]) -> None:
 
 
 def _parameter(name: str, shape: tuple[int, ...], spans: dict[str, list[Span]]) -> SavedParameter:
-    arrays = {array: (lambda spans=spans[array]: as_fp32(spans)) for array in ARRAYS}
+    arrays: dict[str, Pieces] = {array: partial(as_fp32, spans[array]) for array in ARRAYS}
     return SavedParameter(name, shape, arrays)
 
 
@@ -343,7 +344,7 @@ def _groups_of_stage_3(model: _Model, rank: _Rank, updates: int) -> list[SavedGr
     groups = []
     for settings in item(_inner_state(rank), "param_groups", list):
         members = item(settings, "params", list)
-        steps = {}
+        steps: dict[str, int] = {}
         for index in members:
             index = whole(index, "params")
             if index >= len(model.shapes):

@@ -56,7 +56,9 @@ def export_dcp(source: Path, out: Path, tag: str | None) -> str:
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out}: it is not empty")
     out.mkdir(parents=True, exist_ok=True)
-    dcp.save(_state_dict(checkpoint, Spool(out.parent)), checkpoint_id=out, no_dist=True)
+    dcp.save(  # type: ignore[attr-defined]
+        _state_dict(checkpoint, Spool(out.parent)), checkpoint_id=out, no_dist=True
+    )
     return f"{out}: {len(checkpoint.manifest.parameters)} parameters"
 
 

@@ -235,7 +235,7 @@ class TorchZip:
         if data[:4].tobytes() != b"PK\x03\x04":
             raise Damaged("not a zip as torch.save writes since torch 1.6; save it anew there")
         try:
-            with zipfile.ZipFile(_Window(data)) as archive:  # type: ignore[arg-type]
+            with zipfile.ZipFile(_Window(data)) as archive:
                 entries = archive.infolist()
                 directory = archive.start_dir
         except (zipfile.BadZipFile, ValueError, struct.error, OSError, LookupError) as error:

@@ -50,7 +50,8 @@ class Finder(DistributionFinder):
         )
 
     def find_distributions(
-        self, context: DistributionFinder.Context = DistributionFinder.Context()
+        self,
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
     ) -> Iterable[importlib.metadata.Distribution]:
         return [Distribution()] if context.name in (None, "deepspeed") else []
 

@@ -63,10 +63,12 @@ def initialize(
 def describe_parameters(engine: Engine) -> None:
     """What libraries ask of a parameter that is not there."""
     for number, parameter in enumerate(filter(engine.manages, engine.module.parameters())):
-        parameter.ds_id = number
-        parameter.ds_numel = parameter.numel()
-        parameter.ds_shape = parameter.shape
-        parameter.ds_status = ZeroParamStatus.NOT_AVAILABLE
+        vars(parameter).update(
+            ds_id=number,
+            ds_numel=parameter.numel(),
+            ds_shape=parameter.shape,
+            ds_status=ZeroParamStatus.NOT_AVAILABLE,
+        )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -185,7 +187,7 @@ def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any]) -> lis
             "model has"
         )
     for module in found:
-        module._z3_leaf = True
+        module._z3_leaf = True  # type: ignore[assignment]
     return found
 
 

@@ -1,0 +1,4 @@
+"""Written by the build."""
+
+VERSION: str
+TORCH: str
