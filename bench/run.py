@@ -15,7 +15,7 @@ from disk import points
 from report import ROOT, Report, say
 from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
-PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder"]
+PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "trainer"]
 
 
 def parse(arguments):
@@ -49,6 +49,9 @@ def parse(arguments):
     add("--plan-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--plan-rounds", type=int, default=2, help="plan: of each case, planned, run, planned")
     add("--plan-cases", default="", help="plan: only these, by the words in the table")
+    add("--trainer-model", default="124m", choices=["124m", "355m", "tiny"])
+    add("--trainer-rounds", type=int, default=1, help="trainer: processes per contestant")
+    add("--trainer-steps", type=int, default=50, help="trainer: steps of each")
     add("--tune-seconds", type=float, default=60, help="plan: of aio_bench tune, before all")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")
