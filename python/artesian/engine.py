@@ -224,9 +224,11 @@ class Engine(nn.Module):
         """True if the parameter's memory is the engine's."""
         return id(parameter) in self._numbers
 
-    def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
-        """A copy of a parameter's master weights, fp32."""
-        return self._core.read_state(self._number(parameter), "fp32")
+    def full_parameter(
+        self, parameter: nn.Parameter, target: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A copy of a parameter's master weights, fp32; or in `target`, rounded to its dtype."""
+        return self._core.read_state(self._number(parameter), "fp32", target)
 
     def full_state(self, parameter: nn.Parameter, kind: str) -> torch.Tensor:
         """A copy of a parameter's "exp_avg" or "exp_avg_sq", fp32."""

@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 SMALL = 1 << 20  # bytes: stays in memory
 
 
-def in_file(tensor: torch.Tensor, folder: str) -> torch.Tensor:
-    """The same in a file that is mapped, and has no name any more: so it may leave the memory. Each
-    has a file of its own, since tensors that share one would be taken for tied."""
+def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.Tensor:
+    """A tensor in a file that is mapped, and has no name any more: so it may leave the memory. Its
+    room on the disk is taken at once. Each has a file of its own, since tensors that share one
+    would be taken for tied."""
     handle, path = tempfile.mkstemp(prefix="artesian-export-", dir=folder)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-        mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        os.posix_fallocate(handle, 0, shape.numel() * dtype.itemsize)
+        mapped = torch.from_file(path, shared=True, size=shape.numel(), dtype=dtype)
+    except OSError as error:
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}: {folder}") from None
     finally:
+        os.close(handle)
         os.unlink(path)
-    return mapped.view(tensor.shape)
+    return mapped.view(shape)
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:
-    """True if a tensor's memory is that of a file, as in_file()'s is."""
+    """True if a tensor's memory is that of a file, as empty_in_file()'s is."""
     return tensor.untyped_storage().filename is not None
 
 
@@ -54,12 +57,13 @@ def consolidated_state_dict(
         if not engine.manages(parameter):
             return parameter.detach()
         if id(parameter) not in tensors:
-            values = engine.full_parameter(parameter).to(engine.param_dtype)
-            if folder is not None and values.nbytes >= SMALL:
-                values = in_file(values, folder)
-            tensors[id(parameter)] = values
+            dtype, target = engine.param_dtype, None
+            if folder is not None and parameter.numel() * dtype.itemsize >= SMALL:
+                target = empty_in_file(parameter.shape, dtype, folder)
+            tensors[id(parameter)] = engine.full_parameter(parameter, target).to(dtype)
         return tensors[id(parameter)]
 
+    buffers = dict(persistent_buffers(engine.module))
     result: dict[str, Any] = {}
     for prefix, module in engine.module.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
@@ -69,6 +73,7 @@ def consolidated_state_dict(
             )
             if wanted:
                 result[start + name] = read(parameter)
-    for name, buffer in persistent_buffers(engine.module):
-        result[name] = buffer.detach()
+        for name in module._buffers:
+            if start + name in buffers:
+                result[start + name] = buffers[start + name].detach()
     return result

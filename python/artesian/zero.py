@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from artesian.config import expand_dotted, values_of
 from artesian.errors import InvalidError
-from artesian.state import SMALL, in_file, is_mapped
+from artesian.state import SMALL, empty_in_file, is_mapped
 
 if TYPE_CHECKING:
     from artesian.engine import Engine
@@ -37,7 +37,7 @@ def spool(parameter: nn.Parameter, folder: str) -> None:
     parameter, and can be read and written as before. Small ones stay where they are."""
     values = parameter.detach()
     if values.device.type == "cpu" and values.nbytes >= SMALL and not is_mapped(values):
-        parameter.data = in_file(values, folder)
+        parameter.data = empty_in_file(values.shape, values.dtype, folder).copy_(values)
 
 
 class Init(contextlib.AbstractContextManager["Init"]):

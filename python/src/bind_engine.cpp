@@ -166,11 +166,15 @@ void bind_engine(py::module_& module) {
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)
       .def("zero_gradients", &call_uses<&UnitUses::zero_gradients>)
       .def("step", &step, py::arg("groups"))
-      .def("read_state",
-           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind) {
-             const StateKind state = state_kind(kind);
-             return without_gil([&] { return engine.read_state(parameter, state); });
-           })
+      .def(
+          "read_state",
+          [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
+             const std::optional<at::Tensor>& target) {
+            const StateKind state = state_kind(kind);
+            const at::Tensor into = target.value_or(at::Tensor());
+            return without_gil([&] { return engine.read_state(parameter, state, into); });
+          },
+          py::arg("parameter"), py::arg("kind"), py::arg("target") = py::none())
       .def("write_state",
            [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
               const at::Tensor& values) {

@@ -39,7 +39,7 @@ def environment(folder, *, as_deepspeed):
     return variables
 
 
-def run(folder, *words, as_deepspeed=True, fails=False):
+def run(folder, *words, as_deepspeed=True, fails=False, preexec_fn=None):
     """Runs Python on these words in the folder."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
@@ -48,6 +48,7 @@ def run(folder, *words, as_deepspeed=True, fails=False):
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=preexec_fn,
     )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done

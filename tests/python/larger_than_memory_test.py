@@ -3,11 +3,13 @@ that no tier holds is loaded by from_pretrained, trained, saved, and loaded back
 budgets, the program and its activations make up. ARTESIAN_SOAK=1: of 2 GB, with 512 MiB a tier.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 
 import hf
+import limits
 import pytest
 import small_models
 import torch
@@ -172,7 +174,9 @@ def test_a_model_that_no_tier_holds_is_loaded_trained_and_saved(case, tmp_path):
     made = hf.run(tmp_path, "made.py", json.dumps({**shape, **more}), as_deepspeed=False)
     size = 4 * int(made.stdout.split()[-1]) / (1 << 20)
     assert size > 1.5 * tier
-    told = json.loads(hf.run(tmp_path, "trained.py", "config.json").stdout.splitlines()[-1])
+    with limits.control_group(1800 << 20) if case == "large" else contextlib.nullcontext() as enter:
+        done = hf.run(tmp_path, "trained.py", "config.json", preexec_fn=enter)
+    told = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps({"model": size, "tier": tier, **told}))
     assert told["peaks"]["load"] - told["base"] < beside
     allowed = 2 * tier + beside
@@ -180,3 +184,23 @@ def test_a_model_that_no_tier_holds_is_loaded_trained_and_saved(case, tmp_path):
     assert told["losses"][-1] < told["losses"][0]
     loss = json.loads(hf.run(tmp_path, "loaded.py", as_deepspeed=False).stdout.splitlines()[-1])
     assert loss < told["losses"][0]
+
+
+def test_a_parameter_is_read_into_a_tensor_of_any_dtype(tmp_path):
+    model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
+    engine = artesian.initialize(model=model, config=small_models.config_for(tmp_path))[0]
+    weight = model[1].weight
+    half = torch.empty(600, 600, dtype=torch.bfloat16)
+    assert engine.full_parameter(weight, half) is half
+    assert torch.equal(half, engine.full_parameter(weight).bfloat16())
+    with pytest.raises(artesian.errors.InvalidError, match="read_state: got a tensor of shape"):
+        engine.full_parameter(weight, half[:5])
+    engine.destroy()
+
+
+def test_a_folder_without_room_is_an_error_with_its_name(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    with limits.small_disk(small, "1M"), zero.Init(config_dict_or_path=config_for(small)):
+        with pytest.raises(OSError, match=str(small)):
+            nn.Linear(1000, 1000)

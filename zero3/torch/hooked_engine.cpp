@@ -1,6 +1,8 @@
 #include "zero3/torch/hooked_engine.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <functional>
@@ -20,11 +22,16 @@ namespace artesian::zero3 {
 
 namespace {
 
-/// Fills a tensor of fp32 with what comes in pieces.
-std::function<Result<void>(std::span<const float>)> into(at::Tensor& values) {
-  return [target = values.mutable_data_ptr<float>()](
-             std::span<const float> piece) mutable -> Result<void> {
-    target = std::copy(piece.begin(), piece.end(), target);
+/// Fills a contiguous tensor with what comes in pieces, rounded to its dtype.
+std::function<Result<void>(std::span<const float>)> into(const at::Tensor& values) {
+  return [flat = values.view(-1),
+          first = std::int64_t{0}](std::span<const float> piece) mutable -> Result<void> {
+    const at::NoGradGuard no_grad;
+    const auto count = static_cast<std::int64_t>(piece.size());
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is read alone
+    auto* const data = const_cast<float*>(piece.data());
+    flat.narrow(0, first, count).copy_(at::from_blob(data, {count}, at::kFloat));
+    first += count;
     return {};
   };
 }
@@ -100,10 +107,17 @@ Result<UnitUses*> HookedEngine::uses_for(std::uint32_t parameter, const char* ca
   return open;
 }
 
-Result<at::Tensor> HookedEngine::read_state(std::uint32_t parameter, StateKind kind) {
+Result<at::Tensor> HookedEngine::read_state(std::uint32_t parameter, StateKind kind,
+                                            const at::Tensor& target) {
   ARTESIAN_TRY_VOID(uses_for(parameter, "read_state"));
+  const at::IntArrayRef shape(core_->shape().parameters[parameter].shape);
+  if (target.defined() && (target.sizes() != shape || !target.is_contiguous())) {
+    return make_error(ErrorCode::Invalid, "read_state: got a tensor of shape " +
+                                              c10::str(target.sizes()) +
+                                              ", allowed a contiguous one of " + c10::str(shape));
+  }
   return from_torch([&]() -> Result<at::Tensor> {
-    at::Tensor values = at::empty(core_->shape().parameters[parameter].shape, at::kFloat);
+    at::Tensor values = target.defined() ? target : at::empty(shape, at::kFloat);
     ARTESIAN_TRY_VOID(core_->read_state(parameter, kind, into(values)));
     return values;
   });

@@ -41,8 +41,10 @@ class HookedEngine {
   /// Of an engine that is open. Errors: Invalid, once it is closed.
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
-  /// A parameter's master weights or a moment, fp32, in its shape. Errors: as StepCore::read_state.
-  Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind);
+  /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of
+  /// any dtype, or in a new one, fp32. Errors: as StepCore::read_state; Invalid.
+  Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind,
+                                const at::Tensor& target = {});
   /// They become these values: fp32, in its shape, contiguous, on the CPU. A forward that nobody
   /// has asked a gradient of is forgotten. Errors: as StepCore::write_state; Invalid (another
   /// tensor).
