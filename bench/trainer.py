@@ -1,5 +1,5 @@
-"""Part `trainer`: one script for Hugging Face's Trainer, byte for byte the same, with plain PyTorch
-in RAM, with DeepSpeed and with Artesian in DeepSpeed's place: seconds of a step, peak memory, losses.
+"""Part `trainer`: one script for Hugging Face's Trainer, byte for byte the same, with PyTorch
+in RAM, with DeepSpeed and with Artesian: seconds of a step, peak memory, losses.
 
 GPT-2 in fp32. The config that both engines get has parameters in RAM and the optimizer on NVMe:
 DeepSpeed cannot train fp32 with parameters on NVMe on a CPU. With those on NVMe, too, we run alone.
@@ -134,4 +134,5 @@ def run(report, options, programs):
             report.ratio(f"{rival} over {ours}, seconds of a step",
                          median_ratio(seconds[rival], seconds[ours]), AIMS.get(rival))  # fmt: skip
     header = ["Trainer with", "seconds of a step", "peak memory", "losses against Trainer's"]
-    report.table(f"GPT-2 {options.trainer_model}, fp32, {options.trainer_steps} steps", header, rows)
+    title = f"GPT-2 {options.trainer_model}, fp32, {options.trainer_steps} steps"
+    report.table(title, header, rows)
