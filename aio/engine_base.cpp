@@ -1,5 +1,6 @@
 #include "aio/engine_base.h"
 
+#include <fmt/core.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -44,7 +45,7 @@ Error failure_of(const Block& block) {
                  reads(block.request()) ? "cannot read" : "cannot write", block.system_error);
   if (block.end_of_file) error.message += ": end of file";
   if (block.refusals > refusals_max) {
-    error.message += ": the kernel refused " + std::to_string(block.refusals) + " times in a row";
+    error.message += fmt::format(": the kernel refused {} times in a row", block.refusals);
   }
   error.file = block.request().file->path();
   error.offset = block.offset + block.done;
@@ -510,9 +511,9 @@ Result<void> EngineBase::drain(Deadline deadline) noexcept {
   Lock locked = lock();
   Waiter waiter;
   if (sleep_until(locked, waiter, deadline)) return {};
-  return make_error(ErrorCode::Timeout, std::to_string(in_flight_) +
-                                            " transfers are not finished by the deadline; " +
-                                            describe_in_flight(locked));
+  return make_error(ErrorCode::Timeout,
+                    fmt::format("{} transfers are not finished by the deadline; {}", in_flight_,
+                                describe_in_flight(locked)));
 }
 
 /// Takes a completion out of its queue, if it is in one: its other blocks are not handed out.
@@ -588,15 +589,14 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
   std::uint64_t count = 0;
   for (const Block* block = in_kernel_; block != nullptr; block = block->next) {
     if (block->completion == nullptr || ++count > clauses_max) continue;
-    text += (count == 1 ? "" : "; ") + std::string(reads(block->request()) ? "read" : "write") +
-            " of " + block->request().file->path() + " at offset " + std::to_string(block->offset) +
-            ", length " + std::to_string(block->length) + ", for " +
-            std::to_string((now_ns - block->taken_ns) / 1'000'000) + " ms";
+    text += fmt::format("{}{} of {} at offset {}, length {}, for {} ms", count == 1 ? "" : "; ",
+                        reads(block->request()) ? "read" : "write", block->request().file->path(),
+                        block->offset, block->length, (now_ns - block->taken_ns) / 1'000'000);
   }
   text = count == 0 ? "nothing is in the kernel" : "in the kernel: " + text;
-  if (count > clauses_max) text += "; and " + std::to_string(count - clauses_max) + " more";
+  if (count > clauses_max) text += fmt::format("; and {} more", count - clauses_max);
   if (queued_ == 1) text += "; 1 request waits for its turn";
-  if (queued_ > 1) text += "; " + std::to_string(queued_) + " requests wait for their turn";
+  if (queued_ > 1) text += fmt::format("; {} requests wait for their turn", queued_);
   return text;
 }
 

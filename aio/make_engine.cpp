@@ -1,3 +1,4 @@
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <cerrno>
@@ -15,23 +16,22 @@ namespace {
 Result<void> check_options(const EngineOptions& options) {
   if (options.block_size == 0 || options.block_size % 4096 != 0 ||
       options.block_size > block_size_max) {
-    return make_error(ErrorCode::Invalid, "block_size: got " + std::to_string(options.block_size) +
-                                              ", allowed a multiple of 4096 from 4096 to " +
-                                              std::to_string(block_size_max));
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("block_size: got {}, allowed a multiple of 4096 from 4096 to {}",
+                                  options.block_size, block_size_max));
   }
   if (options.queue_depth == 0 || options.queue_depth > queue_depth_max) {
-    return make_error(ErrorCode::Invalid, "queue_depth: got " +
-                                              std::to_string(options.queue_depth) +
-                                              ", allowed 1 to " + std::to_string(queue_depth_max));
+    return make_error(ErrorCode::Invalid, fmt::format("queue_depth: got {}, allowed 1 to {}",
+                                                      options.queue_depth, queue_depth_max));
   }
   if (options.threads == 0 || options.threads > threads_max) {
-    return make_error(ErrorCode::Invalid, "threads: got " + std::to_string(options.threads) +
-                                              ", allowed 1 to " + std::to_string(threads_max));
+    return make_error(ErrorCode::Invalid, fmt::format("threads: got {}, allowed 1 to {}",
+                                                      options.threads, threads_max));
   }
   if (!(options.stop_seconds >= 0 && options.stop_seconds <= 1e6)) {
     return make_error(
         ErrorCode::Invalid,
-        "stop_seconds: got " + std::to_string(options.stop_seconds) + ", allowed 0 to 1000000");
+        fmt::format("stop_seconds: got {:f}, allowed 0 to 1000000", options.stop_seconds));
   }
   return {};
 }
@@ -54,16 +54,16 @@ std::string reason_of(EngineKind kind, const Error& error, const EngineOptions& 
     case EMFILE: {
       rlimit limit{};
       getrlimit(RLIMIT_NOFILE, &limit);
-      return std::to_string(options.threads) + (ring ? " rings need " : " contexts need ") +
-             std::to_string((ring ? 2 : 1) * options.threads) + " file descriptors, of " +
-             std::to_string(limit.rlim_cur) + " for the whole process (ulimit -n)";
+      return fmt::format("{} {} need {} file descriptors, of {} for the whole process (ulimit -n)",
+                         options.threads, ring ? "rings" : "contexts",
+                         (ring ? 2 : 1) * options.threads, limit.rlim_cur);
     }
     case ENOMEM:
       if (!ring) break;
       return "the locked-memory limit is too low (ulimit -l)";
     case EPERM:
     case EACCES:
-      return disabled != 0 ? "sysctl kernel.io_uring_disabled is " + std::to_string(disabled)
+      return disabled != 0 ? fmt::format("sysctl kernel.io_uring_disabled is {}", disabled)
                            : std::string("a seccomp filter refuses it, as in most containers");
     default: break;
   }

@@ -1,4 +1,6 @@
 // Engine::register_memory: what engines of every kind share of it.
+#include <fmt/core.h>
+
 #include <cerrno>
 #include <string>
 
@@ -27,9 +29,9 @@ bool Engine::register_memory(std::span<const std::span<std::byte>> ranges) noexc
   log_once(LogLevel::Warning,
            registered == 0
                ? "io_uring cannot register " + size + " (" + why + "): transfers go unregistered"
-               : "io_uring registers " + size + " with " + std::to_string(registered) + " of " +
-                     std::to_string(all) + " rings, each of which counts them anew (" + why +
-                     "): transfers of the others go unregistered");
+               : fmt::format("io_uring registers {} with {} of {} rings, each of which counts them "
+                             "anew ({}): transfers of the others go unregistered",
+                             size, registered, all, why));
   return registered != 0;
 }
 

@@ -3,6 +3,7 @@
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
+#include <fmt/core.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -300,9 +301,10 @@ void Ring::withdraw(int system_error) noexcept {
 void Ring::expect_nothing_lost() const noexcept {
   const unsigned koverflow = *ring_.cq.koverflow;
   if (koverflow == 0) return;
-  log(LogLevel::Error, "io_uring lost " + std::to_string(koverflow) +
-                           " completions, as the kernel had no memory to keep them (completion "
-                           "queue overflow): what is in flight can never end");
+  log(LogLevel::Error,
+      fmt::format("io_uring lost {} completions, as the kernel had no memory to keep them "
+                  "(completion queue overflow): what is in flight can never end",
+                  koverflow));
   ARTESIAN_CHECK(koverflow == 0, koverflow);
 }
 

@@ -1,5 +1,7 @@
 #include "base/durable_folder.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <thread>
@@ -84,7 +86,7 @@ Result<std::string> read_whole_file(Folder& folder, const std::string& name,
   ARTESIAN_TRY(file, folder.open(name, buffered_read));
   ARTESIAN_TRY(size, file->size());
   if (size > size_max) {
-    return refuse("got " + std::to_string(size) + " bytes, allowed " + std::to_string(size_max));
+    return refuse(fmt::format("got {} bytes, allowed {}", size, size_max));
   }
   std::string text(size, '\0');
   ARTESIAN_TRY_VOID(file->read_at(text.data(), size, 0));

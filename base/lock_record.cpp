@@ -1,5 +1,6 @@
 #include "base/lock_record.h"
 
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,8 +22,8 @@ std::string holder_record(std::uint64_t run_id) {
   (void)std::strftime(started.data(), started.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
   std::array<char, 17> run{};
   std::snprintf(run.data(), run.size(), "%016llx", static_cast<unsigned long long>(run_id));
-  return "pid " + std::to_string(getpid()) + " on host " + host.data() + ", started " +
-         started.data() + ", run " + run.data();
+  return fmt::format("pid {} on host {}, started {}, run {}", getpid(), host.data(), started.data(),
+                     run.data());
 }
 
 Result<void> write_lock_record(File& file, std::string_view record) noexcept {

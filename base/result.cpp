@@ -1,5 +1,7 @@
 #include "base/result.h"
 
+#include <fmt/core.h>
+
 #include <cstring>
 
 namespace artesian {
@@ -23,14 +25,14 @@ const char* error_code_name(ErrorCode code) noexcept {
 std::string system_error_text(int number) {
   // Not strerror: its unknown numbers go through a buffer that threads share.
   const char* text = strerrordesc_np(number);
-  return text != nullptr ? text : "error " + std::to_string(number);
+  return text != nullptr ? text : fmt::format("error {}", number);
 }
 
 std::string Error::to_string() const {
   std::string text = message.empty() ? error_code_name(code) : message;
   if (!file.empty()) text += ": " + file;
   if (length != 0) {
-    text += ": at offset " + std::to_string(offset) + ", length " + std::to_string(length);
+    text += fmt::format(": at offset {}, length {}", offset, length);
   }
   if (system_error != 0) text += ": " + system_error_text(system_error);
   return text;

@@ -1,5 +1,7 @@
 #include "base/safetensors_header.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -128,8 +130,7 @@ bool HeaderEvents::end_object() {
   if (!seen_[1]) return fail(who + ": shape is missing");
   if (!seen_[2]) return fail(who + ": data_offsets is missing");
   if (offsets_.size() != 2) {
-    return fail(who + ": data_offsets has " + std::to_string(offsets_.size()) +
-                " numbers, allowed 2");
+    return fail(fmt::format("{}: data_offsets has {} numbers, allowed 2", who, offsets_.size()));
   }
   tensor_.begin = offsets_[0];
   tensor_.end = offsets_[1];
@@ -175,9 +176,9 @@ bool HeaderEvents::parse_error(std::size_t position, const std::string&,
                                const Json::exception& error) {
   const std::string text = error.what();
   if (text.find("UTF-8") != std::string::npos) {
-    return fail("header is not UTF-8 at byte " + std::to_string(position));
+    return fail(fmt::format("header is not UTF-8 at byte {}", position));
   }
-  return fail("header is not JSON at byte " + std::to_string(position));
+  return fail(fmt::format("header is not JSON at byte {}", position));
 }
 
 /// Bytes of a tensor. Errors: Corrupt on overflow, or where the bits do not fill the last byte.
@@ -198,28 +199,29 @@ Result<std::uint64_t> tensor_size(const SafetensorsTensor& tensor) {
 Result<void> check_layout(const std::vector<SafetensorsTensor>& tensors, std::uint64_t data_size) {
   std::uint64_t position = 0;
   for (const SafetensorsTensor& tensor : tensors) {
-    const std::string range = std::to_string(tensor.begin) + " to " + std::to_string(tensor.end);
+    const std::string range = fmt::format("{} to {}", tensor.begin, tensor.end);
     const std::string who = "tensor " + shown_name(tensor.name) + " (bytes " + range + ")";
     if (tensor.end < tensor.begin) return corrupt(who + ": ends before it begins");
     if (tensor.begin < position) {
-      return corrupt(who + ": overlaps the tensor before it, which ends at " +
-                     std::to_string(position));
+      return corrupt(
+          fmt::format("{}: overlaps the tensor before it, which ends at {}", who, position));
     }
     if (tensor.begin > position) {
-      return corrupt(who + ": leaves a hole after byte " + std::to_string(position));
+      return corrupt(fmt::format("{}: leaves a hole after byte {}", who, position));
     }
     ARTESIAN_TRY(size, tensor_size(tensor));
     if (tensor.end - tensor.begin != size) {
-      return corrupt(who + ": shape and dtype need " + std::to_string(size) + " bytes");
+      return corrupt(fmt::format("{}: shape and dtype need {} bytes", who, size));
     }
     position = tensor.end;
   }
   if (position > data_size) {
-    return corrupt("the file is truncated: the header speaks of " + std::to_string(position) +
-                   " bytes of data, the file has " + std::to_string(data_size));
+    return corrupt(
+        fmt::format("the file is truncated: the header speaks of {} bytes of data, the file has {}",
+                    position, data_size));
   }
   if (position < data_size) {
-    return corrupt(std::to_string(data_size - position) + " trailing bytes belong to no tensor");
+    return corrupt(fmt::format("{} trailing bytes belong to no tensor", data_size - position));
   }
   return {};
 }
@@ -255,10 +257,9 @@ std::string write_safetensors_header(const std::vector<SafetensorsTensor>& tenso
     text +=
         "," + Json(tensor.name).dump() + R"(:{"dtype":")" + tensor.type->name + R"(","shape":[)";
     for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
-      text += (i == 0 ? "" : ",") + std::to_string(tensor.shape[i]);
+      text += fmt::format("{}{}", i == 0 ? "" : ",", tensor.shape[i]);
     }
-    text += R"(],"data_offsets":[)" + std::to_string(tensor.begin) + "," +
-            std::to_string(tensor.end) + "]}";
+    text += fmt::format(R"(],"data_offsets":[{},{}]}})", tensor.begin, tensor.end);
   }
   text += '}';
   text.append((alignment - text.size() % alignment) % alignment, ' ');

@@ -1,6 +1,7 @@
 #include "base/system_file.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -89,7 +90,7 @@ Result<int> SystemFile::buffered_descriptor() noexcept {
   const std::lock_guard lock(mutex_);
   if (buffered_descriptor_ < 0) {
     // Not by its path, which may be gone, or another file's, by now.
-    const std::string own = "/proc/self/fd/" + std::to_string(descriptor_);
+    const std::string own = fmt::format("/proc/self/fd/{}", descriptor_);
     const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
     const int opened = retry_interrupted([&] { return ::open(own.c_str(), access | O_CLOEXEC); });
     if (opened < 0) {
@@ -125,9 +126,9 @@ Result<std::uint64_t> SystemFile::size() noexcept {
 Error SystemFile::no_space(std::uint64_t needed, std::uint64_t available) const {
   Error error =
       make_error(ErrorCode::NoSpace,
-                 "cannot reserve disk space: needs " + std::to_string(needed) + " bytes (" +
-                     format_size(needed) + "), free are " + std::to_string(available) + " bytes (" +
-                     format_size(available) + "); free some space or use another path",
+                 fmt::format("cannot reserve disk space: needs {} bytes ({}), free are "
+                             "{} bytes ({}); free some space or use another path",
+                             needed, format_size(needed), available, format_size(available)),
                  ENOSPC);
   error.file = path_;
   return error;

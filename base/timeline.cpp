@@ -1,5 +1,7 @@
 #include "base/timeline.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -92,7 +94,7 @@ class Events {
         "{\"sort_index\":%d}}",
         separator(), lane, name, lane, sort_index);
     for (std::size_t row = 0; row < rows; ++row) {
-      const std::string number = rows == 1 ? "" : " " + std::to_string(row + 1);
+      const std::string number = rows == 1 ? "" : fmt::format(" {}", row + 1);
       std::fprintf(file_,
                    ",\n{\"ph\":\"M\",\"pid\":%zu,\"tid\":%zu,\"name\":\"thread_name\",\"args\":"
                    "{\"name\":\"%s%s\"}}",
@@ -109,8 +111,8 @@ class Events {
 };
 
 std::string arguments_of(const Timeline::Step& step) {
-  std::string text = "\"step\":" + std::to_string(step.number) +
-                     ",\"micro_batches\":" + std::to_string(step.micro_batches);
+  std::string text =
+      fmt::format("\"step\":{},\"micro_batches\":{}", step.number, step.micro_batches);
   const auto add = [&](const char* name, double value) {
     std::array<char, 64> number{};
     if (!std::isfinite(value)) return;
@@ -145,7 +147,7 @@ Result<void> Timeline::write(const std::string& path) const {
   Events events(file, origin);
   events.name_lane(step_lane, "step", steps_.empty() ? 0 : 1, 0);
   for (const Step& step : steps_) {
-    events.span(step_lane, 0, step.begin_ns, step.end_ns, "step " + std::to_string(step.number),
+    events.span(step_lane, 0, step.begin_ns, step.end_ns, fmt::format("step {}", step.number),
                 arguments_of(step));
   }
   std::array<std::vector<std::uint64_t>, lane_names.size()> rows;
@@ -153,7 +155,7 @@ Result<void> Timeline::write(const std::string& path) const {
     const auto lane = static_cast<std::size_t>(span.lane);
     const Row row = row_of(rows[lane], span.begin_ns, span.end_ns);
     events.span(lane, row.number, row.begin, span.end_ns, escaped(span.name),
-                span.bytes == 0 ? "" : "\"bytes\":" + std::to_string(span.bytes));
+                span.bytes == 0 ? "" : fmt::format("\"bytes\":{}", span.bytes));
   }
   for (std::size_t lane = 0; lane < lane_names.size(); ++lane) {
     events.name_lane(lane, lane_names[lane], rows[lane].size(), static_cast<int>(lane) + 1);

@@ -40,6 +40,7 @@ endforeach()
 
 find_dependency(Threads)
 find_dependency(nlohmann_json)
+artesian_find_library(fmt fmt fmt/core.h)
 if(aio IN_LIST _artesian_wanted)
   artesian_find_library(libaio aio libaio.h)
   artesian_find_library(uring uring liburing.h)

@@ -6,6 +6,7 @@
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 include(cmake/libraries.cmake)
+artesian_find_library(fmt fmt fmt/core.h)
 artesian_find_library(libaio aio libaio.h)
 artesian_find_library(uring uring liburing.h)
 artesian_find_library(hwy hwy hwy/highway.h)
@@ -39,6 +40,13 @@ if(ARTESIAN_FUZZ)
   target_compile_options(artesian_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# Messages are formatted with fmt, in sources only: no header of ours includes it, so what is built on an
+# installed layer links it and need not include it. LibTorch brings headers of a version of its own,
+# which come first where its headers are seen: what is compiled beside it takes no library.
+function(artesian_format_beside_torch target)
+  target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
+endfunction()
+
 # artesian_layer(name [DEPENDS layers...] [LIBRARIES third-party...] [EXCLUDE files...] [FILES files...])
 function(artesian_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;LIBRARIES;EXCLUDE;FILES" ${ARGN})
@@ -53,6 +61,7 @@ function(artesian_layer name)
   list(TRANSFORM ARG_DEPENDS PREPEND artesian_)
   if(sources)
     add_library(artesian_${name} STATIC ${sources})
+    target_link_libraries(artesian_${name} PRIVATE artesian::fmt)
     set(scope PUBLIC)
   else()
     add_library(artesian_${name} INTERFACE)  # headers only

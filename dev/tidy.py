@@ -124,7 +124,9 @@ def include_faults(root, path, lines):
         if not match:
             continue
         target = match[2]
-        if room in WITHOUT_TORCH and TORCH.match(target):
+        if target.startswith("fmt/") and path.suffix in {".h", ".cuh"}:
+            yield number, "a header includes fmt, which is for sources"
+        elif room in WITHOUT_TORCH and TORCH.match(target):
             yield number, f"{room}/ includes LibTorch ({target}); it starts at zero3/torch/"
         elif target.split("/")[0] in FOLDERS and "/" in target and not is_allowed(room, target):
             yield number, f"{room}/ includes {target}, but may only include what lies below it"

@@ -1,5 +1,6 @@
 #include "pinned/nodes.h"
 
+#include <fmt/core.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -57,7 +58,7 @@ MachineNodes machine_nodes(const std::string& root) {
   if (machine.usable.size() < 2) return machine;
   const auto cores = numbers_of(value_after(process, "Cpus_allowed_list"));
   for (const std::uint32_t node : machine.usable) {
-    const std::string path = folder + "node" + std::to_string(node) + "/cpulist";
+    const std::string path = fmt::format("{}node{}/cpulist", folder, node);
     if (!common(numbers_of(first_line_of(path)), cores).empty()) machine.of_cores.push_back(node);
   }
   machine.policy_set = memory_policy_set();
@@ -83,7 +84,7 @@ std::string describe(const NodePolicy& policy) {
   const bool several = policy.nodes.size() > 1;
   std::string text = several ? "on NUMA nodes " : "on NUMA node ";
   for (std::size_t index = 0; index < policy.nodes.size(); ++index) {
-    text += (index == 0 ? "" : ", ") + std::to_string(policy.nodes[index]);
+    text += fmt::format("{}{}", index == 0 ? "" : ", ", policy.nodes[index]);
   }
   if (several) text += " in turn";
   switch (policy.near) {

@@ -1,5 +1,7 @@
 #include "tiering/in_flight.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -113,12 +115,11 @@ std::string InFlightTable::describe(std::uint64_t now_ns) const {
     const double age = static_cast<double>(now_ns - entry->begin_ns) * 1e-9;
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%.3f s", age);
-    text += (text.empty() ? "" : "; ") +
-            std::string(request.operation == aio::Operation::Read ? "read" : "write") + " of " +
-            request.file->path() + " at offset " + std::to_string(request.offset) + ", length " +
-            std::to_string(request.length) + ", for " + seconds;
+    text += fmt::format("{}{} of {} at offset {}, length {}, for {}", text.empty() ? "" : "; ",
+                        request.operation == aio::Operation::Read ? "read" : "write",
+                        request.file->path(), request.offset, request.length, seconds);
   }
-  if (count > lines_max) text += "; and " + std::to_string(count - lines_max) + " more";
+  if (count > lines_max) text += fmt::format("; and {} more", count - lines_max);
   return text.empty() ? "nothing" : text;
 }
 

@@ -1,5 +1,7 @@
 #include "tiering/snapshot_sums.h"
 
+#include <fmt/core.h>
+
 #include <bit>
 #include <cstring>
 
@@ -35,8 +37,7 @@ Result<std::vector<SnapshotSum>> read_snapshot_sums(std::string_view text,
   std::uint64_t count = 0;
   std::memcpy(&count, text.data() + 8, sizeof count);
   if (count != (text.size() - 16) / 16 || text.size() % 16 != 0) {
-    return corrupt("got " + std::to_string(text.size()) + " bytes for " + std::to_string(count) +
-                   " blocks");
+    return corrupt(fmt::format("got {} bytes for {} blocks", text.size(), count));
   }
   std::vector<SnapshotSum> sums(count);
   if (count != 0) std::memcpy(sums.data(), text.data() + 16, count * sizeof(SnapshotSum));
@@ -44,12 +45,11 @@ Result<std::vector<SnapshotSum>> read_snapshot_sums(std::string_view text,
   for (std::size_t index = 0; index < sums.size(); ++index) {
     const std::uint64_t length = sums[index].length;
     if (length == 0 || length % grain != 0 || length > SnapshotBlock::bytes_max || length > left) {
-      return corrupt("block " + std::to_string(index) + ": got a length of " +
-                     std::to_string(length) + " bytes");
+      return corrupt(fmt::format("block {}: got a length of {} bytes", index, length));
     }
     left -= length;
   }
-  if (left != 0) return corrupt(std::to_string(left) + " bytes of the file have no checksum");
+  if (left != 0) return corrupt(fmt::format("{} bytes of the file have no checksum", left));
   return sums;
 }
 

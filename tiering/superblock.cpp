@@ -1,5 +1,7 @@
 #include "tiering/superblock.h"
 
+#include <fmt/core.h>
+
 #include <bit>
 #include <cstddef>
 #include <cstring>
@@ -92,8 +94,8 @@ Result<Superblock> read_superblock(File& file) noexcept {
   }
   if (newest->version != superblock_version) {
     Error error = make_error(ErrorCode::Unsupported,
-                             "swap file of format version " + std::to_string(newest->version) +
-                                 ", this program knows " + std::to_string(superblock_version));
+                             fmt::format("swap file of format version {}, this program knows {}",
+                                         newest->version, superblock_version));
     error.file = file.path();
     return error;
   }

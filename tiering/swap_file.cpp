@@ -1,5 +1,7 @@
 #include "tiering/swap_file.h"
 
+#include <fmt/core.h>
+
 #include <cerrno>
 #include <filesystem>
 #include <utility>
@@ -33,13 +35,12 @@ Error no_space(const SwapFileOptions& options, std::uint64_t needed, std::uint64
                                          : parent.empty() ? "."
                                                           : parent);
   const std::uint64_t available = reserved + (free_now.has_value() ? *free_now : 0);
-  Error error = make_error(ErrorCode::NoSpace,
-                           "nvme directory is too full: the swap file of rank " +
-                               std::to_string(options.rank) + " needs " + format_size(needed) +
-                               " (" + std::to_string(needed) + " bytes), free are " +
-                               format_size(available) + " (" + std::to_string(available) +
-                               " bytes); free some space or choose another directory",
-                           ENOSPC);
+  Error error = make_error(
+      ErrorCode::NoSpace,
+      fmt::format("nvme directory is too full: the swap file of rank {} needs {} ({} bytes), free "
+                  "are {} ({} bytes); free some space or choose another directory",
+                  options.rank, format_size(needed), needed, format_size(available), available),
+      ENOSPC);
   error.file = options.directory;
   return error;
 }
@@ -93,9 +94,11 @@ class SwapFile::Impl {
     }
     file_ = std::move(opened).value();
     if (extent_grain % file_->alignment() != 0) {
-      return make_error(ErrorCode::Unsupported, path_ + ": the disk needs transfers aligned to " +
-                                                    std::to_string(file_->alignment()) +
-                                                    " bytes, at most 4096 are supported");
+      return make_error(
+          ErrorCode::Unsupported,
+          fmt::format(
+              "{}: the disk needs transfers aligned to {} bytes, at most 4096 are supported", path_,
+              file_->alignment()));
     }
     return grow(options_.bytes);
   }

@@ -1,5 +1,7 @@
 #include "tiering/swap_names.h"
 
+#include <fmt/core.h>
+
 #include <charconv>
 
 #include "base/check.h"
@@ -33,11 +35,11 @@ std::string swap_file_name(std::uint64_t run_id, std::uint32_t rank) {
   for (std::size_t i = hex_digits; i-- > 0; run_id >>= 4)
     digits[i] = "0123456789abcdef"[run_id & 15];
   ARTESIAN_CHECK(run_id == 0 && digits.size() == hex_digits, digits);  // all of it is spelled
-  return std::string(prefix) + digits + "-rank" + std::to_string(rank) + ".swap";
+  return fmt::format("{}{}-rank{}.swap", prefix, digits, rank);
 }
 
 std::string lock_file_name(std::uint32_t rank) {
-  return std::string(prefix) + "rank" + std::to_string(rank) + ".lock";
+  return fmt::format("{}rank{}.lock", prefix, rank);
 }
 
 std::optional<SwapName> parse_swap_file_name(std::string_view name) {

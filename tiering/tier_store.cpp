@@ -1,5 +1,7 @@
 #include "tiering/tier_store.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -272,7 +274,7 @@ void TierStore::Impl::name_disks() noexcept {
   for (std::size_t path = 0; path < names.size() && names.size() > 1; ++path) {
     const auto status = swap_files_[path]->file().status();
     names[path] = disk_names_of(options_.directories[path]);
-    if (status.has_value()) names[path].push_back("device " + std::to_string(status->device));
+    if (status.has_value()) names[path].push_back(fmt::format("device {}", status->device));
   }
   const std::vector<std::uint64_t> groups = groups_by_disk(names);
   for (std::size_t path = 0; path < names.size(); ++path) disks_[path].device = groups[path];
@@ -481,13 +483,13 @@ Error TierStore::Impl::corrupt(const Shard& shard, std::uint64_t block,
                                BlockChecksums::Finding finding) {
   verify_failures_.fetch_add(1, std::memory_order_relaxed);
   const bool never = finding == BlockChecksums::Finding::NeverSealed;
-  const std::string generation = std::to_string(shard.place.checksums->generation(block));
   Error error = make_error(
       ErrorCode::Corrupt,
-      "shard " + shard.options.name + ", block " + std::to_string(block) +
-          (never ? ": was never written, so there is nothing to read"
-                 : ": is not what was written (checksum differs at generation " + generation +
-                       "): flipped, stale or misplaced bytes; check the disk"));
+      fmt::format("shard {}, block {}{}", shard.options.name, block,
+                  never ? ": was never written, so there is nothing to read"
+                        : fmt::format(": is not what was written (checksum differs at generation "
+                                      "{}): flipped, stale or misplaced bytes; check the disk",
+                                      shard.place.checksums->generation(block))));
   const std::uint64_t offset = block * shard.options.block_bytes;
   error.offset = offset;
   error.length = std::min(shard.options.block_bytes, shard.options.bytes - offset);

@@ -51,6 +51,7 @@ FAULTS = [
     ("base/a.h", '#include "tests/fake.h"\n', 1, "may only include what lies below"),
     ("tiering/a.cpp", "#include <torch/torch.h>\n", 1, "includes LibTorch"),
     ("kernels/a.cu", '#include "ATen/ATen.h"\n', 1, "includes LibTorch"),
+    ("aio/a.h", "#include <fmt/core.h>\n", 1, "a header includes fmt"),
     ("pinned/a.cpp", "#include <c10/core/Device.h>\n", 1, "includes LibTorch"),
     ("aio/a.h", '#include "a.h"\n', 1, "by its path from the root"),
     ("aio/a.cpp", "int a;\n" * 801, 801, "801 lines"),

@@ -1,6 +1,7 @@
 #include "tiering/device/cuda_device.h"
 
 #include <cuda_runtime_api.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
@@ -34,13 +35,12 @@ Error no_driver() {
   int version = 0;
   static_cast<void>(cudaDriverGetVersion(&version));
   const std::string found = version == 0 ? "there is no NVIDIA driver"
-                                         : "the NVIDIA driver is for CUDA " +
-                                               std::to_string(version / 1000) + "." +
-                                               std::to_string(version % 1000 / 10);
-  return make_error(ErrorCode::Unsupported, "device: got cuda, allowed cpu here: " + found +
-                                                "; install a driver for CUDA " +
-                                                std::to_string(needed) +
-                                                " or newer, or compute on the CPU");
+                                         : fmt::format("the NVIDIA driver is for CUDA {}.{}",
+                                                       version / 1000, version % 1000 / 10);
+  return make_error(ErrorCode::Unsupported,
+                    fmt::format("device: got cuda, allowed cpu here: {}; install a driver for CUDA "
+                                "{} or newer, or compute on the CPU",
+                                found, needed));
 }
 
 Result<void> check_capability(int index) {
@@ -51,10 +51,9 @@ Result<void> check_capability(int index) {
   ARTESIAN_TRY_VOID(kernels::cuda::from_cuda(status, "asking for the compute capability"));
   if (major >= capability_major_min) return {};
   return make_error(ErrorCode::Unsupported,
-                    "device: got cuda:" + std::to_string(index) + ", of compute capability " +
-                        std::to_string(major) + ", allowed " +
-                        std::to_string(capability_major_min) +
-                        ".0 or newer (A100, RTX 30); name another one, or compute on the CPU");
+                    fmt::format("device: got cuda:{}, of compute capability {}, allowed {}.0 or "
+                                "newer (A100, RTX 30); name another one, or compute on the CPU",
+                                index, major, capability_major_min));
 }
 
 }  // namespace
@@ -67,11 +66,12 @@ Result<void> CudaDevice::check(int index) {
   if (status != cudaSuccess) return no_device(cudaGetErrorString(status));
   if (count == 0) return no_device("the driver shows none");
   if (index >= 0 && index < count) return check_capability(index);
-  const std::string last = std::to_string(count - 1);
-  return make_error(ErrorCode::Invalid,
-                    "device: got cuda:" + std::to_string(index) + ", allowed " +
-                        (count == 1 ? "cuda:0, the only one" : "cuda:0 to cuda:" + last) +
-                        " that CUDA_VISIBLE_DEVICES shows; name one of them");
+  return make_error(
+      ErrorCode::Invalid,
+      fmt::format(
+          "device: got cuda:{}, allowed {} that CUDA_VISIBLE_DEVICES shows; name one of them",
+          index,
+          count == 1 ? "cuda:0, the only one" : fmt::format("cuda:0 to cuda:{}", count - 1)));
 }
 
 Result<std::uint64_t> CudaDevice::free_memory(int index) {
@@ -162,11 +162,11 @@ bool CudaDevice::idle() noexcept {
 
 Error CudaDevice::out_of_memory(std::uint64_t bytes, std::uint64_t free,
                                 std::uint64_t total) const {
-  return make_error(ErrorCode::Exhausted,
-                    "artesian.device_memory: " + std::to_string(bytes) + " bytes (" +
-                        format_size(bytes) + ") asked for, " + std::to_string(free) + " bytes (" +
-                        format_size(free) + ") free of " + format_size(total) + " on " + name() +
-                        "; lower it, or free the GPU's memory");
+  return make_error(
+      ErrorCode::Exhausted,
+      fmt::format("artesian.device_memory: {} bytes ({}) asked for, {} bytes ({}) "
+                  "free of {} on {}; lower it, or free the GPU's memory",
+                  bytes, format_size(bytes), free, format_size(free), format_size(total), name()));
 }
 
 Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t bytes) {

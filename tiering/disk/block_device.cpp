@@ -1,5 +1,7 @@
 #include "tiering/disk/block_device.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <utility>
@@ -73,8 +75,7 @@ class Descent {
   }
   fs::path numbered(const Mount& mount) const {
     if (mount.major == 0) return {};
-    return canonical_of(root_ + "/sys/dev/block/" + std::to_string(mount.major) + ":" +
-                        std::to_string(mount.minor));
+    return canonical_of(fmt::format("{}/sys/dev/block/{}:{}", root_, mount.major, mount.minor));
   }
   /// The device that a loop device's bytes are on: of the file system of its file, or the device
   /// that it was set up over. Empty where this is no loop device, or nothing is known.
@@ -100,7 +101,7 @@ class Descent {
 
 std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
                                      const std::string& root) {
-  const std::string number = std::to_string(major) + ":" + std::to_string(minor);
+  const std::string number = fmt::format("{}:{}", major, minor);
   Descent descent(root);
   if (major != 0) descent.enter(canonical_of(root + "/sys/dev/block/" + number), 0);
   return descent.take();

@@ -1,5 +1,6 @@
 #include "tiering/disk/facts.h"
 
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -42,8 +43,7 @@ DiskFacts disk_facts(const std::string& directory) {
   facts.warning = file_system_warning(facts.file_system);
   struct stat status {};
   if (::stat(directory.c_str(), &status) == 0) {
-    facts.device =
-        std::to_string(major(status.st_dev)) + ":" + std::to_string(minor(status.st_dev));
+    facts.device = fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
     const auto link = std::filesystem::read_symlink("/sys/dev/block/" + facts.device, failed);
     if (!failed) facts.device = link.filename();
     if (facts.warning.empty()) facts.warning = device_warning(facts.device);

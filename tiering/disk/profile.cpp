@@ -1,5 +1,7 @@
 #include "tiering/disk/profile.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -48,8 +50,7 @@ class Fields {
   std::uint64_t multiple(const char* name, std::uint64_t of, std::uint64_t high) {
     const std::uint64_t value = count(name);
     if (value % of == 0 && value <= high) return value;
-    blame(name,
-          "must be a multiple of " + std::to_string(of) + ", at most " + std::to_string(high));
+    blame(name, fmt::format("must be a multiple of {}, at most {}", of, high));
     return of;
   }
   aio::Polling polling(const char* name) {
@@ -64,7 +65,7 @@ class Fields {
     const Json* value = find(name);
     const double got = value != nullptr && value->is_number() ? value->get<double>() : std::nan("");
     if (got >= low && got <= high) return got;
-    blame(name, "must be a number from " + std::to_string(low) + " to " + std::to_string(high));
+    blame(name, fmt::format("must be a number from {:f} to {:f}", low, high));
     return 0;
   }
   void blame(const char* name, const std::string& what) {
@@ -105,9 +106,9 @@ Error refusal(ErrorCode code, const std::string& path, const std::string& what) 
 }  // namespace
 
 std::string describe(const aio::EngineOptions& settings) {
-  std::string text = "block_size " + format_size(settings.block_size) + ", queue_depth " +
-                     std::to_string(settings.queue_depth);
-  if (settings.threads != 1) text += ", intra_op_parallelism " + std::to_string(settings.threads);
+  std::string text = fmt::format("block_size {}, queue_depth {}", format_size(settings.block_size),
+                                 settings.queue_depth);
+  if (settings.threads != 1) text += fmt::format(", intra_op_parallelism {}", settings.threads);
   if (settings.single_submit) text += ", single_submit true";
   if (!settings.overlap_events) text += ", overlap_events false";
   if (settings.polling != aio::Polling::None) {
@@ -161,9 +162,9 @@ Result<MachineProfile> parse_machine_profile(std::string_view text, const std::s
   }
   const std::uint64_t version = fields.count("version");
   if (version > MachineProfile::version) {
-    return refusal(ErrorCode::Unsupported, path,
-                   "version: got " + std::to_string(version) + ", known up to " +
-                       std::to_string(MachineProfile::version));
+    return refusal(
+        ErrorCode::Unsupported, path,
+        fmt::format("version: got {}, known up to {}", version, MachineProfile::version));
   }
   MachineProfile profile{.path = fields.text("path"),
                          .file_system = fields.text("file_system"),

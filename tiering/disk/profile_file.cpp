@@ -1,4 +1,5 @@
 // Where machine profiles lie on the disk: see Note [Profile file].
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
@@ -64,7 +65,7 @@ Result<void> save_machine_profile(const std::string& path, const MachineProfile&
     return failure("cannot create a directory", std::filesystem::path(path).parent_path());
   }
   const std::string text = print_machine_profile(profile);
-  const std::string beside = path + "." + std::to_string(getpid());
+  const std::string beside = fmt::format("{}.{}", path, getpid());
   FileSystem& files = system_files();
   (void)!files.remove(beside).has_value();  // of a dead process
   ARTESIAN_TRY(file, files.open(beside, {.create = Create::Exclusive, .direct = Direct::Never}));
