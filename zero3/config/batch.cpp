@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -31,8 +33,8 @@ struct Batch {
 /// "a multiple of --micro-batch 3", of the factor that was given where the other one was not: what
 /// that would come to is nothing that anybody has typed.
 std::string a_multiple_of(const std::string& factor, std::uint64_t value, std::uint64_t ranks) {
-  std::string text = "a multiple of " + factor + " " + std::to_string(value);
-  if (ranks != 1) text += " x world size " + std::to_string(ranks);
+  std::string text = fmt::format("a multiple of {} {}", factor, value);
+  if (ranks != 1) text += fmt::format(" x world size {}", ranks);
   return text;
 }
 
@@ -87,14 +89,13 @@ void resolve_batch(const Settings& settings, const ConfigArguments& arguments, C
       allowed = a_multiple_of(micro, *batch.micro, ranks);
     } else if (total_given && !micro_given) {
       allowed = steps_given ? a_multiple_of(steps, *batch.steps, ranks)
-                            : "a multiple of world size " + std::to_string(ranks);
+                            : fmt::format("a multiple of world size {}", ranks);
     } else {
-      allowed = micro + " " + std::to_string(*batch.micro) + " x " + steps + " " +
-                std::to_string(*batch.steps) + " x world size " + std::to_string(ranks) +
-                (overflows ? "" : " = " + std::to_string(product));
+      allowed = fmt::format("{} {} x {} {} x world size {}{}", micro, *batch.micro, steps,
+                            *batch.steps, ranks, overflows ? "" : fmt::format(" = {}", product));
     }
-    faults.invalid(std::string(total_key) + ": got " + std::to_string(*batch.total) + ", allowed " +
-                   allowed + "; change one of them");
+    faults.invalid(fmt::format("{}: got {}, allowed {}; change one of them", total_key,
+                               *batch.total, allowed));
   }
   config.train_batch_size = *batch.total;
   config.micro_batch_size = *batch.micro;
@@ -104,8 +105,8 @@ void resolve_batch(const Settings& settings, const ConfigArguments& arguments, C
 void check_arguments(const Settings& settings, const ConfigArguments& arguments, Faults& faults) {
   const auto positive = [&](const char* flag, const std::optional<std::uint64_t>& argument) {
     if (argument.value_or(1) >= 1 && argument.value_or(1) <= count_max) return;
-    faults.invalid(std::string(flag) + ": got " + std::to_string(*argument) +
-                   ", allowed an integer from 1 to " + std::to_string(count_max));
+    faults.invalid(
+        fmt::format("{}: got {}, allowed an integer from 1 to {}", flag, *argument, count_max));
   };
   positive("--micro-batch", arguments.micro_batch_size);
   positive("--accumulation", arguments.accumulation_steps);

@@ -1,5 +1,7 @@
 #include "zero3/config/keys.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -78,8 +80,9 @@ std::string allowed_text(const ConfigKey& key) {
   switch (key.type) {
     case KeyType::Boolean: return "true or false";
     case KeyType::Integer:
-      return (key.multiple > 1 ? "a multiple of " + std::to_string(key.multiple) : "an integer") +
-             range_text(key, true);
+      return key.multiple > 1
+                 ? fmt::format("a multiple of {}{}", key.multiple, range_text(key, true))
+                 : "an integer" + range_text(key, true);
     case KeyType::Real: return "a number" + range_text(key, false);
     case KeyType::Choice:
       return choices_text(key.effect == KeyEffect::NotSupported ? key.detail : key.choices);

@@ -1,5 +1,7 @@
 #include "zero3/config/resolve.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -185,12 +187,12 @@ class Resolver {
       return;
     }
     if (run < scheduler.total_num_steps) {
-      note(settings_.name(total) + ": the run has " + std::to_string(run) + " of its " +
-           std::to_string(scheduler.total_num_steps) + " steps: it ends before the schedule does");
+      note(fmt::format("{}: the run has {} of its {} steps: it ends before the schedule does",
+                       settings_.name(total), run, scheduler.total_num_steps));
     } else if (run > scheduler.total_num_steps) {
-      note(settings_.name(total) + ": the run has " + std::to_string(run) +
-           " steps: those beyond " + std::to_string(scheduler.total_num_steps) +
-           " train at the schedule's last rate");
+      note(
+          fmt::format("{}: the run has {} steps: those beyond {} train at the schedule's last rate",
+                      settings_.name(total), run, scheduler.total_num_steps));
     }
   }
 
@@ -249,8 +251,10 @@ class Resolver {
     zero.max_live_parameters = settings_.integer("zero_optimization.max_live_parameters");
     zero.max_reuse_distance = settings_.integer("zero_optimization.max_reuse_distance");
     if (settings_.given("zero_optimization.stage") && zero.stage < 3) {
-      note("zero_optimization.stage: " + std::to_string(zero.stage) +
-           " runs as stage 3 with everything of this stage resident; the results are the same");
+      note(
+          fmt::format("zero_optimization.stage: {} runs as stage 3 with everything of this stage "
+                      "resident; the results are the same",
+                      zero.stage));
     }
   }
 

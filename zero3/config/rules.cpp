@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "zero3/config/resolve.h"
@@ -45,12 +47,12 @@ void check_offload(const Settings& settings, const std::string& section, const c
   if (stage < needed) {
     const std::string where = by_legacy ? settings.name(legacy) : settings.name(device_path);
     const std::string got = by_legacy ? settings.typed(legacy) : "\"" + device + "\"";
-    faults.invalid(where + ": got " + got + ", allowed " +
-                   (by_legacy              ? "false"
-                    : stage >= stage_least ? "none or cpu"
-                                           : "none") +
-                   " at zero_optimization.stage " + std::to_string(stage) + "; set the stage to " +
-                   std::to_string(needed));
+    faults.invalid(fmt::format(
+        "{}: got {}, allowed {} at zero_optimization.stage {}; set the stage to {}", where, got,
+        by_legacy              ? "false"
+        : stage >= stage_least ? "none or cpu"
+                               : "none",
+        stage, needed));
   }
   const std::string path_key = section + ".nvme_path";
   if (!sound(settings, path_key)) return;

@@ -1,5 +1,7 @@
 #include "zero3/config/text.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -65,9 +67,9 @@ Error fault_at(std::string_view text, std::size_t offset, const std::string& pat
       ++column;
     }
   }
-  return make_error(ErrorCode::Invalid, (path.empty() ? "" : path + ": ") + "line " +
-                                            std::to_string(line) + ", column " +
-                                            std::to_string(column) + ": " + what);
+  return make_error(
+      ErrorCode::Invalid,
+      fmt::format("{}line {}, column {}: {}", path.empty() ? "" : path + ": ", line, column, what));
 }
 
 /// Turns what only people write into plain JSON of the same length and the same line breaks.
@@ -159,7 +161,7 @@ class Cleaner {
 
   Result<void> bracket(char c) {
     if ((c == '{' || c == '[') && ++depth_ > depth_max) {
-      return fault("nested deeper than " + std::to_string(depth_max) + " levels");
+      return fault(fmt::format("nested deeper than {} levels", depth_max));
     }
     if (c == '}' || c == ']') {
       --depth_;
@@ -348,9 +350,9 @@ const JsonValue* JsonValue::find(std::string_view name) const noexcept {
 
 Result<JsonValue> read_json(std::string_view text, const std::string& path) {
   if (text.size() > text_size_max) {
-    return make_error(ErrorCode::Invalid, (path.empty() ? "config" : path) + ": got " +
-                                              std::to_string(text.size()) +
-                                              " bytes or more, allowed at most 1 MiB for a config");
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("{}: got {} bytes or more, allowed at most 1 MiB for a config",
+                                  path.empty() ? "config" : path, text.size()));
   }
   Cleaner cleaner(text, path);
   ARTESIAN_TRY(clean, cleaner.run());

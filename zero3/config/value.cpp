@@ -1,5 +1,7 @@
 #include "zero3/config/value.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -63,7 +65,7 @@ MaybeFault number_fault(const ConfigKey& key, const JsonValue& value) {
     return too_large ? got(key, value, "at most 1e38, which fp32 can hold") : MaybeFault{};
   }
   if (std::floor(number) != number) {
-    return got(key, value, "an integer such as " + std::to_string(std::llround(number)));
+    return got(key, value, fmt::format("an integer such as {}", std::llround(number)));
   }
   if (number < 0) return {};
   if (!value.exact || value.integer > 9223372036854775807u) {

@@ -1,5 +1,7 @@
 #include "zero3/plan/checkpoint_layout.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <set>
@@ -172,7 +174,7 @@ class CheckpointLayoutMaker {
       std::string name = std::string(format_of(array).name) + "/" + parameter.name;
       std::vector<std::uint64_t> shape(parameter.shape.begin(), parameter.shape.end());
       if (part.count != at.numel) {
-        name += "@" + std::to_string(part.first);
+        name += fmt::format("@{}", part.first);
         shape = {part.count};
       }
       add_tensor(std::move(name), type, std::move(shape), part.bytes());
@@ -207,7 +209,7 @@ class CheckpointLayoutMaker {
     ARTESIAN_CHECK(position_ <= end, position_, end);
     if (position_ == end) return;
     const std::uint64_t bytes = end - position_;
-    add_tensor("~" + std::to_string(gaps_++), find_safetensors_type("U8"), {bytes}, bytes);
+    add_tensor(fmt::format("~{}", gaps_++), find_safetensors_type("U8"), {bytes}, bytes);
   }
 
   void add_tensor(std::string name, const SafetensorsType* type, std::vector<std::uint64_t> shape,

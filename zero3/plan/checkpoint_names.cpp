@@ -1,5 +1,7 @@
 #include "zero3/plan/checkpoint_names.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 
@@ -59,7 +61,7 @@ bool is_side_file(std::string_view name) noexcept {
 }
 
 std::string rank_file_name(std::uint32_t rank) {
-  return "rank" + std::to_string(rank) + std::string(data_suffix);
+  return fmt::format("rank{}{}", rank, data_suffix);
 }
 
 bool is_data_file(std::string_view name) noexcept {

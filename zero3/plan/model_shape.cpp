@@ -1,5 +1,7 @@
 #include "zero3/plan/model_shape.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <set>
 
@@ -28,14 +30,14 @@ void check_parameters(const std::vector<ParameterSpec>& parameters, Faults& faul
   std::set<std::string> names;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     const ParameterSpec& parameter = parameters[index];
-    const std::string where = "module.parameters()[" + std::to_string(index) + "]";
+    const std::string where = fmt::format("module.parameters()[{}]", index);
     if (parameter.name.empty() || !names.insert(parameter.name).second) {
       faults.add(where, "got the name \"" + parameter.name + "\", allowed one of its own");
     }
     for (const std::int64_t extent : parameter.shape) {
       if (extent >= 1) continue;
       faults.add(where + " " + parameter.name,
-                 "got an extent of " + std::to_string(extent) + ", allowed 1 and more");
+                 fmt::format("got an extent of {}, allowed 1 and more", extent));
       break;
     }
   }
@@ -45,13 +47,13 @@ void check_lookup(const std::vector<ParameterSpec>& parameters,
                   const std::vector<StageSpec>& stages, std::size_t stage, Faults& faults) {
   const StageSpec& spec = stages[stage];
   if (!spec.lookup.has_value()) return;
-  const std::string where = "module.stages()[" + std::to_string(stage) + "] " + spec.name;
+  const std::string where = fmt::format("module.stages()[{}] {}", stage, spec.name);
   const auto& own = spec.parameters;
   if (stage != 0) {
     faults.add(where, "lookup is for stage 0 alone; use at::embedding in forward()");
   } else if (std::find(own.begin(), own.end(), *spec.lookup) == own.end()) {
-    faults.add(where, "lookup names parameter " + std::to_string(*spec.lookup) +
-                          ", which is not in the stage's list");
+    faults.add(where, fmt::format("lookup names parameter {}, which is not in the stage's list",
+                                  *spec.lookup));
   } else if (*spec.lookup < parameters.size() && parameters[*spec.lookup].shape.size() != 2) {
     faults.add(where, "lookup of " + parameters[*spec.lookup].name +
                           ": allowed a parameter of shape [rows, width]");
@@ -84,30 +86,29 @@ Result<void> check_shape(const std::vector<ParameterSpec>& parameters,
   const bool all_frozen = std::none_of(parameters.begin(), parameters.end(),
                                        [](const auto& parameter) { return parameter.trainable; });
   if (all_frozen && !parameters.empty()) {
-    faults.add("module.parameters()",
-               "all " + std::to_string(parameters.size()) +
-                   " are frozen (trainable is false), allowed all but one: there is nothing to "
-                   "train");
+    faults.add("module.parameters()", fmt::format("all {} are frozen (trainable is false), allowed "
+                                                  "all but one: there is nothing to train",
+                                                  parameters.size()));
   }
   std::vector<bool> used(parameters.size(), false);
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     const StageSpec& spec = stages[stage];
-    const std::string where = "module.stages()[" + std::to_string(stage) + "] " + spec.name;
+    const std::string where = fmt::format("module.stages()[{}] {}", stage, spec.name);
     const std::set<std::uint32_t> own(spec.parameters.begin(), spec.parameters.end());
     if (own.size() != spec.parameters.size()) faults.add(where, "lists a parameter twice");
     for (const std::uint32_t parameter : own) {
       if (parameter < parameters.size()) {
         used[parameter] = true;
       } else {
-        faults.add(where, "got parameter " + std::to_string(parameter) + ", allowed 0 to " +
-                              std::to_string(parameters.size()) + " exclusive");
+        faults.add(where, fmt::format("got parameter {}, allowed 0 to {} exclusive", parameter,
+                                      parameters.size()));
       }
     }
     check_lookup(parameters, stages, stage, faults);
   }
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     if (used[index]) continue;
-    faults.add("module.parameters()[" + std::to_string(index) + "] " + parameters[index].name,
+    faults.add(fmt::format("module.parameters()[{}] {}", index, parameters[index].name),
                "no stage uses it; name it in a stage, or leave it out");
   }
   return std::move(faults).result();

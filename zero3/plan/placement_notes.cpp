@@ -1,5 +1,7 @@
 #include "zero3/plan/placement_notes.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "base/units.h"
@@ -35,14 +37,16 @@ void note_device(const PlacementRequest& request, const Draft& draft, Notes& not
       kept_from_nvme(request, plan, Tier::Device, [](const Unit& unit) { return unit.numel; });
   if (elements != 0) {
     const bool slots_too = plan.param_dtype == plan.compute_dtype;
-    notes.push_back("artesian.device_memory: " + std::to_string(elements) +
-                    " elements of parameters stay on the device; a smaller budget" +
-                    (slots_too ? ", or stage3_max_live_parameters," : "") + " puts more on NVMe");
+    notes.push_back(
+        fmt::format("artesian.device_memory: {} elements of parameters stay on the device; a "
+                    "smaller budget{} puts more on NVMe",
+                    elements, slots_too ? ", or stage3_max_live_parameters," : ""));
   }
   if (draft.persistence_cut) {
-    notes.push_back("stage3_param_persistence_threshold: only " +
-                    std::to_string(persistent_numel(plan.layout)) +
-                    " persistent elements fit in artesian.device_memory; the rest are fetched");
+    notes.push_back(
+        fmt::format("stage3_param_persistence_threshold: only {} persistent elements fit in "
+                    "artesian.device_memory; the rest are fetched",
+                    persistent_numel(plan.layout)));
   }
 }
 
@@ -78,8 +82,10 @@ void note_residents(const PlacementRequest& request, const Placement& plan, Note
   const std::uint64_t elements = kept_from_nvme(
       request, plan, Tier::Host, [&](const Unit& unit) { return elements_of_a_share(plan, unit); });
   if (elements != 0) {
-    notes.push_back("offload_param.max_in_cpu: " + std::to_string(elements) +
-                    " elements of parameters stay in host memory; 0 puts all on NVMe");
+    notes.push_back(
+        fmt::format("offload_param.max_in_cpu: {} elements of parameters stay in host memory; 0 "
+                    "puts all on NVMe",
+                    elements));
   }
   note_state("artesian.device_memory", on_device, state, "on the device", notes);
   note_state("artesian.host_memory", in_host, state, "in host memory", notes);
@@ -113,13 +119,13 @@ Error device_error(const PlacementRequest& request, const Placement& plan, const
                    std::uint64_t minimum) {
   return make_error(
       ErrorCode::Exhausted,
-      "artesian.device_memory: got " + format_size(request.device_bytes) + ", allowed at least " +
-          std::to_string(minimum) + " bytes (" + format_size(minimum) +
-          "): " + std::to_string(minimum - request.device_bytes) + " bytes missing for " +
-          format_size(need.stage) + " of parameters of \"" + need.largest_stage + "\", " +
-          format_size(plan.device_gradient_bytes) + " of gradients and " + format_size(need.fixed) +
-          " kept on the device; raise it" +
-          (need.fixed > need.stage ? ", or offload_param / offload_optimizer to cpu or nvme" : ""));
+      fmt::format(
+          "artesian.device_memory: got {}, allowed at least {} bytes ({}): {} bytes missing for {} "
+          "of parameters of \"{}\", {} of gradients and {} kept on the device; raise it{}",
+          format_size(request.device_bytes), minimum, format_size(minimum),
+          minimum - request.device_bytes, format_size(need.stage), need.largest_stage,
+          format_size(plan.device_gradient_bytes), format_size(need.fixed),
+          need.fixed > need.stage ? ", or offload_param / offload_optimizer to cpu or nvme" : ""));
 }
 
 Error host_error(const PlacementRequest& request, const Placement& plan, std::uint64_t must) {
@@ -128,13 +134,13 @@ Error host_error(const PlacementRequest& request, const Placement& plan, std::ui
   const std::uint64_t minimum = must + ring + buffers.staging_min(image_alignment);
   const std::uint64_t missing = minimum > request.host_bytes ? minimum - request.host_bytes : 0;
   const bool nvme = any_nvme(*request.config);
-  return make_error(ErrorCode::Exhausted,
-                    "artesian.host_memory: got " + format_size(request.host_bytes) +
-                        ", allowed at least " + std::to_string(minimum) + " bytes (" +
-                        format_size(minimum) + "): " + std::to_string(missing) +
-                        " bytes missing for what offload to cpu keeps there" +
-                        (nvme ? " and one stage's gradients" : " and the gradients") +
-                        "; raise it, or offload_param / offload_optimizer to nvme");
+  return make_error(
+      ErrorCode::Exhausted,
+      fmt::format(
+          "artesian.host_memory: got {}, allowed at least {} bytes ({}): {} bytes missing for what "
+          "offload to cpu keeps there{}; raise it, or offload_param / offload_optimizer to nvme",
+          format_size(request.host_bytes), minimum, format_size(minimum), missing,
+          nvme ? " and one stage's gradients" : " and the gradients"));
 }
 
 }  // namespace artesian::zero3

@@ -1,5 +1,6 @@
 #include "zero3/step/checkpoint_folder.h"
 
+#include <fmt/core.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -33,9 +34,8 @@ Result<void> check_length(Folder& folder, const std::string& name, std::uint64_t
   ARTESIAN_TRY(found, folder.status(name));
   if (found.kind != FileStatus::Kind::Regular) return corrupt_file(folder, name, "no plain file");
   if (found.size == bytes) return {};
-  return corrupt_file(
-      folder, name,
-      "got " + std::to_string(found.size) + " bytes, the manifest says " + std::to_string(bytes));
+  return corrupt_file(folder, name,
+                      fmt::format("got {} bytes, the manifest says {}", found.size, bytes));
 }
 
 Result<void> check_side_file(Folder& folder, const std::string& name,

@@ -1,5 +1,7 @@
 #include "zero3/step/checkpoint_manifest.h"
 
+#include <fmt/core.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -131,9 +133,8 @@ std::string arrays_text(const CheckpointManifest& manifest) {
   std::map<std::pair<SavedArray, std::string_view>, std::string> rows;
   for (const SavedPart& part : manifest.parts) {
     std::string& text = rows[{part.array, part.type->name}];
-    text += (text.empty() ? "[" : ",[") + std::to_string(part.parameter) + "," +
-            std::to_string(part.first) + "," + std::to_string(part.count) + "," +
-            std::to_string(part.file) + "," + std::to_string(part.offset) + "]";
+    text += fmt::format("{}{},{},{},{},{}]", text.empty() ? "[" : ",[", part.parameter, part.first,
+                        part.count, part.file, part.offset);
   }
   std::string text = "[";
   for (const auto& [key, parts] : rows) {
@@ -232,9 +233,9 @@ Result<std::string> write_manifest(const CheckpointManifest& manifest) {
   text += ",\"arrays\":" + arrays_text(manifest) + "," + std::string(checksum_key);
   text += digest_of(text) + "\"}";
   if (text.size() > manifest_size_max) {
-    return make_error(ErrorCode::Exhausted, "checkpoint: its manifest would have " +
-                                                std::to_string(text.size()) +
-                                                " bytes, allowed 64 MiB");
+    return make_error(
+        ErrorCode::Exhausted,
+        fmt::format("checkpoint: its manifest would have {} bytes, allowed 64 MiB", text.size()));
   }
   return text;
 }

@@ -1,4 +1,6 @@
 // Reading a manifest: checksum first, then JSON within bounds, then what it says.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -28,7 +30,7 @@ Error corrupt(std::string message, ErrorCode code = ErrorCode::Corrupt) {
 Result<void> check_closing(std::string_view text) {
   const std::size_t closing = checksum_key.size() + digest_size + 2;
   if (text.size() > manifest_size_max) {
-    return corrupt("got " + std::to_string(text.size()) + " bytes, allowed 64 MiB");
+    return corrupt(fmt::format("got {} bytes, allowed 64 MiB", text.size()));
   }
   if (text.size() < closing || !text.ends_with("\"}")) return corrupt("it is cut off");
   const std::string_view before = text.substr(0, text.size() - digest_size - 2);
@@ -86,8 +88,7 @@ class Fields {
     if (value.is_number_unsigned() && value.get<std::uint64_t>() <= most) {
       return value.get<std::uint64_t>();
     }
-    fail(std::string(key) + ": got something that is no whole number up to " +
-         std::to_string(most));
+    fail(fmt::format("{}: got something that is no whole number up to {}", key, most));
     return 0;
   }
   std::uint64_t number(const Json& object, const char* key, std::uint64_t most = count_max) {
@@ -215,8 +216,8 @@ void read_parameters(Fields& fields, const Json& root, CheckpointManifest& manif
   }
   const std::size_t steps = manifest.state.parameter_steps.size();
   if (steps != 0 && steps != manifest.parameters.size()) {
-    fields.fail("parameter_steps: got " + std::to_string(steps) + " for " +
-                std::to_string(manifest.parameters.size()) + " parameters");
+    fields.fail(fmt::format("parameter_steps: got {} for {} parameters", steps,
+                            manifest.parameters.size()));
   }
 }
 
@@ -226,7 +227,7 @@ void read_groups(Fields& fields, const Json& root, CheckpointManifest& manifest)
   for (const Json& json : fields.list(root, "groups")) {
     SavedGroup group{.optimizer = fields.text(json, "optimizer")};
     const Json& betas = fields.list(json, "betas");
-    if (betas.size() != 2) fields.fail("betas: got " + std::to_string(betas.size()));
+    if (betas.size() != 2) fields.fail(fmt::format("betas: got {}", betas.size()));
     if (!fields.good()) return;
     group.beta1 = fields.real(betas[0], "betas");
     group.beta2 = fields.real(betas[1], "betas");
@@ -236,8 +237,8 @@ void read_groups(Fields& fields, const Json& root, CheckpointManifest& manifest)
     group.step = fields.number(json, "step");
     for (const std::uint64_t parameter : fields.numbers(json, "parameters")) {
       if (parameter >= count || in_group[parameter]) {
-        return fields.fail("groups: parameter " + std::to_string(parameter) +
-                           " is none, or in two of them");
+        return fields.fail(
+            fmt::format("groups: parameter {} is none, or in two of them", parameter));
       }
       in_group[parameter] = true;
       group.parameters.push_back(static_cast<std::uint32_t>(parameter));
@@ -422,9 +423,7 @@ Result<CheckpointManifest> read_manifest(std::string_view text) {
   Fields fields;
   const std::uint64_t version = fields.number(root, "version");
   if (fields.good() && version != checkpoint_version) {
-    return corrupt("format version " + std::to_string(version) +
-                       ", known is 1; a newer program "
-                       "reads it",
+    return corrupt(fmt::format("format version {}, known is 1; a newer program reads it", version),
                    ErrorCode::Unsupported);
   }
   CheckpointManifest manifest;

@@ -1,5 +1,7 @@
 #include "zero3/step/checkpoint_reader.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -138,9 +140,9 @@ Result<void> CheckpointReader::check_parameter(std::uint32_t parameter) const {
     const auto& parts = have_[parameter].parts[array];
     for (const SavedPart& part : parts) count += part.count;
     if (!parts.empty() && count != saved.numel()) {
-      return refuse("of " + std::string(format_of(static_cast<SavedArray>(array)).name) + " " +
-                    std::to_string(count) + " elements are there, of " +
-                    std::to_string(saved.numel()));
+      return refuse(fmt::format("of {} {} elements are there, of {}",
+                                format_of(static_cast<SavedArray>(array)).name, count,
+                                saved.numel()));
     }
   }
   const bool whole = has(parameter, SavedArray::Master);
@@ -177,11 +179,10 @@ Result<std::shared_ptr<const CheckpointReader::Aligned>> CheckpointReader::load(
   const std::uint64_t seed = manifest_.files[file].seed.of_block(block);
   const std::uint64_t sum = tiering::BlockChecksums::sum_of_pieces(seed, 0, bytes->data, length);
   if (sum == data.sums[block]) return std::shared_ptr<const Aligned>(std::move(bytes));
-  Error error =
-      corrupt_file(*folder_, manifest_.files[file].name,
-                   "block " + std::to_string(block) +
-                       " of the checkpoint does not have its checksum: its bytes are not what "
-                       "was written");
+  Error error = corrupt_file(*folder_, manifest_.files[file].name,
+                             fmt::format("block {} of the checkpoint does not have its checksum: "
+                                         "its bytes are not what was written",
+                                         block));
   error.offset = begin;
   error.length = length;
   return error;
@@ -401,9 +402,8 @@ Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
                     [](std::uint64_t left, std::int64_t right) {
                       return left == static_cast<std::uint64_t>(right);
                     })) {
-      faults += (faults.empty() ? "" : "\n") +
-                ("checkpoint: parameter " + shown_name(parameter.name)) +
-                ": its shape is not the model's";
+      faults += fmt::format("{}checkpoint: parameter {}: its shape is not the model's",
+                            faults.empty() ? "" : "\n", shown_name(parameter.name));
     }
   }
   for (std::size_t index = 0; index < used.size(); ++index) {
@@ -412,8 +412,8 @@ Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
   if (strict == Strict::Yes) {
     const auto list = [&](const std::vector<std::string>& names, const char* what) {
       if (names.empty()) return;
-      faults += (faults.empty() ? "" : "\n") + ("checkpoint: " + std::to_string(names.size())) +
-                what + ", the first is " + shown_name(names.front());
+      faults += fmt::format("{}checkpoint: {}{}, the first is {}", faults.empty() ? "" : "\n",
+                            names.size(), what, shown_name(names.front()));
     };
     list(match.missing, " parameters of the model are not in it");
     list(match.unexpected, " parameters of it are not the model's");

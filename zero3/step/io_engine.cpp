@@ -1,5 +1,7 @@
 #include "zero3/step/io_engine.h"
 
+#include <fmt/core.h>
+
 #include <set>
 #include <string>
 
@@ -58,7 +60,7 @@ std::string describe_io(aio::Engine& engine, std::size_t paths) {
     if (told.insert(words).second) text += (text.empty() ? "" : " and ") + words;
   }
   const auto share = [&](std::uint64_t blocks) {
-    return " " + std::to_string(100 * blocks / all.blocks) + "%";
+    return fmt::format(" {}%", 100 * blocks / all.blocks);
   };
   return text + "; direct" + share(all.blocks_direct) + ", registered memory" +
          share(all.blocks_registered) + ", registered files" +

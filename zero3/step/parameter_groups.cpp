@@ -1,5 +1,7 @@
 #include "zero3/step/parameter_groups.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -25,7 +27,7 @@ std::string text_of(double value) {
 }
 
 std::string name_of(std::size_t group) {
-  return "groups[" + std::to_string(group) + "]";
+  return fmt::format("groups[{}]", group);
 }
 
 Result<void> check_ranges(const GroupOptions& group, const std::string& where) {
@@ -59,10 +61,10 @@ Result<void> check_groups(const std::vector<ParameterSpec>& parameters,
   const std::size_t count = std::max<std::size_t>(groups.size(), 1);
   for (const ParameterSpec& parameter : parameters) {
     if (parameter.group < count) continue;
-    return make_error(ErrorCode::Invalid, "groups: got group " + std::to_string(parameter.group) +
-                                              " of parameter \"" + parameter.name +
-                                              "\", allowed 0 to " + std::to_string(count) +
-                                              " exclusive; give the engine options of each group");
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("groups: got group {} of parameter \"{}\", allowed 0 to {} "
+                                  "exclusive; give the engine options of each group",
+                                  parameter.group, parameter.name, count));
   }
   for (std::size_t index = 0; index < groups.size(); ++index) {
     ARTESIAN_TRY_VOID(check_group(groups[index], name_of(index), config));
@@ -72,9 +74,8 @@ Result<void> check_groups(const std::vector<ParameterSpec>& parameters,
 
 Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t count) {
   if (groups.size() != count) {
-    return make_error(ErrorCode::Invalid, "groups: got constants of " +
-                                              std::to_string(groups.size()) + ", allowed " +
-                                              std::to_string(count));
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("groups: got constants of {}, allowed {}", groups.size(), count));
   }
   for (std::size_t index = 0; index < groups.size(); ++index) {
     const GroupStep& group = groups[index];

@@ -1,5 +1,7 @@
 #include "zero3/step/state.h"
 
+#include <fmt/core.h>
+
 #include <array>
 #include <cstdio>
 
@@ -58,7 +60,7 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
     }
     grad_.push_back(add(array(" gradients", place.grad, plan.grad_bytes(unit), plan.grad_dtype)));
     for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
-      records.push_back(add({.name = described.name + " optimizer state " + std::to_string(index),
+      records.push_back(add({.name = fmt::format("{} optimizer state {}", described.name, index),
                              .home = plan.optimizer_home(unit, index),
                              .bytes = plan.record_bytes(unit, index),
                              .block_bytes = plan.sub_group_numel(unit, index) * 4,
@@ -99,7 +101,7 @@ void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& 
       inputs_.push_back(static_cast<ShardId>(shards.size()));
       const Tier home = inputs.home(stage, index);
       if (home == Tier::Device) continue;  // with LibTorch: no shard
-      shards.push_back({.name = inputs.names[stage] + " input " + std::to_string(index),
+      shards.push_back({.name = fmt::format("{} input {}", inputs.names[stage], index),
                         .home = home,
                         .bytes = inputs.place_bytes(stage),
                         .block_bytes = home == Tier::Nvme ? inputs.block_bytes : in_memory,

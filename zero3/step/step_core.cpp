@@ -1,5 +1,7 @@
 #include "zero3/step/step_core.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -94,8 +96,8 @@ Result<Placement> StepCore::place() const {
   const std::size_t sizes = options_.input_elements.size();
   if (sizes != 0 && sizes != shape_.stages.size()) {
     return make_error(ErrorCode::Invalid,
-                      "input_elements: got " + std::to_string(sizes) + ", allowed none or " +
-                          std::to_string(shape_.stages.size()) + ", one for each stage");
+                      fmt::format("input_elements: got {}, allowed none or {}, one for each stage",
+                                  sizes, shape_.stages.size()));
   }
   const bool separate = options_.device != nullptr && !options_.device->host_accessible();
   ARTESIAN_TRY(placement, make_placement({.parameters = &shape_.parameters,
@@ -190,12 +192,15 @@ std::string StepCore::advice(StepCall call) const {
   }
   if (call == StepCall::BeginBackward) return "no forward() waits for it; call forward() first";
   if (call == StepCall::BeginForward) {
-    return "all " + std::to_string(micro_batches_) +
-           " micro-batches of this step are done (gradient_accumulation_steps); call step() first";
+    return fmt::format(
+        "all {} micro-batches of this step are done (gradient_accumulation_steps); call step() "
+        "first",
+        micro_batches_);
   }
-  return "got " + std::to_string(micro_batches_) + " micro-batches since the last step, allowed " +
-         std::to_string(config_.accumulation_steps) +
-         " (gradient_accumulation_steps); call forward() and backward() for each";
+  return fmt::format(
+      "got {} micro-batches since the last step, allowed {} (gradient_accumulation_steps); call "
+      "forward() and backward() for each",
+      micro_batches_, config_.accumulation_steps);
 }
 
 /// What reading the weights moves and takes is not of the step that it falls into.
@@ -235,9 +240,9 @@ Result<void> StepCore::check_forward(std::uint64_t micro_batches, const char* ca
   const std::uint64_t left = config_.accumulation_steps - micro_batches_;
   if (micro_batches < 1 || micro_batches > left) {
     return make_error(ErrorCode::Invalid,
-                      std::string(call) + "(): got " + std::to_string(micro_batches) +
-                          " batches, allowed 1 to " + std::to_string(left) +
-                          ", the micro-batches left of this step (gradient_accumulation_steps)");
+                      fmt::format("{}(): got {} batches, allowed 1 to {}, the micro-batches left "
+                                  "of this step (gradient_accumulation_steps)",
+                                  call, micro_batches, left));
   }
   return {};
 }
@@ -584,9 +589,11 @@ Result<StepResult> StepCore::step(const StepRequest& request) {
       request.micro_batches != 0 ? request.micro_batches : config_.accumulation_steps;
   if (micro_batches_ != expected) {
     if (request.micro_batches == 0) return out_of_order("step", advice(StepCall::Step));
-    return make_error(ErrorCode::Invalid, "step(): got micro_batches " + std::to_string(expected) +
-                                              ", allowed " + std::to_string(micro_batches_) +
-                                              ", those that had a forward and a backward");
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format(
+            "step(): got micro_batches {}, allowed {}, those that had a forward and a backward",
+            expected, micro_batches_));
   }
   if (!request.groups.empty()) {
     const std::size_t count = std::max<std::size_t>(options_.groups.size(), 1);

@@ -1,5 +1,7 @@
 #include "zero3/step/step_guard.h"
 
+#include <fmt/core.h>
+
 #include <cmath>
 #include <cstdio>
 
@@ -27,7 +29,7 @@ void StepGuard::see_loss(double loss) {
 /// After a bad loss all gradients are bad, and the first one's name would blame one at random.
 std::string StepGuard::what_is_wrong(const std::string& bad_parameter) const {
   if (bad_micro_batch_ != 0) {
-    return "loss of micro-batch " + std::to_string(bad_micro_batch_) + ": got " + number(bad_loss_);
+    return fmt::format("loss of micro-batch {}: got {}", bad_micro_batch_, number(bad_loss_));
   }
   if (bad_parameter.empty()) return "";
   return "gradient of " + bad_parameter + ": got a value that is not finite";
@@ -45,7 +47,7 @@ StepGuard::Verdict StepGuard::judge(std::uint64_t step, const std::string& bad_p
     return {};
   }
   ++skipped_in_a_row_;
-  const std::string at = "step " + std::to_string(step) + ": " + wrong;
+  const std::string at = fmt::format("step {}: {}", step, wrong);
   const auto end = [](std::string message) {
     return Verdict{.skip = true, .end = make_error(ErrorCode::Invalid, std::move(message))};
   };
@@ -65,9 +67,10 @@ StepGuard::Verdict StepGuard::judge(std::uint64_t step, const std::string& bad_p
   const std::uint64_t limit = config_.artesian.skipped_steps_max;
   const std::string count = std::to_string(skipped_in_a_row_);
   if (limit != 0 && skipped_in_a_row_ >= limit) {
-    return end("artesian.skipped_steps_max: step " + std::to_string(step) + ": got " + count +
-               " skipped steps in a row, allowed fewer than " + std::to_string(limit) +
-               "; the last one: " + wrong + "; " + look + ", or raise the key (0: no limit)");
+    return end(
+        fmt::format("artesian.skipped_steps_max: step {}: got {} skipped steps in a row, allowed "
+                    "fewer than {}; the last one: {}; {}, or raise the key (0: no limit)",
+                    step, count, limit, wrong, look));
   }
   const bool expected = config_.param_dtype == DType::Float16 && !by_loss;
   log(expected ? LogLevel::Info : LogLevel::Warning,

@@ -1,5 +1,7 @@
 #include "zero3/step/swap_paths.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -93,10 +95,10 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
   ARTESIAN_TRY(paths, resolve_swap_paths(folders(config.zero.offload_param),
                                          folders(config.zero.offload_optimizer)));
   if (!disks.empty() && disks.size() != paths.directories.size()) {
-    return make_error(ErrorCode::Invalid, "path_disks: got " + std::to_string(disks.size()) +
-                                              ", allowed none or " +
-                                              std::to_string(paths.directories.size()) +
-                                              ", one for each folder of nvme_path");
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("path_disks: got {}, allowed none or {}, one for each folder of nvme_path",
+                    disks.size(), paths.directories.size()));
   }
   paths.disks = disks;
   const bool asks_for_disks = paths.directories.size() > 1 && disks.empty();

@@ -1,5 +1,7 @@
 #include "zero3/step/under_backward.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -41,9 +43,8 @@ Result<void> UnderBackward::decide(double share) noexcept {
   for (auto& units : by_stage_) {
     std::erase_if(units, [this](std::uint32_t unit) { return !units_[unit]; });
   }
-  log(LogLevel::Info, "update: " + std::to_string(count()) + " of " +
-                          std::to_string(units_.size()) + " units under backward" +
-                          (speculative_ ? ", taken back where the norm says so" : ""));
+  log(LogLevel::Info, fmt::format("update: {} of {} units under backward{}", count(), units_.size(),
+                                  speculative_ ? ", taken back where the norm says so" : ""));
   return {};
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <functional>
@@ -98,9 +99,8 @@ Result<UnitUses*> HookedEngine::uses() {
 Result<UnitUses*> HookedEngine::uses_for(std::uint32_t parameter, const char* call) {
   const auto& specs = core_->shape().parameters;
   if (parameter >= specs.size()) {
-    return make_error(ErrorCode::Invalid, std::string(call) + ": got " + std::to_string(parameter) +
-                                              ", allowed 0 to " + std::to_string(specs.size()) +
-                                              " exclusive");
+    return make_error(ErrorCode::Invalid, fmt::format("{}: got {}, allowed 0 to {} exclusive", call,
+                                                      parameter, specs.size()));
   }
   ARTESIAN_TRY(open, uses());
   ARTESIAN_TRY_VOID(open->settle());

@@ -1,5 +1,7 @@
 #include "zero3/torch/tensor_weights.h"
 
+#include <fmt/core.h>
+
 #include <cstring>
 
 #include "zero3/torch/from_torch.h"
@@ -9,10 +11,10 @@ namespace artesian::zero3 {
 Result<TensorWeights> TensorWeights::create(const std::vector<ParameterSpec>& parameters,
                                             std::vector<at::Tensor> tensors) {
   if (tensors.size() != parameters.size()) {
-    return make_error(ErrorCode::Invalid, "initial weights: got " + std::to_string(tensors.size()) +
-                                              " tensors, allowed " +
-                                              std::to_string(parameters.size()) +
-                                              ", one for each parameter");
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("initial weights: got {} tensors, allowed {}, one for each parameter",
+                    tensors.size(), parameters.size()));
   }
   return from_torch([&]() -> Result<TensorWeights> {
     for (std::size_t index = 0; index < tensors.size(); ++index) {

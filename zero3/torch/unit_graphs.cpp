@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/core.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ Result<void> check_input(const Batch& batch) {
 /// Which of several micro-batches an error is about.
 Error of_batch(std::size_t index, std::size_t count, Error error) {
   if (count > 1) {
-    error.message = "batch " + std::to_string(index) + ", counted from 0: " + error.message;
+    error.message = fmt::format("batch {}, counted from 0: {}", index, error.message);
   }
   return error;
 }
@@ -375,9 +376,9 @@ Result<void> UnitGraphs::end_parts() {
     const std::uint64_t numel = layout_.places[parameter].numel;
     if (added != 0 && added != numel) {
       return make_error(ErrorCode::Invalid,
-                        "GradientSink: got " + std::to_string(added) + " of the " +
-                            std::to_string(numel) + " elements of the gradient of \"" +
-                            module_.parameters()[parameter].name + "\"; give each once, or none");
+                        fmt::format("GradientSink: got {} of the {} elements of the gradient of "
+                                    "\"{}\"; give each once, or none",
+                                    added, numel, module_.parameters()[parameter].name));
     }
     core_.counters().bytes_to_host += added * core_.gradients().element_size();
   }
