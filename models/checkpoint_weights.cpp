@@ -1,5 +1,7 @@
 #include "models/checkpoint_weights.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -120,7 +122,7 @@ class FaultList {
     if (!lines.empty()) lines += '\n';
     lines += "model weights: " + directory + ": " + kind_ + list_;
     if (count_ > names_shown_max) {
-      lines += " and " + std::to_string(count_ - names_shown_max) + " more";
+      lines += fmt::format(" and {} more", count_ - names_shown_max);
     }
   }
 

@@ -1,6 +1,7 @@
 #include "models/checkpoint_writer.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -74,7 +75,7 @@ std::string with_dtype(const std::string& text, DType dtype) {
 
 /// Where it is written, before it has its name.
 std::string partial_of(const std::string& target) {
-  return target + ".partial-" + std::to_string(::getpid());
+  return fmt::format("{}.partial-{}", target, ::getpid());
 }
 
 std::string shard_name(std::size_t index, std::size_t count) {

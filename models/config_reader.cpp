@@ -1,5 +1,7 @@
 #include "models/config_reader.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -64,9 +66,8 @@ std::int64_t ConfigReader::integer(std::initializer_list<const char*> names, Int
                     value->get<std::int64_t>() >= range.minimum &&
                     value->get<std::int64_t>() <= range.maximum;
   if (fits) return value->get<std::int64_t>();
-  add_fault(
-      chosen, shown(*value),
-      "an integer from " + std::to_string(range.minimum) + " to " + std::to_string(range.maximum));
+  add_fault(chosen, shown(*value),
+            fmt::format("an integer from {} to {}", range.minimum, range.maximum));
   return absent;
 }
 
@@ -107,8 +108,8 @@ std::vector<double> ConfigReader::numbers(const char* name, std::size_t count, N
   }
   if (given.size() == count) return given;
   add_fault(name, shown(*value),
-            "a list of " + std::to_string(count) + " numbers from " + number_text(range.minimum) +
-                " to " + number_text(range.maximum));
+            fmt::format("a list of {} numbers from {} to {}", count, number_text(range.minimum),
+                        number_text(range.maximum)));
   return {};
 }
 
@@ -192,8 +193,8 @@ void ConfigReader::ignore(std::initializer_list<std::string_view> names) {
 void ConfigReader::ignore_beside(const char* name, const char* other, std::int64_t value_of_other) {
   const nlohmann::json* value = find(name);
   if (value == nullptr || *value == value_of_other) return;
-  add_note(std::string(name) + ": " + shown(*value) + " has no effect: " + other + " is " +
-           std::to_string(value_of_other));
+  add_note(
+      fmt::format("{}: {} has no effect: {} is {}", name, shown(*value), other, value_of_other));
 }
 
 std::vector<std::string> ConfigReader::take_notes() {

@@ -1,5 +1,7 @@
 #include "models/decoder_config.h"
 
+#include <fmt/core.h>
+
 #include <utility>
 
 namespace artesian::models {
@@ -101,7 +103,7 @@ std::vector<zero3::StageSpec> decoder_stages(const DecoderShape& shape) {
   };
   add("embed", shape.embedding_parameters).lookup = 0;
   for (std::int64_t block = 0; block < shape.blocks; ++block) {
-    add(shape.block_prefix + std::to_string(block), shape.block_parameters);
+    add(fmt::format("{}{}", shape.block_prefix, block), shape.block_parameters);
   }
   add("head", shape.head_parameters).parameters.push_back(shape.tied ? 0 : next);
   return stages;

@@ -1,6 +1,7 @@
 #include "models/file_io.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -82,7 +83,7 @@ Result<void> OutputFile::reserve(std::uint64_t length) noexcept {
 
 Result<void> OutputFile::link() noexcept {
   // As another name of its descriptor: by the descriptor itself it needs a capability.
-  const std::string descriptor = "/proc/self/fd/" + std::to_string(descriptor_.value());
+  const std::string descriptor = fmt::format("/proc/self/fd/{}", descriptor_.value());
   if (::linkat(AT_FDCWD, descriptor.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) {
     return {};
   }

@@ -1,5 +1,7 @@
 #include "models/gpt2_config.h"
 
+#include <fmt/core.h>
+
 #include <cmath>
 
 #include "models/decoder_config.h"
@@ -34,7 +36,7 @@ Gpt2Config read_gpt2_config(ConfigReader& reader) {
                  "summary_first_dropout", "predict_special_tokens"});
   if (config.hidden % config.heads != 0) {
     reader.add_fault("n_head", std::to_string(config.heads),
-                     "a divisor of n_embd, which is " + std::to_string(config.hidden));
+                     fmt::format("a divisor of n_embd, which is {}", config.hidden));
   }
   return config;
 }
@@ -54,7 +56,7 @@ std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config) {
   if (config.tie_word_embeddings) list.tiled();
   list.matrix("wpe.weight", config.positions, hidden, deviation);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    const std::string block = "h." + std::to_string(layer) + ".";
+    const std::string block = fmt::format("h.{}.", layer);
     layer_norm(block + "ln_1");
     list.matrix(block + "attn.c_attn.weight", hidden, 3 * hidden, deviation);  // Conv1D: [in, out]
     list.zeros(block + "attn.c_attn.bias", 3 * hidden);

@@ -1,5 +1,7 @@
 #include "models/llama_config.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "models/decoder_config.h"
@@ -51,11 +53,11 @@ void read_heads(ConfigReader& reader, LlamaConfig& config) {
                                                   absent ? config.key_value_heads : config.heads);
   if (config.hidden % config.heads != 0) {
     reader.add_fault("num_attention_heads", std::to_string(config.heads),
-                     "a divisor of hidden_size, which is " + std::to_string(config.hidden));
+                     fmt::format("a divisor of hidden_size, which is {}", config.hidden));
   }
   if (config.heads % config.key_value_heads != 0) {
     reader.add_fault("num_key_value_heads", std::to_string(config.key_value_heads),
-                     "a divisor of num_attention_heads, which is " + std::to_string(config.heads));
+                     fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
   }
   // Where hidden_size is no multiple, that is the fault to tell, and not what follows from it.
   const std::int64_t share = config.hidden % config.heads == 0 ? config.hidden / config.heads : 2;
@@ -73,8 +75,8 @@ std::optional<std::int64_t> read_padding(ConfigReader& reader, std::int64_t voca
                                          std::optional<std::int64_t> absent) {
   if (!reader.has("pad_token_id") && absent.has_value()) {
     if (*absent >= vocab_size) {
-      reader.add_fault("pad_token_id", "nothing, which is " + std::to_string(*absent),
-                       "a token below vocab_size, which is " + std::to_string(vocab_size));
+      reader.add_fault("pad_token_id", fmt::format("nothing, which is {}", *absent),
+                       fmt::format("a token below vocab_size, which is {}", vocab_size));
       return std::nullopt;
     }
     return absent;
@@ -105,8 +107,8 @@ bool some_layer_slides(ConfigReader& reader, std::int64_t layers, std::int64_t f
                      "full_attention or sliding_attention; not supported yet: layer_types " + type);
   }
   if (static_cast<std::int64_t>(types->size()) != layers) {
-    reader.add_fault("layer_types", std::to_string(types->size()) + " layers",
-                     std::to_string(layers) + ", as num_hidden_layers");
+    reader.add_fault("layer_types", fmt::format("{} layers", types->size()),
+                     fmt::format("{}, as num_hidden_layers", layers));
   }
   return slides;
 }
@@ -189,7 +191,7 @@ std::vector<zero3::ParameterSpec> llama_parameters(const LlamaConfig& config) {
   if (config.padding.has_value()) list.zero_row(*config.padding);
   if (config.tie_word_embeddings) list.tiled();
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    const std::string block = "layers." + std::to_string(layer) + ".";
+    const std::string block = fmt::format("layers.{}.", layer);
     list.ones(block + "input_layernorm.weight", hidden);
     if (config.packed) {
       linear(block + "self_attn.qkv_proj", queries + 2 * keys, hidden, false);

@@ -1,5 +1,7 @@
 #include "models/llama_of_size.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -41,13 +43,11 @@ ModelConfig llama_of_size(double parameters) {
   }
   const auto layers =
       std::max<std::int64_t>(1, std::llround((parameters - shape.ends()) / shape.layer()));
-  const std::string text = R"({"model_type": "llama", "max_position_embeddings": 4096)"
-                           ", \"vocab_size\": " +
-                           std::to_string(vocabulary) +
-                           ", \"hidden_size\": " + std::to_string(shape.hidden) +
-                           ", \"intermediate_size\": " + std::to_string(shape.inner) +
-                           ", \"num_hidden_layers\": " + std::to_string(layers) +
-                           ", \"num_attention_heads\": " + std::to_string(shape.hidden / 128) + "}";
+  const std::string text =
+      fmt::format(R"({{"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": {}, )"
+                  R"("hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {}, )"
+                  R"("num_attention_heads": {}}})",
+                  vocabulary, shape.hidden, shape.inner, layers, shape.hidden / 128);
   return parse_model_config(text, "--params").value();
 }
 

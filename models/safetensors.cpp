@@ -1,5 +1,7 @@
 #include "models/safetensors.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -47,16 +49,15 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
     return with_file(make_error(ErrorCode::Corrupt, "safetensors: " + std::move(message)), path);
   };
   if (file.size() < safetensors_prefix_size) {
-    return corrupt("the file has " + std::to_string(file.size()) + " bytes, needed 8 or more");
+    return corrupt(fmt::format("the file has {} bytes, needed 8 or more", file.size()));
   }
   std::uint64_t header_size = 0;
   ARTESIAN_TRY_VOID(file.read_at(&header_size, safetensors_prefix_size, 0));
   if (header_size > safetensors_header_size_max) {
-    return corrupt("header of " + std::to_string(header_size) + " bytes, allowed 100000000");
+    return corrupt(fmt::format("header of {} bytes, allowed 100000000", header_size));
   }
   if (header_size > file.size() - safetensors_prefix_size) {
-    return corrupt("header of " + std::to_string(header_size) + " bytes in a file of " +
-                   std::to_string(file.size()));
+    return corrupt(fmt::format("header of {} bytes in a file of {}", header_size, file.size()));
   }
   std::string header(header_size, '\0');
   ARTESIAN_TRY_VOID(file.read_at(header.data(), header_size, safetensors_prefix_size));

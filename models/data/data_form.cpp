@@ -1,5 +1,7 @@
 #include "models/data/data_form.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -94,10 +96,10 @@ Result<void> check_is_text(const InputFile& file) {
     bad += bad_text_bytes(block);
   }
   if (bad < bad_least || 100 * bad <= bad_percent_max * seen) return {};
-  return data_error(file.path(), std::to_string(100 * bad / seen) +
-                                     "% of its bytes are no UTF-8 text, allowed " +
-                                     std::to_string(bad_percent_max) +
-                                     "%; convert it (iconv -t utf-8), or give token ids as .bin");
+  return data_error(file.path(),
+                    fmt::format("{}% of its bytes are no UTF-8 text, allowed {}%; convert it "
+                                "(iconv -t utf-8), or give token ids as .bin",
+                                100 * bad / seen, bad_percent_max));
 }
 
 bool ends_with(const std::string& path, std::string_view ending) {

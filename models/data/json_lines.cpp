@@ -1,5 +1,7 @@
 #include "models/data/json_lines.h"
 
+#include <fmt/core.h>
+
 #include <nlohmann/json.hpp>
 
 #include "models/data/temporary_folder.h"
@@ -40,9 +42,9 @@ class Converter {
       auto text = json_line_text(line, field_);
       if (!text.has_value()) {
         return make_error(ErrorCode::Invalid,
-                          "data: " + path_ + ": line " + std::to_string(number_) +
-                              ": allowed a JSON object with a string \"" + field_ +
-                              "\"; repair it, or name the field: --text-field");
+                          fmt::format("data: {}: line {}: allowed a JSON object with a string "
+                                      "\"{}\"; repair it, or name the field: --text-field",
+                                      path_, number_, field_));
       }
       *text += '\n';
       ARTESIAN_TRY_VOID(output_.append(text->data(), text->size()));

@@ -1,6 +1,7 @@
 #include "models/data/token_cache.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -99,7 +100,7 @@ Result<void> TokenCache::keep(const std::string& key, const std::string& path) c
   fs::create_directories(folder_, failed);
   if (failed) return cache_error("cannot make the folder", folder_, failed.value());
   make_room(size);
-  const std::string partial = folder_ + "/" + key + ".partial-" + std::to_string(::getpid());
+  const std::string partial = fmt::format("{}/{}.partial-{}", folder_, key, ::getpid());
   fs::remove(partial, failed);
   auto copied = [&]() -> Result<void> {
     ARTESIAN_TRY(output, OutputFile::create(partial));

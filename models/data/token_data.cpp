@@ -1,5 +1,7 @@
 #include "models/data/token_data.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <bit>
 #include <filesystem>
@@ -39,7 +41,7 @@ Result<std::unique_ptr<TokenSource>> tokenize(const TokenDataOptions& options, c
   TokenOrigin origin{
       .files = text.files,
       .settings = {tokenizer, tokenize_script()},
-      .parameters = std::to_string(options.vocab_size) + " " + options.text_field.value_or("text")};
+      .parameters = fmt::format("{} {}", options.vocab_size, options.text_field.value_or("text"))};
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "config.json"}) {
     origin.settings.push_back(options.model_directory + "/" + name);  // they name the end of text
   }
@@ -83,9 +85,9 @@ Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options, 
   }
   if (options.vocab_size < byte_vocabulary) {
     return data_error(text.paths.front(),
-                      "text without a tokenizer is read as bytes: got vocab_size " +
-                          std::to_string(options.vocab_size) +
-                          ", allowed 256 or more; add tokenizer.json, or give a .bin file");
+                      fmt::format("text without a tokenizer is read as bytes: got vocab_size {}, "
+                                  "allowed 256 or more; add tokenizer.json, or give a .bin file",
+                                  options.vocab_size));
   }
   return open_text_bytes(text.files, options.text_field.value_or("text"));
 }
@@ -93,9 +95,8 @@ Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options, 
 Result<std::unique_ptr<TokenSource>> open_ids(const TokenDataOptions& options,
                                               const std::string& path) {
   ARTESIAN_TRY(source, open_token_file(path, options.vocab_size));
-  log(LogLevel::Info, "data: " + path + ": read as uint" +
-                          std::to_string(8 * id_width(options.vocab_size)) + ": " +
-                          std::to_string(source->count()) + " tokens");
+  log(LogLevel::Info, fmt::format("data: {}: read as uint{}: {} tokens", path,
+                                  8 * id_width(options.vocab_size), source->count()));
   return source;
 }
 
@@ -176,9 +177,9 @@ Result<TokenData> TokenData::open(const TokenDataOptions& options) {
   if (source->count() == 0) return data_error(path, "no text or tokens in it");
   const auto needed = static_cast<std::uint64_t>(options.sequence_length) + 1;
   if (source->count() < needed) {
-    return data_error(path, "got " + std::to_string(source->count()) + " tokens, allowed " +
-                                std::to_string(needed) + " or more for a sequence length of " +
-                                std::to_string(options.sequence_length));
+    return data_error(path,
+                      fmt::format("got {} tokens, allowed {} or more for a sequence length of {}",
+                                  source->count(), needed, options.sequence_length));
   }
   return TokenData(options, std::move(source));
 }

@@ -1,5 +1,7 @@
 #include "models/data/token_source.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -75,7 +77,7 @@ class SecondIds {
 };
 
 std::string width_name(std::uint64_t width) {
-  return "uint" + std::to_string(8 * width);
+  return fmt::format("uint{}", 8 * width);
 }
 
 Result<void> check_ids(TokenSource& source, const InputFile& file, std::int64_t vocab_size,
@@ -93,20 +95,20 @@ Result<void> check_ids(TokenSource& source, const InputFile& file, std::int64_t 
     if (*largest < vocab_size) continue;
     const bool narrow = width == 4 && looks_narrow(file, vocab_size);
     const auto position = first + static_cast<std::uint64_t>(largest - piece.begin());
-    return data_error(path, "token " + std::to_string(position) + ": got id " +
-                                std::to_string(*largest) + ", allowed below the vocab_size " +
-                                std::to_string(vocab_size) + " of the model; " +
-                                (narrow ? "the ids look like uint16, and those of this model are "
-                                          "read as uint32: write them so"
-                                        : "make the file with the model's own tokenizer"));
+    return data_error(
+        path, fmt::format("token {}: got id {}, allowed below the vocab_size {} of the model; {}",
+                          position, *largest, vocab_size,
+                          narrow ? "the ids look like uint16, and those of this model are "
+                                   "read as uint32: write them so"
+                                 : "make the file with the model's own tokenizer"));
   }
   if (from != IdsFrom::User || width != 2 || !second.all_zero()) return {};
-  return data_error(path,
-                    "read as uint16, every second id is 0: these look like wider ids, and a "
-                    "vocab_size of " +
-                        std::to_string(vocab_size) +
-                        " is read as uint16, little-endian; write them so: "
-                        "array.astype('<u2').tofile(...)");
+  return data_error(
+      path,
+      fmt::format(
+          "read as uint16, every second id is 0: these look like wider ids, and a vocab_size of {} "
+          "is read as uint16, little-endian; write them so: array.astype('<u2').tofile(...)",
+          vocab_size));
 }
 
 class TextBytes final : public TokenSource {
@@ -195,10 +197,10 @@ Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path,
   const std::uint64_t width = id_width(vocab_size);
   ARTESIAN_TRY(file, InputFile::open(path));
   if (file.size() % width != 0) {
-    return data_error(path, "got " + std::to_string(file.size()) +
-                                " bytes, allowed a multiple of " + std::to_string(width) +
-                                " (ids of a vocab_size of " + std::to_string(vocab_size) + " are " +
-                                width_name(width) + ")");
+    return data_error(
+        path,
+        fmt::format("got {} bytes, allowed a multiple of {} (ids of a vocab_size of {} are {})",
+                    file.size(), width, vocab_size, width_name(width)));
   }
   auto source = std::make_unique<TokenFile>(std::move(file), width);
   ARTESIAN_TRY_VOID(check_ids(*source, source->file(), vocab_size, from));

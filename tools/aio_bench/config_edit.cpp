@@ -1,6 +1,7 @@
 #include "tools/aio_bench/config_edit.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -356,7 +357,7 @@ Result<std::string> canonical_path(const std::string& given) {
 
 /// Of a file that is to take the other's place.
 std::string path_beside(const std::string& path) {
-  return path + ".new." + std::to_string(getpid());
+  return fmt::format("{}.new.{}", path, getpid());
 }
 
 /// Where the name cannot be given to another file: it is a mount of its own, or in a sticky folder
@@ -390,7 +391,7 @@ void note_other_owner(const std::string& path, const struct stat& old) {
   if (::stat(path.c_str(), &now) != 0) return;
   if (now.st_uid == old.st_uid && now.st_gid == old.st_gid) return;
   const auto owner = [](const struct stat& file) {
-    return "user " + std::to_string(file.st_uid) + " and group " + std::to_string(file.st_gid);
+    return fmt::format("user {} and group {}", file.st_uid, file.st_gid);
   };
   log(LogLevel::Warning,
       path + ": its owner cannot be kept: was " + owner(old) + ", is " + owner(now));
@@ -636,7 +637,7 @@ Result<std::string> apply_settings(const std::string& given, const Settings& set
   if (::stat(path.c_str(), &status) != 0) return failure("cannot look at the config", path);
   std::string backup = path + ".bak";
   for (int number = 1; system_files().exists(backup); ++number) {
-    backup = path + ".bak." + std::to_string(number);
+    backup = fmt::format("{}.bak.{}", path, number);
   }
   ARTESIAN_TRY_VOID(write_new(backup, text, status));
   const std::string beside = path_beside(path);

@@ -1,6 +1,7 @@
 #include "tools/aio_bench/fio.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -159,11 +160,11 @@ std::vector<std::string> fio_arguments(const FioJob& job) {
   const char* operation = job.access == Access::Mixed ? "rw" : access_name(job.access);
   std::vector<std::string> words{"fio",
                                  "--name=compare",
-                                 "--filename=/proc/self/fd/" + std::to_string(descriptor_in_child),
+                                 fmt::format("--filename=/proc/self/fd/{}", descriptor_in_child),
                                  std::string("--rw=") + operation,
-                                 "--size=" + std::to_string(job.size),
-                                 "--bs=" + std::to_string(job.block_size),
-                                 "--iodepth=" + std::to_string(job.queue_depth),
+                                 fmt::format("--size={}", job.size),
+                                 fmt::format("--bs={}", job.block_size),
+                                 fmt::format("--iodepth={}", job.queue_depth),
                                  std::string("--ioengine=") + job.engine,
                                  job.direct ? "--direct=1" : "--direct=0",
                                  job.huge_pages ? "--mem=mmaphuge" : "--mem=malloc",
@@ -180,7 +181,7 @@ std::vector<std::string> fio_arguments(const FioJob& job) {
     if (job.fixed_buffers) words.insert(words.end(), {"--fixedbufs=1"});
   }
   if (job.seconds != 0) {
-    words.insert(words.end(), {"--time_based=1", "--runtime=" + std::to_string(job.seconds)});
+    words.insert(words.end(), {"--time_based=1", fmt::format("--runtime={}", job.seconds)});
   }
   return words;
 }

@@ -1,6 +1,7 @@
 #include "tools/aio_bench/flags.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -75,7 +76,7 @@ int Faults::print() const {
 FlagReader::FlagReader(const CLI::App& app, Faults& faults) : app_(app), faults_(faults) {
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_items_expected_max() == 0 || option->count() < 2) continue;
-    faults.add("given too often", option->get_name(), std::to_string(option->count()) + " values",
+    faults.add("given too often", option->get_name(), fmt::format("{} values", option->count()),
                "one", "drop the others");
   }
 }
@@ -102,8 +103,8 @@ std::uint64_t FlagReader::file_size(const std::string& flag, const std::string& 
   const std::uint64_t typed = size(flag, absent);
   const std::uint64_t rounded = round_up(typed, 4096);
   if (rounded != typed) {
-    log(LogLevel::Info, flag + " " + text(flag) + " is rounded up to " + std::to_string(rounded) +
-                            " bytes, a multiple of 4096");
+    log(LogLevel::Info, fmt::format("{} {} is rounded up to {} bytes, a multiple of 4096", flag,
+                                    text(flag), rounded));
   }
   return rounded;
 }
@@ -123,7 +124,7 @@ std::uint32_t FlagReader::count(const std::string& flag, std::uint32_t absent, s
   const auto [end, failure] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
   const bool whole = failure == std::errc{} && end == typed.data() + typed.size();
   if (whole && value >= 1 && value <= max) return value;
-  faults_.add("wrong value", flag, in_quotes(typed), "1 to " + std::to_string(max),
+  faults_.add("wrong value", flag, in_quotes(typed), fmt::format("1 to {}", max),
               "choose a number in this range");
   return absent;
 }
@@ -253,10 +254,10 @@ void note_few_blocks(const aio::EngineOptions& engine, std::uint64_t size) {
   const std::uint64_t wanted = std::uint64_t{engine.queue_depth} * engine.threads;
   const std::uint64_t slots = slot_count(engine, size);
   if (slots >= wanted) return;
-  log(LogLevel::Info, "--size " + format_size(size) + " has " + std::to_string(slots) +
-                          " blocks of " + format_size(engine.block_size) +
-                          ": no more are in flight, of the " + std::to_string(wanted) +
-                          " that --queue-depth allows");
+  log(LogLevel::Info,
+      fmt::format("--size {} has {} blocks of {}: no more are in flight, of the {} "
+                  "that --queue-depth allows",
+                  format_size(size), slots, format_size(engine.block_size), wanted));
 }
 
 void add_value(CLI::App& app, const char* flag, const char* type, const std::string& description) {

@@ -1,6 +1,7 @@
 #include "tools/aio_bench/ground.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -63,8 +64,8 @@ double Pass::seconds_left() const noexcept {
 Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
                                                 std::uint64_t size) {
   std::random_device device;
-  const std::string path = directory + "/artesian-aio-bench-" + std::to_string(getpid()) + "-" +
-                           std::to_string(device());
+  const std::string path =
+      fmt::format("{}/artesian-aio-bench-{}-{}", directory, getpid(), device());
   ARTESIAN_TRY(file, system_files().open(path, {.create = Create::Exclusive, .direct = direct}));
   ARTESIAN_TRY_VOID(system_files().remove(path));
   ARTESIAN_TRY_VOID(file->allocate(size));

@@ -1,6 +1,7 @@
 #include "tools/aio_bench/huge_pages.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <array>
@@ -62,9 +63,8 @@ Result<HugePageReservation> HugePageReservation::make(std::uint64_t pages,
   }
   const std::uint64_t got = counters.free();
   if (got >= pages) return reservation;
-  return make_error(ErrorCode::Unsupported, "only " + std::to_string(got) + " of " +
-                                                std::to_string(pages) +
-                                                " huge pages can be reserved");
+  return make_error(ErrorCode::Unsupported,
+                    fmt::format("only {} of {} huge pages can be reserved", got, pages));
 }
 
 HugePageReservation::HugePageReservation(std::string setting, std::uint64_t before)
@@ -93,7 +93,7 @@ HugePageReservation::~HugePageReservation() {
   if (setting_.empty()) return;
   taken = false;
   if (write_number(setting_, before_)) return;
-  log(LogLevel::Warning, setting_ + " could not be set back to " + std::to_string(before_));
+  log(LogLevel::Warning, fmt::format("{} could not be set back to {}", setting_, before_));
 }
 
 }  // namespace artesian::bench

@@ -1,5 +1,7 @@
 #include "tools/aio_bench/plot.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -144,8 +146,8 @@ std::vector<std::uint64_t> blocks_of(const PathReport& path) {
 }
 
 std::string short_size(std::uint64_t bytes) {
-  return bytes < (1 << 20) ? std::to_string(bytes >> 10) + " KiB"
-                           : std::to_string(bytes >> 20) + " MiB";
+  return bytes < (1 << 20) ? fmt::format("{} KiB", bytes >> 10)
+                           : fmt::format("{} MiB", bytes >> 20);
 }
 
 template <typename T>
@@ -162,8 +164,8 @@ Chart empty_chart(const std::string& title, const std::string& x_title,
 }
 
 std::string queue_text(const Settings& settings) {
-  return "depth " + std::to_string(settings.queue_depth) + ", " + std::to_string(settings.threads) +
-         (settings.threads == 1 ? " thread" : " threads");
+  return fmt::format("depth {}, {}{}", settings.queue_depth, settings.threads,
+                     settings.threads == 1 ? " thread" : " threads");
 }
 
 std::string rate_text(const Spread& rates) {
@@ -280,7 +282,7 @@ Chart rates_by_depth(const TuneReport& report) {
       line.marks.push_back(
           {.at = index_of(depths, depth),
            .spread = rates,
-           .tip = line.name + ", depth " + std::to_string(depth) + rate_text(rates)});
+           .tip = fmt::format("{}, depth {}{}", line.name, depth, rate_text(rates))});
     }
   }
   return chart;

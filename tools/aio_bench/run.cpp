@@ -1,5 +1,7 @@
 #include "tools/aio_bench/run.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -47,9 +49,9 @@ RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json
 /// A bar, and how fast the last second was. One pass takes over the file what is moved most of.
 void show(const RunOptions& options, const Measurement& now, Progress& progress) {
   const Transfers& transfers = options.transfers;
-  const std::string stage = std::string(access_name(transfers.access)) + " " +
-                            format_size(transfers.engine.block_size) + " x " +
-                            std::to_string(transfers.engine.queue_depth);
+  const std::string stage =
+      fmt::format("{} {} x {}", access_name(transfers.access),
+                  format_size(transfers.engine.block_size), transfers.engine.queue_depth);
   const auto over_file = static_cast<double>(std::max(now.bytes_read, now.bytes_written));
   const double one_pass = now.seconds * static_cast<double>(options.size) / over_file;
   const double planned = transfers.seconds > 0 ? transfers.seconds : one_pass;

@@ -1,5 +1,7 @@
 #include "tools/aio_bench/search.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -428,19 +430,19 @@ std::string oddities_of(const Settings& settings) {
 }  // namespace
 
 std::string describe(const Settings& settings) {
-  return format_size(settings.block_size) + " x " + std::to_string(settings.queue_depth) + " x " +
-         std::to_string(settings.threads) + ", " + engine_kind_name(settings.engine) +
-         oddities_of(settings);
+  return fmt::format("{} x {} x {}, {}{}", format_size(settings.block_size), settings.queue_depth,
+                     settings.threads, engine_kind_name(settings.engine), oddities_of(settings));
 }
 
 std::string describe_at_length(const Settings& settings) {
   const std::uint64_t block = settings.block_size;
-  const std::string size = block % (1 << 20) == 0 ? std::to_string(block >> 20) + " MiB"
-                                                  : std::to_string(block >> 10) + " KiB";
-  return size + " blocks, depth " + std::to_string(settings.queue_depth) + ", " +
-         std::to_string(settings.threads) + (settings.threads == 1 ? " thread, " : " threads, ") +
-         (settings.engine == aio::EngineKind::Threads ? "engine " : "") +  // "1 thread, threads"
-         engine_kind_name(settings.engine) + oddities_of(settings);
+  const std::string size = block % (1 << 20) == 0 ? fmt::format("{} MiB", block >> 20)
+                                                  : fmt::format("{} KiB", block >> 10);
+  const bool threads = settings.engine == aio::EngineKind::Threads;  // "1 thread, engine threads"
+  return fmt::format("{} blocks, depth {}, {} {}, {}{}{}", size, settings.queue_depth,
+                     settings.threads, settings.threads == 1 ? "thread" : "threads",
+                     threads ? "engine " : "", engine_kind_name(settings.engine),
+                     oddities_of(settings));
 }
 
 double Point::gb_per_s(Access access) const {

@@ -1,5 +1,7 @@
 #include "tools/aio_bench/sweep.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -133,8 +135,8 @@ void Sweep::give_up(double patience) {
   std::unique_lock lock(mutex_);
   if (!error_) {
     error_ = std::move(stalled).error();
-    error_->message = "no answer from the disk within " + std::to_string(std::lround(patience)) +
-                      " s: " + error_->message;
+    error_->message = fmt::format("no answer from the disk within {} s: {}", std::lround(patience),
+                                  error_->message);
   }
   while (moving_ > 0) {
     lock.unlock();

@@ -1,5 +1,7 @@
 #include "tools/doctor/device.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -50,7 +52,7 @@ struct Link {
     const double coding = gigatransfers < 6 ? 8.0 / 10 : 128.0 / 130;
     return gigatransfers * static_cast<double>(lanes) * coding / 8;
   }
-  std::string text() const { return rounded(gigatransfers) + " GT/s x" + std::to_string(lanes); }
+  std::string text() const { return fmt::format("{} GT/s x{}", rounded(gigatransfers), lanes); }
 };
 
 /// `which`: "current" or "max". The kernel writes "8.0 GT/s PCIe", or "Unknown".
@@ -96,11 +98,10 @@ Findings examine_queue(const BlockDevice& disk, std::uint64_t block_size, const 
   findings.push_back(
       {.name = "request_size",
        .level = Level::Warn,
-       .value = disk.name + ": at most " + std::to_string(now_kib) + " KiB, of " +
-                std::to_string(able_kib) + " that it can",
+       .value = fmt::format("{}: at most {} KiB, of {} that it can", disk.name, now_kib, able_kib),
        .meaning = "each block of " + format_size(block_size) +
                   " is cut into many requests, which cost CPU time",
-       .fix = "echo " + std::to_string(useful_kib) + " >" + shown + "max_sectors_kb"});
+       .fix = fmt::format("echo {} >{}max_sectors_kb", useful_kib, shown)});
   return findings;
 }
 
@@ -133,12 +134,12 @@ Findings examine_temperature(const BlockDevice& disk, const std::string& root) {
     const auto now = number_of(sensor / "temp1_input");
     const auto limit = number_of(sensor / "temp1_max");
     if (!now || !limit || *limit <= 0 || *limit > limit_max || *now < *limit - limit_near) continue;
-    return {{.name = "temperature",
-             .level = Level::Warn,
-             .value = disk.name + ": " + std::to_string(*now / 1000) + " °C, its limit is " +
-                      std::to_string(*limit / 1000),
-             .meaning = "at its limit a disk slows itself down",
-             .fix = "more air, or a heat sink on the disk"}};
+    return {
+        {.name = "temperature",
+         .level = Level::Warn,
+         .value = fmt::format("{}: {} °C, its limit is {}", disk.name, *now / 1000, *limit / 1000),
+         .meaning = "at its limit a disk slows itself down",
+         .fix = "more air, or a heat sink on the disk"}};
   }
   return {};
 }

@@ -1,5 +1,6 @@
 #include "tools/doctor/disk.h"
 
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,7 +41,7 @@ std::string describe(const std::vector<BlockDevice>& disks) {
   for (const BlockDevice& disk : disks) {
     text += (text.empty() ? "" : ", ") + disk.name;
     if (!disk.model.empty()) text += " (" + disk.model + ")";
-    if (disk.numa_node.has_value()) text += " on NUMA node " + std::to_string(*disk.numa_node);
+    if (disk.numa_node.has_value()) text += fmt::format(" on NUMA node {}", *disk.numa_node);
   }
   return text;
 }
@@ -71,7 +72,7 @@ Result<std::uint64_t> try_file(const std::string& name, Direct direct) {
 }
 
 Probe probe(const std::string& folder) {
-  const std::string name = folder + "/.artesian-doctor-" + std::to_string(getpid());
+  const std::string name = fmt::format("{}/.artesian-doctor-{}", folder, getpid());
   auto direct = try_file(name, Direct::Required);
   (void)system_files().remove(name).has_value();  // it may not have been made
   if (direct.has_value()) return {.direct = std::to_string(*direct)};
@@ -264,7 +265,7 @@ Finding examine_disks(const std::vector<BlockDevice>& disks, std::size_t numa_no
     const auto node = disks.front().numa_node;
     if (numa_nodes > 1 && node.has_value()) {
       finding.meaning +=
-          "; nearest to the cores of its node: numactl --cpunodebind=" + std::to_string(*node);
+          fmt::format("; nearest to the cores of its node: numactl --cpunodebind={}", *node);
     }
   }
   return finding;
@@ -299,8 +300,8 @@ Finding examine_free_space(std::uint64_t bytes, std::uint64_t bytes_whole) {
   std::ostringstream billions;
   billions.precision(3);
   billions << static_cast<double>(bytes) / bytes_per_parameter / 1e9;
-  finding.meaning = "holds " + std::to_string(bytes_per_parameter) + " bytes for each of " +
-                    billions.str() + " billion parameters";
+  finding.meaning = fmt::format("holds {} bytes for each of {} billion parameters",
+                                bytes_per_parameter, billions.str());
   if (bytes_whole > 0) finding.value += " of " + format_size(bytes_whole);
   const bool nearly_full = bytes < bytes_whole / full_from;
   if (bytes >= free_least && !nearly_full) return finding;
@@ -344,7 +345,7 @@ StripedPath striped_path(const std::string& path) {
 }
 
 Finding examine_striping(const std::vector<StripedPath>& paths) {
-  Finding finding{.name = "striping", .value = std::to_string(paths.size()) + " folders"};
+  Finding finding{.name = "striping", .value = fmt::format("{} folders", paths.size())};
   finding.meaning = "no two on one disk: bytes are divided by the speed of each";
   for (std::size_t second = 1; second < paths.size(); ++second) {
     for (std::size_t first = 0; first < second; ++first) {

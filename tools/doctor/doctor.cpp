@@ -1,5 +1,6 @@
 #include "tools/doctor/doctor.h"
 
+#include <fmt/core.h>
 #include <gnu/libc-version.h>
 #include <hwy/highway.h>
 #include <pwd.h>
@@ -23,7 +24,7 @@ namespace artesian::tools {
 namespace {
 
 std::string three(unsigned major, unsigned minor, unsigned patch) {
-  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  return fmt::format("{}.{}.{}", major, minor, patch);
 }
 
 Finding examine_versions() {
@@ -105,7 +106,7 @@ Result<int> run_doctor(const CLI::App& doctor) {
   for (std::size_t index = 0; index < driver.gpus.size(); ++index) {
     append(findings,
            examine_host_memory(tiering::nodes_of_host(driver.gpus[index].numa_node, paths),
-                               "cuda:" + std::to_string(index)));
+                               fmt::format("cuda:{}", index)));
   }
   append(findings, examine_nccl(nccl_settings()));
   findings.push_back(examine_versions());

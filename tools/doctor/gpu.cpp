@@ -1,6 +1,7 @@
 #include "tools/doctor/gpu.h"
 
 #include <dlfcn.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
@@ -45,7 +46,7 @@ class Library {
 };
 
 std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 Gpu ask_gpu(const Library& driver, int device, const std::string& root) {
@@ -90,15 +91,15 @@ Finding examine_driver(const DriverFacts& facts, int built_version) {
     finding.meaning = "the CPU computes";
     return finding;
   }
-  finding.value = version_text(facts.version) + ", " + std::to_string(facts.gpus.size()) +
-                  (facts.gpus.size() == 1 ? " GPU; " : " GPUs; ") + build;
+  finding.value = fmt::format("{}, {}{}{}", version_text(facts.version), facts.gpus.size(),
+                              facts.gpus.size() == 1 ? " GPU; " : " GPUs; ", build);
   if (facts.error == no_device || (facts.error == 0 && facts.gpus.empty())) {
     finding.level = Level::Warn;
     finding.meaning = "there is a driver, but it shows no GPU";
     finding.fix = "look at CUDA_VISIBLE_DEVICES and nvidia-smi; in a container, --gpus all";
   } else if (facts.error != 0) {
     finding.level = Level::Warn;
-    finding.value = "cuInit: error " + std::to_string(facts.error) + "; " + build;
+    finding.value = fmt::format("cuInit: error {}; {}", facts.error, build);
     finding.meaning = "the driver does not work: no GPU can be used";
     finding.fix =
         "nvidia-smi says more; often the kernel's module and the library differ until "
@@ -118,11 +119,11 @@ Finding examine_driver(const DriverFacts& facts, int built_version) {
 }
 
 Finding examine_gpu(const Gpu& gpu, std::size_t index) {
-  Finding finding{.name = "gpu", .subject = "cuda:" + std::to_string(index)};
-  finding.value = gpu.name + ", " + format_size(gpu.memory) + ", compute capability " +
-                  std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor);
-  if (gpu.numa_node.has_value()) finding.value += ", NUMA node " + std::to_string(*gpu.numa_node);
-  if (gpu.nvlinks > 0) finding.value += ", " + std::to_string(gpu.nvlinks) + " NVLinks";
+  Finding finding{.name = "gpu", .subject = fmt::format("cuda:{}", index)};
+  finding.value = fmt::format("{}, {}, compute capability {}.{}", gpu.name, format_size(gpu.memory),
+                              gpu.capability_major, gpu.capability_minor);
+  if (gpu.numa_node.has_value()) finding.value += fmt::format(", NUMA node {}", *gpu.numa_node);
+  if (gpu.nvlinks > 0) finding.value += fmt::format(", {} NVLinks", gpu.nvlinks);
   if (gpu.capability_major >= 8) {
     finding.meaning = "computes in bf16";
     return finding;
@@ -143,8 +144,7 @@ Finding examine_peers(const DriverFacts& facts) {
     return finding;
   }
   finding.level = Level::Warn;
-  finding.value +=
-      ", " + std::to_string(facts.pairs_without_peer_access) + " pairs without peer access";
+  finding.value += fmt::format(", {} pairs without peer access", facts.pairs_without_peer_access);
   finding.meaning = "what these send each other goes through host memory";
   finding.fix =
       "switch PCIe ACS off (BIOS, or pci=noacs), or place ranks on GPUs that are peers: "

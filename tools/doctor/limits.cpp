@@ -1,5 +1,7 @@
 #include "tools/doctor/limits.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -123,7 +125,7 @@ Findings examine_thread_limit(const std::string& root) {
   if (!least || *least >= threads_least) return {};
   return {{.name = "threads",
            .level = Level::Warn,
-           .value = std::to_string(*least) + " more, by a control group's limit",
+           .value = fmt::format("{} more, by a control group's limit", *least),
            .meaning = "where no thread can be started, a run ends",
            .fix = "a larger " + where + " (docker: --pids-limit)"}};
 }
@@ -134,7 +136,7 @@ Findings examine_aio_requests(const std::string& root) {
   if (!used || !limit || *limit - *used >= aio_requests_least) return {};
   return {{.name = "aio_requests",
            .level = Level::Warn,
-           .value = std::to_string(*used) + " of the machine's " + std::to_string(*limit) + " used",
+           .value = fmt::format("{} of the machine's {} used", *used, *limit),
            .meaning = "where libaio is the engine, it may get none",
            .fix = "sysctl fs.aio-max-nr=1048576"}};
 }

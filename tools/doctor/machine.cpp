@@ -1,5 +1,6 @@
 #include "tools/doctor/machine.h"
 
+#include <fmt/core.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
@@ -222,10 +223,10 @@ Finding examine_processor(const std::string& root) {
     if (flag == "avx512_bf16" || flag == "amx_bf16") wide += (wide.empty() ? "" : ", ") + flag;
   }
   Finding finding{.name = "processor"};
-  finding.value = (model.empty() ? "not named" : model) + ", " +
-                  (known ? std::to_string(CPU_COUNT(&usable)) : "unknown") +
-                  " cores usable, kernels in " + kernels::active_target_name() +
-                  ", bf16: " + (wide.empty() ? "none" : wide);
+  finding.value = fmt::format("{}, {} cores usable, kernels in {}, bf16: {}",
+                              model.empty() ? "not named" : model,
+                              known ? std::to_string(CPU_COUNT(&usable)) : "unknown",
+                              kernels::active_target_name(), wide.empty() ? "none" : wide);
   // As zero3/torch/compute_device.cpp has it.
   const bool amd = value_after(root + "/proc/cpuinfo", "vendor_id") == "AuthenticAMD";
   const bool gains = wide.find("amx_bf16") != std::string::npos || (amd && !wide.empty());
@@ -241,7 +242,7 @@ Finding examine_numa(const std::string& root) {
     nodes += name.starts_with("node") && name.find_first_of("0123456789") == 4;
   }
   Finding finding{.name = "numa",
-                  .value = std::to_string(nodes) + (nodes == 1 ? " node" : " nodes")};
+                  .value = fmt::format("{}{}", nodes, nodes == 1 ? " node" : " nodes")};
   if (nodes == 0) finding.value = "not known";
   if (nodes <= 1) {
     finding.meaning = "all memory is equally near";

@@ -1,5 +1,7 @@
 #include "tools/doctor/report.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -39,7 +41,7 @@ std::string to_text(const Findings& findings) {
   }
   for (const Level level : {Level::Ok, Level::Warn, Level::Fail}) {
     text += level == Level::Ok ? "" : ", ";
-    text += std::to_string(count_of(findings, level)) + " " + level_name(level);
+    text += fmt::format("{} {}", count_of(findings, level), level_name(level));
   }
   return text + "\n";
 }

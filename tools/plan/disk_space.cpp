@@ -1,5 +1,7 @@
 #include "tools/plan/disk_space.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -74,12 +76,12 @@ Result<void> check_space(const DiskSpace& space, const zero3::Config& config,
     const auto [section, folder] = place_on(space, config, index);
     return make_error(
         ErrorCode::NoSpace,
-        "zero_optimization." + section + ".nvme_path: got " + format_size(space.free[index]) +
-            " free in " + folder + ", allowed at least " + std::to_string(needed[index]) +
-            " bytes (" + format_size(needed[index]) +
-            "): " + std::to_string(needed[index] - space.free[index]) +
-            " bytes missing for the swap files; free some space, name a folder of another disk as "
-            "well, or raise artesian.host_memory, which keeps state off the disk");
+        fmt::format(
+            "zero_optimization.{}.nvme_path: got {} free in {}, allowed at least {} bytes ({}): {} "
+            "bytes missing for the swap files; free some space, name a folder of another disk as "
+            "well, or raise artesian.host_memory, which keeps state off the disk",
+            section, format_size(space.free[index]), folder, needed[index],
+            format_size(needed[index]), needed[index] - space.free[index]));
   }
   return {};
 }

@@ -1,5 +1,7 @@
 #include "tools/plan/plan.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "base/log.h"
@@ -78,9 +80,9 @@ class PlanRun {
     for (const std::string& each : model_.notes) note(each);
     plan_.length = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
     if (plan_.length <= positions) return {};
-    return make_error(ErrorCode::Invalid, "--seq-len: got " + std::to_string(plan_.length) +
-                                              ", allowed 1 to " + std::to_string(positions) + ", " +
-                                              model_.positions_limit);
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("--seq-len: got {}, allowed 1 to {}, {}", plan_.length, positions,
+                                  model_.positions_limit));
   }
 
   Result<void> read_config() {
@@ -89,15 +91,17 @@ class PlanRun {
     report_.nodes = options_.nodes;
     plan_.ranks = options_.gpus.value_or(1) * options_.nodes;
     if (report_.gpus > gpus_of_a_node && options_.nodes == 1) {
-      note("--gpus: got " + std::to_string(report_.gpus) +
-           ", planned as one node, with the bus of one; nodes have " +
-           std::to_string(gpus_of_a_node) + " as a rule: --gpus 8 --nodes " +
-           std::to_string((report_.gpus + gpus_of_a_node - 1) / gpus_of_a_node));
+      note(fmt::format(
+          "--gpus: got {}, planned as one node, with the bus of one; nodes have {} as "
+          "a rule: --gpus 8 --nodes {}",
+          report_.gpus, gpus_of_a_node, (report_.gpus + gpus_of_a_node - 1) / gpus_of_a_node));
     }
     if (plan_.ranks > 1'000'000) {
-      return make_error(ErrorCode::Invalid, "--gpus: got " + std::to_string(plan_.ranks) +
-                                                " ranks with --nodes, allowed 1000000 in all; "
-                                                "lower one of them");
+      return make_error(
+          ErrorCode::Invalid,
+          fmt::format(
+              "--gpus: got {} ranks with --nodes, allowed 1000000 in all; lower one of them",
+              plan_.ranks));
     }
     auto read =
         read_plan_config(options_.config, {.micro_batch_size = options_.micro_batch,
@@ -125,9 +129,10 @@ class PlanRun {
     const double tokens =
         static_cast<double>(plan_.config.train_batch_size) * static_cast<double>(plan_.length);
     if (tokens <= 1e12) return {};
-    return make_error(ErrorCode::Invalid, "train_batch_size: got " +
-                                              std::to_string(plan_.config.train_batch_size) +
-                                              ", allowed 10^12 tokens of a step; lower it");
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("train_batch_size: got {}, allowed 10^12 tokens of a step; lower it",
+                    plan_.config.train_batch_size));
   }
 
   Result<void> choose_memory() {
@@ -233,16 +238,18 @@ class PlanRun {
   Result<void> check_measure() const {
     if (!options_.measure || !plan_.gpu) return {};
     if (plan_.ranks == 1) return naming("--measure", zero3::check_device("cuda"));
-    return make_error(ErrorCode::Unsupported, "--measure: got --gpus and --nodes for " +
-                                                  std::to_string(plan_.ranks) +
-                                                  " ranks, allowed one: it trains with one rank");
+    return make_error(
+        ErrorCode::Unsupported,
+        fmt::format(
+            "--measure: got --gpus and --nodes for {} ranks, allowed one: it trains with one rank",
+            plan_.ranks));
   }
 
   Result<void> measure() {
     if (!options_.measure) return {};
     const auto progress = [](const Candidate& candidate, std::uint64_t number) {
-      log(LogLevel::Info, "--measure: running " + std::to_string(number) +
-                              " of the fastest: " + candidate_text(candidate));
+      log(LogLevel::Info, fmt::format("--measure: running {} of the fastest: {}", number,
+                                      candidate_text(candidate)));
     };
     const MeasureOptions options{.device = plan_.gpu ? "cuda" : "cpu", .progress = progress};
     ARTESIAN_TRY(notes, measure_candidates(plan_, report_.candidates, options));

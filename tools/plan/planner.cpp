@@ -1,5 +1,7 @@
 #include "tools/plan/planner.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -266,8 +268,8 @@ Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activati
                              format_size(zero3::cuda_bytes) + " of CUDA";
   const auto refused = [&](const std::string& got, std::uint64_t needed, const char* fix) {
     return make_error(ErrorCode::Exhausted,
-                      got + ", allowed " + format_size(gpu) + ", the GPU's memory: " +
-                          std::to_string(needed - gpu) + " bytes missing; lower it" + fix);
+                      fmt::format("{}, allowed {}, the GPU's memory: {} bytes missing; lower it{}",
+                                  got, format_size(gpu), needed - gpu, fix));
   };
   if (others >= gpu) {
     return refused("train_micro_batch_size_per_gpu: got " + beside, others,
@@ -314,11 +316,12 @@ Result<void> check_memory(const PlanCase& plan, const PlanFigures& figures) {
   const std::string key = !mostly_tiers   ? "train_micro_batch_size_per_gpu"
                           : mostly_device ? "artesian.device_memory"
                                           : "artesian.host_memory";
-  return make_error(ErrorCode::Exhausted,
-                    key + ": got " + memory_text(plan, figures) + ", allowed " +
-                        format_size(*plan.memory_max) + ", the available memory: " +
-                        std::to_string(needed - *plan.memory_max) + " bytes missing; lower it" +
-                        (mostly_tiers ? "" : " or --seq-len, or set activation_checkpointing"));
+  return make_error(
+      ErrorCode::Exhausted,
+      fmt::format("{}: got {}, allowed {}, the available memory: {} bytes missing; lower it{}", key,
+                  memory_text(plan, figures), format_size(*plan.memory_max),
+                  needed - *plan.memory_max,
+                  mostly_tiers ? "" : " or --seq-len, or set activation_checkpointing"));
 }
 
 zero3::PlacementRequest placement_request(const PlanCase& plan) {

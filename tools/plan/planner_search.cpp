@@ -1,5 +1,7 @@
 // The part of the planner that asks "what if": single changes, whole strategies, advice. Each
 // answer is a case planned anew.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -26,8 +28,8 @@ struct WrittenSize {
       : bytes(round_up(at_least, std::uint64_t{1} << 20)) {}
   std::string text() const {
     constexpr std::uint64_t gib = std::uint64_t{1} << 30;
-    return bytes % gib == 0 ? std::to_string(bytes / gib) + " GiB"
-                            : std::to_string(bytes >> 20) + " MiB";
+    return bytes % gib == 0 ? fmt::format("{} GiB", bytes / gib)
+                            : fmt::format("{} MiB", bytes >> 20);
   }
   const std::uint64_t bytes;
 };
@@ -326,11 +328,10 @@ void advise_of_buckets(const PlanCase& plan, std::vector<std::string>& advice) {
                           static_cast<double>(buckets.allgather_bucket_size);
   const double bytes = 4.5 * elements * static_cast<double>(size);
   advice.push_back(
-      "zero_optimization.overlap_comm: DeepSpeed takes 4.5 x (reduce_bucket_size + "
-      "allgather_bucket_size) x " +
-      std::to_string(size) + " bytes for it, " + print("%.3g GB", bytes * 1e-9) +
-      " of each GPU; smaller buckets take less. Artesian has no such buckets, and they are not in "
-      "this plan");
+      fmt::format("zero_optimization.overlap_comm: DeepSpeed takes 4.5 x (reduce_bucket_size + "
+                  "allgather_bucket_size) x {} bytes for it, {} of each GPU; smaller buckets take "
+                  "less. Artesian has no such buckets, and they are not in this plan",
+                  size, print("%.3g GB", bytes * 1e-9)));
 }
 
 }  // namespace
@@ -349,16 +350,16 @@ std::vector<std::string> advise(const PlanCase& plan) {
         zero.param_persistence_threshold >= threshold && zero.offload_param.device == Offload::None;
     if (!is_so && keeps_all(kept)) {
       advice.push_back(
-          "zero_optimization.stage3_param_persistence_threshold: " + std::to_string(threshold) +
-          " (6 x hidden^2) with offload_param.device none keeps the blocks on the "
-          "device, at the speed of stage 2; it fits");
+          fmt::format("zero_optimization.stage3_param_persistence_threshold: {} (6 x hidden^2) "
+                      "with offload_param.device none keeps the blocks on the device, at the speed "
+                      "of stage 2; it fits",
+                      threshold));
     }
   }
   const auto check = [&](const char* what, std::int64_t value) {
     if (value % 16 == 0) return;
-    advice.push_back(std::string(what) + ": " + std::to_string(value) +
-                     " is no multiple of 16, which matrix units want; " +
-                     std::to_string(round_up(static_cast<std::uint64_t>(value), 16)) + " is");
+    advice.push_back(fmt::format("{}: {} is no multiple of 16, which matrix units want; {} is",
+                                 what, value, round_up(static_cast<std::uint64_t>(value), 16)));
   };
   check("hidden size", plan.model->hidden);
   check("vocabulary", plan.model->vocab_size);

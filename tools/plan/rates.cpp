@@ -1,5 +1,7 @@
 #include "tools/plan/rates.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "base/log.h"
@@ -50,7 +52,7 @@ class Chooser {
     std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
     if (!volume.measured_at.empty()) source = "measured by aio_bench tune, " + volume.measured_at;
     if (volume.disks.size() > 1) {
-      source += "; " + std::to_string(volume.disks.size()) + " paths together";
+      source += fmt::format("; {} paths together", volume.disks.size());
     }
     return source;
   }

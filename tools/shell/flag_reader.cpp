@@ -1,5 +1,7 @@
 #include "tools/shell/flag_reader.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -40,7 +42,7 @@ void FlagReader::expect_single_values(const std::set<std::string>& several) {
   for (const CLI::Option* option : app_.get_options()) {
     if (option->get_items_expected_max() == 0 || option->count() < 2) continue;
     if (several.contains(option->get_name())) continue;
-    refuse(option->get_name(), std::to_string(option->count()) + " values", "one; drop the others");
+    refuse(option->get_name(), fmt::format("{} values", option->count()), "one; drop the others");
   }
 }
 
@@ -74,7 +76,7 @@ std::optional<std::uint64_t> FlagReader::count(const char* flag) {
   const auto value = parse_number<std::uint64_t>(text(flag));
   if (value.has_value() && *value >= 1 && *value <= count_max) return value;
   const bool large = value.has_value() && *value > count_max;
-  refuse_text(flag, large ? "a whole number of at most " + std::to_string(count_max) + "; lower it"
+  refuse_text(flag, large ? fmt::format("a whole number of at most {}; lower it", count_max)
                           : std::string("a whole number of at least 1; write one such as 10"));
   return std::nullopt;
 }

@@ -1,6 +1,7 @@
 #include "tools/shell/output_file.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -36,7 +37,7 @@ bool may_write_file(const std::string& path) {
 
 Result<void> write_file(const std::string& path, const std::string& text) {
   const std::string target = target_of(path);
-  const std::string beside = target + "." + std::to_string(::getpid());
+  const std::string beside = fmt::format("{}.{}", target, ::getpid());
   const auto failure = [&] {
     Error error = make_error(ErrorCode::Io, path + ": cannot write", errno);
     static_cast<void>(std::remove(beside.c_str()));

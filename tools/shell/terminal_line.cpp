@@ -1,5 +1,6 @@
 #include "tools/shell/terminal_line.h"
 
+#include <fmt/core.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -89,7 +90,7 @@ void PercentLine::show(std::uint64_t done, std::uint64_t all) {
   const int percent = static_cast<int>(all == 0 ? 100 : done * 100 / all);
   if (!line_.on_terminal() || percent == shown_) return;
   shown_ = percent;
-  line_.draw({{what_ + ": " + std::to_string(percent) + "%"}});
+  line_.draw({{fmt::format("{}: {}%", what_, percent)}});
 }
 
 }  // namespace artesian::tools

@@ -1,6 +1,7 @@
 #include "tools/train/checkpointing.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>
@@ -73,8 +74,9 @@ Result<void> Checkpointing::find(const std::string& directory, const std::string
   const std::string& text = threads->second;
   std::from_chars(text.data(), text.data() + text.size(), count);
   if (count < 1 || count > 4096 || count == at::get_num_threads()) return {};
-  log(LogLevel::Info, "--resume: computing with " + text + " threads, as before; " +
-                          std::to_string(at::get_num_threads()) + " would be this machine's own");
+  log(LogLevel::Info,
+      fmt::format("--resume: computing with {} threads, as before; {} would be this machine's own",
+                  text, at::get_num_threads()));
   at::set_num_threads(count);
   return {};
 }
@@ -133,8 +135,8 @@ Result<void> Checkpointing::check_data(const zero3::SavedTrainer& now) const {
   const auto stream = [](const zero3::SavedTrainer& of) {
     std::string text;
     for (const zero3::SavedSource& source : of.sources) {
-      text += (text.empty() ? "" : " and ") + std::to_string(source.tokens) +
-              " tokens with digest " + source.digest;
+      text += fmt::format("{}{} tokens with digest {}", text.empty() ? "" : " and ", source.tokens,
+                          source.digest);
     }
     return text;
   };
@@ -197,11 +199,11 @@ Result<void> Checkpointing::check_room(const zero3::Engine& engine,
   if (failure || needed <= space.available) return {};
   return make_error(
       ErrorCode::NoSpace,
-      "--checkpoint-dir: got " + format_size(space.available) + " free beside the room of one, " +
-          "allowed at least " + format_size(needed) + ": checkpoints of " + format_size(bytes) +
-          ", the newest " + std::to_string(flags_.keep) +
-          " and the one that is being written; --checkpoint-keep 1, a folder on another disk, or "
-          "--save without checkpoints");
+      fmt::format("--checkpoint-dir: got {} free beside the room of one, allowed at least {}: "
+                  "checkpoints of {}, the newest {} and the one that is being written; "
+                  "--checkpoint-keep 1, a folder on another disk, or --save without checkpoints",
+                  format_size(space.available), format_size(needed), format_size(bytes),
+                  flags_.keep));
 }
 
 /// Says what the configuration has otherwise than the run that goes on had it.
@@ -221,9 +223,9 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
     auto loaded = engine.load_checkpoint({.directory = found_in_, .tag = found_[index]}, progress);
     if (loaded.has_value()) {
       const double seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
-      log(LogLevel::Info, "--resume: going on from " + found_[index] + ", step " +
-                              std::to_string(loaded->manifest.state.step) + ", read in " +
-                              seconds_text(seconds));
+      log(LogLevel::Info,
+          fmt::format("--resume: going on from {}, step {}, read in {}", found_[index],
+                      loaded->manifest.state.step, seconds_text(seconds)));
       ARTESIAN_TRY_VOID(naming("--resume", take_over(loaded->manifest)));
       note_changes(loaded->manifest);
       return {};
@@ -280,24 +282,27 @@ bool Checkpointing::has_time(std::uint64_t step, const zero3::Engine& engine) co
   const double left = flags_.grace - seconds_since_stop();
   if (needed <= left) return true;
   log(LogLevel::Warning,
-      "no checkpoint is saved: it would take about " + seconds_text(needed) + ", and of --grace " +
-          print("%g", flags_.grace) + " there are " + seconds_text(std::max(left, 0.0)) + "; " +
-          (saved_step_ == 0 ? "there is none, and all "
-                            : "global_step" + std::to_string(saved_step_) + " stands, and ") +
-          std::to_string(step - saved_step_) + " steps are lost");
+      fmt::format("no checkpoint is saved: it would take about {}, and of --grace {} there are {}; "
+                  "{}{} steps are lost",
+                  seconds_text(needed), print("%g", flags_.grace),
+                  seconds_text(std::max(left, 0.0)),
+                  saved_step_ == 0 ? "there is none, and all "
+                                   : fmt::format("global_step{} stands, and ", saved_step_),
+                  step - saved_step_));
   return false;
 }
 
 Result<void> Checkpointing::note_failure(std::uint64_t step, Error error) {
   ++failed_;
   ++failed_in_a_row_;
-  log(LogLevel::Warning, "checkpoint of step " + std::to_string(step) + ": " + error.to_string() +
-                             "; training goes on");
+  log(LogLevel::Warning,
+      fmt::format("checkpoint of step {}: {}; training goes on", step, error.to_string()));
   if (!first_failure_.has_value()) first_failure_ = error;
   if (failed_in_a_row_ < failures_max || flags_.optional) return {};
-  error.message = std::to_string(failures_max) +
-                  " checkpoints in a row could not be saved, the last one: " + error.message +
-                  "; make room, use another folder, or train on without: --checkpoint-optional";
+  error.message = fmt::format(
+      "{} checkpoints in a row could not be saved, the last one: {}; make room, use another "
+      "folder, or train on without: --checkpoint-optional",
+      failures_max, error.message);
   return error;
 }
 
@@ -363,8 +368,8 @@ Result<void> Checkpointing::outcome() const {
   const bool ended = failed_in_a_row_ >= failures_max && !flags_.optional;  // which is said already
   if (failed_ == 0 || ended) return {};
   Error error = *first_failure_;
-  error.message = std::to_string(failed_) + " of " + std::to_string(tried_) +
-                  " checkpoints could not be saved, the first one: " + error.message;
+  error.message = fmt::format("{} of {} checkpoints could not be saved, the first one: {}", failed_,
+                              tried_, error.message);
   return error;
 }
 

@@ -1,5 +1,6 @@
 #include "tools/train/log_cut.h"
 
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,12 +27,13 @@ std::optional<std::uint64_t> step_of(const std::string& line) {
 }
 
 Error not_ours(const std::string& path, const std::string& got, std::uint64_t step) {
-  return make_error(ErrorCode::Invalid,
-                    "--log-jsonl: " + path + ": got " + got + ", allowed " +
-                        (step == 0 ? std::string("an empty file")
-                                   : "the lines of steps up to " + std::to_string(step) +
-                                         ", each once and in order") +
-                        "; name another file, or move this one away");
+  return make_error(
+      ErrorCode::Invalid,
+      fmt::format("--log-jsonl: {}: got {}, allowed {}; name another file, or move this one away",
+                  path, got,
+                  step == 0
+                      ? std::string("an empty file")
+                      : fmt::format("the lines of steps up to {}, each once and in order", step)));
 }
 
 /// How a log stands to the step that it is to end with.
@@ -55,12 +57,10 @@ Result<Found> look_at(const std::string& path, const LogCut& cut) {
   for (std::string line; std::getline(file, line); ++found.lines) {
     if (file.eof()) break;  // without its end: it was being written
     const auto step = step_of(line);
-    const std::string where = "line " + std::to_string(found.lines + 1);
+    const std::string where = fmt::format("line {}", found.lines + 1);
     if (!step.has_value()) return not_ours(path, where + ", which is of no step", cut.step);
     if (before.has_value() && *step != *before + 1) {
-      return not_ours(path,
-                      where + " of step " + std::to_string(*step) + " behind that of " +
-                          std::to_string(*before),
+      return not_ours(path, fmt::format("{} of step {} behind that of {}", where, *step, *before),
                       cut.step);
     }
     before = step;
@@ -70,9 +70,9 @@ Result<Found> look_at(const std::string& path, const LogCut& cut) {
     if (*step != cut.step) continue;
     found.has_last = true;
     if (!cut.line.empty() && line + "\n" != cut.line) {
-      return not_ours(
-          path, where + ", which is not what step " + std::to_string(cut.step) + " of this run had",
-          cut.step);
+      return not_ours(path,
+                      fmt::format("{}, which is not what step {} of this run had", where, cut.step),
+                      cut.step);
     }
   }
   return found;
@@ -92,15 +92,15 @@ bool one_is_missing(const Found& found, const LogCut& cut) {
 Result<Found> find_cut(const std::string& path, const LogCut& cut) {
   ARTESIAN_TRY(found, look_at(path, cut));
   if (cut.step == 0 && cut.lines_max != 0 && found.lines > cut.lines_max) {
-    return not_ours(path,
-                    std::to_string(found.lines) +
-                        " lines, of which a checkpoint must have been "
-                        "saved, and there is none",
-                    0);
+    return not_ours(
+        path,
+        fmt::format("{} lines, of which a checkpoint must have been saved, and there is none",
+                    found.lines),
+        0);
   }
   const bool all_later = found.kept == 0;  // a log that began with what is to be done again
   if (cut.step != 0 && !found.has_last && !one_is_missing(found, cut) && !all_later) {
-    return not_ours(path, "no line of step " + std::to_string(cut.step), cut.step);
+    return not_ours(path, fmt::format("no line of step {}", cut.step), cut.step);
   }
   return found;
 }
@@ -109,7 +109,7 @@ Result<Found> find_cut(const std::string& path, const LogCut& cut) {
 Result<void> move_aside(const std::string& path) {
   std::error_code failure;
   for (std::uint64_t number = 1;; ++number) {
-    const std::string aside = path + "." + std::to_string(number);
+    const std::string aside = fmt::format("{}.{}", path, number);
     if (std::filesystem::exists(std::filesystem::symlink_status(aside, failure))) continue;
     std::filesystem::rename(path, aside, failure);
     if (failure) {

@@ -1,6 +1,7 @@
 #include "tools/train/step_log.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -91,8 +92,7 @@ Result<void> StepLog::sync() noexcept {
 
 Result<void> StepLog::close() {
   if (!first_.has_value()) return {};
-  first_->message = "--log-jsonl: cannot write " + std::to_string(missing_) + " of " +
-                    std::to_string(lines_) + " lines";
+  first_->message = fmt::format("--log-jsonl: cannot write {} of {} lines", missing_, lines_);
   return *first_;
 }
 

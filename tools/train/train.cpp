@@ -1,5 +1,7 @@
 #include "tools/train/train.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -149,9 +151,9 @@ Result<void> TrainRun::prepare() {
   const auto positions = static_cast<std::uint64_t>(model_config_.positions_max);
   length_ = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
   if (length_ == 0 || length_ > positions) {
-    return make_error(ErrorCode::Invalid, "--seq-len: got " + std::to_string(length_) +
-                                              ", allowed 1 to " + std::to_string(positions) + ", " +
-                                              model_config_.positions_limit);
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("--seq-len: got {}, allowed 1 to {}, {}", length_, positions,
+                                  model_config_.positions_limit));
   }
   zero3::ConfigArguments arguments{.micro_batch_size = options_.micro_batch,
                                    .accumulation_steps = options_.accumulation,
@@ -268,14 +270,13 @@ Result<void> TrainRun::check_memory() const {
   }
   const auto available = static_cast<double>(free);
   if (needed <= available) return {};
-  return make_error(ErrorCode::Exhausted,
-                    "train_micro_batch_size_per_gpu: got " +
-                        std::to_string(config_.micro_batch_size) + " samples of " +
-                        std::to_string(length_) + " tokens, allowed at most " +
-                        std::to_string(static_cast<std::uint64_t>(
-                            available / needed * static_cast<double>(config_.micro_batch_size))) +
-                        ", whose hidden states alone fill the available memory; lower it or "
-                        "--seq-len");
+  return make_error(
+      ErrorCode::Exhausted,
+      fmt::format("train_micro_batch_size_per_gpu: got {} samples of {} tokens, allowed at most "
+                  "{}, whose hidden states alone fill the available memory; lower it or --seq-len",
+                  config_.micro_batch_size, length_,
+                  static_cast<std::uint64_t>(available / needed *
+                                             static_cast<double>(config_.micro_batch_size))));
 }
 
 /// What is known of it before it is read.
@@ -375,9 +376,9 @@ Result<void> TrainRun::check_random_weights() const {
       return naming("--model", std::move(none).error());
     }
     if (checkpointing_->goes_on()) return {};
-    log(LogLevel::Info, "--model: no weights in " + options_.model +
-                            "; initialising at random from --seed " +
-                            std::to_string(options_.seed));
+    log(LogLevel::Info,
+        fmt::format("--model: no weights in {}; initialising at random from --seed {}",
+                    options_.model, options_.seed));
   }
   return {};
 }
@@ -584,10 +585,9 @@ Error TrainRun::no_step_taken() const {
   const std::uint64_t steps = summary_.steps();
   const zero3::StepResult& last = summary_.last();
   std::string text =
-      "no step was taken: " +
-      (steps == 1 ? std::string("the only one was") : "all " + std::to_string(steps) + " were") +
-      " skipped, as " + (std::isfinite(last.loss) ? "gradients were" : "the loss was") +
-      " not finite; ";
+      fmt::format("no step was taken: {} skipped, as {} not finite; ",
+                  steps == 1 ? std::string("the only one was") : fmt::format("all {} were", steps),
+                  std::isfinite(last.loss) ? "gradients were" : "the loss was");
   if (!bad_weights_.empty()) {
     text += "weights that are not finite are in " + FiniteWeights::list(bad_weights_) +
             "; repair them, or start at random: --init";
@@ -641,8 +641,8 @@ void TrainRun::say_end() const {
                          ? std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM")
                      : faults_.empty() ? "done"
                                        : "ended by an error";
-  line += steps == 0 ? " before the first step"
-                     : " after step " + std::to_string(steps) + " of " + std::to_string(steps_);
+  line +=
+      steps == 0 ? " before the first step" : fmt::format(" after step {} of {}", steps, steps_);
   if (!options_.save.empty()) {
     line += saved_ ? "; saved to " + options_.save : std::string("; nothing is saved");
   }

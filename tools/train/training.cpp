@@ -1,5 +1,7 @@
 #include "tools/train/training.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -63,11 +65,10 @@ Result<void> FiniteWeights::read(std::uint32_t parameter, std::uint64_t first,
   const auto element = first + static_cast<std::uint64_t>(bad - target.begin());
   const std::string number = std::isnan(*bad) ? "nan" : std::to_string(*bad);
   log(LogLevel::Warning,
-      whose_ + ": " + names_[parameter] + ": element " + std::to_string(element) + ": got " +
-          number +
-          (std::isfinite(*bad) ? std::string(", above the largest ") + dtype_name(dtype_)
-                               : ", which is not finite") +
-          "; losses will hardly be finite");
+      fmt::format("{}: {}: element {}: got {}{}; losses will hardly be finite", whose_,
+                  names_[parameter], element, number,
+                  std::isfinite(*bad) ? std::string(", above the largest ") + dtype_name(dtype_)
+                                      : ", which is not finite"));
   return {};
 }
 
@@ -81,7 +82,7 @@ std::string FiniteWeights::list(const std::set<std::string>& names) {
   std::size_t shown = 0;
   for (const std::string& name : names) {
     if (shown++ == names_shown_max) {
-      return text + " and " + std::to_string(names.size() - names_shown_max) + " more";
+      return fmt::format("{} and {} more", text, names.size() - names_shown_max);
     }
     text += (text.empty() ? "" : ", ") + name;
   }
