@@ -62,6 +62,7 @@ void AioContext::close() noexcept {
 }
 
 void AioContext::wake() const noexcept {
+  ARTESIAN_CHECK(event_ >= 0, event_);
   const std::uint64_t one = 1;
   // Fails only when the count is at its end: then a wake-up is on its way already.
   [[maybe_unused]] const auto written = write(event_, &one, sizeof one);
@@ -113,7 +114,10 @@ void AioContext::poll(Block& block, int descriptor) noexcept {
 
 /// Transfers, not wake-ups.
 std::uint32_t AioContext::in_kernel() const noexcept {
-  return blocks_pending_ - blocks_queued_ - static_cast<std::uint32_t>(answers_.size());
+  const auto answered = static_cast<std::uint32_t>(answers_.size());
+  ARTESIAN_CHECK(blocks_pending_ >= blocks_queued_ + answered, blocks_pending_, blocks_queued_,
+                 answered);
+  return blocks_pending_ - blocks_queued_ - answered;
 }
 
 void AioContext::end(iocb& control, std::int64_t result) noexcept {
@@ -121,27 +125,31 @@ void AioContext::end(iocb& control, std::int64_t result) noexcept {
     wake_armed_ = false;
     return;
   }
+  ARTESIAN_CHECK(&control != &controls_.front() && free_.size() + 1 < controls_.size());
   answers_.push_back({.block = static_cast<Block*>(control.data), .result = result});
   free_.push_back(&control);
 }
 
 /// See Note [Refused transfers].
 void AioContext::move_here(iocb& control) noexcept {
+  const bool reads = control.aio_lio_opcode == IO_CMD_PREAD;
+  ARTESIAN_CHECK(reads || control.aio_lio_opcode == IO_CMD_PWRITE, control.aio_lio_opcode);
   const auto& call = control.u.c;
-  const ssize_t moved = control.aio_lio_opcode == IO_CMD_PREAD
-                            ? pread(control.aio_fildes, call.buf, call.nbytes, call.offset)
-                            : pwrite(control.aio_fildes, call.buf, call.nbytes, call.offset);
+  const ssize_t moved = reads ? pread(control.aio_fildes, call.buf, call.nbytes, call.offset)
+                              : pwrite(control.aio_fildes, call.buf, call.nbytes, call.offset);
   end(control, moved < 0 ? -errno : moved);
 }
 
 /// Takes the first of the queue back, as the kernel will not have it.
 void AioContext::refuse(int system_error) noexcept {
+  ARTESIAN_CHECK(queued_from_ < queued_.size(), queued_from_, queued_.size());
   iocb& control = *queued_[queued_from_++];
   if (is_wake(control)) {
     wake_refused_ = system_error;
     wake_armed_ = false;
     return;
   }
+  ARTESIAN_CHECK(blocks_queued_ != 0);
   --blocks_queued_;
   const bool transfers = control.aio_lio_opcode != IO_CMD_POLL;
   if (system_error == EINVAL && transfers) return move_here(control);
@@ -168,11 +176,13 @@ void AioContext::submit() noexcept {
       refuse(-taken);
     }
   }
+  ARTESIAN_CHECK(queued_from_ != queued_.size() || blocks_queued_ == 0, blocks_queued_);
   queued_.erase(queued_.begin(), queued_.begin() + static_cast<std::ptrdiff_t>(queued_from_));
   queued_from_ = 0;
 }
 
 void AioContext::wait(std::uint32_t count) noexcept {
+  ARTESIAN_CHECK(context_ != nullptr && count != 0, count);
   arm_wake();
   submit();
   if (!answers_.empty()) return;

@@ -13,6 +13,7 @@ void Completion::prepare(const Request& request, BufferLease buffer, Callback ca
   ARTESIAN_CHECK(!in_flight());
   ARTESIAN_CHECK(request.file != nullptr);
   ARTESIAN_CHECK(request.length <= buffer.size(), request.length, buffer.size());
+  ARTESIAN_CHECK(request.offset + request.length >= request.offset, request.offset, request.length);
   request_ = request;
   buffer_ = std::move(buffer);
   callback_ = callback;

@@ -97,12 +97,14 @@ Error abandonment_of(const Request& request) {
 }  // namespace
 
 void EngineBase::List::push(Completion& completion) noexcept {
+  ARTESIAN_CHECK((head == nullptr) == (tail == nullptr) && tail != &completion);
   completion.next_ = nullptr;
   (tail == nullptr ? head : tail->next_) = &completion;
   tail = &completion;
 }
 
 void EngineBase::List::pop() noexcept {
+  ARTESIAN_CHECK(head != nullptr);
   head = head->next_;
   if (head == nullptr) tail = nullptr;
 }
@@ -115,17 +117,23 @@ void EngineBase::List::remove(Completion& completion) noexcept {
   }
   (before == nullptr ? head : before->next_) = completion.next_;
   if (tail == &completion) tail = before;
+  ARTESIAN_CHECK((head == nullptr) == (tail == nullptr));
 }
 
 EngineBase::EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept
     : options_(options),
       kind_(kind),
       write_backs_max_(std::max<std::uint64_t>(1, slots_of(kind, options) / 2)),
-      faults_(faults) {}
+      faults_(faults) {
+  ARTESIAN_CHECK(options.block_size != 0 && options.queue_depth != 0 && options.threads != 0,
+                 options.block_size, options.queue_depth, options.threads);
+}
 
 EngineBase::~EngineBase() {
   ARTESIAN_CHECK(stopping_);
   ARTESIAN_CHECK(in_flight_ == 0 && blocks_in_kernel_ == 0, in_flight_, blocks_in_kernel_);
+  ARTESIAN_CHECK(queued_ == 0 && blocks_left_ == 0, queued_, blocks_left_);
+  ARTESIAN_CHECK(ended_.head == nullptr && waiters_ == nullptr);
 }
 
 void EngineBase::enter_progress_thread() noexcept {
@@ -187,9 +195,13 @@ void EngineBase::begin(Completion& completion) const noexcept {
   ARTESIAN_CHECK(request.length <= completion.buffer_.size());
   File& file = *request.file;
   completion.alignment_ = file.alignment();
+  ARTESIAN_CHECK(completion.alignment_ != 0);
   completion.descriptor_ = completion.cached_descriptor_ = file.descriptor();
   std::tie(completion.direct_from_, completion.direct_to_) =
       direct_part(request, completion.buffer_.data(), completion.alignment_);
+  ARTESIAN_CHECK(
+      completion.direct_from_ <= completion.direct_to_ && completion.direct_to_ <= request.length,
+      completion.direct_from_, completion.direct_to_, request.length);
   const std::uint64_t direct = completion.direct_to_ - completion.direct_from_;
   completion.misaligned_ = completion.alignment_ > 1 && direct != request.length;
   completion.failed_ = file.poison() != nullptr;
@@ -222,6 +234,7 @@ std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexc
   std::uint64_t count = 0;
   for (std::uint64_t begin = 0; begin != completion.request_.length;) {
     const std::uint64_t end = part_at(completion, begin).end;
+    ARTESIAN_CHECK(end > begin, begin, end);  // else this never ends
     count += round_up(end - begin, options_.block_size) / options_.block_size;
     begin = end;
   }
@@ -251,6 +264,7 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
       }
       completion->queued_ = true;
       completion->blocks_left_ = count_blocks(*completion);
+      ARTESIAN_CHECK(completion->blocks_left_ != 0);
       ++queued_;
       queue_of(*completion).push(*completion);
       blocks += completion->blocks_left_;
@@ -266,6 +280,7 @@ Block EngineBase::next_block(Completion& completion, std::uint64_t now_ns) const
   const Request& request = completion.request_;
   const std::uint64_t first = completion.bytes_taken_;
   const Part part = part_at(completion, first);
+  ARTESIAN_CHECK(first < part.end && part.end <= request.length, first, part.end);
   return {.completion = &completion,
           .origin = request,
           .descriptor = part.descriptor,
@@ -286,6 +301,7 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       Completion& completion = *queue.head;
       const Request& request = completion.request_;
       Block& block = *slots[count++];
+      ARTESIAN_CHECK(block.completion == nullptr);  // a slot whose block came back
       block = next_block(completion, now_ns);
       block.next = in_kernel_;
       if (in_kernel_ != nullptr) in_kernel_->previous = &block;
@@ -297,8 +313,11 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       --blocks_left_;
       ++blocks_in_kernel_;
       write_backs_in_kernel_ += request.priority == Priority::WriteBack ? 1 : 0;
+      ARTESIAN_CHECK(write_backs_in_kernel_ <= blocks_in_kernel_, write_backs_in_kernel_);
+      ARTESIAN_CHECK(completion.bytes_taken_ <= request.length, completion.bytes_taken_);
       if (completion.bytes_taken_ == request.length) {
         ARTESIAN_CHECK(completion.blocks_left_ == 0, completion.blocks_left_);
+        ARTESIAN_CHECK(completion.queued_ && queued_ != 0, queued_);
         queue.pop();
         completion.queued_ = false;
         --queued_;
@@ -324,6 +343,7 @@ std::uint64_t EngineBase::length_to_ask(const Block& block) const noexcept {
 }
 
 EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const noexcept {
+  ARTESIAN_CHECK(block.done <= block.length, block.done, block.length);
   if (is_abandoned(block)) return Verdict::Done;
   if (faults_ != nullptr) result = faults_->answer(block, result);
   const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
@@ -362,15 +382,24 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
 
 void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) noexcept {
   ARTESIAN_CHECK(owns(lock) && blocks_in_kernel_ != 0);
+  ARTESIAN_CHECK((block.previous == nullptr ? in_kernel_ : block.previous->next) == &block);
+  ARTESIAN_CHECK(block.next == nullptr || block.next->previous == &block);
+  const bool writes_back = block.request().priority == Priority::WriteBack;
+  ARTESIAN_CHECK(!writes_back || write_backs_in_kernel_ != 0);
   --blocks_in_kernel_;
-  write_backs_in_kernel_ -= block.request().priority == Priority::WriteBack ? 1 : 0;
+  write_backs_in_kernel_ -= writes_back ? 1 : 0;
   (block.previous == nullptr ? in_kernel_ : block.previous->next) = block.next;
   if (block.next != nullptr) block.next->previous = block.previous;
   if (block.completion == nullptr) return;  // abandoned
   Completion& completion = *block.completion;
   ARTESIAN_CHECK(completion.in_flight() && completion.blocks_taken_ != 0);
+  ARTESIAN_CHECK(block.done <= block.length, block.done, block.length);
+  ARTESIAN_CHECK(block.failed || block.done == block.length, block.done, block.length);
+  ARTESIAN_CHECK(now_ns >= block.taken_ns, now_ns, block.taken_ns);
   --completion.blocks_taken_;
   completion.bytes_done_ += block.done;
+  ARTESIAN_CHECK(completion.bytes_done_ <= completion.bytes_taken_, completion.bytes_done_,
+                 completion.bytes_taken_);
   ++statistics_.blocks;
   statistics_.blocks_registered += block.registered ? 1 : 0;
   statistics_.blocks_of_registered_files += block.file_registered ? 1 : 0;
@@ -402,6 +431,8 @@ void EngineBase::end(const Lock& lock, Completion& completion, std::uint64_t now
   ARTESIAN_CHECK(owns(lock));
   ARTESIAN_CHECK(completion.blocks_taken_ == 0 && !completion.queued_);
   ARTESIAN_CHECK(completion.bytes_done_ <= completion.request_.length);
+  ARTESIAN_CHECK(completion.in_flight() && in_flight_ != 0, in_flight_);
+  ARTESIAN_CHECK(now_ns >= completion.submitted_ns_, now_ns, completion.submitted_ns_);
   completion.finished_ns_ = now_ns;
   if (!completion.failed_ && completion.bytes_done_ != completion.request_.length) {
     ARTESIAN_CHECK(completion.cancelled_);
@@ -429,6 +460,7 @@ void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_cal
       if (retried && block->completion != nullptr) suspect = block->request().file->path();
       account(locked, *block, now_ns);
     }
+    ARTESIAN_CHECK((blocks_in_kernel_ == 0) == (in_kernel_ == nullptr), blocks_in_kernel_);
     wake_waiters(locked);
     // See Note [Write cap]: other progress threads may have left write-backs in the queue.
     if (capped && write_backs_in_kernel_ == blocks_in_kernel_) uncapped = blocks_left_;
@@ -449,6 +481,7 @@ void EngineBase::run_callbacks(List ended) noexcept {
     ended.pop();
     ++count;
     const auto callback = completion.callback_;
+    ARTESIAN_CHECK(callback != nullptr && completion.in_flight());
     void* const context = completion.context_;
     completion.state_.store(Completion::State::Ready, std::memory_order_release);
     callback(completion, context);
@@ -485,7 +518,10 @@ bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noex
   const bool held =
       waiter.woken.wait_until(lock, time_point(deadline), [&] { return holds(lock, waiter); });
   Waiter** link = &waiters_;
-  while (*link != &waiter) link = &(*link)->next;
+  while (*link != &waiter) {
+    ARTESIAN_CHECK(*link != nullptr);
+    link = &(*link)->next;
+  }
   *link = waiter.next;
   return held;
 }
@@ -520,6 +556,7 @@ Result<void> EngineBase::drain(Deadline deadline) noexcept {
 bool EngineBase::drop_queued(const Lock& lock, Completion& completion) noexcept {
   ARTESIAN_CHECK(owns(lock));
   if (!completion.queued_) return false;
+  ARTESIAN_CHECK(queued_ != 0 && blocks_left_ >= completion.blocks_left_, queued_, blocks_left_);
   queue_of(completion).remove(completion);
   completion.queued_ = false;
   --queued_;
@@ -549,9 +586,13 @@ void EngineBase::cut_off(const Lock& lock, Completion& completion) noexcept {
   completion.cancelled_ = true;
   const bool queued = drop_queued(lock, completion);
   if (!queued && completion.blocks_taken_ == 0) return;  // ended already; its callback comes
+  std::uint32_t cut = 0;
   for (Block* block = in_kernel_; block != nullptr; block = block->next) {
-    if (block->completion == &completion) block->completion = nullptr;
+    if (block->completion != &completion) continue;
+    block->completion = nullptr;
+    ++cut;
   }
+  ARTESIAN_CHECK(cut == completion.blocks_taken_, cut, completion.blocks_taken_);
   if (completion.blocks_taken_ != 0) {
     abandoned_any_.store(true);
     completion.blocks_taken_ = 0;
@@ -608,6 +649,7 @@ void EngineBase::cut_off_all(const Lock& lock) noexcept {
   for (Block* block = in_kernel_; block != nullptr; block = block->next) {
     if (block->completion != nullptr) cut_off(lock, *block->completion);
   }
+  ARTESIAN_CHECK(queued_ == 0 && blocks_left_ == 0, queued_, blocks_left_);
   stopping_ = true;
 }
 

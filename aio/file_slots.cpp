@@ -1,7 +1,5 @@
 #include "aio/file_slots.h"
 
-#include "base/check.h"
-
 namespace artesian::aio {
 
 int FileSlots::open(io_uring& ring) noexcept {
@@ -24,6 +22,7 @@ std::int16_t FileSlots::enter(io_uring& ring, int descriptor) noexcept {
   }
   if (found == none) return none;
   Slot& slot = slots_[static_cast<std::size_t>(found)];
+  ARTESIAN_CHECK(slot.pending != 0 || !slot.registered);  // out again with its last transfer
   slot.descriptor = descriptor;
   if (++slot.pending < pending_min || slot.registered) return found;
   const auto index = static_cast<unsigned>(found);
@@ -34,6 +33,7 @@ std::int16_t FileSlots::enter(io_uring& ring, int descriptor) noexcept {
 
 void FileSlots::leave(io_uring& ring, std::int16_t at) noexcept {
   if (at == none) return;
+  ARTESIAN_CHECK(at > none && at < static_cast<std::int16_t>(slots_.size()), at);
   Slot& slot = slots_[static_cast<std::size_t>(at)];
   ARTESIAN_CHECK(slot.pending != 0);
   if (--slot.pending != 0 || !slot.registered) return;

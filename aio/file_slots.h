@@ -14,6 +14,8 @@
 #include <array>
 #include <cstdint>
 
+#include "base/check.h"
+
 namespace artesian::aio {
 
 class FileSlots {
@@ -30,6 +32,7 @@ class FileSlots {
   std::int16_t enter(io_uring& ring, int descriptor) noexcept;
   /// Whether the file of this slot stands in the table, at the slot's index.
   bool registered(std::int16_t slot) const noexcept {
+    ARTESIAN_CHECK(slot >= none && slot < static_cast<std::int16_t>(slots_.size()), slot);
     return usable_ && slot != none && slots_[static_cast<std::size_t>(slot)].registered;
   }
   /// A transfer that was counted there has come back.

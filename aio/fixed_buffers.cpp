@@ -26,12 +26,14 @@ FixedBuffers::FixedBuffers(std::span<const std::span<std::byte>> ranges, std::ui
       continue;
     }
     const std::uint64_t last = end - begin;
+    ARTESIAN_CHECK(first < last && last <= range.size(), first, last, range.size());
     add(range.first(first), piece_size);
     add(range.subspan(first, last - first), piece_size);
     add(range.subspan(last), piece_size);
   }
   std::sort(pieces_.begin(), pieces_.end(),
             [](const iovec& left, const iovec& right) { return begin_of(left) < begin_of(right); });
+  ARTESIAN_CHECK(pieces_.size() <= 1 << 16, pieces_.size());  // an index has 16 bits
   for (std::size_t index = 1; index < pieces_.size(); ++index) {
     const iovec& before = pieces_[index - 1];
     ARTESIAN_CHECK(begin_of(before) + before.iov_len <= begin_of(pieces_[index]), index);
@@ -39,6 +41,7 @@ FixedBuffers::FixedBuffers(std::span<const std::span<std::byte>> ranges, std::ui
 }
 
 void FixedBuffers::add(std::span<std::byte> range, std::uint64_t piece_size) {
+  ARTESIAN_CHECK(piece_size != 0);
   for (std::uint64_t at = 0; at < range.size(); at += piece_size) {
     const std::uint64_t length = std::min(piece_size, range.size() - at);
     pieces_.push_back({.iov_base = range.data() + at, .iov_len = length});

@@ -131,6 +131,7 @@ int LaneEngine<Queue>::register_with_ring(std::uint32_t ring,
   Lock locked = lock();
   ARTESIAN_CHECK(in_flight(locked) == 0, in_flight(locked));
   Lane& lane = *lanes_[ring];
+  ARTESIAN_CHECK(lane.ask == Ask::Nothing);
   lane.buffers = FixedBuffers(ranges);  // the queue looks into it only for transfers
   lane.ask = Ask::Register;
   lane.queue.wake();
@@ -139,13 +140,14 @@ int LaneEngine<Queue>::register_with_ring(std::uint32_t ring,
 
 template <typename Queue>
 int LaneEngine<Queue>::await_answer(Lane& lane, Lock& lock) noexcept {
+  ARTESIAN_CHECK(lock.owns_lock());
   answered_.wait(lock, [&] { return lane.ask == Ask::Nothing; });
   return lane.answer;
 }
 
 template <typename Queue>
 void LaneEngine<Queue>::answer_ask(Lane& lane, Lock& lock) noexcept {
-  ARTESIAN_CHECK(lock.owns_lock());
+  ARTESIAN_CHECK(lock.owns_lock() && lane.ask != Ask::Nothing);
   lane.answer = lane.ask == Ask::Open ? lane.queue.open(options_.queue_depth, options_.polling)
                                       : lane.queue.register_buffers(lane.buffers);
   lane.ask = Ask::Nothing;
@@ -187,12 +189,16 @@ bool LaneEngine<Queue>::open(Lane& lane) noexcept {
 template <typename Queue>
 bool LaneEngine<Queue>::fill(Lane& lane) noexcept {
   while (true) {
+    // Each block is free or on its way.
+    ARTESIAN_CHECK(lane.free.size() + lane.queue.blocks_pending() == lane.blocks.size(),
+                   lane.free.size(), lane.queue.blocks_pending());
     const bool may_take = options_.overlap_events || lane.queue.blocks_pending() == 0;
     const std::span<Block*> slots(lane.free.data(), may_take ? lane.free.size() : 0);
     lane.asleep.store(!slots.empty());
     Lock locked = lock();
     if (lane.ask != Ask::Nothing) answer_ask(lane, locked);
     const std::size_t count = take(locked, slots);
+    ARTESIAN_CHECK(count <= slots.size(), count, slots.size());
     const bool full = count == slots.size();
     const bool leaves_blocks = full && has_blocks(locked);
     const bool ended = has_ended(locked);
@@ -234,6 +240,8 @@ template <typename Queue>
 void LaneEngine<Queue>::reap(Lane& lane) noexcept {
   lane.done.clear();
   for (const Answer& answer : lane.queue.reap()) {
+    ARTESIAN_CHECK(answer.block >= lane.blocks.data() &&
+                   answer.block < lane.blocks.data() + lane.blocks.size());
     const bool goes_on = settle(*answer.block, answer.result) == Verdict::Continue;
     if (!goes_on || !prepare(lane, *answer.block)) lane.done.push_back(answer.block);
   }

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/check.h"
+
 namespace artesian::aio {
 
 class LatencyHistogram {
@@ -17,6 +19,7 @@ class LatencyHistogram {
 
   /// Nanoseconds below which `percent` of the latencies lie; 0 when there are none.
   std::uint64_t percentile_ns(double percent) const noexcept {
+    ARTESIAN_CHECK(percent >= 0.0 && percent <= 100.0, percent);
     const double wanted = static_cast<double>(count_) * percent / 100.0;
     std::uint64_t seen = 0;
     for (std::uint64_t bucket = 0; bucket < counts_.size(); ++bucket) {

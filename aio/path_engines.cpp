@@ -12,7 +12,9 @@ namespace {
 class PathEngines final : public Engine {
  public:
   explicit PathEngines(std::vector<std::unique_ptr<Engine>> engines) noexcept
-      : engines_(std::move(engines)) {}
+      : engines_(std::move(engines)) {
+    ARTESIAN_CHECK(!engines_.empty());
+  }
 
   Engine& for_path(std::uint32_t path) noexcept override {
     ARTESIAN_CHECK(path < engines_.size(), path, engines_.size());

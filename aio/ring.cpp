@@ -132,6 +132,7 @@ Ring::~Ring() {
 
 void Ring::close() noexcept {
   ARTESIAN_CHECK(blocks_pending_ == 0, blocks_pending_);
+  ARTESIAN_CHECK(withdrawn_.empty(), withdrawn_.size());
   if (opened_) {
     ring_memory_given_back();
     io_uring_queue_exit(&ring_);
@@ -140,12 +141,14 @@ void Ring::close() noexcept {
 }
 
 void Ring::wake() const noexcept {
+  ARTESIAN_CHECK(event_ >= 0, event_);
   const std::uint64_t one = 1;
   // Fails only when the count is at its end: then a wake-up is on its way already.
   [[maybe_unused]] const auto written = write(event_, &one, sizeof one);
 }
 
 int Ring::register_buffers(const FixedBuffers& buffers) noexcept {
+  ARTESIAN_CHECK(opened_);
   ARTESIAN_CHECK(blocks_pending_ == 0, blocks_pending_);
   if (buffers_ != nullptr) io_uring_unregister_buffers(&ring_);
   buffers_ = nullptr;
@@ -179,7 +182,9 @@ void Ring::arm_wake() noexcept {
 }
 
 void Ring::prepare(Block& block, std::uint64_t length) noexcept {
+  ARTESIAN_CHECK(opened_);
   ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
+  ARTESIAN_CHECK(length <= block_size_max, length);  // the kernel's count has 32 bits
   const Request& request = block.request();
   const int descriptor = block.descriptor;
   const std::uint64_t offset = block.offset + block.done;
@@ -214,6 +219,7 @@ void Ring::submit() noexcept {
 }
 
 void Ring::wait(std::uint32_t count) noexcept {
+  ARTESIAN_CHECK(opened_ && count != 0, count);
   if (!polls_completion(polling())) arm_wake();
   if (!withdrawn_.empty()) return;
   if (wake_refused_ && blocks_pending_ == 0) {  // see Note [Refused submissions]
@@ -260,6 +266,7 @@ void Ring::enter(std::uint32_t wait_count) noexcept {
   }
   std::uint32_t queued = 0;
   visit_queue([&](void* data) { queued += data == this ? 0 : 1; });
+  ARTESIAN_CHECK(queued <= blocks_pending_, queued, blocks_pending_);
   const bool passing = answer == -EAGAIN || answer == -EBUSY || answer == -ENOMEM;
   if (passing && blocks_pending_ > queued) {  // see Note [Refused submissions]
     io_uring_cqe* ignored = nullptr;
@@ -292,6 +299,7 @@ void Ring::withdraw(int system_error) noexcept {
   const unsigned head = io_uring_smp_load_acquire(ring_.sq.khead);
   io_uring_smp_store_release(ring_.sq.ktail, head);
   ring_.sq.sqe_head = ring_.sq.sqe_tail = head;
+  ARTESIAN_CHECK(withdrawn_.size() <= blocks_pending_, withdrawn_.size(), blocks_pending_);
   blocks_queued_ = 0;
   refusals_ = 0;
 }
@@ -317,6 +325,7 @@ std::span<const Answer> Ring::reap() noexcept {
   io_uring_for_each_cqe(&ring_, head, entry) {
     ++count;
     void* const data = io_uring_cqe_get_data(entry);
+    ARTESIAN_CHECK(data != nullptr);  // each entry has a block, or is the eventfd's
     if (data == this) {
       wake_armed_ = false;
     } else {
@@ -328,6 +337,9 @@ std::span<const Answer> Ring::reap() noexcept {
   expect_nothing_lost();
   ARTESIAN_CHECK(answers_.size() <= blocks_pending_, answers_.size(), blocks_pending_);
   blocks_pending_ -= static_cast<std::uint32_t>(answers_.size());
+  // The thread of SQPOLL may have taken up, and answered, what we have not counted as handed over.
+  ARTESIAN_CHECK(polls_submission(polling()) || blocks_queued_ <= blocks_pending_, blocks_queued_,
+                 blocks_pending_);
   return answers_;
 }
 

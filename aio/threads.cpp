@@ -43,7 +43,7 @@ class ThreadPool final : public EngineBase {
   Result<void> start_workers() noexcept;
   void run() noexcept;
   void run_caller() noexcept;
-  void call_idle(const Lock&, std::uint64_t count) noexcept;
+  void call_idle(const Lock& lock, std::uint64_t count) noexcept;
   void sleep(Lock& lock) noexcept;
   bool may_take(const Lock& lock) const noexcept;
   void move(Block& block) const noexcept;
@@ -63,6 +63,7 @@ class ThreadPool final : public EngineBase {
 };
 
 Result<void> ThreadPool::start() noexcept {
+  ARTESIAN_CHECK(workers_.empty() && !caller_.joinable());
   try {
     caller_ = std::thread([this] { run_caller(); });
   } catch (const std::system_error& failure) {
@@ -116,9 +117,11 @@ void ThreadPool::wake(std::uint64_t blocks) noexcept {
 }
 
 /// Notifies while it holds the lock: an idle worker's condition variable is gone once that has it.
-void ThreadPool::call_idle(const Lock&, std::uint64_t count) noexcept {
+void ThreadPool::call_idle(const Lock& lock, std::uint64_t count) noexcept {
+  ARTESIAN_CHECK(lock.owns_lock());
   for (; count != 0 && idle_ != nullptr; --count) {
     Idle& worker = *std::exchange(idle_, idle_->next);
+    ARTESIAN_CHECK(!worker.is_called);
     worker.is_called = true;
     worker.called.notify_one();
   }
@@ -126,6 +129,7 @@ void ThreadPool::call_idle(const Lock&, std::uint64_t count) noexcept {
 
 /// Until somebody calls.
 void ThreadPool::sleep(Lock& lock) noexcept {
+  ARTESIAN_CHECK(lock.owns_lock());
   Idle self;
   self.next = std::exchange(idle_, &self);
   self.called.wait(lock, [&] { return self.is_called; });
@@ -144,7 +148,9 @@ void ThreadPool::run() noexcept {
     while (!may_take(locked) && !stopping(locked)) sleep(locked);
     if (!may_take(locked)) return;
     const bool taken = !draining_ && take(locked, {&slot, 1}) == 1;
-    const bool full = blocks_in_kernel(locked) == workers_.size();
+    const std::uint64_t moving = blocks_in_kernel(locked);
+    ARTESIAN_CHECK(moving <= workers_.size(), moving, workers_.size());  // one each
+    const bool full = moving == workers_.size();
     if (!options_.overlap_events && taken) draining_ = full || !has_work(locked);
     locked.unlock();
     std::uint64_t calls = 0;

@@ -43,6 +43,7 @@ void Depot::copy(std::byte* target, const std::byte* source, std::uint64_t bytes
 
 std::vector<Depot::Block> Depot::blocks_of(ShardId shard, std::uint64_t bytes) const {
   const std::uint64_t size = store_.shard(shard).block_bytes;
+  ARTESIAN_CHECK(bytes <= store_.shard(shard).bytes, bytes, store_.shard(shard).bytes);
   std::vector<Block> blocks;
   for (std::uint64_t offset = 0; offset < bytes; offset += size) {
     blocks.push_back({.shard = shard,
@@ -124,6 +125,9 @@ Result<StagingItem*> Depot::next_item() noexcept {
 
 Result<void> Depot::write(const Block& block) noexcept {
   const ByteRange range = range_of(block);
+  ARTESIAN_CHECK(
+      block.item != nullptr && block.bytes <= range.length && range.length <= block.item->size(),
+      block.bytes, range.length);
   std::memset(block.item->data() + block.bytes, 0, range.length - block.bytes);
   store_.seal(block.shard, block.index, block.item->data());
   block.item->write(block.shard, range, 0);
@@ -155,6 +159,7 @@ Result<void> Depot::expect(const std::vector<Stored>& order) noexcept {
 
 /// Waits for nothing but what the next block needs.
 Result<void> Depot::read_ahead() noexcept {
+  ARTESIAN_CHECK(current_ <= issued_ && issued_ <= order_.size(), current_, issued_);
   while (issued_ < order_.size() && issued_ - current_ < ring_->count()) {
     Block& block = order_[issued_];
     StagingItem& item = ring_->at(turn_);
@@ -184,6 +189,7 @@ Result<void> Depot::drop_until(ShardId shard) noexcept {
     ++current_;
   }
   ARTESIAN_CHECK(current_ < order_.size(), store_.shard(shard).name);
+  ARTESIAN_CHECK(current_ <= issued_, current_, issued_);
   return {};
 }
 
@@ -214,7 +220,9 @@ Result<void> Depot::take_from_nvme(ShardId shard, std::span<std::byte> target,
   std::uint64_t done = 0;
   while (done < target.size()) {
     ARTESIAN_TRY_VOID(read_ahead());
+    ARTESIAN_CHECK(current_ < issued_, current_, issued_);
     const Block& block = order_[current_];
+    ARTESIAN_CHECK(block.bytes <= target.size() - done, block.bytes, done, target.size());
     ARTESIAN_CHECK(block.shard == shard && block.item != nullptr, done, target.size());
     auto come = timed([&] { return block.item->finish(); });
     if (!come.has_value()) return cause_of(std::move(come).error());

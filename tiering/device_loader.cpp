@@ -13,7 +13,10 @@ class DeviceLoader::Buffer final : public BufferOwner {
  public:
   explicit Buffer(BufferLease lease) : memory(std::move(lease)) {}
   ~Buffer() { ARTESIAN_CHECK(!lent && load == nullptr); }
-  void give_back(std::byte*, std::uint64_t) noexcept override { lent = false; }
+  void give_back(std::byte*, std::uint64_t) noexcept override {
+    ARTESIAN_CHECK(lent);
+    lent = false;
+  }
   BufferLease lend() noexcept {
     ARTESIAN_CHECK(!lent && length <= memory.size(), length, memory.size());
     lent = true;
@@ -40,6 +43,7 @@ Result<std::unique_ptr<DeviceLoader>> DeviceLoader::create(const Options& option
                                                            pinned::Pool& host_pool) {
   ARTESIAN_CHECK(!device.host_accessible());
   std::unique_ptr<DeviceLoader> loader(new DeviceLoader(options, device, store, executor));
+  ARTESIAN_CHECK(options.staging_count == 0 || options.staging_bytes != 0);
   for (std::uint32_t index = 0; index < options.staging_count; ++index) {
     ARTESIAN_TRY(memory, host_pool.lease(options.staging_bytes, pinned::Placement::High));
     loader->buffers_.push_back(std::make_unique<Buffer>(std::move(memory)));
@@ -67,6 +71,9 @@ Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
   load.bytes_asked = load.bytes_loaded = 0;
   load.failed.reset();
   load.loaded = {};
+  ARTESIAN_CHECK(load.target != nullptr && bytes_of(load) <= store_.shard(load.shard).bytes,
+                 bytes_of(load), store_.shard(load.shard).bytes);
+  ARTESIAN_CHECK(std::find(reading_.begin(), reading_.end(), &load) == reading_.end());
   const Tier home = store_.shard(load.shard).home;
   if (home == Tier::Nvme) {
     ARTESIAN_CHECK(!buffers_.empty());
@@ -131,6 +138,8 @@ DeviceLoader::Buffer* DeviceLoader::oldest(const DeviceLoad* of, bool reading) n
 
 void DeviceLoader::read_more(DeviceLoad& load) noexcept {
   const std::uint64_t total = bytes_of(load);
+  ARTESIAN_CHECK(load.bytes_loaded <= load.bytes_asked && load.bytes_asked <= total,
+                 load.bytes_loaded, load.bytes_asked, total);
   while (!load.failed.has_value() && load.bytes_asked < total) {
     Buffer* buffer = free_buffer();
     if (buffer == nullptr) return;
@@ -164,6 +173,7 @@ Result<void> DeviceLoader::verify(const DeviceLoad& load, const Buffer& buffer) 
 /// Waits for the buffer's read, and enqueues its copy. What is wrong with the data is the load's
 /// failure; errors here are the device's, and Timeout, after which the read is still in flight.
 Result<void> DeviceLoader::pass_on(Buffer& buffer) noexcept {
+  ARTESIAN_CHECK(buffer.load != nullptr && buffer.length != 0, buffer.length);
   DeviceLoad& load = *buffer.load;
   auto outcome = store_.wait(buffer.transfer, load.shard);
   if (!buffer.transfer.ready()) return outcome;
@@ -182,6 +192,7 @@ Result<void> DeviceLoader::pass_on(Buffer& buffer) noexcept {
   ARTESIAN_TRY(end, device_.record(Queue::ToDevice));
   buffer.copied = load.loaded = end;
   load.bytes_loaded += buffer.length;
+  ARTESIAN_CHECK(load.bytes_loaded <= load.bytes_asked, load.bytes_loaded, load.bytes_asked);
   if (complete(load)) forget(load);
   return {};
 }
@@ -215,6 +226,7 @@ Result<void> DeviceLoader::cancel(DeviceLoad& load) noexcept {
     auto outcome = store_.wait(buffer->transfer, load.shard);
     if (!buffer->transfer.ready()) return outcome;
     buffer->transfer.take_buffer().reset();
+    ARTESIAN_CHECK(!buffer->lent);
     buffer->load = nullptr;
   }
   forget(load);

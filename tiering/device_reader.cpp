@@ -46,6 +46,7 @@ Result<void> DeviceReader::read_pieces(std::span<const Part> parts,
     for (; issued < pieces.size() && issued < current + buffers_.size(); ++issued) {
       const Piece& piece = pieces[issued];
       const std::size_t slot = issued % buffers_.size();
+      ARTESIAN_CHECK(piece.bytes <= buffers_[slot].size(), piece.bytes, buffers_[slot].size());
       ARTESIAN_TRY_VOID(device_.copy_to_host(buffers_[slot].data(),
                                              parts[piece.part].source + piece.offset, piece.bytes));
       ARTESIAN_TRY(end, device_.record(Queue::ToHost));
@@ -53,6 +54,7 @@ Result<void> DeviceReader::read_pieces(std::span<const Part> parts,
     }
     const Piece& piece = pieces[current];
     const std::size_t slot = current % buffers_.size();
+    ARTESIAN_CHECK(current < issued && issued - current <= buffers_.size(), current, issued);
     ARTESIAN_TRY_VOID(device_.finish(arrived[slot]));
     const auto bytes = static_cast<std::size_t>(piece.bytes);
     ARTESIAN_TRY_VOID(sink(piece.part, piece.offset, {buffers_[slot].data(), bytes}));
@@ -62,7 +64,8 @@ Result<void> DeviceReader::read_pieces(std::span<const Part> parts,
 
 Result<void> DeviceReader::read_into(std::byte* target, Part part, DeviceFence written) noexcept {
   return read({&part, 1}, written,
-              [&](std::size_t, std::uint64_t offset, std::span<const std::byte> piece) {
+              [&, part](std::size_t, std::uint64_t offset, std::span<const std::byte> piece) {
+                ARTESIAN_CHECK(offset + piece.size() <= part.bytes, offset, piece.size());
                 std::memcpy(target + offset, piece.data(), piece.size());
                 return Result<void>();
               });

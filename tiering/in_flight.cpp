@@ -69,6 +69,7 @@ void InFlightTable::expect_no_overlap(const aio::Request& request) const noexcep
 void InFlightTable::begin(aio::Completion& completion, std::uint32_t shard,
                           const aio::Request& request, BufferLease buffer,
                           Deadline deadline) noexcept {
+  ARTESIAN_CHECK(request.file != nullptr && request.length != 0, request.offset, request.length);
   expect_no_overlap(request);
   Entry& entry = free_entry(deadline);
   ARTESIAN_CHECK(!entry.busy.load(std::memory_order_relaxed));
@@ -81,7 +82,9 @@ void InFlightTable::begin(aio::Completion& completion, std::uint32_t shard,
 }
 
 void InFlightTable::finished(aio::Completion&, void* context) noexcept {
-  static_cast<Entry*>(context)->busy.store(false, std::memory_order_release);
+  const bool was_busy =
+      static_cast<Entry*>(context)->busy.exchange(false, std::memory_order_release);
+  ARTESIAN_CHECK(was_busy);
 }
 
 void InFlightTable::settle(const aio::Completion& completion) noexcept {

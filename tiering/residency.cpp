@@ -72,9 +72,13 @@ class Residency::Slot final : public BufferOwner {
  public:
   explicit Slot(const ResidentUnit& resident) : unit(resident) {}
   ~Slot() { ARTESIAN_CHECK(leases == 0, leases.load()); }
-  void give_back(std::byte*, std::uint64_t) noexcept override { leases.fetch_sub(1); }
+  void give_back(std::byte*, std::uint64_t) noexcept override {
+    const int before = leases.fetch_sub(1);
+    ARTESIAN_CHECK(before > 0, before);
+  }
 
   BufferLease lease(std::uint64_t offset, std::uint64_t length) noexcept {
+    ARTESIAN_CHECK(offset + length <= memory.size(), offset, length, memory.size());
     leases.fetch_add(1);
     return {memory.data() + offset, length, this};
   }
@@ -83,7 +87,10 @@ class Residency::Slot final : public BufferOwner {
   /// Its slot is its home.
   bool aliased() const noexcept { return stays(unit.route); }
   /// Where the stored bytes land: the tail of the slot.
-  std::uint64_t tail_offset() const noexcept { return computed_bytes() - stored_bytes(); }
+  std::uint64_t tail_offset() const noexcept {
+    ARTESIAN_CHECK(computed_bytes() >= stored_bytes(), computed_bytes(), stored_bytes());
+    return computed_bytes() - stored_bytes();
+  }
 
   SlotState state() const noexcept { return slot_state(contents); }
   bool refreshing() const noexcept { return refresh.load() != Refresh::None; }
@@ -138,12 +145,17 @@ Residency::~Residency() {
   for (const auto& slot : slots_) ARTESIAN_CHECK(slot->state() == SlotState::Absent);
 }
 
+Residency::Slot& Residency::at(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < slots_.size(), unit, slots_.size());
+  return *slots_[unit];
+}
+
 SlotState Residency::state(std::uint32_t unit) const noexcept {
-  return slots_[unit]->state();
+  return at(unit).state();
 }
 
 bool Residency::pinned(std::uint32_t unit) const noexcept {
-  return slots_[unit]->pins != 0;
+  return at(unit).pins != 0;
 }
 
 void Residency::go(Slot& slot, SlotState to) noexcept {
@@ -158,12 +170,14 @@ void Residency::go(Slot& slot, SlotState to) noexcept {
 }
 
 Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() == SlotState::Absent && !slot.memory);
+  ARTESIAN_CHECK(slot.pins == 0 && slot.leases == 0, slot.pins, slot.leases.load());
   if (!slot.aliased()) {
     const auto end = slot.unit.persistent ? pinned::Placement::High : pinned::Placement::Low;
     ARTESIAN_TRY(memory, device_.lease(slot.computed_bytes(), end));
     slot.memory = std::move(memory);
+    ARTESIAN_CHECK(slot.memory.size() >= slot.computed_bytes(), slot.memory.size());
   }
   go(slot, SlotState::Fetching);
   const bool loads = slot.contents == Contents::Loading;
@@ -224,6 +238,7 @@ void Residency::waited_since(std::uint64_t begin_ns) noexcept {
 }
 
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
+  ARTESIAN_CHECK(loader_ != nullptr);
   const std::uint64_t begin_ns = system_clock().now_ns();
   if (slot.contents == Contents::Loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
   waited_since(begin_ns);
@@ -232,10 +247,13 @@ Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
 }
 
 Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept {
+  ARTESIAN_CHECK(slot.pieces_awaited == slot.pieces_issued, slot.pieces_awaited,
+                 slot.pieces_issued);  // else their transfers are begun a second time
   slot.pieces_issued = slot.pieces_awaited = 0;
   const std::uint64_t total = slot.stored_bytes();
   for (Transfer& piece : slot.pieces) {
     const std::uint64_t offset = slot.pieces_issued * slot.piece_bytes;
+    ARTESIAN_CHECK(offset < total, offset, total);
     const std::uint64_t length = std::min(slot.piece_bytes, total - offset);
     store_.read(piece, slot.unit.shard, {offset, length},
                 slot.lease(slot.tail_offset() + offset, length), priority);
@@ -246,6 +264,7 @@ Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept
 
 Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noexcept {
   if (slot.pieces.empty()) return {};
+  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);
   const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
   while (slot.pieces_awaited < slot.pieces_issued &&
          slot.pieces_awaited * slot.piece_bytes < bytes) {
@@ -262,7 +281,7 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
 }
 
 Result<void> Residency::acquire(std::uint32_t unit) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() != SlotState::Absent);
   const bool copied = loader_ != nullptr && !slot.aliased() && !slot.refreshing();
   if (copied) ARTESIAN_TRY_VOID(wait_for_copies(slot));
@@ -286,6 +305,7 @@ Result<void> Residency::load(Slot& slot) noexcept {
       end = std::max(round_down((image + begin) / 2, grain), begin + grain);
       end = std::min(end, image);
     }
+    ARTESIAN_CHECK(begin < end && end <= image, begin, end, image);
     ARTESIAN_TRY_VOID(await_pieces(slot, end));
     const std::uint64_t begin_ns = system_clock().now_ns();
     ARTESIAN_TRY_VOID(load_wave(slot, begin, end));
@@ -306,6 +326,7 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
   const ShardId shard = slot.unit.shard;
   const std::uint64_t stored = dtype_size(slot.unit.stored);
   const std::uint64_t grain = store_.shard(shard).block_bytes / stored;
+  ARTESIAN_CHECK(grain != 0 && begin % grain == 0, begin, grain);  // blocks are verified whole
   const bool from_nvme = !slot.pieces.empty();
   const bool cast = slot.unit.stored != slot.unit.computed;
   const std::byte* source =
@@ -339,7 +360,7 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
 }
 
 Result<void> Residency::unpin(std::uint32_t unit) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.pins > 0 && slot.state() == SlotState::Live);
   --slot.pins;
   if (loader_ == nullptr) return {};
@@ -349,7 +370,7 @@ Result<void> Residency::unpin(std::uint32_t unit) noexcept {
 }
 
 Result<void> Residency::drop(std::uint32_t unit) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.pins == 0, slot.pins);
   if (slot.state() == SlotState::Absent) return {};
   while (slot.pieces_awaited < slot.pieces_issued) {  // all must come back before the memory may go
@@ -370,7 +391,7 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
 Result<void> Residency::clear() noexcept {
   Result<void> first;
   for (std::uint32_t unit = 0; unit < slots_.size(); ++unit) {
-    slots_[unit]->pins = 0;
+    at(unit).pins = 0;
     auto dropped = drop(unit);
     if (!dropped.has_value() && first.has_value()) first = std::move(dropped);
   }
@@ -378,13 +399,13 @@ Result<void> Residency::clear() noexcept {
 }
 
 std::byte* Residency::data(std::uint32_t unit) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() == SlotState::Live);
   return slot.aliased() ? store_.memory(slot.unit.shard) : slot.memory.data();
 }
 
 void Residency::begin_refresh(std::uint32_t unit) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() != SlotState::Fetching);  // it would miss changes
   slot.go(Refresh::Begun);
 }
@@ -397,7 +418,7 @@ Result<void> Residency::load_missed(Slot& slot) noexcept {
 }
 
 bool Residency::follows(std::uint32_t unit) const noexcept {
-  const Slot& slot = *slots_[unit];
+  const Slot& slot = at(unit);
   return slot.aliased() || slot.state() != SlotState::Absent;
 }
 
@@ -405,7 +426,7 @@ bool Residency::follows(std::uint32_t unit) const noexcept {
 /// acquires a slot sees to that; what is used without being acquired again waits here. Only that: a
 /// slot may be given up unused, and its memory then has nothing of Compute's to wait for.
 Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   const bool missed = slot.go(Refresh::None) == Refresh::Missed;
   if (loader_ == nullptr) return missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
@@ -416,8 +437,9 @@ Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
 
 void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                         const std::byte* fresh) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.contents != Contents::Loading);
+  ARTESIAN_CHECK(first + count <= slot.unit.image, first, count, slot.unit.image);
   if (slot.state() == SlotState::Absent || slot.aliased()) return;
   slot.refresh_part();
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
@@ -430,9 +452,10 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
 
 Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
                                         std::uint64_t count, const std::byte* fresh) noexcept {
-  Slot& slot = *slots_[unit];
+  Slot& slot = at(unit);
   ARTESIAN_CHECK(loader_ != nullptr);
   ARTESIAN_CHECK(slot.contents != Contents::Loading);
+  ARTESIAN_CHECK(first + count <= slot.unit.image, first, count, slot.unit.image);
   if (slot.state() == SlotState::Absent || slot.aliased()) return {};
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (queue == Queue::ToDevice) {

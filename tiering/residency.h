@@ -88,6 +88,7 @@ class Residency final : public UnitSlots {
 
  private:
   class Slot;
+  Slot& at(std::uint32_t unit) const noexcept;
   void go(Slot& slot, SlotState to) noexcept;
   Result<void> finish_writes(const Slot& slot) noexcept;
   Result<void> read_pieces(Slot& slot, aio::Priority priority) noexcept;

@@ -28,6 +28,8 @@ Result<ShardReader> ShardReader::open(TierStore& store, ShardId shard, pinned::P
 }
 
 void ShardReader::start_piece() {
+  ARTESIAN_CHECK(offset_given_ <= offset_asked_ && offset_asked_ <= store_->shard(shard_).bytes,
+                 offset_given_, offset_asked_);
   const std::uint64_t left = store_->shard(shard_).bytes - offset_asked_;
   if (left == 0) return;
   const std::uint64_t length = std::min(left, piece_bytes_);
@@ -38,6 +40,7 @@ void ShardReader::start_piece() {
 Result<std::span<const std::byte>> ShardReader::next() {
   if (offset_given_ != 0) start_piece();  // into the buffer of the piece given last
   if (offset_given_ == store_->shard(shard_).bytes) return std::span<const std::byte>();
+  ARTESIAN_CHECK(turn_given_ < turn_asked_, turn_given_, turn_asked_);
   StagingItem& item = ring_->at(turn_given_++);
   ARTESIAN_TRY_VOID(item.finish());
   const std::uint64_t length = std::min(store_->shard(shard_).bytes - offset_given_, piece_bytes_);
@@ -74,6 +77,8 @@ ShardWriter::~ShardWriter() {
 /// Seals and starts writing the piece that the caller has filled.
 void ShardWriter::write_pending() {
   if (pending_length_ == 0) return;
+  ARTESIAN_CHECK(offset_ + pending_length_ <= store_->shard(shard_).bytes, offset_,
+                 pending_length_);
   StagingItem& item = ring_->at(turn_++);
   const std::uint64_t block_bytes = store_->shard(shard_).block_bytes;
   for (std::uint64_t done = 0; done < pending_length_; done += block_bytes) {

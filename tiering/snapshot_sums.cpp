@@ -24,6 +24,7 @@ Error corrupt(std::string message) {
 std::string write_snapshot_sums(const std::vector<SnapshotSum>& sums) {
   std::string text(snapshot_sums_size(sums.size()), '\0');
   const std::uint64_t count = sums.size();
+  ARTESIAN_CHECK(text.size() == 16 + count * sizeof(SnapshotSum), text.size(), count);
   std::memcpy(text.data(), magic.data(), magic.size());
   std::memcpy(text.data() + 8, &count, sizeof count);
   static_assert(sizeof(SnapshotSum) == 16, "an entry of the file");

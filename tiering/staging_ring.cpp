@@ -15,6 +15,7 @@ StagingItem::~StagingItem() {
 StagingItem::InFlight& StagingItem::next(ShardId id) noexcept {
   ARTESIAN_CHECK(count_ < transfers_max, count_);
   InFlight& slot = in_flight_[count_++];
+  ARTESIAN_CHECK(!slot.transfer.in_flight());
   slot.shard = id;
   return slot;
 }

@@ -41,7 +41,10 @@ class StagingItem final : public BufferOwner {
   Result<void> finish() noexcept;
   /// Whether `finish` would return without waiting.
   bool idle() const noexcept;
-  void give_back(std::byte*, std::uint64_t) noexcept override { --leases_; }
+  void give_back(std::byte*, std::uint64_t) noexcept override {
+    ARTESIAN_CHECK(leases_ > 0, leases_);
+    --leases_;
+  }
 
  private:
   struct InFlight {
@@ -71,7 +74,10 @@ class StagingRing {
                                                      Device& device = host_device());
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(items_.size()); }
   /// Item number `turn` of an endless sequence. It may have transfers in flight: `finish` first.
-  StagingItem& at(std::uint64_t turn) noexcept { return *items_[turn % items_.size()]; }
+  StagingItem& at(std::uint64_t turn) noexcept {
+    ARTESIAN_CHECK(!items_.empty());
+    return *items_[turn % items_.size()];
+  }
   std::uint64_t item_bytes() const noexcept { return items_.front()->size(); }
   /// One more, not among at(), in memory that is not the ring's own: at least item_bytes. remove()
   /// gives that back, when nothing is in flight.

@@ -112,6 +112,7 @@ class SwapFile::Impl {
     if (!allocated.has_value()) {
       return swap_directory_error(options_.directory, std::move(allocated).error());
     }
+    ARTESIAN_CHECK(payload >= bytes_used_, payload, bytes_used_);  // what is given out stays
     payload_bytes_ = payload;
     const Superblock superblock{
         .rank = options_.rank, .run_id = options_.run_id, .payload_bytes = payload_bytes_};

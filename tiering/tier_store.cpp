@@ -265,6 +265,7 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
     at(id).shadow = std::move(*given++);
     at(id).shadow->checksums.emplace(owner(seed), at(id).blocks);
   }
+  ARTESIAN_CHECK(given == places.end());
   return {};
 }
 
@@ -295,6 +296,7 @@ Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& s
     ARTESIAN_TRY(swap, SwapFile::create(options, files));
     swap_files_.push_back(std::move(swap));
   }
+  ARTESIAN_CHECK(swap_files_.size() == payloads.size(), swap_files_.size(), payloads.size());
   name_disks();
   if (striped) {
     ARTESIAN_TRY_VOID(weigh_paths(staging));
@@ -350,7 +352,10 @@ Result<void> TierStore::Impl::weigh_paths(pinned::Pool& staging) noexcept {
     if (!probed.has_value() && probed.error().code == ErrorCode::Exhausted) continue;
     ARTESIAN_TRY_VOID(std::move(probed));
   }
-  for (Volume& volume : volumes_) volume.weights = stripe_weights(disks_of(volume));
+  for (Volume& volume : volumes_) {
+    volume.weights = stripe_weights(disks_of(volume));
+    ARTESIAN_CHECK(volume.weights.size() == volume.paths.size(), volume.weights.size());
+  }
   return {};
 }
 
@@ -420,8 +425,11 @@ void TierStore::Impl::transfer(Transfer& transfer, ShardId id, ByteRange range, 
   const std::uint64_t end = range.offset + range.length;
   std::size_t index = place.segment_of(range.offset);
   for (std::uint64_t at = range.offset; at < end; ++index) {
+    ARTESIAN_CHECK(index < place.segments.size(), index, place.segments.size());
     const Segment& segment = place.segments[index];
+    ARTESIAN_CHECK(segment.path < swap_files_.size() && segment.begin <= at, segment.path, at);
     const std::uint64_t length = std::min(end, shard.end_of(place, index)) - at;
+    ARTESIAN_CHECK(length != 0 && length <= end - at, length, at, end);
     const aio::Request request{.operation = operation,
                                .priority = priority,
                                .file = &swap_files_[segment.path]->file(),
@@ -607,7 +615,10 @@ Result<void> TierStore::finish_writes(ShardId id) noexcept {
   const auto shard = static_cast<std::uint32_t>(id);
   while (aio::Completion* write = impl_->in_flight_.write_of(shard)) {
     std::uint32_t path = 0;
-    while (&impl_->swap_files_[path]->file() != write->request().file) ++path;
+    while (&impl_->swap_files_[path]->file() != write->request().file) {
+      ++path;
+      ARTESIAN_CHECK(path < impl_->swap_files_.size(), path);
+    }
     auto finished = impl_->finish(*write, path);
     if (!finished.has_value()) {
       return naming(impl_->at(id).options, "writing", std::move(finished).error());
@@ -689,6 +700,7 @@ std::vector<PathShare> TierStore::shares(std::uint32_t volume) const {
   const auto& [paths, weights] = impl_->volumes_[volume];
   double whole = 0;
   for (const double weight : weights) whole += weight;
+  ARTESIAN_CHECK(paths.empty() || whole > 0.0, whole);
   std::vector<PathShare> shares;
   for (std::size_t index = 0; index < paths.size(); ++index) {
     shares.push_back({.path = paths[index],

@@ -29,7 +29,9 @@ void Transfer::begin(aio::Operation operation, BufferLease buffer) noexcept {
 
 Transfer::Part& Transfer::add_part(std::uint32_t path) noexcept {
   if (count_ > more_.size()) more_.push_back(std::make_unique<Part>());
+  ARTESIAN_CHECK(count_ <= more_.size(), count_, more_.size());
   Part& added = part(count_++);
+  ARTESIAN_CHECK(!added.completion.in_flight());
   added.path = path;
   return added;
 }

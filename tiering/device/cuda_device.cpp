@@ -205,6 +205,7 @@ Result<void> CudaDevice::register_host(std::span<std::byte> range) {
     const auto after = std::upper_bound(
         registered_.begin(), registered_.end(), piece,
         [](const auto& one, const auto& other) { return one.data() < other.data(); });
+    ARTESIAN_CHECK(after == registered_.end() || piece.data() + piece.size() <= after->data());
     registered_.insert(after, piece);
   }
   return {};
@@ -241,6 +242,7 @@ Result<void> CudaDevice::enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byt
   const bool up = kind == cudaMemcpyHostToDevice;
   while (bytes != 0) {
     const std::uint64_t size = bytes_in_one_piece(up ? source : target, bytes);
+    ARTESIAN_CHECK(size != 0 && size <= bytes, size, bytes);
     ARTESIAN_TRY_VOID(done(cudaMemcpyAsync(target, source, size, kind, stream(queue)),
                            up ? "copying to the device" : "copying to the host"));
     target += size;
@@ -320,6 +322,7 @@ bool CudaDevice::settle(Lane& lane) noexcept {
       failure_ = status;
       break;
     }
+    ARTESIAN_CHECK(lane.pending.front().sequence > lane.passed, lane.passed);
     lane.passed = lane.pending.front().sequence;
     free_events_.push_back(lane.pending.front().event);
     lane.pending.pop_front();
@@ -337,6 +340,7 @@ Result<DeviceFence> CudaDevice::record(Queue queue) {
     free_events_.push_back(event);
     return recorded.error();
   }
+  ARTESIAN_CHECK(own.passed <= own.recorded, own.passed, own.recorded);
   own.pending.push_back({++own.recorded, event, system_clock().now_ns()});
   return DeviceFence{queue, own.recorded};
 }
@@ -364,6 +368,7 @@ Result<void> CudaDevice::wait(Queue queue, DeviceFence fence) {
 
 bool CudaDevice::ready(DeviceFence fence) noexcept {
   Lane& own = lane(fence.queue);
+  ARTESIAN_CHECK(fence.sequence <= own.recorded, fence.sequence, own.recorded);
   if (fence.sequence <= own.passed) return true;
   return !settle(own) || fence.sequence <= own.passed;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/check.h"
 #include "tiering/disk/block_device.h"
 #include "tiering/disk/mount.h"
 
@@ -19,6 +20,9 @@ std::vector<std::uint64_t> groups_by_disk(const std::vector<std::vector<std::str
       const auto [low, high] = std::minmax({groups[first], groups[second]});
       if (shared) std::replace(groups.begin(), groups.end(), high, low);
     }
+  }
+  for (std::size_t index = 0; index < groups.size(); ++index) {
+    ARTESIAN_CHECK(groups[index] <= index, index);  // named after the first of them
   }
   return groups;
 }

@@ -48,6 +48,7 @@ class DiskProbe {
       }
       if (depth_ == 0) piece_size_ = round_up(piece_size_ / 2, sector_size);
     }
+    ARTESIAN_CHECK(piece_size_ != 0 && piece_size_ % sector_size == 0, piece_size_);
     pieces_ = range_.length / piece_size_;
     return {};
   }
@@ -90,6 +91,7 @@ class DiskProbe {
       if (outcome.has_value() && !ended.has_value()) outcome = std::move(ended);
       if (timed_out_) break;
     }
+    ARTESIAN_CHECK(finished <= started && started <= pieces_, finished, started, pieces_);
     pieces_ = std::min(pieces_, finished);
     if (!outcome.has_value()) return std::move(outcome).error();
     const std::uint64_t elapsed_ns = std::max<std::uint64_t>(system_clock().now_ns() - start_ns, 1);
