@@ -154,6 +154,7 @@ void Prefetcher::end_round(StepEnd end) noexcept {
 bool Prefetcher::learn(StepEnd end) noexcept {
   Future& course = *course_;
   if (course.round.empty()) return false;  // nothing ran, nothing was learned
+  ARTESIAN_CHECK(course.known.size() == course.order.size(), course.known.size());
   std::vector<bool> met(course.order.size(), false);
   std::size_t matches = 0;
   for (const Entered& entered : course.round) {
@@ -221,6 +222,7 @@ void Prefetcher::record(std::vector<Step> accesses) noexcept {
     course.order.record(step.units);
     course.known.push_back(step.known);
   }
+  ARTESIAN_CHECK(course.known.size() == course.order.size(), course.known.size());
   course.recorded = true;
   course.place = course.order.size();
 }
@@ -228,6 +230,8 @@ void Prefetcher::record(std::vector<Step> accesses) noexcept {
 Result<void> Prefetcher::drop(std::uint32_t unit) noexcept {
   if (residency_.state(unit) == SlotState::Absent) return {};
   if (in_steps() && !used_[unit]) given_up_[unit] = true;
+  ARTESIAN_CHECK(live_ >= numel_[unit], live_, numel_[unit]);
+  ARTESIAN_CHECK(found_[unit] != Found::Prefetched || ahead_ >= numel_[unit], ahead_);
   if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
   found_[unit] = Found::Demand;
   live_ -= numel_[unit];
@@ -307,6 +311,7 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
     for (const auto unit : by_size) ARTESIAN_TRY_VOID(drop(unit));  // they lay in each other's way
   }
   for (const auto unit : by_size) {
+    ARTESIAN_CHECK(found_[unit] != Found::Prefetched || ahead_ >= numel_[unit], ahead_);
     if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
     std::uint64_t& counter = found_[unit] == Found::Demand       ? course_->statistics.demand
                              : found_[unit] == Found::Prefetched ? course_->statistics.prefetched
@@ -345,6 +350,7 @@ Result<void> Prefetcher::advance(const AccessOrder::Access& units) noexcept {
 /// Passes over accesses of the order, up to the one that is entered.
 Result<void> Prefetcher::skip_to(std::size_t index, const AccessOrder::Access& entered) noexcept {
   Future& course = *course_;
+  ARTESIAN_CHECK(course.place <= index && index < course.order.size(), course.place, index);
   std::size_t skipped = std::exchange(course.place, index + 1);
   for (; skipped < index; ++skipped) {
     for (const auto unit : course.order.at(skipped)) {
@@ -355,6 +361,7 @@ Result<void> Prefetcher::skip_to(std::size_t index, const AccessOrder::Access& e
       if (!keeps(unit)) {
         ARTESIAN_TRY_VOID(drop(unit));
       } else if (found_[unit] == Found::Prefetched) {  // no longer what comes next
+        ARTESIAN_CHECK(ahead_ >= numel_[unit], ahead_, numel_[unit]);
         ahead_ -= numel_[unit];
         found_[unit] = Found::Reused;
       }
@@ -392,6 +399,7 @@ Result<void> Prefetcher::look_ahead() noexcept {
   for (;;) {
     const std::uint64_t ordinal = next_uses_.first_absent();
     if (ordinal > last) return {};
+    ARTESIAN_CHECK(ordinal > now() && order.size() != 0, ordinal, now());
     const std::uint64_t next_use = ordinal - now();
     const std::uint64_t place = (ordinal - accesses_before_ - 1) % order.size();
     for (const auto unit : order.at(static_cast<std::size_t>(place))) {

@@ -65,6 +65,8 @@ Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dt
 /// are there.
 void store_split(const SubGroup& group, std::uint64_t begin, std::span<const float> masters) {
   auto* high = reinterpret_cast<std::uint16_t*>(group.param);
+  ARTESIAN_CHECK(high != nullptr && group.master_low != nullptr && group.exp_avg_sq != nullptr);
+  ARTESIAN_CHECK(begin + masters.size() <= group.count, begin, masters.size(), group.count);
   for (const float master : masters) {
     const auto split = kernels::split_master(master, group.exp_avg_sq[begin]);
     high[begin] = split.high;
@@ -135,6 +137,8 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
   const bool some_stay = std::any_of(parameters.begin(), parameters.end(), stays);
   const Master kept = plan.units[group.unit].master;
   const bool apart = kept == Master::Split || kept == Master::None;
+  ARTESIAN_CHECK(begin < end && end <= group.count, begin, end, group.count);
+  ARTESIAN_CHECK(group.param != nullptr && (apart || group.master != nullptr));
   const auto count = static_cast<std::size_t>(end - begin);
   std::vector<float> whole(apart ? count : 0);
   const std::span<float> master{apart ? whole.data() : group.master + begin, count};
@@ -249,6 +253,7 @@ void Optimizer::fix_cuts(std::uint32_t unit) {
     const ParameterPlace& place = state_.layout().places[parameter];
     std::optional<kernels::AdamStep> step;
     if (updates(parameter)) step = make_adam_step(constants_, place.group, counts_[parameter] + 1);
+    ARTESIAN_CHECK(cuts.empty() || place.first > cuts.back().first, place.first);
     if (cuts.empty() || cuts.back().constants != step) {
       cuts.push_back({cuts.empty() ? 0 : place.first, step});
     }
@@ -262,8 +267,10 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
   const auto next =
       std::upper_bound(cuts.begin(), cuts.end(), group.image_first + begin,
                        [](std::uint64_t element, const Cut& cut) { return element < cut.first; });
+  ARTESIAN_CHECK(next != cuts.begin(), group.unit, begin);  // fix_cuts comes before the pass
   const std::uint64_t to =
       next == cuts.end() ? end : std::min(end, next->first - group.image_first);
+  ARTESIAN_CHECK(begin < to && to <= end, begin, to, end);
   return {to, std::prev(next)->constants};
 }
 
@@ -369,6 +376,7 @@ void Optimizer::set_order(const std::vector<std::uint32_t>& units) {
   };
   append(units);
   append(others);
+  ARTESIAN_CHECK(trained_units_.size() == others.size(), trained_units_.size(), others.size());
 }
 
 /// In order; but what backward has updated.
@@ -395,6 +403,7 @@ Result<void> Optimizer::skip() noexcept {
 /// Of the state that begin_ahead's units have: every record.
 template <typename Visit>
 void Optimizer::for_each_shadow(const Visit& visit) noexcept {
+  ARTESIAN_CHECK(ahead_ <= units_.size(), ahead_, units_.size());
   for (std::size_t place = 0; place < ahead_; ++place) {
     const std::uint64_t count = state_.placement().sub_group_count(units_[place]);
     for (std::uint64_t index = 0; index < count; ++index) {
@@ -425,6 +434,7 @@ Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::ui
 
 Result<void> Optimizer::take_back() noexcept {
   ARTESIAN_CHECK(speculative());
+  ARTESIAN_CHECK(updated_ <= final_ && final_ <= ahead_, updated_, final_, ahead_);
   if (watcher_.taken_back) watcher_.taken_back();
   for_each_shadow([&](auto record) { state_.store().drop_shadow(record); });
   ARTESIAN_TRY_VOID(stop_reading());
@@ -492,6 +502,7 @@ Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
 }
 
 Result<void> Optimizer::update_next() noexcept {
+  ARTESIAN_CHECK(updated_ < units_.size(), updated_, units_.size());
   const std::uint32_t next = units_[updated_];
   ARTESIAN_TRY_VOID(stream_.advance_past(next));
   ++updated_;
@@ -500,6 +511,7 @@ Result<void> Optimizer::update_next() noexcept {
 
 Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
   if (!step_under_way()) return {};
+  ARTESIAN_CHECK(unit < turns_.size(), unit, turns_.size());
   while (updated_ < units_.size() && turns_[units_[updated_]] <= turns_[unit]) {
     ARTESIAN_TRY_VOID(update_next());
   }
@@ -584,6 +596,7 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
 }
 
 Result<void> Optimizer::check_kind(std::uint32_t parameter, StateKind kind) const {
+  ARTESIAN_CHECK(parameter < state_.layout().places.size(), parameter);
   const Unit& unit = state_.layout().units[state_.layout().places[parameter].unit];
   if (kind == StateKind::Master || unit.trainable) return {};
   return make_error(ErrorCode::Invalid, unit.name + ": a frozen parameter has no moments");
@@ -613,6 +626,8 @@ void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind ki
                         std::span<const float> values) noexcept {
   const Placement& plan = state_.placement();
   const bool split = group.master_low != nullptr;
+  ARTESIAN_CHECK(first + values.size() <= group.count, first, values.size(), group.count);
+  ARTESIAN_CHECK(kind == StateKind::Master || group.exp_avg != nullptr);
   if (split && kind == StateKind::ExpAvgSq) {  // whose sign is a bit of the weight
     const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
     for (std::uint64_t at = first; const float value : values) {

@@ -67,6 +67,7 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
                              .volume = paths.optimizer_volume}));
     }
   }
+  ARTESIAN_CHECK(grad_.size() == param_.size() && optimizer_.size() == param_.size());
   list_inputs(paths, shards);
   return shards;
 }
@@ -75,8 +76,10 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
   std::vector<ShardOptions> shards;
   std::vector<ShardId> records;
   std::map<std::uint32_t, ShardId> saved;
+  ARTESIAN_CHECK(units.size() <= param_.size(), units.size(), param_.size());
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (!units[unit]) continue;
+    ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // else there is no record
     for (std::uint64_t index = 0; index < placement_.sub_group_count(unit); ++index) {
       records.push_back(optimizer(unit, index));
     }
@@ -95,6 +98,7 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
 
 void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
   const KeptInputs& inputs = placement_.inputs;
+  ARTESIAN_CHECK(inputs.names.size() >= inputs.bytes.size(), inputs.names.size());
   const std::uint64_t in_memory = 4096;  // of no use there, but every shard has blocks
   for (std::size_t stage = 0; stage < inputs.bytes.size(); ++stage) {
     for (std::uint64_t index = 0; index < inputs.at_once; ++index) {
@@ -250,6 +254,7 @@ void ModelState::log_shares() const {
 std::vector<SwapPathUse> ModelState::path_use() const {
   std::vector<SwapPathUse> use;
   const auto& bytes = store_->path_bytes();
+  ARTESIAN_CHECK(bytes.size() == directories_.size(), bytes.size(), directories_.size());
   for (std::size_t path = 0; path < directories_.size(); ++path) {
     use.push_back({.directory = directories_[path],
                    .bytes_read = bytes[path].read,

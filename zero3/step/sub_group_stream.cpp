@@ -67,8 +67,6 @@ std::size_t SubGroupStream::idle_item() const noexcept {
   return static_cast<std::size_t>(idle - free_items_.begin());
 }
 
-/// A free item with its transfers of last time finished: the one that has written the sub-group, or
-/// one that is idle, or else the one that was given back first.
 void SubGroupStream::count_wait(std::uint64_t begin_ns) noexcept {
   const std::uint64_t end_ns = system_clock().now_ns();
   wait_ns_ += end_ns - begin_ns;
@@ -76,6 +74,8 @@ void SubGroupStream::count_wait(std::uint64_t begin_ns) noexcept {
   if (timeline != nullptr) timeline->add_wait(waits_for_, begin_ns, end_ns);
 }
 
+/// A free item with its transfers of last time finished: the one that has written the sub-group, or
+/// one that is idle, or else the one that was given back first.
 Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
   ARTESIAN_CHECK(!free_items_.empty());
   std::size_t chosen = writer_of(task);
@@ -104,6 +104,7 @@ std::uint32_t SubGroupStream::own_free_items() const noexcept {
 /// Without waiting, and with an item left for tasks before it that only write: these take theirs
 /// when they come, so that they hold none from reading ahead.
 bool SubGroupStream::may_look_ahead() const noexcept {
+  ARTESIAN_CHECK(issued_ < tasks_.size(), issued_, tasks_.size());
   if (own_free_items() <= (writers_waiting_ != 0 ? 1u : 0u)) return false;
   const std::size_t writer = writer_of(tasks_[issued_]);
   if (writer < free_items_.size()) return free_items_[writer].item->idle();
@@ -157,6 +158,7 @@ SubGroup SubGroupStream::cut(const Task& task) const noexcept {
   group.share_first = task.index * plan.sub_group;
   group.image_first = state_.share_begin(task.unit) + group.share_first;
   group.count = plan.sub_group_numel(task.unit, task.index);
+  ARTESIAN_CHECK(group.count != 0 && group.count <= plan.sub_group, group.count, plan.sub_group);
   return group;
 }
 
@@ -199,6 +201,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
 Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) noexcept {
   const Placement& plan = state_.placement();
   const SubGroup group = cut(task);
+  ARTESIAN_CHECK(item.size() >= state_.ring().item_bytes(), item.size());
   const auto read = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
                         std::uint64_t item_offset) -> Result<void> {
     const Route road = route(id);
@@ -333,6 +336,7 @@ Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written
   list_read(group, read);
   list_written(group, written);
   const bool sliced = body_.slice != nullptr;
+  ARTESIAN_CHECK(group.saved == nullptr || group.param != nullptr, group.unit, group.index);
   if (sliced || !read.empty()) {
     const std::uint64_t size = dtype_size(state_.placement().param_dtype);
     for_each_slice(group, [&](std::uint64_t begin, std::uint64_t end) {
@@ -358,7 +362,10 @@ Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
   StagingItem* const item = items_[place];
   SubGroup group = locate(task, item);
   const bool saved = options_.restore_param || place < saved_end_;
-  if (saved && state_.saves_param(task.unit)) group.saved = item->data() + saved_offset();
+  if (saved && state_.saves_param(task.unit)) {
+    ARTESIAN_CHECK(item != nullptr, task.unit, task.index);
+    group.saved = item->data() + saved_offset();
+  }
   if (item != nullptr) {
     const std::uint64_t before = system_clock().now_ns();
     ARTESIAN_TRY_VOID(item->finish());
@@ -400,6 +407,7 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
       free_items_.push_back({&ring.at(turn), {}});
     }
   }
+  ARTESIAN_CHECK(own_free_items() == ring.count(), own_free_items(), ring.count());
   return advance_to(0);
 }
 
@@ -408,6 +416,7 @@ Result<void> SubGroupStream::read_ahead(bool wait) noexcept {
   ARTESIAN_TRY_VOID(give_back_borrowed());
   for (; issued_ < tasks_.size(); ++issued_) {
     const Item need = item_for(tasks_[issued_]);
+    ARTESIAN_CHECK(items_[issued_] == nullptr && !ran_[issued_], issued_);
     if (need == Item::ToRead) {
       const bool free = may_look_ahead();
       StagingItem* item = free ? nullptr : borrow();
@@ -438,7 +447,9 @@ std::size_t SubGroupStream::next_task() const noexcept {
 
 Result<void> SubGroupStream::run_next() noexcept {
   ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
-  ARTESIAN_TRY_VOID(run_task(next_task()));
+  const std::size_t next = next_task();
+  ARTESIAN_CHECK(current_ <= next && next < issued_, current_, next, issued_);
+  ARTESIAN_TRY_VOID(run_task(next));
   while (under_way() && ran_[current_]) ++current_;
   return {};
 }
@@ -447,9 +458,11 @@ Result<void> SubGroupStream::run_task(std::size_t place) noexcept {
   if (item_for(tasks_[place]) == Item::ToWrite) {
     ARTESIAN_TRY(item, take_item(tasks_[place]));
     items_[place] = item;
+    ARTESIAN_CHECK(writers_waiting_ != 0);
     --writers_waiting_;
   }
   ARTESIAN_TRY_VOID(run_one(place));
+  ARTESIAN_CHECK(!ran_[place], place);
   ran_[place] = true;
   StagingItem* const item = std::exchange(items_[place], nullptr);
   if (item == nullptr) return {};
@@ -485,11 +498,13 @@ Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
                                    const SubGroupStreamOptions& options, SlicedBody body) noexcept {
   list_tasks(units);
   auto begun = begin_tasks(options, std::move(body));
+  ARTESIAN_CHECK(options.units_saved <= units.size(), options.units_saved, units.size());
   if (options.units_saved != 0) saved_end_ = unit_end_[units[options.units_saved - 1]];
   return begun;
 }
 
 Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(unit < unit_end_.size(), unit, unit_end_.size());
   return advance_to(unit_end_[unit]);
 }
 
