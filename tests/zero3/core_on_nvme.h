@@ -29,10 +29,9 @@ inline Config config_on_nvme(const std::string& folder) {
   return config;
 }
 
-/// The least host memory that has room for the gradients.
+/// The least host memory that has room for the gradients. `device`: bytes.
 inline StepCoreOptions options_on_nvme(const ModelShape& shape, const Config& config,
-                                       bool split_master = true) {
-  constexpr std::uint64_t device = 1 << 20;
+                                       bool split_master = true, std::uint64_t device = 1 << 20) {
   const std::uint64_t host =
       least_host_budget({.parameters = &shape.parameters,
                          .stages = &shape.stages,

@@ -36,6 +36,7 @@ struct Case {
   bool split_master = true;
   std::uint32_t hysteresis = 2;
   std::vector<GroupOptions> groups{};
+  std::uint64_t device = 1 << 20;  // bytes
 };
 
 /// Runs a small model: forward enters the stages' units in order, backward in reverse, and each
@@ -58,7 +59,7 @@ class Driver {
     config_.artesian.speculative_update = run.speculative;
     adjust(config_);
     const ModelShape shape{model.parameters, model.stages};
-    StepCoreOptions options = options_on_nvme(shape, config_, run.split_master);
+    StepCoreOptions options = options_on_nvme(shape, config_, run.split_master, run.device);
     options.budgets.host += run.host_more;
     options.groups = run.groups;
     options.share_under_backward = 1.0;
