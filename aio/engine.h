@@ -28,8 +28,8 @@ namespace artesian::aio {
 
 enum class Operation : std::uint8_t { Read, Write };
 enum class EngineKind : std::uint8_t { IoUring, Libaio, Threads };
-/// Of io_uring alone. Submission (SQPOLL): a thread of the kernel looks for work, so that handing
-/// over needs no call; it spins, and sleeps after 10 ms without any. Completion (IOPOLL): direct
+/// io_uring's own. Submission (SQPOLL): a thread of the kernel looks for work, so that handing over
+/// needs no call; it spins, and sleeps after 10 ms without any. Completion (IOPOLL): direct
 /// transfers are waited for by asking the disk, not by its interrupts, while their thread spins.
 enum class Polling : std::uint8_t { None, Submission, Completion, Both };
 inline constexpr Polling pollings[] = {Polling::None, Polling::Submission, Polling::Completion,
@@ -42,12 +42,12 @@ constexpr bool polls_completion(Polling polling) noexcept {
   return polling == Polling::Completion || polling == Polling::Both;
 }
 
-/// What to move. `length` <= buffer.size(). The file must stay open until the completion is ready.
-/// With a direct file, offset, length and memory should be multiples of file->alignment(). An end
-/// that is not goes through the page cache, as far as its page (4096 bytes) of the file reaches;
-/// all of the transfer does where memory and offset come to such multiples apart from each other.
-/// That is counted as misaligned: right, but slower, and what was written so is on the disk only
-/// after a sync. No other transfer in flight may touch such a page past the page cache.
+/// A transfer to make. `length` <= buffer.size(). The file must stay open until the completion is
+/// ready. With a direct file, offset, length and memory should be multiples of file->alignment().
+/// An end that is not goes through the page cache, as far as its page (4096 bytes) of the file
+/// reaches; all of the transfer does where memory and offset come to such multiples apart from each
+/// other. That is counted as misaligned: right, but slower, and what was written so is on the disk
+/// only after a sync. No other transfer in flight may touch such a page past the page cache.
 struct Request {
   Operation operation = Operation::Read;
   Priority priority = Priority::Demand;
@@ -185,8 +185,8 @@ class Engine {
   /// The engine for transfers of the swap path with this number, whose completions it alone waits
   /// for. One that keeps paths apart (aio/path_engines.h) has one for each.
   virtual Engine& for_path(std::uint32_t) noexcept { return *this; }
-  /// What is in effect of EngineOptions::polling. Completion may end at the first transfer, as only
-  /// that tells whether its disk can be asked.
+  /// Returns what is in effect of EngineOptions::polling. Completion may end at the first transfer,
+  /// as only that tells whether its disk can be asked.
   virtual Polling polling() const noexcept { return Polling::None; }
 };
 

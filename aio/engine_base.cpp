@@ -37,7 +37,7 @@ bool reads(const Request& request) {
   return request.operation == Operation::Read;
 }
 
-/// What to say of a block that failed.
+/// Builds the error of a block that failed.
 Error failure_of(const Block& block) {
   const bool full = block.system_error == ENOSPC || block.system_error == EDQUOT;
   Error error =
@@ -154,7 +154,7 @@ bool EngineBase::has_blocks(const Lock& lock) const noexcept {
                      [&](const List& queue) { return may_take(queue); });
 }
 
-/// Whether the next block of this queue may be handed out.
+/// True if the next block of this queue may be handed out.
 bool EngineBase::may_take(const List& queue) const noexcept {
   if (queue.head == nullptr) return false;
   if (queue.head->request_.priority != Priority::WriteBack) return true;

@@ -71,7 +71,7 @@ struct Block {
   std::uint64_t rest() const noexcept { return length - done; }
 };
 
-/// Where tests put faults: before a block goes to the kernel and after the kernel answered.
+/// Lets tests put in faults: before a block goes to the kernel and after the kernel answered.
 class FaultSeam {
  public:
   virtual ~FaultSeam() = default;

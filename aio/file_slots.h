@@ -28,9 +28,9 @@ class FileSlots {
   /// From now on transfers go by their descriptors.
   void stop() noexcept { usable_ = false; }
 
-  /// Where a transfer of this descriptor is counted; `none` where there is no room.
+  /// Returns the slot that counts a transfer of this descriptor; `none` where there is no room.
   std::int16_t enter(io_uring& ring, int descriptor) noexcept;
-  /// Whether the file of this slot stands in the table, at the slot's index.
+  /// True if the file of this slot stands in the table, at the slot's index.
   bool registered(std::int16_t slot) const noexcept {
     ARTESIAN_CHECK(slot >= none && slot < static_cast<std::int16_t>(slots_.size()), slot);
     return usable_ && slot != none && slots_[static_cast<std::size_t>(slot)].registered;

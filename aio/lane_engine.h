@@ -57,7 +57,7 @@ class LaneEngine final : public EngineBase {
   }
   int register_with_ring(std::uint32_t ring,
                          std::span<const std::span<std::byte>> ranges) noexcept override;
-  /// Of the first lane: the others are on the same kernel.
+  /// Asks the first lane: the others are on the same kernel.
   Polling polling() const noexcept override { return lanes_.front()->queue.polling(); }
   void detach_threads() noexcept override {
     for (const auto& lane : lanes_) lane->thread.detach();

@@ -99,9 +99,9 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   return 0;
 }
 
-/// Whether the kernel takes work, which it has not said by setting the ring up: filters may refuse
-/// io_uring_enter alone. Returns 0 or an errno. A ring with IOPOLL is not asked: it is always
-/// beside a plain one of the same thread, and some kernels have no NOP there.
+/// Asks whether the kernel takes work, which it has not said by setting the ring up: filters may
+/// refuse io_uring_enter alone. Returns 0 or an errno. A ring with IOPOLL is not asked: it is
+/// always beside a plain one of the same thread, and some kernels have no NOP there.
 int Ring::probe() noexcept {
   if (polls_completion(polling())) return 0;
   io_uring_prep_nop(&next_entry());
@@ -236,7 +236,7 @@ void Ring::glance() noexcept {
   io_uring_get_events(&ring_);
 }
 
-/// Whether handing over takes a call: not while the thread of SQPOLL is awake.
+/// True if handing over takes a call: not while the thread of SQPOLL is awake.
 bool Ring::submits_by_call() const noexcept {
   if (!polls_submission(polling())) return true;
   return (io_uring_smp_load_acquire(ring_.sq.kflags) & IORING_SQ_NEED_WAKEUP) != 0;

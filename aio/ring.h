@@ -47,7 +47,7 @@ class Ring {
 
   /// No longer: see Note [Registered files] in aio/file_slots.h.
   void stop_registering_files() noexcept { files_.stop(); }
-  /// What is in effect.
+  /// Returns what is in effect.
   Polling polling() const noexcept;
 
   /// Queues a transfer of `length` bytes from where the block stands.
@@ -58,7 +58,7 @@ class Ring {
   void wait(std::uint32_t count) noexcept;
   /// Hands over what is queued and lets the kernel run what has ended, without waiting.
   void glance() noexcept;
-  /// Whether reap() would find some.
+  /// True if reap() would find some.
   bool has_answers() const noexcept {
     return !withdrawn_.empty() || io_uring_cq_ready(&ring_) != 0;
   }

@@ -79,7 +79,7 @@ class BufferLease {
 /// Who may lend memory that nobody needs just now.
 class BufferLender : public BufferOwner {
  public:
-  /// Whether `borrow` would give this much now.
+  /// True if `borrow` would give this much now.
   virtual bool may_lend(std::uint64_t bytes) const noexcept = 0;
   /// At least `bytes`, of any content, aligned to 4096. Empty where there is none.
   virtual BufferLease borrow(std::uint64_t bytes) noexcept = 0;

@@ -53,7 +53,7 @@ class Folder {
   virtual Result<std::uint64_t> free_bytes() noexcept = 0;
 };
 
-/// Whether a text may name something in a folder: 1 to 255 bytes, not "." or "..", no '/', no NUL.
+/// True if a text may name something in a folder: 1 to 255 bytes, not "." or "..", no '/', no NUL.
 bool is_component(std::string_view name) noexcept;
 
 /// True if the call failed because there is no such name.

@@ -24,7 +24,7 @@ struct OpenOptions {
   bool read_only = false;
 };
 
-/// What a name or a descriptor stands for. `device` and `inode` together identify it.
+/// The file that a name or descriptor stands for. `device` and `inode` together identify it.
 struct FileStatus {
   enum class Kind : std::uint8_t { Regular, Directory, Link, Other };
   Kind kind = Kind::Other;
@@ -60,7 +60,7 @@ class File {
   /// aligned. That of a buffered file is `descriptor()`. Any thread. Errors: Io.
   virtual Result<int> buffered_descriptor() noexcept { return descriptor(); }
   virtual const std::string& path() const noexcept = 0;
-  /// Whether transfers bypass the page cache.
+  /// True if transfers bypass the page cache.
   virtual bool direct() const noexcept = 0;
   /// Alignment of offset, length and memory that direct transfers need, from statx; 1 if buffered.
   virtual std::uint64_t alignment() const noexcept = 0;
@@ -96,8 +96,8 @@ class FileSystem {
   virtual Result<std::vector<std::string>> list(const std::string& path) noexcept = 0;  // names
   virtual Result<std::uint64_t> free_bytes(const std::string& path) noexcept = 0;
   virtual bool exists(const std::string& path) noexcept = 0;
-  /// Of the name itself, a link is not followed. Asks the kernel, unless overridden. Errors: Io
-  /// (with ENOENT where there is no such name).
+  /// Returns the status of the name itself: a link is not followed. Asks the kernel, unless
+  /// overridden. Errors: Io (with ENOENT where there is no such name).
   virtual Result<FileStatus> status(const std::string& path) noexcept;
   /// A folder by its descriptor (base/durable_folder.h). Asks the kernel, unless overridden.
   /// Errors: Io.

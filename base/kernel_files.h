@@ -13,7 +13,7 @@ namespace artesian {
 std::string first_line_of(const std::string& path);
 /// Its number, if it starts with one.
 std::optional<std::int64_t> number_of(const std::string& path);
-/// What follows `key` on the first line that starts with it, without spaces and ':' before it.
+/// Returns what follows `key` on the first line that starts with it, but for spaces and ':'.
 std::string value_after(const std::string& path, const std::string& key);
 /// Names in the folder, sorted.
 std::vector<std::string> names_in(const std::string& folder);

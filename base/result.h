@@ -35,7 +35,7 @@ const char* error_code_name(ErrorCode code) noexcept;
 /// "No space left on device" for 28. Unlike strerror it may be called from any thread.
 std::string system_error_text(int number);
 
-/// What failed. Fields that do not apply stay at their defaults; text is built by `to_string`.
+/// Says what failed. Fields that do not apply stay at their defaults; text is built by `to_string`.
 struct Error {
   ErrorCode code = ErrorCode::Invalid;
   int system_error = 0;      // errno, or 0

@@ -8,8 +8,8 @@
 
 namespace artesian {
 
-/// What lies between the separators, empty pieces too: n separators make n + 1 of them. They are
-/// parts of `text`, which outlives them.
+/// Returns what lies between the separators, empty pieces too: n separators make n + 1 of them.
+/// They are parts of `text`, which outlives them.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   for (std::size_t begin = 0; begin <= text.size();) {

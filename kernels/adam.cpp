@@ -15,8 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// What becomes of the new parameter besides the master; Split: as BFloat16, and it is the upper
-/// half of the master as well.
+/// The form in which the new parameter is written besides the master; Split: as BFloat16, and it is
+/// the upper half of the master as well.
 enum class Output : std::uint8_t { None, Float32, Float16, BFloat16, Split };
 
 template <Output output>

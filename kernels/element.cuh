@@ -31,7 +31,7 @@ struct ElementOf<DType::Float32> {
 template <DType dtype>
 using Element = typename ElementOf<dtype>::Type;
 
-/// Whether the bits of a 16-bit pattern or of a float are an infinity or a NaN.
+/// True if the bits of a 16-bit pattern or of a float are an infinity or a NaN.
 template <DType dtype>
 __device__ inline bool is_finite(Element<dtype> element) {
   if constexpr (dtype == DType::Float32) {
@@ -80,7 +80,7 @@ struct alignas(4 * sizeof(T)) Four {
   T at[4];
 };
 
-/// Whether Four may be read and written at this address.
+/// True if Four may be read and written at this address.
 template <typename T>
 bool aligned_for_four(const T* address) {
   return reinterpret_cast<std::uintptr_t>(address) % sizeof(Four<T>) == 0;

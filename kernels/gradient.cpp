@@ -104,7 +104,7 @@ constexpr std::size_t virtual_lanes = 16;
 constexpr std::size_t double_lanes = hn::MaxLanes(DoubleTag());
 constexpr std::size_t registers = virtual_lanes / double_lanes;
 
-/// Whether two registers share a load: a 32-bit word is two bf16, of which the upper one is a float
+/// True if two registers share a load: a 32-bit word is two bf16, of which the upper one is a float
 /// as it stands and the lower one after a shift, so that one register gets the even elements and
 /// the next the odd ones.
 template <DType dtype>

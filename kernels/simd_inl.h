@@ -147,8 +147,8 @@ HWY_INLINE hn::Vec<D> load(D d, const Element<dtype>* source) {
   }
 }
 
-/// Whether a store goes past the caches: then what is not read soon takes none of their lines, and
-/// lines that are written whole are not read from memory first. Whoever streams ends with
+/// Says whether a store goes past the caches: then what is not read soon takes none of their lines,
+/// and lines that are written whole are not read from memory first. Whoever streams ends with
 /// hwy::FlushStream(), before others may see it.
 enum class Store : std::uint8_t { Cached, Streamed };
 

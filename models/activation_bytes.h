@@ -12,8 +12,8 @@
 
 namespace artesian::models {
 
-/// What forward keeps for backward: everything, or the input of each block, from which the block is
-/// computed again; and that in a tensor, or in a tier's memory.
+/// Says what forward keeps for backward: everything, or the input of each block, from which the
+/// block is computed again; and that in a tensor, or in a tier's memory.
 enum class Kept : std::uint8_t { All, BlockInputs, InputsInTiers };  // the last: in no tensor
 
 struct ActivationOptions {

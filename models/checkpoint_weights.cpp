@@ -139,7 +139,7 @@ bool same_shape(const SafetensorsTensor& tensor, const zero3::ParameterSpec& par
                     });
 }
 
-/// Of a parameter and the tensor that is to fill it.
+/// Collects the faults of a parameter and the tensor that is to fill it.
 struct TensorFaults {
   FaultList reshaped{"of another shape: "};
   FaultList unreadable{"not F32, F16, BF16 or F64: "};

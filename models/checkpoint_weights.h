@@ -12,7 +12,7 @@
 
 namespace artesian::models {
 
-/// Whether the directory holds model.safetensors or model.safetensors.index.json.
+/// True if the directory holds model.safetensors or model.safetensors.index.json.
 bool has_checkpoint(const std::string& directory);
 
 /// Refuses a directory without a checkpoint that has weights all the same, so that nobody trains

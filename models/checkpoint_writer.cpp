@@ -73,7 +73,7 @@ std::string with_dtype(const std::string& text, DType dtype) {
   return config.dump(2) + "\n";
 }
 
-/// Where it is written, before it has its name.
+/// Returns the path at which it is written, before it has its name.
 std::string partial_of(const std::string& target) {
   return fmt::format("{}.partial-{}", target, ::getpid());
 }

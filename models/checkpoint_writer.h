@@ -45,9 +45,9 @@ struct CheckpointWriterOptions {
   std::uint64_t shard_size_max = 5'000'000'000;  // bytes of data; a larger tensor has its own shard
 };
 
-/// Whether a checkpoint of this many bytes could be written now: the target is free, its parent is
-/// a writable folder with that much space. For the time before training. Errors: Invalid, NoSpace,
-/// Io.
+/// Checks that a checkpoint of this many bytes could be written now: the target is free, its parent
+/// is a writable folder with that much space. For the time before training. Errors: Invalid,
+/// NoSpace, Io.
 Result<void> check_checkpoint_target(const std::string& target, std::uint64_t bytes);
 
 class CheckpointWriter {
@@ -60,7 +60,7 @@ class CheckpointWriter {
   CheckpointWriter& operator=(CheckpointWriter&&) = delete;
   ~CheckpointWriter();
 
-  /// Of all tensors.
+  /// The dtype of all tensors.
   DType dtype() const noexcept { return options_.dtype; }
 
   /// The next bytes of tensor `tensor`, which must be the first one that is not complete.

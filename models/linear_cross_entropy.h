@@ -16,8 +16,8 @@ class GradientSink;
 
 namespace artesian::models {
 
-/// Where the weight's gradient goes: to a sink, as of forward()'s parameter `position`, or without
-/// one to autograd.
+/// Says where the weight's gradient goes: to a sink, as of forward()'s parameter `position`, or
+/// without one to autograd.
 struct WeightGradient {
   zero3::GradientSink* sink = nullptr;
   std::size_t position = 0;

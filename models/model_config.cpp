@@ -47,7 +47,7 @@ void read_llama(ConfigReader& reader, ModelConfig& config, LlamaFamily family) {
   config.tied = llama.tie_word_embeddings;
 }
 
-/// What LlamaModel and GPT2Model are called within the class with the head.
+/// Returns what LlamaModel and GPT2Model are called within the class with the head.
 std::string_view body_prefix(const ModelConfig& config) {
   return config.is_llama() ? "model." : "transformer.";
 }

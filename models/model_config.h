@@ -56,7 +56,7 @@ std::string_view embedding_name(const ModelConfig& config);
 /// The parameter that makes logits; where `tied`, no parameter, but a checkpoint may have it.
 constexpr std::string_view head_name = "lm_head.weight";
 
-/// Whether a checkpoint may hold this tensor although the model has no such parameter: buffers that
+/// True if a checkpoint may hold this tensor although the model has no such parameter: buffers that
 /// old versions of transformers saved.
 bool is_harmless_tensor(const ModelConfig& config, std::string_view parameter_name);
 

@@ -11,7 +11,7 @@ namespace artesian::models {
 
 enum class RotaryScaling : std::uint8_t { None, Linear, Dynamic, Yarn, LongRope, Llama3 };
 
-/// What the formulas of rotary.cpp take. Which numbers mean something depends on `scaling`.
+/// Numbers of the formulas of rotary.cpp. Which of them mean something depends on `scaling`.
 struct RotaryConfig {
   RotaryScaling scaling = RotaryScaling::None;
   std::int64_t head = 0;       // width of a head, even

@@ -22,7 +22,7 @@ class SafetensorsFile {
   /// Null if there is none of this name.
   const SafetensorsTensor* find(std::string_view name) const noexcept;
 
-  /// Whether read() can convert this type: F32, F16, BF16, F64.
+  /// True if read() can convert this type: F32, F16, BF16, F64.
   static bool readable(const SafetensorsTensor& tensor) noexcept;
 
   /// target[i] = element (first + i), in row-major order. F64 is rounded to nearest.

@@ -79,7 +79,7 @@ std::span<std::byte> Arena::take_kept(std::uint64_t bytes) noexcept {
   return use(*offset, length);
 }
 
-/// Where `length` bytes are free on granules that are held.
+/// Returns where `length` bytes are free on granules that are held.
 std::optional<std::uint64_t> Arena::highest_kept(std::uint64_t length) const noexcept {
   const auto& runs = free_.runs();
   for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
@@ -95,7 +95,7 @@ std::optional<std::uint64_t> Arena::highest_kept(std::uint64_t length) const noe
   return std::nullopt;
 }
 
-/// Of bytes that are not free any more.
+/// Records bytes that are not free any more.
 std::span<std::byte> Arena::use(std::uint64_t offset, std::uint64_t length) noexcept {
   const bool is_new = lengths_.emplace(offset, length).second;
   ARTESIAN_CHECK(is_new, offset, length);

@@ -57,9 +57,9 @@ class Arena {
   /// The same of memory that is held but not in use, at the highest such place: so for a time,
   /// without taking memory from the kernel now, and out of the way of what comes next.
   std::span<std::byte> take_kept(std::uint64_t bytes) noexcept;
-  /// What one of them gave, by its address alone; returns its size. Checks that it was given.
+  /// Takes back what one of them gave, by its address. Returns its size. Checks that it was given.
   std::uint64_t give_back(void* data) noexcept;
-  /// Whether the address lies in the range.
+  /// True if the address lies in the range.
   bool contains(const void* data) const noexcept {
     const auto* const at = static_cast<const std::byte*>(data);
     return base_ <= at && at < base_ + bytes_;

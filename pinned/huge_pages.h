@@ -14,7 +14,7 @@ namespace artesian::pinned {
 
 enum class HugePages : std::uint8_t { Allowed, OffInSystem, OffInProcess };
 
-/// Whether memory that asks for 2 MiB pages may get them. `root`: of another tree than this
+/// Says whether memory that asks for 2 MiB pages may get them. `root`: of another tree than this
 /// machine's /sys.
 HugePages huge_pages_allowed(const std::string& root = "");
 
@@ -31,9 +31,9 @@ struct PageCount {
   std::uint64_t bytes_resident = 0;
   std::uint64_t bytes_huge = 0;  // of them, on 2 MiB pages
 };
-/// Of the range, as it is now. No other mapping may adjoin it that asks for such pages as well: the
-/// kernel merges them, and counts for both. Walks the page tables of the process up to the range:
-/// not in a step.
+/// Counts the pages of the range, as it is now. No other mapping may adjoin it that asks for such
+/// pages as well: the kernel merges them, and counts for both. Walks the page tables of the process
+/// up to the range: not in a step.
 PageCount count_pages(const std::byte* data, std::uint64_t bytes);
 
 /// Says, once in this process, that memory is not on 2 MiB pages, and why.

@@ -38,7 +38,7 @@ struct MemoryUsers {
 
 enum class Near : std::uint8_t { Anything, Gpu, Disks, Cores };
 
-/// Where memory is to lie; without nodes, wherever the kernel puts it.
+/// Says where memory is to lie; without nodes, wherever the kernel puts it.
 struct NodePolicy {
   std::vector<std::uint32_t> nodes = {};  // ascending; of several, each takes its turn
   Near near = Near::Anything;
@@ -54,7 +54,7 @@ std::optional<std::uint32_t> node_of_device(const std::string& folder);
 /// That of the device at this address, "0000:41:00.0", in any case.
 std::optional<std::uint32_t> node_of_pci_device(std::string address, const std::string& root = "");
 
-/// Whether this thread's memory has a policy other than the default (numactl).
+/// True if this thread's memory has a policy other than the default (numactl).
 bool memory_policy_set() noexcept;
 
 }  // namespace artesian::pinned

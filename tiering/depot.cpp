@@ -134,7 +134,7 @@ Result<void> Depot::write(const Block& block) noexcept {
   return {};
 }
 
-/// What has come from the device goes to the disk.
+/// Writes what has come from the device to the disk.
 Result<void> Depot::write_copied(bool wait) noexcept {
   while (!copied_.empty()) {
     const Block block = copied_.front();
@@ -178,7 +178,7 @@ Result<void> Depot::read_ahead() noexcept {
   return {};
 }
 
-/// What comes before `shard` is not wanted after all.
+/// Drops what comes before `shard`: it is not wanted after all.
 Result<void> Depot::drop_until(ShardId shard) noexcept {
   while (current_ < order_.size() && order_[current_].shard != shard) {
     if (current_ < issued_) {

@@ -33,7 +33,7 @@ constexpr SlotState slot_state(Contents contents) noexcept {
   return SlotState::Absent;
 }
 
-/// Of a unit's home, between begin_refresh and end_refresh.
+/// The refresh of a unit's home, between begin_refresh and end_refresh.
 enum class Refresh : std::uint8_t {
   None,
   Begun,
@@ -54,7 +54,7 @@ static_assert(!may_go(Refresh::Missed, Refresh::Partial));  // it lacks a part u
 static_assert(!may_go(Refresh::Begun, Refresh::Missed));    // nothing is lost yet
 static_assert(!may_go(Refresh::Begun, Refresh::Begun));     // one refresh at a time
 
-/// Whether a way from that home is there at all.
+/// True if a way from that home is there at all.
 bool may_go_by(Route route, Tier home, bool separate_device) noexcept {
   switch (route) {
     case Route::InPlace:
@@ -86,7 +86,7 @@ class Residency::Slot final : public BufferOwner {
   std::uint64_t computed_bytes() const noexcept { return unit.image * dtype_size(unit.computed); }
   /// Its slot is its home.
   bool aliased() const noexcept { return stays(unit.route); }
-  /// Where the stored bytes land: the tail of the slot.
+  /// Returns where the stored bytes land: the tail of the slot.
   std::uint64_t tail_offset() const noexcept {
     ARTESIAN_CHECK(computed_bytes() >= stored_bytes(), computed_bytes(), stored_bytes());
     return computed_bytes() - stored_bytes();
@@ -186,7 +186,7 @@ Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexce
   return loads ? read_pieces(slot, priority) : Result<void>();
 }
 
-/// Of its home: nothing is read while that is being written.
+/// Waits for writes to the unit's home: a read that overlaps one would be torn.
 Result<void> Residency::finish_writes(const Slot& slot) noexcept {
   if (store_.shard(slot.unit.shard).home != Tier::Nvme) return {};
   const std::uint64_t begin_ns = system_clock().now_ns();

@@ -15,12 +15,12 @@ enum class Route : std::uint8_t {
   Queues,    // a separate device's queues move it; what is on NVMe passes through host memory
 };
 
-/// Whether the home itself is worked on.
+/// True if the home itself is worked on.
 constexpr bool stays(Route route) noexcept {
   return route == Route::InPlace || route == Route::OnDevice;
 }
 
-/// Whether a separate device is at one of its ends.
+/// True if a separate device is at one of its ends.
 constexpr bool ends_at_device(Route route) noexcept {
   return route == Route::OnDevice || route == Route::Queues;
 }

@@ -56,8 +56,8 @@ class ShardWriter {
                                   const ShardStreamOptions& options = {});
   ShardWriter(ShardWriter&&) noexcept = default;
   ~ShardWriter();
-  /// Where the next piece's bytes go; fill all of it before the next call, which starts writing it.
-  /// Empty at the end of the shard. Errors: Io, NoSpace, Timeout, of earlier pieces.
+  /// Returns where the next piece's bytes go; fill all of it before the next call, which starts
+  /// writing it. Empty at the end of the shard. Errors: Io, NoSpace, Timeout, of earlier pieces.
   Result<std::span<std::byte>> next();
   /// Writes the last piece and waits for all. Errors: as next.
   Result<void> close();

@@ -29,7 +29,7 @@
 
 namespace artesian::tiering {
 
-/// What ties the checksum of a block to where and when it belongs.
+/// Ties the checksum of a block to where and when it belongs.
 struct SnapshotSeed {
   std::uint64_t checkpoint = 0;
   std::uint64_t step = 0;
@@ -104,7 +104,7 @@ class SnapshotFile {
     std::uint64_t block = 0;
     bool used = false;
   };
-  /// What the kernel may hold on to. Kept for ever after a stall.
+  /// Everything that the kernel may hold on to. Kept for ever after a stall.
   struct Transfers {
     std::unique_ptr<File> file;
     std::unique_ptr<aio::Engine> engine;  // before the slots in use end: they are checked

@@ -39,7 +39,7 @@ class StagingItem final : public BufferOwner {
   Result<void> hold() noexcept;
   /// Waits for all transfers of this item. Errors: the first one's.
   Result<void> finish() noexcept;
-  /// Whether `finish` would return without waiting.
+  /// True if `finish` would return without waiting.
   bool idle() const noexcept;
   void give_back(std::byte*, std::uint64_t) noexcept override {
     ARTESIAN_CHECK(leases_ > 0, leases_);

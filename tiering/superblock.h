@@ -16,7 +16,7 @@ namespace artesian::tiering {
 
 constexpr std::uint64_t superblock_copies = 4;
 constexpr std::uint64_t superblock_block_size = 4096;
-/// Where the payload starts.
+/// The offset at which the payload starts.
 constexpr std::uint64_t superblock_region_size = superblock_copies * superblock_block_size;
 constexpr std::uint32_t superblock_version = 1;
 

@@ -21,7 +21,7 @@ std::string lock_file_name(std::uint32_t rank);
 /// An empty file that says: this directory was made by a run; whoever leaves last removes it.
 constexpr const char* made_marker_name = "artesian-made-directory";
 
-/// What the name says, only if it is spelled exactly as above.
+/// Returns what the name says, only if it is spelled exactly as above.
 std::optional<SwapName> parse_swap_file_name(std::string_view name);
 std::optional<std::uint32_t> parse_lock_file_name(std::string_view name);
 

@@ -27,7 +27,7 @@ constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about 
 constexpr std::uint32_t shadow_bit = 1u << 31;       // of a checksum's seed, beside the shard's id
 constexpr double probe_seconds = 0.4;                // over all paths, per direction
 
-/// Where a shard's blocks are on nvme, and what was written there last.
+/// Says where a shard's blocks are on nvme, and what was written there last.
 struct Place {
   std::vector<Segment> segments;            // empty for homes in memory; offsets are in the file
   std::optional<BlockChecksums> checksums;  // not before the space is there that they are of
@@ -80,7 +80,7 @@ void check_shard(const ShardOptions& shard, std::size_t volumes) {
   ARTESIAN_CHECK(shard.home != Tier::Nvme || shard.volume < volumes, shard.volume, volumes);
 }
 
-/// Those in this path's file lie `by` further on in it.
+/// Moves the segments in this path's file `by` bytes further on in it.
 void move_segments(Place& place, std::size_t path, std::uint64_t by) noexcept {
   for (Segment& segment : place.segments) {
     if (segment.path == path) segment.offset += by;
@@ -282,8 +282,8 @@ void TierStore::Impl::name_disks() noexcept {
   if (!options_.disks.empty()) disks_ = options_.disks;
 }
 
-/// Where bytes are divided by speed, a file has to be there for it to be measured: it gets its size
-/// after.
+/// Makes the swap files. Where bytes are divided by speed, a file has to be there for it to be
+/// measured: it gets its size after.
 Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& staging) noexcept {
   const bool striped = std::any_of(volumes_.begin(), volumes_.end(),
                                    [](const Volume& volume) { return volume.paths.size() > 1; });
@@ -312,7 +312,8 @@ Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& s
   return {};
 }
 
-/// Of each path whose speed the weights need and nobody knows: how much of its file is to show it.
+/// Returns, for each path whose speed the weights need and nobody knows, how much of its file is to
+/// show it.
 std::vector<std::uint64_t> TierStore::Impl::bytes_to_probe() const {
   std::vector<std::uint64_t> totals(volumes_.size(), 0);
   for (const Shard& shard : shards_) {
@@ -336,8 +337,9 @@ std::vector<PathDisk> TierStore::Impl::disks_of(const Volume& volume) const {
   return disks;
 }
 
-/// Where a disk's speed cannot be found, as it is full, no memory is free or there is too little to
-/// place on it, the weights stay equal: a lack of space shows when all of it is asked for.
+/// Weighs the paths by their speed. Where a disk's speed cannot be found, as it is full, no memory
+/// is free or there is too little to place on it, the weights stay equal: a lack of space shows
+/// when all of it is asked for.
 Result<void> TierStore::Impl::weigh_paths(pinned::Pool& staging) noexcept {
   const std::vector<std::uint64_t> bytes = bytes_to_probe();
   const auto count =

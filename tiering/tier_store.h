@@ -120,7 +120,7 @@ class TierStore {
   /// Sleeps until ready and returns the outcome, errors naming the shard. Errors: Io, NoSpace,
   /// Timeout.
   Result<void> wait(Transfer& transfer, ShardId id) noexcept;
-  /// Whether a write to this shard is still in flight.
+  /// True if a write to this shard is still in flight.
   bool writing(ShardId id) const noexcept;
   /// Sleeps until none is, and leaves the completions to their owners, who get the outcomes, too.
   /// Errors: as wait.
@@ -151,13 +151,13 @@ class TierStore {
 
   TierStoreStatistics statistics() const noexcept;
   Timeline* timeline() const noexcept;  // of the options
-  /// What has gone through each directory so far.
+  /// Returns what has gone through each directory so far.
   const std::vector<PathBytes>& path_bytes() const noexcept;
 
-  /// What the disks of `volumes[volume]` do together. Measures those that are not known, each in
-  /// about half a second, or less, by writing and reading the start of its swap file; only before
-  /// the first write. `staging` lends up to 16 MiB for a moment. {0, 0} where no shard uses a path.
-  /// Errors: Exhausted, Io, NoSpace, Timeout.
+  /// Returns what the disks of `volumes[volume]` do together. Measures those that are not known,
+  /// each in about half a second, or less, by writing and reading the start of its swap file; only
+  /// before the first write. `staging` lends up to 16 MiB for a moment. {0, 0} where no shard uses
+  /// a path. Errors: Exhausted, Io, NoSpace, Timeout.
   Result<DiskSpeed> probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept;
   /// The disk of each directory, as far as its speed is known.
   const std::vector<PathDisk>& disks() const noexcept;

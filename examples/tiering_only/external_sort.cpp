@@ -29,7 +29,7 @@ std::span<Number> numbers(std::span<std::byte> piece) {
   return {reinterpret_cast<Number*>(piece.data()), piece.size() / sizeof(Number)};
 }
 
-/// What does not change by sorting: how many numbers there are, and their sum.
+/// Holds what does not change by sorting: how many numbers there are, and their sum.
 struct Census {
   std::uint64_t count = 0;
   std::uint64_t sum = 0;
@@ -92,7 +92,7 @@ class ExternalSort {
     return writer.close();
   }
 
-  /// Whether the result is in order, and what it holds.
+  /// Says whether the result is in order, and what it holds.
   Result<std::pair<bool, Census>> check() {
     ARTESIAN_TRY(reader, tiering::ShardReader::open(store_, ShardId{runs_}, memory_));
     bool sorted = true;

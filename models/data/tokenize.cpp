@@ -27,7 +27,7 @@ constexpr int interrupted_exit_code = 130;
 constexpr std::string_view script_prefix = "artesian_tokenize: ";
 constexpr std::string_view error_prefix = "artesian_tokenize: error: ";
 
-/// What a process says of its fault.
+/// The fault of a process, in its own words.
 struct Fault {
   std::string text;
   bool of_script = false;  // by itself: the Python is one that works
@@ -174,7 +174,7 @@ int spawn(std::vector<std::string> words, int output, pid_t& process) {
   return failure;
 }
 
-/// What to do about it: the script knows of its own faults, the room of our folder aside.
+/// Says what to do about it: the script knows of its own faults, the room of our folder aside.
 std::string advice(const Fault& fault, const std::string& folder) {
   if (!fault.of_script) {
     return "; set ARTESIAN_PYTHON to a Python that has artesian_tokenize and tokenizers, or give a "

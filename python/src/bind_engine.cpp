@@ -68,7 +68,7 @@ Pass pass_of(bool evaluate) {
   return evaluate ? Pass::Evaluate : Pass::Train;
 }
 
-/// What Python is told of a step.
+/// Returns what Python is told of a step.
 py::dict told(const zero3::StepResult& result) {
   py::dict values;
   values["step"] = result.step;

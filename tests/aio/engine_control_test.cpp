@@ -94,7 +94,7 @@ TEST_P(EngineControl, WriteBackLeavesRoomForReadsAndTakesAllWhenThereAreNone) {
   }
 }
 
-/// Of engines in which a block may hold its thread.
+/// Engines in which a block may hold its thread.
 class EngineThreads : public EngineFixture {};
 ARTESIAN_REAL_ENGINES(EngineThreads);
 

@@ -31,9 +31,9 @@ class EngineFixture : public testing::TestWithParam<Tested> {
   static constexpr double patience_s = 60;  // a wait that is to succeed
 
   bool is_ring() const { return GetParam() == Tested::IoUring; }
-  /// Whether many blocks are handed to the kernel by one call.
+  /// True if many blocks are handed to the kernel by one call.
   bool has_lanes() const { return is_ring() || GetParam() == Tested::Libaio; }
-  /// Of an engine that make_engine knows.
+  /// Returns the kind of an engine that make_engine knows.
   EngineKind kind() const {
     ARTESIAN_CHECK(GetParam() != Tested::Simulated);
     return is_ring() ? EngineKind::IoUring : has_lanes() ? EngineKind::Libaio : EngineKind::Threads;
@@ -127,8 +127,8 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     return lease;
   }
 
-  /// What makes a StalledFile stall in this engine. Never destroyed: an abandoned engine may still
-  /// use it.
+  /// Returns what makes a StalledFile stall in this engine. Never destroyed: an abandoned engine
+  /// may still use it.
   FaultSeam* stall() const {
     static auto* const by_read = new StalledRead;
     static auto* const by_poll = new StalledPoll;

@@ -16,7 +16,7 @@
 namespace artesian::aio {
 namespace {
 
-/// What a process holds from the kernel.
+/// The resources that a process holds from the kernel.
 struct Held {
   test_support::Baseline baseline;
   std::size_t maps = 0;
@@ -157,7 +157,7 @@ class EngineAbandons : public EngineFixture {
     }
     EXPECT_GE(seconds_waited(), 0.02);
   }
-  /// What the line says.
+  /// Returns what the line says.
   static double seconds_waited() {
     constexpr std::string_view before = "has not answered for ";
     return std::strtod(lines_of_log[0].c_str() + lines_of_log[0].find(before) + before.size(),

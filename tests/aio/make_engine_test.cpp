@@ -97,8 +97,8 @@ class Fallback : public testing::Test {
   std::unique_ptr<File> file_;
 };
 
-/// What becomes of make_best_engine where the kernel refuses calls. For children: returns 0, or
-/// which expectation failed. `parts`: in its one line of log, in this order.
+/// Shows what becomes of make_best_engine where the kernel refuses calls. For children: returns 0,
+/// or which expectation failed. `parts`: in its one line of log, in this order.
 int falls_to(EngineKind kind, File& file, std::initializer_list<const char*> parts) {
   std::vector<std::string> lines;
   set_log_sink([&](LogLevel level, std::string_view line) {

@@ -17,7 +17,7 @@ bool is_nan(std::uint32_t bits) {
   return (bits & 0x7fffffffu) > 0x7f800000u;
 }
 
-/// Whether the pattern comes back, and the parameter is what the model would get.
+/// True if the pattern comes back, and the parameter is what the model would get.
 bool survives(std::uint32_t bits, float exp_avg_sq) {
   const auto master = std::bit_cast<float>(bits);
   const SplitMaster split = split_master(master, exp_avg_sq);

@@ -96,7 +96,7 @@ inline bool same_value(float a, float b) {
          (std::isnan(a) && std::isnan(b));
 }
 
-/// Whether two arrays hold the same values, element by element; reports the first that differs.
+/// True if two arrays hold the same values, element by element; reports the first that differs.
 inline testing::AssertionResult same_arrays(const std::vector<unsigned char>& a,
                                             const std::vector<unsigned char>& b, DType dtype) {
   if (a.size() != b.size()) return testing::AssertionFailure() << "lengths differ";

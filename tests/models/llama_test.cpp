@@ -70,7 +70,8 @@ TEST(Llama, ABlockInANarrowDtypeIsNearFp32) {
   EXPECT_LE(relative_difference(prefix, expected.narrow(1, 0, 3)), 1e-6);
 }
 
-/// What LibTorch throws within a block leaves the module usable: the engine refuses the batch.
+/// An error that LibTorch throws within a block leaves the module usable: the engine refuses the
+/// batch.
 TEST(Llama, AThrowWithinABlockIsAThrow) {
   const Reference reference(ARTESIAN_REFERENCE_FOLDER "/llama_plain.safetensors");
   const auto module = make_module(reference.config());

@@ -43,8 +43,8 @@ const std::set<std::string> no_work = {"aten::alias",
                                        "detach",
                                        "aten::_local_scalar_dense"};
 
-/// Of torch.use_deterministic_algorithms()'s list of what throws on CUDA, what a language model
-/// could take.
+/// Operators that throw on CUDA under torch.use_deterministic_algorithms() and that a language
+/// model could take.
 const std::set<std::string> not_deterministic = {
     "aten::_embedding_bag", "aten::bincount",       "aten::cumsum",         "aten::cumsum_",
     "aten::histc",          "aten::kthvalue",       "aten::median",         "aten::nll_loss2d",

@@ -142,7 +142,7 @@ struct KernelPolicy {
   unsigned long mask = 0;
 };
 
-/// What the kernel has for the memory at this address.
+/// Returns what the kernel has for the memory at this address.
 KernelPolicy policy_at(const std::byte* data) {
   unsigned long mask[16] = {};  // 1024 nodes, as many as a kernel can have
   KernelPolicy found;

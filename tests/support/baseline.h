@@ -70,7 +70,7 @@ inline std::size_t map_count() {
   return count;
 }
 
-/// Whether some mapping of this process contains the address.
+/// True if some mapping of this process contains the address.
 inline bool mapped(const void* address) {
   const auto wanted = reinterpret_cast<unsigned long>(address);
   std::ifstream file("/proc/self/maps");

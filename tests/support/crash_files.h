@@ -33,7 +33,7 @@
 
 namespace artesian::test_support {
 
-/// What of the unsynced operations before a cut is on the disk.
+/// Says what of the unsynced operations before a cut is on the disk.
 enum class Cut : std::uint8_t { AllInOrder, NothingUnsynced, RandomSubset, Tears, Zeros };
 
 class CrashFiles final : public FileSystem {
@@ -80,7 +80,7 @@ class CrashFiles final : public FileSystem {
   void drop_locks() {
     for (auto& [number, node] : disk_) node->locked_by = nullptr;
   }
-  /// Whether the next operation never answers; then it counts as begun. For engines.
+  /// True if the next operation never answers; then it counts as begun. For engines.
   bool next_never_answers() {
     const std::lock_guard lock(mutex_);
     if (!planned_ || planned_->fault != Fault::NeverAnswers || done_ != planned_->operation) {

@@ -17,7 +17,7 @@
 
 namespace artesian::test_support {
 
-/// Whether the shell ran the command with success; its output is dropped.
+/// True if the shell ran the command with success; its output is dropped.
 inline bool run_quietly(const std::string& command) {
   return std::system(("PATH=$PATH:/usr/sbin:/sbin; (" + command + ") >/dev/null 2>&1").c_str()) ==
          0;

@@ -11,7 +11,7 @@
 
 namespace artesian::test_support {
 
-/// Whether every other thread of the process comes to sleep.
+/// True if every other thread of the process comes to sleep.
 inline bool others_fall_asleep() {
   const Deadline deadline = Deadline::after_seconds(20);
   for (int quiet = 0; quiet < 20; usleep(1000)) {

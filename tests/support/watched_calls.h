@@ -64,7 +64,7 @@ class WatchedCalls {
     std::error_code none;
     return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), none);
   }
-  /// Whether a descriptor of this process leads to the path or below it.
+  /// True if a descriptor of this process leads to the path or below it.
   static bool is_open(const std::string& path) {
     std::error_code none;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

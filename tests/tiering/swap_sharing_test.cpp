@@ -29,7 +29,7 @@ using test_support::TemporaryDirectory;
 constexpr std::uint64_t payload_offset = 4 * 4096;  // after the superblocks
 constexpr std::uint64_t writes_in_flight = 32;      // of 1 MiB
 
-/// What a holder does until it is killed.
+/// Says what a holder does until it is killed.
 enum class Busyness : std::uint8_t { Idle, Writing, WithChild };
 
 /// Never ends: the whole payload in flight at any time, or a child of its own that outlives it.

@@ -14,7 +14,7 @@ inline std::string error_of(const auto& result) {
   return result.has_value() ? "" : result.error().to_string();
 }
 
-/// Of steps of one sample. All state is in this folder.
+/// Makes a configuration of steps of one sample. All state is in this folder.
 inline Config config_on_nvme(const std::string& folder) {
   Config config;
   config.micro_batch_size = 1;

@@ -30,7 +30,7 @@ struct TierOptions {
   bool split_master = true;
 };
 
-/// Where everything lives: by default on NVMe, in `directory`, but for the gradients.
+/// Decides where everything lives: by default on NVMe, in `directory`, but for the gradients.
 inline Placement place(const SmallModel& model, const TierOptions& options,
                        const std::string& directory) {
   Config config;

@@ -373,7 +373,7 @@ bool CudaDevice::ready(DeviceFence fence) noexcept {
   return !settle(own) || fence.sequence <= own.passed;
 }
 
-/// Of each queue: how many of its fences are left, and how long the first of them has been.
+/// Says of each queue how many of its fences are left, and how long the first of them has been.
 std::string CudaDevice::describe_pending() {
   constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost"};
   const std::uint64_t now_ns = system_clock().now_ns();

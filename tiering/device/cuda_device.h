@@ -28,8 +28,8 @@ namespace artesian::tiering {
 
 class CudaDevice final : public Device {
  public:
-  /// Whether GPU `index` is there. Errors: Unsupported: no driver or one that is too old, no GPU or
-  /// one that is too old; Invalid: no such index; all say what to do.
+  /// Checks that GPU `index` is there. Errors: Unsupported: no driver or one that is too old, no
+  /// GPU or one that is too old; Invalid: no such index; all say what to do.
   static Result<void> check(int index);
   /// Free bytes of its memory. Errors: as check; Io.
   static Result<std::uint64_t> free_memory(int index);

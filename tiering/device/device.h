@@ -52,7 +52,7 @@ class Device {
 
   /// "cpu", "cuda:0".
   virtual std::string name() const = 0;
-  /// Whether this process may read and write the arena as any memory.
+  /// True if this process may read and write the arena as any memory.
   virtual bool host_accessible() const noexcept = 0;
   /// The NUMA node that it hangs on, if that is known and it has memory of its own.
   virtual std::optional<std::uint32_t> numa_node() const { return std::nullopt; }
@@ -88,9 +88,9 @@ class Device {
 
   /// The present end of a queue.
   virtual Result<DeviceFence> record(Queue queue) = 0;
-  /// What is enqueued in `queue` from here on comes after the fence.
+  /// Makes what is enqueued in `queue` from here on come after the fence.
   virtual Result<void> wait(Queue queue, DeviceFence fence) = 0;
-  /// Whether the fence has passed; also true once the device has failed: finish says so.
+  /// True if the fence has passed; also true once the device has failed: finish says so.
   virtual bool ready(DeviceFence fence) noexcept = 0;
   /// Waits for the fence. Errors: Timeout, after wait_seconds; Io.
   virtual Result<void> finish(DeviceFence fence) noexcept = 0;

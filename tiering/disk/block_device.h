@@ -28,7 +28,7 @@ std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
 /// The folder that a path leads to, which need not exist yet: the same for two that will be one.
 std::filesystem::path resolved_folder(const std::string& path);
 
-/// Where a folder is, or would be created.
+/// The place of a folder that is there, or would be created.
 struct Place {
   std::string folder = {};  // exists: itself, or the parent of what is missing; empty: neither
   bool missing = false;

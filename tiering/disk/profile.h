@@ -36,18 +36,18 @@ struct MachineProfile {
   std::uint64_t queue_depth = 0;  // blocks in flight per thread, for all rates
   std::uint64_t threads = 0;
   std::string engine;  // "io_uring"
-  /// What the measurements went over and how long they were to take; 0 in profiles of before they
-  /// were kept.
+  /// Says what the measurements went over and how long they were to take; 0 in profiles of before
+  /// they were kept.
   std::uint64_t size = 0;  // bytes, of this folder's file
   double budget_seconds = 0;
   /// The settings that moved most. None in profiles of before they were kept.
   std::optional<aio::EngineOptions> best{};
   std::vector<Rate> rates;
 
-  /// Whether this one, newly measured, is worth as much as one that is there: it went over as much
+  /// True if this one, newly measured, is worth as much as one that is there: it went over as much
   /// and took as long. Of one that does not know what tune does by default is assumed.
   bool may_replace(const MachineProfile& saved) const noexcept;
-  /// Of reads alone and of writes alone, at the block size nearest to this one; 0 where missing.
+  /// Speed of reads alone and of writes alone, at the nearest block size; 0 where missing.
   DiskSpeed speed(std::uint64_t block_size) const;
 };
 
@@ -63,12 +63,12 @@ std::string print_machine_profile(const MachineProfile& profile);
 /// field), Unsupported (a later version).
 Result<MachineProfile> parse_machine_profile(std::string_view text, const std::string& path);
 
-/// Whether a disk is duplex, by GB/s of reads alone, writes alone and half of each at once: nearer
+/// True if a disk is duplex, by GB/s of reads alone, writes alone and half of each at once: nearer
 /// to both at once without loss than to taking turns.
 bool is_duplex(double read, double write, double mixed) noexcept;
 
-/// Where the profile of the disk below a folder lies: see Note [Profile file]. Errors: Io (no such
-/// folder), Invalid (neither XDG_CACHE_HOME nor HOME is an absolute path).
+/// Returns where the profile of the disk below a folder lies: see Note [Profile file]. Errors: Io
+/// (no such folder), Invalid (neither XDG_CACHE_HOME nor HOME is an absolute path).
 Result<std::string> machine_profile_path(const std::string& directory);
 
 /// Replaces the file as a whole; makes its folder. Errors: Io, NoSpace.

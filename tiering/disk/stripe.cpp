@@ -37,7 +37,7 @@ struct SharedDisk {
   double paths = 0;
 };
 
-/// What is measured on paths of one disk is averaged.
+/// Averages what is measured on paths of one disk.
 std::map<std::uint64_t, SharedDisk> disks_of(std::span<const PathDisk> paths) {
   std::map<std::uint64_t, SharedDisk> disks;
   for (const PathDisk& path : paths) {

@@ -70,12 +70,12 @@ struct PathBytes {
   std::uint64_t written = 0;
 };
 
-/// What each path is to carry of what all do, for moving as much in as out: 1 for the most. All 1
-/// where a speed is not known, or where the slowest disk is within a tenth of the fastest.
+/// Returns what each path is to carry of what all do, for moving as much in as out: 1 for the most.
+/// All 1 where a speed is not known, or where the slowest disk is within a tenth of the fastest.
 std::vector<double> stripe_weights(std::span<const PathDisk> paths);
 
-/// What the paths do together while each carries its share, so that the last is done when the
-/// others are. {0, 0} where a speed is not known.
+/// Returns what the paths do together while each carries its share, so that the last is done when
+/// the others are. {0, 0} where a speed is not known.
 DiskSpeed striped_speed(std::span<const PathDisk> paths, std::span<const double> weights);
 
 }  // namespace artesian::tiering

@@ -52,7 +52,7 @@ class Pattern {
     }
   }
 
-  /// Whether one of the samples is right, another one from pass to pass and from block to block:
+  /// True if one of the samples is right, another one from pass to pass and from block to block:
   /// cheap enough for a timed run. Each look is at a line of memory that the transfer itself never
   /// touches: at one in 64 KiB they were a seventh of the CPU time of direct reads.
   bool spot(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
@@ -61,7 +61,7 @@ class Pattern {
     const std::uint64_t at = choice % samples * sample_;
     return load(block.data() + at) == stamp_of(offset + at, pass);
   }
-  /// Whether every byte is right: stamped so, in a buffer marked so.
+  /// True if every byte is right: stamped so, in a buffer marked so.
   bool whole(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
              std::uint32_t buffer) const noexcept {
     for (std::uint64_t at = 0; at < block.size(); at += sector) {

@@ -36,7 +36,7 @@ struct CompareOptions {
   std::string json;
 };
 
-/// What one of the two did, repeat by repeat.
+/// The figures of one of the two, repeat by repeat.
 struct Contestant {
   std::vector<double> gb_per_s, cpu_seconds_per_gb, latency_us_p50, latency_us_p99;
 

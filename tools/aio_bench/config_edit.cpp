@@ -27,7 +27,7 @@ struct Setting {
   std::string value;
 };
 
-/// What is to stand in one section of a config.
+/// The settings that are to stand in one section of a config.
 struct Section {
   const char* name;
   std::vector<Setting> settings;
@@ -55,7 +55,7 @@ Section our_section(const std::vector<Word>& words) {
   return section;
 }
 
-/// What artesian.polling must say.
+/// Returns what artesian.polling must say.
 std::string polling_word(const Settings& settings) {
   const bool polls = settings.engine == aio::EngineKind::IoUring;
   return polling_name(polls ? settings.polling : aio::Polling::None);
@@ -95,7 +95,7 @@ class Scanner {
     close_ = at_;
     return found;
   }
-  /// Of the object that `members` went through last.
+  /// The position of the closing brace of the object that `members` went through last.
   std::size_t closing_brace() const { return close_; }
 
   /// The place of what is next after blanks and comments.
@@ -175,7 +175,7 @@ std::string apply_edits(std::string_view text, std::vector<Edit> edits) {
   return result;
 }
 
-/// Where the line ends that begins the text: "\r\n" in files of Windows.
+/// Returns what ends the line that begins the text: "\r\n" in files of Windows.
 std::string newline_of(std::string_view text) {
   const std::size_t at = text.find('\n');
   return at != std::string_view::npos && at > 0 && text[at - 1] == '\r' ? "\r\n" : "\n";
@@ -200,7 +200,7 @@ std::string indentation(std::string_view text, std::size_t at) {
   return std::string(text.substr(begin, end - begin));
 }
 
-/// What stands behind the last member of an object, on its line.
+/// The text behind the last member of an object, on its line.
 struct Tail {
   std::size_t line_end = std::string_view::npos;  // npos: the brace comes first
   bool comma = false;
@@ -294,7 +294,7 @@ const Member* find(const std::vector<Member>& members, const char* key) {
   return nullptr;
 }
 
-/// Whether what a config's tree has under the section's name has its settings.
+/// True if what a config's tree has under the section's name has its settings.
 bool has_settings(const JsonValue& tree, const Section& section) {
   const auto& wanted = section.settings;
   return std::all_of(wanted.begin(), wanted.end(), [&](const Setting& setting) {
@@ -355,13 +355,13 @@ Result<std::string> canonical_path(const std::string& given) {
   return failure("cannot find the config", given);
 }
 
-/// Of a file that is to take the other's place.
+/// Returns the path of a file that is to take the other's place.
 std::string path_beside(const std::string& path) {
   return fmt::format("{}.new.{}", path, getpid());
 }
 
-/// Where the name cannot be given to another file: it is a mount of its own, or in a sticky folder
-/// of somebody else's.
+/// Writes into the file itself, where its name cannot be given to another: it is a mount of its
+/// own, or in a sticky folder of somebody else's.
 Result<void> write_over(const std::string& path, const std::string& text,
                         const std::string& backup) {
   const auto failed = [&] {
@@ -534,8 +534,8 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   return edited;
 }
 
-/// What the section of ours must say for these settings to be used; nothing where it says so
-/// already, or says nothing and need not.
+/// Returns what the section of ours must say for these settings to be used; nothing where it says
+/// so already, or says nothing and need not.
 Result<std::vector<Word>> words_to_write(std::string_view text, const std::string& path,
                                          const Settings& settings, aio::EngineKind automatic) {
   ARTESIAN_TRY(tree, zero3::read_json(text, path));

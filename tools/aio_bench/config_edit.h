@@ -33,12 +33,12 @@ struct OneForm {
 /// place of thread_count and num_threads, which DeepSpeed ignores. Errors: as with_settings.
 Result<OneForm> in_one_form(std::string_view text, const std::string& path);
 
-/// Whether a config that is there has nothing that print_settings would not write: whoever writes
-/// over it loses nothing else. Errors: Invalid (with the key that would be lost, or why the text is
-/// no config), Io.
+/// Checks that a config that is there has nothing that print_settings would not write: whoever
+/// writes over it loses nothing else. Errors: Invalid (with the key that would be lost, or why the
+/// text is no config), Io.
 Result<void> check_settings_alone(const std::string& path);
 
-/// What can be known of apply_settings before there are settings: the config can be read and
+/// Checks what can be known of apply_settings before there are settings: the config can be read and
 /// edited, and files can be made beside it (one is, and removed). Errors: Invalid, Io, NoSpace.
 Result<void> check_apply_settings(const std::string& path);
 

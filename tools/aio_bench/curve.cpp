@@ -24,7 +24,7 @@ std::vector<Settings> settings_of(const CurveOptions& options) {
   return found;
 }
 
-/// Of the rest of this pass and of those to come.
+/// Returns the seconds of the rest of this pass and of those to come.
 double seconds_left(const CurveOptions& options, std::span<const double> costs,
                     std::span<const double> rest, double gone, int pass) {
   const auto known =

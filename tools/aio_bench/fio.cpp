@@ -133,7 +133,7 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1, 200);
 }
 
-/// What fio says of its failure; else the last line, which after an error is JSON's.
+/// Returns what fio says of its failure; else the last line, which after an error is JSON's.
 std::string complaint(const std::string& text) {
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());

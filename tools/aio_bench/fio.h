@@ -38,7 +38,7 @@ Result<std::string> fio_version(const std::atomic<int>& stop);
 
 std::vector<std::string> fio_arguments(const FioJob& job);
 
-/// What fio's JSON says. Errors: Invalid.
+/// Returns what fio's JSON says. Errors: Invalid.
 Result<FioResult> parse_fio(std::string_view output, Access access);
 
 /// Errors: Cancelled (stopped, fio too), Unsupported, Io (fio failed, with its last line), Invalid.

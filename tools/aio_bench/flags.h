@@ -64,10 +64,10 @@ class FlagReader {
   Faults& faults_;
 };
 
-/// Where what is written to `path` goes: behind every link, also one that leads to no file yet.
+/// The file that writing to `path` reaches: behind every link, also one that leads to none yet.
 std::string write_target(const std::string& path);
 
-/// What only the machine can refuse, once the flags are right.
+/// Checks what only the machine can refuse, once the flags are right.
 void check_space(const std::string& directory, std::uint64_t size, Faults& faults);
 void check_memory(std::uint64_t needed, const std::string& flags, Faults& faults);
 

@@ -173,7 +173,7 @@ Result<bool> Ground::all_right(const Transfers& transfers, const PassWatch& watc
 
 namespace {
 
-/// What was in effect for these transfers: completions are polled for of direct ones alone.
+/// Returns what was in effect for these transfers: completions are polled for of direct ones alone.
 aio::Polling polling_of(const aio::Engine& engine, const aio::EngineStatistics& statistics) {
   const aio::Polling polling = engine.polling();
   if (!aio::polls_completion(polling) || statistics.blocks_direct != 0) return polling;

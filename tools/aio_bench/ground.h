@@ -20,8 +20,8 @@
 
 namespace artesian::bench {
 
-/// What a measurement does. Mixed is what an optimizer does: reads run ahead, and what was read is
-/// written back behind them, to where it came from.
+/// Says what a measurement does. Mixed is what an optimizer does: reads run ahead, and what was
+/// read is written back behind them, to where it came from.
 enum class Access : std::uint8_t { Read, Write, Mixed };
 inline constexpr Access accesses[] = {Access::Read, Access::Write, Access::Mixed};
 
@@ -100,13 +100,13 @@ class Ground {
   Result<bool> all_right(const Transfers& transfers, const PassWatch& watch = nullptr);
 
   bool direct() const noexcept;
-  /// Of the engine that these transfers get. Errors: what make_engine refuses.
+  /// Returns the kind of the engine that these transfers get. Errors: what make_engine refuses.
   Result<aio::EngineKind> kind_of(const Transfers& transfers) const;
   const pinned::Pool& pool() const noexcept { return *pool_; }
 
  private:
   friend class Sweep;
-  /// What wrote a granule last: see tools/aio_bench/bench_pattern.h.
+  /// Says what wrote a granule last: see tools/aio_bench/bench_pattern.h.
   struct Writer {
     std::uint32_t pass = 0;
     std::uint32_t buffer = 0;

@@ -25,7 +25,7 @@ void add_refusal(const std::string& what, const std::string& flag, const Error& 
                   (complete ? "" : ", allowed " + allowed + "; " + fix));
 }
 
-/// Whether both names lead to one file, which each of two writers would take for its own.
+/// True if both names lead to one file, which each of two writers would take for its own.
 bool is_one_file(const std::string& one, const std::string& other) {
   std::error_code failed;
   const auto type = fs::status(one, failed).type();

@@ -339,7 +339,7 @@ std::string heat_svg(const TuneReport& report, double x0, double y0) {
                    left + (panel_width - left - right) / 2, panel_height - 10);
 }
 
-/// Where the bytes of UTF-8 text begin that are no part of another character.
+/// Returns where the bytes of UTF-8 text begin that are no part of another character.
 std::vector<std::size_t> characters(const std::string& text) {
   std::vector<std::size_t> begins;
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -348,7 +348,7 @@ std::vector<std::size_t> characters(const std::string& text) {
   return begins;
 }
 
-/// Of a long path its ends say most.
+/// Cuts a long path in its middle, as its ends say most.
 std::string shortened(const std::string& text, std::size_t characters_max) {
   const auto begins = characters(text);
   if (begins.size() <= characters_max) return text;
@@ -356,7 +356,8 @@ std::string shortened(const std::string& text, std::size_t characters_max) {
   return text.substr(0, begins[half]) + "\u2026" + text.substr(begins[begins.size() - half]);
 }
 
-/// What is above the charts of a path: the path, and under it what must not be cut off with it.
+/// Draws what is above the charts of a path: the path, and under it what must not be cut off with
+/// it.
 std::string path_svg(const PathReport& path, double y) {
   constexpr std::size_t characters_max = 110;  // at the picture's width
   const std::string disk =

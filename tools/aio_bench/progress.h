@@ -19,11 +19,11 @@ struct ProgressLine {
   double worth_s = 0;  // elsewhere than on a terminal it is told where so much is left, at least
 };
 
-/// What a terminal of so many columns shows of it: no more than fits, the rate before all that
-/// explains it, and a bar as wide as there is room for.
+/// Returns what a terminal of so many columns shows of it: no more than fits, the rate before all
+/// that explains it, and a bar as wide as there is room for.
 std::string fitted(const ProgressLine& line, std::size_t columns);
 
-/// Of a pass over files of so many bytes: "writing 60.0 GiB".
+/// Returns the line of a pass over files of so many bytes: "writing 60.0 GiB".
 ProgressLine pass_line(const std::string& verb, std::uint64_t size, const Pass& now);
 
 /// One at a time: on a terminal lines of log come in the bar's place while it lives.

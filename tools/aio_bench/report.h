@@ -37,7 +37,7 @@ struct TuneReport {
 struct Spread {
   double low = 0, middle = 0, high = 0;
 };
-/// Of one figure of some samples: least, median and greatest; zeros where there are none.
+/// Least, median and greatest of one figure of some samples; zeros where there are none.
 Spread spread_of(const std::vector<Sample>& samples, double Sample::*figure);
 
 nlohmann::ordered_json to_json(const TuneReport& report);

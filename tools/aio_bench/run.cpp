@@ -62,8 +62,9 @@ void show(const RunOptions& options, const Measurement& now, Progress& progress)
                  .detail = {}});
 }
 
-/// Of a measurement of two seconds or more: a disk that others use, or that slows down when it is
-/// warm or its fast cells are full, has a second that is far below the rest.
+/// Names the slowest second of a measurement of two seconds or more: a disk that others use, or
+/// that slows down when it is warm or its fast cells are full, has a second that is far below the
+/// rest.
 std::string slowest_second(const std::vector<double>& by_second) {
   if (by_second.size() < 2) return "";
   char text[48];

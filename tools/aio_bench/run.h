@@ -17,7 +17,7 @@ struct RunOptions {
   Direct direct = Direct::IfAligned;
 };
 
-/// What looks on: at the measurement, and at the passes before and after it ("writing",
+/// Whoever looks on: at the measurement, and at the passes before and after it ("writing",
 /// "checking").
 struct RunWatch {
   Watch measurement = nullptr;
@@ -31,7 +31,7 @@ Result<Measurement> run(const RunOptions& options, const std::atomic<int>& stop,
 /// Bytes of memory that the run's buffers take.
 std::uint64_t buffer_bytes(const RunOptions& options) noexcept;
 
-/// What `run --json` prints.
+/// Returns what `run --json` prints.
 nlohmann::ordered_json to_json(const RunOptions& options, const Measurement& result);
 
 void add_run_flags(CLI::App& command);

@@ -284,7 +284,7 @@ int Search::oddities(const Settings& settings) const {
          (settings.overlap_events != usual.overlap_events);
 }
 
-/// What the search has come to, the same as usual, and the best of all that it has seen.
+/// Returns what the search has come to, the same as usual, and the best of all that it has seen.
 std::vector<Point> Search::finalists() const {
   Points seen = all_;
   std::stable_sort(seen.begin(), seen.end(), [](const Point& left, const Point& right) {

@@ -115,16 +115,16 @@ using Measure =
 /// Seconds of one measurement within such a budget.
 double seconds_per_measurement(double budget_seconds) noexcept;
 
-/// What may be in flight at such a rate, so that most of a measurement is no draining of the queue.
+/// Bytes that may be in flight at such a rate for a measurement to be more than draining a queue.
 std::uint64_t bytes_drained(double gb_per_s, double seconds) noexcept;
 
-/// What a search costs, about.
+/// Estimates what a search costs.
 double planned_seconds(const SearchOptions& options);
 
 /// Errors: those of `measure`.
 Result<SearchResult> search(const SearchOptions& options, const Measure& measure);
 
-/// What drift says about the disk, one sentence each, with `bytes_written` so far.
+/// Returns what drift says about the disk, one sentence each, with `bytes_written` so far.
 std::vector<std::string> drift_warnings(const Drift& drift, double bytes_written);
 
 using tools::median;

@@ -22,7 +22,7 @@ bool takes(double share, std::uint64_t sequence) {
   return taken(share, sequence + 1) != taken(share, sequence);
 }
 
-/// Of the calling thread.
+/// Returns the CPU time of the calling thread.
 std::uint64_t cpu_ns() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -188,7 +188,7 @@ void Sweep::mark(Slot& slot, std::uint32_t pass, std::span<std::byte> memory) no
   }
 }
 
-/// Of what is written back, the marks stay those that were read.
+/// Stamps what a block will hold. Of what is written back, the marks stay those that were read.
 void Sweep::stamp(Slot& slot, std::span<std::byte> block) noexcept {
   const std::uint64_t granule = ground_.options_.granule;
   Ground::Writer* writer = &file_of(slot.block).writers[offset_of(slot.block) / granule];

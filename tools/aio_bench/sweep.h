@@ -56,7 +56,7 @@ class Sweep {
   std::uint64_t end_ns() const noexcept { return still_ns_; }
   /// Passes over the files that it has begun.
   std::uint32_t laps() const noexcept { return static_cast<std::uint32_t>(next_ / blocks_ + 1); }
-  /// Whether what was read was right, as far as it was looked at; then every byte that the buffers
+  /// True if what was read was right, as far as it was looked at; then every byte that the buffers
   /// hold after a read sweep.
   bool right() const;
 

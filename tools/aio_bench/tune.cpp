@@ -77,8 +77,8 @@ TuneOptions read_flags(const CLI::App& command, Faults& faults) {
   return options;
 }
 
-/// Whether these folders are faster together than one of them, as a run that divides its bytes over
-/// them would be. A folder named twice would only be measured twice.
+/// Says whether these folders are faster together than one of them, as a run that divides its bytes
+/// over them would be. A folder named twice would only be measured twice.
 std::string check_striping(const std::vector<std::string>& directories, Faults& faults) {
   if (directories.size() < 2) return "";
   std::vector<tools::StripedPath> paths;
@@ -100,7 +100,7 @@ class Tuner {
 
   /// `warning`: what was known before, or nothing.
   Result<TuneReport> run(const std::string& warning);
-  /// What was found to be best until now, if there is any.
+  /// Returns what was found to be best until now, if there is any.
   std::optional<Point> best_so_far() const;
 
  private:
@@ -307,7 +307,7 @@ std::optional<Point> Tuner::best_so_far() const {
   return *best;
 }
 
-/// Of one of the paths.
+/// Returns the options for the curve of one of the paths.
 CurveOptions Tuner::curve_options() const {
   const bool alone = report_.paths.size() == 1;
   const Point& winner = report_.found.winner;
@@ -324,7 +324,7 @@ CurveOptions Tuner::curve_options() const {
           .known = alone && found ? &winner : nullptr};
 }
 
-/// Of the curves of these paths.
+/// Returns the seconds of the curves of these paths.
 double Tuner::profile_seconds(std::size_t paths) const {
   return static_cast<double>(paths) * planned_seconds(curve_options(), write_gb_per_s_);
 }

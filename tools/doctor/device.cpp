@@ -63,7 +63,8 @@ std::optional<Link> link_of(const fs::path& device, const std::string& which) {
   return link.gigatransfers > 0 && link.lanes > 0 ? std::optional(link) : std::nullopt;
 }
 
-/// Where the temperature of an NVMe disk is: its controller, or before Linux 5.15 the PCI device.
+/// Returns where the temperature of an NVMe disk is: its controller, or before Linux 5.15 the PCI
+/// device.
 std::vector<fs::path> sensors_of(const fs::path& controller) {
   std::vector<fs::path> sensors;
   for (const fs::path& place : {controller, controller / "hwmon", controller / "device/hwmon"}) {

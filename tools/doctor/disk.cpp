@@ -141,7 +141,7 @@ Findings examine_below(const Mount& mount, std::uint64_t block_size) {
   return findings;
 }
 
-/// Of a path where no folder is, and none can be made.
+/// Reports a path where no folder is, and none can be made.
 Finding examine_no_place(const std::string& path, bool missing) {
   Finding finding{.name = "path", .level = Level::Fail, .value = "not a folder"};
   finding.meaning = "no swap file can be made there";
@@ -157,7 +157,7 @@ Finding examine_no_place(const std::string& path, bool missing) {
   return finding;
 }
 
-/// Of a profile with settings: they are as good as the engine with which they were measured.
+/// Reports a profile with settings: they are as good as the engine with which they were measured.
 Finding examine_best(const tiering::MachineProfile& profile, Finding finding,
                      const std::string& command, const TryEngine& attempt) {
   const aio::EngineOptions& best = *profile.best;

@@ -27,10 +27,10 @@ Findings examine_loops(const std::vector<tiering::BlockDevice>& disks,
                        const std::string& root = "");
 /// `bytes_whole`: of the file system; 0 if that is not known.
 Finding examine_free_space(std::uint64_t bytes, std::uint64_t bytes_whole = 0);
-/// Whether the engine of a machine profile can be made here, with its settings.
+/// Tries whether the engine of a machine profile can be made here, with its settings.
 using TryEngine = std::function<Result<void>(aio::EngineKind, const aio::EngineOptions&)>;
 Result<void> try_engine(aio::EngineKind kind, const aio::EngineOptions& options);
-/// What `aio_bench tune` kept of the disk below `path`; an Io error with ENOENT: nothing.
+/// Reports what `aio_bench tune` kept of the disk below `path`; an Io error with ENOENT: nothing.
 Finding examine_profile(const Result<tiering::MachineProfile>& profile, const std::string& path,
                         const TryEngine& attempt = try_engine);
 
@@ -41,7 +41,7 @@ struct StripedPath {
   std::vector<std::string> disks;  // names of what is below
 };
 StripedPath striped_path(const std::string& path);
-/// Whether several folders are faster than one: two on one disk are not.
+/// Reports whether several folders are faster than one: two on one disk are not.
 Finding examine_striping(const std::vector<StripedPath>& paths);
 
 /// All lines about one folder as the user typed it; the first failure is the last line. What is

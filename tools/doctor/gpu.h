@@ -39,8 +39,8 @@ DriverFacts ask_driver(const std::string& cuda = "libcuda.so.1",
 /// `built_version`: that of the toolkit, 13000 for 13.0; 0 in a build without CUDA.
 Findings examine_gpus(const DriverFacts& facts, int built_version);
 
-/// What NCCL goes by: the environment, then the file that NCCL_CONF_FILE names, or else .nccl.conf
-/// in the user's home, then /etc/nccl.conf. What is set first stays.
+/// Knows what NCCL goes by: the environment, then the file that NCCL_CONF_FILE names, or else
+/// .nccl.conf in the user's home, then /etc/nccl.conf. What is set first stays.
 class NcclSettings {
  public:
   using Variable = std::function<const char*(const char*)>;  // its value, or null

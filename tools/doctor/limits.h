@@ -14,9 +14,9 @@ namespace artesian::tools {
 /// Limits on these disks. `root`: see above.
 Findings examine_io_limits(const std::vector<tiering::BlockDevice>& disks,
                            const std::string& root = "");
-/// Of the control groups.
+/// Reports the limits of the control groups.
 Findings examine_thread_limit(const std::string& root = "");
-/// Of the machine, for libaio.
+/// Reports the limit of the machine, for libaio.
 Findings examine_aio_requests(const std::string& root = "");
 
 }  // namespace artesian::tools

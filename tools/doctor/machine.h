@@ -14,7 +14,7 @@
 namespace artesian::tools {
 
 Finding examine_kernel(const std::string& release);
-/// What gives this engine back, by the error with which it could not be made.
+/// Returns what gives this engine back, by the error with which it could not be made.
 std::string fix_of_engine(aio::EngineKind kind, const Error& refusal, const std::string& root = "");
 /// Sets up a ring with the options of a training run's engine, and gives it back; where it is
 /// refused, the engine that "auto" tries next.
@@ -43,8 +43,8 @@ Finding examine_huge_pages(const HugePageFacts& facts);
 Finding examine_descriptors(std::uint64_t limit);
 Finding examine_processor(const std::string& root = "");
 Finding examine_numa(const std::string& root = "");
-/// Where a run's host memory lies, by tiering/host_nodes.h, and whether the kernel lets it; no line
-/// where there is no choice. `subject`: the GPU; empty for a run on the CPU.
+/// Reports where a run's host memory lies, by tiering/host_nodes.h, and whether the kernel lets it;
+/// no line where there is no choice. `subject`: the GPU; empty for a run on the CPU.
 Findings examine_host_memory(const pinned::NodePolicy& policy, const std::string& subject = "");
 
 /// All of the above, of this machine.

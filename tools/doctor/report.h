@@ -21,7 +21,7 @@ struct Finding {
 };
 using Findings = std::vector<Finding>;
 
-/// What stops a run first, then what slows it; else as they were.
+/// Puts first what stops a run, then what slows it; leaves the order else as it was.
 void put_worst_first(Findings& findings);
 
 const char* level_name(Level level) noexcept;

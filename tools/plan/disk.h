@@ -21,7 +21,7 @@ struct SwapVolume {
   std::vector<std::string> notes;  // of the I/O settings that speeds are for (zero3/step/path_io.h)
 };
 
-/// Of both keys; where one names no folder, the other's.
+/// The volumes of both keys; where one names no folder, the other's.
 struct SwapVolumes {
   SwapVolume param, optimizer;
   bool same = true;    // both are the same folders
@@ -35,8 +35,8 @@ struct SwapVolumesOptions {
 
 SwapVolumes swap_volumes(const zero3::Config& config, const SwapVolumesOptions& options);
 
-/// What is free there now, with what dead runs left, which the next one removes. Of a key of which
-/// a folder and its parent are missing, nothing is known.
+/// Returns what is free there now, with what dead runs left, which the next one removes. Of a key
+/// of which a folder and its parent are missing, nothing is known.
 DiskSpace free_space(const SwapVolumes& volumes, FileSystem& files);
 
 }  // namespace artesian::tools

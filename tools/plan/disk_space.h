@@ -24,14 +24,14 @@ struct DiskSpace {
   std::vector<Folder> param, optimizer;
 };
 
-/// What is free for the swap files of this config; 0 where it has none, or nobody knows.
+/// Returns what is free for the swap files of this config; 0 where it has none, or nobody knows.
 std::uint64_t free_for(const DiskSpace& space, const zero3::Config& config);
 
 /// Errors: NoSpace, with the bytes missing and the key to change.
 Result<void> check_space(const DiskSpace& space, const zero3::Config& config,
                          const zero3::Placement& placement);
 
-/// Whether there is room for these shadows, too, of which a run takes half of what is left at most.
+/// True if there is room for these shadows, too, of which a run takes half of what is left at most.
 bool have_room(const DiskSpace& space, const zero3::Config& config,
                const zero3::Placement& placement, std::uint64_t shadows);
 

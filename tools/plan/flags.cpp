@@ -25,7 +25,7 @@ void read_model(FlagReader& reader, PlanOptions& options) {
       reader.number("--params", models::llama_size_min - 1, models::llama_size_max, "70e9");
 }
 
-/// What only several or separate devices have.
+/// Refuses what only several or separate devices have.
 void refuse_without_gpus(FlagReader& reader) {
   for (const char* flag : {"--nodes", "--link", "--bus"}) {
     if (!reader.given(flag) || reader.given("--gpus")) continue;

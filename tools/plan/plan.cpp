@@ -124,7 +124,8 @@ class PlanRun {
     return check_tokens();
   }
 
-  /// What follows multiplies these: far above any batch, and low enough for 64 bits.
+  /// Limits these, which are multiplied with each other: far above any batch, and low enough for 64
+  /// bits.
   Result<void> check_tokens() const {
     const double tokens =
         static_cast<double>(plan_.config.train_batch_size) * static_cast<double>(plan_.length);
@@ -234,7 +235,7 @@ class PlanRun {
     return refused;
   }
 
-  /// What is run is one rank, on the device that is planned for.
+  /// Checks that one rank runs, on the device that is planned for.
   Result<void> check_measure() const {
     if (!options_.measure || !plan_.gpu) return {};
     if (plan_.ranks == 1) return naming("--measure", zero3::check_device("cuda"));
@@ -257,7 +258,7 @@ class PlanRun {
     return {};
   }
 
-  /// What was found out is said before the picture can fail.
+  /// Writes what was found out before the picture, which can fail.
   Result<void> write() {
     const std::string text = options_.json ? plan_json(report_) : plan_text(report_);
     ARTESIAN_TRY_VOID(write_stdout(text));

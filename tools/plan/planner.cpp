@@ -83,7 +83,8 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   return seconds;
 }
 
-/// Of a config whose parameters are not on NVMe, all that is there is on the optimizer's disk.
+/// Returns the rates that a plan reckons with. Of a config whose parameters are not on NVMe, all
+/// that is there is on the optimizer's disk.
 zero3::Rates rates_of(const PlanCase& plan) {
   zero3::Rates rates = plan.rates;
   if (plan.config.zero.offload_param.device == zero3::Offload::Nvme) return rates;
@@ -220,7 +221,7 @@ double busy(const zero3::StepTime& time, zero3::Resource resource) {
   return time.busy[static_cast<std::size_t>(resource)];
 }
 
-/// What is busy longest. A disk that is not duplex is one thing.
+/// Names what is busy longest. A disk that is not duplex is one thing.
 std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
   std::string name;
   double longest = -1.0;
@@ -259,7 +260,7 @@ void take_time(const PlanCase& plan, PlanFigures& figures) {
                                    static_cast<double>(plan.ranks) * 1000 * 1e-12;
 }
 
-/// What the device tier may take beside these activations.
+/// Returns what the device tier may take beside these activations.
 Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activations) {
   if (!plan.gpu_bytes.has_value()) return *plan.device_bytes;
   const std::uint64_t gpu = *plan.gpu_bytes;

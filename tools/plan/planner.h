@@ -29,14 +29,14 @@ TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per
 /// As configs spell it.
 const char* offload_name(zero3::Offload offload) noexcept;
 
-/// Of DeepSpeed's communication, which Artesian takes no memory for: for advice alone.
+/// The buckets of DeepSpeed's communication, which Artesian takes no memory for: for advice alone.
 struct DeepSpeedBuckets {
   bool overlap_comm = false;
   std::uint64_t reduce_bucket_size = 0;  // elements
   std::uint64_t allgather_bucket_size = 0;
 };
 
-/// What fp32 parameters would be computed with, were they bf16.
+/// Says what fp32 parameters would be computed with, were they bf16.
 struct ComputeInBf16 {
   DType compute_dtype = DType::Float32;
   DType grad_accum_dtype = DType::BFloat16;
@@ -51,7 +51,7 @@ struct PlanCase {
   std::uint64_t length = 0;
   std::uint64_t ranks = 1;
   bool gpu = false;  // else the CPU of one rank
-  /// Of the device tier. Absent: what is left of gpu_bytes, which are there then.
+  /// The size of the device tier. Absent: what is left of gpu_bytes, which are there then.
   std::optional<std::uint64_t> device_bytes;
   /// All of a GPU's memory: activations and what CUDA takes are in it, beside the tier. Absent:
   /// nobody knows, or it is memory_max.
@@ -64,7 +64,7 @@ struct PlanCase {
   /// and buffers of their own.
   std::uint64_t program_bytes = 0;
   DiskSpace space;  // what is on NVMe and has no room there is refused
-  /// What the activations of several micro-batches may take at once, to run layer by layer.
+  /// The bytes that activations of several micro-batches may take at once, to run layer by layer.
   std::uint64_t activation_bytes = 0;
   DType compute_dtype = DType::Float32;
   zero3::Rates rates;
@@ -100,7 +100,7 @@ struct PlanFigures {
   std::string bottleneck;
   double nvme_terabytes_written = 0.0;  // 1,000 steps, all ranks
   std::uint64_t checkpoint = 0;         // bytes of one, all ranks
-  /// Of saving one: what of the state is on NVMe is read, and all is written there. 0: not known.
+  /// Seconds of saving one: what is on NVMe is read, and all is written there. 0: not known.
   double save_seconds = 0.0;
   std::vector<std::string> notes;
 };
@@ -124,8 +124,8 @@ struct Change {
   double step_seconds = 0.0;
 };
 
-/// What single changes would bring, best first, of each key the best: each is the case planned
-/// anew. Those that do not fit or bring less than 1% are left out.
+/// Returns what single changes would bring, best first, of each key the best: each is the case
+/// planned anew. Those that do not fit or bring less than 1% are left out.
 std::vector<Change> find_changes(const PlanCase& plan, const PlanFigures& now);
 
 struct Candidate {
@@ -139,7 +139,7 @@ struct Candidate {
 /// fastest micro-batch at the same train_batch_size. Fastest first.
 std::vector<Candidate> search(const PlanCase& plan);
 
-/// What a run of it is given, so that it is what was planned.
+/// Returns what a run of it is given, so that it is what was planned.
 zero3::Config config_of_run(const PlanCase& plan, const Candidate& candidate);
 
 /// In DeepSpeed's keys, one line each.

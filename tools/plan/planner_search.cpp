@@ -266,7 +266,7 @@ std::optional<Candidate> best_checkpointing(PlanCase plan, const char* name) {
   return best;
 }
 
-/// Whether it fits without giving up persistence, which a placement does first.
+/// True if it fits without giving up persistence, which a placement does first.
 bool keeps_all(const PlanCase& plan) {
   const auto figures = evaluate(plan);
   if (!figures.has_value()) return false;

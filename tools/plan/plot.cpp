@@ -34,7 +34,7 @@ int look_of(Kind kind) {
   }
 }
 
-/// Of at least 1000 all digits, as %g shows only some of them, with an exponent.
+/// Prints all digits of 1000 and more, as %g shows only some of them, with an exponent.
 std::string figure(double value, int digits = 4) {
   return value < 999.5 ? print("%.*g", digits, value) : print("%.0f", value);
 }

@@ -47,7 +47,7 @@ class Chooser {
     return value;
   }
 
-  /// Where a key's disks are known, or else are assumed to be.
+  /// Says where a key's disks are known, or else are assumed to be.
   std::string source_of(const SwapVolume& volume) const {
     std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
     if (!volume.measured_at.empty()) source = "measured by aio_bench tune, " + volume.measured_at;

@@ -51,7 +51,7 @@ std::string checkpointing_text(const zero3::Config& config) {
          (config.cpu_checkpointing ? ".cpu_checkpointing" : "");
 }
 
-/// What of the config decides most.
+/// Prints what of the config decides most.
 std::string config_text(const PlanCase& plan) {
   const zero3::Config& config = plan.config;
   const auto place = [](const zero3::OffloadConfig& offload) {

@@ -23,7 +23,7 @@ struct PlanReport {
   std::vector<std::string> notes;
 };
 
-/// What a tier holds, by kind, and the tiers, in the order in which they are shown.
+/// Says what a tier holds, by kind, and the tiers, in the order in which they are shown.
 struct MemoryRow {
   const char* name;
   const char* field;

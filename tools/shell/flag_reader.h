@@ -44,7 +44,7 @@ class FlagReader {
   std::optional<double> number(const char* flag, double low, double high, const char* example);
   /// Bytes, at least 1.
   std::optional<std::uint64_t> size(const char* flag);
-  /// Whether the second of two words was given; the first is the default.
+  /// True if the second of two words was given; the first is the default.
   bool second_word(const char* flag, const std::string& first, const std::string& second);
 
  private:

@@ -6,7 +6,7 @@
 
 namespace artesian::tools {
 
-/// Of an even number of values the mean of the two in the middle; 0 of none.
+/// Returns the median, of an even number of values the mean of the two in the middle, of none 0.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where the file is or will be.
+/// Returns where the file is or will be.
 std::string target_of(const std::string& path) {
   std::error_code failed;
   const fs::path target = fs::weakly_canonical(path, failed);

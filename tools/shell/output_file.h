@@ -8,7 +8,7 @@
 
 namespace artesian::tools {
 
-/// Whether a file of this name may be written, or replaced: its folder is there, and writable.
+/// True if a file of this name may be written, or replaced: its folder is there, and writable.
 bool may_write_file(const std::string& path);
 
 /// Writes a file beside it and renames that. A link stays one: what it leads to is replaced.

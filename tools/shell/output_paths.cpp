@@ -20,7 +20,7 @@ bool same_file(const struct stat& left, const struct stat& right) {
   return left.st_dev == right.st_dev && left.st_ino == right.st_ino;
 }
 
-/// Where opening the path would make a file.
+/// Returns where opening the path would make a file.
 fs::path place_of(fs::path path) {
   std::error_code failed;
   for (int link = 0; link < links_max && fs::is_symlink(path, failed); ++link) {
@@ -64,7 +64,7 @@ class Place {
   bool exists_;
 };
 
-/// What else the output is, in words, or nothing.
+/// Says what else the output is, in words, or nothing.
 std::optional<std::string> conflict(const Place& output, const FlagPath& other) {
   if (other.path.empty()) return std::nullopt;
   const Place place(other.path);

@@ -11,7 +11,7 @@ namespace artesian::tools {
 /// Prints "PROGRAM: error: ..." for each line of the error, at most 5, and returns `exit_code`.
 int report_error(const char* program, const Error& error, int exit_code);
 int report_error(const char* program, const std::string& message, int exit_code);
-/// Of several, the first lines.
+/// Prints the first lines of several errors.
 int report_error(const char* program, const std::vector<Error>& errors, int exit_code);
 
 /// The same error with each line naming the flag that it is about.

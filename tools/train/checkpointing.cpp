@@ -148,7 +148,7 @@ Result<void> Checkpointing::check_data(const zero3::SavedTrainer& now) const {
                         "to go on: --data-position N");
 }
 
-/// Where the run goes on, by what a checkpoint says.
+/// Takes over from a checkpoint where the run goes on.
 Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest) {
   first_step_ = saved_step_ = manifest.state.step;
   saved_ = manifest.trainer;

@@ -28,7 +28,7 @@ CheckpointFlags read_checkpoint_flags(FlagReader& reader) {
   return flags;
 }
 
-/// Whether the GPU is there shows later; the word, now.
+/// Checks the word; whether the GPU is there shows later.
 std::string read_device(FlagReader& reader) {
   if (!reader.given("--device")) return "cpu";
   std::string device = reader.text("--device");

@@ -88,7 +88,7 @@ bool one_is_missing(const Found& found, const LogCut& cut) {
   return !found.has_last && found.last + 1 == cut.step && !cut.line.empty();
 }
 
-/// What cut_log() goes by, of a file with lines. Errors: as there.
+/// Finds what cut_log() goes by, of a file with lines. Errors: as there.
 Result<Found> find_cut(const std::string& path, const LogCut& cut) {
   ARTESIAN_TRY(found, look_at(path, cut));
   if (cut.step == 0 && cut.lines_max != 0 && found.lines > cut.lines_max) {

@@ -288,7 +288,8 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
   if (device == DeviceMemory::OfTheProcess) print_process(out);
 }
 
-/// What the run wrote to NVMe, filling the swap files at its start included: disks wear by it.
+/// Prints what the run wrote to NVMe, filling the swap files at its start included: disks wear by
+/// it.
 void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const {
   std::uint64_t written = 0;
   for (const zero3::SwapPathUse& path : paths) written += path.bytes_written;
@@ -304,7 +305,7 @@ void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& 
   }
 }
 
-/// What the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.
+/// Prints what the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.
 void Summary::print_process(std::FILE* out) const {
   const zero3::StepResult& r = last_;
   if (r.peak_program == 0) return;  // nobody counted

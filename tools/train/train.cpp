@@ -279,7 +279,7 @@ Result<void> TrainRun::check_memory() const {
                                              static_cast<double>(config_.micro_batch_size))));
 }
 
-/// What is known of it before it is read.
+/// Says of the data what is known before it is read.
 zero3::SavedTrainer TrainRun::describe_data() const {
   return {.seed = options_.seed,
           .order = options_.shuffled ? "shuffled" : "sequential",
@@ -311,7 +311,7 @@ void TrainRun::choose_steps() {
   steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
 }
 
-/// What is saved beside the weights is read now, and the room for all of it taken: what has been
+/// Reads what is saved beside the weights now, and takes the room for all of it: what has been
 /// trained must not be lost because a folder has gone meanwhile, or a disk is full.
 Result<void> TrainRun::prepare_save() {
   if (options_.save.empty()) return {};

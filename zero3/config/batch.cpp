@@ -20,7 +20,7 @@ std::optional<std::uint64_t> count(const Settings& settings, const char* path,
   return argument;
 }
 
-/// What the user typed to say it: the key, or the flag that filled it.
+/// Returns what the user typed to say it: the key, or the flag that filled it.
 std::string source(const Settings& settings, const char* path,
                    const std::optional<std::uint64_t>& argument, const char* flag) {
   return argument && !settings.given(path) ? flag : path;

@@ -94,8 +94,8 @@ enum class VerifyMode : std::uint8_t { Full, Sample, Off };
 enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
 enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
 
-/// Of LibTorch's operations on a GPU. Preferred: those that have no deterministic kernel run, too,
-/// and LibTorch's fused attention takes the one that is not.
+/// The determinism of LibTorch's operations on a GPU. Preferred: those that have no deterministic
+/// kernel run, too, and LibTorch's fused attention takes the one that is not.
 enum class Determinism : std::uint8_t { Required, Preferred };
 
 /// The "artesian" section.
@@ -141,10 +141,10 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// What the command line and the model contribute where the config lacks a value or says "auto".
-/// What becomes of keys that nobody knows. Noted: they are left out, and Config::notes says so.
+/// Says what becomes of keys that nobody knows. Noted: they are left out, as Config::notes says.
 enum class UnknownKeys : std::uint8_t { AreFaults, AreNoted };
 
+/// Values of the command line and the model where the config lacks one or says "auto".
 struct ConfigArguments {
   std::optional<std::uint64_t> micro_batch_size;
   std::optional<std::uint64_t> accumulation_steps;

@@ -11,7 +11,7 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-/// Where we are in the tree: the two paths end in '.' or are empty.
+/// The place in the tree at which we are: the two paths end in '.' or are empty.
 struct Place {
   std::string canonical;
   std::string typed;
@@ -59,7 +59,7 @@ std::vector<std::string_view> names_under(const std::string& prefix) {
   return names;
 }
 
-/// What to say about a key that is not in the table.
+/// Returns what to say about a key that is not in the table.
 std::string unknown_hint(const Place& place, const std::string& name) {
   const std::size_t dot = name.find('.');
   if (dot != name.npos && find_config_key(place.canonical + name) != nullptr) {

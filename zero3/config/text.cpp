@@ -78,7 +78,7 @@ class Cleaner {
   Cleaner(std::string_view text, const std::string& path)
       : text_(text), path_(path), clean_(text) {}
 
-  /// What stood where the clean text has strings of our own, in order.
+  /// Holds what stood where the clean text has strings of our own, in order.
   std::vector<Literal> literals;
 
   Result<std::string> run() {
@@ -311,8 +311,8 @@ class Builder {
   std::vector<std::unordered_set<std::string>> seen_;  // the keys of each
 };
 
-/// What follows the quotation in nlohmann's words, with a token's name by its lexer, or nothing:
-/// "; expected '}'".
+/// Returns what follows the quotation in nlohmann's words, with a token's name by its lexer, or
+/// nothing: "; expected '}'".
 std::string expected_by(const std::string& reason) {
   for (const char* name : {"true literal", "false literal", "null literal", "string literal",
                            "number literal", "'['", "'{'", "']'", "'}'", "':'", "','",

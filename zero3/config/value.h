@@ -9,8 +9,8 @@
 
 namespace artesian::zero3 {
 
-/// What is wrong with the value: "got X, allowed Y; FIX", or nothing. Puts the value into its
-/// normal form: choices in the table's spelling, sizes as bytes, aio's "true" as true.
+/// Returns what is wrong with the value: "got X, allowed Y; FIX", or nothing. Puts the value into
+/// its normal form: choices in the table's spelling, sizes as bytes, aio's "true" as true.
 std::optional<std::string> value_fault(const ConfigKey& key, JsonValue& value);
 
 /// The value is among the ones that a NotSupported key accepts.

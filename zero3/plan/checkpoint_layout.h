@@ -47,7 +47,7 @@ const SavedArrayFormat& format_of(SavedArray array) noexcept;
 Result<SavedArray> find_saved_array(std::string_view name, std::string_view role,
                                     std::string_view encoding, std::string_view dtype);
 
-/// What a unit's state consists of.
+/// The arrays of which a unit's state consists.
 enum class StateForm : std::uint8_t {
   Whole,   // fp32 master weights, in records or as parameters: Master, ExpAvg, ExpAvgSq
   Split,   // MasterHigh, MasterLow, ExpAvg, ExpAvgSqSigned

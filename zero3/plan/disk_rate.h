@@ -22,7 +22,7 @@ class DiskRate {
  public:
   /// Seconds of a phase: what its bytes take as probed, what it took, and what of that it waited.
   void see(double probed_s, double taken_s, double waited_s);
-  /// Of the probed speed; absent until a phase has told.
+  /// The share of the probed speed; absent until a phase has told.
   std::optional<double> share() const;
 
  private:

@@ -18,8 +18,8 @@
 
 namespace artesian::zero3 {
 
-/// What residents leave a step to do, the less the better: whether gradients spill, then bytes to
-/// and from NVMe.
+/// Measures what residents leave a step to do, the less the better: whether gradients spill, then
+/// bytes to and from NVMe.
 using Cost = std::pair<bool, std::uint64_t>;
 
 struct Draft {

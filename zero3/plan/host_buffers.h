@@ -37,7 +37,7 @@ struct Staging {                  // of a separate device; without one nothing
   std::uint64_t all_bytes() const noexcept { return bytes * (param_count + grad_count); }
 };
 
-/// What a plan and a configuration make of a room. Both must outlive it.
+/// The host buffers that a plan and a configuration make of a room. Both must outlive it.
 class HostBuffers {
  public:
   HostBuffers(const Placement& plan, const Config& config) noexcept
@@ -58,8 +58,8 @@ class HostBuffers {
   std::uint64_t item_bytes(std::uint64_t sub_group) const;
   /// The least staging: one block on its way down, and one up; 0 without a separate device.
   std::uint64_t staging_min(std::uint64_t sub_group) const;
-  /// What staging may take of `room`, which is what the ring and its least leave. Residents get the
-  /// rest, so that they never get less where there is more: staging itself grows by whole buffers.
+  /// Bytes of `room`, which the ring and its least leave, for staging. Residents get the rest, so
+  /// that they never get less where there is more: staging itself grows by whole buffers.
   std::uint64_t staging_share(std::uint64_t room, std::uint64_t sub_group) const;
 
  private:

@@ -48,7 +48,7 @@ Placement with_inputs_in_host(const PlacementRequest& request, std::uint64_t spa
   return plan;
 }
 
-/// What must be in host memory, apart from the buffers.
+/// Returns the bytes that must be in host memory, apart from the buffers.
 std::uint64_t host_homes(const PlacementRequest& request, const Placement& plan) {
   std::uint64_t bytes = 0;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {

@@ -52,7 +52,7 @@ struct KeptInputsRequest {
   const std::vector<std::uint64_t>* elements = nullptr;
   std::uint64_t element_size = 4;
   std::uint64_t micro_batches = 1;  // of a step
-  /// What is not in a tier may take so much: of each micro-batch of a group, one boundary.
+  /// The bytes that may be in no tier: of each micro-batch of a group, one boundary.
   std::uint64_t activation_bytes = 0;
   bool nvme = false;  // there is a swap file for what host memory does not hold
 };

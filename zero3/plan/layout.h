@@ -26,7 +26,7 @@ namespace artesian::zero3 {
 constexpr std::uint64_t parameter_alignment = 2048;  // elements
 constexpr std::uint64_t image_alignment = 2048;      // elements, of a share and so of an image
 
-/// Where a parameter lies: elements [first, first + numel) of the unit's image.
+/// The place of a parameter: elements [first, first + numel) of the unit's image.
 struct ParameterPlace {
   std::uint32_t unit = 0;
   std::uint64_t first = 0;

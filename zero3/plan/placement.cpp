@@ -33,7 +33,7 @@ Result<Draft> place_with_best_ring(const PlacementRequest& request) {
   return best;
 }
 
-/// Whether spare device memory has homes in place of slots, in which parameters could stay
+/// True if spare device memory has homes in place of slots, in which parameters could stay
 /// gathered.
 bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcept {
   if (request.config->zero.offload_param.device != Offload::Nvme) return false;
@@ -62,7 +62,7 @@ Result<Draft> place_with_best_homes(const PlacementRequest& request) {
   return other.has_value() && !(best->cost < other->cost) ? std::move(other) : std::move(best);
 }
 
-/// Whether the update fetches upper halves from NVMe although memory has most of the optimizer
+/// True if the update fetches upper halves from NVMe although memory has most of the optimizer
 /// state. As long as it has not, there is better use for the room that splitting leaves.
 bool fetches_halves_alone(const Placement& plan) noexcept {
   bool fetches = false;

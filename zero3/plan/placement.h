@@ -43,7 +43,7 @@ struct PlacementRequest {
   std::uint64_t activation_bytes = 0;  // budget of what several micro-batches keep at once
 };
 
-/// What keeps the fp32 weights that the optimizer works on.
+/// Says what keeps the fp32 weights that the optimizer works on.
 enum class Master : std::uint8_t {
   Own,        // the optimizer state has all of them
   Parameter,  // fp32 parameters are the master weights
@@ -52,7 +52,7 @@ enum class Master : std::uint8_t {
 };
 
 /// The homes of one unit's state. A frozen one has parameters alone; its other homes mean nothing.
-/// Of optimizer state meant for NVMe, any sub-groups may be in memory.
+/// Any sub-groups of optimizer state that is meant for NVMe may be in memory.
 struct UnitPlacement {
   tiering::Tier param = tiering::Tier::Nvme;
   tiering::Tier grad = tiering::Tier::Host;
@@ -122,7 +122,7 @@ struct Placement {
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
-  /// Of it, what lives in a tier.
+  /// The part of it that lives in a tier.
   std::uint64_t optimizer_bytes_in(tiering::Tier tier, std::uint32_t unit) const noexcept;
   /// Bytes of gradients of the stage with most, of those that are not on a separate device.
   std::uint64_t largest_stage_grad_bytes() const noexcept;
@@ -137,29 +137,29 @@ struct Placement {
     const bool apart = separate_device && home == tiering::Tier::Device;
     return apart ? tiering::Route::Queues : tiering::Route::InPlace;
   }
-  /// Whether the update finds every gradient where this process reads it, without a transfer.
+  /// True if the update finds every gradient where this process reads it, without a transfer.
   bool gradients_in_memory() const noexcept {
     return std::all_of(units.begin(), units.end(), [this](const UnitPlacement& unit) {
       return host_route(unit.grad) == tiering::Route::InPlace;
     });
   }
-  /// Whether some unit's gradients are on NVMe.
+  /// True if some unit's gradients are on NVMe.
   bool gradients_spill() const noexcept {
     return std::any_of(units.begin(), units.end(),
                        [](const UnitPlacement& unit) { return unit.grad == tiering::Tier::Nvme; });
   }
-  /// Whether the update needs the old parameters, too.
+  /// True if the update needs the old parameters, too.
   bool update_reads_param(std::uint32_t unit) const noexcept {
     return units[unit].master == Master::Parameter || units[unit].master == Master::Split;
   }
-  /// What has its home or buffer on the device: of the pool all but slots.
+  /// The bytes of homes and buffers on the device: all of the pool but slots.
   std::uint64_t device_homes() const noexcept;
-  /// Where the optimizer state of a sub-group lives.
+  /// Returns where the optimizer state of a sub-group lives.
   tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };
 
-/// What CUDA takes of a GPU's memory beside the device tier and activations: a context, and
-/// libraries' workspaces. An estimate.
+/// The bytes that CUDA takes of a GPU's memory beside the device tier and activations: a context,
+/// and libraries' workspaces. An estimate.
 inline constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;
 
 /// The same plan with every unit's routes, by the homes that it has now.

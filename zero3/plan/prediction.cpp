@@ -63,7 +63,7 @@ void Prediction::begin_step(bool carries_update) {
   so_far_s_ = computed_s_ = disk_s_ = 0.0;
 }
 
-/// Of what the disks need as probed.
+/// Scales seconds at the probed speed by the share of it that recent steps of this kind reached.
 double Prediction::expected_seconds(bool updates, double probed_s) const {
   const std::optional<double> own = (updates ? with_update_ : without_).rate.share();
   const std::optional<double> other = (updates ? without_ : with_update_).rate.share();

@@ -25,14 +25,14 @@ namespace artesian::zero3 {
 double disk_seconds(std::span<const tiering::PathDisk> disks,
                     std::span<const tiering::PathBytes> bytes);
 
-/// What each of so many folders gets to move: the optimizer's records go where their shares say,
-/// all else where those of parameters do. Shares are empty where nothing is on NVMe.
+/// Returns what each of so many folders gets to move: the optimizer's records go where their shares
+/// say, all else where those of parameters do. Shares are empty where nothing is on NVMe.
 std::vector<tiering::PathBytes> divide_over_paths(const MovedByKind& moved,
                                                   std::span<const tiering::PathShare> param,
                                                   std::span<const tiering::PathShare> optimizer,
                                                   std::size_t paths);
 
-/// What was measured of one phase.
+/// The figures that were measured of one phase.
 struct PhaseUse {
   bool updates = false;  // it completes an update
   double seconds = 0.0;
@@ -54,7 +54,7 @@ class Prediction {
 
   /// Seconds of the step after the last that ended; not finite before there was one.
   double next_s() const noexcept { return next_s_; }
-  /// Of the step under way, up to now: its phases without their waits,
+  /// The step under way, up to now: its phases without their waits,
   double computed_s() const noexcept { return computed_s_; }
   /// and what the disks need, as probed, for what they moved.
   double disk_s() const noexcept { return disk_s_; }

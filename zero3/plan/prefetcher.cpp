@@ -415,8 +415,9 @@ Result<void> Prefetcher::look_ahead() noexcept {
   }
 }
 
-/// What is given up follows from the trace, and from where slots lie: that is as the step before
-/// has left it, so that a unit may be given up in every other step only, or in every third.
+/// Learns what stays. What is given up follows from the trace, and from where slots lie: that is as
+/// the step before has left it, so that a unit may be given up in every other step only, or in
+/// every third.
 void Prefetcher::learn_what_stays() noexcept {
   for (std::size_t unit = 0; unit < doubted_.size(); ++unit) {
     if (given_up_[unit]) {

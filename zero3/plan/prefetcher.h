@@ -107,12 +107,12 @@ class Prefetcher {
   Result<void> forget(std::uint32_t unit) noexcept;
   /// The end of it all: drops everything.
   Result<void> clear() noexcept;
-  /// Whether a slot that the unit has in this step, before it is used for the first time, is its
+  /// True if a slot that the unit has in this step, before it is used for the first time, is its
   /// slot until then, going by the last 16 steps. Where units lie in each other's way, a demand
   /// gives up what was fetched ahead; whatever has filled such a slot has to be read again.
   bool stays(std::uint32_t unit) const noexcept { return doubted_[unit] == 0; }
 
-  /// Of steps; evaluations are not counted.
+  /// The statistics of steps; evaluations are not counted.
   const FetchStatistics& statistics() const noexcept { return courses_[0].statistics; }
   /// Starts counting anew; live_parameters_max starts at what is live now.
   void reset_statistics() noexcept;

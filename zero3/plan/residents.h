@@ -34,7 +34,7 @@ struct ResidentLimits {
   std::uint64_t elements_max = 0;  // offload_param.max_in_cpu
 };
 
-/// Of all gradients among them.
+/// Returns the bytes of all gradients among them.
 std::uint64_t gradient_bytes(const std::vector<Candidate>& candidates);
 
 /// The candidates that stay in host memory: gradients if all fit, then most worth first. Of equal

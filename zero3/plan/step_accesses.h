@@ -24,7 +24,7 @@ struct StageAccess {
   AccessOrder::Access units;
 };
 
-/// Whether no parameter is in the graphs of two stages: then micro-batches may run layer by layer,
+/// True if no parameter is in the graphs of two stages: then micro-batches may run layer by layer,
 /// and gradients are still added in the order in which one after the other would add them.
 bool keeps_order(const std::vector<StageSpec>& stages);
 

@@ -238,7 +238,7 @@ class DryRun {
     return moved;
   }
 
-  /// What the step before left, as far as that.
+  /// Updates what the step before left, as far as that.
   void update_up_to(std::uint32_t last) {
     for (std::uint32_t unit = 0; unit <= last; ++unit) {
       if (pending_[unit]) add_update(unit);

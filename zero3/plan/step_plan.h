@@ -43,7 +43,7 @@ struct MovedByKind {
   bool operator==(const MovedByKind&) const = default;
 };
 
-/// What the optimizer's pass over one unit moves. `live`: its slot holds parameters, which follow.
+/// Moves of the optimizer's pass over one unit. `live`: its slot holds parameters, which follow.
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
 
 struct StepEvent {

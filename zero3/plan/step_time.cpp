@@ -230,7 +230,7 @@ class Simulation {
     computed_ = schedule_.join({computed_, task});
   }
 
-  /// What has been read, and of all ranks, by now.
+  /// Updates what has been read, and of all ranks, by now.
   void update_ahead() {
     while (worked_on_ < may_work_on_) {
       const Item& next = items_[worked_on_];
@@ -251,9 +251,9 @@ class Simulation {
     written_ = Schedule::none;
   }
 
-  /// What the kernels read and write: each micro-batch's gradient, on a CPU made fp32 before where
-  /// it is not, from a device rounded there; and what it is added to, which the first of a step
-  /// only writes.
+  /// Returns the bytes that the kernels read and write: each micro-batch's gradient, on a CPU made
+  /// fp32 before where it is not, from a device rounded there; and what it is added to, which the
+  /// first of a step only writes.
   std::uint64_t gradient_bytes(const StepEvent& event) const {
     const std::uint64_t size = dtype_size(plan_.grad_dtype);
     const std::uint64_t computed = dtype_size(plan_.compute_dtype);
@@ -337,8 +337,8 @@ class Simulation {
     grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
   }
 
-  /// What the kernels read and write: the state, in place; the gradient; the parameter, fresh and
-  /// where it is needed old.
+  /// Returns the bytes that the kernels read and write: the state, in place; the gradient; the
+  /// parameter, fresh and where it is needed old.
   std::uint64_t update_bytes(std::uint32_t unit) const {
     const std::uint64_t param = plan_.update_reads_param(unit) ? 2 : 1;
     return elements(unit) * (2 * plan_.state_size(unit) + dtype_size(plan_.grad_dtype) +
@@ -375,8 +375,8 @@ class Simulation {
   void gather(const Gather& fresh) {
     gathered_[fresh.unit] = add(Kind::Update, Resource::Bus, fresh.seconds, {fresh.updated});
   }
-  /// What a step's end has updated comes in the order in which the next one uses it, and so does
-  /// what is fetched ahead for that: here units before one that is fetched.
+  /// Gathers units before one that is fetched: what a step's end has updated comes in the order in
+  /// which the next one uses it, and so does what is fetched ahead for that.
   void gather_below(std::uint32_t unit) {
     const auto end = std::find_if(to_gather_.begin(), to_gather_.end(),
                                   [unit](const Gather& fresh) { return fresh.unit >= unit; });
@@ -405,7 +405,8 @@ class Simulation {
     begin_updates(/*ahead=*/0, barrier_);
   }
 
-  /// What is updated under the last backward, read from its begin on, and what is read behind it.
+  /// Begins what is updated under the last backward, read from its begin on, and what is read
+  /// behind it.
   void begin_updates_ahead() {
     items_.clear();
     list_updates(/*under_backward=*/true);

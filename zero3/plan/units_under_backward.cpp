@@ -45,7 +45,7 @@ std::vector<std::uint32_t> final_order(const std::vector<std::vector<std::uint32
 
 namespace {
 
-/// Whether an update of the unit may be taken back: Note [Speculation].
+/// True if an update of the unit may be taken back: Note [Speculation].
 bool may_be_taken_back(const Placement& placement, std::uint32_t unit) {
   const bool room = dtype_size(placement.grad_dtype) >= dtype_size(placement.param_dtype);
   if (!room && placement.update_reads_param(unit)) return false;

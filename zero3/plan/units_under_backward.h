@@ -18,11 +18,11 @@
 
 namespace artesian::zero3 {
 
-/// Whether the update depends on all gradients: a clip factor comes of their norm, an overflow in
+/// True if the update depends on all gradients: a clip factor comes of their norm, an overflow in
 /// any of them takes the step back, or moves the loss scale.
 bool waits_for_norm(const Config& config) noexcept;
 
-/// Whether some of it may be made before they are known: it does not depend on them, or may be
+/// True if some of it may be made before they are known: it does not depend on them, or may be
 /// taken back: Note [Speculation].
 bool may_update_under_backward(const Config& config) noexcept;
 
@@ -39,8 +39,8 @@ std::vector<std::uint32_t> final_order(const std::vector<std::vector<std::uint32
 /// By unit: its gradient is final before backward ends, of whichever placement.
 std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages);
 
-/// What of last_in_backward the compute team updates: nothing on a separate device. Nothing where
-/// some unit's gradients spill: under backward the ring is theirs.
+/// Returns what of last_in_backward the compute team updates: nothing on a separate device. Nothing
+/// where some unit's gradients spill: under backward the ring is theirs.
 std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
                                                           const std::vector<StageSpec>& stages);
 
@@ -68,12 +68,12 @@ std::vector<bool> units_under_backward(const Placement& placement,
                                        const std::vector<StageSpec>& stages, double share,
                                        bool speculative);
 
-/// Whether there are any, if the share is large enough.
+/// True if there are any, if the share is large enough.
 bool may_update_under_backward(const Config& config, const Placement& placement,
                                const std::vector<StageSpec>& stages);
 
-/// What it moves besides, of such a unit, so that it may be taken back; and the room that this
-/// takes on NVMe, of these units.
+/// Returns what it moves besides, of such a unit, so that it may be taken back; and the room that
+/// this takes on NVMe, of these units.
 Moved saved_moves(const Placement& placement, std::uint32_t unit);
 std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& units);
 

@@ -38,7 +38,7 @@
 
 namespace artesian::zero3 {
 
-/// What a folder holds.
+/// The content of a folder.
 struct FolderContent {
   std::vector<FoundCheckpoint> found{};                  // whole, as far as their manifests say
   std::vector<std::pair<std::string, Error>> damaged{};  // by tag: why not

@@ -67,7 +67,7 @@ class CheckpointLoad final : public StateSource {
   std::vector<std::uint64_t> update_counts() const;
   bool optimizer_states() const noexcept { return request_.optimizer_states; }
   const CheckpointManifest& manifest() const noexcept { return reader_->manifest(); }
-  /// What was loaded, for the caller.
+  /// Returns what was loaded, for the caller.
   LoadedCheckpoint loaded() const;
 
  private:

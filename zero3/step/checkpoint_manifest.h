@@ -73,7 +73,7 @@ struct SavedSideFile {
   bool operator==(const SavedSideFile&) const = default;
 };
 
-/// Where training data comes from: an ordered list of these makes the stream of tokens.
+/// The source of training data: an ordered list of these makes the stream of tokens.
 struct SavedSource {
   std::string name{};        // for messages
   std::uint64_t tokens = 0;  // length

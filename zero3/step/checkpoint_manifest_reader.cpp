@@ -281,7 +281,7 @@ void read_files(Fields& fields, const Json& root, CheckpointManifest& manifest) 
   }
 }
 
-/// Whether [offset, offset + bytes) lies in the data of a file.
+/// True if [offset, offset + bytes) lies in the data of a file.
 bool lies_in(const CheckpointManifest& manifest, std::uint32_t file, std::uint64_t offset,
              std::uint64_t bytes) noexcept {
   if (file >= manifest.files.size()) return false;

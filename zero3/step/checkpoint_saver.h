@@ -53,7 +53,7 @@ class CheckpointSaver {
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
   ~CheckpointSaver();  // waits for what is in flight, within its stall
 
-  /// What the folder held when it was opened.
+  /// Returns what the folder held when it was opened.
   const FolderContent& found() const noexcept { return found_; }
   /// The next checkpoint descends from this one. Not while a save is under way.
   void go_on_from(const CheckpointLink& parent) noexcept;

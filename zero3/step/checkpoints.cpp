@@ -14,7 +14,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// Of a save's own: a sub-group in work, of at most 12 bytes an element, and three on their way.
+/// The buffers of a save: a sub-group in work, at most 12 bytes an element, and three on their way.
 constexpr std::uint64_t buffer_bytes = 12 * CheckpointBlock::bytes_max;
 
 std::vector<SavedParameter> described(const std::vector<ParameterSpec>& parameters) {
@@ -96,7 +96,7 @@ Result<void> Checkpoints::close() noexcept {
   return closed;
 }
 
-/// What nobody has asked finish() for is said in the log.
+/// Says in the log what nobody has asked finish() for.
 void Checkpoints::end_before_close() {
   abandon(make_error(ErrorCode::Cancelled, "checkpoint: it was not committed before the end"));
   if (!under_way()) return;

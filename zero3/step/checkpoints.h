@@ -33,7 +33,7 @@
 
 namespace artesian::zero3 {
 
-/// Where checkpoints go.
+/// Says where checkpoints go.
 struct CheckpointPlace {
   std::string directory{};  // made if the folder above it exists
   std::uint32_t keep = 2;   // newest ones of this run's line; 0: all
@@ -50,7 +50,7 @@ struct BufferToSave {
   std::span<const std::byte> bytes{};  // until the call that begins the save returns
 };
 
-/// What goes into a checkpoint beside the state of the training.
+/// Holds what goes into a checkpoint beside the state of the training.
 struct SaveRequest {
   std::string directory{};                       // empty: the folder that is open
   std::string tag{};                             // empty: "global_stepN"
@@ -66,7 +66,7 @@ struct SaveRequest {
   Replaces replaces = Replaces::OwnLineage;  // a checkpoint that has the tag
 };
 
-/// What a save needs of the training. All must outlive it.
+/// Holds what a save needs of the training. All must outlive it.
 struct CheckpointSources {
   const std::vector<ParameterSpec>& parameters;
   const Placement& placement;
@@ -87,7 +87,7 @@ class Checkpoints {
   /// checkpoint; puts zero_to_fp32.py there. Errors: Busy, NoSpace, Io, Invalid, Timeout.
   Result<void> open(const CheckpointPlace& place);
   bool is_open() const noexcept { return saver_ != nullptr; }
-  /// What the folder held then.
+  /// Returns what the folder held then.
   const FolderContent& found() const noexcept { return saver_->found(); }
   const std::string& directory() const noexcept { return directory_; }
   /// The checkpoint that comes next descends from this one.
@@ -105,7 +105,7 @@ class Checkpoints {
   /// True if sub-groups may be added: from expect() or begin() until copy_rest(), unless the save
   /// failed before.
   bool adds() const noexcept { return stage_ == Stage::Expected || stage_ == Stage::Copying; }
-  /// What has been added is not what will be saved.
+  /// Forgets what has been added: it is not what will be saved.
   void forget() noexcept;
   /// Begins a save of a step's state: Note [Copied as it passes]. None is under way, but the one
   /// that is expected of this step. What it fails by is finish()'s.

@@ -75,8 +75,8 @@ class Gradients {
   /// keep their order within a row index: (micro-batch, position). Sums are made 4 MiB at a time.
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
-  /// Whether something was added to the parameter's gradient in this step; known until the next
-  /// one begins.
+  /// True if something was added to the parameter's gradient in this step; known until the next one
+  /// begins.
   bool reached(std::uint32_t parameter) const noexcept { return reached_[parameter]; }
   /// Sums and writes what was added to units that spill: to be called when a stage's gradients are
   /// all added. Errors: as add.
@@ -89,8 +89,8 @@ class Gradients {
   /// before. Errors: the sink's, Io, Corrupt, Timeout.
   Result<void> read(std::uint32_t parameter,
                     const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
-  /// What ended a run that ends with this error: a write that `add` has left in flight and that
-  /// failed before is why later transfers of the same file do.
+  /// Returns what ended a run that ends with this error: a write that `add` has left in flight and
+  /// that failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;
   /// The norm's sum of squares: Note [Leaves of the norm]. Parameters that got no gradient count as
   /// zero.
@@ -109,7 +109,7 @@ class Gradients {
     const std::byte* data;
     bool fresh;  // the first of this step: it sets what the others are added to
   };
-  /// Where pieces are and of what dtype.
+  /// Says where pieces are and of what dtype.
   struct Source {
     DType dtype = DType::Float32;
     bool on_device = false;  // of a separate device

@@ -32,7 +32,7 @@ class GroupBlocks {
   void add_to_verify(std::uint64_t begin, std::uint64_t end) noexcept;
   void add_to_seal(std::uint64_t begin, std::uint64_t end) noexcept;
 
-  /// Of blocks all of whose elements were added. Errors: Corrupt, of the first that is damaged.
+  /// Verifies blocks whose elements were all added. Errors: Corrupt, of the first damaged one.
   Result<void> verify() noexcept;
   void seal() noexcept;
 

@@ -23,7 +23,7 @@ class ParameterGuard {
   ParameterGuard(const ParameterGuard&) = delete;
   ParameterGuard& operator=(const ParameterGuard&) = delete;
 
-  /// Where parameter `index` points while released.
+  /// Returns where parameter `index` points while released.
   std::byte* address(std::size_t index) const noexcept { return regions_[index].begin; }
 
   struct Region {

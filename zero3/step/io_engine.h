@@ -17,9 +17,9 @@ namespace artesian::zero3 {
 Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config,
                                                     const std::vector<PathIo>& paths);
 
-/// What is in effect, of the engine of `paths` folders, and what share of the blocks so far had it:
-/// "io_uring; direct 100%, registered memory 100%, registered files 98% of blocks". Of several
-/// folders all engines. Empty where nothing was moved.
+/// Says what is in effect, of the engine of `paths` folders, and what share of the blocks so far
+/// had it: "io_uring; direct 100%, registered memory 100%, registered files 98% of blocks". Of
+/// several folders all engines. Empty where nothing was moved.
 std::string describe_io(aio::Engine& engine, std::size_t paths);
 
 }  // namespace artesian::zero3

@@ -319,7 +319,7 @@ void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
   refresh_slice(group, begin, end);
 }
 
-/// What follows when all of its slices are done.
+/// Does what follows when all slices of the sub-group are done.
 Result<void> Optimizer::follow(const SubGroup& group) noexcept {
   if (!ends_at_device(state_.placement().units[group.unit].gather)) return {};
   return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.image_first,
@@ -400,7 +400,7 @@ Result<void> Optimizer::skip() noexcept {
   return state_.ring().borrowed() == 0 ? Result<void>() : stop_reading();
 }
 
-/// Of the state that begin_ahead's units have: every record.
+/// Visits every record of the state that begin_ahead's units have.
 template <typename Visit>
 void Optimizer::for_each_shadow(const Visit& visit) noexcept {
   ARTESIAN_CHECK(ahead_ <= units_.size(), ahead_, units_.size());
@@ -518,7 +518,7 @@ Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
   return {};
 }
 
-/// What the unit is refreshed with now is what forward finds: a slot that is not there yet, or is
+/// True if forward finds what the unit is refreshed with now: a slot that is not there yet, or is
 /// given up before that, would be read.
 bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
   if (!residency_.follows(unit)) return false;

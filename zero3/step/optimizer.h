@@ -31,14 +31,14 @@ struct OptimizerOptions {
   /// Under backward, unless the device is separate, it reads ahead into memory of the lender's,
   /// too, where there is one, which outlives it: Note [Borrowed items] in sub_group_stream.h.
   BufferLender* lender = nullptr;
-  /// Whether a slot that a unit has will be its slot until forward uses it; true without.
+  /// True if a slot that a unit has will be its slot until forward uses it; true without.
   std::function<bool(std::uint32_t unit)> stays{};
-  /// Whether a parameter is updated in this step; true without. Asked once the gradients of its
+  /// True if a parameter is updated in this step; true without. Asked once the gradients of its
   /// unit are final, when the answer is, too. If not, its weights, moments and count stay.
   std::function<bool(std::uint32_t parameter)> updates{};
 };
 
-/// What the optimizer keeps of each element.
+/// A value that the optimizer keeps of each element.
 enum class StateKind : std::uint8_t { Master, ExpAvg, ExpAvgSq };
 
 class Optimizer {
@@ -85,7 +85,7 @@ class Optimizer {
   /// those whose slots are there to be filled, and stay. So the bytes of a step do not depend on
   /// when this is called. And reads on, and gives back what was borrowed. Errors: as update_up_to.
   Result<void> update_ahead() noexcept;
-  /// Whether that would do anything now.
+  /// True if that would do anything now.
   bool may_update_ahead() const noexcept;
   /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
   Result<void> finish_step() noexcept;
@@ -107,7 +107,7 @@ class Optimizer {
   /// they are in fp32, in parameter order: the same for every placement. Errors: Io, Corrupt,
   /// Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
-  /// Whether the parameter has that kind of state. Errors: Invalid (moments of a frozen one).
+  /// Checks that the parameter has that kind of state. Errors: Invalid (moments of a frozen one).
   Result<void> check_kind(std::uint32_t parameter, StateKind kind) const;
   /// Calls `sink` with one kind of the parameter's state in fp32, in row-major order, in pieces.
   /// The weights of a frozen parameter are what it is in fp32. Errors: check_kind's, the

@@ -31,7 +31,7 @@ struct GroupOptions {
 Result<void> check_groups(const std::vector<ParameterSpec>& parameters,
                           std::span<const GroupOptions> groups, const OptimizerConfig& config);
 
-/// What becomes of a parameter that no micro-batch of a step has given a gradient.
+/// Says what becomes of a parameter that no micro-batch of a step has given a gradient.
 enum class Unreached : std::uint8_t {
   GetsZeros,  // its gradient is zero: moments decay, weights too, and the step counts, as DeepSpeed
   IsSkipped,  // its weights, moments and count stay as they are, as torch.optim
@@ -46,7 +46,7 @@ struct GroupStep {
   double eps = 0.0;
 };
 
-/// Whether these are `count` groups' constants, each in its range. Errors: Invalid, of the first
+/// Checks that these are constants of `count` groups, all in range. Errors: Invalid, of the first
 /// fault.
 Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t count);
 
@@ -64,7 +64,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                                   std::span<const GroupOptions> groups, double lr,
                                   double grad_multiplier);
 
-/// What the kernel takes for a parameter of this group that gets its `count`-th update, from 1.
+/// Constants of the kernel for a parameter of this group that gets its `count`-th update, from 1.
 kernels::AdamStep make_adam_step(const StepConstants& constants, std::uint32_t group,
                                  std::uint64_t count) noexcept;
 

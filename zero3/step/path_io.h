@@ -20,7 +20,7 @@ namespace artesian::zero3 {
 
 struct PathIo {
   aio::EngineOptions options;
-  /// Of a machine profile, to be preferred where artesian.engine is "auto".
+  /// The engine of a machine profile, to be preferred where artesian.engine is "auto".
   std::optional<aio::EngineKind> engine{};
 };
 

@@ -143,7 +143,7 @@ Result<void> ModelState::register_host() {
   return {};
 }
 
-/// What a device with memory of its own needs between it and the host.
+/// Creates what a device with memory of its own needs between it and the host.
 Result<void> ModelState::create_staging() {
   if (!separate_device()) return {};
   const Placement& plan = placement_;

@@ -80,14 +80,14 @@ class ModelState {
   /// The latter; of units that have one.
   bool saves_param(std::uint32_t unit) const noexcept { return saved_param_.contains(unit); }
   tiering::ShardId saved_param(std::uint32_t unit) const noexcept { return saved_param_.at(unit); }
-  /// Of a stage's input that is kept in a tier: placement().inputs says whether it is.
+  /// The shard of a stage's input that is kept in a tier: placement().inputs says whether it is.
   tiering::ShardId input(std::size_t stage, std::uint64_t micro_batch) const noexcept {
     return inputs_[static_cast<std::size_t>(placement_.inputs.place(stage, micro_batch))];
   }
-  /// What moves these.
+  /// The depot that moves these.
   tiering::Depot& depot() noexcept { return *depot_; }
   tiering::Device& device() noexcept { return device_; }
-  /// Whether the host cannot reach the device's memory; then there are a loader and a reader. The
+  /// True if the host cannot reach the device's memory; then there are a loader and a reader. The
   /// placement has the routes that follow from it.
   bool separate_device() const noexcept { return placement_.separate_device; }
   tiering::DeviceLoader* loader() noexcept { return loader_.get(); }
@@ -96,7 +96,7 @@ class ModelState {
   std::span<std::byte> grad_scratch() const noexcept {
     return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
   }
-  /// Where gradients that spill are added to, a stage's at a time; empty where none does.
+  /// Buffer of gradients that spill, a stage's at a time; empty where none does.
   std::span<std::byte> grad_buffer() const noexcept {
     return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
   }
@@ -110,7 +110,7 @@ class ModelState {
   std::vector<tiering::PathShare> param_shares() const { return shares(param_volume_); }
   std::vector<tiering::PathShare> optimizer_shares() const { return shares(optimizer_volume_); }
   std::size_t path_count() const noexcept { return directories_.size(); }
-  /// Of each folder of swap files since the start, in the order of the options.
+  /// Returns the use of each folder of swap files since the start, in the order of the options.
   std::vector<SwapPathUse> path_use() const;
 
  private:

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t slice_bytes = 256 << 10;
 static_assert(slice_bytes % tiering::BlockChecksums::piece_bytes == 0);
 
-/// Where a sub-group has an array, from its first element on.
+/// Returns where a sub-group has an array, from its first element on.
 const std::byte* array_of(const SubGroup& group, SavedArray array) {
   const auto bytes = [](const auto* data) { return reinterpret_cast<const std::byte*>(data); };
   switch (array) {

@@ -91,7 +91,7 @@ Result<void> StepCore::build() {
   return {};
 }
 
-/// Where everything goes, with its notes in the log.
+/// Decides where everything goes, with its notes in the log.
 Result<Placement> StepCore::place() const {
   const std::size_t sizes = options_.input_elements.size();
   if (sizes != 0 && sizes != shape_.stages.size()) {
@@ -203,7 +203,7 @@ std::string StepCore::advice(StepCall call) const {
       micro_batches_, config_.accumulation_steps);
 }
 
-/// What reading the weights moves and takes is not of the step that it falls into.
+/// Keeps what reading the weights moves and takes out of the step that it falls into.
 template <typename Read>
 auto StepCore::of_no_step(const Read& read) {
   const StepFigures::Mark before = figures_->mark();
@@ -474,7 +474,7 @@ UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
           .update_disk = update_disk};
 }
 
-/// What it moves and how long it takes are of the step whose update it is, not of the one under
+/// Counts what it moves and how long it takes to the step whose update it is, not to the one under
 /// way.
 template <typename Work>
 Result<void> StepCore::go_on_updating(const Work& work) {

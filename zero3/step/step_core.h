@@ -74,7 +74,7 @@ struct BackwardRequest {
   std::optional<bool> last{};
   /// The learning rate that step() will be given. Nothing: the schedule's.
   std::optional<double> learning_rate{};
-  /// Those of the group's micro-batches, from a driver that did not know them at end_forward().
+  /// Losses of the micro-batches, from a driver that did not know them at end_forward().
   std::span<const double> losses{};
 };
 
@@ -103,7 +103,7 @@ class StepCore {
   /// Fills the home tiers. Errors: the source's, Io, NoSpace.
   Result<void> initialize(WeightSource& weights, const Optimizer::Progress& progress);
 
-  /// Whether begin_forward() of so many micro-batches is in order now; nothing is changed.
+  /// Checks that begin_forward() of so many micro-batches is in order now; nothing is changed.
   Result<void> check_forward(std::uint64_t micro_batches, const char* call) const;
   /// Opens the forward of a group of micro-batches, and with the first one the step. `call` is the
   /// user's name of it, for messages. Errors: Invalid (out of order; more micro-batches than the
@@ -165,7 +165,7 @@ class StepCore {
   Result<void> end_evaluation(bool refused);
 
   /// Checkpoints::open: where save_checkpoint() saves from now on, in place of an earlier folder.
-  /// What is loaded before, or after, is what the next checkpoint descends from. Errors: those of
+  /// The next checkpoint descends from what is loaded before, or after. Errors: those of
   /// Checkpoints::open, and Busy: a save is under way; they end nothing.
   Result<void> open_checkpoints(const CheckpointPlace& place);
   /// The folder's side; not open before open_checkpoints().
@@ -221,7 +221,7 @@ class StepCore {
       const std::function<void(std::uint64_t first, std::span<float> values)>& source);
   bool weights_readable() const noexcept { return is_legal(step_state_, StepCall::ReadState); }
 
-  /// Whether `call` is in order now, else its error; `name` is what the user calls it.
+  /// Checks that `call` is in order now; `name` is what the user calls it.
   Result<void> check(StepCall call, const char* name) const;
   /// The first error ends the run: later calls return it instead of working on damaged state.
   template <typename T>

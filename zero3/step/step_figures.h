@@ -18,9 +18,9 @@
 
 namespace artesian::zero3 {
 
-/// What whoever runs the model counts since its creation. Seconds of forward and backward are the
-/// model's own; rounding gradients and adding them up is apart, without its waits. Bytes are those
-/// of gradients rounded into the accumulators, where that is the CPU's work.
+/// The counts of whoever runs the model, since its creation. Seconds of forward and backward are
+/// the model's own; rounding gradients and adding them up is apart, without its waits. Bytes are
+/// those of gradients rounded into the accumulators, where that is the CPU's work.
 struct PassCounters {
   std::uint64_t forward_ns = 0;
   std::uint64_t backward_ns = 0;
@@ -50,16 +50,16 @@ class StepFigures {
     StepResult counters;
   };
 
-  /// What came before, and after the last step, is of no step.
+  /// Begins to count: what came before, and after the last step, is of no step.
   void start() { totals_ = counters(); }
   /// `carries_update`: it completes the update of the step before it.
   void begin_step(bool carries_update);
   Mark mark() const;
-  /// What has been done since then is of no step.
+  /// Keeps what has been done since then out of all steps.
   void leave_out(const Mark& since);
   /// So much of the time that has passed is of no step.
   void leave_out(std::uint64_t ns) noexcept;
-  /// What has been done since then is of that step, not of the one under way. Returns its seconds.
+  /// Counts what was done since then to that step, not the one under way. Returns its seconds.
   double hand_over(const Mark& since, StepResult& step);
   /// The update of the step before is complete.
   void end_update() { end_phase(/*ends_update=*/true); }

@@ -24,7 +24,7 @@ class StepGuard {
 
   /// The loss of each micro-batch since the last step, in order.
   void see_loss(double loss);
-  /// Whether one of them was not finite.
+  /// True if one of them was not finite.
   bool loss_is_bad() const noexcept { return bad_micro_batch_ != 0; }
 
   /// The step is given up.

@@ -8,7 +8,7 @@
 
 namespace artesian::zero3 {
 
-/// What the caller of a step decides.
+/// Holds what the caller of a step decides.
 struct StepRequest {
   /// How many micro-batches the step has; 0: config.accumulation_steps.
   std::uint64_t micro_batches = 0;

@@ -9,7 +9,7 @@
 
 namespace artesian::zero3 {
 
-/// What one optimizer step did; the fields of the JSONL log (interfaces.md).
+/// Says what one optimizer step did; the fields of the JSONL log (interfaces.md).
 struct StepResult {
   std::uint64_t step = 0;  // from 1; skipped steps count
   double loss = 0.0;       // mean over the micro-batches

@@ -111,7 +111,7 @@ bool SubGroupStream::may_look_ahead() const noexcept {
   return idle_item() < free_items_.size();
 }
 
-/// Whether the next task may be read to memory of the lender's: nothing of it is being written.
+/// True if the next task may be read to memory of the lender's: nothing of it is being written.
 bool SubGroupStream::may_borrow() const noexcept {
   return lender_ != nullptr && state_.ring().count() != 0 &&
          writer_of(tasks_[issued_]) == free_items_.size() &&
@@ -508,7 +508,7 @@ Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
   return advance_to(unit_end_[unit]);
 }
 
-/// Whether the next task has all that it needs.
+/// True if the next task has all that it needs.
 bool SubGroupStream::ready() const noexcept {
   if (!under_way()) return false;
   switch (item_for(tasks_[current_])) {

@@ -96,7 +96,7 @@ class SubGroupStream {
   explicit SubGroupStream(ModelState& state, const char* waits_for = "sub-groups") noexcept
       : state_(state), waits_for_(waits_for) {}
   /// Reads may go to memory of this lender, too, which outlives the stream, or of nobody: null.
-  /// What is borrowed already goes back by itself: Note [Borrowed items].
+  /// Items that are borrowed already go back by themselves: Note [Borrowed items].
   void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
   /// From here to the end of the pass: sub-groups of units that `may` holds of are done out of
   /// turn, before sub-groups in memory: Note [Out of turn].
@@ -105,7 +105,7 @@ class SubGroupStream {
   }
   /// Gives back what has nothing in flight. Errors: Io: what was written from it was not.
   Result<void> give_back_borrowed() noexcept;
-  /// Whether that would do anything now.
+  /// True if that would do anything now.
   bool may_give_back() const noexcept;
   /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
   /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
@@ -120,11 +120,11 @@ class SubGroupStream {
   /// Goes on with the sub-groups of `unit`, and of those before it, as far as their transfers are
   /// complete. Returns whether they are done. Errors: as advance_past.
   Result<bool> advance_within(std::uint32_t unit) noexcept;
-  /// Whether that would do anything now.
+  /// True if that would do anything now.
   bool may_advance() const noexcept;
   /// Starts as many more reads as it can without waiting. Errors: Io, Timeout.
   Result<void> read_on() noexcept { return advance_to(current_); }
-  /// Whether that would do anything now.
+  /// True if that would do anything now.
   bool may_read_on() const noexcept {
     return under_way() && issued_ < tasks_.size() && (may_look_ahead() || may_borrow());
   }
@@ -222,7 +222,7 @@ class SubGroupStream {
   std::uint64_t grad_offset() const noexcept;
   std::uint64_t saved_offset() const noexcept { return grad_offset(); }
 
-  /// What has been waited for since then.
+  /// Counts what has been waited for since then.
   void count_wait(std::uint64_t begin_ns) noexcept;
 
   ModelState& state_;

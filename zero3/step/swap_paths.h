@@ -25,7 +25,7 @@ struct SwapPaths {
   std::uint64_t stripe_bytes = 1 << 20;
 };
 
-/// What one folder of swap files has carried.
+/// The bytes that one folder of swap files has carried.
 struct SwapPathUse {
   std::string directory;
   std::uint64_t bytes_read = 0;
@@ -43,7 +43,7 @@ struct SwapPathsUse {
 Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
                                      const std::vector<std::string>& optimizer);
 
-/// Those of a configuration; with their disks as given, or where there are several and
+/// The swap paths of a configuration; with their disks as given, or where there are several and
 /// `aio_bench tune` measured all; and with its settings, or those of its machine profiles
 /// (path_io.h). Errors: as above; Invalid (disks are not as many).
 Result<SwapPaths> swap_paths_of(const Config& config,

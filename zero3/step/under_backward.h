@@ -23,8 +23,8 @@ class UnderBackward {
 
   /// It is allowed, there is something to update so, and the share is still to be chosen.
   bool undecided() const noexcept { return undecided_; }
-  /// Where the disk has no room for what may be taken back, it is none, with a line in the log.
-  /// Errors: Io.
+  /// Decides the share. Where the disk has no room for what may be taken back, it is none, with a
+  /// line in the log. Errors: Io.
   Result<void> decide(double share) noexcept;
   /// By unit: it is updated under backward.
   const std::vector<bool>& units() const noexcept { return units_; }
@@ -33,11 +33,11 @@ class UnderBackward {
   /// under it, what comes first afterwards is read. The constants are those of gradients of this
   /// loss scale that are not clipped. Errors: Io, Timeout.
   Result<void> begin(StepConstants constants, double loss_scale) noexcept;
-  /// What is added to a stage's gradients was added: updates units that need no waiting. A gradient
+  /// Notes that a stage's gradients are all added: updates units that need no waiting. A gradient
   /// that is not finite, or too large, stops that for the rest of the step. Errors: as
   /// Optimizer::update_up_to.
   Result<void> accumulated(std::size_t stage) noexcept;
-  /// Whether the step under way has begun its update, and cannot take it back.
+  /// True if the step under way has begun its update, and cannot take it back.
   bool begun() const noexcept { return optimizer_.under_backward() && !optimizer_.speculative(); }
   /// Takes the step's update back, as far as it has begun one that may be. Errors: as accumulated.
   Result<void> take_back() noexcept;

@@ -16,7 +16,7 @@ namespace artesian::zero3 {
 /// Thread: one at a time.
 MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept;
 
-/// What LibTorch has on the CPU now; 0 without track_activations().
+/// Returns the bytes that LibTorch has on the CPU now; 0 without track_activations().
 std::uint64_t activations_now() noexcept;
 
 /// Lends what is kept for LibTorch's next tensors, of which it leaves them half: so what both have

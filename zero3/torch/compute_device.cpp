@@ -40,7 +40,7 @@ Result<std::optional<int>> device_index(const std::string& name) {
 
 namespace {
 
-/// Of processors those with AMX, where bf16 takes a quarter of fp32's time, and those of AMD with
+/// True on processors with AMX, where bf16 takes a quarter of fp32's time, and on those of AMD with
 /// AVX512_BF16, half of it. Intel's, measured with AVX512_BF16 alone, gained nothing. By the
 /// processor, not by a timing, so that runs of one machine have the same bits.
 bool multiplies_bf16() {
@@ -96,7 +96,8 @@ void choose_deterministic_kernels(Determinism determinism) {
   context.setSDPUseCuDNN(false);
 }
 
-/// What CUDA's libraries read when they are loaded or first used; the user's choice goes before.
+/// Sets what CUDA's libraries read when they are loaded or first used; the user's choice goes
+/// before.
 void set_environment() {
   // NOLINTBEGIN(concurrency-mt-unsafe): one thread opens devices
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);  // else products differ in runs

@@ -37,10 +37,10 @@ struct ComputeDevice {
 /// Index of "cuda" (0) and "cuda:i"; nothing for "cpu". Errors: Invalid, for any other word.
 Result<std::optional<int>> device_index(const std::string& name);
 
-/// Whether a model can compute there. For a GPU it loads LibTorch's CUDA part, as whoever computes
-/// on the CPU first must: from then on LibTorch holds that there is no CUDA, unless it was loaded
-/// before. Errors: Invalid (the word, an index that is not there), Unsupported (no driver or GPU,
-/// or a build or LibTorch without CUDA), each with what to do.
+/// Checks that a model can compute there. For a GPU it loads LibTorch's CUDA part, as whoever
+/// computes on the CPU first must: from then on LibTorch holds that there is no CUDA, unless it was
+/// loaded before. Errors: Invalid (the word, an index that is not there), Unsupported (no driver or
+/// GPU, or a build or LibTorch without CUDA), each with what to do.
 Result<void> check_device(const std::string& name);
 
 /// Opens "cpu", "cuda" or "cuda:i". For a GPU it initializes LibTorch's CUDA part, sets LibTorch to

@@ -47,8 +47,8 @@
 namespace artesian::zero3 {
 
 struct EngineOptions {
-  /// Where the model computes: "cpu", "cuda" (the first GPU that CUDA_VISIBLE_DEVICES shows) or
-  /// "cuda:i". A GPU's engine is created and called with the same LibTorch stream current.
+  /// The model's device: "cpu", "cuda" (the first GPU that CUDA_VISIBLE_DEVICES shows) or "cuda:i".
+  /// A GPU's engine is created and called with the same LibTorch stream current.
   std::string device = "cpu";
   tiering::Device* backend = nullptr;  // a device tier of the caller's, for tensors on `device`
   std::uint64_t run_id = 0;            // 0: random
@@ -58,8 +58,8 @@ struct EngineOptions {
   double wait_seconds = 60.0;   // deadline of every wait for the disk
   bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
   bool spare_device = true;  // false: nothing that is meant for NVMe has a home there, to compare
-  /// Of the update's bytes, where it may run under backward (under_backward.h), 0 to 1. Without it
-  /// the second step's times decide.
+  /// The share of the update's bytes that runs under backward, where it may (under_backward.h), 0
+  /// to 1. Without it the second step's times decide.
   std::optional<double> share_under_backward{};
   /// Asked before each stage of forward and backward, but where backward has begun the update for
   /// good. True breaks the call off: it returns Cancelled, and abandon_step() comes next.
@@ -78,7 +78,7 @@ struct EngineOptions {
 
 /// How a group of micro-batches takes part in its step.
 struct BackwardOptions {
-  /// What each micro-batch's mean loss counts in the step's. Nothing: 1 / accumulation_steps.
+  /// The weight of each micro-batch's mean loss in the step's. Nothing: 1 / accumulation_steps.
   std::optional<double> loss_weight{};
   /// The group is the step's last: its update may begin under this backward. Nothing: it is if it
   /// makes up accumulation_steps micro-batches.
@@ -125,7 +125,7 @@ class Engine {
   /// the run, by what is not finite, is a result with `end` set (step_guard.h). The update is
   /// deferred: it is fixed and begun here, and each unit gets its share when the next forward, or
   /// anything else, comes to it; some have it since the last backward (units_under_backward()).
-  /// What that adds to the step's figures is in take_completed(). Errors: Invalid (out of order,
+  /// Figures that this adds to the step are in take_completed(). Errors: Invalid (out of order,
   /// another number of micro-batches, a learning rate that the update has begun without for good);
   /// Io, Corrupt.
   Result<StepResult> step(const StepRequest& request = {});
@@ -146,7 +146,7 @@ class Engine {
   /// XXH3-128 over names, master weights and moments in parameter order, hex. Not counted in
   /// StepResult. Errors: Io, Corrupt, Timeout; out of order as evaluate.
   Result<std::string> digest();
-  /// Whether read_master() has weights to hand out: all of one step. Those before a step that ended
+  /// True if read_master() has weights to hand out: all of one step. Those before a step that ended
   /// the run by what is not finite are such, unless it had begun an update that cannot be taken
   /// back. Not after any other error.
   bool weights_readable() const noexcept;
@@ -202,7 +202,7 @@ class Engine {
   const std::vector<bool>& units_under_backward() const noexcept;
   /// How bytes have come from NVMe and gone there so far; zero3/step/io_engine.h.
   std::string describe_io() const;
-  /// What each folder of nvme_path has carried since the start.
+  /// Returns what each folder of nvme_path has carried since the start.
   std::vector<SwapPathUse> path_use() const;
   /// Drains and removes the swap files. An update that is not complete is dropped with the weights.
   /// Errors: Io, Timeout.

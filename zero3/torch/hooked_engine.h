@@ -38,7 +38,7 @@ class HookedEngine {
   HookedEngine(const HookedEngine&) = delete;
   HookedEngine& operator=(const HookedEngine&) = delete;
 
-  /// Of an engine that is open. Errors: Invalid, once it is closed.
+  /// Returns the uses of an engine that is open. Errors: Invalid, once it is closed.
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
   /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of

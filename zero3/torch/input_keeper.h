@@ -29,7 +29,7 @@ class InputKeeper {
 
   InputKeeper(ModelState& state, c10::Device device);
 
-  /// Whether any input goes to a tier.
+  /// True if any input goes to a tier.
   bool keeps_some() const noexcept { return inputs_.some(); }
   /// Puts the input away, unless it stays with its owner: it has no place in a tier, is larger than
   /// that, or has gaps in memory. Returns whether it did. Errors: those of Depot::put.

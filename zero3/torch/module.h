@@ -21,8 +21,8 @@ class GradientSink {
   GradientSink(const GradientSink&) = delete;
   GradientSink& operator=(const GradientSink&) = delete;
   virtual ~GradientSink() = default;
-  /// Of the parameter at `position` in what forward() got, elements [first, first + part.numel()).
-  /// In backward of that stage alone; each element once, or none of the parameter at all.
+  /// Adds elements [first, first + part.numel()) of parameter `position` in what forward() got. In
+  /// backward of that stage alone; each element once, or none of the parameter at all.
   virtual void add(std::size_t position, std::int64_t first, const at::Tensor& part) = 0;
 
  protected:

@@ -39,7 +39,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-/// Where a tensor's elements lie, as numbers: [begin, end) of one storage.
+/// The place of a tensor's elements, as numbers: [begin, end) of one storage.
 struct Extent {
   const c10::StorageImpl* storage;
   std::uint64_t begin;

@@ -31,7 +31,7 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// Whether the tensors of a caller's model can become ours, tensors[i] being parameters[i].
+/// Checks that the tensors of a caller's model can become ours, tensors[i] being parameters[i].
 /// `others` are what else the model holds: buffers, plain attributes. Errors: Invalid, naming the
 /// tensors: a shape, dtype or device that does not fit; one that is no leaf; two that share memory;
 /// memory shared with one of the others, which would keep the old values; one that an engine has

@@ -38,7 +38,7 @@ Error of_batch(std::size_t index, std::size_t count, Error error) {
   return error;
 }
 
-/// What the last stage returns to forward.
+/// Checks what the last stage returns to forward.
 Result<void> check_loss(const at::Tensor& loss) {
   if (loss.numel() != 1 || !loss.is_floating_point()) {
     return make_error(ErrorCode::Invalid,
@@ -165,7 +165,7 @@ Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
   return Result<at::Tensor>(std::move(outputs).error());
 }
 
-/// What the last stage returned for each.
+/// Returns what the last stage returned for each.
 Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<MicroBatch>& group,
                                                                Keep keep) {
   std::vector<at::Tensor> activations;
@@ -237,7 +237,7 @@ bool UnitGraphs::keeps_head() const noexcept {
   return core_.config().accumulation_steps == 1 && !keeper_.keeps_some();
 }
 
-/// What backward will not ask for is not kept at all.
+/// Puts away what backward will ask for; the rest is not kept at all.
 Result<void> UnitGraphs::put_away(std::size_t stage, std::size_t index, StageGraph& graph) {
   if (!keeper_.keeps_some()) return {};
   if (graph.differentiable) {

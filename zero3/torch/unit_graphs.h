@@ -38,8 +38,8 @@ namespace artesian::zero3 {
 
 struct UnitGraphsOptions {
   c10::Device device = c10::kCPU;  // of all tensors
-  /// Of a forward only the stages' inputs are kept; backward runs each stage once more.
-  /// Those that the placement gives a tier wait there (input_keeper.h).
+  /// Keeps of a forward only the stages' inputs; backward runs each stage once more. Those that the
+  /// placement gives a tier wait there (input_keeper.h).
   bool activation_checkpointing = false;
   /// Asked before each stage of a pass of training: true breaks it off. Null: never.
   std::function<bool()> stop{};
@@ -69,7 +69,7 @@ class UnitGraphs {
   Result<void> forget();
   /// True if the last pass was broken off by `stop`, until forget().
   bool stopped() const noexcept { return stopped_; }
-  /// Of the last forward: token ids where stage 0 looks them up, else samples (the first extent).
+  /// Counts the last forward's token ids where stage 0 looks them up, else samples (first extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
 
  private:

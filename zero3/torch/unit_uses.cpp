@@ -32,7 +32,7 @@ int current_task() {
   return torch::autograd::get_current_graph_task_id();
 }
 
-/// Whether the graph task that runs on this thread executes the node.
+/// True if the graph task that runs on this thread executes the node.
 bool runs_in_current_task(Node* node) {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (nodes == nullptr || !nodes->contains(node)) return false;
@@ -42,7 +42,7 @@ bool runs_in_current_task(Node* node) {
   return found != info->end() && found->second.should_execute();
 }
 
-/// Whether it accumulates what comes to this node, rather than only handing it to the caller.
+/// True if it accumulates what comes to this node, rather than only handing it to the caller.
 bool accumulates_in_current_task(Node* accumulator) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return true;
@@ -56,7 +56,7 @@ const AccumulateGrad* as_accumulator(const Node* node) {
   return dynamic_cast<const AccumulateGrad*>(node);
 }
 
-/// Whether the caller looks at this leaf's gradient where autograd accumulates it.
+/// True if the caller looks at this leaf's gradient where autograd accumulates it.
 bool has_hooks(const Node& accumulator) {
   auto& node = const_cast<Node&>(accumulator);
   return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
@@ -277,7 +277,7 @@ void UnitUses::remember_versions(std::uint32_t unit) {
   }
 }
 
-/// What is written into a gathered parameter is lost with the slot, so nobody may.
+/// Checks that nobody has written into a gathered parameter, which would be lost with the slot.
 Result<void> UnitUses::check_unchanged(std::uint32_t unit) const {
   for (const std::uint32_t parameter : layout_.units[unit].parameters) {
     const at::Tensor& tensor = tensors_.at(parameter);
@@ -517,7 +517,7 @@ std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use&
   return std::nullopt;
 }
 
-/// What a caller finds as `grad`, in place of what has been taken.
+/// Places what a caller finds as `grad`, in place of what has been taken.
 void UnitUses::place_gradients() {
   if (!released_tensors_throw()) return;
   placed_ = true;

@@ -50,7 +50,7 @@ bool naive_accepts(std::span<const std::uint8_t> bytes, std::size_t width, bool 
          ids.size() >= static_cast<std::uint64_t>(options.sequence_length) + 1;
 }
 
-/// Whether it may be refused, or read as something else, by what its bytes look like: as a format
+/// True if it may be refused, or read as something else, by what its bytes look like: as a format
 /// that is known, as binary, as JSON lines, as wider ids.
 bool is_other_form(std::span<const std::uint8_t> bytes, bool text,
                    const std::vector<std::int64_t>& ids) {

@@ -22,7 +22,7 @@ namespace artesian::test_support {
 
 /// Runs `thread` for every thread of a grid.
 void run_grid(dim3 grid, dim3 block, const std::function<void()>& thread);
-/// What the lane `source` of this thread's part of the warp, `width` lanes, gives to the same call.
+/// The value of lane `source` of this thread's part of the warp, `width` lanes, in the same call.
 std::uint64_t shuffle(std::uint64_t value, unsigned source, unsigned width);
 cudaError_t enqueue_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread);
 

@@ -16,7 +16,7 @@
 #include "tests/support/cuda_on_host/device_code.h"
 #include "tests/support/cuda_on_host/machine.h"
 
-/// What an event has captured: a place in a stream.
+/// The point that an event has captured: a place in a stream.
 struct Mark {
   cudaStream_t stream;
   bool passed = false;
@@ -423,7 +423,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   });
 }
 
-/// What is enqueued in it still runs.
+/// Work that is enqueued in it still runs.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return call("cudaStreamDestroy", [&](Runtime&) {
     return std::exchange(stream->destroyed, true) ? cudaErrorInvalidResourceHandle : cudaSuccess;

@@ -68,7 +68,7 @@ class DeviceContract : public testing::Test {
     EXPECT_TRUE(backend->finish(backend->record(Queue::ToDevice).value()).has_value());
     return memory;
   }
-  /// What device memory holds after `fence`.
+  /// Returns what device memory holds after `fence`.
   Bytes get(const std::byte* memory, std::uint64_t bytes, DeviceFence fence) {
     Bytes result(bytes);
     EXPECT_TRUE(backend->wait(Queue::ToHost, fence).has_value());

@@ -74,7 +74,8 @@ TEST(ConfigEdit, PrintsASectionThatIsAConfig) {
   EXPECT_TRUE(zero3::read_json(print_settings(found, aio::EngineKind::IoUring), "x").has_value());
 }
 
-/// What `artesian.engine` says after an engine has won where "auto" takes io_uring; empty: nothing.
+/// Returns what `artesian.engine` says after an engine has won where "auto" takes io_uring; empty:
+/// nothing.
 std::string engine_after(const std::string& text, aio::EngineKind winner) {
   Settings settings = found;
   settings.engine = winner;

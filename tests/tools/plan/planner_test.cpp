@@ -83,7 +83,7 @@ class Planner : public testing::Test {
     return found == changes.end() ? nullptr : &*found;
   }
 
-  /// Of which the device tier gets what activations leave.
+  /// Gives the plan a GPU of so many bytes, of which the device tier gets what activations leave.
   static PlanCase of_a_gpu(PlanCase plan, std::uint64_t bytes) {
     plan.gpu = true;
     plan.device_bytes.reset();

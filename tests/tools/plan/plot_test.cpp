@@ -50,7 +50,7 @@ bool overlap(const Box& a, const Box& b) {
   return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 }
 
-/// Of `<tag key="value" ...`; empty without it.
+/// Returns the value in `<tag key="value" ...`; empty without it.
 std::string value_of(const std::string& tag, const std::string& key) {
   const std::string begin = " " + key + "=\"";
   const std::size_t at = tag.find(begin);

@@ -21,7 +21,7 @@ class OutputPaths : public testing::Test {
     }
   }
   std::string at(const std::string& name) const { return folder_.path() + "/" + name; }
-  /// What is said of --log and --trace at these paths.
+  /// Returns what is said of --log and --trace at these paths.
   std::string said(const std::string& log, const std::string& trace = "") const {
     const auto checked =
         check_outputs({{"--log", log}, {"--trace", trace}}, {{"--data", at("data.bin")},

@@ -30,7 +30,7 @@ TEST(FitLine, DropsWholeFieldsTheLeastImportantFirst) {
   EXPECT_EQ(fit_line({}, 10), "");
 }
 
-/// What has been written to the other end by now.
+/// Returns what has been written to the other end by now.
 std::string read_all(int descriptor) {
   std::string text;
   std::array<char, 4096> bytes;

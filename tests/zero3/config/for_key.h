@@ -20,7 +20,7 @@ inline bool is_section(const ConfigKey& key) {
   return meaning(key).type == KeyType::Section || meaning(key).type == KeyType::OpenSection;
 }
 
-/// What must stand beside a key for it to be judged by itself.
+/// Returns what must stand beside a key for it to be judged by itself.
 inline std::vector<std::string> companions(const std::string& path) {
   const bool cosine = path.ends_with("_ratio");
   if (path == "optimizer.type" || path == "scheduler.type") return {};

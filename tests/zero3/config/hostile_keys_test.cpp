@@ -24,7 +24,7 @@ constexpr Typed kinds[] = {
 constexpr const char* hostile_numbers[] = {"NaN",   "Infinity", "-Infinity", "1e999", "-1e999",
                                            "1e308", "-1e308",   "-1",        "-0.5"};
 
-/// Whether the key's type takes values of this kind at all.
+/// True if the key's type takes values of this kind at all.
 bool takes(const ConfigKey& key, JsonValue::Kind kind) {
   using Kind = JsonValue::Kind;
   if (kind == Kind::Null) return key.nullable;
@@ -65,7 +65,7 @@ std::string parent_of(std::string_view path) {
   return dot == path.npos ? "" : std::string(path.substr(0, dot));
 }
 
-/// Whether other keys than the table's are not looked at beside this one.
+/// True if other keys than the table's are not looked at beside this one.
 bool in_open_section(const ConfigKey& row) {
   const ConfigKey* parent = find_config_key(parent_of(row.path));
   return parent != nullptr && meaning(*parent).type == KeyType::OpenSection;

@@ -90,7 +90,7 @@ void expect_blocks(const CheckpointLayout& layout, const std::vector<SavedImage>
   EXPECT_EQ(next, layout.buffer_blocks().first);
 }
 
-/// Where an element of an image lies in the file, from the blocks; the table must agree.
+/// Finds by the blocks where an element of an image lies in the file; the table must agree.
 void expect_parts(const CheckpointLayout& layout, const Model& model,
                   const std::vector<SavedImage>& images) {
   std::size_t at = 0;

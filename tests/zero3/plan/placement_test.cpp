@@ -105,7 +105,7 @@ std::vector<std::uint64_t> uses(const Case& given, const Placement& plan) {
   return count;
 }
 
-/// Whether the unit's table is looked up in the first stage, and computed with in the last.
+/// True if the unit's table is looked up in the first stage, and computed with in the last.
 bool tied_table(const Case& given, const Placement& plan, std::uint32_t unit) {
   const auto& last = plan.layout.stages.back();
   const bool in_last = std::find(last.begin(), last.end(), unit) != last.end();
@@ -378,7 +378,7 @@ std::uint64_t state_in(const Placement& plan, Tier tier) {
   return bytes;
 }
 
-/// Where each sub-group of optimizer state lives, by unit.
+/// Returns where each sub-group of optimizer state lives, by unit.
 std::vector<std::vector<Tier>> homes_of_state(const Case& given) {
   const Placement plan = given.place().value();
   std::vector<std::vector<Tier>> homes;
@@ -386,7 +386,7 @@ std::vector<std::vector<Tier>> homes_of_state(const Case& given) {
   return homes;
 }
 
-/// Of the device sizes with room for some of the state, in how many it lies otherwise where some
+/// Counts the device sizes with room for some of the state at which it lies otherwise where some
 /// may be updated under backward.
 int sizes_with_whole_units(Case given) {
   int others = 0;
@@ -582,7 +582,7 @@ TEST(Placement, MaxInCpuIsOfTheShareThatARankHolds) {
   }
 }
 
-/// What is cut is cut into exactly as many parts as there are ranks; what is not is whole.
+/// Everything that is cut has exactly as many parts as there are ranks; the rest is whole.
 TEST(Placement, RanksHoldExactlyTheirShares) {
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     for (int stage = 0; stage <= 3; ++stage) {

@@ -22,7 +22,7 @@ using Accesses = std::vector<AccessOrder::Access>;
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 constexpr std::int64_t size_of_unit = 64;
 
-/// What was accessed, in units of one size; `fetched` has also what was never used.
+/// Counts what was accessed, in units of one size; `fetched` has also what was never used.
 struct Counted {
   std::uint64_t demand = 0;
   std::uint64_t prefetched = 0;

@@ -55,7 +55,7 @@ class LruCache {
   std::uint64_t held_ = 0;
 };
 
-/// Of the last of several steps.
+/// Returns what the last of several steps fetches.
 std::uint64_t fetched_by_lru(const Accesses& step, const std::vector<std::uint64_t>& sizes,
                              std::uint64_t capacity) {
   LruCache cache(sizes, capacity);

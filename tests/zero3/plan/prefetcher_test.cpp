@@ -279,7 +279,7 @@ class RandomSlots {
         prefetcher(layout, slots_, limits(seed)) {}
   ~RandomSlots() { EXPECT_TRUE(prefetcher.clear().has_value()); }
 
-  /// What was given up before it was used.
+  /// Returns what was given up before it was used.
   std::vector<bool> step() {
     prefetcher.begin_step();
     for (const AccessOrder::Access& access : accesses_) {

@@ -33,7 +33,7 @@ struct Run {
     Optimizer optimizer(*tiers.state, *tiers.residency);
     EXPECT_TRUE(optimizer.initialize(weights, {}).has_value());
   }
-  /// What every unit is, and where.
+  /// Returns what every unit is, and where.
   std::vector<std::uint64_t> units() {
     std::vector<std::uint64_t> all;
     for (std::uint32_t unit = 0; unit < tiers.layout().units.size(); ++unit) {
@@ -82,14 +82,14 @@ class Twins {
     return got.demand == expected.demand && got.prefetched == expected.prefetched &&
            got.reused == expected.reused && got.live_parameters_max == expected.live_parameters_max;
   }
-  /// Whether the call ends alike on all three, and leaves them alike.
+  /// True if the call ends alike on all three, and leaves them alike.
   template <typename Call>
   bool alike(const Call& call) {
     const bool done = call(product_.prefetcher);
     const bool naive_done = call(naive_.prefetcher);
     return call(dry_) == done && naive_done == done && same();
   }
-  /// Whether the first `length` accesses of a step went alike, and its end, unless it is broken
+  /// True if the first `length` accesses of a step went alike, and its end, unless it is broken
   /// off.
   bool step(const Accesses& accesses, std::size_t length, bool broken_off) {
     product_.prefetcher.begin_step();

@@ -42,7 +42,7 @@ struct Before {
   std::function<void(Driver&)> act = [](Driver&) {};
 };
 
-/// What the step that is saved may have been, in any dtype.
+/// Returns what the step that is saved may have been, in any dtype.
 std::vector<Before> befores(DType dtype) {
   const auto made = [&](Case run) {
     run.dtype = dtype;

@@ -30,7 +30,7 @@ struct History {
   MadeUpTraining training{StateForm::Split, numel};
   std::vector<Moment> moments;
 
-  /// Of a cut behind so many operations.
+  /// Returns the moment of a cut behind so many operations.
   const Moment& before(std::size_t count) const {
     const Moment* found = &moments.front();
     for (const Moment& moment : moments) {
@@ -65,7 +65,8 @@ void run(CrashFiles& files, History& history,
   }
 }
 
-/// What a cut left opens, and is one of the two states that it may be. Returns what is wrong.
+/// Opens what a cut left, which must be one of the two states that it may be. Returns what is
+/// wrong.
 std::string judge(CrashFiles& files, const History& history, std::size_t count) {
   const Moment& before = history.before(count);
   const Moment* after = history.after(count);
@@ -105,7 +106,7 @@ std::string judge(CrashFiles& files, const History& history, std::size_t count) 
   return saved.has_value() ? "" : "does not go on: " + saved.error().to_string();
 }
 
-/// Whether any cut in a save finds a folder without such syncs at fault.
+/// True if any cut in a save finds a folder without such syncs at fault.
 bool some_cut_is_bad(const CrashFiles& files, const History& history) {
   for (std::size_t count = 0; count <= files.logged(); ++count) {
     for (std::uint64_t seed = 0; seed < 4; ++seed) {

@@ -43,7 +43,7 @@ Bytes bytes_of(const Driver& driver) {
   return {.read = use.bytes_read, .written = use.bytes_written};
 }
 
-/// What the fill of the swap files and `steps` steps after the first move through them.
+/// Returns what the fill of the swap files and `steps` steps after the first move through them.
 std::pair<Bytes, Bytes> bytes_with(std::int64_t rows, const Case& run) {
   const SmallModel model = block_between(rows);
   Driver driver(run, model);

@@ -50,7 +50,7 @@ struct Array {
   const char* name;
 };
 
-/// What an update reads; then, where it does not read it, the parameter.
+/// Returns what an update reads; then, where it does not read it, the parameter.
 std::vector<Array> arrays_of(const SubGroup& group, const Placement& plan) {
   const Master master = plan.units[group.unit].master;
   std::vector<Array> arrays{{reinterpret_cast<std::byte*>(group.exp_avg), 4, "exp_avg"},

@@ -59,7 +59,7 @@ class MadeUpTraining {
 
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
-  /// What a reader must give back.
+  /// Returns what a reader must give back.
   float master(std::uint64_t step, std::uint32_t parameter, std::uint64_t i) const {
     const std::uint64_t when = form_[parameter] == StateForm::Frozen ? 0 : step;
     const auto word = random_word(when, parameter, i);

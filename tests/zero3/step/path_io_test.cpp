@@ -41,7 +41,7 @@ SavedProfile saved(tiering::MachineProfile profile) {
   return {.file = "/cache/disk.json", .profile = std::move(profile)};
 }
 
-/// Of one folder.
+/// Chooses for one folder.
 PathIoChoice choose(const Config& config, tiering::MachineProfile profile) {
   return choose_path_io(config, {"/nvme"}, {saved(std::move(profile))});
 }

@@ -40,7 +40,7 @@ void write(Driver& driver, std::uint32_t parameter, StateKind kind,
   ASSERT_EQ(error_of(driver.core->write_state(parameter, kind, source)), "");
 }
 
-/// What a pass computes with.
+/// Compares what a pass computes with.
 void expect_gathered(Driver& driver, std::uint32_t parameter, const std::vector<float>& master) {
   const ParameterPlace& place = driver.core->layout().places[parameter];
   const DType dtype = driver.core->placement().param_dtype;

@@ -85,7 +85,7 @@ float value_of(const SubGroup& group, std::uint64_t array, std::uint64_t round) 
          static_cast<float>(round) * 0.5f;
 }
 
-/// Of split master weights the halves.
+/// Writes what the group keeps; of split master weights the halves.
 void write_values(const SubGroup& group, std::uint64_t round) {
   std::uint64_t array = 0;
   for (float* values : {group.master, group.exp_avg, group.exp_avg_sq}) {
@@ -99,7 +99,7 @@ void write_values(const SubGroup& group, std::uint64_t round) {
   std::fill_n(reinterpret_cast<std::uint16_t*>(group.param), group.count, split.high);
 }
 
-/// Of a parameter that is no part of the master weights.
+/// Writes a parameter that is no part of the master weights.
 void write_param(const SubGroup& group) {
   const bool apart =
       group.master != nullptr && reinterpret_cast<std::byte*>(group.master) != group.param;

@@ -64,7 +64,7 @@ class CheckpointEquality : public Equality {
   const int threads_;
 };
 
-/// What decides bits is the same on both sides.
+/// Makes what decides bits the same on both sides.
 Choice like(Choice run, const Choice& other) {
   for (const Factor same : {Dtype, Accumulation, Head}) run[same] = other[same];
   return run;

@@ -124,7 +124,7 @@ class Equality : public testing::Test {
   }
   static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
   Outcome train(const Choice& run, const Config& config, const EngineOptions& given);
-  /// What it is made of.
+  /// Makes the engine that a run asks for.
   std::unique_ptr<Engine> make_engine(const Choice& run, const Config& config,
                                       const EngineOptions& given = {});
   void run_steps(Engine& engine, const Choice& run, std::size_t first, std::size_t last,
@@ -281,7 +281,7 @@ inline bool splits_a_unit(const Placement& plan) {
   return false;
 }
 
-/// Where another test has all AIO requests of the machine in use for a moment: once they are free.
+/// Waits where another test has all AIO requests of the machine in use for a moment.
 inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Config& config,
                                                         const EngineOptions& options) {
   auto engine = Engine::create(module, config, options);

@@ -71,7 +71,7 @@ class Groups : public Equality {
     EXPECT_TRUE(weights.read(parameter, 0, values).has_value());
     return values;
   }
-  /// What a frozen one is all the time, in this dtype.
+  /// Returns what a frozen one is all the time, in this dtype.
   std::vector<float> stored(const Module& module, std::uint32_t parameter, DType dtype) const {
     std::vector<float> values = initial(module, parameter);
     std::vector<std::byte> bytes(values.size() * dtype_size(dtype));

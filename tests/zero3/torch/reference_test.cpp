@@ -22,7 +22,7 @@ constexpr double clipping = 1.9;
 constexpr double lr_last = 4e-3;
 constexpr std::uint64_t warmup = 6;
 
-/// What a step of plain LibTorch tells.
+/// The figures that a step of plain LibTorch gives.
 struct Told {
   double loss = 0.0;
   double norm = 0.0;
@@ -150,7 +150,7 @@ class Reference : public Equality, public testing::WithParamInterface<Case> {
     }
     return batches;
   }
-  /// Of all masters, relative to how far training has moved them.
+  /// Returns the error of all masters, relative to how far training has moved them.
   double error_of(Engine& engine, const PlainTraining& plain) const {
     const auto& parameters = module_of(choice()).parameters();
     RandomWeights weights(parameters, 1);

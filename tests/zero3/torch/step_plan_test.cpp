@@ -124,8 +124,8 @@ class StepPlanTest : public Equality {
     return planned->moved;
   }
 
-  /// What of a plan is of frozen units: fetches of their parameters, each a read of 2 bytes, in
-  /// fp32 4, of those on NVMe.
+  /// Expects of a plan that frozen units are only fetched, each fetch a read of 2 bytes, in fp32 4,
+  /// of those on NVMe.
   void expect_frozen_are_only_read(const Placement& placement, const StepPlan& plan) {
     for (const StepEvent& event : plan.events) {
       const bool of_stages =
@@ -142,9 +142,9 @@ class StepPlanTest : public Equality {
     }
   }
 
-  /// What a separate device's next step begins with is read and copied as staging buffers come
-  /// free: in this step, or in the next. And a slot that is given up before its unit is updated,
-  /// under backward, gets no copy of that.
+  /// Returns the bytes that depend on time. What a separate device's next step begins with is read
+  /// and copied as staging buffers come free: in this step, or in the next. And a slot that is
+  /// given up before its unit is updated, under backward, gets no copy of that.
   static double depends_on_time(const StepPlan& plan) {
     double bytes = 0.0;
     for (auto event = plan.events.rbegin(); event->kind == StepEvent::Kind::Fetch; ++event) {

@@ -288,7 +288,7 @@ TEST_F(Trainer, PartsOfAGradientThatDoNotFitAreErrorsThatSayWhy) {
   says(error_with({{1, 0, 32}, {1, 0, 32}}), "got 64 of the 32 elements");
 }
 
-/// What a training came to, for comparison by bits.
+/// The outcome of a training, for comparison by bits.
 struct Outcome {
   std::vector<std::uint64_t> losses;
   std::vector<std::uint64_t> norms;
