@@ -216,7 +216,8 @@ void EngineBase::begin(Completion& completion) const noexcept {
   }
 }
 
-EngineBase::Part EngineBase::part_at(const Completion& completion, std::uint64_t byte) noexcept {
+EngineBase::Stretch EngineBase::stretch_at(const Completion& completion,
+                                           std::uint64_t byte) noexcept {
   ARTESIAN_CHECK(byte < completion.request_.length, byte, completion.request_.length);
   if (byte < completion.direct_from_) {
     return {.end = completion.direct_from_, .descriptor = completion.cached_descriptor_};
@@ -233,7 +234,7 @@ EngineBase::Part EngineBase::part_at(const Completion& completion, std::uint64_t
 std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexcept {
   std::uint64_t count = 0;
   for (std::uint64_t begin = 0; begin != completion.request_.length;) {
-    const std::uint64_t end = part_at(completion, begin).end;
+    const std::uint64_t end = stretch_at(completion, begin).end;
     ARTESIAN_CHECK(end > begin, begin, end);  // else this never ends
     count += round_up(end - begin, options_.block_size) / options_.block_size;
     begin = end;
@@ -279,15 +280,15 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
 Block EngineBase::next_block(Completion& completion, std::uint64_t now_ns) const noexcept {
   const Request& request = completion.request_;
   const std::uint64_t first = completion.bytes_taken_;
-  const Part part = part_at(completion, first);
-  ARTESIAN_CHECK(first < part.end && part.end <= request.length, first, part.end);
+  const Stretch stretch = stretch_at(completion, first);
+  ARTESIAN_CHECK(first < stretch.end && stretch.end <= request.length, first, stretch.end);
   return {.completion = &completion,
           .origin = request,
-          .descriptor = part.descriptor,
-          .alignment = part.alignment,
+          .descriptor = stretch.descriptor,
+          .alignment = stretch.alignment,
           .memory = completion.buffer_.data() + first,
           .offset = request.offset + first,
-          .length = std::min(options_.block_size, part.end - first),
+          .length = std::min(options_.block_size, stretch.end - first),
           .taken_ns = now_ns};
 }
 
@@ -509,11 +510,11 @@ void EngineBase::wake_waiters(const Lock& lock) noexcept {
 /// Sleeps until what the waiter waits for holds (true) or it is too late (false).
 bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noexcept {
   ARTESIAN_CHECK(owns(lock) && !on_progress_thread);
-  Progress progress = Progress::Made;
-  while (!holds(lock, waiter) && progress == Progress::Made) {
-    progress = work_while_waiting(lock, deadline);
+  Headway headway = Headway::Made;
+  while (!holds(lock, waiter) && headway == Headway::Made) {
+    headway = work_while_waiting(lock, deadline);
   }
-  if (progress == Progress::TooLate) return false;
+  if (headway == Headway::TooLate) return false;
   waiter.next = std::exchange(waiters_, &waiter);
   const bool held =
       waiter.woken.wait_until(lock, time_point(deadline), [&] { return holds(lock, waiter); });

@@ -105,7 +105,7 @@ class EngineBase : public Engine {
  protected:
   using Lock = std::unique_lock<std::mutex>;
   enum class Verdict : std::uint8_t { Done, Continue };
-  enum class Progress : std::uint8_t { Made, None, TooLate };
+  enum class Headway : std::uint8_t { Made, None, TooLate };
 
   EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
 
@@ -121,7 +121,7 @@ class EngineBase : public Engine {
 
   /// For engines that work on the thread that waits, on a clock of their own: called with the lock,
   /// which it may let go meanwhile, as long as progress is made and the wait is not over.
-  virtual Progress work_while_waiting(Lock&, Deadline) noexcept { return Progress::None; }
+  virtual Headway work_while_waiting(Lock&, Deadline) noexcept { return Headway::None; }
 
   Lock lock() const noexcept { return Lock(mutex_); }
   /// Blocks or ended completions are waiting for a progress thread.
@@ -167,14 +167,14 @@ class EngineBase : public Engine {
   };
 
   /// A part of a request that goes one way: see Note [Ends].
-  struct Part {
+  struct Stretch {
     std::uint64_t end = 0;  // in bytes from the request's beginning
     int descriptor = -1;
     std::uint64_t alignment = 1;
   };
 
   bool may_take(const List& queue) const noexcept;
-  static Part part_at(const Completion& completion, std::uint64_t byte) noexcept;
+  static Stretch stretch_at(const Completion& completion, std::uint64_t byte) noexcept;
   Block next_block(Completion& completion, std::uint64_t now_ns) const noexcept;
   void begin(Completion& completion) const noexcept;
   std::uint64_t count_blocks(const Completion& completion) const noexcept;

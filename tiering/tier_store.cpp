@@ -28,7 +28,7 @@ constexpr std::uint32_t shadow_bit = 1u << 31;       // of a checksum's seed, be
 constexpr double probe_seconds = 0.4;                // over all paths, per direction
 
 /// Says where a shard's blocks are on nvme, and what was written there last.
-struct Place {
+struct NvmeBlocks {
   std::vector<Segment> segments;            // empty for homes in memory; offsets are in the file
   std::optional<BlockChecksums> checksums;  // not before the space is there that they are of
 
@@ -57,13 +57,13 @@ struct Shard {
   ShardOptions options;
   std::uint64_t blocks;
   BufferLease memory;  // device and host homes
-  Place place;
-  std::optional<Place> shadow;
+  NvmeBlocks place;
+  std::optional<NvmeBlocks> shadow;
   bool shadowed = false;           // it is written to the shadow
   std::uint64_t sealed_until = 0;  // then, with all blocks sealed, the shadow has so many seals
 
-  Place& written() noexcept { return shadowed ? *shadow : place; }
-  std::uint64_t end_of(const Place& at, std::size_t segment) const noexcept {
+  NvmeBlocks& written() noexcept { return shadowed ? *shadow : place; }
+  std::uint64_t end_of(const NvmeBlocks& at, std::size_t segment) const noexcept {
     return segment + 1 < at.segments.size() ? at.segments[segment + 1].begin : options.bytes;
   }
 };
@@ -81,7 +81,7 @@ void check_shard(const ShardOptions& shard, std::size_t volumes) {
 }
 
 /// Moves the segments in this path's file `by` bytes further on in it.
-void move_segments(Place& place, std::size_t path, std::uint64_t by) noexcept {
+void move_segments(NvmeBlocks& place, std::size_t path, std::uint64_t by) noexcept {
   for (Segment& segment : place.segments) {
     if (segment.path == path) segment.offset += by;
   }
@@ -232,10 +232,10 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
   Striping laid_out = striping();
   const auto place = [&](const ShardOptions& shard) {
     ARTESIAN_CHECK(shard.home == Tier::Nvme, shard.name);
-    return Place{.segments = laid_out.place(shard.volume, shard.bytes, shard.block_bytes),
-                 .checksums = {}};
+    return NvmeBlocks{.segments = laid_out.place(shard.volume, shard.bytes, shard.block_bytes),
+                      .checksums = {}};
   };
-  std::vector<Place> places;
+  std::vector<NvmeBlocks> places;
   for (const ShardOptions& shard : shards) {
     check_shard(shard, volumes_.size());
     places.push_back(place(shard));
@@ -250,7 +250,7 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
   for (std::size_t path = 0; path < payloads.size(); ++path) {
     if (payloads[path] == 0) continue;
     ARTESIAN_TRY(extent, swap_files_[path]->allocate(payloads[path]));
-    for (Place& given : places) move_segments(given, path, extent.offset);
+    for (NvmeBlocks& given : places) move_segments(given, path, extent.offset);
   }
   auto given = places.begin();
   for (ShardOptions& options : shards) {
@@ -423,7 +423,7 @@ void TierStore::Impl::transfer(Transfer& transfer, ShardId id, ByteRange range, 
   const bool writes = operation == aio::Operation::Write;
   if (writes) check_sealed(shard, range);
   transfer.begin(operation, std::move(buffer));
-  const Place& place = writes ? shard.written() : shard.place;
+  const NvmeBlocks& place = writes ? shard.written() : shard.place;
   const std::uint64_t end = range.offset + range.length;
   std::size_t index = place.segment_of(range.offset);
   for (std::uint64_t at = range.offset; at < end; ++index) {
@@ -518,7 +518,7 @@ std::uint64_t TierStore::Impl::sum(ShardId id, std::uint64_t block,
   ARTESIAN_CHECK(block < shard.blocks, shard.options.name, block);
   if (!compares(block)) return 0;
   const bool sealing = generation == BlockChecksums::Generation::Next;
-  const Place& place = sealing ? shard.written() : shard.place;
+  const NvmeBlocks& place = sealing ? shard.written() : shard.place;
   const std::uint64_t begin = block * shard.options.block_bytes;
   const std::uint64_t length = std::min(shard.options.block_bytes, shard.options.bytes - begin);
   const std::uint64_t end = part.offset + part.length;

@@ -113,13 +113,13 @@ Result<void> check_ids(TokenSource& source, const InputFile& file, std::int64_t 
 
 class TextBytes final : public TokenSource {
  public:
-  struct Part {
+  struct FileSpan {
     std::string path;
     std::uint64_t first;  // position of its first byte in the stream
     std::uint64_t size;
     std::optional<InputFile> file{};  // one without a name
   };
-  explicit TextBytes(std::vector<Part> parts) : parts_(std::move(parts)) {}
+  explicit TextBytes(std::vector<FileSpan> parts) : parts_(std::move(parts)) {}
 
   std::uint64_t count() const noexcept override {
     return parts_.empty() ? 0 : parts_.back().first + parts_.back().size;
@@ -127,16 +127,18 @@ class TextBytes final : public TokenSource {
   Result<void> read(std::uint64_t first, std::span<std::int64_t> target) noexcept override;
 
  private:
-  std::vector<Part> parts_;
+  std::vector<FileSpan> parts_;
   std::vector<InputFile> open_;  // the part read last: at most one
 };
 
 Result<void> TextBytes::read(std::uint64_t first, std::span<std::int64_t> target) noexcept {
   ARTESIAN_CHECK(first <= count() && target.size() <= count() - first, first, target.size());
-  const auto after = [](std::uint64_t position, const Part& part) { return position < part.first; };
+  const auto after = [](std::uint64_t position, const FileSpan& part) {
+    return position < part.first;
+  };
   while (!target.empty()) {
     // The last part that starts at or before `first`: empty parts before it are passed over.
-    const Part& part = *(std::upper_bound(parts_.begin(), parts_.end(), first, after) - 1);
+    const FileSpan& part = *(std::upper_bound(parts_.begin(), parts_.end(), first, after) - 1);
     const std::uint64_t offset = first - part.first;
     const auto length = std::min<std::uint64_t>(target.size(), part.size - offset);
     if (!part.file.has_value() && (open_.empty() || open_.front().path() != part.path)) {
@@ -209,10 +211,10 @@ Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path,
 
 Result<std::unique_ptr<TokenSource>> open_text_bytes(const std::vector<DataFile>& files,
                                                      const std::string& text_field) {
-  std::vector<TextBytes::Part> parts;
+  std::vector<TextBytes::FileSpan> parts;
   std::uint64_t position = 0;
   for (const DataFile& file : files) {
-    TextBytes::Part part{.path = file.path, .first = position, .size = file.size};
+    TextBytes::FileSpan part{.path = file.path, .first = position, .size = file.size};
     if (file.form == DataForm::JsonLines) {
       ARTESIAN_TRY(text, text_of_json_lines(file.path, text_field));
       part.size = text.size();

@@ -123,7 +123,7 @@ std::string save_checkpoint(HookedEngine& engine, const std::string& directory,
   });
 }
 
-/// What Python is told of a checkpoint that was loaded.
+/// Returns what Python is told of a checkpoint that was loaded.
 py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, const std::string& tag,
                          bool strict, bool optimizer_states) {
   const zero3::LoadRequest request{.directory = directory,

@@ -61,7 +61,7 @@ class SimulatedEngine final : public aio::EngineBase {
   void pass(std::uint64_t duration_ns) noexcept {
     Lock locked = lock();
     const std::uint64_t until_ns = now_ns_ + duration_ns;
-    while (step(locked, until_ns) == Progress::Made) continue;
+    while (step(locked, until_ns) == Headway::Made) continue;
     now_ns_ = until_ns;
   }
   /// Nanoseconds of the virtual clock. Of one thread's engine only.
@@ -79,8 +79,8 @@ class SimulatedEngine final : public aio::EngineBase {
   void wake_all() noexcept override {
     if (background()) ring();
   }
-  Progress work_while_waiting(Lock& lock, Deadline deadline) noexcept override {
-    if (background()) return Progress::None;
+  Headway work_while_waiting(Lock& lock, Deadline deadline) noexcept override {
+    if (background()) return Headway::None;
     const std::uint64_t real_ns = system_clock().now_ns();
     const std::uint64_t left_ns = deadline.at_ns - std::min(deadline.at_ns, real_ns);
     const std::uint64_t until_ns = std::max(now_ns_, now_ns_ + left_ns);
@@ -131,13 +131,13 @@ class SimulatedEngine final : public aio::EngineBase {
   }
 
   /// Does what is due next on the virtual clock, if that is by `until_ns`.
-  Progress step(Lock& lock, std::uint64_t until_ns) noexcept {
+  Headway step(Lock& lock, std::uint64_t until_ns) noexcept {
     schedule(lock);
     if (has_ended(lock)) {
       lock.unlock();
       finish({}, 0);
       lock.lock();
-      return Progress::Made;
+      return Headway::Made;
     }
     Transfer* next = nullptr;
     bool any = false;
@@ -147,10 +147,10 @@ class SimulatedEngine final : public aio::EngineBase {
       const bool sooner = next == nullptr || transfer.due_ns < next->due_ns;
       if (sooner && stall_of(transfer) < 0) next = &transfer;
     }
-    if (next == nullptr && (!any || background())) return Progress::None;
+    if (next == nullptr && (!any || background())) return Headway::None;
     if (next == nullptr || next->due_ns > until_ns) {
       now_ns_ = until_ns;
-      return Progress::TooLate;
+      return Headway::TooLate;
     }
     now_ns_ = std::max(now_ns_, next->due_ns);
     lock.unlock();
@@ -159,14 +159,14 @@ class SimulatedEngine final : public aio::EngineBase {
     if (settle(next->block, result) == Verdict::Continue) {
       lock.lock();
       delay(*next);
-      return Progress::Made;
+      return Headway::Made;
     }
     aio::Block* const ended = &next->block;
     finish({&ended, 1}, 1);
     lock.lock();
     next->in_flight = false;
     schedule(lock);
-    return Progress::Made;
+    return Headway::Made;
   }
 
   std::int64_t move(const aio::Block& block) noexcept {
@@ -204,7 +204,7 @@ class SimulatedEngine final : public aio::EngineBase {
     enter_progress_thread();
     Lock locked = lock();
     while (true) {
-      if (step(locked, ~std::uint64_t{0}) == Progress::Made) continue;
+      if (step(locked, ~std::uint64_t{0}) == Headway::Made) continue;
       if (stopping(locked) && blocks_in_kernel(locked) == 0) return;
       std::vector<pollfd> wakers{{.fd = event_, .events = POLLIN, .revents = 0}};
       for (const Transfer& transfer : transfers_) {

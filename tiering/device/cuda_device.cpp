@@ -87,12 +87,12 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t com
   ARTESIAN_TRY_VOID(check(index));
   std::unique_ptr<CudaDevice> device(new CudaDevice(index));
   ARTESIAN_TRY_VOID(device->select());
-  device->lane(Queue::Compute).stream = compute;
+  device->queue_state(Queue::Compute).stream = compute;
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
     // Without the default stream's implicit waits: all order is by fences.
-    ARTESIAN_TRY_VOID(
-        device->done(cudaStreamCreateWithFlags(&device->lane(queue).stream, cudaStreamNonBlocking),
-                     "creating a stream"));
+    ARTESIAN_TRY_VOID(device->done(
+        cudaStreamCreateWithFlags(&device->queue_state(queue).stream, cudaStreamNonBlocking),
+        "creating a stream"));
   }
   ARTESIAN_TRY_VOID(device->done(cudaMalloc(reinterpret_cast<void**>(&device->not_finite_), 4),
                                  "allocating 4 bytes"));
@@ -115,8 +115,8 @@ CudaDevice::~CudaDevice() {
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
     if (stream(queue) != nullptr) static_cast<void>(cudaStreamDestroy(stream(queue)));
   }
-  for (Lane& lane : lanes_) {
-    for (const Recorded& recorded : lane.pending) {
+  for (QueueState& state : queues_) {
+    for (const Recorded& recorded : state.pending) {
       static_cast<void>(cudaEventDestroy(recorded.event));
     }
   }
@@ -310,10 +310,10 @@ Result<cudaEvent_t> CudaDevice::take_event() {
 }
 
 /// Takes back the events that have passed. False once one has failed.
-bool CudaDevice::settle(Lane& lane) noexcept {
-  while (failure_ == cudaSuccess && !lane.pending.empty()) {
+bool CudaDevice::settle(QueueState& state) noexcept {
+  while (failure_ == cudaSuccess && !state.pending.empty()) {
     cudaError_t status = cudaSetDevice(index_);
-    if (status == cudaSuccess) status = cudaEventQuery(lane.pending.front().event);
+    if (status == cudaSuccess) status = cudaEventQuery(state.pending.front().event);
     if (status == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());  // "not ready" would be the next launch's error
       break;
@@ -322,17 +322,17 @@ bool CudaDevice::settle(Lane& lane) noexcept {
       failure_ = status;
       break;
     }
-    ARTESIAN_CHECK(lane.pending.front().sequence > lane.passed, lane.passed);
-    lane.passed = lane.pending.front().sequence;
-    free_events_.push_back(lane.pending.front().event);
-    lane.pending.pop_front();
+    ARTESIAN_CHECK(state.pending.front().sequence > state.passed, state.passed);
+    state.passed = state.pending.front().sequence;
+    free_events_.push_back(state.pending.front().event);
+    state.pending.pop_front();
   }
   return failure_ == cudaSuccess;
 }
 
 Result<DeviceFence> CudaDevice::record(Queue queue) {
   ARTESIAN_TRY_VOID(select());
-  Lane& own = lane(queue);
+  QueueState& own = queue_state(queue);
   settle(own);
   ARTESIAN_TRY(event, take_event());
   const auto recorded = done(cudaEventRecord(event, own.stream), "recording an event");
@@ -347,7 +347,7 @@ Result<DeviceFence> CudaDevice::record(Queue queue) {
 
 /// The event of a fence, or null if it has passed.
 const CudaDevice::Recorded* CudaDevice::find(DeviceFence fence) noexcept {
-  Lane& own = lane(fence.queue);
+  QueueState& own = queue_state(fence.queue);
   ARTESIAN_CHECK(fence.sequence <= own.recorded, fence.sequence, own.recorded);
   if (fence.sequence <= own.passed) return nullptr;
   const auto found = std::lower_bound(own.pending.begin(), own.pending.end(), fence.sequence,
@@ -367,7 +367,7 @@ Result<void> CudaDevice::wait(Queue queue, DeviceFence fence) {
 }
 
 bool CudaDevice::ready(DeviceFence fence) noexcept {
-  Lane& own = lane(fence.queue);
+  QueueState& own = queue_state(fence.queue);
   ARTESIAN_CHECK(fence.sequence <= own.recorded, fence.sequence, own.recorded);
   if (fence.sequence <= own.passed) return true;
   return !settle(own) || fence.sequence <= own.passed;
@@ -379,13 +379,13 @@ std::string CudaDevice::describe_pending() {
   const std::uint64_t now_ns = system_clock().now_ns();
   std::string text;
   for (std::size_t index = 0; index < queue_count; ++index) {
-    Lane& lane = lanes_[index];
-    settle(lane);
-    if (lane.pending.empty()) continue;
+    QueueState& state = queues_[index];
+    settle(state);
+    if (state.pending.empty()) continue;
     char line[96];
-    const double age = static_cast<double>(now_ns - lane.pending.front().recorded_ns) * 1e-9;
+    const double age = static_cast<double>(now_ns - state.pending.front().recorded_ns) * 1e-9;
     std::snprintf(line, sizeof line, "%s%s: %zu fences, the first for %.3f s",
-                  text.empty() ? "" : "; ", names[index], lane.pending.size(), age);
+                  text.empty() ? "" : "; ", names[index], state.pending.size(), age);
     text += line;
   }
   return text.empty() ? "nothing" : text;

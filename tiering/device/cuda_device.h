@@ -71,21 +71,21 @@ class CudaDevice final : public Device {
     cudaEvent_t event;
     std::uint64_t recorded_ns;
   };
-  struct Lane {  // one queue
+  struct QueueState {  // one queue
     cudaStream_t stream = nullptr;
     std::uint64_t recorded = 0;    // sequence of the last fence
     std::uint64_t passed = 0;      // of the last one that is known to have passed
     std::deque<Recorded> pending;  // those after it
   };
   explicit CudaDevice(int index) noexcept : index_(index) {}
-  Lane& lane(Queue queue) noexcept { return lanes_[static_cast<std::size_t>(queue)]; }
-  cudaStream_t stream(Queue queue) noexcept { return lane(queue).stream; }
+  QueueState& queue_state(Queue queue) noexcept { return queues_[static_cast<std::size_t>(queue)]; }
+  cudaStream_t stream(Queue queue) noexcept { return queue_state(queue).stream; }
   Result<void> select() const;
   Result<void> enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byte* target,
                             const std::byte* source, std::uint64_t bytes);
   std::uint64_t bytes_in_one_piece(const std::byte* host, std::uint64_t bytes) const noexcept;
   Result<cudaEvent_t> take_event();
-  bool settle(Lane& lane) noexcept;
+  bool settle(QueueState& state) noexcept;
   const Recorded* find(DeviceFence fence) noexcept;
   std::string describe_pending();
   Result<void> done(cudaError_t status, const char* doing) const;
@@ -95,7 +95,7 @@ class CudaDevice final : public Device {
   bool idle() noexcept;
 
   const int index_;
-  std::array<Lane, queue_count> lanes_;
+  std::array<QueueState, queue_count> queues_;
   std::vector<cudaEvent_t> free_events_;
   std::vector<std::span<std::byte>> registered_;  // pieces of host memory, by address
   std::uint32_t* not_finite_ = nullptr;           // where kernels note what norms find anyway

@@ -34,26 +34,26 @@ fs::path place_of(fs::path path) {
 }
 
 /// A path as it is now.
-class Place {
+class Destination {
  public:
-  explicit Place(const std::string& path)
+  explicit Destination(const std::string& path)
       : path_(path), exists_(::stat(path.c_str(), &status_) == 0) {}
 
   bool is_folder() const { return exists_ && S_ISDIR(status_.st_mode); }
   bool is_file() const { return exists_ && S_ISREG(status_.st_mode); }
   /// One file, or what would become one.
-  bool is(const Place& other) const {
+  bool is(const Destination& other) const {
     if (exists_ != other.exists_) return false;
     if (exists_) return is_file() && same_file(status_, other.status_);
     return place_of(path_) == place_of(other.path_);
   }
   /// The name, below this folder, of a file that is `other`.
-  std::optional<std::string> find(const Place& other) const {
+  std::optional<std::string> find(const Destination& other) const {
     std::error_code failed;
     fs::recursive_directory_iterator entry(path_, fs::directory_options::skip_permission_denied,
                                            failed);
     for (; !failed && entry != fs::recursive_directory_iterator(); entry.increment(failed)) {
-      if (other.is(Place(entry->path().string()))) return entry->path().string();
+      if (other.is(Destination(entry->path().string()))) return entry->path().string();
     }
     return std::nullopt;
   }
@@ -65,9 +65,9 @@ class Place {
 };
 
 /// Says what else the output is, in words, or nothing.
-std::optional<std::string> conflict(const Place& output, const FlagPath& other) {
+std::optional<std::string> conflict(const Destination& output, const FlagPath& other) {
   if (other.path.empty()) return std::nullopt;
-  const Place place(other.path);
+  const Destination place(other.path);
   if (output.is(place)) return "the file of " + other.flag;
   if (!place.is_folder() || !output.is_file()) return std::nullopt;
   const auto name = place.find(output);
@@ -103,7 +103,7 @@ Result<void> check_outputs(const std::vector<FlagPath>& outputs,
   for (std::size_t index = 0; index < outputs.size(); ++index) {
     const FlagPath& output = outputs[index];
     if (output.path.empty()) continue;
-    const Place place(output.path);
+    const Destination place(output.path);
     std::vector<FlagPath> others = inputs;
     others.insert(others.end(), outputs.begin(),
                   outputs.begin() + static_cast<std::ptrdiff_t>(index));

@@ -350,7 +350,7 @@ Result<void> Checkpointing::finish_save(zero3::Engine& engine) {
   return is_saving() ? end_save(engine.finish_checkpoint(commit_seconds)) : Result<void>();
 }
 
-/// What came of the save.
+/// Says what came of the save.
 Result<void> Checkpointing::end_save(Result<std::optional<zero3::SavedCheckpoint>> finished) {
   const Saving done = *std::exchange(saving_, std::nullopt);
   if (!finished.has_value()) return note_failure(done.step, std::move(finished).error());

@@ -508,8 +508,8 @@ Result<void> TrainRun::loop() {
   return {};
 }
 
-/// What comes between two steps: saves and evaluates the one before, if that is due, and reports
-/// it, if it is the last. Returns whether it is.
+/// Does what comes between two steps: saves and evaluates the one before, if that is due, and
+/// reports it, if it is the last. Returns whether it is.
 Result<bool> TrainRun::end_step(std::uint64_t step) {
   const bool due = checkpointing_->is_due(step, step == steps_);
   if (due) ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));

@@ -12,7 +12,7 @@ namespace {
 using Kind = JsonValue::Kind;
 
 /// The place in the tree at which we are: the two paths end in '.' or are empty.
-struct Place {
+struct TreePosition {
   std::string canonical;
   std::string typed;
   bool open = false;  // other keys than the table's are not looked at
@@ -60,7 +60,7 @@ std::vector<std::string_view> names_under(const std::string& prefix) {
 }
 
 /// Returns what to say about a key that is not in the table.
-std::string unknown_hint(const Place& place, const std::string& name) {
+std::string unknown_hint(const TreePosition& place, const std::string& name) {
   const std::size_t dot = name.find('.');
   if (dot != name.npos && find_config_key(place.canonical + name) != nullptr) {
     return "unknown key; write it as \"" + name.substr(0, dot) + "\": {\"" + name.substr(dot + 1) +
@@ -91,7 +91,7 @@ class SettingsReader {
                  std::vector<std::string>& notes)
       : settings_(settings), unknown_(unknown), faults_(faults), notes_(notes) {}
 
-  void object(const JsonValue& object, const Place& place) {
+  void object(const JsonValue& object, const TreePosition& place) {
     for (const auto& [name, value] : object.members) {
       const ConfigKey* key = find_config_key(place.canonical + name);
       if (name.find('.') != name.npos) key = nullptr;  // a dot inside a name is no path
@@ -195,8 +195,8 @@ class SettingsReader {
   void enter(const Setting& section) {
     const ConfigKey& key = *section.key;
     if (key.effect == KeyEffect::NoEffect) return;  // said once for the whole section
-    Place place{std::string(key.path) + ".", section.typed_path + ".",
-                key.type == KeyType::OpenSection};
+    TreePosition place{std::string(key.path) + ".", section.typed_path + ".",
+                       key.type == KeyType::OpenSection};
     const bool typed_section = key.path == "optimizer" || key.path == "scheduler";
     if (!typed_section) return object(section.value, place);
     const JsonValue* type = section.value.find("type");
@@ -227,7 +227,7 @@ class SettingsReader {
 
 Settings::Settings(const JsonValue& root, UnknownKeys unknown, Faults& faults,
                    std::vector<std::string>& notes) {
-  SettingsReader(*this, unknown, faults, notes).object(root, Place{});
+  SettingsReader(*this, unknown, faults, notes).object(root, TreePosition{});
 }
 
 bool Settings::given(std::string_view path) const {

@@ -29,7 +29,7 @@ struct LoadRequest {
   WeightSource* rest = nullptr;
 };
 
-/// What a parameter is that nothing is loaded for, and for which there is no other source.
+/// Says what a parameter is that nothing is loaded for and that has no other source.
 enum class Rest : std::uint8_t { Stays, IsMissing };
 
 struct LoadedBuffer {

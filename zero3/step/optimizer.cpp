@@ -108,7 +108,7 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
   done_.resize(units);
 }
 
-/// What elements of a sub-group from `begin` on are, some of which stay: `master` becomes theirs,
+/// Reads what elements of a sub-group from `begin` on are, some of which stay: `master` is theirs,
 /// where that is apart, and split ones are joined.
 void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin,
                            std::span<float> master) noexcept {

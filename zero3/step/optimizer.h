@@ -95,7 +95,7 @@ class Optimizer {
   /// The step that backward has read ahead for is not updated: what was borrowed for that goes
   /// back, since the next forward comes first. Errors: Io, Timeout.
   Result<void> skip() noexcept;
-  /// What backward has read ahead is dropped, so that the ring is free; begin_step reads it anew.
+  /// Drops what backward has read ahead, so that the ring is free; begin_step reads it anew.
   /// Not once a unit is updated under backward. Errors: Io, Timeout.
   Result<void> stop_reading() noexcept;
   bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }

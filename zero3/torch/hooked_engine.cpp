@@ -95,7 +95,7 @@ Result<UnitUses*> HookedEngine::uses() {
   return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
 }
 
-/// Of an engine that is open, with no pass under way, for what is done to a parameter.
+/// Returns the uses of an engine that is open, with no pass under way, for work on a parameter.
 Result<UnitUses*> HookedEngine::uses_for(std::uint32_t parameter, const char* call) {
   const auto& specs = core_->shape().parameters;
   if (parameter >= specs.size()) {
