@@ -12,6 +12,7 @@
 
 #include "base/result.h"
 #include "zero3/step/checkpoint_reader.h"
+#include "zero3/step/state_source.h"
 #include "zero3/step/weights.h"
 
 namespace artesian::zero3 {

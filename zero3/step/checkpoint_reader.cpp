@@ -19,7 +19,6 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::uint64_t grain = 4096;
 constexpr std::uint64_t piece = 8192;  // elements converted at once
 
 template <typename Element>
@@ -28,19 +27,6 @@ std::byte* bytes_of(Element* elements) noexcept {
 }
 
 }  // namespace
-
-/// Bytes of a block, aligned for transfers past the page cache.
-struct CheckpointReader::Aligned {
-  explicit Aligned(std::uint64_t length) noexcept
-      : size(length), data(static_cast<std::byte*>(std::aligned_alloc(grain, length))) {
-    ARTESIAN_CHECK(data != nullptr, length);
-  }
-  ~Aligned() { std::free(data); }
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
-  const std::uint64_t size;
-  std::byte* const data;
-};
 
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::open(FileSystem& files,
                                                                  const std::string& directory,
@@ -73,6 +59,11 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::open(FileSystem& fil
 
 Result<void> CheckpointReader::open_files() noexcept {
   for (const SavedDataFile& file : manifest_.files) ARTESIAN_TRY_VOID(open_file(file));
+  std::vector<std::uint64_t> blocks_of;
+  for (const DataFile& data : data_) blocks_of.push_back(data.ends.size());
+  cache_ = std::make_unique<BlockCache>(
+      [this](BlockCache::Key key) { return load(key.file, key.block); }, std::move(blocks_of),
+      BlockCache::Options{});
   return {};
 }
 
@@ -169,16 +160,15 @@ bool CheckpointReader::has_weights(std::uint32_t parameter) const noexcept {
 }
 
 /// Note [Verified each time].
-Result<std::shared_ptr<const CheckpointReader::Aligned>> CheckpointReader::load(
-    std::size_t file, std::uint64_t block) const noexcept {
+Result<SharedBytes> CheckpointReader::load(std::size_t file, std::uint64_t block) const noexcept {
   const DataFile& data = data_[file];
   const std::uint64_t begin = block == 0 ? manifest_.files[file].head_bytes : data.ends[block - 1];
   const std::uint64_t length = data.ends[block] - begin;
-  auto bytes = std::make_shared<Aligned>(length);
+  auto bytes = std::make_shared<AlignedBytes>(length);
   ARTESIAN_TRY_VOID(data.file->read_at(bytes->data, length, begin));
   const std::uint64_t seed = manifest_.files[file].seed.of_block(block);
   const std::uint64_t sum = tiering::BlockChecksums::sum_of_pieces(seed, 0, bytes->data, length);
-  if (sum == data.sums[block]) return std::shared_ptr<const Aligned>(std::move(bytes));
+  if (sum == data.sums[block]) return SharedBytes(std::move(bytes));
   Error error = corrupt_file(*folder_, manifest_.files[file].name,
                              fmt::format("block {} of the checkpoint does not have its checksum: "
                                          "its bytes are not what was written",
@@ -188,25 +178,6 @@ Result<std::shared_ptr<const CheckpointReader::Aligned>> CheckpointReader::load(
   return error;
 }
 
-Result<std::shared_ptr<const CheckpointReader::Aligned>> CheckpointReader::block_of(
-    std::size_t file, std::uint64_t block) const noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const KeptBlock& each) {
-      return each.file == file && each.block == block;
-    });
-    if (found != kept_.end()) {
-      std::rotate(found, found + 1, kept_.end());
-      return kept_.back().bytes;
-    }
-  }
-  ARTESIAN_TRY(loaded, load(file, block));
-  const std::lock_guard lock(mutex_);
-  if (kept_.size() == blocks_kept) kept_.erase(kept_.begin());
-  kept_.push_back({file, block, loaded});
-  return loaded;
-}
-
 Result<void> CheckpointReader::read_bytes(std::size_t file, std::uint64_t offset,
                                           std::span<std::byte> target) const noexcept {
   const DataFile& data = data_[file];
@@ -214,7 +185,7 @@ Result<void> CheckpointReader::read_bytes(std::size_t file, std::uint64_t offset
   auto block = static_cast<std::uint64_t>(next - data.ends.begin());
   while (!target.empty()) {
     ARTESIAN_CHECK(block < data.ends.size(), block, offset);
-    ARTESIAN_TRY(bytes, block_of(file, block));
+    ARTESIAN_TRY(bytes, cache_->get({file, block}));
     const std::uint64_t begin = data.ends[block] - bytes->size;
     const std::uint64_t length = std::min<std::uint64_t>(target.size(), data.ends[block] - offset);
     std::memcpy(target.data(), bytes->data + (offset - begin), length);

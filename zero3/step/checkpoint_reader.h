@@ -2,16 +2,16 @@
 // saved with: any range of any parameter, as fp32. Split master weights are joined.
 //
 // Note [Verified each time]: every block is read whole, past the page cache, and compared with its
-// checksum before a byte of it is used, each time that it is read. The last ones are kept, so that
-// who goes through a parameter in small steps reads each once. Memory: kept blocks, and one for
-// each thread that reads, of at most 1 MiB; and 16 bytes for each block of the checkpoint.
+// checksum before a byte of it is used, each time that it is read. The last ones are kept, and what
+// comes behind them is read ahead (block_cache.h), so that who goes through a parameter in small
+// steps reads each once, and seldom waits. Memory: 24 blocks of at most 1 MiB, and one for each
+// thread that reads; and 16 bytes for each block of the checkpoint.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,15 +22,13 @@
 #include "base/durable_folder.h"
 #include "base/file_system.h"
 #include "zero3/plan/model_shape.h"
+#include "zero3/step/block_cache.h"
 #include "zero3/step/checkpoint_manifest.h"
-#include "zero3/step/state_source.h"
 
 namespace artesian::zero3 {
 
 class CheckpointReader {
  public:
-  static constexpr std::size_t blocks_kept = 8;
-
   /// Opens DIR/TAG; without a tag the one in `latest`. Checks the manifest, and that every file
   /// that it names is there, whole as far as lengths and digests say, and has each element of each
   /// parameter once. Blocks are not read yet. Errors: Io; Corrupt, naming the file; Unsupported;
@@ -67,16 +65,10 @@ class CheckpointReader {
                                     std::size_t faults_max = 5) const noexcept;
 
  private:
-  struct Aligned;
   struct DataFile {
     std::unique_ptr<File> file;
     std::vector<std::uint64_t> ends;  // by block: where the next one begins
     std::vector<std::uint64_t> sums;
-  };
-  struct KeptBlock {
-    std::size_t file = 0;
-    std::uint64_t block = 0;
-    std::shared_ptr<const Aligned> bytes;  // shared_ptr: by who copies out of it
   };
   struct Have {  // of a parameter: its parts, sorted; by array
     std::array<std::vector<SavedPart>, 7> parts;
@@ -91,9 +83,7 @@ class CheckpointReader {
   bool has(std::uint32_t parameter, SavedArray array) const noexcept {
     return !have_[parameter].parts[static_cast<std::size_t>(array)].empty();
   }
-  Result<std::shared_ptr<const Aligned>> block_of(std::size_t file,
-                                                  std::uint64_t block) const noexcept;
-  Result<std::shared_ptr<const Aligned>> load(std::size_t file, std::uint64_t block) const noexcept;
+  Result<SharedBytes> load(std::size_t file, std::uint64_t block) const noexcept;
   Result<void> read_bytes(std::size_t file, std::uint64_t offset,
                           std::span<std::byte> target) const noexcept;
   Result<void> read_array(std::uint32_t parameter, SavedArray array, std::uint64_t first,
@@ -110,8 +100,7 @@ class CheckpointReader {
   std::unordered_map<std::string, std::uint32_t> by_name_;
   std::vector<Have> have_;  // by parameter
   std::vector<DataFile> data_;
-  mutable std::mutex mutex_;
-  mutable std::vector<KeptBlock> kept_;  // the last used one last
+  std::unique_ptr<BlockCache> cache_;  // behind all that it reads from
 };
 
 /// Which saved parameter is which of a model's.
@@ -126,21 +115,5 @@ enum class Strict : std::uint8_t { No, Yes };
 /// Matches by name, or other name. Errors: Invalid: a shape differs; if strict: names differ.
 Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
                               const CheckpointReader& reader, Strict strict);
-
-/// A checkpoint as a source for a model's parameters. All that match must be asked for alone.
-class CheckpointState final : public StateSource {
- public:
-  /// Both must outlive it.
-  CheckpointState(const CheckpointReader& reader, const NameMatch& match) noexcept
-      : reader_(reader), match_(match) {}
-  Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
-                    std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override {
-    return reader_.read(match_.saved[parameter].value(), first, master, exp_avg, exp_avg_sq);
-  }
-
- private:
-  const CheckpointReader& reader_;
-  const NameMatch& match_;
-};
 
 }  // namespace artesian::zero3
