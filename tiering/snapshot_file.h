@@ -62,7 +62,6 @@ class SnapshotFile {
   SnapshotFile(const SnapshotFile&) = delete;
   SnapshotFile& operator=(const SnapshotFile&) = delete;
 
-  const std::vector<SnapshotBlock>& blocks() const noexcept { return blocks_; }
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
 
   /// Sum of the pieces in `part` of a block, whose bytes are at `data`; `part` begins at a multiple

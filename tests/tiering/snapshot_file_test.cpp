@@ -74,17 +74,19 @@ Result<std::unique_ptr<SnapshotFile>> create(Folder& folder,
   return SnapshotFile::create(std::move(file), blocks, options);
 }
 
-void write_block(SnapshotFile& snapshot, Buffers& buffers, std::uint64_t block, int value) {
-  const std::uint64_t length = snapshot.blocks()[block].length;
+void write_block(SnapshotFile& snapshot, const std::vector<SnapshotBlock>& blocks, Buffers& buffers,
+                 std::uint64_t block, int value) {
+  const std::uint64_t length = blocks[block].length;
   BufferLease lease = buffers.lend(length, value);
   snapshot.set_sum(block, snapshot.sum(block, {0, length}, lease.data()));
   snapshot.write(block, std::move(lease));
 }
 
 /// Writes every block, backwards; returns what became of it.
-Result<void> write_all(SnapshotFile& snapshot, Buffers& buffers) {
-  for (std::uint64_t left = snapshot.blocks().size(); left-- > 0;) {
-    write_block(snapshot, buffers, left, static_cast<int>(left + 1));
+Result<void> write_all(SnapshotFile& snapshot, const std::vector<SnapshotBlock>& blocks,
+                       Buffers& buffers) {
+  for (std::uint64_t left = blocks.size(); left-- > 0;) {
+    write_block(snapshot, blocks, buffers, left, static_cast<int>(left + 1));
   }
   ARTESIAN_TRY_VOID(snapshot.finish());
   return snapshot.sync(head);
@@ -108,7 +110,7 @@ TEST(SnapshotFile, HoldsEachBlockAsItWasGivenWithItsSum) {
   {
     auto snapshot = create(**folder, blocks, options_for(files));
     ASSERT_TRUE(snapshot.has_value());
-    ASSERT_TRUE(write_all(**snapshot, buffers).has_value());
+    ASSERT_TRUE(write_all(**snapshot, blocks, buffers).has_value());
     EXPECT_EQ((*snapshot)->bytes_written(),
               blocks.back().offset + blocks.back().length - head_bytes);
     const auto sums = read_snapshot_sums((*snapshot)->sums_text(), (*snapshot)->bytes_written());
@@ -166,10 +168,11 @@ TEST(SnapshotFile, ABlockThatIsTakenBackIsWrittenAgain) {
   Buffers buffers;
   auto snapshot = create(**folder, blocks, options_for(files));
   ASSERT_TRUE(snapshot.has_value());
-  for (std::uint64_t block = 0; block < 3; ++block) write_block(**snapshot, buffers, block, 99);
+  for (std::uint64_t block = 0; block < 3; ++block)
+    write_block(**snapshot, blocks, buffers, block, 99);
   (*snapshot)->forget(1);
   EXPECT_FALSE((*snapshot)->has(1));
-  ASSERT_TRUE(write_all(**snapshot, buffers).has_value());
+  ASSERT_TRUE(write_all(**snapshot, blocks, buffers).has_value());
   expect_content(files.bytes_of("/disk/data"), blocks);
 }
 
@@ -185,7 +188,7 @@ TEST(SnapshotFile, TheNthOperationFailingIsItsFaultAlone) {
       auto snapshot = create(**folder, blocks, options_for(files));
       bool good = snapshot.has_value();
       if (good) {
-        const auto outcome = write_all(**snapshot, buffers);
+        const auto outcome = write_all(**snapshot, blocks, buffers);
         good = outcome.has_value();
         if (!good) {
           EXPECT_EQ(outcome.error().system_error, system_error);
@@ -214,13 +217,13 @@ TEST(SnapshotFile, ADiskThatNeverAnswersCostsItsBuffersAndABoundedWait) {
     ASSERT_TRUE(snapshot.has_value());
     const int abandoned = buffers.abandoned;
     files.plan(hung, CrashFiles::Fault::NeverAnswers);
-    const auto outcome = write_all(**snapshot, buffers);
+    const auto outcome = write_all(**snapshot, blocks, buffers);
     ASSERT_FALSE(outcome.has_value());
     EXPECT_EQ(outcome.error().code, ErrorCode::Timeout) << outcome.error().to_string();
     EXPECT_NE(outcome.error().to_string().find("does not answer"), std::string::npos);
     EXPECT_EQ((*snapshot)->in_flight(), 0u);
     EXPECT_EQ(buffers.abandoned, abandoned + 1);
-    write_block(**snapshot, buffers, 0, 1);  // is dropped
+    write_block(**snapshot, blocks, buffers, 0, 1);  // is dropped
     EXPECT_EQ(buffers.out.size(), static_cast<std::size_t>(buffers.abandoned));
     static auto& kept = *new std::vector<Result<std::unique_ptr<SnapshotFile>>>;
     kept.push_back(std::move(snapshot));
@@ -236,7 +239,7 @@ TEST(SnapshotFile, OnARealDiskTheBytesAreThere) {
   {
     auto snapshot = create(**folder, blocks, {});
     ASSERT_TRUE(snapshot.has_value());
-    const auto outcome = write_all(**snapshot, buffers);
+    const auto outcome = write_all(**snapshot, blocks, buffers);
     ASSERT_TRUE(outcome.has_value()) << outcome.error().to_string();
   }
   EXPECT_TRUE(buffers.out.empty());

@@ -20,7 +20,7 @@ TrainingState StepCore::training_state() const {
   state.step = step_;
   state.updates = updates_;
   for (std::uint32_t parameter = 0; parameter < shape_.parameters.size(); ++parameter) {
-    state.parameter_steps.push_back(optimizer_->update_count(parameter));
+    state.parameter_steps.push_back(update_count(parameter));
   }
   state.skipped_in_a_row = guard_.skipped_in_a_row();
   state.scaler = scaler_.state();
@@ -46,7 +46,7 @@ std::vector<SavedGroup> StepCore::saved_groups() const {
     const ParameterSpec& spec = shape_.parameters[parameter];
     if (!spec.trainable) continue;
     SavedGroup& group = groups[spec.group];
-    group.step = std::max(group.step, optimizer_->update_count(parameter));
+    group.step = std::max(group.step, update_count(parameter));
     group.parameters.push_back(parameter);
   }
   return groups;

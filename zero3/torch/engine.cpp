@@ -292,9 +292,6 @@ const Placement& Engine::placement() const noexcept {
 const Config& Engine::config() const noexcept {
   return impl_->config;
 }
-std::uint64_t Engine::update_count(std::uint32_t parameter) const noexcept {
-  return impl_->core->update_count(parameter);
-}
 const std::vector<bool>& Engine::units_under_backward() const noexcept {
   return impl_->core->units_under_backward();
 }

@@ -195,9 +195,6 @@ class Engine {
 
   const Placement& placement() const noexcept;
   const Config& config() const noexcept;
-  /// How many updates the parameter has had, with one that is under way: those that its bias
-  /// correction counts.
-  std::uint64_t update_count(std::uint32_t parameter) const noexcept;
   /// By unit: it is updated under backward. Of steps from here on, until the share is decided.
   const std::vector<bool>& units_under_backward() const noexcept;
   /// How bytes have come from NVMe and gone there so far; zero3/step/io_engine.h.

@@ -198,17 +198,22 @@ class MadeUpTraining {
         for (std::uint64_t done = 0; done < image.count; done += image.sub_group) {
           const BlockRange range = layout->blocks_of(index, array, done / image.sub_group);
           EXPECT_EQ(range.count, 1u);
-          write_block(*snapshot, range.first, image, array, done, step, buffers);
+          const std::uint64_t length = layout->blocks()[range.first].length;
+          write_block(*snapshot, {range.first, length}, image, array, done, step, buffers);
         }
       }
     }
     return {};
   }
 
-  void write_block(tiering::SnapshotFile& snapshot, std::uint64_t block, const SavedImage& image,
+  struct Block {
+    std::uint64_t number;
+    std::uint64_t length;
+  };
+  void write_block(tiering::SnapshotFile& snapshot, const Block& block, const SavedImage& image,
                    SavedArray array, std::uint64_t done, std::uint64_t step,
                    LentBuffers& buffers) const {
-    const std::uint64_t length = snapshot.blocks()[block].length;
+    const std::uint64_t length = block.length;
     BufferLease lease = buffers.lend(length);
     std::memset(lease.data(), 0, length);
     const std::uint64_t size = find_safetensors_type(array_type(array))->bits / 8;
@@ -220,8 +225,8 @@ class MadeUpTraining {
         put(lease.data() + (element - first) * size, array, step, at.parameter, i);
       }
     }
-    snapshot.set_sum(block, snapshot.sum(block, {0, length}, lease.data()));
-    snapshot.write(block, std::move(lease));
+    snapshot.set_sum(block.number, snapshot.sum(block.number, {0, length}, lease.data()));
+    snapshot.write(block.number, std::move(lease));
   }
 
   static std::string_view array_type(SavedArray array) {
