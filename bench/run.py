@@ -15,7 +15,7 @@ from disk import points
 from report import ROOT, Report, say
 from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
-PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "trainer"]
+PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "checkpoint", "trainer"]
 
 
 def parse(arguments):
@@ -42,6 +42,9 @@ def parse(arguments):
     add("--ladder-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--ladder-rounds", type=int, default=2, help="ladder: processes per rung")
     add("--ladder-steps", type=int, default=3, help="ladder: measured steps of one process")
+    add("--checkpoint-models", type=some_of(MODELS), default="124m,355m",
+        help="checkpoint: sizes, of " + ", ".join(MODELS))  # fmt: skip
+    add("--checkpoint-rounds", type=int, default=5, help="checkpoint: of each window, and loads")
     add("--bound-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--bound-shapes", type=some_of(SHAPES), default=",".join(SHAPES),
         help="bound: samples x tokens of a step, of " + ", ".join(SHAPES))  # fmt: skip

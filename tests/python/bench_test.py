@@ -379,6 +379,22 @@ def test_every_rung_of_the_ladder_trains_the_same(tmp_path):
     assert "| micro-batches layer by layer |" in output
 
 
+@needs_programs
+def test_checkpoints_are_measured_beside_the_disk_and_write_what_is_planned(tmp_path):
+    arguments = ["--checkpoint-models", "tiny", "--checkpoint-rounds", "2"]
+    found, output = bench(tmp_path, "checkpoint", *arguments)
+    saves = [result for result in found["results"] if result["name"] == "checkpoint"]
+    loads = [result for result in found["results"] if result["name"] == "load"]
+    assert [result["parameters"]["variant"] for result in saves] == ["read", "copied"] * 2
+    assert found["notes"] == []  # as many bytes as planned
+    assert all(result["bytes"] == saves[0]["bytes"] > 0 for result in saves + loads)
+    assert all(len(result["seconds"]["all"]) == 2 for result in saves + loads)
+    aims = [ratio["aim"] for ratio in found["ratios"]]
+    assert aims == [1.1, 1.1, 1.2] * 2
+    assert "| copied on the way |" in output
+    assert list((tmp_path / "work" / "checkpoints").iterdir()) == []
+
+
 def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
     def line(seconds):
         moved = {"nvme_read": 3e9, "nvme_write": 1e9}
