@@ -1,5 +1,6 @@
 """Proves that a run of `artesian train` that stops, or is stopped, goes on to the bits of one that
-never did: by itself, by a signal, and by SIGKILL at random instants, in other placements each time;
+never did: by itself, by a signal, by SIGKILL at random instants, and at each call that changes its
+folder of checkpoints, of recovery, save and prune, in other placements each time;
 with its log whole, each step in it once; and what becomes of a run whose checkpoints cannot be
 saved, or read. ARTESIAN_SOAK=1 kills more often."""
 
@@ -14,8 +15,10 @@ import time
 
 import limits
 import pytest
-from train_cli_test import errors_of, place, pytestmark  # noqa: F401
+from build_folder import BUILD
+from train_cli_test import ENVIRONMENT, errors_of, place, pytestmark  # noqa: F401
 
+KILL_AT_CALL = BUILD / "tests/libkill_at_call.so"
 SAME = ["step", "loss", "lr", "loss_scale", "overflow", "grad_norm", "tokens"]
 PLACES = ["nvme", "cpu", "none"]
 DTYPES = {
@@ -139,7 +142,7 @@ def test_sigkill_at_any_instant_loses_no_bit(place):
     """Each run is killed after a random time, the next goes on in another placement."""
     random.seed(5)
     whole = {dtype: whole_run(place, dtype, 30) for dtype in DTYPES}
-    kills = 200 if os.environ.get("ARTESIAN_SOAK") == "1" else 12
+    kills = 200 if os.environ.get("ARTESIAN_SOAK") == "1" else 20
     saved = place.folder / "saved"
     killed = behind_a_commit = 0
     for attempt in range(20 * kills):
@@ -172,6 +175,59 @@ def test_sigkill_at_any_instant_loses_no_bit(place):
         if killed >= kills:
             break
     assert killed >= kills and behind_a_commit >= kills // 4
+
+
+def calls_of_a_run(place, folder, at, home, flags):
+    """Runs until it is killed at that call, or to its end; returns the exit code and the calls."""
+    log = place.folder / "calls"
+    log.unlink(missing_ok=True)
+    kill = {"LD_PRELOAD": str(KILL_AT_CALL), "ARTESIAN_KILL_FOLDER": str(folder),
+            "ARTESIAN_KILL_AT": str(at), "ARTESIAN_KILL_LOG": str(log)}  # fmt: skip
+    ENVIRONMENT.update(kill)
+    result = place.run("--quiet", "--resume", config=config_of(place, "bf16", home), **flags)
+    for name in kill:
+        del ENVIRONMENT[name]
+    assert result.returncode in (0, -signal.SIGKILL), result.stderr
+    for left in place.nvme.iterdir():
+        left.unlink()
+    return result.returncode, [line.split(" ") for line in log.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not KILL_AT_CALL.exists(), reason="not built, or under a sanitizer")
+def test_sigkill_at_each_call_of_recovery_save_and_prune_loses_no_bit(place):
+    """Each run recovers what the one before left, goes on from it in another placement, and is
+    killed one call later. One that comes to its end is followed by one that begins anew."""
+    steps = 6
+    whole = whole_run(place, "bf16", steps)
+    saved = place.folder / "saved"
+    flags = words(place, steps, every=1) | {"checkpoint_keep": 1}
+    _, calls = calls_of_a_run(place, saved, 0, "nvme", flags)
+    kinds = {call for call, _ in calls}
+    assert kinds >= {"mkdirat", "openat2", "fallocate", "pwrite", "fsync", "renameat2", "unlinkat"}
+    # Up to the third commit: a save into fresh room, with nothing to prune, and two that prune.
+    commits = [at for at, (call, path) in enumerate(calls) if "/.tmp-" in path and
+               call == "renameat2" and path.count("/") == 1]  # fmt: skip
+    to_come = commits[3]
+    finished = killed = recovered = 0
+    for at in range(1, to_come + 1):
+        home = PLACES[at % 3]
+        before = sorted(os.listdir(saved)) if saved.exists() else []
+        recovered += any(name.startswith((".tmp-", ".old-", ".gone-")) for name in before)
+        code, _ = calls_of_a_run(place, saved, at, home, flags)
+        killed += code != 0
+        if code != 0:
+            continue
+        assert bits(place.steps()) == bits(whole)
+        assert place.steps()[-1]["digest"] == whole[-1]["digest"]
+        expect_clean(saved)
+        finished += 1
+        shutil.rmtree(saved)
+        place.log.unlink()
+    result = place.run("--quiet", "--resume", config=config_of(place, "bf16"), **flags)
+    assert result.returncode == 0, result.stderr
+    assert bits(place.steps()) == bits(whole)
+    expect_clean(saved)
+    assert killed > to_come // 2 and recovered > 10 and finished >= 1
 
 
 def test_a_line_that_alone_is_missing_comes_back_from_the_checkpoint(place):

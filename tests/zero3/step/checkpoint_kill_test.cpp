@@ -1,6 +1,6 @@
 // Proves that a process that saves without a pause and is killed at any moment (SIGKILL), on a real
 // disk, leaves the checkpoint that it reported last, or the next one, with all its bits; and that
-// the next process goes on from it and leaves nothing behind.
+// the next process goes on from it, in other ranks and forms, and leaves nothing behind.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -47,10 +47,13 @@ SaverOptions options_in(const std::string& directory) {
 TEST(CheckpointKill, AtAnyMomentCostsNothing) {
   const test_support::TemporaryDirectory directory;
   const std::string place = directory.file("checkpoints");
-  const MadeUpTraining training(StateForm::Split, 30000);
+  const MadeUpTraining trainings[] = {MadeUpTraining(StateForm::Split, 30000),
+                                      MadeUpTraining(StateForm::Whole, 30000, 2),
+                                      MadeUpTraining(StateForm::Split, 30000, 3)};
   std::mt19937_64 random(test_support::test_seed(1));
   std::uint64_t committed = 0;
   for (int turn = 0; turn < (test_support::soaking() ? 200 : 20); ++turn) {
+    const MadeUpTraining& training = trainings[turn % 3];
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);
     std::fflush(nullptr);
