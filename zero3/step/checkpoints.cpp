@@ -281,7 +281,7 @@ Result<std::optional<SavedCheckpoint>> Checkpoints::finish(double seconds) {
   if (not_begun_.has_value()) return *std::exchange(not_begun_, std::nullopt);
   if (saver_ == nullptr) return std::optional<SavedCheckpoint>();
   auto finished = saver_->finish(Deadline::after_seconds(seconds));
-  late_ = !finished.has_value() && saver_->committing();
+  late_ = !finished.has_value() && saver_->committing() && seconds >= commit_seconds_;
   if (finished.has_value() && finished->has_value()) remember_frozen(**finished);
   return finished;
 }

@@ -95,7 +95,7 @@ class Checkpoints {
   /// Bytes of a checkpoint's data.
   std::uint64_t data_bytes() const noexcept;
 
-  /// A save has begun, and finish() has not yet said what came of it, or that it is late.
+  /// A save has begun, and finish() has not yet said what came of it, or waited commit_seconds.
   bool under_way() const noexcept;
   /// The step under way, which is number `step`, will be saved by a request with the same tag and
   /// buffers. None is under way. What that fails by is finish()'s.
@@ -170,7 +170,7 @@ class Checkpoints {
   CheckpointManifest manifest_;
   std::vector<SideFile> side_files_;
   std::uint64_t copy_ns_ = 0;
-  bool late_ = false;  // finish() has said so of what the saver still commits
+  bool late_ = false;  // finish() has waited commit_seconds for what the saver still commits
   // Of the last one that was durable:
   std::string frozen_tag_;  // whose file of frozen parameters is linked
   std::optional<SavedDataFile> frozen_record_;

@@ -261,6 +261,19 @@ TEST_F(CheckpointCopy, OneThatIsNotCommittedLeavesNothing) {
   }
 }
 
+TEST_F(CheckpointCopy, TheEndWaitsForOneThatWasOnlyAskedAbout) {
+  {
+    Driver driver({});
+    driver.fill();
+    driver.step(0);
+    ASSERT_EQ(error_of(driver.core->begin_checkpoint({.directory = folder("a")})), "");
+    ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
+    const auto asked = driver.core->finish_checkpoint(0.0);  // which it hardly is by now
+    EXPECT_TRUE(asked.has_value() || asked.error().code == ErrorCode::Timeout) << error_of(asked);
+  }
+  EXPECT_EQ(directory_.read("a/latest"), "global_step1");
+}
+
 TEST_F(CheckpointCopy, ATiersFaultOnTheWayEndsTheRunAndTheSave) {
   Driver driver({.clipping = 0.001, .speculative = false});
   driver.fill();
