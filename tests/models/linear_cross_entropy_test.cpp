@@ -177,6 +177,16 @@ TEST(LinearCrossEntropy, InANarrowDtypeTheSinkGetsWhatAutogradWould) {
   EXPECT_TRUE(sink.times.eq(1).all().item<bool>());
 }
 
+TEST(LinearCrossEntropy, AFrozenWeightsGradientIsNotComputed) {
+  const Case of;
+  const at::Tensor x = of.input.detach().requires_grad_(true);
+  Collector sink(of.weight);
+  const at::Tensor loss = linear_cross_entropy(x, of.weight, of.targets, {&sink, 0});
+  const auto of_input = torch::autograd::grad({loss}, {x}, {at::full({}, 64.0f)})[0];
+  EXPECT_TRUE(at::equal(of_input, run(of.input, of.weight, of.targets).of_input));
+  EXPECT_EQ(sink.parts, 0);
+}
+
 TEST(LinearCrossEntropy, TilesHaveWholeGroupsOfRows) {
   for (const std::int64_t width : {1, 3, 768, 4096, 20000, 1 << 24}) {
     EXPECT_GE(tile_rows(width), 64);

@@ -80,7 +80,7 @@ def full_stdout(command, error, **options):
     """Runs a command whose stdout takes no byte; all it says is the error."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(list(map(str, command)), stdout=full, stderr=subprocess.PIPE,
-                              text=True, timeout=120, **options)  # fmt: skip
+                              text=True, timeout=600, **options)  # fmt: skip
     lines = [line for line in done.stderr.splitlines() if ": error: " in line]
     assert (done.returncode, lines) == (1, [f"{error}: No space left on device"]), done.stderr
 

@@ -92,13 +92,13 @@ class Place:
     def run(self, *arguments, preexec_fn=None, **flags):
         return subprocess.run(self.words(*arguments, **flags), capture_output=True, text=True,
                               cwd=self.folder, env=ENVIRONMENT, preexec_fn=preexec_fn,
-                              timeout=120)  # fmt: skip
+                              timeout=600)  # fmt: skip
 
     def run_plan(self, config, preexec_fn=None):
         words = ["plan", "--model", self.model, "--config", config, "--seq-len", "64",
                  "--micro-batch", "4", "--accumulation", "2"]  # fmt: skip
         return subprocess.run([PROGRAM, *words], capture_output=True, text=True, cwd=self.folder,
-                              env=ENVIRONMENT, preexec_fn=preexec_fn, timeout=120)  # fmt: skip
+                              env=ENVIRONMENT, preexec_fn=preexec_fn, timeout=600)  # fmt: skip
 
     def trained(self, *arguments, **flags):
         """The JSONL lines of a run that must succeed."""
@@ -727,7 +727,7 @@ def test_little_lockable_memory_of_another_user(place, limit):
     limits.give(place.folder)
     result = subprocess.run([*limits.AS_NOBODY, *place.words("--quiet", log_jsonl=place.log)],
                             capture_output=True, text=True, cwd=place.folder, env=ENVIRONMENT,
-                            preexec_fn=limits.lockable(limit), timeout=120)  # fmt: skip
+                            preexec_fn=limits.lockable(limit), timeout=600)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert place.steps()[-1]["digest"] == digest
     lines = result.stderr.splitlines()

@@ -128,6 +128,29 @@ INSTANTIATE_TEST_SUITE_P(Disks, DepotOn,
                          testing::Values(Backend::Memory, Backend::Threads, Backend::Simulated),
                          backend_name);
 
+// The disk is given no bytes of another input, nor of whatever was in the buffer before.
+TEST(Depot, WhatIsBehindALastBlockIsZero) {
+  for (const std::uint32_t buffers : {1u, 3u}) {
+    Deposits deposits(buffers);
+    for (std::uint64_t pass = 0; pass < 2; ++pass) deposits.put_all(pass);
+    for (std::size_t index = 0; index < shards; ++index) {
+      if (index % 3 == 1) continue;  // in host memory
+      ASSERT_TRUE(deposits.store->finish_writes(ShardId(index)).has_value());
+      const std::uint64_t length = length_of(index);
+      const std::uint64_t begin = length / block * block;
+      const std::uint64_t end = std::min(begin + block, place);
+      const auto last = read_range(deposits.harness, *deposits.store, ShardId(index),
+                                   {.offset = begin, .length = end - begin});
+      ASSERT_TRUE(last.has_value()) << last.error().to_string();
+      const auto given = deposits.bytes(index, 1);
+      EXPECT_EQ(std::memcmp(last->data(), given.data() + begin, length - begin), 0) << index;
+      EXPECT_TRUE(std::all_of(last->data() + (length - begin), last->data() + (end - begin),
+                              [](std::byte byte) { return byte == std::byte{0}; }))
+          << index;
+    }
+  }
+}
+
 TEST(Depot, SomeMayBeLeftOutAndAPassMayEndInItsMiddle) {
   for (const std::uint32_t buffers : {1u, 4u, 40u}) {
     SCOPED_TRACE(buffers);

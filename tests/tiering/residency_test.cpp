@@ -6,6 +6,7 @@
 #include "tiering/residency.h"
 
 #include "kernels/cast.h"
+#include "tests/support/backwards_executor.h"
 #include "tests/tiering/tier_store_harness.h"
 #include "tiering/superblock.h"
 
@@ -27,19 +28,6 @@ constexpr Kind kinds[] = {{DType::BFloat16, DType::Float32},
                           {DType::BFloat16, DType::BFloat16},
                           {DType::BFloat16, DType::Float32, several_reads}};
 constexpr std::uint32_t unit_count = 5;
-
-/// The last piece of work first.
-class BackwardsExecutor final : public Executor {
- public:
-  void parallel_for(std::uint64_t count, std::uint64_t grain,
-                    const std::function<void(std::uint64_t, std::uint64_t)>& body) override {
-    for (std::uint64_t end = count; end > 0;) {
-      const std::uint64_t begin = (end - 1) / grain * grain;
-      body(begin, end);
-      end = begin;
-    }
-  }
-};
 
 class ResidencyTest : public testing::TestWithParam<Backend> {
  protected:
@@ -111,7 +99,7 @@ class ResidencyTest : public testing::TestWithParam<Backend> {
   }
 
   Harness harness_{GetParam()};
-  BackwardsExecutor executor_;
+  test_support::BackwardsExecutor executor_;
   std::unique_ptr<pinned::Pool> pool_ =
       pinned::Pool::create({.bytes = 32 << 20, .lock = pinned::Lock::Never, .name = "slots"})
           .value();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "aio/threads.h"
+#include "tests/support/backwards_executor.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/zero3/small_model.h"
 #include "zero3/config/config.h"
@@ -78,7 +79,7 @@ inline std::unique_ptr<tiering::Residency> residency_of(ModelState& state, Execu
 
 class Tiers {
   test_support::TemporaryDirectory directory_;  // first, so that they outlive what uses them
-  SerialExecutor executor_;
+  test_support::BackwardsExecutor executor_;
   std::unique_ptr<aio::Engine> engine_;
   bool closed_ = false;
 

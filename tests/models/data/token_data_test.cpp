@@ -336,6 +336,24 @@ TEST(TokenCache, KeysDifferWithAllThatDecidesTheTokens) {
   EXPECT_EQ(keys.size(), 5u);
 }
 
+TEST(TokenCache, KeysDifferWithTheBordersOfFiles) {
+  const TemporaryDirectory folder;
+  const auto key = [&](const std::vector<std::string>& texts) {
+    TokenOrigin origin;
+    for (const std::string& text : texts) {
+      const std::string name = "text" + std::to_string(origin.files.size());
+      origin.files.push_back({.path = folder.write(name, text), .size = text.size()});
+    }
+    return TokenCache::key(origin).value();
+  };
+  // As another file's beginning would be, were the length of each not part of it.
+  const std::string border = std::string("\4\0\0\0\0\0\0\0text", 12) + std::string(8, '\0');
+  const std::set<std::string> keys{key({"abc"}),         key({"ab", "c"}),
+                                   key({"a", "bc"}),     key({"c", "ab"}),
+                                   key({"ab", "c", ""}), key({"ab" + border + "c"})};
+  EXPECT_EQ(keys.size(), 6u);
+}
+
 TEST(TokenCache, WhatWasUsedLongestAgoGoesFirst) {
   const TemporaryDirectory folder;
   const TokenCache cache(folder.path() + "/cache", 250);

@@ -227,6 +227,20 @@ TEST(ConfigEdit, WritesTheOneFormThatDeepSpeedReads) {
     "queue_depth": 16)"),
             std::string::npos)
       << commented;
+  const std::string of_two_lines = edited(R"({
+  "aio": {
+    "intra_op_parallelism": 4,
+    "thread_count": 4, /* four
+      of them */
+    "num_threads": 4, /* as many */
+    "queue_depth": 8
+  }
+})");
+  EXPECT_EQ(of_two_lines.find(
+                "{\n  \"aio\": {\n    \"intra_op_parallelism\": 2,\n    \"queue_depth\": 16,\n"),
+            0u)
+      << of_two_lines;
+  expect_read(of_two_lines);
   EXPECT_NE(lifted.find("\"stage\": 3 // all\n  },"), std::string::npos) << lifted;
   EXPECT_NE(lifted.find("\"use_gds\": false"), std::string::npos) << lifted;
 }

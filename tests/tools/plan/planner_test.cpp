@@ -456,6 +456,29 @@ TEST_F(Planner, ActivationsAndWhatBothTiersUseMustFitInMemory) {
   EXPECT_TRUE(evaluate(tried).error().message.starts_with("train_micro_batch_size_per_gpu: got "));
 }
 
+TEST_F(Planner, WhatTheProgramTakesMustFitInMemoryToo) {
+  PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
+  tried.program_bytes = 64 * mib;
+  tried.memory_max = memory_of(figures_of(tried)) + 64 * mib;
+  EXPECT_TRUE(evaluate(tried).has_value());
+  --*tried.memory_max;
+  expect_one_byte_missing(tried, "artesian.host_memory: got ");
+  const std::string message = evaluate(tried).error().message;
+  EXPECT_NE(message.find("and 64.0 MiB of the program, allowed "), message.npos) << message;
+}
+
+TEST_F(Planner, OfAGpusRunTheHostTierAndTheProgramMustFitInMemory) {
+  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 8 * gib);
+  const PlanFigures figures = figures_of(tried);
+  EXPECT_GT(figures.device.used(), 0u);
+  EXPECT_GT(figures.activations, 0u);
+  tried.program_bytes = 64 * mib;
+  tried.memory_max = figures.host.used() + 64 * mib;
+  EXPECT_TRUE(evaluate(tried).has_value());
+  --*tried.memory_max;
+  expect_one_byte_missing(tried, "artesian.host_memory: got ");
+}
+
 TEST_F(Planner, OffersNoMemoryThatIsNotThere) {
   PlanCase now = on_nvme();
   const char* key = "artesian.host_memory";

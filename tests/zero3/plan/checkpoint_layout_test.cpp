@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <set>
 
 #include "base/units.h"
 #include "zero3/plan/layout.h"
@@ -24,6 +25,7 @@ struct Model {
 Model random_model(std::mt19937_64& random) {
   Model model;
   const std::size_t units = 1 + random() % 4;
+  const bool large = random() % 4 == 0;  // sub-groups of several blocks
   for (std::size_t unit = 0; unit < units; ++unit) {
     SavedImage image;
     const std::size_t count = 1 + random() % 4;
@@ -33,7 +35,7 @@ Model random_model(std::mt19937_64& random) {
       parameter.name = "h." + std::to_string(unit) + ".w" + std::to_string(i);
       const auto rows = static_cast<std::int64_t>(1 + random() % 200);
       const auto columns = static_cast<std::int64_t>(1 + random() % 50);
-      parameter.shape = {rows, columns};
+      parameter.shape = {rows, columns * (large ? 100 : 1)};
       const std::uint64_t first = round_up(end, parameter_alignment);
       image.parameters.push_back({.parameter = static_cast<std::uint32_t>(model.parameters.size()),
                                   .first = first,
@@ -42,7 +44,11 @@ Model random_model(std::mt19937_64& random) {
       model.parameters.push_back(std::move(parameter));
     }
     image.count = round_up(end, image_alignment);
-    image.sub_group = image_alignment * (1 + random() % 5);
+    // 128: in 16 bits half a block, in 32 a whole one.
+    const std::uint64_t whole_blocks = 128 * (1 + random() % 3);
+    image.sub_group = image_alignment * (!large              ? 1 + random() % 5
+                                         : random() % 2 == 0 ? whole_blocks
+                                                             : 1 + random() % 400);
     image.form = static_cast<StateForm>(random() % 3);
     image.frozen_dtype = static_cast<DType>(random() % 3);
     model.images.push_back(std::move(image));
@@ -190,6 +196,13 @@ TEST(CheckpointLayout, NamesThatClashAreToldApartAndBadOnesRefused) {
   const auto layout = make_checkpoint_layout({whole, cut}, {first, second}, {}, 0);
   ASSERT_TRUE(layout.has_value());
   EXPECT_EQ(tensors_of(*layout).size(), 6u);
+  ParameterSpec third{.name = "w@2048'", .shape = {2048}};  // the name that tells them apart
+  SavedImage last{.parameters = {{2, 0, 2048}}, .count = 2048, .sub_group = 2048};
+  const auto three = make_checkpoint_layout({whole, cut, third}, {last, first, second}, {}, 0);
+  ASSERT_TRUE(three.has_value());
+  std::set<std::string> names;
+  for (const SafetensorsTensor& tensor : tensors_of(*three)) names.insert(tensor.name);
+  EXPECT_EQ(names.size(), 9u);
   for (const std::string& name :
        {std::string("\xff"), std::string("\xed\xa0\x80"), std::string("a\xc3")}) {
     whole.name = name;

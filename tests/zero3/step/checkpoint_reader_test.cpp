@@ -36,7 +36,8 @@ TEST(CheckpointReader, GivesBackEveryBitOfEachForm) {
   for (const StateForm form : {StateForm::Whole, StateForm::Split}) {
     for (const std::uint32_t ranks : {1u, 2u, 3u}) {
       CrashFiles files;
-      const MadeUpTraining training(form, 9000, ranks);
+      const DType frozen = ranks == 2 ? DType::Float16 : DType::BFloat16;
+      const MadeUpTraining training(form, 9000, ranks, frozen);
       save(files, training, 5);
       const auto reader = open(files);
       ASSERT_NE(reader, nullptr);
@@ -119,13 +120,21 @@ TEST(CheckpointReader, TenThousandDamagesAreNamedByFileAndBlock) {
                   bytes.begin() + static_cast<std::ptrdiff_t>(damaged));
     }
     if (bytes == good) continue;
-    const auto faults = reader->verify({}, 3);
+    std::uint64_t done = 0;
+    std::uint64_t all = 1;
+    const auto progress = [&](std::uint64_t of, std::uint64_t whole) {
+      EXPECT_GT(of, done);
+      done = of;
+      all = whole;
+    };
+    const auto faults = reader->verify(progress, 3);
     ASSERT_TRUE(faults.has_value());
     ASSERT_EQ(faults->size(), 1u);
     const Error& error = faults->front();
     ASSERT_EQ(error.code, ErrorCode::Corrupt);
     ASSERT_TRUE(error.file.ends_with("global_step5/" + file.name)) << error.file;
     ASSERT_TRUE(error.offset <= damaged && damaged < error.offset + error.length);
+    ASSERT_EQ(done, all);
     bytes = good;
   }
 }
@@ -188,6 +197,31 @@ TEST(CheckpointReader, NamesDecideWhatGoesWhere) {
   std::vector<ParameterSpec> by_alias = training.parameters();
   by_alias[1].name = "tied";
   EXPECT_TRUE(match_names(by_alias, *reader, Strict::Yes).has_value());
+}
+
+TEST(CheckpointReader, AParameterLeftOutMustBeSaidAndComesFromElsewhere) {
+  for (const bool said : {true, false}) {
+    CrashFiles files;
+    MadeUpTraining training(StateForm::Split);
+    training.left_out = training.parameters()[1].name;
+    training.says_left_out = said;
+    save(files, training, 5);
+    const auto reader = CheckpointReader::open(files, "/disk/checkpoints", "");
+    ASSERT_EQ(reader.has_value(), said);
+    if (!said) {
+      EXPECT_EQ(reader.error().code, ErrorCode::Corrupt);
+      EXPECT_NE(reader.error().message.find("it has no weights"), std::string::npos);
+      continue;
+    }
+    const auto match = match_names(training.parameters(), **reader, Strict::Yes);
+    ASSERT_TRUE(match.has_value()) << match.error().to_string();
+    for (std::uint32_t index = 0; index < training.parameters().size(); ++index) {
+      EXPECT_EQ(match->saved[index].has_value(), index != 1) << index;
+      EXPECT_EQ((*reader)->has_weights(index), index != 1) << index;
+    }
+    EXPECT_TRUE(match->missing.empty());
+    EXPECT_TRUE(match->unexpected.empty());
+  }
 }
 
 TEST(CheckpointReader, OnARealDisk) {

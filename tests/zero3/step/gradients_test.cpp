@@ -399,6 +399,30 @@ TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
   EXPECT_EQ(accumulated(head), once);
 }
 
+// What the buffer holds where no sub-group has been read is nobody's gradient.
+TEST_P(GradientsIn, OfWhichOneSubGroupComesBackHaveTheSumsOfTheOthers) {
+  const auto buffer = tiers_.state->grad_buffer();
+  for (const std::int64_t row : {std::int64_t{0}, std::int64_t{200}, vocab - 1}) {
+    gradients_.begin_step();
+    std::fill(expected_[0].begin(), expected_[0].end(), std::byte{0});
+    const auto& stages = tiers_.model.stages;
+    for (std::size_t stage = stages.size(); stage-- > 0;) add_stage(stages[stage], 10, true);
+    ASSERT_TRUE(gradients_.write_back().has_value());
+    if (!buffer.empty()) std::memset(buffer.data(), 0x3f, buffer.size());
+    const auto values = random_floats(hidden, 70 + static_cast<std::uint64_t>(row));
+    const float* const pointer = values.data();
+    ASSERT_TRUE(gradients_.add_rows(0, {&row, 1}, {&pointer, 1}, hidden).has_value());
+    kernels::accumulate_gradient_naive(
+        expected_[0].data() + static_cast<std::uint64_t>(row) * hidden * size(), dtype(),
+        values.data(), dtype(), hidden, kernels::Accumulate::Add);
+    ASSERT_TRUE(gradients_.complete().has_value());
+    expect_norm();
+    for (std::uint32_t parameter = 0; parameter < expected_.size(); ++parameter) {
+      EXPECT_EQ(accumulated(parameter), expected_[parameter]) << "row " << row;
+    }
+  }
+}
+
 /// Knows how long whoever uses it was kept waiting, and what was begun before.
 class WatchedEngine final : public aio::Engine {
  public:

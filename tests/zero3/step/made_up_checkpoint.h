@@ -49,9 +49,10 @@ struct LentBuffers final : BufferOwner {
 
 class MadeUpTraining {
  public:
-  /// `ranks`: its images are cut into so many shares, each a file.
-  explicit MadeUpTraining(StateForm form, std::uint64_t numel = 3000, std::uint32_t ranks = 1)
-      : ranks_(ranks) {
+  /// `ranks`: its images are cut into so many shares, each a file. `frozen`: of 16 bits.
+  explicit MadeUpTraining(StateForm form, std::uint64_t numel = 3000, std::uint32_t ranks = 1,
+                          DType frozen = DType::BFloat16)
+      : ranks_(ranks), frozen_(frozen) {
     add_unit(StateForm::Frozen, {numel / 2});
     add_unit(form, {numel, 77});
     add_unit(form, {5, numel / 3});
@@ -65,8 +66,10 @@ class MadeUpTraining {
     const auto word = random_word(when, parameter, i);
     // Ties of the split, one in four, and any other pattern that is finite.
     auto bits = static_cast<std::uint32_t>(word) & 0xbf7fffffu;
-    if (form_[parameter] == StateForm::Frozen)
-      return bf16_to_float(static_cast<std::uint16_t>(bits >> 16));
+    const auto half = static_cast<std::uint16_t>(bits >> 16);
+    if (form_[parameter] == StateForm::Frozen) {
+      return frozen_ == DType::Float16 ? fp16_to_float(half) : bf16_to_float(half);
+    }
     if ((word >> 60) < 4) bits = (bits & 0xffff0000u) | 0x8000u;
     return std::bit_cast<float>(bits);
   }
@@ -100,6 +103,10 @@ class MadeUpTraining {
       saver.abandon(added.error());
       break;
     }
+    std::erase_if(manifest.parts, [&](const SavedPart& part) {
+      return parameters_[part.parameter].name == left_out;
+    });
+    if (!left_out.empty() && says_left_out) manifest.excluded = {left_out};
     if (saver.begun()) saver.commit(std::move(manifest), std::move(files));
     ARTESIAN_TRY(saved, saver.finish(Deadline::after_seconds(wait_seconds)));
     EXPECT_TRUE(saved.has_value());
@@ -166,10 +173,12 @@ class MadeUpTraining {
   }
 
   double wait_seconds = 60.0;
+  std::string left_out;  // a parameter of which nothing is saved
+  bool says_left_out = true;
 
  private:
   void add_unit(StateForm form, std::vector<std::uint64_t> sizes) {
-    SavedImage image{.sub_group = image_alignment, .form = form, .frozen_dtype = DType::BFloat16};
+    SavedImage image{.sub_group = image_alignment, .form = form, .frozen_dtype = frozen_};
     std::uint64_t end = 0;
     for (const std::uint64_t size : sizes) {
       ParameterSpec parameter;
@@ -245,11 +254,13 @@ class MadeUpTraining {
       case SavedArray::ExpAvg: return store(exp_avg(step, parameter, i));
       case SavedArray::ExpAvgSq: return store(exp_avg_sq(step, parameter, i));
       case SavedArray::ExpAvgSqSigned: return store(split.exp_avg_sq);
-      case SavedArray::Weight: return store(float_to_bf16(value));
+      case SavedArray::Weight:
+        return store(frozen_ == DType::Float16 ? float_to_fp16(value) : float_to_bf16(value));
     }
   }
 
   std::uint32_t ranks_;
+  DType frozen_;
   std::vector<ParameterSpec> parameters_;
   std::vector<StateForm> form_;  // by parameter
   std::vector<SavedImage> images_;

@@ -5,6 +5,7 @@
 // checked.
 #include "zero3/step/optimizer.h"
 
+#include <array>
 #include <cstring>
 
 #include "base/random.h"
@@ -242,6 +243,28 @@ TEST(ParameterGroups, FollowTheScheduleInProportion) {
                                              /*lr=*/0.125, 1.0);
   EXPECT_EQ(constants.groups[0].lr, 0.5);
   EXPECT_EQ(constants.groups[1].lr, 0.125);
+}
+
+// Against numbers: the naive update above takes its constants from the function under test.
+TEST(ParameterGroups, HaveEachConstantThatIsTheirOwnAndTheConfigsOthers) {
+  const OptimizerConfig config{
+      .lr = 0.5, .beta1 = 0.75, .beta2 = 0.875, .eps = 0.25, .weight_decay = 0.125};
+  const std::vector<GroupOptions> given{{},           {.lr = 1.0},      {.weight_decay = 0.0},
+                                        {.beta1 = 0}, {.beta2 = 0.375}, {.eps = 2.0}};
+  const auto constants = make_step_constants(config, given, /*lr=*/0.25, /*grad_multiplier=*/4.0);
+  const std::vector<std::array<float, 5>> expected{
+      // lr, weight decay, betas, eps
+      {0.25f, 0.125f, 0.75f, 0.875f, 0.25f}, {0.5f, 0.125f, 0.75f, 0.875f, 0.25f},
+      {0.25f, 0.0f, 0.75f, 0.875f, 0.25f},   {0.25f, 0.125f, 0.0f, 0.875f, 0.25f},
+      {0.25f, 0.125f, 0.75f, 0.375f, 0.25f}, {0.25f, 0.125f, 0.75f, 0.875f, 2.0f}};
+  for (std::uint32_t group = 0; group < given.size(); ++group) {
+    const kernels::AdamStep step = make_adam_step(constants, group, 1);
+    EXPECT_EQ(
+        (std::array{step.learning_rate, step.weight_decay, step.beta1, step.beta2, step.epsilon}),
+        expected[group])
+        << group;
+    EXPECT_EQ(step.grad_multiplier, 4.0f);
+  }
 }
 
 TEST(ParameterGroups, AreRefusedWithTheirFault) {

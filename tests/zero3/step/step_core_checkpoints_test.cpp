@@ -107,6 +107,21 @@ TEST_F(StepCoreCheckpoints, GoOnToTheSameBitsInAnyOtherPlacement) {
   EXPECT_EQ(compared, 30);
 }
 
+// Blocks have 1 MiB at most: here a sub-group is three of them, one whole, and two.
+TEST_F(StepCoreCheckpoints, SubGroupsOfSeveralBlocksComeBackWhole) {
+  const SmallModel model = make_small_model(40'000, 16, 1);
+  for (const std::uint64_t sub_group : {1'000'000u, 1u << 18, 300u << 10}) {
+    const std::string tag = "t" + std::to_string(sub_group);
+    Driver first({.sub_group = sub_group, .device = 8 << 20}, model);
+    first.fill();
+    run_steps(first, 0, 2);
+    ASSERT_EQ(error_of(first.core->save_checkpoint(request(tag))), "");
+    Driver second({.sub_group = 2048, .device = 8 << 20}, model);
+    load(second, tag);
+    EXPECT_EQ(second.digest(), first.digest()) << sub_group;
+  }
+}
+
 TEST_F(StepCoreCheckpoints, GoOnWhateverTheStepBeforeWas) {
   struct Before {
     const char* what;

@@ -249,6 +249,22 @@ TEST(UnitUses, ReadersOfOneUseAreAddedOnce) {
                    {.dtype = DType::BFloat16});
 }
 
+/// Autograd hands the sum's gradient to the bias, its first, and to the input, which needs it
+/// later.
+TEST(UnitUses, WhoseInputsGradientIsAlsoAParametersFirst) {
+  expect_same_bits(chain_of(3), [](const Tensors& p, const Call& call) {
+    at::Tensor x = at::linspace(0, 1, width);
+    for (std::uint32_t stage = 0; stage < 3; ++stage) {
+      x = call(stage, {x}, [&](const Tensors& in) -> Tensors {
+        const at::Tensor& bias = p[2 * stage + 1];
+        const at::Tensor first = at::sin(bias);
+        return {first + (in[0] + bias)};
+      })[0];
+    }
+    backward(x.pow(2).sum());
+  });
+}
+
 TEST(UnitUses, ParametersWithHooksOfTheCallers) {
   const ModelShape shape = chain_of(2);
   PlainModel plain(shape);
@@ -420,6 +436,20 @@ TEST(UnitUses, AParameterThatIsChangedInPlaceIsAnErrorWithItsName) {
     model.parameters[1].clamp_(0);
   }
   EXPECT_NE(error_of(model.uses->leave(0, {})).find("\"h.0.bias\" was changed in place"),
+            std::string::npos);
+}
+
+TEST(UnitUses, AParameterThatIsAlwaysThereMayNotBeChangedEither) {
+  HookedModel model(chain_of(2), {.persistent = 1000});
+  backward(forward(model.parameters, model.caller(), input(), 2).sum());
+  model.step();  // which changes them itself
+  EXPECT_NO_THROW(forward(model.parameters, model.caller(), input(), 2));
+  ASSERT_EQ(error_of(model.uses->zero_gradients()), "");
+  {
+    const at::NoGradGuard no_grad;
+    model.parameters[3].add_(1);  // between two passes
+  }
+  EXPECT_NE(error_of(model.uses->enter(0, Pass::Train)).find("\"h.1.bias\" was changed in place"),
             std::string::npos);
 }
 
