@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -25,6 +26,14 @@ std::vector<SavedParameter> described(const std::vector<ParameterSpec>& paramete
                      .trainable = parameter.trainable});
   }
   return saved;
+}
+
+bool fit(const std::vector<BufferToSave>& buffers, const std::vector<SavedBufferPlace>& places) {
+  return std::equal(buffers.begin(), buffers.end(), places.begin(), places.end(),
+                    [](const BufferToSave& buffer, const SavedBufferPlace& place) {
+                      return buffer.buffer.name == place.buffer.name &&
+                             buffer.bytes.size() == place.bytes;
+                    });
 }
 
 }  // namespace
@@ -207,9 +216,10 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
   }
   expected_.reset();
   if (!copying()) return;  // it has failed
-  if (request.buffers.size() != trained_layout_->buffers().size()) {
+  if (!fit(request.buffers, trained_layout_->buffers())) {
     return abandon(
-        make_error(ErrorCode::Invalid, "checkpoint: got other buffers than when it was expected"));
+        make_error(ErrorCode::Invalid,
+                   "checkpoint: got other buffers than when it was expected, or not all bytes"));
   }
   std::vector<std::span<const std::byte>> buffers;
   for (const BufferToSave& each : request.buffers) buffers.push_back(each.bytes);

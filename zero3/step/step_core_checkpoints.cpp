@@ -93,7 +93,11 @@ Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
   auto opened = expected ? Result<void>() : open_for(request);
   if (opened.has_value()) checkpoints_->begin(request, training_state(), saved_groups());
   figures_->leave_out(before);
-  if (checkpoints_->copying()) copy_what_is_made();
+  if (checkpoints_->copying()) {
+    copy_what_is_made();
+  } else {
+    optimizer_->watch({});  // one that was expected has failed
+  }
   return opened;
 }
 

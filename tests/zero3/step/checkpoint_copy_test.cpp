@@ -8,10 +8,12 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <thread>
 
 #include "base/keep_for_ever.h"
 #include "base/log.h"
+#include "base/safetensors_header.h"
 #include "tests/support/crash_files.h"
 #include "tests/zero3/step_core_driver.h"
 
@@ -207,6 +209,37 @@ TEST_F(CheckpointCopy, WhatIsExpectedAndDoesNotComeIsGivenUp) {
   ASSERT_EQ(error_of(second.core->load_checkpoint({.directory = folder("a")})), "");
   EXPECT_EQ(second.read(1), std::vector<float>(second.read(1).size(), 0.5f));
   second.step(4);
+  EXPECT_EQ(second.digest(), driver.digest());
+}
+
+TEST_F(CheckpointCopy, BuffersAreThoseThatWereExpected) {
+  Driver driver({});
+  driver.fill();
+  driver.step(0);
+  const std::string bytes(5000, 'b');
+  const auto with = [&](const std::string& name, std::size_t size) {
+    SaveRequest request{.directory = folder("a")};
+    request.buffers.push_back(
+        {{name, find_safetensors_type("U8"), {5000}}, std::as_bytes(std::span(bytes)).first(size)});
+    return request;
+  };
+  const SaveRequest others[] = {
+      {.directory = folder("a")}, with("other", 5000), with("mean", 4999)};
+  for (const SaveRequest& other : others) {
+    ASSERT_EQ(error_of(driver.core->expect_checkpoint(with("mean", 5000))), "");
+    driver.step(1);
+    const auto refused = driver.core->save_checkpoint(other);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::Invalid) << error_of(refused);
+  }
+  ASSERT_EQ(error_of(driver.core->expect_checkpoint(with("mean", 5000))), "");
+  driver.step(2);
+  ASSERT_EQ(error_of(driver.core->save_checkpoint(with("mean", 5000))), "");
+  Driver second({});
+  const auto loaded = second.core->load_checkpoint({.directory = folder("a")});
+  ASSERT_EQ(error_of(loaded), "");
+  ASSERT_EQ(loaded->buffers.size(), 1u);
+  EXPECT_EQ(loaded->buffers[0].bytes, bytes);
   EXPECT_EQ(second.digest(), driver.digest());
 }
 
