@@ -3,6 +3,7 @@
 // it is copied on the update's way; then a load. Prints a JSON line for each window, and others.
 //
 //   checkpoint_bench MODEL_DIR CONFIG LENGTH FOLDER WARM_UP ROUNDS
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -107,9 +108,11 @@ class Run {
     return {};
   }
 
-  /// Of a file as long as a checkpoint, in one stream past the page cache: bytes a second.
+  /// Measures a file as long as a checkpoint, one piece at least, in one stream past the page
+  /// cache: bytes a second.
   Result<double> disk_rate(bool writes) {
-    const std::uint64_t bytes = engine_.checkpoints().data_bytes() / piece_bytes * piece_bytes;
+    const std::uint64_t pieces = engine_.checkpoints().data_bytes() / piece_bytes;
+    const std::uint64_t bytes = std::max<std::uint64_t>(pieces, 1) * piece_bytes;
     const std::string path = folder_ + "/../rate";
     if (memory_ == nullptr) {
       memory_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, piece_bytes)));
