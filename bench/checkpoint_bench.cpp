@@ -1,6 +1,7 @@
-// What checkpoints cost a training (bench/checkpoint.py): windows of a few steps in turn, one
-// without a checkpoint, one whose first step is saved by a pass that reads all state, one in which
-// it is copied on the update's way; then a load. Prints a JSON line for each window, and others.
+// Measures what checkpoints cost a training (bench/checkpoint.py): windows of a few steps in turn,
+// one without a checkpoint, one whose first step is saved by a pass that reads all state, one in
+// which it is copied on the update's way; then a load. Prints a JSON line for each window, and
+// others.
 //
 //   checkpoint_bench MODEL_DIR CONFIG LENGTH FOLDER WARM_UP ROUNDS
 #include <algorithm>

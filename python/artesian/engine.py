@@ -362,7 +362,7 @@ def initialize(
 ) -> tuple[Engine, AdamW, Any, LRScheduler | None]:
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
-    The model's parameters must be in memory, on the CPU; from here on the engine has them. Without
+    The model's parameters must be on the CPU; from here on the engine has them. Without
     an optimizer the config's section says which it is; model_parameters are its parameters or
     groups, all that are trainable unless given.
     """

@@ -313,7 +313,7 @@ TEST_P(TierStoreTest, AShadowIsTakenBackOrBecomesThePlace) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-// Of the same bytes at the same place of a shard, and as often written.
+// Shards have the same bytes at the same place, as often written.
 TEST(TierStoreGrow, AShadowsChecksumsAreNotThoseOfItsPlace) {
   Harness harness(Backend::Memory);
   auto store =

@@ -1,5 +1,5 @@
-// What tests of a StepCore share whose state is meant for swap files: a configuration, and budgets
-// that keep it there.
+// Shares what tests of a StepCore need whose state is meant for swap files: a configuration, and
+// budgets that keep it there.
 #pragma once
 
 #include <string>

@@ -39,6 +39,21 @@ struct Case {
   std::uint64_t device = 1 << 20;  // bytes
 };
 
+/// A model of which one block is frozen, and norms and biases are a group of their own.
+inline SmallModel partly_frozen_model() {
+  SmallModel model = make_small_model(24, 16, 3);
+  for (ParameterSpec& parameter : model.parameters) {
+    parameter.trainable = parameter.name.find("h.1.") == std::string::npos;
+    parameter.group = parameter.shape.size() == 1 ? 1 : 0;
+  }
+  return model;
+}
+
+/// The constants of its two groups.
+inline std::vector<GroupOptions> decay_and_none() {
+  return {{}, {.lr = 3e-3, .weight_decay = 0.0, .beta2 = 0.99}};
+}
+
 /// Runs a small model: forward enters the stages' units in order, backward in reverse, and each
 /// parameter's gradient is made of the numbers of its step and micro-batch.
 class Driver {

@@ -23,7 +23,6 @@ namespace {
 
 constexpr std::uint64_t failures_max = 3;  // in a row
 constexpr double unknown_rate = 1e9;       // bytes a second, before anything has been written
-constexpr double commit_seconds = 600.0;   // for syncs and renames, once all is written
 
 std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
   const auto best = std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -222,10 +221,9 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
     const std::uint64_t begin = system_clock().now_ns();
     auto loaded = engine.load_checkpoint({.directory = found_in_, .tag = found_[index]}, progress);
     if (loaded.has_value()) {
-      const double seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
       log(LogLevel::Info,
           fmt::format("--resume: going on from {}, step {}, read in {}", found_[index],
-                      loaded->manifest.state.step, seconds_text(seconds)));
+                      loaded->manifest.state.step, seconds_text(seconds_since(begin))));
       ARTESIAN_TRY_VOID(naming("--resume", take_over(loaded->manifest)));
       note_changes(loaded->manifest);
       return {};
@@ -264,7 +262,7 @@ bool Checkpointing::is_due(std::uint64_t step, bool last) const {
   return last || (flags_.every.has_value() && step % *flags_.every == 0);
 }
 
-/// As the last one took.
+/// Returns what the last save took, or what its bytes would take.
 double Checkpointing::seconds_of_save(const zero3::Engine& engine) const {
   if (save_seconds_ != 0.0) return save_seconds_;
   return static_cast<double>(engine.checkpoints().data_bytes()) / unknown_rate;
@@ -347,7 +345,8 @@ Result<void> Checkpointing::look_after_save(zero3::Engine& engine) {
 }
 
 Result<void> Checkpointing::finish_save(zero3::Engine& engine) {
-  return is_saving() ? end_save(engine.finish_checkpoint(commit_seconds)) : Result<void>();
+  return is_saving() ? end_save(engine.finish_checkpoint(engine.checkpoints().commit_seconds()))
+                     : Result<void>();
 }
 
 /// Says what came of the save.

@@ -330,7 +330,7 @@ LogCut TrainRun::log_cut() const {
           .lines_max = checkpointing_->every()};
 }
 
-/// Now, as far as is known, and again when it is opened.
+/// Looks at the log now, as far as is known; it is looked at again when it is opened.
 Result<void> TrainRun::check_log() const {
   return options_.checkpoints.resume ? tools::check_log(log_file(), log_cut()) : Result<void>();
 }

@@ -112,14 +112,10 @@ TEST_F(CheckpointCopy, IsWhatReadingBetweenTwoStepsGives) {
 }
 
 TEST_F(CheckpointCopy, FrozenParametersAndGroupsAreInIt) {
-  SmallModel model = make_small_model(24, 16, 3);
-  for (ParameterSpec& parameter : model.parameters) {
-    parameter.trainable = parameter.name.find("h.1.") == std::string::npos;
-    parameter.group = parameter.shape.size() == 1 ? 1 : 0;
-  }
+  const SmallModel model = partly_frozen_model();
   for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
     Case run{.dtype = dtype};
-    run.groups = {{}, {.lr = 3e-3, .weight_decay = 0.0, .beta2 = 0.99}};
+    run.groups = decay_and_none();
     Driver drained(run, model);
     Driver copied(run, model);
     for (Driver* driver : {&drained, &copied}) {
@@ -475,7 +471,7 @@ TEST_F(CheckpointCopy, TheNthOperationNeverAnsweringCostsTheSaveAlone) {
   for (const std::uint64_t ring : {1, 2, 4}) {
     std::uint64_t failed = 0;
     for (std::uint64_t operation = 0;; ++operation) {
-      // What a thread that hangs holds on to must outlive it.
+      // A thread that hangs holds on to these, which must outlive it.
       auto kept = std::make_unique<CrashFiles>();
       CrashFiles& files = *kept;
       keep_for_ever(std::move(kept));

@@ -123,7 +123,7 @@ TEST_F(CheckpointFaults, TheNthOperationOfASaveNeverAnswering) {
   std::uint64_t failed = 0;
   double patience = 0.05;  // seconds; a busy machine takes more
   for (std::uint64_t operation = 0;; ++operation) {
-    // What a thread that hangs holds on to must outlive it.
+    // A thread that hangs holds on to these, which must outlive it.
     auto kept = std::make_unique<CrashFiles>();
     CrashFiles& files = *kept;
     keep_for_ever(std::move(kept));

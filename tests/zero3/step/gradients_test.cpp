@@ -399,7 +399,7 @@ TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
   EXPECT_EQ(accumulated(head), once);
 }
 
-// What the buffer holds where no sub-group has been read is nobody's gradient.
+// The buffer holds nobody's gradient where no sub-group has been read.
 TEST_P(GradientsIn, OfWhichOneSubGroupComesBackHaveTheSumsOfTheOthers) {
   const auto buffer = tiers_.state->grad_buffer();
   for (const std::int64_t row : {std::int64_t{0}, std::int64_t{200}, vocab - 1}) {

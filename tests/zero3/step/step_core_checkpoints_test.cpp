@@ -168,14 +168,10 @@ TEST_F(StepCoreCheckpoints, GoOnWhateverTheStepBeforeWas) {
 }
 
 TEST_F(StepCoreCheckpoints, FrozenParametersAndGroupsComeBackAndAreWrittenOnce) {
-  SmallModel model = make_small_model(24, 16, 3);
-  for (ParameterSpec& parameter : model.parameters) {
-    parameter.trainable = parameter.name.find("h.1.") == std::string::npos;
-    parameter.group = parameter.shape.size() == 1 ? 1 : 0;
-  }
+  const SmallModel model = partly_frozen_model();
   for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
     Case run{.dtype = dtype};
-    run.groups = {{}, {.lr = 3e-3, .weight_decay = 0.0, .beta2 = 0.99}};
+    run.groups = decay_and_none();
     Driver whole(run, model);
     whole.fill();
     for (std::uint64_t step = 0; step < 6; ++step) whole.step(step);
