@@ -23,7 +23,7 @@ from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule
 from artesian.state import consolidated_state_dict
-from artesian.units import make_plan, other_tensors
+from artesian.units import Plan, make_plan, other_tensors
 
 Scheduler = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -38,13 +38,33 @@ class Manner(enum.Enum):
     DEEPSPEED = "deepspeed"
 
 
-def close(core: _C.Engine, hooks: Hooks, process: int) -> None:
+def close(core: _C.Engine, handles: list[torch.utils.hooks.RemovableHandle], process: int) -> None:
     """Ends an engine, of which nothing stays on the disk; in a forked child, which has none of its
-    threads and locks, nothing."""
+    threads and locks, nothing. Whoever holds the arguments holds neither model nor engine."""
     if os.getpid() != process:
         return
-    hooks.remove()
+    for handle in handles:
+        handle.remove()
     core.close()
+
+
+def check_model(model: nn.Module, plan: Plan) -> None:
+    """Refuses what would train to wrong numbers, or nothing."""
+    empty = [name for name, parameter in plan.parameters.items() if parameter.is_meta]
+    if empty:
+        raise InvalidError(
+            f"model: got {len(empty)} parameters on the device meta, without values, allowed cpu: "
+            + ", ".join(empty[:5])
+            + (", ..." if len(empty) > 5 else "")
+        )
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None and isinstance(
+            module, nn.Embedding | nn.EmbeddingBag
+        ):
+            raise UnsupportedError(
+                f'model: "{name}": {type(module).__name__}(max_norm=...) changes its weight '
+                "in each forward, which is not supported; make it with max_norm=None"
+            )
 
 
 class Engine(nn.Module):
@@ -61,6 +81,7 @@ class Engine(nn.Module):
         super().__init__()
         self.manner = manner
         plan = make_plan(model)
+        check_model(model, plan)
         trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
         if not trainable:
             raise InvalidError("model: got no trainable parameter, allowed 1 and more")
@@ -107,7 +128,7 @@ class Engine(nn.Module):
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
         self._hooks = Hooks(self._core, model, plan, self.param_dtype)
         # Also when the engine is collected, and at the interpreter's end.
-        self._close = weakref.finalize(self, close, self._core, self._hooks, os.getpid())
+        self._close = weakref.finalize(self, close, self._core, self._hooks.handles, os.getpid())
         self.module = model
         self.optimizer.attach(self)
         self.lr_scheduler: LRScheduler | None = None
@@ -336,6 +357,16 @@ class Engine(nn.Module):
     def digest(self) -> str:
         """XXH3-128 over names, master weights and moments: the same for every placement."""
         return self._core.digest()
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._close.alive
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "an engine cannot be copied or pickled: its state is in tiers; save_checkpoint() saves "
+            "it, and consolidated_state_dict() has the weights"
+        )
 
     def destroy(self) -> None:
         """Closes the engine: nothing stays on the disk, and the parameters have no memory."""

@@ -8,6 +8,7 @@ them off, else a training pass.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from artesian.config import torch_dtype
-from artesian.errors import UnsupportedError
+from artesian.errors import InvalidError, UnsupportedError
 from artesian.native import _C
 from artesian.units import Plan
 
@@ -101,8 +102,47 @@ def refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     )
 
 
+def refuse_load_state_dict(module: nn.Module, *_: Any) -> None:
+    if all(hasattr(p, "_artesian_lent") and p._artesian_lent for p in module.parameters()):
+        return
+    raise UnsupportedError(
+        "load_state_dict(): the parameters' memory is the engine's; load before "
+        "artesian.initialize(), by engine.load_checkpoint(), or inside of "
+        "zero.GatheredParameters(model.parameters(), modifier_rank=0)"
+    )
+
+
+class Tree:
+    """The modules of a model: finds parameters that it got after the engine was made, which would
+    not be trained."""
+
+    def __init__(self, model: nn.Module, known: set[int]) -> None:
+        self.model = model
+        self.known = known
+        self._remember()
+
+    def _remember(self) -> None:
+        of_modules = [(m._parameters, m._modules) for m in self.model.modules()]
+        self.seen = [(d, tuple(d.values())) for pair in of_modules for d in pair]
+
+    def check(self) -> None:
+        for now, before in self.seen:
+            if len(now) != len(before) or not all(map(operator.is_, now.values(), before)):
+                break
+        else:
+            return
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self.known:
+                raise InvalidError(
+                    f'parameter "{name}" came after the engine was made, which does not train it; '
+                    "change the model before artesian.initialize(), or freeze it by "
+                    "requires_grad_(False)"
+                )
+        self._remember()
+
+
 class Hooks:
-    """From construction to remove(), the model's calls go through the engine."""
+    """From construction until its handles are removed, the model's calls go through the engine."""
 
     def __init__(
         self, core: _C.Engine, model: nn.Module, plan: Plan, param_dtype: torch.dtype
@@ -113,20 +153,18 @@ class Hooks:
         self.outermost: nn.Module | None = None
         numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
         self.reads = Reads(core, numbers)
+        self.tree = Tree(model, set(numbers))
         self.reading = False  # the mode is on
+        self.pass_begun = (0, False)  # of which module, and whether it is an evaluation
         self.seen: set[tuple[int, bool]] = set()  # passes whose reads are known
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
         modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
         for number, module in enumerate(modules):
             self._register(module, number)
-        self.handles.append(
-            model.register_state_dict_pre_hook(refuse_state_dict)  # type: ignore[no-untyped-call]
-        )
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+        for each in dict.fromkeys([model, *modules]):
+            untyped: Any = each
+            self.handles.append(untyped.register_state_dict_pre_hook(refuse_state_dict))
+            self.handles.append(untyped.register_load_state_dict_pre_hook(refuse_load_state_dict))
 
     def unwind(self) -> None:
         """Ends calls that Ctrl-C has broken off, of whose end torch tells no hook."""
@@ -145,6 +183,8 @@ class Hooks:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             if self.reading and self.outermost is module:
                 self._stop_reading()
+                if output is not None:  # else an exception has ended it
+                    self.seen.add(self.pass_begun)
             found: list[torch.Tensor] = []
             if torch.is_grad_enabled():
                 collect(output, found)
@@ -159,13 +199,14 @@ class Hooks:
         core = self.core
         if core.depth > 0:  # the outermost module is called once more: its call was broken off
             self.unwind()
+        self.tree.check()
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
         self.outermost = module
-        if (number, evaluate) not in self.seen:
-            self.seen.add((number, evaluate))
-            self.reads.__enter__()  # type: ignore[no-untyped-call]
+        self.pass_begun = (number, evaluate)
+        if self.pass_begun not in self.seen:
             self.reading = True
+            self.reads.__enter__()  # type: ignore[no-untyped-call]
         if self.compute_dtype == self.param_dtype:
             return None
         return (
@@ -176,4 +217,7 @@ class Hooks:
     def _stop_reading(self) -> None:
         if self.reading:
             self.reading = False
-            self.reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            # Ctrl-C may have come before it was entered.
+            modes: Any = torch.overrides
+            if self.reads in modes._get_current_function_mode_stack():
+                self.reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]

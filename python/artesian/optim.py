@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,35 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 1e-2,
 }
 KEYS = ("lr", "betas", "eps", "weight_decay")
+
+
+class Moments(Mapping[torch.Tensor, dict[str, Any]]):
+    """What `optimizer.state` is once the engine has it: copies of a parameter's moments, read when
+    they are asked for."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def _parameters(self) -> list[Any]:
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        return [p for group in groups for p in group["params"]]
+
+    def __getitem__(self, parameter: Any) -> dict[str, Any]:
+        optimizer = self._optimizer()
+        if optimizer is None or not optimizer.engine.manages(parameter):
+            raise KeyError(parameter)
+        kinds = ("exp_avg", "exp_avg_sq")
+        return {kind: optimizer.engine.full_state(parameter, kind) for kind in kinds}
+
+    def __contains__(self, parameter: object) -> bool:
+        return any(parameter is p for p in self._parameters())
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._parameters())
+
+    def __len__(self) -> int:
+        return len(self._parameters())
 
 
 class AdamW(torch.optim.Optimizer):
@@ -47,6 +77,7 @@ class AdamW(torch.optim.Optimizer):
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
+        self.state = Moments(self)  # type: ignore[assignment]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_engine", None) is not None:
@@ -104,7 +135,9 @@ class AdamW(torch.optim.Optimizer):
                 "optimizer.load_state_dict(): got moments, allowed param_groups only: the moments "
                 "are in the engine's tiers"
             )
-        super().load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "state": {}})
+        if self._engine is not None:
+            self.state = Moments(self)  # type: ignore[assignment]
 
 
 class Adam(AdamW):

@@ -148,6 +148,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             )
         values = engine.full_parameter(parameter).to(parameter.dtype)
         self.lent.append(Lent(parameter, parameter.detach(), parameter._version, checksum(values)))
+        engine._core.lend(engine._number(parameter), True)
         parameter._artesian_lent = True  # type: ignore[attr-defined]
         parameter.data = values
 
@@ -162,6 +163,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             # The engine has not changed it, and takes whoever else does for a mistake.
             torch._C._autograd._unsafe_set_version_counter((parameter,), (lent.version,))
             parameter._artesian_lent = False  # type: ignore[attr-defined]
+            engine = engine_of(parameter)
+            if engine is not None and not engine.is_closed:
+                engine._core.lend(engine._number(parameter), False)
         self.lent.clear()
         return changed
 

@@ -161,6 +161,8 @@ void bind_engine(py::module_& module) {
            })
       .def("leave", &leave)
       .def("gather", &call_uses<&UnitUses::gather, std::uint32_t>)
+      .def("lend", [](HookedEngine& engine, std::uint32_t parameter,
+                      bool lent) { value_or_raise(engine.uses())->lend(parameter, lent); })
       .def("unwind", &call_uses<&UnitUses::unwind>)
       .def("begin_backward", &call_uses<&UnitUses::begin_backward, double>)
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)

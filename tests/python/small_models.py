@@ -175,6 +175,33 @@ MODELS = {
 }
 
 
+class Stack(torch.nn.Module):
+    """Blocks, and a number above them: a model without anybody's library."""
+
+    def __init__(self, blocks=3, wide=8):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(wide, wide) for _ in range(blocks))
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).tanh()
+        return (x * self.scale).square().sum()
+
+
+def stack(**more):
+    """A Stack, the same each time, and a function that makes its batches."""
+    torch.manual_seed(1)
+    return Stack(**more), lambda seed: torch.arange(16.0).view(2, 8) / 20 + 0.1 * seed
+
+
+def start(model, folder=None, threshold=1, **more):
+    """An engine, whose parameters above the threshold are gathered when they are used."""
+    config = config_for(folder, **more)
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = threshold
+    return artesian.initialize(model=model, config=config)[0]
+
+
 def make(name):
     """The model, the same each time, and the function that makes its batches."""
     build, batch = MODELS[name]

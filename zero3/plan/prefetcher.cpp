@@ -308,7 +308,9 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
       return make_error(ErrorCode::Exhausted,
                         "artesian.device_memory: no room for one stage's parameters");
     }
-    for (const auto unit : by_size) ARTESIAN_TRY_VOID(drop(unit));  // they lay in each other's way
+    for (const auto unit : by_size) {  // they lay in each other's way
+      if (!residency_.pinned(unit)) ARTESIAN_TRY_VOID(drop(unit));
+    }
   }
   for (const auto unit : by_size) {
     ARTESIAN_CHECK(found_[unit] != Found::Prefetched || ahead_ >= numel_[unit], ahead_);
@@ -448,7 +450,8 @@ Result<void> Prefetcher::leave(const AccessOrder::Access& units) noexcept {
     if (!streamed(unit)) continue;
     ARTESIAN_TRY_VOID(residency_.unpin(unit));
     follow(unit);
-    if (!keeps(unit)) ARTESIAN_TRY_VOID(drop(unit));
+    // An access around this one may have it, too.
+    if (!residency_.pinned(unit) && !keeps(unit)) ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};
 }

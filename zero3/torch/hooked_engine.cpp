@@ -83,6 +83,13 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
 
 HookedEngine::~HookedEngine() {
   if (core_ == nullptr) return;
+  if (getpid() != process_) {  // a forked child has none of the threads, and files are not its own
+    keep_for_ever(std::move(uses_));
+    keep_for_ever(std::move(tensors_));
+    keep_for_ever(std::move(core_));
+    keep_for_ever(std::move(executor_));
+    return;
+  }
   const auto outcome = close();
   if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
   if (!core_->stalled()) return;
@@ -91,6 +98,11 @@ HookedEngine::~HookedEngine() {
 }
 
 Result<UnitUses*> HookedEngine::uses() {
+  if (getpid() != process_) {
+    return make_error(ErrorCode::Invalid,
+                      "the engine belongs to the process that this one was forked from; workers "
+                      "must not use it: call it where it was made");
+  }
   if (uses_ != nullptr) return uses_.get();
   return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
 }
@@ -184,6 +196,8 @@ Result<LoadedCheckpoint> HookedEngine::load_checkpoint(const LoadRequest& reques
 }
 
 Result<void> HookedEngine::close() {
+  if (getpid() != process_) return {};
+  if (uses_ != nullptr) uses_->let_go();
   uses_.reset();     // uses that are alive do nothing any more,
   tensors_.reset();  // and parameters are refused before their memory goes
   return core_->close();

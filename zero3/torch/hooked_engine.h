@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <unistd.h>
 
 #include <memory>
 #include <span>
@@ -38,7 +39,8 @@ class HookedEngine {
   HookedEngine(const HookedEngine&) = delete;
   HookedEngine& operator=(const HookedEngine&) = delete;
 
-  /// Returns the uses of an engine that is open. Errors: Invalid, once it is closed.
+  /// Returns the uses of an engine that is open. Errors: Invalid, once it is closed; in a forked
+  /// child.
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
   /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of
@@ -71,6 +73,7 @@ class HookedEngine {
   Result<void> build(ModelShape shape, const Config& config, const HookedEngineOptions& options,
                      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
 
+  const pid_t process_ = getpid();
   std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
   std::unique_ptr<StepCore> core_;
   std::unique_ptr<ParameterTensors> tensors_;

@@ -1,6 +1,7 @@
 #include "zero3/torch/parameter_tensors.h"
 
 #include <ATen/ops/from_blob.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <mutex>
@@ -17,22 +18,37 @@ class AdoptedStorages {
     static AdoptedStorages storages;
     return storages;
   }
-  bool holds(const c10::StorageImpl* storage) {
+  bool holds(c10::StorageImpl* storage) {
     const std::lock_guard lock(mutex_);
     return storages_.contains(storage);
   }
-  void add(const c10::StorageImpl* storage) {
+  void add(c10::StorageImpl* storage) {
     const std::lock_guard lock(mutex_);
     storages_.insert(storage);
   }
-  void remove(const c10::StorageImpl* storage) {
+  void remove(c10::StorageImpl* storage) {
     const std::lock_guard lock(mutex_);
     storages_.erase(storage);
   }
 
  private:
+  /// Children do not inherit the pools, and would end by a signal where they read them.
+  AdoptedStorages() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().refuse_in_child(); });
+  }
+  void refuse_in_child() {
+    for (c10::StorageImpl* storage : storages_) {
+      if (!released_tensors_throw()) continue;
+      refuse(*storage,
+             "this parameter's memory belongs to the process that this one was forked "
+             "from; workers must not use the model");
+    }
+    mutex_.unlock();
+  }
+
   std::mutex mutex_;
-  std::set<const c10::StorageImpl*> storages_;
+  std::set<c10::StorageImpl*> storages_;
 };
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -160,6 +176,7 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
     auto tensor = result->leaf_at(result->guard_->address(index), parameters[index], dtype);
     tensor.set_requires_grad(parameters[index].trainable);
     result->trained_.push_back(parameters[index].trainable);
+    result->storages_.push_back(tensor.storage());
     result->tensors_.push_back(std::move(tensor));
   }
   return result;
@@ -187,6 +204,7 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::adopt(
     at::Tensor tensor = tensors[index];
     tensor.set_data(result->leaf_at(guard ? guard->address(index) : &nowhere, spec, dtype));
     result->tensors_.push_back(tensor);
+    result->storages_.push_back(tensor.storage());
     result->names_.push_back(spec.name);
     result->trained_.push_back(spec.trainable);
     AdoptedStorages::instance().add(storage_of(tensor));
@@ -204,8 +222,8 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::adopt(
 ParameterTensors::~ParameterTensors() {
   if (!adopted_) return;
   for (std::uint32_t parameter = 0; parameter < tensors_.size(); ++parameter) {
-    AdoptedStorages::instance().remove(storage_of(tensors_[parameter]));
-    c10::StorageImpl& storage = *storage_of(tensors_[parameter]);
+    c10::StorageImpl& storage = *storages_[parameter].unsafeGetStorageImpl();
+    AdoptedStorages::instance().remove(&storage);
     allow(storage, at::DataPtr(nullptr, device_));  // the guard's addresses go to somebody else
     if (!released_tensors_throw()) continue;
     refuse(storage, "parameter \"" + names_[parameter] + "\" has no memory: its engine is gone");
@@ -213,7 +231,7 @@ ParameterTensors::~ParameterTensors() {
 }
 
 void ParameterTensors::point(std::uint32_t parameter, std::byte* memory) {
-  allow(*storage_of(tensors_[parameter]), at::DataPtr(memory, device_));
+  allow(*storages_[parameter].unsafeGetStorageImpl(), at::DataPtr(memory, device_));
 }
 
 void ParameterTensors::release(std::uint32_t parameter) {
@@ -222,7 +240,7 @@ void ParameterTensors::release(std::uint32_t parameter) {
     return;
   }
   point(parameter, nullptr);
-  refuse(*storage_of(tensors_[parameter]),
+  refuse(*storages_[parameter].unsafeGetStorageImpl(),
          "parameter \"" + names_[parameter] +
              "\" is released: its memory is there while a module that owns it runs");
 }

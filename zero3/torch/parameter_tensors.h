@@ -49,7 +49,8 @@ class ParameterTensors {
       c10::Device device = c10::kCPU);
   /// Takes a model's own tensors over: from here on their memory is ours, contiguous, in
   /// UnitPlacement::computed, and all are released. Identity, shape, requires_grad, hooks and ties
-  /// stay. Views of their old memory that somebody still holds throw when they are read. Errors:
+  /// stay. Views of their old memory that somebody still holds throw when they are read, and so do
+  /// the tensors themselves in a forked child. Errors:
   /// those of check_adoptable, after which nothing has changed; Exhausted (the guard's).
   static Result<std::unique_ptr<ParameterTensors>> adopt(
       const std::vector<ParameterSpec>& parameters, const Placement& placement,
@@ -64,6 +65,11 @@ class ParameterTensors {
   void bind(std::uint32_t unit, std::byte* slot);
   /// Releases them.
   void unbind(std::uint32_t unit);
+  /// False once the caller has given the tensor other memory. Binding does not take it back.
+  bool has_own_memory(std::uint32_t parameter) const {
+    return tensors_[parameter].storage().unsafeGetStorageImpl() ==
+           storages_[parameter].unsafeGetStorageImpl();
+  }
   /// Marks all values as changed, but those of parameters that were frozen from the beginning.
   void bump_versions();
 
@@ -79,8 +85,9 @@ class ParameterTensors {
   bool adopted_ = false;
   std::unique_ptr<ParameterGuard> guard_;  // null: released parameters are refused
   std::vector<at::Tensor> tensors_;
-  std::vector<std::string> names_;  // of adopted ones
-  std::vector<bool> trained_;       // by parameter: has a gradient, and changes
+  std::vector<c10::Storage> storages_;  // theirs
+  std::vector<std::string> names_;      // of adopted ones
+  std::vector<bool> trained_;           // by parameter: has a gradient, and changes
 };
 
 at::ScalarType scalar_type(DType dtype) noexcept;

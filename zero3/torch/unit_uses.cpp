@@ -224,12 +224,12 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
     : core_(core),
       tensors_(tensors),
       layout_(core.layout()),
+      watch_(core, tensors),
       link_(std::make_shared<Link>(this)),
       stage_holds_(layout_.stages.size(), 0),
       unit_holds_(layout_.units.size(), 0),
-      versions_(layout_.places.size(), 0),
-      added_(layout_.places.size(), false),
-      refused_gradients_(layout_.places.size()) {
+      away_(layout_.units.size(), false),
+      added_(layout_.places.size(), false) {
   for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
     const at::Tensor& tensor = tensors_.at(parameter);
     parameter_of_[tensor.unsafeGetTensorImpl()] = parameter;
@@ -247,15 +247,45 @@ void UnitUses::bind_persistent() {
     if (!layout_.units[unit].persistent) continue;
     if (core_.state_of_step() == StepState::Unfilled) {
       tensors_.unbind(unit);
+      watch_.remember(unit, /*readable=*/false);
     } else {
-      tensors_.bind(unit, core_.data(unit));
+      bind_for_long(unit);
     }
-    remember_versions(unit);
   }
 }
 
+void UnitUses::bind_for_long(std::uint32_t unit) {
+  tensors_.bind(unit, core_.data(unit));
+  watch_.remember(unit, /*readable=*/true);
+  away_[unit] = false;
+}
+
+/// Persistent units await the step's update: nobody reads what was before.
+void UnitUses::put_persistent_away() {
+  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+    if (!layout_.units[unit].persistent) continue;
+    away_[unit] = released_tensors_throw();
+    if (away_[unit]) tensors_.unbind(unit);
+    watch_.remember(unit, /*readable=*/!away_[unit]);
+  }
+}
+
+/// Those that no call of the pass has come to.
+Result<void> UnitUses::bring_persistent_back() {
+  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+    if (!away_[unit]) continue;
+    const AccessOrder::Access alone = {unit};
+    if (core_.state_of_step() == StepState::Forward) {  // else the update is complete
+      ARTESIAN_TRY_VOID(core_.remember(core_.enter(alone)));
+      ARTESIAN_TRY_VOID(core_.remember(core_.leave(alone)));
+    }
+    bind_for_long(unit);
+  }
+  return {};
+}
+
 UnitUses::~UnitUses() {
-  take_gradients_away();
+  watch_.take_gradients_away();
   link_->uses = nullptr;
 }
 
@@ -270,48 +300,19 @@ void UnitUses::raise(Result<void> result) {
   TORCH_CHECK(false, error_->to_string());
 }
 
-void UnitUses::remember_versions(std::uint32_t unit) {
-  for (const std::uint32_t parameter : layout_.units[unit].parameters) {
-    versions_[parameter] =
-        tensors_.at(parameter).unsafeGetTensorImpl()->version_counter().current_version();
-  }
-}
-
-/// Checks that nobody has written into a gathered parameter, which would be lost with the slot.
-Result<void> UnitUses::check_unchanged(std::uint32_t unit) const {
-  for (const std::uint32_t parameter : layout_.units[unit].parameters) {
-    const at::Tensor& tensor = tensors_.at(parameter);
-    if (tensor.unsafeGetTensorImpl()->version_counter().current_version() == versions_[parameter]) {
-      continue;
-    }
-    return make_error(ErrorCode::Invalid,
-                      "parameter \"" + core_.shape().parameters[parameter].name +
-                          "\" was changed in place; its values are the engine's, which has not "
-                          "seen that: change it before the engine is made");
-  }
-  return {};
-}
-
-Result<void> UnitUses::check_frozen() const {
-  const auto& parameters = core_.shape().parameters;
-  for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
-    if (parameters[parameter].trainable || !tensors_.at(parameter).requires_grad()) continue;
-    return make_error(ErrorCode::Invalid,
-                      "parameter \"" + parameters[parameter].name +
-                          "\" was frozen when the engine was made, and has no optimizer state; "
-                          "make another engine, or start with it trainable and freeze it later");
-  }
-  return {};
-}
-
 Result<void> UnitUses::hold(std::uint32_t stage) {
   if (stage_holds_[stage]++ > 0) return {};
   const AccessOrder::Access& units = layout_.stages[stage];
-  ARTESIAN_TRY_VOID(core_.remember(core_.enter(units)));
+  auto entered = core_.remember(core_.enter(units));
+  if (!entered.has_value()) {
+    --stage_holds_[stage];
+    return entered;
+  }
   for (const std::uint32_t unit : units) {
+    if (away_[unit]) bind_for_long(unit);
     if (unit_holds_[unit]++ > 0 || layout_.units[unit].persistent) continue;
     tensors_.bind(unit, core_.data(unit));
-    remember_versions(unit);
+    watch_.remember(unit, /*readable=*/false);
   }
   const auto open = static_cast<std::size_t>(std::count_if(
       stage_holds_.begin(), stage_holds_.end(), [](std::uint32_t holds) { return holds > 0; }));
@@ -326,7 +327,7 @@ Result<void> UnitUses::release(std::uint32_t stage) {
   auto unchanged = Result<void>();
   for (const std::uint32_t unit : units) {
     if (--unit_holds_[unit] > 0 || layout_.units[unit].persistent) continue;
-    if (unchanged.has_value()) unchanged = check_unchanged(unit);
+    if (unchanged.has_value()) unchanged = watch_.check_unchanged(unit);
     tensors_.unbind(unit);
   }
   ARTESIAN_TRY_VOID(core_.remember(core_.leave(units)));
@@ -334,16 +335,21 @@ Result<void> UnitUses::release(std::uint32_t stage) {
 }
 
 Result<void> UnitUses::release_all(const std::vector<std::uint32_t>& stages) {
-  for (const std::uint32_t stage : stages) ARTESIAN_TRY_VOID(release(stage));
-  return {};
+  auto outcome = Result<void>();
+  for (const std::uint32_t stage : stages) {  // all of them: what stays pinned, stays for ever
+    auto released = release(stage);
+    if (outcome.has_value()) outcome = std::move(released);
+  }
+  return outcome;
 }
 
 /// Releases the stages of uses that died while they held them.
 Result<void> UnitUses::read_words() {
   Word* word = link_->words.exchange(nullptr, std::memory_order_acquire);
   auto outcome = Result<void>();
-  for (Word* at = word; at != nullptr && outcome.has_value(); at = at->next) {
-    outcome = release_all(at->stages);
+  for (Word* at = word; at != nullptr; at = at->next) {
+    auto released = release_all(at->stages);
+    if (outcome.has_value()) outcome = std::move(released);
   }
   Link::forget(word);
   return outcome;
@@ -357,15 +363,15 @@ Result<void> UnitUses::begin_call(Pass pass) {
 
 Result<void> UnitUses::begin_pass(Pass pass) {
   ARTESIAN_TRY_VOID(check_whole());
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (layout_.units[unit].persistent) ARTESIAN_TRY_VOID(check_unchanged(unit));
+  ARTESIAN_TRY_VOID(watch_.check());
+  if (pass == Pass::Train) {
+    ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
+    return open_forward();
   }
-  ARTESIAN_TRY_VOID(check_frozen());
-  if (pass == Pass::Train) return open_forward();
   ARTESIAN_TRY_VOID(close_forward_and_backward());
   ARTESIAN_TRY_VOID(core_.begin_evaluation());
   evaluating_ = true;
-  return {};
+  return bring_persistent_back();
 }
 
 Result<void> UnitUses::open_forward() {
@@ -390,8 +396,8 @@ Result<void> UnitUses::close_forward_and_backward() {
 
 Result<void> UnitUses::end_call() {
   frames_.pop_back();
-  if (!frames_.empty()) return {};
-  if (!std::exchange(evaluating_, false)) return {};
+  if (!frames_.empty() || current_task() != no_task) return {};
+  if (!std::exchange(evaluating_, false)) return bring_persistent_back();
   return core_.end_evaluation(/*refused=*/false);
 }
 
@@ -517,39 +523,15 @@ std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use&
   return std::nullopt;
 }
 
-/// Places what a caller finds as `grad`, in place of what has been taken.
-void UnitUses::place_gradients() {
-  if (!released_tensors_throw()) return;
-  placed_ = true;
-  for (std::uint32_t parameter = 0; parameter < added_.size(); ++parameter) {
-    if (!added_[parameter]) continue;
-    at::Tensor tensor = tensors_.at(parameter);
-    at::Tensor& refused = refused_gradients_[parameter];
-    if (!refused.defined()) {
-      refused = at::for_blob(nullptr, tensor.sizes()).options(tensor.options()).make_tensor();
-      refuse(*refused.storage().unsafeGetStorageImpl(),
-             "the gradient of parameter \"" + core_.shape().parameters[parameter].name +
-                 "\" is the engine's: clip by gradient_clipping in the config, and ask "
-                 "get_global_grad_norm() for the norm after step()");
-    }
-    tensor.mutable_grad() = refused;
-  }
-}
-
-void UnitUses::take_gradients_away() {
-  if (!std::exchange(placed_, false)) return;
-  for (std::uint32_t parameter = 0; parameter < added_.size(); ++parameter) {
-    at::Tensor tensor = tensors_.at(parameter);
-    const at::Tensor& refused = refused_gradients_[parameter];
-    if (refused.defined() && tensor.grad().is_same(refused)) tensor.mutable_grad() = at::Tensor();
-  }
-}
-
 /// Notes a graph task, and has autograd tell us of its end.
 void UnitUses::follow_task(int task) {
   if (std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
-  if (tasks_.empty()) take_gradients_away();
+  const bool outermost = tasks_.empty();
   tasks_.push_back(task);
+  if (outermost) {
+    raise(drop_gradients_if_the_caller_did());
+    watch_.take_gradients_away();
+  }
   torch::autograd::Engine::get_default_engine().queue_callback([link = link_, task] {
     if (link->uses != nullptr) link->uses->raise(link->uses->end_task(task));
   });
@@ -675,7 +657,7 @@ Result<void> UnitUses::end_task(int task) {
     ARTESIAN_TRY_VOID(close(*use));
   }
   std::erase(tasks_, task);
-  if (outermost) place_gradients();
+  if (outermost) watch_.place_gradients(added_);
   return read_words();
 }
 
@@ -710,7 +692,8 @@ Result<void> UnitUses::unwind() {
 Result<void> UnitUses::begin_backward(double loss) {
   ARTESIAN_TRY_VOID(read_words());
   if (damaged_) return settle();
-  take_gradients_away();
+  ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
+  watch_.take_gradients_away();
   loss_ = loss;
   return ready_for_gradients();
 }
@@ -724,6 +707,17 @@ Result<void> UnitUses::backward_ended(bool failed) {
   ARTESIAN_TRY_VOID(unwind());
   if (!error_.has_value()) return {};
   return *std::exchange(error_, std::nullopt);
+}
+
+void UnitUses::let_go() {
+  static_cast<void>(release_open().has_value());
+  static_cast<void>(unwind().has_value());
+}
+
+/// Module.zero_grad() takes away all gradients that it finds, and the step's are dropped with them.
+Result<void> UnitUses::drop_gradients_if_the_caller_did() {
+  ARTESIAN_TRY(dropped, watch_.gradients_dropped(added_));
+  return dropped ? zero_gradients() : Result<void>();
 }
 
 Result<void> UnitUses::settle() {
@@ -760,6 +754,13 @@ Result<void> UnitUses::check_whole() {
 
 Result<StepResult> UnitUses::step(const StepRequest& request) {
   ARTESIAN_TRY_VOID(settle());
+  ARTESIAN_TRY_VOID(watch_.check());
+  ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
+  if (watch_.lends()) {
+    return make_error(ErrorCode::Invalid,
+                      "step(): out of order: parameters are gathered by zero.GatheredParameters; "
+                      "leave that first");
+  }
   if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss that nobody wanted
     ARTESIAN_TRY_VOID(core_.begin_backward({.last = false, .learning_rate = {}, .losses = {}}));
     ARTESIAN_TRY_VOID(core_.end_backward(0));
@@ -773,20 +774,18 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   StepRequest all = request;
   if (all.micro_batches == 0) all.micro_batches = core_.micro_batches();
   ARTESIAN_TRY(result, core_.step(all));
-  take_gradients_away();
+  watch_.take_gradients_away();
   added_.assign(added_.size(), false);
   if (result.overflow) return result;
   tensors_.bump_versions();
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (layout_.units[unit].persistent) remember_versions(unit);
-  }
+  put_persistent_away();
   return result;
 }
 
 Result<void> UnitUses::zero_gradients() {
   ARTESIAN_TRY_VOID(unwind());
   ARTESIAN_TRY_VOID(read_words());
-  take_gradients_away();
+  watch_.take_gradients_away();
   const bool whole = check_whole().has_value();
   const bool some = std::find(added_.begin(), added_.end(), true) != added_.end();
   if (whole && !some) return {};

@@ -18,9 +18,9 @@
 // parameters with hooks of the caller's, of accesses outside of any unit) are taken where autograd
 // has accumulated them.
 //
-// After a backward, `grad` of each parameter that got some is a tensor whose memory cannot be read:
-// who clips by it, or looks at it, gets an error instead of nothing. It is taken away by the next
-// backward, by step() and by zero_gradients().
+// What the caller does to parameters and gradients behind its back, a ParameterWatch finds.
+// Persistent units can be read between passes; from step() to the next pass they cannot, since
+// their update is pending.
 //
 // What is frozen when the engine is made, stays so: it has no optimizer state. What is trainable
 // may be switched off for a while; a step in which no gradient has come for it leaves it out.
@@ -50,6 +50,7 @@
 
 #include "zero3/step/step_core.h"
 #include "zero3/torch/parameter_tensors.h"
+#include "zero3/torch/parameter_watch.h"
 
 namespace artesian::zero3 {
 
@@ -97,6 +98,10 @@ class UnitUses {
   /// Before what is between two steps alone. A forward that nobody has asked a gradient of is
   /// forgotten. Errors: as settle, and StepCore::abandon_step.
   Result<void> leave_step();
+  /// The caller has given the parameter memory of its own, until it says the contrary.
+  void lend(std::uint32_t parameter, bool lent) { watch_.lend(parameter, lent); }
+  /// Before the core is closed: nothing stays pinned, whatever broke off.
+  void let_go();
   /// Weights have been replaced, or are gone: no graph from before can be asked for gradients.
   void weights_replaced();
 
@@ -125,10 +130,10 @@ class UnitUses {
   Result<void> hold(std::uint32_t stage);
   Result<void> release(std::uint32_t stage);
   Result<void> release_all(const std::vector<std::uint32_t>& stages);
-  Result<void> check_unchanged(std::uint32_t unit) const;
-  Result<void> check_frozen() const;
-  void remember_versions(std::uint32_t unit);
   void bind_persistent();
+  void bind_for_long(std::uint32_t unit);
+  void put_persistent_away();
+  Result<void> bring_persistent_back();
   std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
                                             const Use& use) const;
   std::shared_ptr<Use> walk(const Frame& frame, std::span<const at::Tensor> outputs);
@@ -144,28 +149,26 @@ class UnitUses {
   Result<void> check_whole();
   Result<void> read_words();
   void follow_task(int task);
-  void place_gradients();
-  void take_gradients_away();
+  Result<void> drop_gradients_if_the_caller_did();
   void raise(Result<void> result);
 
   StepCore& core_;
   ParameterTensors& tensors_;
   const Layout& layout_;
+  ParameterWatch watch_;
   std::shared_ptr<Link> link_;
   std::vector<Frame> frames_;
   bool evaluating_ = false;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> others_;  // stages, by module
   std::vector<std::uint32_t> stage_holds_;
   std::vector<std::uint32_t> unit_holds_;
-  std::vector<std::uint32_t> versions_;                          // by parameter, since it was bound
+  std::vector<bool> away_;  // by unit: persistent, and not bound since the last step
   std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
   std::vector<int> tasks_;                                       // of autograd, that have not ended
-  std::optional<double> loss_;                 // of the backward that was announced
-  std::vector<bool> added_;                    // by parameter: since the last step
-  std::vector<at::Tensor> refused_gradients_;  // by parameter, made as they are needed
-  bool placed_ = false;                        // parameters have them as `grad`
+  std::optional<double> loss_;  // of the backward that was announced
+  std::vector<bool> added_;     // by parameter: since the last step
   bool damaged_ = false;
   std::optional<Error> error_;  // what a hook ran into
   std::size_t open_max_ = 0;
