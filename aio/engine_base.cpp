@@ -27,7 +27,7 @@ constexpr double callbacks_seconds_max = 60;  // of an engine that ends
 thread_local bool on_progress_thread = false;
 
 std::chrono::steady_clock::time_point time_point(Deadline deadline) {
-  // steady_clock is CLOCK_MONOTONIC, as system_clock() is; "no deadline" is 292 years.
+  // steady_clock is CLOCK_MONOTONIC, as monotonic_ns() is; "no deadline" is 292 years.
   constexpr auto latest = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
   return std::chrono::steady_clock::time_point(
       std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(deadline.at_ns, latest))));
@@ -244,7 +244,7 @@ std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexc
 
 void EngineBase::submit(std::span<Completion* const> completions) noexcept {
   std::uint64_t blocks = 0;
-  const std::uint64_t now_ns = system_clock().now_ns();
+  const std::uint64_t now_ns = monotonic_ns();
   for (Completion* completion : completions) begin(*completion);
   bool ended = false;
   {
@@ -295,7 +295,7 @@ Block EngineBase::next_block(Completion& completion, std::uint64_t now_ns) const
 std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) noexcept {
   ARTESIAN_CHECK(owns(lock));
   if (queued_ == 0) return 0;
-  const std::uint64_t now_ns = system_clock().now_ns();
+  const std::uint64_t now_ns = monotonic_ns();
   std::size_t count = 0;
   for (List& queue : queues_) {
     while (count < slots.size() && may_take(queue)) {
@@ -454,7 +454,7 @@ void EngineBase::finish(std::span<Block* const> blocks, std::uint64_t submit_cal
   {
     const Lock locked = lock();
     const bool capped = write_backs_in_kernel_ != blocks_in_kernel_;
-    const std::uint64_t now_ns = system_clock().now_ns();
+    const std::uint64_t now_ns = monotonic_ns();
     statistics_.submit_calls += submit_calls;
     for (Block* block : blocks) {
       const bool retried = block->read_retries != 0 && !block->failed;
@@ -573,7 +573,7 @@ void EngineBase::cancel(Completion& completion) noexcept {
     completion.cancelled_ = true;
     if (!drop_queued(locked, completion)) return;  // every block is with the kernel, or back
     if (completion.blocks_taken_ == 0) {
-      end(locked, completion, system_clock().now_ns());
+      end(locked, completion, monotonic_ns());
       wake_waiters(locked);
       ended = true;
     }
@@ -600,7 +600,7 @@ void EngineBase::cut_off(const Lock& lock, Completion& completion) noexcept {
     completion.buffer_.abandon();
     fail(completion, abandonment_of(completion.request_));
   }
-  end(lock, completion, system_clock().now_ns());
+  end(lock, completion, monotonic_ns());
 }
 
 void EngineBase::abandon(Completion& completion) noexcept {
@@ -626,7 +626,7 @@ EngineStatistics EngineBase::statistics() const noexcept {
 std::string EngineBase::describe_in_flight(const Lock& lock) const {
   ARTESIAN_CHECK(owns(lock));
   constexpr std::uint64_t clauses_max = 8;
-  const std::uint64_t now_ns = system_clock().now_ns();
+  const std::uint64_t now_ns = monotonic_ns();
   std::string text;
   std::uint64_t count = 0;
   for (const Block* block = in_kernel_; block != nullptr; block = block->next) {
@@ -668,7 +668,7 @@ void EngineBase::run_last_callbacks() noexcept {
 }
 
 bool EngineBase::stop() noexcept {
-  const std::uint64_t begin_ns = system_clock().now_ns();
+  const std::uint64_t begin_ns = monotonic_ns();
   Lock locked = lock();
   Waiter all;
   if (sleep_until(locked, all, Deadline::after_seconds(options_.stop_seconds))) {
@@ -680,7 +680,7 @@ bool EngineBase::stop() noexcept {
   locked.unlock();
   if (!report.empty()) {
     char text[32];
-    const double seconds = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+    const double seconds = seconds_since(begin_ns);
     std::snprintf(text, sizeof text, seconds < 10 ? "%.2f" : "%.0f", seconds);
     log(LogLevel::Error,
         "the disk has not answered for " + std::string(text) +

@@ -1,4 +1,4 @@
-// Time comes in through an interface, so that a seeded simulation runs the same code.
+// The clock that all times are measured with, and deadlines on it.
 #pragma once
 
 #include <cstdint>
@@ -6,21 +6,17 @@
 
 namespace artesian {
 
-class Clock {
- public:
-  virtual ~Clock() = default;
-  /// Nanoseconds since an arbitrary start; never goes back.
-  virtual std::uint64_t now_ns() noexcept = 0;
-};
+/// CLOCK_MONOTONIC: nanoseconds since an arbitrary start; never goes back.
+std::uint64_t monotonic_ns() noexcept;
 
-/// CLOCK_MONOTONIC. One object for the process; lives for ever.
-Clock& system_clock() noexcept;
+/// Seconds that have passed since `begin_ns` of monotonic_ns().
+double seconds_since(std::uint64_t begin_ns) noexcept;
 
-/// The latest moment that a wait may last until, on the system clock.
+/// The latest moment that a wait may last until, by monotonic_ns().
 struct Deadline {
   std::uint64_t at_ns = std::numeric_limits<std::uint64_t>::max();
 
-  /// A deadline `seconds` from now on the system clock.
+  /// A deadline `seconds` from now.
   static Deadline after_seconds(double seconds) noexcept;
 };
 

@@ -29,7 +29,7 @@ Result<void> start_detached(std::function<void()> body) noexcept {
 bool wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& woken,
                 Deadline deadline, const std::function<bool()>& ready) noexcept {
   while (!ready()) {
-    const std::uint64_t now_ns = system_clock().now_ns();
+    const std::uint64_t now_ns = monotonic_ns();
     if (now_ns >= deadline.at_ns) return false;
     // In steps: a deadline may be the end of time, which overflows.
     const std::uint64_t left_ns = std::min<std::uint64_t>(deadline.at_ns - now_ns, 1'000'000'000);

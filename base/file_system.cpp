@@ -124,7 +124,8 @@ bool SystemFileSystem::exists(const std::string& path) noexcept {
 }  // namespace
 
 FileSystem& system_files() noexcept {
-  static auto* const files = new SystemFileSystem;  // never destroyed: as system_clock
+  // Never destroyed: a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
+  static auto* const files = new SystemFileSystem;
   return *files;
 }
 

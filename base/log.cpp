@@ -17,7 +17,8 @@ struct LogState {
 };
 
 LogState& state() {
-  static auto* const log_state = new LogState;  // never destroyed: as system_clock
+  // Never destroyed: a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
+  static auto* const log_state = new LogState;
   return *log_state;
 }
 

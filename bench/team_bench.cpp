@@ -28,13 +28,13 @@ class State {
     at::set_num_threads(threads);
     double best = 1e9;
     for (int repeat = 0; repeat <= repeats; ++repeat) {
-      const std::uint64_t begin = system_clock().now_ns();
+      const std::uint64_t begin = monotonic_ns();
       for (std::int64_t first = 0; first < elements; first += of_region) {
         at::parallel_for(0, of_region / slice, 1, [&](std::int64_t from, std::int64_t to) {
           update(first + from * slice, (to - from) * slice);
         });
       }
-      const double seconds = static_cast<double>(system_clock().now_ns() - begin) * 1e-9;
+      const double seconds = seconds_since(begin);
       if (repeat != 0) best = std::min(best, seconds);  // the first one maps pages
     }
     return static_cast<double>(elements) * bytes_moved / best * 1e-9;

@@ -25,9 +25,9 @@ Result<std::unique_ptr<Depot>> Depot::create(const Options& options, TierStore& 
 
 template <typename Wait>
 auto Depot::timed(const Wait& wait) noexcept {
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   auto outcome = wait();
-  const std::uint64_t end = system_clock().now_ns();
+  const std::uint64_t end = monotonic_ns();
   wait_ns_ += end - begin;
   if (Timeline* const timeline = store_.timeline(); timeline != nullptr) {
     timeline->add_wait("kept inputs", begin, end);

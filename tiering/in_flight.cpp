@@ -46,8 +46,7 @@ InFlightTable::Entry* InFlightTable::find_free() noexcept {
 
 InFlightTable::Entry& InFlightTable::free_entry(Deadline deadline) noexcept {
   Entry* found = find_free();
-  while (found == nullptr && entries_.size() >= transfers_max &&
-         system_clock().now_ns() < deadline.at_ns) {
+  while (found == nullptr && entries_.size() >= transfers_max && monotonic_ns() < deadline.at_ns) {
     std::this_thread::sleep_for(full_pause);  // progress threads make the room
     found = find_free();
   }
@@ -76,7 +75,7 @@ void InFlightTable::begin(aio::Completion& completion, std::uint32_t shard,
   entry.completion = &completion;
   entry.shard = shard;
   entry.request = request;
-  entry.begin_ns = system_clock().now_ns();
+  entry.begin_ns = monotonic_ns();
   completion.prepare(request, std::move(buffer), &InFlightTable::finished, &entry);
   entry.busy.store(true, std::memory_order_release);
 }

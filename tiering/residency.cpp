@@ -189,7 +189,7 @@ Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexce
 /// Waits for writes to the unit's home: a read that overlaps one would be torn.
 Result<void> Residency::finish_writes(const Slot& slot) noexcept {
   if (store_.shard(slot.unit.shard).home != Tier::Nvme) return {};
-  const std::uint64_t begin_ns = system_clock().now_ns();
+  const std::uint64_t begin_ns = monotonic_ns();
   auto finished = store_.finish_writes(slot.unit.shard);
   waited_since(begin_ns);
   return finished;
@@ -230,7 +230,7 @@ Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
 
 /// Computing comes after the copies into the slot.
 void Residency::waited_since(std::uint64_t begin_ns) noexcept {
-  const std::uint64_t end_ns = system_clock().now_ns();
+  const std::uint64_t end_ns = monotonic_ns();
   wait_ns_ += end_ns - begin_ns;
   if (Timeline* timeline = store_.timeline(); timeline != nullptr) {
     timeline->add_wait("parameters", begin_ns, end_ns);
@@ -239,7 +239,7 @@ void Residency::waited_since(std::uint64_t begin_ns) noexcept {
 
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
   ARTESIAN_CHECK(loader_ != nullptr);
-  const std::uint64_t begin_ns = system_clock().now_ns();
+  const std::uint64_t begin_ns = monotonic_ns();
   if (slot.contents == Contents::Loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
   waited_since(begin_ns);
   ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
@@ -269,7 +269,7 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
   while (slot.pieces_awaited < slot.pieces_issued &&
          slot.pieces_awaited * slot.piece_bytes < bytes) {
     Transfer& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
-    const std::uint64_t begin_ns = system_clock().now_ns();
+    const std::uint64_t begin_ns = monotonic_ns();
     const auto outcome = store_.wait(piece, slot.unit.shard);
     waited_since(begin_ns);
     if (!piece.ready()) return outcome.error();  // still in flight, and to be awaited again
@@ -307,9 +307,9 @@ Result<void> Residency::load(Slot& slot) noexcept {
     }
     ARTESIAN_CHECK(begin < end && end <= image, begin, end, image);
     ARTESIAN_TRY_VOID(await_pieces(slot, end));
-    const std::uint64_t begin_ns = system_clock().now_ns();
+    const std::uint64_t begin_ns = monotonic_ns();
     ARTESIAN_TRY_VOID(load_wave(slot, begin, end));
-    const std::uint64_t end_ns = system_clock().now_ns();
+    const std::uint64_t end_ns = monotonic_ns();
     cast_ns_ += end_ns - begin_ns;
     if (Timeline* timeline = store_.timeline(); timeline != nullptr) {
       timeline->add(Lane::ToDevice, store_.shard(slot.unit.shard).name, begin_ns, end_ns,

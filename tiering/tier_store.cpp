@@ -367,7 +367,7 @@ Result<void> TierStore::Impl::probe(std::uint32_t path, std::uint64_t bytes, dou
   auto speed = tiering::probe_disk(swap_files_[path]->file(), range, engine_.for_path(path),
                                    staging, {.bytes = probe_bytes, .seconds = seconds}, deadline());
   if (!speed.has_value() && speed.error().code == ErrorCode::Timeout) {
-    stalled_ns_ = system_clock().now_ns();
+    stalled_ns_ = monotonic_ns();
     abandoned_ = no_answer(speed.error(), ", measuring it: " + speed.error().message);
     return *abandoned_;
   }
@@ -383,7 +383,7 @@ Result<void> TierStore::Impl::close() noexcept {
     auto drained = engine_.drain(deadline());
     // Only our own transfers count: others may share the engine.
     if (!drained.has_value() && in_flight_.any()) {
-      stalled_ns_ = system_clock().now_ns();
+      stalled_ns_ = monotonic_ns();
       return timeout(std::move(drained).error());
     }
     ARTESIAN_CHECK(!in_flight_.any());
@@ -451,7 +451,7 @@ void TierStore::Impl::transfer(Transfer& transfer, ShardId id, ByteRange range, 
 Result<void> TierStore::Impl::finish(aio::Completion& completion, std::uint32_t path) noexcept {
   auto waited = engine_.for_path(path).wait(completion, deadline());
   if (!waited.has_value()) {
-    stalled_ns_ = system_clock().now_ns();
+    stalled_ns_ = monotonic_ns();
     return timeout(std::move(waited).error());
   }
   if (completion.finished_ns() > stalled_ns_) stalled_ns_ = 0;
@@ -478,8 +478,7 @@ void TierStore::Impl::add_span(const Transfer& transfer, const Shard& shard) {
 }
 
 Error TierStore::Impl::timeout(Error error) const {
-  return no_answer(std::move(error),
-                   "; in flight: " + in_flight_.describe(system_clock().now_ns()));
+  return no_answer(std::move(error), "; in flight: " + in_flight_.describe(monotonic_ns()));
 }
 
 Error TierStore::Impl::no_answer(Error error, const std::string& what) const {

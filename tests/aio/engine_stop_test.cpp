@@ -42,7 +42,7 @@ struct Held {
 void expect_back_at(const Held& before) {
   const Deadline deadline = Deadline::after_seconds(60);
   Held now = Held::now();
-  while (!now.no_more_than(before) && system_clock().now_ns() < deadline.at_ns) {
+  while (!now.no_more_than(before) && monotonic_ns() < deadline.at_ns) {
     sched_yield();
     now = Held::now();
   }
@@ -92,11 +92,11 @@ class EngineStop : public EngineFixture {
     for (std::uint64_t count = draw(4); count != 0 && !list.empty(); --count) {
       engine->cancel(*list[draw(list.size())]);
     }
-    const std::uint64_t instant = system_clock().now_ns() + draw(800'000);
-    while (system_clock().now_ns() < instant) sched_yield();
-    const std::uint64_t begin_ns = system_clock().now_ns();
+    const std::uint64_t instant = monotonic_ns() + draw(800'000);
+    while (monotonic_ns() < instant) sched_yield();
+    const std::uint64_t begin_ns = monotonic_ns();
     engine.reset();
-    ended_in_ns_max_ = std::max(ended_in_ns_max_, system_clock().now_ns() - begin_ns);
+    ended_in_ns_max_ = std::max(ended_in_ns_max_, monotonic_ns() - begin_ns);
     ASSERT_EQ(called, callbacks);
     for (Completion& transfer : transfers) {
       ASSERT_TRUE(transfer.ready());
@@ -207,7 +207,7 @@ TEST_P(EngineAbandons, AnEngineWhoseDiskNeverAnswersEndsWithAReport) {
   stalled.release();  // after all: harmless, and the engine's threads end
   const Deadline deadline = Deadline::after_seconds(60);
   while (test_support::Baseline::now().threads > before.baseline.threads &&
-         system_clock().now_ns() < deadline.at_ns) {
+         monotonic_ns() < deadline.at_ns) {
     sched_yield();
   }
   EXPECT_LE(test_support::Baseline::now().threads, before.baseline.threads);

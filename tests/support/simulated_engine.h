@@ -81,7 +81,7 @@ class SimulatedEngine final : public aio::EngineBase {
   }
   Headway work_while_waiting(Lock& lock, Deadline deadline) noexcept override {
     if (background()) return Headway::None;
-    const std::uint64_t real_ns = system_clock().now_ns();
+    const std::uint64_t real_ns = monotonic_ns();
     const std::uint64_t left_ns = deadline.at_ns - std::min(deadline.at_ns, real_ns);
     const std::uint64_t until_ns = std::max(now_ns_, now_ns_ + left_ns);
     return step(lock, left_ns > (~std::uint64_t{0} >> 1) ? ~std::uint64_t{0} : until_ns);

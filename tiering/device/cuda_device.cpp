@@ -341,7 +341,7 @@ Result<DeviceFence> CudaDevice::record(Queue queue) {
     return recorded.error();
   }
   ARTESIAN_CHECK(own.passed <= own.recorded, own.passed, own.recorded);
-  own.pending.push_back({++own.recorded, event, system_clock().now_ns()});
+  own.pending.push_back({++own.recorded, event, monotonic_ns()});
   return DeviceFence{queue, own.recorded};
 }
 
@@ -376,7 +376,7 @@ bool CudaDevice::ready(DeviceFence fence) noexcept {
 /// Says of each queue how many of its fences are left, and how long the first of them has been.
 std::string CudaDevice::describe_pending() {
   constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost"};
-  const std::uint64_t now_ns = system_clock().now_ns();
+  const std::uint64_t now_ns = monotonic_ns();
   std::string text;
   for (std::size_t index = 0; index < queue_count; ++index) {
     QueueState& state = queues_[index];
@@ -394,7 +394,7 @@ std::string CudaDevice::describe_pending() {
 Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
   const Deadline deadline = Deadline::after_seconds(wait_seconds());
   for (int polls = 0; !ready(fence); ++polls) {
-    if (system_clock().now_ns() > deadline.at_ns) {
+    if (monotonic_ns() > deadline.at_ns) {
       silent_ = true;
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%g", wait_seconds());

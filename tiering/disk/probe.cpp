@@ -75,14 +75,14 @@ class DiskProbe {
   // Bytes per second of one pass, ended early after `seconds`. No pass goes beyond what the first
   // one wrote: reading reserved space that holds nothing yet costs the disk nothing.
   Result<double> pass(aio::Operation operation, double seconds) noexcept {
-    const std::uint64_t start_ns = system_clock().now_ns();
+    const std::uint64_t start_ns = monotonic_ns();
     const auto limit_ns = static_cast<std::uint64_t>(seconds * 1e9);
     ARTESIAN_CHECK(pieces_ > 0 && depth_ > 0, pieces_, depth_);
     std::uint64_t started = 0;
     std::uint64_t finished = 0;
     Result<void> outcome;
     for (;;) {
-      const bool in_time = started == 0 || system_clock().now_ns() - start_ns < limit_ns;
+      const bool in_time = started == 0 || monotonic_ns() - start_ns < limit_ns;
       while (outcome.has_value() && in_time && started < pieces_ && started - finished < depth_) {
         submit(operation, started++);
       }
@@ -94,7 +94,7 @@ class DiskProbe {
     ARTESIAN_CHECK(finished <= started && started <= pieces_, finished, started, pieces_);
     pieces_ = std::min(pieces_, finished);
     if (!outcome.has_value()) return std::move(outcome).error();
-    const std::uint64_t elapsed_ns = std::max<std::uint64_t>(system_clock().now_ns() - start_ns, 1);
+    const std::uint64_t elapsed_ns = std::max<std::uint64_t>(monotonic_ns() - start_ns, 1);
     return static_cast<double>(finished * piece_size_) * 1e9 / static_cast<double>(elapsed_ns);
   }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/clock.h"
 #include "base/huge_page.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -121,7 +122,7 @@ class Comparer {
 /// After a measurement, all of which take about as long.
 void Comparer::show(const Comparison& comparison, const char* whose, double gb_per_s) {
   ++measured_;
-  const double gone = static_cast<double>(system_clock().now_ns() - begin_ns_) * 1e-9;
+  const double gone = seconds_since(begin_ns_);
   const auto all = static_cast<double>(2 * comparisons_.size() * options_.repeats);
   progress_->show({.stage = "comparing",
                    .gone_s = gone,
@@ -243,7 +244,7 @@ Result<void> Comparer::run() {
   for (const Access access : options_.accesses) {
     comparisons_.push_back({.access = access, .ours = {}, .fio = {}});
   }
-  begin_ns_ = system_clock().now_ns();
+  begin_ns_ = monotonic_ns();
   for (std::uint32_t repeat = 0; repeat < options_.repeats; ++repeat) {
     for (Comparison& comparison : comparisons_) {
       // Who begins changes: neither always meets the disk that the other has left.

@@ -9,6 +9,7 @@
 #include <array>
 #include <random>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "tiering/host_nodes.h"
@@ -40,9 +41,9 @@ Transfers one_pass(Access access, Transfers transfers) {
 std::function<void()> telling(const Sweep& sweep, std::uint64_t size, const PassWatch& watch) {
   if (!watch) return nullptr;
   constexpr double every_s = 0.2;
-  const std::uint64_t begin_ns = system_clock().now_ns();
+  const std::uint64_t begin_ns = monotonic_ns();
   return [&sweep, size, &watch, begin_ns, told_s = -every_s]() mutable {
-    const double gone_s = static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
+    const double gone_s = seconds_since(begin_ns);
     const std::uint64_t done = sweep.bytes_read() + sweep.bytes_written();
     if (done == 0 || gone_s < told_s + every_s) return;
     told_s = gone_s;
@@ -191,8 +192,8 @@ Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& wat
   Sweep sweep(*this, *engine, transfers, Sweep::Check::Spot);
   ARTESIAN_TRY_VOID(sweep.prepare());
   const double cpu_before = cpu_seconds();
-  const std::uint64_t begin_ns = system_clock().now_ns();
-  const auto gone = [&] { return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9; };
+  const std::uint64_t begin_ns = monotonic_ns();
+  const auto gone = [&] { return seconds_since(begin_ns); };
   ARTESIAN_TRY_VOID(sweep.run([&] {
     const double second = gone() - result.seconds;
     if (second < 1) return;

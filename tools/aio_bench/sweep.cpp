@@ -122,7 +122,7 @@ void Sweep::await_end(const std::function<void()>& watch) {
     const std::uint64_t moved_now = bytes_read_ + bytes_written_;
     if (moved_now != moved) deadline = Deadline::after_seconds(patience);
     moved = moved_now;
-    if (system_clock().now_ns() >= deadline.at_ns) return give_up(patience);
+    if (monotonic_ns() >= deadline.at_ns) return give_up(patience);
     lock.lock();
   }
 }
@@ -151,7 +151,7 @@ void Sweep::give_up(double patience) {
 
 std::optional<std::uint64_t> Sweep::next_sequence() noexcept {
   if (failed_ || ground_.stop_ != 0) return std::nullopt;
-  if (until_ns_ != 0 && next_ >= sequences_min_ && system_clock().now_ns() >= until_ns_) {
+  if (until_ns_ != 0 && next_ >= sequences_min_ && monotonic_ns() >= until_ns_) {
     return std::nullopt;
   }
   while (true) {
@@ -237,7 +237,7 @@ void Sweep::finished(Completion&, void* context) noexcept {
 
 void Sweep::leave() noexcept {
   if (moving_.fetch_sub(1) > 1) return;
-  still_ns_ = system_clock().now_ns();
+  still_ns_ = monotonic_ns();
   const std::lock_guard lock(mutex_);  // run() is either before its look at moving_ or asleep
   still_.notify_all();
 }

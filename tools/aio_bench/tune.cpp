@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/units.h"
@@ -40,10 +41,6 @@ struct TuneOptions {
   bool replaces_profile = false;  // one of a longer run, too
   TuneOutputs outputs;
 };
-
-double seconds_since(std::uint64_t start_ns) {
-  return static_cast<double>(system_clock().now_ns() - start_ns) * 1e-9;
-}
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -95,8 +92,7 @@ std::string check_striping(const std::vector<std::string>& directories, Faults& 
 /// The tune itself: what it has measured so far, and the means to go on.
 class Tuner {
  public:
-  explicit Tuner(const TuneOptions& options)
-      : options_(options), start_ns_(system_clock().now_ns()) {}
+  explicit Tuner(const TuneOptions& options) : options_(options), start_ns_(monotonic_ns()) {}
 
   /// `warning`: what was known before, or nothing.
   Result<TuneReport> run(const std::string& warning);
@@ -266,7 +262,7 @@ Result<Measurement> Tuner::measure_patiently(const Transfers& transfers) {
 
 Result<Sample> Tuner::sample(const Settings& settings, Access access, double seconds,
                              std::uint64_t file_first, std::uint64_t file_count) {
-  const std::uint64_t begin_ns = system_clock().now_ns();
+  const std::uint64_t begin_ns = monotonic_ns();
   Transfers transfers{.access = access,
                       .engine = engine_options(settings),
                       .kind = &settings.engine,

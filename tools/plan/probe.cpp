@@ -31,10 +31,6 @@ constexpr int runs_max = 9;
 constexpr double enough_s = 1.0;
 constexpr std::size_t blocks_max = 4;
 
-double seconds_since(std::uint64_t begin_ns) {
-  return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
-}
-
 /// Medians, in seconds.
 struct StageTime {
   double forward = 0.0;
@@ -78,12 +74,12 @@ class StageProbe {
       if (round > runs_min && taken >= enough_s) break;
       std::vector<at::Tensor> inputs;
       std::vector<at::Tensor> outputs;
-      const std::uint64_t begin = system_clock().now_ns();
+      const std::uint64_t begin = monotonic_ns();
       for (const auto& of_copy : weights) {
         inputs.push_back((outputs.empty() ? input : outputs.back()).detach().requires_grad_(true));
         outputs.push_back(module_->forward(stage, inputs.back(), of_copy, {ids, ids, &sink_}));
       }
-      const std::uint64_t turn = system_clock().now_ns();
+      const std::uint64_t turn = monotonic_ns();
       at::Tensor gradient = at::ones_like(outputs.back());
       for (std::size_t copy = copies; copy-- > 0;) {
         std::vector<at::Tensor> wanted = weights[copy];
@@ -120,7 +116,7 @@ double probe_product(const models::ModelConfig& config, DType dtype) {
   const at::Tensor other = at::rand({width, width}, options);
   double best = 1e30;
   for (int round = 0; round <= 3; ++round) {
-    const std::uint64_t begin = system_clock().now_ns();
+    const std::uint64_t begin = monotonic_ns();
     const at::Tensor product = at::matmul(one, other);
     if (round != 0) best = std::min(best, seconds_since(begin));
   }
@@ -195,7 +191,7 @@ class UpdateProbe {
   /// Seconds of one pass; with the checksums of what would come from NVMe and go there, or without.
   double run(bool checksums) {
     std::atomic<std::uint64_t> sum{0};
-    const std::uint64_t begin = system_clock().now_ns();
+    const std::uint64_t begin = monotonic_ns();
     at::parallel_for(0, elements_ / slice, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t at = from * slice; at < to * slice; at += slice) {
         if (checksums) sum += sum_of_state(at);

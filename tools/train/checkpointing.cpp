@@ -35,10 +35,6 @@ std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
 }
 
-double seconds_since(std::uint64_t begin_ns) {
-  return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
-}
-
 }  // namespace
 
 Result<Checkpointing> Checkpointing::open(const CheckpointFlags& flags) {
@@ -218,7 +214,7 @@ void Checkpointing::note_changes(const zero3::CheckpointManifest& manifest) cons
 /// The first of those found that is not damaged.
 Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Progress& progress) {
   for (std::size_t index = 0;; ++index) {
-    const std::uint64_t begin = system_clock().now_ns();
+    const std::uint64_t begin = monotonic_ns();
     auto loaded = engine.load_checkpoint({.directory = found_in_, .tag = found_[index]}, progress);
     if (loaded.has_value()) {
       log(LogLevel::Info,
@@ -318,7 +314,7 @@ Result<void> Checkpointing::begin_save(zero3::Engine& engine, std::uint64_t step
   ARTESIAN_TRY_VOID(finish_save(engine));
   if (!has_time(step, engine)) return {};
   ++tried_;
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   auto begun = engine.begin_checkpoint(request_of(identity_.data));
   if (!begun.has_value()) return note_failure(step, std::move(begun).error());
   saving_ = Saving{.step = step, .next_sample = next_sample_, .begin_ns = begin};
@@ -333,7 +329,7 @@ Result<void> Checkpointing::commit_save(zero3::Engine& engine, StepLog& step_log
   // Lines of a log that cannot be made durable may be lost with the power; the checkpoint is not.
   auto synced = step_log.sync();
   if (!synced.has_value()) log(LogLevel::Warning, synced.error().to_string());
-  saving_->commit_ns = system_clock().now_ns();
+  saving_->commit_ns = monotonic_ns();
   return engine.commit_checkpoint(std::move(trainer));
 }
 

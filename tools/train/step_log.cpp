@@ -205,7 +205,7 @@ void Progress::step(const zero3::StepResult& r, const std::optional<double>& hel
   step_seconds_ = step_seconds_ == 0.0 ? r.step_s : 0.8 * step_seconds_ + 0.2 * r.step_s;
   const bool own_line = held_out_loss.has_value() ||
                         (options_.steps_per_print != 0 && r.step % options_.steps_per_print == 0);
-  const std::uint64_t now = system_clock().now_ns();
+  const std::uint64_t now = monotonic_ns();
   const bool due = now - printed_ns_ >= print_interval_ns || r.step == options_.steps_total;
   if (line_.on_terminal() || own_line || due) {
     line_.draw(describe(r, held_out_loss));

@@ -453,7 +453,7 @@ Result<void> TrainRun::build() {
 }
 
 Result<zero3::StepResult> TrainRun::one_step() {
-  step_begin_ns_ = system_clock().now_ns();
+  step_begin_ns_ = monotonic_ns();
   const std::uint64_t samples = config_.micro_batch_size;
   std::vector<zero3::TokenBatch> tokens;
   std::vector<zero3::Batch> batches;
@@ -549,7 +549,7 @@ Result<void> TrainRun::stop_at(std::uint64_t step) {
 /// True if the step under way would take longer than is left after a stop.
 bool TrainRun::has_no_time() const {
   if (stop_requested() == 0) return false;
-  const double gone = static_cast<double>(system_clock().now_ns() - step_begin_ns_) * 1e-9;
+  const double gone = seconds_since(step_begin_ns_);
   const double usual = summary_.steps() == 0 ? 0.0 : summary_.last().step_s;
   return checkpointing_->must_stop_now(*engine_, std::max(usual - gone, 0.0));
 }

@@ -236,9 +236,9 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
 
 void Checkpoints::add(const SubGroup& group) noexcept {
   ARTESIAN_CHECK(adds());
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   copy_->add(group);
-  copy_ns_ += system_clock().now_ns() - begin;
+  copy_ns_ += monotonic_ns() - begin;
 }
 
 /// A fault of the target ends the copying; the pass that has begun goes on.

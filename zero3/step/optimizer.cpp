@@ -555,9 +555,9 @@ Result<void> Optimizer::finish_step() noexcept {
   ARTESIAN_TRY_VOID(update_up_to(trained_units_.back()));
   pass_ = Pass::None;
   ARTESIAN_TRY_VOID(stream_.finish());
-  const std::uint64_t before = system_clock().now_ns();
+  const std::uint64_t before = monotonic_ns();
   ARTESIAN_TRY_VOID(state_.ring().finish());
-  drained_ns_ += system_clock().now_ns() - before;
+  drained_ns_ += monotonic_ns() - before;
   ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
   return state_.device().join_queues();
 }

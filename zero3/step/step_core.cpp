@@ -305,22 +305,22 @@ Result<void> StepCore::begin_backward(const BackwardRequest& request) {
 
 template <typename Work>
 Result<void> StepCore::timed_gradients(const Work& work) {
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   const double waited = gradients_->wait_seconds();
   auto outcome = work();
   const auto waited_ns = static_cast<std::uint64_t>((gradients_->wait_seconds() - waited) * 1e9);
-  const std::uint64_t taken_ns = system_clock().now_ns() - begin;
+  const std::uint64_t taken_ns = monotonic_ns() - begin;
   counters_.gradient_ns += taken_ns - std::min(taken_ns, waited_ns);
   return outcome;
 }
 
 Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                            tiering::DeviceFence written) {
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_->add(unit, gradients, written); }));
   if (options_.timeline != nullptr) {
     options_.timeline->add(Lane::ToHost, layout().units[unit].name + " gradient", begin,
-                           system_clock().now_ns());
+                           monotonic_ns());
   }
   return {};
 }
@@ -344,9 +344,9 @@ Result<void> StepCore::stage_accumulated(std::size_t stage) {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   optimizer_->stage_is_done();
   if (!optimizer_->under_backward()) return {};
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   ARTESIAN_TRY_VOID(under_backward_->accumulated(stage));
-  const std::uint64_t end = system_clock().now_ns();
+  const std::uint64_t end = monotonic_ns();
   under_backward_ns_ += end - begin;
   if (options_.timeline != nullptr) {
     options_.timeline->add(Lane::Optimizer, "update under backward", begin, end);
@@ -447,7 +447,7 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   if (!last_backward_) return {};
   copy_ahead();
   if (guard_.loss_is_bad()) return {};
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   if (under_backward_->undecided() && measured_.has_value()) {
     const double part =
         static_cast<double>(count) / static_cast<double>(config_.accumulation_steps);
@@ -457,7 +457,7 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   rate_begun_ = request.learning_rate.value_or(scheduled_rate());
   ARTESIAN_TRY_VOID(
       under_backward_->begin(step_constants(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
-  under_backward_ns_ += system_clock().now_ns() - begin;
+  under_backward_ns_ += monotonic_ns() - begin;
   return {};
 }
 
@@ -491,11 +491,11 @@ Result<void> StepCore::update_before_use(const AccessOrder::Access& units) {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   if (!updating_.has_value()) return {};
   for (const std::uint32_t unit : units) {
-    const std::uint64_t begin = system_clock().now_ns();
+    const std::uint64_t begin = monotonic_ns();
     ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->update_up_to(unit); }));
     if (options_.timeline == nullptr) continue;
     options_.timeline->add(Lane::Optimizer, layout().units[unit].name + " update", begin,
-                           system_clock().now_ns());
+                           monotonic_ns());
   }
   return {};
 }
@@ -503,11 +503,11 @@ Result<void> StepCore::update_before_use(const AccessOrder::Access& units) {
 /// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
 void StepCore::update_between_operators() noexcept {
   if (failed_ahead_.has_value() || !optimizer_->may_update_ahead()) return;
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   const auto work = [&] { return optimizer_->update_ahead(); };
   auto updated = updating_.has_value() ? go_on_updating(work) : work();
   if (!updated.has_value()) failed_ahead_ = std::move(updated).error();
-  const std::uint64_t end = system_clock().now_ns();
+  const std::uint64_t end = monotonic_ns();
   if (!updating_.has_value()) under_backward_ns_ += end - begin;
   if (options_.timeline == nullptr) return;
   options_.timeline->add(Lane::Optimizer, "update ahead", begin, end);
@@ -647,13 +647,13 @@ Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   ARTESIAN_TRY_VOID(gradients_->complete());
   const bool early = micro_batches_ < config_.accumulation_steps;
   ARTESIAN_TRY_VOID(prefetcher_->end_step(early ? StepEnd::Early : StepEnd::Whole));
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   ARTESIAN_TRY(norm, gradients_->norm());
   ARTESIAN_TRY(result, judge(norm, request));
   if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
   updated_before_ = !result.overflow;
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher_->look_ahead_to_next_step());
-  const std::uint64_t end = system_clock().now_ns();
+  const std::uint64_t end = monotonic_ns();
   const std::uint64_t micro_batches = std::exchange(micro_batches_, 0);
   rate_begun_.reset();
   result.optimizer_s = static_cast<double>(end - begin + under_backward_ns_) * 1e-9;

@@ -60,11 +60,11 @@ StepResult StepFigures::counters() const {
 }
 
 StepFigures::Mark StepFigures::mark() const {
-  return {.begin_ns = system_clock().now_ns(), .counters = counters()};
+  return {.begin_ns = monotonic_ns(), .counters = counters()};
 }
 
 void StepFigures::begin_step(bool carries_update) {
-  step_begin_ns_ = system_clock().now_ns();
+  step_begin_ns_ = monotonic_ns();
   prediction_.begin_step(carries_update);
   phase_ = mark();
 }

@@ -68,7 +68,7 @@ std::size_t SubGroupStream::idle_item() const noexcept {
 }
 
 void SubGroupStream::count_wait(std::uint64_t begin_ns) noexcept {
-  const std::uint64_t end_ns = system_clock().now_ns();
+  const std::uint64_t end_ns = monotonic_ns();
   wait_ns_ += end_ns - begin_ns;
   Timeline* const timeline = state_.store().timeline();
   if (timeline != nullptr) timeline->add_wait(waits_for_, begin_ns, end_ns);
@@ -82,7 +82,7 @@ Result<StagingItem*> SubGroupStream::take_item(const Task& task) noexcept {
   if (chosen == free_items_.size()) chosen = idle_item();
   if (chosen == free_items_.size()) chosen = 0;
   FreeItem& free = free_items_[chosen];
-  const std::uint64_t before = system_clock().now_ns();
+  const std::uint64_t before = monotonic_ns();
   auto finished = free.item->finish();
   count_wait(before);
   if (!finished.has_value()) {
@@ -367,7 +367,7 @@ Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
     group.saved = item->data() + saved_offset();
   }
   if (item != nullptr) {
-    const std::uint64_t before = system_clock().now_ns();
+    const std::uint64_t before = monotonic_ns();
     ARTESIAN_TRY_VOID(item->finish());
     count_wait(before);
   }
@@ -619,7 +619,7 @@ Result<void> SubGroupStream::run_some(std::uint32_t unit, const std::vector<std:
 
 Result<void> SubGroupStream::finish_left() noexcept {
   Result<void> first;
-  const std::uint64_t before = system_clock().now_ns();
+  const std::uint64_t before = monotonic_ns();
   for (const FreeItem& free : free_items_) {
     auto outcome = free.failed.has_value() ? Result<void>(*free.failed) : free.item->finish();
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);

@@ -70,15 +70,15 @@ UnitGraphs::UnitGraphs(Module& module, StepCore& core, ParameterTensors& tensors
 }
 
 void UnitGraphs::work_between_operators() {
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   core_.update_between_operators();
-  between_ns_ += system_clock().now_ns() - begin;
+  between_ns_ += monotonic_ns() - begin;
 }
 
 void UnitGraphs::span(const char* direction, std::size_t stage, std::uint64_t begin_ns) {
   if (core_.timeline() == nullptr) return;
   core_.timeline()->add(Lane::Compute, module_.stages()[stage].name + direction, begin_ns,
-                        system_clock().now_ns());
+                        monotonic_ns());
 }
 
 Result<void> UnitGraphs::enter(const AccessOrder::Access& units) {
@@ -176,14 +176,14 @@ Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<Micro
     ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
     std::optional<Error> refused;
     for (std::size_t index = 0; index < group.size() && !refused.has_value(); ++index) {
-      const std::uint64_t begin = system_clock().now_ns();
+      const std::uint64_t begin = monotonic_ns();
       const std::uint64_t others = between_ns_;
       auto output = from_torch([&] {
         const tiering::ComputeScope computing(state_.device());
         const BetweenOperators calls(keep == Keep::Nothing ? nothing : between_);
         return run_stage(stage, activations[index], group[index], keep);
       });
-      core_.counters().forward_ns += system_clock().now_ns() - begin - (between_ns_ - others);
+      core_.counters().forward_ns += monotonic_ns() - begin - (between_ns_ - others);
       span(keep == Keep::Nothing ? " evaluate" : " forward", stage, begin);
       if (output.has_value()) {
         activations[index] = std::move(output).value();
@@ -310,7 +310,7 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
     micro.graphs[stage].input = input;
   }
   ARTESIAN_TRY_VOID(keeper_.prepare_next());
-  const std::uint64_t begin = system_clock().now_ns();
+  const std::uint64_t begin = monotonic_ns();
   const std::uint64_t others = between_ns_;
   const auto parameters = trained_parameters(stage);
   ARTESIAN_TRY(gradients, differentiate(stage, parameters, micro));
@@ -318,9 +318,9 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
   ARTESIAN_TRY_VOID(keeper_.load_next());
   const auto& lookup = module_.stages()[stage].lookup;
   if (lookup.has_value() && micro.gradient.defined()) keep_rows(*lookup, micro);
-  core_.counters().backward_ns += system_clock().now_ns() - begin - (between_ns_ - others);
+  core_.counters().backward_ns += monotonic_ns() - begin - (between_ns_ - others);
   span(" backward", stage, begin);
-  const std::uint64_t rounding = system_clock().now_ns();
+  const std::uint64_t rounding = monotonic_ns();
   if (state_.separate_device()) {  // while the device computes this one, those of the one before
     std::optional<StageGradients> before = std::exchange(late_, std::move(made));
     if (before.has_value()) {

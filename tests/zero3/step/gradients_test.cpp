@@ -437,9 +437,9 @@ class WatchedEngine final : public aio::Engine {
   }
   Result<void> wait(aio::Completion& completion, Deadline deadline) noexcept override {
     ++waits;
-    const std::uint64_t before = system_clock().now_ns();
+    const std::uint64_t before = monotonic_ns();
     auto waited = engine_->wait(completion, deadline);
-    waited_ns += system_clock().now_ns() - before;
+    waited_ns += monotonic_ns() - before;
     return waited;
   }
   void cancel(aio::Completion& completion) noexcept override { engine_->cancel(completion); }
