@@ -14,11 +14,9 @@
 #include "base/clock.h"
 #include "base/file_system.h"
 #include "base/machine.h"
-#include "models/registry.h"
+#include "bench/made_up_engine.h"
 #include "tools/shell/process_setup.h"
 #include "tools/train/made_up_tokens.h"
-#include "zero3/step/weights.h"
-#include "zero3/torch/engine.h"
 
 namespace artesian::bench {
 namespace {
@@ -30,10 +28,6 @@ constexpr std::uint64_t piece_bytes = 8 << 20;
 enum class Variant : std::uint8_t { None, Read, Copied };
 constexpr Variant variants[] = {Variant::None, Variant::Read, Variant::Copied};
 constexpr const char* words[] = {"none", "read", "copied"};
-
-double seconds_since(std::uint64_t begin_ns) {
-  return static_cast<double>(system_clock().now_ns() - begin_ns) * 1e-9;
-}
 
 std::uint64_t swap_written(const zero3::Engine& engine) {
   std::uint64_t bytes = 0;
@@ -60,7 +54,7 @@ class Run {
     for (std::uint64_t round = 0; round < rounds; ++round) {
       ARTESIAN_TRY(write, disk_rate(/*writes=*/true));
       for (const Variant variant : variants) {
-        const std::uint64_t begin = system_clock().now_ns();
+        const std::uint64_t begin = monotonic_ns();
         ARTESIAN_TRY_VOID(window(variant));
         std::printf("{\"variant\": \"%s\", \"seconds\": %.6f, \"write_rate\": %.0f}\n",
                     words[static_cast<int>(variant)], seconds_since(begin), write);
@@ -123,14 +117,14 @@ class Run {
     }
     ARTESIAN_TRY(file, system_files().open(path, {.create = Create::Exclusive}));
     ARTESIAN_TRY_VOID(file->allocate(bytes));
-    std::uint64_t begin = system_clock().now_ns();
+    std::uint64_t begin = monotonic_ns();
     for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
       ARTESIAN_TRY_VOID(file->write_at(memory_.get(), piece_bytes, at));
     }
     ARTESIAN_TRY_VOID(file->sync());
     double seconds = seconds_since(begin);
     if (!writes) {
-      begin = system_clock().now_ns();
+      begin = monotonic_ns();
       for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
         ARTESIAN_TRY_VOID(file->read_at(memory_.get(), piece_bytes, at));
       }
@@ -145,7 +139,7 @@ class Run {
     ARTESIAN_TRY(read, disk_rate(/*writes=*/false));
     ARTESIAN_TRY(write, disk_rate(/*writes=*/true));
     const std::uint64_t written = swap_written(engine_);
-    const std::uint64_t begin = system_clock().now_ns();
+    const std::uint64_t begin = monotonic_ns();
     ARTESIAN_TRY_VOID(engine_.load_checkpoint({.directory = folder_}));
     std::printf("{\"load\": %.6f, \"read_rate\": %.0f, \"write_rate\": %.0f, \"swap\": %llu}\n",
                 seconds_since(begin), read, write,
@@ -168,14 +162,10 @@ Result<void> measure(const std::vector<std::string>& arguments) {
   const auto number = [&](std::size_t index) {
     return std::strtoull(arguments[index].c_str(), nullptr, 10);
   };
-  ARTESIAN_TRY(model, models::read_model_config(arguments[0]));
-  ARTESIAN_TRY(config, zero3::read_config(arguments[1], {}));
-  const auto module = models::make_module(model);
-  ARTESIAN_TRY(engine, zero3::Engine::create(*module, config, {}));
-  zero3::RandomWeights weights(module->parameters(), 1);
-  ARTESIAN_TRY_VOID(engine->initialize(weights));
-  ARTESIAN_TRY_VOID(Run(model, number(2), arguments[3], *engine).run(number(4), number(5)));
-  return engine->close();
+  ARTESIAN_TRY(made, make_engine(arguments[0], arguments[1], {}));
+  Run run(made.model, number(2), arguments[3], *made.engine);
+  ARTESIAN_TRY_VOID(run.run(number(4), number(5)));
+  return made.engine->close();
 }
 
 }  // namespace

@@ -16,11 +16,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "models/registry.h"
+#include "bench/made_up_engine.h"
 #include "tools/shell/process_setup.h"
 #include "tools/train/made_up_tokens.h"
-#include "zero3/step/weights.h"
-#include "zero3/torch/engine.h"
 
 namespace artesian::bench {
 namespace {
@@ -50,11 +48,10 @@ class Run {
 
   Result<void> run() {
     for (std::uint64_t step = 0; step < rung_.warm_up + rung_.steps; ++step) {
-      const std::uint64_t begin = system_clock().now_ns();
+      const std::uint64_t begin = monotonic_ns();
       ARTESIAN_TRY(loss, one_step());
       if (step < rung_.warm_up) continue;
-      std::printf("{\"seconds\": %.6f, \"loss\": %.9g}\n",
-                  static_cast<double>(system_clock().now_ns() - begin) * 1e-9, loss);
+      std::printf("{\"seconds\": %.6f, \"loss\": %.9g}\n", seconds_since(begin), loss);
       std::fflush(stdout);
     }
     return report();
@@ -93,17 +90,12 @@ class Run {
 };
 
 Result<void> measure(const Rung& rung) {
-  ARTESIAN_TRY(model, models::read_model_config(rung.model));
-  ARTESIAN_TRY(config, zero3::read_config(rung.config, {}));
-  const auto module = models::make_module(model);
   zero3::EngineOptions options{.split_master = !rung.whole_master,
                                .spare_device = !rung.slots_alone};
   if (rung.forward_alone) options.share_under_backward = 0.0;
-  ARTESIAN_TRY(engine, zero3::Engine::create(*module, config, options));
-  zero3::RandomWeights weights(module->parameters(), 1);
-  ARTESIAN_TRY_VOID(engine->initialize(weights));
-  ARTESIAN_TRY_VOID(Run(rung, model, *engine).run());
-  return engine->close();
+  ARTESIAN_TRY(made, make_engine(rung.model, rung.config, options));
+  ARTESIAN_TRY_VOID(Run(rung, made.model, *made.engine).run());
+  return made.engine->close();
 }
 
 }  // namespace
