@@ -175,6 +175,7 @@ Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t byt
   std::size_t total = 0;
   ARTESIAN_TRY_VOID(done(cudaMemGetInfo(&free, &total), "asking for its memory"));
   if (bytes > total) return out_of_memory(bytes, free, total);
+  ARTESIAN_CHECK(bytes != 0);
   const std::uint64_t size = round_up(bytes, 4096);
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, size);
@@ -183,6 +184,7 @@ Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t byt
     return out_of_memory(size, free, total);
   }
   ARTESIAN_TRY_VOID(done(status, "allocating the device tier"));
+  ARTESIAN_CHECK(memory != nullptr, size);
   return pinned::Pool::over({static_cast<std::byte*>(memory), static_cast<std::size_t>(size)},
                             "device memory", [this, memory] {
                               if (idle()) static_cast<void>(cudaFree(memory));
@@ -206,6 +208,9 @@ Result<void> CudaDevice::register_host(std::span<std::byte> range) {
         registered_.begin(), registered_.end(), piece,
         [](const auto& one, const auto& other) { return one.data() < other.data(); });
     ARTESIAN_CHECK(after == registered_.end() || piece.data() + piece.size() <= after->data());
+    const bool apart = after == registered_.begin() ||
+                       std::prev(after)->data() + std::prev(after)->size() <= piece.data();
+    ARTESIAN_CHECK(apart, piece.data(), piece.size());
     registered_.insert(after, piece);
   }
   return {};
@@ -215,8 +220,10 @@ void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {
   if (!idle()) return;
   std::erase_if(registered_, [&](std::span<std::byte> piece) {
     const bool within = piece.data() >= range.data() && piece.data() < range.data() + range.size();
-    if (within) static_cast<void>(cudaHostUnregister(piece.data()));
-    return within;
+    if (!within) return false;
+    ARTESIAN_CHECK(piece.data() + piece.size() <= range.data() + range.size(), piece.size());
+    static_cast<void>(cudaHostUnregister(piece.data()));
+    return true;
   });
   static_cast<void>(cudaGetLastError());
 }
@@ -240,6 +247,8 @@ Result<void> CudaDevice::enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byt
                                       const std::byte* source, std::uint64_t bytes) {
   ARTESIAN_TRY_VOID(select());
   const bool up = kind == cudaMemcpyHostToDevice;
+  ARTESIAN_CHECK(queue == (up ? Queue::ToDevice : Queue::ToHost), static_cast<int>(queue));
+  check_copy(target, source, bytes);
   while (bytes != 0) {
     const std::uint64_t size = bytes_in_one_piece(up ? source : target, bytes);
     ARTESIAN_CHECK(size != 0 && size <= bytes, size, bytes);
@@ -267,12 +276,14 @@ Result<void> CudaDevice::copy_to_host(std::byte* target, const std::byte* source
 }
 
 Result<void> CudaDevice::zero(Queue queue, std::byte* target, std::uint64_t bytes) {
+  ARTESIAN_CHECK(target != nullptr, bytes);
   ARTESIAN_TRY_VOID(select());
   return done(cudaMemsetAsync(target, 0, bytes, stream(queue)), "clearing device memory");
 }
 
 Result<void> CudaDevice::expand(Queue queue, const std::byte* source, DType source_dtype,
                                 float* target, std::uint64_t count) {
+  check_expand(source, source_dtype, target);
   ARTESIAN_TRY_VOID(select());
   return launched(kernels::cuda::expand(source, source_dtype, target, count, stream(queue)));
 }
@@ -280,6 +291,7 @@ Result<void> CudaDevice::expand(Queue queue, const std::byte* source, DType sour
 Result<void> CudaDevice::accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
                                              const float* grad, DType grad_dtype,
                                              std::uint64_t count, kernels::Accumulate how) {
+  check_gradient(acc, acc_dtype, grad);
   ARTESIAN_TRY_VOID(select());
   return launched(kernels::cuda::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how,
                                                      not_finite_, stream(queue)));
@@ -287,12 +299,14 @@ Result<void> CudaDevice::accumulate_gradient(Queue queue, std::byte* acc, DType 
 
 Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,
                                      std::uint64_t count, double* leaf_sums) {
+  check_squares(data, dtype, leaf_sums);
   ARTESIAN_TRY_VOID(select());
   return launched(kernels::cuda::sum_squares(data, dtype, count, leaf_sums, stream(queue)));
 }
 
 Result<void> CudaDevice::adam_step(Queue queue, const kernels::AdamArrays& arrays,
                                    std::uint64_t count, const kernels::AdamStep& step) {
+  check_adam(arrays);
   ARTESIAN_TRY_VOID(select());
   return launched(kernels::cuda::adam_step(arrays, count, step, stream(queue)));
 }
@@ -301,6 +315,7 @@ Result<cudaEvent_t> CudaDevice::take_event() {
   if (!free_events_.empty()) {
     cudaEvent_t event = free_events_.back();
     free_events_.pop_back();
+    ARTESIAN_CHECK(event != nullptr);
     return event;
   }
   cudaEvent_t event = nullptr;
@@ -341,6 +356,7 @@ Result<DeviceFence> CudaDevice::record(Queue queue) {
     return recorded.error();
   }
   ARTESIAN_CHECK(own.passed <= own.recorded, own.passed, own.recorded);
+  ARTESIAN_CHECK(own.pending.empty() || own.pending.back().sequence == own.recorded, own.recorded);
   own.pending.push_back({++own.recorded, event, monotonic_ns()});
   return DeviceFence{queue, own.recorded};
 }

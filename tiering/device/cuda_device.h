@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "tiering/device/device.h"
 
 namespace artesian::tiering {
@@ -78,7 +79,11 @@ class CudaDevice final : public Device {
     std::deque<Recorded> pending;  // those after it
   };
   explicit CudaDevice(int index) noexcept : index_(index) {}
-  QueueState& queue_state(Queue queue) noexcept { return queues_[static_cast<std::size_t>(queue)]; }
+  QueueState& queue_state(Queue queue) noexcept {
+    const auto index = static_cast<std::size_t>(queue);
+    ARTESIAN_CHECK(index < queues_.size(), index);
+    return queues_[index];
+  }
   cudaStream_t stream(Queue queue) noexcept { return queue_state(queue).stream; }
   Result<void> select() const;
   Result<void> enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byte* target,

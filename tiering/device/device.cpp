@@ -7,12 +7,54 @@ namespace {
 
 constexpr std::array<Queue, queue_count> queues{Queue::Compute, Queue::ToDevice, Queue::ToHost};
 
+/// True for memory of elements of this size; kernels on a GPU fault on any other.
+bool is_aligned(const void* memory, std::uint64_t size) noexcept {
+  return memory != nullptr && reinterpret_cast<std::uintptr_t>(memory) % size == 0;
+}
+
 }  // namespace
 
+void Device::check_copy(const std::byte* target, const std::byte* source,
+                        std::uint64_t bytes) noexcept {
+  if (bytes == 0) return;
+  ARTESIAN_CHECK(target != nullptr && source != nullptr, target, source, bytes);
+  const auto to = reinterpret_cast<std::uintptr_t>(target);
+  const auto from = reinterpret_cast<std::uintptr_t>(source);
+  ARTESIAN_CHECK(to + bytes <= from || from + bytes <= to, target, source, bytes);
+}
+
+void Device::check_expand(const std::byte* source, DType source_dtype,
+                          const float* target) noexcept {
+  ARTESIAN_CHECK(is_aligned(source, dtype_size(source_dtype)), source);
+  ARTESIAN_CHECK(is_aligned(target, sizeof(float)), target);
+}
+
+void Device::check_gradient(const std::byte* acc, DType acc_dtype, const float* grad) noexcept {
+  ARTESIAN_CHECK(is_aligned(acc, dtype_size(acc_dtype)), acc);
+  ARTESIAN_CHECK(is_aligned(grad, sizeof(float)), grad);
+}
+
+void Device::check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept {
+  ARTESIAN_CHECK(is_aligned(data, dtype_size(dtype)), data);
+  ARTESIAN_CHECK(is_aligned(leaf_sums, sizeof(double)), leaf_sums);
+}
+
+void Device::check_adam(const kernels::AdamArrays& arrays) noexcept {
+  ARTESIAN_CHECK(arrays.master_low == nullptr);  // whole master weights
+  ARTESIAN_CHECK(is_aligned(arrays.param, sizeof(float)), arrays.param);
+  ARTESIAN_CHECK(is_aligned(arrays.exp_avg, sizeof(float)), arrays.exp_avg);
+  ARTESIAN_CHECK(is_aligned(arrays.exp_avg_sq, sizeof(float)), arrays.exp_avg_sq);
+  ARTESIAN_CHECK(is_aligned(arrays.grad, dtype_size(arrays.grad_dtype)), arrays.grad);
+  const bool out = is_aligned(arrays.param_out, dtype_size(arrays.param_out_dtype));
+  ARTESIAN_CHECK(out || arrays.param_out == nullptr, arrays.param_out);
+}
+
 Result<void> Device::join_queues() {
+  ARTESIAN_CHECK(!joining_);
   std::array<DeviceFence, queue_count> ends;
   for (std::size_t index = 0; index < queue_count; ++index) {
     ARTESIAN_TRY(end, record(queues[index]));
+    ARTESIAN_CHECK(end.queue == queues[index], index);
     ends[index] = end;
   }
   Result<void> joined;

@@ -26,6 +26,7 @@
 #include <span>
 #include <string>
 
+#include "base/check.h"
 #include "base/dtype.h"
 #include "base/result.h"
 #include "kernels/adam.h"
@@ -106,13 +107,26 @@ class Device {
   Result<void> finish_all() noexcept;
 
   /// Deadline of every wait of the host.
-  void set_wait_seconds(double seconds) noexcept { wait_seconds_ = seconds; }
+  void set_wait_seconds(double seconds) noexcept {
+    ARTESIAN_CHECK(seconds >= 0.0, seconds);
+    wait_seconds_ = seconds;
+  }
   double wait_seconds() const noexcept { return wait_seconds_; }
   /// Bytes given to the two copies since creation.
   std::uint64_t bytes_to_device() const noexcept { return bytes_to_device_; }
   std::uint64_t bytes_to_host() const noexcept { return bytes_to_host_; }
 
  protected:
+  /// Check what is enqueued, whichever device it is: memory that is there, aligned to its elements,
+  /// and what a copy reads apart from what it writes.
+  static void check_copy(const std::byte* target, const std::byte* source,
+                         std::uint64_t bytes) noexcept;
+  static void check_expand(const std::byte* source, DType source_dtype,
+                           const float* target) noexcept;
+  static void check_gradient(const std::byte* acc, DType acc_dtype, const float* grad) noexcept;
+  static void check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept;
+  static void check_adam(const kernels::AdamArrays& arrays) noexcept;
+
   std::uint64_t bytes_to_device_ = 0;
   std::uint64_t bytes_to_host_ = 0;
   bool joining_ = false;  // within join_queues

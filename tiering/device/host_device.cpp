@@ -16,6 +16,7 @@ Result<std::unique_ptr<pinned::Pool>> HostDevice::create_arena(std::uint64_t byt
 
 Result<void> HostDevice::copy_to_device(std::byte* target, const std::byte* source,
                                         std::uint64_t bytes) {
+  check_copy(target, source, bytes);
   std::memcpy(target, source, bytes);
   bytes_to_device_ += bytes;
   return {};
@@ -23,18 +24,21 @@ Result<void> HostDevice::copy_to_device(std::byte* target, const std::byte* sour
 
 Result<void> HostDevice::copy_to_host(std::byte* target, const std::byte* source,
                                       std::uint64_t bytes) {
+  check_copy(target, source, bytes);
   std::memcpy(target, source, bytes);
   bytes_to_host_ += bytes;
   return {};
 }
 
 Result<void> HostDevice::zero(Queue, std::byte* target, std::uint64_t bytes) {
+  ARTESIAN_CHECK(target != nullptr, bytes);
   std::memset(target, 0, bytes);
   return {};
 }
 
 Result<void> HostDevice::expand(Queue, const std::byte* source, DType source_dtype, float* target,
                                 std::uint64_t count) {
+  check_expand(source, source_dtype, target);
   kernels::expand(source, source_dtype, target, count);
   return {};
 }
@@ -42,6 +46,7 @@ Result<void> HostDevice::expand(Queue, const std::byte* source, DType source_dty
 Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dtype,
                                              const float* grad, DType grad_dtype,
                                              std::uint64_t count, kernels::Accumulate how) {
+  check_gradient(acc, acc_dtype, grad);
   // What is not finite shows in the sum of squares.
   static_cast<void>(kernels::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how));
   return {};
@@ -49,12 +54,14 @@ Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dt
 
 Result<void> HostDevice::sum_squares(Queue, const std::byte* data, DType dtype, std::uint64_t count,
                                      double* leaf_sums) {
+  check_squares(data, dtype, leaf_sums);
   kernels::sum_squares(data, dtype, count, leaf_sums);
   return {};
 }
 
 Result<void> HostDevice::adam_step(Queue, const kernels::AdamArrays& arrays, std::uint64_t count,
                                    const kernels::AdamStep& step) {
+  check_adam(arrays);
   kernels::adam_step(arrays, count, step);
   return {};
 }

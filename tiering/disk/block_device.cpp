@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/check.h"
 #include "base/kernel_files.h"
 #include "pinned/nodes.h"
 #include "tiering/disk/mount.h"
@@ -39,6 +40,7 @@ BlockDevice disk_at(const fs::path& device, const std::string& root) {
   BlockDevice disk{.name = device.filename().string(),
                    .model = first_line_of(device / "device/model")};
   const auto starts = [&](const char* prefix) { return disk.name.starts_with(prefix); };
+  ARTESIAN_CHECK(!disk.name.empty());
   disk.nvme = starts("nvme");
   const std::string transport = first_line_of(device / "device/transport");
   disk.over_network = disk.nvme && !transport.empty() && transport != "pcie";

@@ -23,6 +23,7 @@ std::vector<std::uint64_t> groups_by_disk(const std::vector<std::vector<std::str
   }
   for (std::size_t index = 0; index < groups.size(); ++index) {
     ARTESIAN_CHECK(groups[index] <= index, index);  // named after the first of them
+    ARTESIAN_CHECK(groups[groups[index]] == groups[index], index, groups[index]);
   }
   return groups;
 }

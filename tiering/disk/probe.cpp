@@ -18,6 +18,7 @@ constexpr std::size_t pieces_in_flight = 8;
 
 // Some disks and hypervisors store zeros, or any repetition, without writing them.
 void fill_incompressible(BufferLease& buffer, std::uint64_t stream) {
+  ARTESIAN_CHECK(buffer.size() % sizeof(std::uint64_t) == 0, buffer.size());
   for (std::uint64_t i = 0; i < buffer.size(); i += sizeof(std::uint64_t)) {
     const std::uint64_t word = random_word(0, stream, i);
     std::memcpy(buffer.data() + i, &word, sizeof(word));
@@ -34,6 +35,7 @@ class DiskProbe {
   DiskProbe& operator=(const DiskProbe&) = delete;
 
   Result<void> take_buffers(pinned::Pool& pool) noexcept {
+    ARTESIAN_CHECK(depth_ == 0, depth_);  // once
     piece_size_ = std::min(piece_size_max, range_.length);
     while (depth_ == 0) {
       for (BufferLease& buffer : buffers_) {
@@ -50,6 +52,7 @@ class DiskProbe {
     }
     ARTESIAN_CHECK(piece_size_ != 0 && piece_size_ % sector_size == 0, piece_size_);
     pieces_ = range_.length / piece_size_;
+    ARTESIAN_CHECK(depth_ != 0 && pieces_ != 0, depth_, range_.length);
     return {};
   }
 
@@ -60,6 +63,7 @@ class DiskProbe {
     ARTESIAN_CHECK(first_write > 0);
     ARTESIAN_TRY(write, pass(aio::Operation::Write, seconds));
     ARTESIAN_TRY(read, pass(aio::Operation::Read, seconds));
+    ARTESIAN_CHECK(read > 0 && write > 0, read, write);
     return DiskSpeed{.read_bytes_per_s = read, .write_bytes_per_s = write};
   }
 
@@ -68,6 +72,7 @@ class DiskProbe {
   // Gives up what hangs: this object may go, and of the buffers those are lost that the kernel may
   // still read or write (base/buffer.h, Note [Abandoned memory]).
   void abandon() noexcept {
+    ARTESIAN_CHECK(timed_out_);
     for (aio::Completion& completion : completions_) engine_.abandon(completion);
   }
 
@@ -92,6 +97,7 @@ class DiskProbe {
       if (timed_out_) break;
     }
     ARTESIAN_CHECK(finished <= started && started <= pieces_, finished, started, pieces_);
+    ARTESIAN_CHECK(finished == started || timed_out_, finished, started);
     pieces_ = std::min(pieces_, finished);
     if (!outcome.has_value()) return std::move(outcome).error();
     const std::uint64_t elapsed_ns = std::max<std::uint64_t>(monotonic_ns() - start_ns, 1);
@@ -102,6 +108,7 @@ class DiskProbe {
     const std::size_t slot = piece % depth_;
     ARTESIAN_CHECK(!completions_[slot].in_flight(), slot);
     ARTESIAN_CHECK((piece + 1) * piece_size_ <= range_.length, piece, range_.length);
+    ARTESIAN_CHECK(buffers_[slot].size() >= piece_size_, slot, buffers_[slot].size());
     const aio::Request request{.operation = operation,
                                .priority = aio::Priority::Demand,
                                .file = &file_,

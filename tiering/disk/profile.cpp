@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "base/units.h"
 
 namespace artesian::tiering {
@@ -48,6 +49,7 @@ class Fields {
     return 0;
   }
   std::uint64_t multiple(const char* name, std::uint64_t of, std::uint64_t high) {
+    ARTESIAN_CHECK(of != 0 && of <= high, of, high);
     const std::uint64_t value = count(name);
     if (value % of == 0 && value <= high) return value;
     blame(name, fmt::format("must be a multiple of {}, at most {}", of, high));
@@ -125,7 +127,27 @@ Json aio_section(const aio::EngineOptions& settings) {
           {"overlap_events", settings.overlap_events}};
 }
 
+namespace {
+
+/// Checks that parse_machine_profile() will take what is printed.
+void check_printable(const MachineProfile& profile) {
+  ARTESIAN_CHECK(profile.queue_depth != 0 && profile.threads != 0, profile.queue_depth);
+  ARTESIAN_CHECK(profile.budget_seconds >= 0.0, profile.budget_seconds);
+  for (const MachineProfile::Rate& rate : profile.rates) {
+    ARTESIAN_CHECK(rate.block_size != 0);
+    ARTESIAN_CHECK(rate.read_share >= 0.0 && rate.read_share <= 1.0, rate.read_share);
+    ARTESIAN_CHECK(rate.gb_per_s >= 0.0, rate.gb_per_s);
+  }
+  if (!profile.best.has_value()) return;
+  const aio::EngineOptions& best = *profile.best;
+  ARTESIAN_CHECK(best.block_size != 0 && best.block_size % 4096 == 0, best.block_size);
+  ARTESIAN_CHECK(best.queue_depth != 0 && best.threads != 0, best.queue_depth, best.threads);
+}
+
+}  // namespace
+
 std::string print_machine_profile(const MachineProfile& profile) {
+  check_printable(profile);
   Json rates = Json::array();
   for (const MachineProfile::Rate& rate : profile.rates) {
     rates.push_back({{"block_size", rate.block_size},
@@ -211,6 +233,7 @@ bool MachineProfile::may_replace(const MachineProfile& saved) const noexcept {
 }
 
 DiskSpeed MachineProfile::speed(std::uint64_t block_size) const {
+  ARTESIAN_CHECK(block_size != 0);
   const auto rate_of = [&](double read_share) {
     double found = 0.0;
     double nearest = 1e30;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -17,6 +18,7 @@ constexpr double weight_steps = 64;  // weights are multiples of 1 / 64
 
 /// Bytes per second of moving a byte in and a byte out, on a disk that does one at a time.
 double both_ways(const DiskSpeed& speed) {
+  ARTESIAN_CHECK(speed.read_bytes_per_s > 0 && speed.write_bytes_per_s > 0, speed.read_bytes_per_s);
   return 1.0 / (1.0 / speed.read_bytes_per_s + 1.0 / speed.write_bytes_per_s);
 }
 
@@ -36,6 +38,17 @@ struct SharedDisk {
   double share = 0;
   double paths = 0;
 };
+
+/// A shard's segments begin one behind the other at sectors, the first at its begin.
+void check_segments(const std::vector<Segment>& segments, std::uint64_t bytes) {
+  ARTESIAN_CHECK(!segments.empty() && segments.front().begin == 0, bytes);
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    const Segment& segment = segments[index];
+    const std::uint64_t end = index + 1 < segments.size() ? segments[index + 1].begin : bytes;
+    ARTESIAN_CHECK(segment.begin < end && end <= bytes, segment.begin, end, bytes);
+    ARTESIAN_CHECK(segment.begin % sector_size == 0 && segment.offset % sector_size == 0, index);
+  }
+}
 
 /// Averages what is measured on paths of one disk.
 std::map<std::uint64_t, SharedDisk> disks_of(std::span<const PathDisk> paths) {
@@ -57,7 +70,10 @@ Striping::Striping(StripingOptions options)
   ARTESIAN_CHECK(options_.stripe_bytes > 0);
   for (const Volume& volume : options_.volumes) {
     ARTESIAN_CHECK(!volume.paths.empty() && volume.weights.size() == volume.paths.size());
-    for (const std::uint32_t path : volume.paths) ARTESIAN_CHECK(path < payloads_.size(), path);
+    for (const std::uint32_t path : volume.paths) {
+      ARTESIAN_CHECK(path < payloads_.size(), path);
+      ARTESIAN_CHECK(std::count(volume.paths.begin(), volume.paths.end(), path) == 1, path);
+    }
     for (const double weight : volume.weights) ARTESIAN_CHECK(weight > 0);
     given_.emplace_back(volume.paths.size(), 0);
   }
@@ -70,8 +86,10 @@ std::vector<Segment> Striping::place(std::uint32_t volume, std::uint64_t bytes,
   ARTESIAN_CHECK(block_bytes > 0 && block_bytes % sector_size == 0, block_bytes);
   const auto& [paths, weights] = options_.volumes[volume];
   std::vector<std::uint64_t>& given = given_[volume];
+  const std::uint64_t before = std::accumulate(given.begin(), given.end(), std::uint64_t{0});
   const std::uint64_t stripe =
       std::max(block_bytes, round_down(options_.stripe_bytes, block_bytes));
+  ARTESIAN_CHECK(stripe % block_bytes == 0, stripe, block_bytes);  // none is cut
   std::vector<Segment> segments;
   for (std::uint64_t begin = 0; begin < bytes; begin += stripe) {
     const std::uint64_t length = std::min(stripe, bytes - begin);
@@ -90,7 +108,11 @@ std::vector<Segment> Striping::place(std::uint32_t volume, std::uint64_t bytes,
     if (!joins) segments.push_back({.begin = begin, .path = path, .offset = offset});
     payloads_[path] += length;
     given[best] += length;
+    ARTESIAN_CHECK(given[best] <= payloads_[path], given[best], payloads_[path]);
   }
+  const std::uint64_t after = std::accumulate(given.begin(), given.end(), std::uint64_t{0});
+  ARTESIAN_CHECK(after - before == bytes, before, after, bytes);  // each byte once
+  check_segments(segments, bytes);
   return segments;
 }
 
@@ -104,9 +126,11 @@ std::vector<double> stripe_weights(std::span<const PathDisk> paths) {
   }
   const double most = *std::max_element(weights.begin(), weights.end());
   const double least = *std::min_element(weights.begin(), weights.end());
+  ARTESIAN_CHECK(least > 0.0, least, most);
   if (least >= equal_from * most) return std::vector<double>(paths.size(), 1.0);
   for (double& weight : weights) {
     weight = std::max(1.0, std::round(weight / most * weight_steps)) / weight_steps;
+    ARTESIAN_CHECK(weight > 0.0 && weight <= 1.0, weight);
   }
   return weights;
 }
@@ -117,11 +141,14 @@ DiskSpeed striped_speed(std::span<const PathDisk> paths, std::span<const double>
   auto disks = disks_of(paths);
   double whole = 0;
   for (const double weight : weights) whole += weight;
+  ARTESIAN_CHECK(whole > 0.0, whole);
   for (std::size_t index = 0; index < paths.size(); ++index) {
+    ARTESIAN_CHECK(weights[index] > 0.0, index, weights[index]);
     disks.at(paths[index].device).share += weights[index] / whole;
   }
   DiskSpeed slowest{.read_bytes_per_s = 1e300, .write_bytes_per_s = 1e300};
   for (const auto& [device, disk] : disks) {
+    ARTESIAN_CHECK(disk.share > 0.0, device, disk.share);
     const double per_share = 1.0 / (disk.paths * disk.share);
     slowest.read_bytes_per_s = std::min(slowest.read_bytes_per_s, disk.read * per_share);
     slowest.write_bytes_per_s = std::min(slowest.write_bytes_per_s, disk.write * per_share);
