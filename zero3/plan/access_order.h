@@ -26,7 +26,10 @@ class AccessOrder {
   /// Forgets all accesses from `size` on.
   void truncate(std::size_t size);
   std::size_t size() const noexcept { return accesses_.size(); }
-  const Access& at(std::size_t index) const noexcept { return accesses_[index]; }
+  const Access& at(std::size_t index) const noexcept {
+    ARTESIAN_CHECK(index < accesses_.size(), index, accesses_.size());
+    return accesses_[index];
+  }
   static constexpr std::size_t nowhere = ~std::size_t{0};
   /// The first of the accesses [first, end) that is this one; `nowhere` if none is.
   std::size_t find(const Access& access, std::size_t first, std::size_t end) const noexcept;

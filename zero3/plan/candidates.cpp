@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {
@@ -27,10 +28,12 @@ std::vector<std::uint64_t> order_of_state(const Placement& plan, const Placement
   const std::vector<bool> early = final_early(plan.layout, *request.stages);
   std::stable_partition(units.begin(), units.end(),
                         [&](std::uint64_t unit) { return !early[unit]; });
+  ARTESIAN_CHECK(early.size() == of_unit.size(), early.size(), of_unit.size());
   std::vector<std::uint64_t> order;
   for (const std::uint64_t unit : units) {
     order.insert(order.end(), of_unit[unit].begin(), of_unit[unit].end());
   }
+  ARTESIAN_CHECK(order.size() == state.size(), order.size(), state.size());
   return order;
 }
 
@@ -42,6 +45,7 @@ std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexc
 
 std::vector<Candidate> candidates_but_state(const Placement& plan, const Config& config,
                                             const std::vector<UnitMoves>& moves) {
+  ARTESIAN_CHECK(moves.size() == plan.units.size(), moves.size(), plan.units.size());
   std::vector<Candidate> all;
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
     const UnitPlacement& place = plan.units[index];
@@ -99,6 +103,7 @@ std::vector<Candidate> state_candidates(const Placement& plan, const PlacementRe
                        .moves = state_moves});
     }
   }
+  ARTESIAN_CHECK(state.size() == count, state.size(), count);
   std::vector<Candidate> ordered;
   ordered.reserve(state.size());
   for (const auto place : order_of_state(plan, request, gradients_spill, state)) {

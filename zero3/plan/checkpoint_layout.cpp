@@ -47,7 +47,9 @@ std::uint64_t bytes_of(const SavedBuffer& buffer) noexcept {
 }  // namespace
 
 const SavedArrayFormat& format_of(SavedArray array) noexcept {
-  return formats[static_cast<std::size_t>(array)];
+  const auto index = static_cast<std::size_t>(array);
+  ARTESIAN_CHECK(index < formats.size(), index);
+  return formats[index];
 }
 
 Result<SavedArray> find_saved_array(std::string_view name, std::string_view role,
@@ -82,6 +84,7 @@ std::uint64_t CheckpointLayout::file_bytes() const noexcept {
 
 BlockRange CheckpointLayout::blocks_of(std::size_t image, SavedArray array,
                                        std::uint64_t sub_group) const noexcept {
+  ARTESIAN_CHECK(image < arrays_.size(), image, arrays_.size());
   const auto& arrays = arrays_[image];
   const auto found = std::find_if(arrays.begin(), arrays.end(),
                                   [&](const Array& each) { return each.array == array; });
@@ -110,6 +113,7 @@ class CheckpointLayoutMaker {
   Result<void> add_buffers(const std::vector<SavedBuffer>& buffers) {
     const std::uint64_t begin = position_;
     for (const SavedBuffer& buffer : buffers) {
+      ARTESIAN_CHECK(buffer.type != nullptr);
       ARTESIAN_TRY_VOID(check_name(buffer.name));
       add_gap(round_up(position_, buffer_alignment));
       const std::uint64_t bytes = bytes_of(buffer);
@@ -134,6 +138,7 @@ class CheckpointLayoutMaker {
     for (CheckpointBlock& block : layout_.blocks_) block.offset += data;
     for (SavedPart& part : layout_.parts_) part.offset += data;
     for (SavedBufferPlace& place : layout_.buffers_) place.offset += data;
+    check_blocks();
     return std::move(layout_);
   }
 
@@ -142,6 +147,20 @@ class CheckpointLayoutMaker {
     ARTESIAN_CHECK(image.first % image_alignment == 0 && image.count % image_alignment == 0,
                    image.first, image.count);
     ARTESIAN_CHECK(image.sub_group > 0 && image.sub_group % image_alignment == 0, image.sub_group);
+  }
+
+  /// Blocks follow one another up to the file's end, and parts lie in them.
+  void check_blocks() const {
+    std::uint64_t end = layout_.head_.size();
+    for (const CheckpointBlock& block : layout_.blocks_) {
+      ARTESIAN_CHECK(block.offset == end && end % grain == 0, block.offset, end);
+      ARTESIAN_CHECK(block.length != 0 && block.length % grain == 0, block.length);
+      end += block.length;
+    }
+    ARTESIAN_CHECK(end == layout_.head_.size() + position_, end, position_);
+    for (const SavedPart& part : layout_.parts_) {
+      ARTESIAN_CHECK(part.offset + part.bytes() <= end, part.parameter, part.offset, end);
+    }
   }
 
   static Result<void> check_name(const std::string& name) {
@@ -153,14 +172,18 @@ class CheckpointLayoutMaker {
 
   Result<void> add_array(const SavedImage& image, SavedArray array) {
     const SafetensorsType* const type = type_of(array, image);
+    ARTESIAN_CHECK(type != nullptr && type->bits % 8 == 0, static_cast<int>(array));
     const std::uint64_t size = type->bits / 8;
     const std::uint64_t begin = position_;
+    ARTESIAN_CHECK(begin % grain == 0, begin);  // no two sub-groups share a sector
     const std::uint64_t end = image.first + image.count;
     for (const SavedImage::Parameter& at : image.parameters) {
       const std::uint64_t from = std::max(at.first, image.first);
       const std::uint64_t to = std::min(at.first + at.numel, end);
       if (from >= to) continue;
+      ARTESIAN_CHECK(at.parameter < parameters_.size(), at.parameter, parameters_.size());
       const ParameterSpec& parameter = parameters_[at.parameter];
+      ARTESIAN_CHECK(at.numel == parameter.numel(), at.numel, parameter.numel());
       ARTESIAN_TRY_VOID(check_name(parameter.name));
       add_gap(begin + (from - image.first) * size);
       const SavedPart part{.array = array,
@@ -195,6 +218,9 @@ class CheckpointLayoutMaker {
       add_blocks(begin + done * size, elements * size);
     }
     added.blocks = layout_.blocks_.size() - added.first_block;
+    const std::uint64_t sub_groups = divide_up(image.count, image.sub_group);
+    ARTESIAN_CHECK(divide_up(added.blocks, added.blocks_per_sub_group) == sub_groups, added.blocks,
+                   added.blocks_per_sub_group, sub_groups);
     layout_.arrays_.back().push_back(added);
   }
 

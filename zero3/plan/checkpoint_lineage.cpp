@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 
 std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found,
@@ -11,6 +13,7 @@ std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found,
   auto at = std::find_if(found.begin(), found.end(),
                          [&](const FoundCheckpoint& each) { return each.tag == tag; });
   while (at != found.end()) {
+    ARTESIAN_CHECK(line.size() < found.size(), line.size());
     line.push_back(static_cast<std::size_t>(at - found.begin()));
     const CheckpointLink& child = at->link;
     // Serials fall along the line, so that it ends, whatever the manifests say.

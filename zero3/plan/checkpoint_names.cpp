@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/check.h"
 #include "base/safetensors_header.h"
 #include "base/utf8.h"
 
@@ -61,7 +62,9 @@ bool is_side_file(std::string_view name) noexcept {
 }
 
 std::string rank_file_name(std::uint32_t rank) {
-  return fmt::format("rank{}{}", rank, data_suffix);
+  std::string name = fmt::format("rank{}{}", rank, data_suffix);
+  ARTESIAN_CHECK(is_data_file(name), rank);
+  return name;
 }
 
 bool is_data_file(std::string_view name) noexcept {
@@ -73,12 +76,14 @@ bool is_data_file(std::string_view name) noexcept {
 }
 
 std::string sums_file_name(std::string_view data_file) {
+  ARTESIAN_CHECK(is_data_file(data_file), data_file.size());
   return std::string(data_file.substr(0, data_file.find('.'))) + ".sums";
 }
 
 std::string DotName::name() const {
   for (const Prefix& prefix : prefixes) {
     if (prefix.kind != kind) continue;
+    ARTESIAN_CHECK(prefix.has_tag ? is_checkpoint_tag(tag) : tag.empty(), static_cast<int>(kind));
     return std::string(prefix.text) + (prefix.has_tag ? tag + "-" : "") + hex_of(id);
   }
   return {};

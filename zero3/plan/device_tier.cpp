@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/units.h"
 #include "zero3/plan/homes.h"
 #include "zero3/plan/host_buffers.h"
@@ -55,6 +56,7 @@ std::uint64_t largest_gradient(const PlacementRequest& request) {
 }
 
 DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
+  ARTESIAN_CHECK(!plan.layout.stages.empty() && plan.units.size() == plan.layout.units.size());
   DeviceNeed need;
   need.fixed = plan.device_homes();
   for (std::size_t index = 0; index < plan.units.size(); ++index) {
@@ -84,6 +86,7 @@ DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
   for (std::size_t stage = 0; stage < plan.layout.stages.size(); ++stage) {
     need.next = std::max(need.next, slots_of_stage(stage));
   }
+  ARTESIAN_CHECK(need.next <= need.stage && need.stage <= need.all, need.next, need.stage);
   return need;
 }
 
@@ -132,6 +135,7 @@ Placement with_params_on_device(const PlacementRequest& request, std::uint64_t r
   if (!meant_for_nvme || !request.spare_device) return plan;
   if (expands(plan)) plan = with_tables_on_device(request, room, std::move(plan));
   const DeviceNeed need = device_need(request, plan);
+  ARTESIAN_CHECK(need.fixed <= room, need.fixed, room);
   std::uint64_t left = room - need.fixed;
   if (!expands(plan)) left = std::min(left, slots_of(plan, zero.max_live_parameters, need.all));
   if (expands(plan) || left < need.all) left -= std::min(left, need.stage + need.next);
@@ -154,10 +158,12 @@ bool may_keep_state_on_device(const PlacementRequest& request) noexcept {
 
 /// Fills the device tier: what it holds beside homes and slots is for optimizer state.
 Draft fill_device(const PlacementRequest& request, Placement plan) {
+  ARTESIAN_CHECK(plan.device_gradient_bytes <= request.device_bytes, plan.device_gradient_bytes);
   Draft draft;
   draft.device_room = round_down(request.device_bytes - plan.device_gradient_bytes, 4096);
   draft.placement = with_params_on_device(request, draft.device_room, std::move(plan));
   const DeviceNeed need = device_need(request, draft.placement);
+  ARTESIAN_CHECK(need.fixed + need.stage <= draft.device_room, need.fixed, need.stage);
   // What state may take is not there for slots, whose moves depend on it.
   const std::uint64_t slots = std::min(draft.device_room - need.fixed, need.stage + need.next);
   if (may_keep_state_on_device(request)) {
@@ -191,6 +197,7 @@ Result<Draft> place_in_device(const PlacementRequest& request) {
 
 Draft with_device_pool(const PlacementRequest& request, Draft draft) {
   const DeviceNeed need = device_need(request, draft.placement);
+  ARTESIAN_CHECK(need.fixed <= draft.device_room, need.fixed, draft.device_room);
   draft.placement.device_pool_bytes =
       std::min(draft.device_room, need.fixed + slots_max(request, draft.placement, need));
   return draft;

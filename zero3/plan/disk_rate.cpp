@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 namespace {
 
@@ -11,6 +13,7 @@ constexpr double share_min = 0.25;   // of the probed speed
 }  // namespace
 
 void DiskRate::see(double probed_s, double taken_s, double waited_s) {
+  ARTESIAN_CHECK(probed_s >= 0.0, probed_s);
   const bool waits = taken_s > 0.0 && waited_s >= waited_min * taken_s;
   if (!waits || probed_s < share_min * taken_s) return;
   seen_.add(probed_s / taken_s);
@@ -19,7 +22,9 @@ void DiskRate::see(double probed_s, double taken_s, double waited_s) {
 std::optional<double> DiskRate::share() const {
   const auto seen = seen_.all();
   if (seen.empty()) return {};
-  return *std::max_element(seen.begin(), seen.end());
+  const double best = *std::max_element(seen.begin(), seen.end());
+  ARTESIAN_CHECK(best >= share_min, best);  // others were passed over
+  return best;
 }
 
 }  // namespace artesian::zero3

@@ -34,6 +34,7 @@ void DrySlots::go(std::uint32_t unit, SlotState to, aio::Priority priority) noex
 }
 
 Result<void> DrySlots::start(std::uint32_t unit, aio::Priority priority) noexcept {
+  ARTESIAN_CHECK(unit < slots_.size() && slots_[unit].pins == 0, unit, slots_.size());
   if (units_[unit].slot_bytes != 0) {
     const std::uint64_t size = round_up(units_[unit].slot_bytes, page_size);
     const auto offset = units_[unit].persistent ? free_.take_high(size) : free_.take_low(size);
@@ -53,6 +54,7 @@ Result<void> DrySlots::acquire(std::uint32_t unit) noexcept {
 
 Result<void> DrySlots::unpin(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(slots_[unit].pins > 0);
+  ARTESIAN_CHECK(slots_[unit].state == SlotState::Live, static_cast<int>(slots_[unit].state));
   --slots_[unit].pins;
   return {};
 }

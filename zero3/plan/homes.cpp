@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 
 using tiering::Route;
@@ -46,6 +48,7 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
 }  // namespace
 
 Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent_max) {
+  ARTESIAN_CHECK(request.parameters && request.stages && request.config);
   const Config& config = *request.config;
   const int stage = config.zero.stage;
   Placement plan;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 namespace {
 
@@ -15,6 +17,7 @@ constexpr std::uint64_t ring_count_max = 256;
 std::uint64_t HostBuffers::item_bytes(std::uint64_t sub_group) const {
   std::uint64_t per_element = plan_.state_size_max() + dtype_size(plan_.grad_dtype);
   per_element += dtype_size(plan_.param_dtype);
+  ARTESIAN_CHECK(sub_group != 0 && sub_group % image_alignment == 0, sub_group);
   return any_nvme(config_) || plan_.separate_device ? page_up(sub_group * per_element) : 0;
 }
 
@@ -45,6 +48,7 @@ std::uint64_t HostBuffers::staging_share(std::uint64_t room, std::uint64_t sub_g
   if (!plan_.separate_device) return 0;
   const std::uint64_t most = param_block_bytes(sub_group) * staging_blocks_max(sub_group) *
                              (param_staging_max() + grad_staging_count_max);
+  ARTESIAN_CHECK(staging_min(sub_group) <= most, staging_min(sub_group), most);
   return std::min(room / 4, most - staging_min(sub_group));
 }
 
@@ -57,9 +61,11 @@ Staging HostBuffers::staging_within(std::uint64_t room, std::uint64_t sub_group)
   const auto up = std::clamp<std::uint64_t>(blocks - down, 1, grad_staging_count_max);
   const auto each =
       std::clamp<std::uint64_t>(blocks / (down + up), 1, staging_blocks_max(sub_group));
-  return {.bytes = block * each,
-          .param_count = static_cast<std::uint32_t>(down),
-          .grad_count = static_cast<std::uint32_t>(up)};
+  const Staging staging{.bytes = block * each,
+                        .param_count = static_cast<std::uint32_t>(down),
+                        .grad_count = static_cast<std::uint32_t>(up)};
+  ARTESIAN_CHECK(staging.all_bytes() <= staging_min(sub_group) + room / 4, block, each, room);
+  return staging;
 }
 
 std::uint64_t HostBuffers::largest_sub_group() const {
@@ -80,6 +86,7 @@ std::optional<Ring> HostBuffers::ring_within(std::uint64_t room) const {
     const auto total = [&] { return ring.bytes() + staging_min(sub_group); };
     if (total() <= room / 4) {
       ring.count = lengthened(ring, room);
+      ARTESIAN_CHECK(total() <= room, total(), room);
       return ring;
     }
     if (sub_group > image_alignment) continue;
@@ -93,6 +100,7 @@ std::optional<Ring> HostBuffers::ring_within(std::uint64_t room) const {
 /// buffers hold at most, and an eighth of `room`, bound it too. Returns how many items that are.
 std::uint32_t HostBuffers::lengthened(const Ring& ring, std::uint64_t room) const {
   if (ring.item_bytes == 0) return ring.count;
+  ARTESIAN_CHECK(ring.sub_group != 0 && !plan_.layout.stages.empty(), ring.sub_group);
   std::uint64_t elements = 0;
   for (const Unit& unit : plan_.layout.units) elements += unit.image;
   const std::uint64_t buffers = config_.zero.sub_group_size / ring.sub_group * ring_count_min();

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "zero3/plan/candidates.h"
 #include "zero3/plan/host_buffers.h"
 #include "zero3/plan/placement_notes.h"
@@ -70,7 +71,10 @@ void set_optimizer_home(Placement& plan, const Candidate& state, Tier home) {
   UnitPlacement& place = plan.units[state.unit];
   place.optimizer_homes.resize(static_cast<std::size_t>(plan.sub_group_count(state.unit)),
                                place.optimizer);
-  place.optimizer_homes[static_cast<std::size_t>(state.sub_group)] = home;
+  const auto index = static_cast<std::size_t>(state.sub_group);
+  ARTESIAN_CHECK(index < place.optimizer_homes.size(), state.unit, index);
+  ARTESIAN_CHECK(place.optimizer_homes[index] == place.optimizer, state.unit, index);  // once
+  place.optimizer_homes[index] = home;
 }
 
 /// Gives state what the device has spare, and adds the rest to `candidates`. The cost is what all
@@ -93,6 +97,12 @@ Draft with_state_on_device(const PlacementRequest& request, Draft draft,
   return draft;
 }
 
+/// Takes what is meant for NVMe to host memory, once.
+void move_to_host(Tier& home) {
+  ARTESIAN_CHECK(home == Tier::Nvme, static_cast<int>(home));
+  home = Tier::Host;
+}
+
 /// Gives the residents homes in host memory, and what else the candidates are, on NVMe.
 Draft with_residents(Draft draft, const std::vector<Candidate>& residents) {
   Placement plan = std::move(draft.placement);
@@ -101,12 +111,14 @@ Draft with_residents(Draft draft, const std::vector<Candidate>& residents) {
   }
   for (const Candidate& resident : residents) {
     plan.host_pool_bytes += resident.bytes;
-    draft.cost.second -= resident.bytes * resident.moves;
+    const std::uint64_t saved = resident.bytes * resident.moves;
+    ARTESIAN_CHECK(saved <= draft.cost.second, saved, draft.cost.second);
+    draft.cost.second -= saved;
     switch (resident.kind) {
-      case ResidentKind::Gradient: plan.units[resident.unit].grad = Tier::Host; break;
-      case ResidentKind::Parameter: plan.units[resident.unit].param = Tier::Host; break;
+      case ResidentKind::Gradient: move_to_host(plan.units[resident.unit].grad); break;
+      case ResidentKind::Parameter: move_to_host(plan.units[resident.unit].param); break;
       case ResidentKind::Input:
-        plan.inputs.homes[static_cast<std::size_t>(resident.sub_group)] = Tier::Host;
+        move_to_host(plan.inputs.homes[static_cast<std::size_t>(resident.sub_group)]);
         break;
       case ResidentKind::OptimizerState: set_optimizer_home(plan, resident, Tier::Host); break;
     }
@@ -140,6 +152,7 @@ std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& re
                                                       const Placement& plan, std::uint64_t must,
                                                       std::uint64_t spare) {
   const HostBuffers buffers(plan, *request.config);
+  ARTESIAN_CHECK(must <= request.host_bytes, must, request.host_bytes);
   const std::uint64_t room = request.host_bytes - must;
   const std::uint64_t ring = plan.ring_count * plan.ring_item_bytes;
   const std::uint64_t total = ring + buffers.staging_min(plan.sub_group);
@@ -162,6 +175,7 @@ HostTier fill_host(const PlacementRequest& request, Draft draft, std::vector<Can
   const bool spills = gradient_bytes(candidates) > spare;
   if (spills) plan.grad_buffer_bytes = grad_buffer(request, plan);
   plan.host_pool_bytes += plan.grad_buffer_bytes;
+  ARTESIAN_CHECK(plan.grad_buffer_bytes <= spare, plan.grad_buffer_bytes, spare);
   const ResidentLimits limits{spare - plan.grad_buffer_bytes,
                               request.config->zero.offload_param.max_in_cpu};
   draft.cost = {spills, bytes_left(plan, candidates, limits.bytes, draft.device_spare)};

@@ -29,6 +29,7 @@ std::uint64_t KeptInputs::largest() const noexcept {
 }
 
 std::uint64_t KeptInputs::bytes_in(Tier tier) const noexcept {
+  ARTESIAN_CHECK(homes.size() == bytes.size() * at_once, homes.size(), bytes.size(), at_once);
   std::uint64_t sum = 0;
   for (std::size_t stage = 0; stage < bytes.size(); ++stage) {
     for (std::uint64_t index = 0; index < at_once; ++index) {
@@ -64,7 +65,7 @@ KeptInputs describe_inputs(const KeptInputsRequest& request, std::uint64_t host_
 
 std::uint64_t input_moves(const KeptInputs& inputs, std::uint64_t micro_batches,
                           std::uint64_t micro_batch) {
-  ARTESIAN_CHECK(inputs.at_once != 0);
+  ARTESIAN_CHECK(micro_batch < inputs.at_once, micro_batch, inputs.at_once);
   const std::uint64_t last = micro_batch < micro_batches % inputs.at_once ? 1 : 0;
   return 2 * (micro_batches / inputs.at_once + last);
 }
@@ -97,6 +98,8 @@ void size_input_buffers(KeptInputs& inputs, std::uint64_t room) {
   }
   inputs.buffer_count = static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(wanted / inputs.block_bytes, 1, buffer_count_max));
+  ARTESIAN_CHECK(inputs.block_bytes % page == 0, inputs.block_bytes);
+  ARTESIAN_CHECK(inputs.buffer_bytes() <= room, inputs.block_bytes, inputs.buffer_count, room);
 }
 
 }  // namespace artesian::zero3

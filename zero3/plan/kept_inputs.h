@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "tiering/tier.h"
 #include "zero3/plan/model_shape.h"
 
@@ -33,6 +34,7 @@ struct KeptInputs {
 
   bool some() const noexcept { return at_once != 0; }
   std::uint64_t place(std::size_t stage, std::uint64_t micro_batch) const noexcept {
+    ARTESIAN_CHECK(stage < bytes.size() && micro_batch < at_once, stage, micro_batch, at_once);
     return stage * at_once + micro_batch;
   }
   tiering::Tier home(std::size_t stage, std::uint64_t micro_batch) const noexcept {

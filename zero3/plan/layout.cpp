@@ -25,6 +25,7 @@ std::vector<bool> choose_persistent(const std::vector<ParameterSpec>& parameters
   std::uint64_t total = 0;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     const std::uint64_t numel = parameters[index].numel();
+    ARTESIAN_CHECK(total <= limits.model_numel_max, total, limits.model_numel_max);
     if (numel > limits.param_numel_max || limits.model_numel_max - total < numel) continue;
     persistent[index] = true;
     total += numel;
@@ -35,6 +36,8 @@ std::vector<bool> choose_persistent(const std::vector<ParameterSpec>& parameters
 void append(Layout& layout, std::uint32_t unit_index, std::uint32_t parameter,
             const ParameterSpec& spec) {
   Unit& unit = layout.units[unit_index];
+  ARTESIAN_CHECK(layout.places[parameter].unit == no_unit, parameter);  // each has one place
+  ARTESIAN_CHECK(unit.trainable == spec.trainable, parameter, unit_index);
   const std::uint64_t first = round_up(unit.image, parameter_alignment);
   const std::uint64_t numel = spec.numel();
   layout.places[parameter] = {unit_index, first, numel, spec.group};
@@ -55,6 +58,37 @@ std::uint32_t add_unit(Layout& layout, std::string name, bool persistent, bool t
 std::string name_of(const StageSpec& stage, bool persistent, bool trainable) {
   if (trainable) return persistent ? stage.name + " (persistent)" : stage.name;
   return stage.name + (persistent ? " (frozen, persistent)" : " (frozen)");
+}
+
+/// A unit's parameters lie one behind the other, each at a multiple of a leaf of the norm, and its
+/// image is as many shares as there are ranks: Note [Shares].
+void check_unit(const Layout& layout, std::uint32_t index, std::uint64_t ranks) {
+  const Unit& unit = layout.units[index];
+  std::uint64_t end = 0;
+  std::uint64_t numel = 0;
+  for (const auto parameter : unit.parameters) {
+    const ParameterPlace& place = layout.places[parameter];
+    ARTESIAN_CHECK(place.unit == index, place.unit, index);
+    ARTESIAN_CHECK(place.first >= end && place.first % parameter_alignment == 0, place.first, end);
+    end = place.first + place.numel;
+    numel += place.numel;
+  }
+  ARTESIAN_CHECK(numel == unit.numel, numel, unit.numel);
+  ARTESIAN_CHECK(end <= unit.image && unit.image == ranks * unit.share, end, unit.image);
+  ARTESIAN_CHECK(unit.share % image_alignment == 0, unit.share);
+}
+
+/// Each parameter is in one unit, and each stage gathers units that there are.
+void check_layout(const Layout& layout, std::uint64_t ranks) {
+  std::size_t parameters = 0;
+  for (std::uint32_t unit = 0; unit < layout.units.size(); ++unit) {
+    check_unit(layout, unit, ranks);
+    parameters += layout.units[unit].parameters.size();
+  }
+  ARTESIAN_CHECK(parameters == layout.places.size(), parameters, layout.places.size());
+  for (const auto& stage : layout.stages) {
+    for (const auto unit : stage) ARTESIAN_CHECK(unit < layout.units.size(), unit);
+  }
 }
 
 }  // namespace
@@ -100,6 +134,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
     unit.share = round_up((unit.image + ranks - 1) / ranks, image_alignment);
     unit.image = ranks * unit.share;
   }
+  check_layout(layout, ranks);
   return layout;
 }
 

@@ -21,12 +21,14 @@ void NextUses::reset(std::uint64_t round) {
 }
 
 void NextUses::set(std::uint32_t unit, Holding holding, std::uint64_t ordinal) noexcept {
+  ARTESIAN_CHECK(unit < entries_.size(), unit, entries_.size());
   Entry& entry = entries_[unit];
   if (entry.holding == Holding::Evictable) add(entry.ordinal, 0 - numel_[unit]);
   if (holding == Holding::Evictable) add(ordinal, numel_[unit]);
   set_absent(unit, holding == Holding::Absent ? ordinal : never);
   set_evictable(unit, holding == Holding::Evictable ? ordinal : 0);
   entry = {holding, ordinal};
+  ARTESIAN_CHECK(evictable_[1].ordinal != 0 || evictable_elements_ == 0, unit, evictable_elements_);
 }
 
 void NextUses::set_absent(std::uint32_t unit, std::uint64_t ordinal) noexcept {
@@ -58,6 +60,7 @@ void NextUses::add(std::uint64_t ordinal, std::uint64_t elements) noexcept {
 
 /// Elements in the slots [0, slot).
 std::uint64_t NextUses::before_slot(std::uint64_t slot) const noexcept {
+  ARTESIAN_CHECK(slot <= by_slot_.size(), slot, by_slot_.size());
   std::uint64_t sum = 0;
   for (auto end = static_cast<std::size_t>(slot); end != 0; end -= end & (0 - end)) {
     sum += by_slot_[end - 1];
@@ -76,6 +79,7 @@ std::uint64_t NextUses::evictable_after(std::uint64_t now, std::uint64_t ordinal
   const std::uint64_t end = (ordinal + 1) % round;
   std::uint64_t sooner = before_slot(end) - before_slot(begin);  // needed in (now, ordinal]
   if (end < begin) sooner += before_slot(round);
+  ARTESIAN_CHECK(sooner <= evictable_elements_, sooner, evictable_elements_);
   return evictable_elements_ - sooner;
 }
 

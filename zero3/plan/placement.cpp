@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/check.h"
 #include "zero3/plan/device_tier.h"
 #include "zero3/plan/host_tier.h"
 #include "zero3/plan/placement_notes.h"
@@ -101,6 +102,48 @@ Placement with_nvme_space(const Config& config, Placement plan) {
   return plan;
 }
 
+/// Each sub-group of a unit's state has one home, and bytes move by the routes that homes allow.
+void check_unit(const Placement& plan, std::uint32_t unit) {
+  const UnitPlacement& place = plan.units[unit];
+  const bool trainable = plan.layout.units[unit].trainable;
+  ARTESIAN_CHECK(trainable == (place.master != Master::None), unit, trainable);
+  std::uint64_t state = 0;
+  for (const Tier tier : {Tier::Device, Tier::Host, Tier::Nvme}) {
+    state += plan.optimizer_bytes_in(tier, unit);
+  }
+  ARTESIAN_CHECK(state == plan.optimizer_bytes(unit), unit, state, plan.optimizer_bytes(unit));
+  ARTESIAN_CHECK(tiering::ends_at_device(place.gather) == plan.separate_device, unit);
+  ARTESIAN_CHECK(tiering::ends_at_device(place.gradient) == plan.separate_device, unit);
+  if (place.updated_on_device()) {
+    const bool there = place.param == Tier::Device && place.grad == Tier::Device;
+    ARTESIAN_CHECK(plan.separate_device && there && place.optimizer == Tier::Device, unit);
+  }
+  if (!trainable || place.grad != Tier::Nvme) return;
+  ARTESIAN_CHECK(plan.grad_bytes(unit) <= plan.grad_buffer_bytes, unit, plan.grad_buffer_bytes);
+}
+
+/// No budget is exceeded, homes are within the pools, and what passes through buffers has some.
+void check_placement(const PlacementRequest& request, const Placement& plan) {
+  ARTESIAN_CHECK(plan.units.size() == plan.layout.units.size(), plan.units.size());
+  ARTESIAN_CHECK(plan.sub_group != 0 && plan.sub_group % image_alignment == 0, plan.sub_group);
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) check_unit(plan, unit);
+  ARTESIAN_CHECK(plan.device_homes() <= plan.device_pool_bytes, plan.device_homes());
+  ARTESIAN_CHECK(plan.device_pool_bytes + plan.device_gradient_bytes <= request.device_bytes,
+                 plan.device_pool_bytes, plan.device_gradient_bytes, request.device_bytes);
+  ARTESIAN_CHECK(plan.host_pool_bytes <= request.host_bytes, plan.host_pool_bytes);
+  const std::uint64_t staging =
+      plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
+  ARTESIAN_CHECK((staging != 0) == plan.separate_device, staging);
+  const std::uint64_t buffers = plan.ring_count * plan.ring_item_bytes + staging +
+                                plan.grad_buffer_bytes + plan.inputs.buffer_bytes();
+  ARTESIAN_CHECK(buffers <= plan.host_pool_bytes, buffers, plan.host_pool_bytes);
+  ARTESIAN_CHECK((plan.ring_count == 0) == (plan.ring_item_bytes == 0), plan.ring_count);
+  const std::uint64_t on_nvme = plan.nvme_optimizer_bytes + plan.nvme_param_bytes;
+  ARTESIAN_CHECK(on_nvme == 0 || plan.ring_count != 0, on_nvme);
+  const bool inputs_move = plan.inputs.bytes_in(Tier::Nvme) != 0;
+  ARTESIAN_CHECK(inputs_move == (plan.inputs.buffer_count != 0), plan.inputs.buffer_count);
+}
+
 }  // namespace
 
 KeptInputs most_inputs(const PlacementRequest& request) {
@@ -111,6 +154,7 @@ Result<Placement> make_placement(const PlacementRequest& request) {
   ARTESIAN_TRY(best, place_with_best_masters(request));
   const Draft draft = with_device_pool(request, std::move(best));
   Placement plan = with_nvme_space(*request.config, draft.placement);
+  check_placement(request, plan);
   plan.notes = placement_notes(request, draft);
   return plan;
 }

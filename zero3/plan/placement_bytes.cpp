@@ -9,11 +9,13 @@ namespace artesian::zero3 {
 using tiering::Tier;
 
 std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
-  ARTESIAN_CHECK(image % ranks == 0, image, ranks);  // make_layout has made it of shares
+  ARTESIAN_CHECK(ranks != 0 && image % ranks == 0, image,
+                 ranks);  // make_layout has made it of shares
   return image / ranks;
 }
 
 std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < layout.units.size(), unit, layout.units.size());
   return Sharding::share(layout.units[unit].image, sharding.param) * dtype_size(param_dtype);
 }
 
@@ -39,6 +41,7 @@ std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
 std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const noexcept {
   const UnitPlacement& place = units[unit];
   if (place.optimizer_homes.empty()) return place.optimizer == tier ? optimizer_bytes(unit) : 0;
+  ARTESIAN_CHECK(place.optimizer_homes.size() == sub_group_count(unit), unit);
   std::uint64_t bytes = 0;
   for (std::uint64_t index = 0; index < place.optimizer_homes.size(); ++index) {
     if (optimizer_home(unit, index) == tier) bytes += record_bytes(unit, index);
@@ -47,6 +50,7 @@ std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const
 }
 
 std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < units.size(), unit, units.size());
   switch (units[unit].master) {
     case Master::Own: return 12;
     case Master::Parameter: return 8;
@@ -77,19 +81,22 @@ std::uint64_t Placement::device_homes() const noexcept {
 }
 
 std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(sub_group != 0 && unit < layout.units.size(), sub_group, unit);
   return (Sharding::share(layout.units[unit].image, sharding.optimizer) + sub_group - 1) /
          sub_group;
 }
 
 std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
   const std::uint64_t share = Sharding::share(layout.units[unit].image, sharding.optimizer);
+  ARTESIAN_CHECK(index * sub_group < share, unit, index, share);
   return std::min(sub_group, share - index * sub_group);
 }
 
 tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {
   const UnitPlacement& place = units[unit];
-  return place.optimizer_homes.empty() ? place.optimizer
-                                       : place.optimizer_homes[static_cast<std::size_t>(index)];
+  if (place.optimizer_homes.empty()) return place.optimizer;
+  ARTESIAN_CHECK(index < place.optimizer_homes.size(), unit, index);
+  return place.optimizer_homes[static_cast<std::size_t>(index)];
 }
 
 }  // namespace artesian::zero3

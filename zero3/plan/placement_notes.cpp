@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/units.h"
 #include "zero3/plan/candidates.h"
 #include "zero3/plan/homes.h"
@@ -75,6 +76,8 @@ void note_residents(const PlacementRequest& request, const Placement& plan, Note
     on_device += plan.optimizer_bytes_in(Tier::Device, unit);
     in_host += plan.optimizer_bytes_in(Tier::Host, unit);
   }
+  ARTESIAN_CHECK(spilled <= gradients, spilled, gradients);
+  ARTESIAN_CHECK(on_device + in_host <= state, on_device, in_host, state);
   if (spilled != 0) {
     notes.push_back("artesian.host_memory: " + format_size(spilled) + " of " +
                     format_size(gradients) + " of gradients spill to NVMe");
@@ -117,6 +120,7 @@ Notes placement_notes(const PlacementRequest& request, const Draft& draft) {
 
 Error device_error(const PlacementRequest& request, const Placement& plan, const DeviceNeed& need,
                    std::uint64_t minimum) {
+  ARTESIAN_CHECK(request.device_bytes < minimum, request.device_bytes, minimum);
   return make_error(
       ErrorCode::Exhausted,
       fmt::format(

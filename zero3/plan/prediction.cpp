@@ -25,6 +25,7 @@ double in_common(std::span<const double> seconds) {
 }
 
 std::uint64_t part_of(std::uint64_t bytes, double share) {
+  ARTESIAN_CHECK(share >= 0.0 && share <= 1.0, share);
   return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * share));
 }
 
@@ -49,6 +50,7 @@ std::vector<PathBytes> divide_over_paths(const MovedByKind& moved, std::span<con
   std::vector<PathBytes> bytes(paths);
   const auto add = [&](const Moved& part, std::span<const PathShare> shares) {
     for (const auto& [path, share, speed] : shares) {
+      ARTESIAN_CHECK(path < bytes.size(), path, bytes.size());
       bytes[path].read += part_of(part.nvme_read, share);
       bytes[path].written += part_of(part.nvme_write, share);
     }
@@ -67,7 +69,9 @@ void Prediction::begin_step(bool carries_update) {
 double Prediction::expected_seconds(bool updates, double probed_s) const {
   const std::optional<double> own = (updates ? with_update_ : without_).rate.share();
   const std::optional<double> other = (updates ? without_ : with_update_).rate.share();
-  return probed_s / own.value_or(other.value_or(1.0));
+  const double share = own.value_or(other.value_or(1.0));
+  ARTESIAN_CHECK(share > 0.0, share);
+  return probed_s / share;
 }
 
 /// The same phase of the next step is expected to take the longer of what was computed in it and of

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "zero3/config/config.h"
 
 namespace artesian::zero3 {
@@ -89,6 +90,7 @@ Result<void> Prefetcher::gather_persistent() noexcept {
 }
 
 Result<void> Prefetcher::gather(std::uint32_t persistent) noexcept {
+  ARTESIAN_CHECK(!streamed(persistent), persistent);
   ARTESIAN_TRY_VOID(residency_.start(persistent, aio::Priority::Demand));
   ARTESIAN_TRY_VOID(residency_.acquire(persistent));  // stays pinned for ever
   live_ += numel_[persistent];
@@ -159,6 +161,7 @@ bool Prefetcher::learn(StepEnd end) noexcept {
   std::size_t matches = 0;
   for (const Entered& entered : course.round) {
     if (entered.match == AccessOrder::nowhere) continue;
+    ARTESIAN_CHECK(entered.match < met.size() && !met[entered.match], entered.match, met.size());
     met[entered.match] = true;
     ++matches;
   }
@@ -205,6 +208,7 @@ std::vector<Prefetcher::Step> Prefetcher::merged() noexcept {
   };
   for (Entered& entered : course.round) {
     if (entered.match != AccessOrder::nowhere) {
+      ARTESIAN_CHECK(place <= entered.match, place, entered.match);  // a round goes forward
       take_until(entered.match + 1);
     } else {
       accesses.push_back({std::move(entered.units), Known()});
@@ -245,6 +249,7 @@ Result<void> Prefetcher::drop_all() noexcept {
     if (!streamed(unit)) ARTESIAN_TRY_VOID(residency_.unpin(unit));
     ARTESIAN_TRY_VOID(drop(unit));
   }
+  ARTESIAN_CHECK(live_ == 0 && ahead_ == 0, live_, ahead_);
   return {};
 }
 
@@ -411,6 +416,7 @@ Result<void> Prefetcher::look_ahead() noexcept {
       if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
       if (!started) return {};
+      ARTESIAN_CHECK(found_[unit] == Found::Demand, unit);  // it was not there
       found_[unit] = Found::Prefetched;
       ahead_ += numel_[unit];
     }

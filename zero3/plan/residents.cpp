@@ -4,6 +4,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "base/check.h"
 #include "zero3/plan/step_plan.h"
 
 namespace artesian::zero3 {
@@ -67,6 +68,7 @@ std::vector<UnitMoves> moves_of_a_pass(Placement placement, const std::vector<St
   const auto step = plan_step({.placement = &placement, .stages = &stages, .limits = limits});
   if (!step.has_value()) return moves;  // lack of room, which the placement rules out
   for (const StepEvent& event : step->events) {
+    ARTESIAN_CHECK(event.unit < moves.size(), event.unit, moves.size());
     UnitMoves& unit = moves[event.unit];
     if (event.kind == StepEvent::Kind::Fetch) ++unit.fetches;
     unit.gradient += event.moved.grad.nvme_read + event.moved.grad.nvme_write;

@@ -34,9 +34,7 @@ Resource queue_of(Resource resource) noexcept {
 double Schedule::latest(std::initializer_list<Task> after) const noexcept {
   double time = 0.0;
   for (const Task task : after) {
-    if (task == none) continue;
-    ARTESIAN_CHECK(task < tasks_.size(), task, tasks_.size());
-    time = std::max(time, tasks_[task].finish);
+    time = std::max(time, finish(task));
   }
   return time;
 }

@@ -9,6 +9,8 @@
 #include <initializer_list>
 #include <vector>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 
 enum class Resource : std::uint8_t {
@@ -41,8 +43,8 @@ class Schedule {
   /// A task of no time and no resource: done when all of those are.
   Task join(std::initializer_list<Task> after);
 
-  double start(Task task) const noexcept { return task == none ? 0.0 : tasks_[task].start; }
-  double finish(Task task) const noexcept { return task == none ? 0.0 : tasks_[task].finish; }
+  double start(Task task) const noexcept { return task == none ? 0.0 : times(task).start; }
+  double finish(Task task) const noexcept { return task == none ? 0.0 : times(task).finish; }
   /// Seconds that the resource has worked in all.
   double busy(Resource resource) const noexcept { return busy_[index(resource)]; }
   std::size_t size() const noexcept { return tasks_.size(); }
@@ -52,6 +54,10 @@ class Schedule {
     double start = 0.0;
     double finish = 0.0;
   };
+  const Times& times(Task task) const noexcept {
+    ARTESIAN_CHECK(task < tasks_.size(), task, tasks_.size());
+    return tasks_[task];
+  }
   static std::size_t index(Resource resource) noexcept {
     return static_cast<std::size_t>(resource);
   }

@@ -7,6 +7,7 @@ namespace artesian::zero3 {
 
 AccessOrder::Access backward_units(const Layout& layout, const std::vector<StageSpec>& stages,
                                    std::size_t stage) {
+  ARTESIAN_CHECK(stage < layout.stages.size(), stage, layout.stages.size());
   AccessOrder::Access units = layout.stages[stage];
   const auto& lookup = stages[stage].lookup;
   if (lookup.has_value()) std::erase(units, layout.places[*lookup].unit);
@@ -26,6 +27,7 @@ bool keeps_order(const std::vector<StageSpec>& stages) {
 std::vector<StageAccess> step_accesses(const Layout& layout, const std::vector<StageSpec>& stages,
                                        std::uint64_t micro_batches, std::uint64_t group) {
   ARTESIAN_CHECK(group > 0);
+  ARTESIAN_CHECK(layout.stages.size() == stages.size(), layout.stages.size(), stages.size());
   std::vector<StageAccess> accesses;
   for (std::uint64_t done = 0; done < micro_batches; done += group) {
     const std::uint64_t count = std::min(group, micro_batches - done);

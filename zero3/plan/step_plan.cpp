@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/check.h"
 #include "kernels/gradient.h"
 #include "zero3/plan/dry_slots.h"
 #include "zero3/plan/units_under_backward.h"
@@ -42,6 +43,7 @@ Moved MovedByKind::total() const noexcept {
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   if (!plan.layout.units[unit].trainable) return {};
   const UnitPlacement& place = plan.units[unit];
+  ARTESIAN_CHECK(plan.state_size(unit) != 0, unit);
   const std::uint64_t updated =  // parameters that this rank makes anew
       plan.optimizer_bytes(unit) / plan.state_size(unit) * dtype_size(plan.param_dtype);
   MovedByKind moved;
@@ -84,6 +86,9 @@ class DryRun {
         updatable_(final_after_stage(placement_, *request.stages)) {}
 
   Result<StepPlan> run() {
+    ARTESIAN_CHECK(request_.micro_batches > 0, request_.micro_batches);
+    const std::size_t chosen = request_.under_backward.size();
+    ARTESIAN_CHECK(chosen == 0 || chosen == layout_.units.size(), chosen, layout_.units.size());
     filled_ = pending_ = std::vector<bool>(layout_.units.size(), false);
     ARTESIAN_TRY_VOID(prefetcher_.gather_persistent());
     for (int step = 0; step < 3; ++step) {  // recorded, first with look-ahead, steady
@@ -91,12 +96,28 @@ class DryRun {
       prefetcher_.reset_statistics();
       ARTESIAN_TRY_VOID(one_step());
     }
+    check_events();
     for (const StepEvent& event : plan_.events) plan_.moved += event.moved;
     plan_.fetched = prefetcher_.statistics();
     return std::move(plan_);
   }
 
  private:
+  /// A steady step sums the squares of each unit's gradient once, and updates each unit once.
+  void check_events() const {
+    std::vector<std::uint32_t> norms(layout_.units.size(), 0);
+    std::vector<std::uint32_t> updates = norms;
+    for (const StepEvent& event : plan_.events) {
+      if (event.kind == Kind::Norm) ++norms[event.unit];
+      if (event.kind == Kind::Update) ++updates[event.unit];
+    }
+    for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
+      const std::uint32_t once = layout_.units[unit].trainable ? 1 : 0;
+      ARTESIAN_CHECK(norms[unit] == once && updates[unit] == once, unit, norms[unit],
+                     updates[unit]);
+    }
+  }
+
   std::vector<DryUnit> dry_units() const {
     std::vector<DryUnit> units;
     for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
@@ -183,6 +204,7 @@ class DryRun {
   void update_under_backward(std::size_t stage) {
     for (const auto unit : updatable_[stage]) {
       if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
+      ARTESIAN_CHECK(started_[unit] && !updated_[unit], unit);
       StepEvent& update = add_update(unit);
       update.under_backward = updated_[unit] = true;
       if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
@@ -216,6 +238,7 @@ class DryRun {
     const std::uint64_t others = request_.ranks - 1;
     const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
     for (const auto unit : units) {
+      ARTESIAN_CHECK(!reduced_[unit], unit);  // once a step
       const std::uint64_t bytes = placement_.grad_bytes(unit);
       add(Kind::Reduce, unit).moved.grad.bus = bytes / request_.ranks * others * passes;
       reduced_[unit] = true;
@@ -240,6 +263,7 @@ class DryRun {
 
   /// Updates what the step before left, as far as that.
   void update_up_to(std::uint32_t last) {
+    ARTESIAN_CHECK(last < pending_.size(), last, pending_.size());
     for (std::uint32_t unit = 0; unit <= last; ++unit) {
       if (pending_[unit]) add_update(unit);
       pending_[unit] = false;
@@ -259,6 +283,7 @@ class DryRun {
   }
 
   StepEvent& add_update(std::uint32_t unit) {
+    ARTESIAN_CHECK(layout_.units[unit].trainable, unit);
     const bool live = slots_.state(unit) != SlotState::Absent;
     StepEvent& event = add(Kind::Update, unit);
     event.moved = update_moves(placement_, unit, live);

@@ -31,6 +31,9 @@ class Simulation {
         grad_items_(std::max(plan_.ring_count, 1u), Schedule::none),
         reduced_(plan_.layout.units.size(), Schedule::none),
         gathered_(plan_.layout.units.size(), Schedule::none) {
+    const std::size_t stages = plan_.layout.stages.size();
+    ARTESIAN_CHECK(request_.stages.forward.size() == stages, request_.stages.forward.size());
+    ARTESIAN_CHECK(request_.stages.backward.size() == stages, request_.stages.backward.size());
     std::uint64_t count = 0;
     for (std::uint32_t unit = 0; unit < plan_.layout.units.size(); ++unit) {
       count += plan_.sub_group_count(unit);
@@ -45,6 +48,7 @@ class Simulation {
       time_.model_seconds = 0.0;
       time_.busy = {};
       one_step();
+      ARTESIAN_CHECK(end_of_step_ >= begin_, end_of_step_, begin_);
       time_.seconds = end_of_step_ - begin_;
     }
     for (StepSpan& span : time_.spans) {
@@ -232,6 +236,7 @@ class Simulation {
 
   /// Updates what has been read, and of all ranks, by now.
   void update_ahead() {
+    ARTESIAN_CHECK(may_work_on_ <= items_.size(), may_work_on_, items_.size());
     while (worked_on_ < may_work_on_) {
       const Item& next = items_[worked_on_];
       const Task ready = schedule_.join({next.read, reduced_[next.unit]});
@@ -241,6 +246,7 @@ class Simulation {
   }
 
   void work_on_next() {
+    ARTESIAN_CHECK(worked_on_ < issued_, worked_on_, issued_);  // its reads are queued
     work_on_item(items_[worked_on_++]);
     read_ahead();
   }
@@ -320,6 +326,7 @@ class Simulation {
     const Moved& moved = event.moved.grad;
     const std::size_t depth = grad_items_.size();
     const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
+    ARTESIAN_CHECK(count != 0, event.unit);
     const auto part = [&](double seconds) { return seconds / static_cast<double>(count); };
     const double work =
         part(memory_seconds(touched) + checksum_seconds(moved.nvme_read + moved.nvme_write));
@@ -408,6 +415,7 @@ class Simulation {
   /// Begins what is updated under the last backward, read from its begin on, and what is read
   /// behind it.
   void begin_updates_ahead() {
+    ARTESIAN_CHECK(worked_on_ == items_.size(), worked_on_, items_.size());  // forward did the rest
     items_.clear();
     list_updates(/*under_backward=*/true);
     const std::size_t ahead = items_.size();

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 
 using tiering::Tier;
@@ -19,6 +21,7 @@ bool may_update_under_backward(const Config& config) noexcept {
 
 std::vector<std::vector<std::uint32_t>> last_in_backward(const Layout& layout,
                                                          const std::vector<StageSpec>& stages) {
+  ARTESIAN_CHECK(layout.stages.size() == stages.size(), layout.stages.size(), stages.size());
   std::vector<std::vector<std::uint32_t>> by_stage(stages.size());
   std::set<std::uint32_t> seen;
   for (const StageSpec& stage : stages) {
@@ -111,6 +114,7 @@ std::vector<bool> units_under_backward(const Placement& placement,
   double owed = 0.0;
   for (const std::uint32_t unit : candidates) {
     owed += part * bytes[unit];
+    ARTESIAN_CHECK(!chosen[unit] && placement.layout.units[unit].trainable, unit);
     chosen[unit] = share > 0.0 && owed >= bytes[unit] / 2;
     if (chosen[unit]) owed -= bytes[unit];
   }
@@ -132,6 +136,7 @@ Moved saved_moves(const Placement& placement, std::uint32_t unit) {
 }
 
 std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& units) {
+  ARTESIAN_CHECK(units.size() <= placement.units.size(), units.size(), placement.units.size());
   std::uint64_t bytes = 0;
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (!units[unit]) continue;

@@ -83,8 +83,8 @@ TEST_F(KeptInputsTest, ABatchThatIsNotLookedUpIsKeptAnyway) {
   model.stages.front().lookup.reset();
   const KeptInputs inputs = describe();
   EXPECT_EQ(inputs.bytes[0], 0u);
-  EXPECT_EQ(inputs.home(0, 3), Tier::Device);
-  EXPECT_EQ(inputs.home(1, 3), Tier::Nvme);
+  EXPECT_EQ(inputs.home(0, 0), Tier::Device);
+  EXPECT_EQ(inputs.home(1, 0), Tier::Nvme);
 }
 
 TEST_F(KeptInputsTest, WhatAStepMovesCountsTheGroupsThatUseAPlace) {
