@@ -18,6 +18,7 @@ AlignedBytes::AlignedBytes(std::uint64_t length) noexcept
 
 BlockCache::BlockCache(Load load, std::vector<std::uint64_t> blocks_of, Options options)
     : load_(std::move(load)), blocks_of_(std::move(blocks_of)), options_(options) {
+  ARTESIAN_CHECK(options_.blocks != 0);
   for (const std::uint64_t blocks : blocks_of_) taken_.emplace_back(blocks, false);
 }
 
@@ -28,6 +29,7 @@ BlockCache::~BlockCache() {
   }
   wanted_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  for (const Entry& entry : entries_) ARTESIAN_CHECK(entry.waiting == 0, entry.waiting);
 }
 
 BlockCache::Entries::iterator BlockCache::find(Key key) {
@@ -75,6 +77,7 @@ void BlockCache::want_behind(Key key) {
 
 /// Reads an entry's block without the lock.
 void BlockCache::load(std::unique_lock<std::mutex>& lock, Entries::iterator entry) {
+  ARTESIAN_CHECK(!entry->begun && !entry->outcome.has_value(), entry->key.file, entry->key.block);
   entry->begun = true;
   lock.unlock();
   Result<SharedBytes> outcome = load_(entry->key);
@@ -100,6 +103,7 @@ void BlockCache::work() {
 }
 
 Result<SharedBytes> BlockCache::get(Key key) noexcept {
+  ARTESIAN_CHECK(key.file < blocks_of_.size() && key.block < blocks_of_[key.file], key.block);
   std::unique_lock lock(mutex_);
   auto entry = find(key);
   const bool failed = entry != entries_.end() && entry->waiting == 0 &&

@@ -223,6 +223,7 @@ CheckpointLink CheckpointFolder::next_link() const noexcept {
 }
 
 Result<void> CheckpointFolder::reserve(std::uint64_t bytes) noexcept {
+  ARTESIAN_CHECK(bytes != 0);
   if (!spare_.empty() && spare_bytes_ == bytes) return {};
   ARTESIAN_TRY_VOID(give_back_spare());
   const std::string name = DotName{DotName::Kind::Spare, {}, draw_id()}.name();
@@ -293,6 +294,7 @@ Result<std::unique_ptr<File>> CheckpointFolder::make_data_file(CheckpointDraft& 
 
 Result<bool> CheckpointFolder::link_file(CheckpointDraft& draft, const std::string& tag,
                                          const std::string& name) noexcept {
+  ARTESIAN_CHECK(draft.folder != nullptr && is_checkpoint_tag(tag), tag);
   ARTESIAN_TRY(from, folder_->open_folder(tag));
   auto linked = from->link(name, *draft.folder, name);
   if (linked.has_value()) return true;
@@ -302,6 +304,7 @@ Result<bool> CheckpointFolder::link_file(CheckpointDraft& draft, const std::stri
 
 Result<std::vector<SavedSideFile>> CheckpointFolder::write_side_files(
     CheckpointDraft& draft, const std::vector<SideFile>& files) noexcept {
+  ARTESIAN_CHECK(draft.folder != nullptr, draft.tag);
   std::vector<SavedSideFile> saved;
   std::unique_ptr<Folder> model;
   for (const SideFile& file : files) {
@@ -354,6 +357,8 @@ Result<std::optional<std::string>> CheckpointFolder::place(const CheckpointDraft
 Result<void> CheckpointFolder::publish(CheckpointDraft& draft,
                                        CheckpointManifest& manifest) noexcept {
   ARTESIAN_CHECK(draft.folder != nullptr, draft.tag);
+  const std::uint64_t serial = next_link().serial;
+  ARTESIAN_CHECK(draft.link.id != 0 && draft.link.serial == serial, draft.link.serial, serial);
   manifest.link = draft.link;
   manifest.run_id = run_id_;
   ARTESIAN_TRY(text, write_manifest(manifest));
@@ -441,6 +446,7 @@ void CheckpointFolder::prune(std::uint32_t keep) noexcept {
   std::vector<FoundCheckpoint> going;
   for (const std::size_t index : to_prune(content_.found, content_.latest, keep)) {
     going.push_back(content_.found[index]);
+    ARTESIAN_CHECK(going.back().tag != content_.latest, index);
   }
   for (const FoundCheckpoint& checkpoint : going) {
     auto pruned = prune_one(checkpoint);

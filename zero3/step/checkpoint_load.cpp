@@ -15,6 +15,7 @@ Result<std::unique_ptr<CheckpointLoad>> CheckpointLoad::open(
   load->reader_ = std::move(reader);
   ARTESIAN_TRY(match, match_names(parameters, *load->reader_, request.strict));
   load->match_ = std::move(match);
+  ARTESIAN_CHECK(load->match_.saved.size() == parameters.size(), parameters.size());
   if (rest == Rest::IsMissing) ARTESIAN_TRY_VOID(load->check_missing(parameters));
   ARTESIAN_TRY_VOID(load->read_client_files());
   ARTESIAN_TRY_VOID(load->read_buffers());
@@ -53,6 +54,7 @@ Result<void> CheckpointLoad::read_buffers() {
 Result<void> CheckpointLoad::read_array(std::uint32_t parameter, std::uint64_t first,
                                         std::span<float> master, std::span<float> exp_avg,
                                         std::span<float> exp_avg_sq) noexcept {
+  ARTESIAN_CHECK(!keeps(parameter), parameter);  // there is a source of it
   const auto saved = match_.saved[parameter];
   if (saved.has_value() && request_.optimizer_states) {
     return reader_->read(*saved, first, master, exp_avg, exp_avg_sq);

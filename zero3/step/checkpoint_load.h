@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/result.h"
 #include "zero3/step/checkpoint_reader.h"
 #include "zero3/step/state_source.h"
@@ -59,6 +60,7 @@ class CheckpointLoad final : public StateSource {
   Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                     std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override;
   bool keeps(std::uint32_t parameter) const noexcept override {
+    ARTESIAN_CHECK(parameter < match_.saved.size(), parameter, match_.saved.size());
     return !match_.saved[parameter].has_value() && request_.rest == nullptr;
   }
   /// True if a read has failed: then it is not the tiers that are at fault.

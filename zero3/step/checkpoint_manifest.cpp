@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "base/safetensors_header.h"
 #include "kernels/checksum.h"
 #include "zero3/plan/checkpoint_names.h"
@@ -50,9 +51,11 @@ Json state_of(const TrainingState& state) {
   return json;
 }
 
-Json groups_of(const std::vector<SavedGroup>& groups) {
+Json groups_of(const CheckpointManifest& manifest) {
+  const std::size_t parameters = manifest.parameters.size();
   Json list = Json::array();
-  for (const SavedGroup& group : groups) {
+  for (const SavedGroup& group : manifest.groups) {
+    for (const auto parameter : group.parameters) ARTESIAN_CHECK(parameter < parameters, parameter);
     list.push_back({{"optimizer", group.optimizer},
                     {"betas", {group.beta1, group.beta2}},
                     {"eps", group.eps},
@@ -103,6 +106,7 @@ Json side_files_of(const CheckpointManifest& manifest) {
 Json buffers_of(const CheckpointManifest& manifest) {
   Json list = Json::array();
   for (const SavedBufferPlace& place : manifest.buffers) {
+    ARTESIAN_CHECK(place.buffer.type != nullptr && place.file < manifest.files.size(), place.file);
     list.push_back({{"name", place.buffer.name},
                     {"dtype", place.buffer.type->name},
                     {"shape", numbers_of(place.buffer.shape)},
@@ -132,6 +136,10 @@ Json trainer_of(const SavedTrainer& trainer) {
 std::string arrays_text(const CheckpointManifest& manifest) {
   std::map<std::pair<SavedArray, std::string_view>, std::string> rows;
   for (const SavedPart& part : manifest.parts) {
+    ARTESIAN_CHECK(part.parameter < manifest.parameters.size(), part.parameter);
+    ARTESIAN_CHECK(part.type != nullptr && part.file < manifest.files.size(), part.file);
+    const std::uint64_t numel = manifest.parameters[part.parameter].numel();
+    ARTESIAN_CHECK(part.first + part.count <= numel, part.first, part.count, numel);
     std::string& text = rows[{part.array, part.type->name}];
     text += fmt::format("{}{},{},{},{},{}]", text.empty() ? "[" : ",[", part.parameter, part.first,
                         part.count, part.file, part.offset);
@@ -160,7 +168,7 @@ Json rest_of(const CheckpointManifest& manifest) {
                {"run_id", hex_of(manifest.run_id)},
                {"created", manifest.created},
                {"state", state_of(manifest.state)},
-               {"groups", groups_of(manifest.groups)},
+               {"groups", groups_of(manifest)},
                {"files", files_of(manifest)},
                {"side_files", side_files_of(manifest)},
                {"aliases", std::move(aliases)},

@@ -59,6 +59,7 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::open(FileSystem& fil
 
 Result<void> CheckpointReader::open_files() noexcept {
   for (const SavedDataFile& file : manifest_.files) ARTESIAN_TRY_VOID(open_file(file));
+  ARTESIAN_CHECK(data_.size() == manifest_.files.size(), data_.size(), manifest_.files.size());
   std::vector<std::uint64_t> blocks_of;
   for (const DataFile& data : data_) blocks_of.push_back(data.ends.size());
   cache_ = std::make_unique<BlockCache>(
@@ -162,6 +163,7 @@ bool CheckpointReader::has_weights(std::uint32_t parameter) const noexcept {
 /// Note [Verified each time].
 Result<SharedBytes> CheckpointReader::load(std::size_t file, std::uint64_t block) const noexcept {
   const DataFile& data = data_[file];
+  ARTESIAN_CHECK(block < data.ends.size(), file, block);
   const std::uint64_t begin = block == 0 ? manifest_.files[file].head_bytes : data.ends[block - 1];
   const std::uint64_t length = data.ends[block] - begin;
   auto bytes = std::make_shared<AlignedBytes>(length);
@@ -184,9 +186,9 @@ Result<void> CheckpointReader::read_bytes(std::size_t file, std::uint64_t offset
   const auto next = std::upper_bound(data.ends.begin(), data.ends.end(), offset);
   auto block = static_cast<std::uint64_t>(next - data.ends.begin());
   while (!target.empty()) {
-    ARTESIAN_CHECK(block < data.ends.size(), block, offset);
     ARTESIAN_TRY(bytes, cache_->get({file, block}));
     const std::uint64_t begin = data.ends[block] - bytes->size;
+    ARTESIAN_CHECK(begin <= offset && offset < data.ends[block], block, offset);
     const std::uint64_t length = std::min<std::uint64_t>(target.size(), data.ends[block] - offset);
     std::memcpy(target.data(), bytes->data + (offset - begin), length);
     target = target.subspan(length);
@@ -222,6 +224,8 @@ Result<void> CheckpointReader::read_split(std::uint32_t parameter, std::uint64_t
                                           std::span<float> master,
                                           std::span<float> exp_avg_sq) const noexcept {
   const std::uint64_t count = std::max(master.size(), exp_avg_sq.size());
+  ARTESIAN_CHECK(master.empty() || master.size() == count, master.size(), count);
+  ARTESIAN_CHECK(exp_avg_sq.empty() || exp_avg_sq.size() == count, exp_avg_sq.size(), count);
   std::array<std::uint16_t, piece> high;
   std::array<std::uint16_t, piece> low;
   std::array<float, piece> moment;
@@ -266,6 +270,7 @@ Result<void> CheckpointReader::read_weight(std::uint32_t parameter, std::uint64_
 Result<void> CheckpointReader::read(std::uint32_t parameter, std::uint64_t first,
                                     std::span<float> master, std::span<float> exp_avg,
                                     std::span<float> exp_avg_sq) const noexcept {
+  ARTESIAN_CHECK(parameter < have_.size(), parameter, have_.size());
   const std::uint64_t numel = manifest_.parameters[parameter].numel();
   for (const auto& wanted : {master, exp_avg, exp_avg_sq}) {
     ARTESIAN_CHECK(first <= numel && wanted.size() <= numel - first, first, wanted.size(), numel);

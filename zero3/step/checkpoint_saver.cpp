@@ -83,6 +83,7 @@ Result<tiering::SnapshotFile*> CheckpointSaver::add_file(
     const std::string& name, std::uint32_t rank,
     std::shared_ptr<const CheckpointLayout> layout) noexcept {
   ARTESIAN_CHECK(save_ != nullptr && layout != nullptr, name);
+  for (const DataFile& other : save_->files) ARTESIAN_CHECK(other.record.name != name, name);
   const tiering::SnapshotSeed seed{
       .checkpoint = save_->draft.link.id, .step = save_->step, .rank = rank};
   auto opened = std::make_shared<std::unique_ptr<File>>();
@@ -130,7 +131,7 @@ Result<bool> CheckpointSaver::link_file(const std::string& tag,
 
 void CheckpointSaver::commit(CheckpointManifest manifest,
                              std::vector<SideFile> side_files) noexcept {
-  ARTESIAN_CHECK(save_ != nullptr);
+  ARTESIAN_CHECK(save_ != nullptr && manifest.files.empty(), manifest.files.size());
   save_->manifest = std::move(manifest);
   save_->side_files = std::move(side_files);
   start_commit();

@@ -221,6 +221,7 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
         make_error(ErrorCode::Invalid,
                    "checkpoint: got other buffers than when it was expected, or not all bytes"));
   }
+  ARTESIAN_CHECK(copy_.has_value() && saver_->begun());
   std::vector<std::span<const std::byte>> buffers;
   for (const BufferToSave& each : request.buffers) buffers.push_back(each.bytes);
   copy_->add_buffers(buffers);
@@ -282,6 +283,7 @@ void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
 void Checkpoints::abandon(Error cause) {
   expected_.reset();
   if (stage_ == Stage::None) return;
+  ARTESIAN_CHECK(saver_ != nullptr && saver_->begun());
   end_copying();
   saver_->abandon(std::move(cause));
   late_ = false;

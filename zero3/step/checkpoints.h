@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/executor.h"
 #include "base/result.h"
 #include "pinned/pool.h"
@@ -88,10 +89,16 @@ class Checkpoints {
   Result<void> open(const CheckpointPlace& place);
   bool is_open() const noexcept { return saver_ != nullptr; }
   /// Returns what the folder held then.
-  const FolderContent& found() const noexcept { return saver_->found(); }
+  const FolderContent& found() const noexcept {
+    ARTESIAN_CHECK(is_open());
+    return saver_->found();
+  }
   const std::string& directory() const noexcept { return directory_; }
   /// The checkpoint that comes next descends from this one.
-  void go_on_from(const CheckpointLink& link) noexcept { saver_->go_on_from(link); }
+  void go_on_from(const CheckpointLink& link) noexcept {
+    ARTESIAN_CHECK(is_open());
+    saver_->go_on_from(link);
+  }
   /// Bytes of a checkpoint's data.
   std::uint64_t data_bytes() const noexcept;
 

@@ -157,6 +157,7 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
     ARTESIAN_CHECK(place.unit == unit, place.unit, unit);
+    ARTESIAN_CHECK(gradient.data != nullptr, gradient.parameter);
     pieces.push_back({place.first, place.numel, static_cast<const std::byte*>(gradient.data),
                       !set_[gradient.parameter]});
     reached_[gradient.parameter] = set_[gradient.parameter] = true;
@@ -166,10 +167,22 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
   return add_pieces(unit, std::move(pieces), source);
 }
 
+/// Pieces that lie in the unit's image one behind the other: so threads may add to them at once.
+void Gradients::check_apart(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept {
+  std::uint64_t end = 0;
+  for (const Piece& piece : pieces) {
+    ARTESIAN_CHECK(end <= piece.image_first && piece.count != 0, unit, piece.image_first, end);
+    end = piece.image_first + piece.count;
+  }
+  ARTESIAN_CHECK(end <= state_.layout().units[unit].image, unit, end);
+}
+
 Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
                                    const Source& source) noexcept {
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
+  ARTESIAN_CHECK(!summed_[unit], unit);  // sum_final() came after the last of them
+  check_apart(unit, pieces);
   if (spilled(unit)) {
     ARTESIAN_TRY(held, hold_for(unit, pieces));
     return accumulate(held, pieces, source);
@@ -184,6 +197,7 @@ Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   const Piece whole{place.first, place.numel, nullptr, !set_[parameter]};
   ARTESIAN_CHECK(trainable(place.unit) && !ends_at_device(route(place.unit)), parameter);
   ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
+  ARTESIAN_CHECK(!parts_.contains(parameter) && !summed_[place.unit], parameter);
   Parts parts{.fresh = whole.fresh};
   std::byte* memory = nullptr;
   if (spilled(place.unit)) {
@@ -234,6 +248,7 @@ Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
   }
   ARTESIAN_CHECK(used + plan.grad_bytes(unit) <= plan.grad_buffer_bytes, used, unit);
   const auto groups = static_cast<std::size_t>(plan.sub_group_count(unit));
+  ARTESIAN_CHECK(spilled(unit), unit);
   held_.push_back({unit, state_.grad_buffer().data() + used, std::vector<bool>(groups)});
   return &held_.back();
 }
@@ -246,6 +261,7 @@ Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& piece
     const std::uint64_t end = piece.image_first + piece.count;
     for (std::uint64_t group = piece.image_first / plan.sub_group; group * plan.sub_group < end;
          ++group) {
+      ARTESIAN_CHECK(group < held.there.size(), held.unit, group);
       if (held.there[static_cast<std::size_t>(group)]) continue;
       held.there[static_cast<std::size_t>(group)] = true;
       missing.push_back(group);
@@ -280,6 +296,7 @@ Result<std::byte*> Gradients::hold_for(std::uint32_t unit,
 Result<void> Gradients::write_back() noexcept {
   const std::uint64_t size = element_size();
   for (const Held& held : held_) {
+    ARTESIAN_CHECK(started_[held.unit] && !summed_[held.unit], held.unit);
     sum_held(held);
     const auto body = [&](const SubGroup& group) -> Result<void> {
       std::memcpy(group.grad, held.data + group.share_first * size, group.count * size);
@@ -302,6 +319,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
   const ParameterPlace& place = state_.layout().places[parameter];
+  ARTESIAN_CHECK(width != 0 && place.numel % width == 0, width, place.numel);
   ARTESIAN_TRY_VOID(start_at_zero(place.unit));  // rows that nobody looked up
   reached_[parameter] = true;
   std::vector<std::size_t> order(rows.size());
@@ -315,7 +333,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
   for (std::size_t at = 0; at < order.size();) {
     const std::int64_t index = rows[order[at]];
     const auto row = static_cast<std::uint64_t>(index);
-    ARTESIAN_CHECK((row + 1) * width <= place.numel, row, width, place.numel);
+    ARTESIAN_CHECK(index >= 0 && row < place.numel / width, index, width, place.numel);
     float* sum = sums.data() + pieces.size() * width;
     std::fill_n(sum, width, 0.0f);
     for (; at < order.size() && rows[order[at]] == index; ++at) {
@@ -332,6 +350,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
 }
 
 Result<void> Gradients::complete() noexcept {
+  ARTESIAN_CHECK(parts_.empty(), parts_.size());
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     if (trainable(unit)) ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
@@ -367,6 +386,7 @@ Result<void> Gradients::zero(const ParameterPlace& place) noexcept {
 void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
                            std::uint64_t end) noexcept {
   const DType dtype = state_.placement().grad_dtype;
+  ARTESIAN_CHECK(first <= end && end <= leaf_sums(unit).size(), unit, first, end);
   const std::byte* data = memory + first * norm_leaf * dtype_size(dtype);
   double* sums = leaf_sums(unit).data() + first;
   state_.executor().parallel_for(

@@ -77,7 +77,10 @@ class Gradients {
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
   /// True if something was added to the parameter's gradient in this step; known until the next one
   /// begins.
-  bool reached(std::uint32_t parameter) const noexcept { return reached_[parameter]; }
+  bool reached(std::uint32_t parameter) const noexcept {
+    ARTESIAN_CHECK(parameter < reached_.size(), parameter, reached_.size());
+    return reached_[parameter];
+  }
   /// Sums and writes what was added to units that spill: to be called when a stage's gradients are
   /// all added. Errors: as add.
   Result<void> write_back() noexcept;
@@ -115,6 +118,7 @@ class Gradients {
     bool on_device = false;  // of a separate device
     tiering::DeviceFence written;
   };
+  void check_apart(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
   Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
                           const Source& source) noexcept;
   /// A parameter whose gradient is coming in parts.
@@ -144,6 +148,7 @@ class Gradients {
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
   Result<void> zero(const ParameterPlace& place) noexcept;
   std::span<double> leaf_sums(std::uint32_t unit) noexcept {
+    ARTESIAN_CHECK(unit + 1 < first_leaf_.size(), unit, first_leaf_.size());
     const std::size_t first = first_leaf_[unit];
     return std::span(leaf_sums_).subspan(first, first_leaf_[unit + 1] - first);
   }

@@ -14,6 +14,7 @@ using tiering::Queue;
 
 /// Once: padding must be zero.
 Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(on_device(unit), unit);
   if (cleared_[unit]) return {};
   cleared_[unit] = true;
   const Placement& plan = state_.placement();
@@ -49,6 +50,7 @@ Result<void> Gradients::add_rows_on_device(
     const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept {
   tiering::Device& device = state_.device();
   const std::span<std::byte> scratch = state_.grad_scratch();
+  ARTESIAN_CHECK(scratch.size() >= sizeof(float), scratch.size());
   std::vector<Piece> batch;  // their data: within the scratch range
   std::uint64_t used = 0;
   const auto flush = [&]() -> Result<void> {
@@ -87,6 +89,7 @@ Result<void> Gradients::sum_unit_on_device(std::uint32_t unit) noexcept {
   const std::span<std::byte> scratch = state_.grad_scratch();
   const std::size_t leaves_max = scratch.size() / sizeof(double);
   const std::span<double> sums = leaf_sums(unit);
+  ARTESIAN_CHECK(leaves_max != 0 && state_.placement().units[unit].grad == tiering::Tier::Device);
   for (std::size_t first = 0; first < sums.size(); first += leaves_max) {
     const auto part = sums.subspan(first, std::min(leaves_max, sums.size() - first));
     ARTESIAN_TRY_VOID(device.sum_squares(Queue::Compute, memory + first * leaf_bytes, dtype,

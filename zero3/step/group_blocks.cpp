@@ -8,6 +8,7 @@ void GroupBlocks::list(tiering::ShardId shard, std::uint64_t block, const void* 
                        std::uint64_t element_size) noexcept {
   if (store_.shard(shard).home != tiering::Tier::Nvme) return;
   ARTESIAN_CHECK(count_ < blocks_.size() && data != nullptr, count_, data);
+  ARTESIAN_CHECK(element_size != 0, element_size);
   Block& listed = blocks_[count_++];
   listed.shard = shard;
   listed.block = block;
@@ -16,6 +17,7 @@ void GroupBlocks::list(tiering::ShardId shard, std::uint64_t block, const void* 
 }
 
 void GroupBlocks::add_to_verify(std::uint64_t begin, std::uint64_t end) noexcept {
+  ARTESIAN_CHECK(begin % slice == 0 && begin < end, begin, end);
   for (std::size_t index = 0; index < count_; ++index) {
     Block& at = blocks_[index];
     const tiering::ByteRange part{begin * at.element_size, (end - begin) * at.element_size};
@@ -24,6 +26,7 @@ void GroupBlocks::add_to_verify(std::uint64_t begin, std::uint64_t end) noexcept
 }
 
 void GroupBlocks::add_to_seal(std::uint64_t begin, std::uint64_t end) noexcept {
+  ARTESIAN_CHECK(begin % slice == 0 && begin < end, begin, end);
   for (std::size_t index = 0; index < count_; ++index) {
     Block& at = blocks_[index];
     const tiering::ByteRange part{begin * at.element_size, (end - begin) * at.element_size};

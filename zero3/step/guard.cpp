@@ -58,6 +58,7 @@ void install() {
 
 Result<std::unique_ptr<ParameterGuard>> ParameterGuard::create(
     const std::vector<std::string>& names, const std::vector<std::uint64_t>& bytes) {
+  ARTESIAN_CHECK(names.size() == bytes.size(), names.size(), bytes.size());
   std::unique_ptr<ParameterGuard> guard(new ParameterGuard);
   for (std::size_t index = 0; index < names.size(); ++index) {
     const std::uint64_t length = round_up(std::max<std::uint64_t>(bytes[index], 1), 4096);

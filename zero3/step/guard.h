@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/result.h"
 
 namespace artesian::zero3 {
@@ -24,7 +25,10 @@ class ParameterGuard {
   ParameterGuard& operator=(const ParameterGuard&) = delete;
 
   /// Returns where parameter `index` points while released.
-  std::byte* address(std::size_t index) const noexcept { return regions_[index].begin; }
+  std::byte* address(std::size_t index) const noexcept {
+    ARTESIAN_CHECK(index < regions_.size(), index, regions_.size());
+    return regions_[index].begin;
+  }
 
   struct Region {
     std::byte* begin;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 namespace {
 
@@ -50,6 +52,7 @@ Result<void> LossScaler::update(bool overflow) noexcept {
     }
   }
   ++iteration_;
+  ARTESIAN_CHECK(hysteresis_left_ <= config_.hysteresis, hysteresis_left_, config_.hysteresis);
   return {};
 }
 

@@ -209,6 +209,7 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
     filled = stream_.run(in_part, {.read_state = true, .write_state = true},
                          {.slice = fill, .after = after});
   }
+  ARTESIAN_CHECK(!filled.has_value() || done == total, done, total);
   auto written = state_.ring().finish();
   return filled.has_value() ? std::move(written) : std::move(filled);
 }
@@ -227,6 +228,8 @@ void Optimizer::restore_counts(std::vector<std::uint64_t> counts) noexcept {
 kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
                                          std::uint64_t begin) const noexcept {
   const Placement& plan = state_.placement();
+  ARTESIAN_CHECK(begin < group.count, begin, group.count);
+  ARTESIAN_CHECK(group.grad != nullptr && group.exp_avg != nullptr, group.unit, group.index);
   kernels::AdamArrays arrays;
   const Master kept = plan.units[group.unit].master;
   if (kept == Master::Split) {
@@ -258,6 +261,7 @@ void Optimizer::fix_cuts(std::uint32_t unit) {
       cuts.push_back({cuts.empty() ? 0 : place.first, step});
     }
   }
+  ARTESIAN_CHECK(!cuts.empty() && state_.layout().units[unit].trainable, unit);
 }
 
 /// The first part of elements [begin, end) of a sub-group that gets the same.
@@ -293,6 +297,7 @@ void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
 void Optimizer::keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
   if (plan.update_reads_param(group.unit)) return;
+  ARTESIAN_CHECK(group.master != nullptr && end <= group.count, group.unit, end);
   static_cast<void>(kernels::narrow(group.master + begin,
                                     group.param + begin * dtype_size(plan.param_dtype),
                                     plan.param_dtype, end - begin));
@@ -313,6 +318,7 @@ void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
   if (group.saved != nullptr) {
     std::memcpy(group.param + begin * size, group.saved + begin * size, (end - begin) * size);
   } else {
+    ARTESIAN_CHECK(group.master != nullptr, group.unit, group.index);
     static_cast<void>(
         kernels::narrow(group.master + begin, group.param + begin * size, dtype, end - begin));
   }
@@ -333,6 +339,7 @@ Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
 
 /// Enqueued behind the model's own computing, whose parameters these are.
 Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(pass_ != Pass::Deferred && state_.placement().units[unit].updated_on_device());
   for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
     const SubGroup group = stream_.at_home(unit, index);
     ARTESIAN_CHECK(group.master_low == nullptr);  // the device's kernel takes whole master weights
@@ -417,7 +424,10 @@ Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::ui
   ARTESIAN_CHECK(!under_backward());
   if (pass_ == Pass::Ahead && units.empty()) return {};  // of a step that was skipped
   ARTESIAN_TRY_VOID(stop_reading());
-  for (const std::uint32_t unit : units) done_[unit] = true;
+  for (const std::uint32_t unit : units) {
+    ARTESIAN_CHECK(turns_[unit] != 0 && !done_[unit], unit);  // trainable, and each once
+    done_[unit] = true;
+  }
   ahead_ = units.size();
   speculative_ = speculative;
   final_ = 0;
@@ -466,6 +476,7 @@ void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
 }
 
 Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
+  ARTESIAN_CHECK(!step_under_way());
   stream_.borrow_from(nullptr);  // soon forward needs all memory
   if (under_backward()) {
     while (final_ < ahead_) gradient_is_final(units_[final_]);
@@ -490,6 +501,7 @@ Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
   done_.assign(done_.size(), false);
   for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
   const bool reads = pass_ == Pass::Ahead && updated_ < units_.size();
+  ARTESIAN_CHECK(!reads || units_.size() - updated_ == units.size(), updated_, units.size());
   pass_ = Pass::None;
   if (!reads) ARTESIAN_TRY_VOID(begin_pass(Pass::Deferred, std::move(units)));
   pass_ = Pass::Deferred;
@@ -553,6 +565,7 @@ Result<void> Optimizer::update_ahead() noexcept {
 Result<void> Optimizer::finish_step() noexcept {
   if (!step_under_way()) return {};
   ARTESIAN_TRY_VOID(update_up_to(trained_units_.back()));
+  ARTESIAN_CHECK(updated_ == units_.size(), updated_, units_.size());
   pass_ = Pass::None;
   ARTESIAN_TRY_VOID(stream_.finish());
   const std::uint64_t before = monotonic_ns();
@@ -564,6 +577,7 @@ Result<void> Optimizer::finish_step() noexcept {
 
 Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {
   ARTESIAN_TRY_VOID(stop_reading());
+  ARTESIAN_CHECK(parameters.size() == counts_.size(), parameters.size(), counts_.size());
   kernels::Digest total;
   for (std::uint32_t parameter = 0; parameter < parameters.size(); ++parameter) {
     const ParameterPlace& place = state_.layout().places[parameter];

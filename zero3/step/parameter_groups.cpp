@@ -104,6 +104,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
   if (groups.empty()) constants.groups.push_back(common);
   for (const GroupOptions& group : groups) {
     const bool moved = group.lr.has_value() && *group.lr != config.lr;
+    ARTESIAN_CHECK(!moved || config.lr != 0.0, *group.lr);  // check_groups() has seen to it
     constants.groups.push_back({.lr = moved ? lr * (*group.lr / config.lr) : lr,
                                 .weight_decay = group.weight_decay.value_or(config.weight_decay),
                                 .beta1 = group.beta1.value_or(config.beta1),

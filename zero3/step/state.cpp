@@ -41,6 +41,7 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
     return static_cast<ShardId>(shards.size() - 1);
   };
   const Placement& plan = placement_;
+  ARTESIAN_CHECK(plan.units.size() == plan.layout.units.size(), plan.units.size());
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
     const Unit& described = plan.layout.units[unit];
     const UnitPlacement& place = plan.units[unit];
@@ -77,10 +78,12 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
   std::vector<ShardId> records;
   std::map<std::uint32_t, ShardId> saved;
   ARTESIAN_CHECK(units.size() <= param_.size(), units.size(), param_.size());
+  ARTESIAN_CHECK(saved_param_.empty());  // once
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (!units[unit]) continue;
     ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // else there is no record
     for (std::uint64_t index = 0; index < placement_.sub_group_count(unit); ++index) {
+      ARTESIAN_CHECK(placement_.optimizer_home(unit, index) == Tier::Nvme, unit, index);
       records.push_back(optimizer(unit, index));
     }
     if (!placement_.update_reads_param(unit)) continue;
@@ -205,6 +208,7 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
     // While the ring's room in the pool is still free.
     ARTESIAN_TRY_VOID(store_->probe_disk(volume, *host_));
   }
+  ARTESIAN_CHECK((placement_.ring_count == 0) == (placement_.ring_item_bytes == 0));
   ARTESIAN_TRY(ring, tiering::StagingRing::create(*store_, *host_, placement_.ring_item_bytes,
                                                   placement_.ring_count, device_));
   ring_ = std::move(ring);
@@ -229,7 +233,9 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
 }
 
 std::vector<tiering::PathShare> ModelState::shares(std::uint32_t volume) const {
-  return volumes_.empty() ? std::vector<tiering::PathShare>() : store_->shares(volume);
+  if (volumes_.empty()) return {};
+  ARTESIAN_CHECK(volume < volumes_.size(), volume, volumes_.size());
+  return store_->shares(volume);
 }
 
 void ModelState::log_shares() const {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/executor.h"
 #include "base/timeline.h"
 #include "pinned/pool.h"
@@ -67,10 +68,17 @@ class ModelState {
   pinned::Pool& device_pool() noexcept { return *device_pool_; }
   pinned::Pool& host_pool() noexcept { return *host_; }
   Executor& executor() noexcept { return executor_; }
-  tiering::ShardId param(std::uint32_t unit) const noexcept { return param_[unit]; }
+  tiering::ShardId param(std::uint32_t unit) const noexcept {
+    ARTESIAN_CHECK(unit < param_.size(), unit, param_.size());
+    return param_[unit];
+  }
   /// The shard of a trainable unit's gradient; optimizer() is of such units alone, too.
-  tiering::ShardId grad(std::uint32_t unit) const noexcept { return grad_[unit]; }
+  tiering::ShardId grad(std::uint32_t unit) const noexcept {
+    ARTESIAN_CHECK(unit < grad_.size() && layout().units[unit].trainable, unit);
+    return grad_[unit];
+  }
   tiering::ShardId optimizer(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
+    ARTESIAN_CHECK(sub_group < optimizer_[unit].size(), unit, sub_group);
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
   /// Reserves what it takes to take an update of these units back, all of whose records are on
@@ -91,7 +99,10 @@ class ModelState {
   /// placement has the routes that follow from it.
   bool separate_device() const noexcept { return placement_.separate_device; }
   tiering::DeviceLoader* loader() noexcept { return loader_.get(); }
-  tiering::DeviceReader& reader() noexcept { return *reader_; }
+  tiering::DeviceReader& reader() noexcept {
+    ARTESIAN_CHECK(reader_ != nullptr);  // there is a separate device
+    return *reader_;
+  }
   /// Device memory for gradient kernels; empty where no gradient lives there.
   std::span<std::byte> grad_scratch() const noexcept {
     return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};

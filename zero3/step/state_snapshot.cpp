@@ -30,8 +30,16 @@ const std::byte* array_of(const SubGroup& group, SavedArray array) {
 
 }  // namespace
 
-bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept {
+/// The image of a unit that is in this file.
+std::size_t StateSnapshot::image_of(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < units_.image_of.size(), unit, units_.image_of.size());
   const std::size_t image = units_.image_of[unit];
+  ARTESIAN_CHECK(image < units_.images.size(), unit, image);
+  return image;
+}
+
+bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const std::size_t image = image_of(unit);
   for (const SavedArray array : arrays_of(units_.images[image].form)) {
     const BlockRange range = layout_.blocks_of(image, array, index);
     for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
@@ -56,7 +64,7 @@ void StateSnapshot::add(const SubGroup& group) noexcept {
 /// Takes a buffer for each block of a sub-group. Returns how many slices they have.
 std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
                                           std::vector<Piece>& pieces) noexcept {
-  const std::size_t image = units_.image_of[group.unit];
+  const std::size_t image = image_of(group.unit);
   std::uint64_t slices = 0;
   for (const SavedArray array : arrays_of(units_.images[image].form)) {
     const std::byte* from = array_of(group, array);
@@ -75,6 +83,7 @@ std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
 
 /// Each slice is copied and summed by one thread. Sums of a block's slices make the block's.
 void StateSnapshot::copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept {
+  ARTESIAN_CHECK(!pieces.empty() && pieces.front().first_slice == 0, pieces.size());
   std::vector<std::uint64_t> sums(static_cast<std::size_t>(slices));
   const auto piece_of = [&](std::uint64_t slice) -> const Piece& {
     const auto next = std::upper_bound(

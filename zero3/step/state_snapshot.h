@@ -34,6 +34,7 @@ class StateSnapshot {
   bool failed() const noexcept { return file_.fault() != nullptr; }
 
  private:
+  std::size_t image_of(std::uint32_t unit) const noexcept;
   /// A block, and what is to be in it.
   struct Piece {
     std::uint64_t block = 0;

@@ -70,6 +70,7 @@ Result<void> StepCore::build() {
   }
   optimizer_ = std::make_unique<Optimizer>(*state_, *residency_, std::move(how));
   final_by_stage_ = final_after_stage(state_->placement(), shape_.stages);
+  ARTESIAN_CHECK(final_by_stage_.size() == layout().stages.size(), final_by_stage_.size());
   under_backward_.emplace(config_, *state_, shape_.stages, *gradients_, *optimizer_);
   if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
@@ -328,6 +329,7 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
 /// Beside a separate device the host's cores have nothing else to do under the last backward than
 /// to sum the squares of what is final: the norm after it then finds them.
 void StepCore::sum_ahead(std::size_t stage) noexcept {
+  ARTESIAN_CHECK(stage < final_by_stage_.size(), stage, final_by_stage_.size());
   if (!last_backward_ || !state_->separate_device() || optimizer_->under_backward()) return;
   const auto summed = timed_gradients([&]() -> Result<void> {
     for (const std::uint32_t unit : final_by_stage_[stage]) {
@@ -360,6 +362,7 @@ Result<void> StepCore::end_backward(std::uint64_t tokens) {
   micro_batches_ += losses_pending_.size();
   losses_pending_.clear();
   tokens_ += tokens;
+  ARTESIAN_CHECK(micro_batches_ <= config_.accumulation_steps, micro_batches_);
   const bool all = micro_batches_ == config_.accumulation_steps;
   step_state_ = under_backward_->begun()         ? StepState::Begun
                 : all || rate_begun_.has_value() ? StepState::Full
@@ -397,6 +400,7 @@ Result<void> StepCore::abandon_step() {
   prefetcher_->rewind(0);
   rows_.clear();
   losses_pending_.clear();
+  static_cast<void>(checkpoints_->take_copy_ns());
   guard_.forget_losses();
   micro_batches_ = 0;
   rate_begun_.reset();
@@ -478,6 +482,7 @@ UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
 /// way.
 template <typename Work>
 Result<void> StepCore::go_on_updating(const Work& work) {
+  ARTESIAN_CHECK(updating_.has_value());
   const StepFigures::Mark before = figures_->mark();
   ARTESIAN_TRY_VOID(work());
   const std::uint64_t copying_ns = checkpoints_->take_copy_ns();  // of no step
@@ -529,6 +534,7 @@ Result<void> StepCore::complete_pending() {
     }
     figures_->end_update();
   }
+  ARTESIAN_CHECK(!optimizer_->step_under_way());
   return checkpoints_->copying() ? copy_rest() : Result<void>();
 }
 
@@ -567,9 +573,11 @@ Result<void> StepCore::add_kept_rows() {
                    [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
   for (auto part = rows_.begin(); part != rows_.end();) {
     const RowGradients& first = *part;
+    ARTESIAN_CHECK(first.parameter < layout().places.size(), first.parameter);
     std::vector<std::int64_t> rows;
     std::vector<const float*> row_gradients;
     for (; part != rows_.end() && part->parameter == first.parameter; ++part) {
+      ARTESIAN_CHECK(part->width == first.width, part->width, first.width);
       for (std::size_t position = 0; position < part->rows.size(); ++position) {
         rows.push_back(part->rows[position]);
         row_gradients.push_back(part->gradient + position * first.width);
@@ -609,6 +617,7 @@ Result<StepResult> StepCore::step(const StepRequest& request) {
 
 /// Decides what becomes of a step with these gradients; takes back what does not agree with that.
 Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& request) {
+  ARTESIAN_CHECK(micro_batches_ != 0);
   StepResult result;
   result.step = ++step_;
   result.loss = loss_sum_ / static_cast<double>(micro_batches_);
@@ -633,6 +642,7 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& 
     if (!request.groups.empty()) constants.groups = request.groups;
     ARTESIAN_TRY_VOID(optimizer_->begin_step(std::move(constants)));
     ++updates_;
+    ARTESIAN_CHECK(updates_ <= step_, updates_, step_);
     last_rate_ = result.lr;
   }
   // Skipped as any other, all of it is taken back.
@@ -656,7 +666,10 @@ Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   const std::uint64_t end = monotonic_ns();
   const std::uint64_t micro_batches = std::exchange(micro_batches_, 0);
   rate_begun_.reset();
-  result.optimizer_s = static_cast<double>(end - begin + under_backward_ns_) * 1e-9;
+  const std::uint64_t updating_ns = end - begin + under_backward_ns_;
+  const std::uint64_t copying_ns = std::min(checkpoints_->take_copy_ns(), updating_ns);
+  figures_->leave_out(copying_ns);  // what was copied under backward is of no step
+  result.optimizer_s = static_cast<double>(updating_ns - copying_ns) * 1e-9;
   ARTESIAN_TRY_VOID(figures_->end_step(end, result));
   if (options_.timeline != nullptr) {
     options_.timeline->add(Lane::Optimizer, "norm", begin, end);
@@ -667,6 +680,7 @@ Result<StepResult> StepCore::finish_step(const StepRequest& request) {
                                  .begin_ns = figures_->step_begin_ns(),
                                  .end_ns = end});
   }
+  ARTESIAN_CHECK(!updating_.has_value());  // the last forward has completed it
   (optimizer_->step_under_way() ? updating_ : completed_) = result;
   return result;
 }

@@ -45,6 +45,7 @@ std::vector<SavedGroup> StepCore::saved_groups() const {
   for (std::uint32_t parameter = 0; parameter < shape_.parameters.size(); ++parameter) {
     const ParameterSpec& spec = shape_.parameters[parameter];
     if (!spec.trainable) continue;
+    ARTESIAN_CHECK(spec.group < groups.size(), spec.group, groups.size());
     SavedGroup& group = groups[spec.group];
     group.step = std::max(group.step, update_count(parameter));
     group.parameters.push_back(parameter);

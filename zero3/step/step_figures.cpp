@@ -1,5 +1,6 @@
 #include "zero3/step/step_figures.h"
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/machine.h"
 #include "zero3/plan/step_plan.h"
@@ -93,6 +94,7 @@ double StepFigures::hand_over(const Mark& since, StepResult& step) {
 }
 
 Result<void> StepFigures::end_step(std::uint64_t end_ns, StepResult& result) {
+  ARTESIAN_CHECK(end_ns >= step_begin_ns_, end_ns, step_begin_ns_);
   result.step_s = static_cast<double>(end_ns - step_begin_ns_) * 1e-9;
   ARTESIAN_TRY_VOID(take_difference(result));
   result.predicted_step_s = prediction_.next_s();
@@ -105,6 +107,9 @@ Result<void> StepFigures::end_step(std::uint64_t end_ns, StepResult& result) {
 
 Result<void> StepFigures::take_difference(StepResult& result) {
   const StepResult now = counters();
+  ARTESIAN_CHECK(now.bytes_nvme_read >= totals_.bytes_nvme_read, now.bytes_nvme_read);
+  ARTESIAN_CHECK(now.bytes_nvme_write >= totals_.bytes_nvme_write, now.bytes_nvme_write);
+  ARTESIAN_CHECK(now.bytes_h2d >= totals_.bytes_h2d && now.bytes_d2h >= totals_.bytes_d2h);
   for_each_counter([&](auto counter) { result.*counter = now.*counter - totals_.*counter; });
   totals_ = now;
   const FetchStatistics& fetch = from_.prefetcher.statistics();
@@ -140,6 +145,7 @@ Result<void> StepFigures::take_peaks(StepResult& result) const {
 void StepFigures::end_phase(bool ends_update) {
   const Mark now = mark();
   const StepResult& before = phase_.counters;
+  ARTESIAN_CHECK(now.begin_ns >= phase_.begin_ns, now.begin_ns, phase_.begin_ns);
   PhaseUse use{.updates = ends_update};
   use.seconds = static_cast<double>(now.begin_ns - phase_.begin_ns) * 1e-9;
   for (const auto wait : {&StepResult::wait_param_s, &StepResult::wait_grad_s,

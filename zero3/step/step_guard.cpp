@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/check.h"
 #include "base/log.h"
 
 namespace artesian::zero3 {
@@ -28,6 +29,7 @@ void StepGuard::see_loss(double loss) {
 /// "loss of micro-batch 2: got nan", "gradient of h.0.ln_1.weight: got a value that is not finite".
 /// After a bad loss all gradients are bad, and the first one's name would blame one at random.
 std::string StepGuard::what_is_wrong(const std::string& bad_parameter) const {
+  ARTESIAN_CHECK(bad_micro_batch_ <= micro_batches_, bad_micro_batch_, micro_batches_);
   if (bad_micro_batch_ != 0) {
     return fmt::format("loss of micro-batch {}: got {}", bad_micro_batch_, number(bad_loss_));
   }

@@ -159,6 +159,8 @@ SubGroup SubGroupStream::cut(const Task& task) const noexcept {
   group.image_first = state_.share_begin(task.unit) + group.share_first;
   group.count = plan.sub_group_numel(task.unit, task.index);
   ARTESIAN_CHECK(group.count != 0 && group.count <= plan.sub_group, group.count, plan.sub_group);
+  const std::uint64_t image = plan.layout.units[task.unit].image;
+  ARTESIAN_CHECK(group.image_first + group.count <= image, group.image_first, group.count, image);
   return group;
 }
 
@@ -224,6 +226,7 @@ Result<void> SubGroupStream::issue_reads(const Task& task, StagingItem& item) no
   }
   if (!options_.read_grad) return {};
   const std::uint64_t size = dtype_size(plan.grad_dtype);
+  ARTESIAN_CHECK(grad_offset() + group.count * size <= item.size(), grad_offset(), item.size());
   return read(state_.grad(task.unit), grad_first(group) * size, group.count * size, grad_offset());
 }
 
@@ -307,6 +310,7 @@ Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& ite
 
 void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
+  ARTESIAN_CHECK(route(state_.grad(group.unit)) == Route::Disk, group.unit);  // it spills
   item.write(state_.grad(group.unit), {grad_first(group) * size, group.count * size},
              grad_offset());
 }
@@ -364,6 +368,8 @@ Result<void> SubGroupStream::run_one(std::size_t place) noexcept {
   const bool saved = options_.restore_param || place < saved_end_;
   if (saved && state_.saves_param(task.unit)) {
     ARTESIAN_CHECK(item != nullptr, task.unit, task.index);
+    const std::uint64_t size = dtype_size(state_.placement().param_dtype);
+    ARTESIAN_CHECK(saved_offset() + group.count * size <= item->size(), saved_offset());
     group.saved = item->data() + saved_offset();
   }
   if (item != nullptr) {
@@ -397,6 +403,7 @@ Result<void> SubGroupStream::begin_tasks(const SubGroupStreamOptions& options,
   saved_end_ = 0;
   unit_end_.assign(state_.layout().units.size(), 0);
   for (std::size_t place = 0; place < tasks_.size(); ++place) {
+    ARTESIAN_CHECK(tasks_[place].unit < unit_end_.size(), tasks_[place].unit);
     unit_end_[tasks_[place].unit] = place + 1;
   }
   tiering::StagingRing& ring = state_.ring();
@@ -456,6 +463,7 @@ Result<void> SubGroupStream::run_next() noexcept {
 
 Result<void> SubGroupStream::run_task(std::size_t place) noexcept {
   if (item_for(tasks_[place]) == Item::ToWrite) {
+    ARTESIAN_CHECK(items_[place] == nullptr, place);
     ARTESIAN_TRY(item, take_item(tasks_[place]));
     items_[place] = item;
     ARTESIAN_CHECK(writers_waiting_ != 0);
@@ -472,6 +480,7 @@ Result<void> SubGroupStream::run_task(std::size_t place) noexcept {
 }
 
 Result<void> SubGroupStream::advance_to(std::size_t end) noexcept {
+  ARTESIAN_CHECK(end <= tasks_.size(), end, tasks_.size());
   Result<void> outcome;
   while (outcome.has_value() && current_ < end) outcome = run_next();
   if (outcome.has_value()) outcome = read_ahead(/*wait=*/false);
@@ -533,6 +542,7 @@ bool SubGroupStream::may_advance() const noexcept {
 }
 
 Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
+  ARTESIAN_CHECK(unit < unit_end_.size(), unit, unit_end_.size());
   const std::size_t end = unit_end_[unit];
   if (worthwhile()) {
     while (current_ < end && ready()) ARTESIAN_TRY_VOID(advance_to(current_ + 1));
@@ -560,6 +570,7 @@ Result<void> SubGroupStream::abandon() noexcept {
 Result<void> SubGroupStream::run_on_done(const SubGroupStreamOptions& options,
                                          SlicedBody body) noexcept {
   ARTESIAN_CHECK(!under_way());
+  ARTESIAN_CHECK(done_ <= tasks_.size(), done_, tasks_.size());
   tasks_.resize(std::exchange(done_, 0));
   ARTESIAN_TRY_VOID(begin_tasks(options, std::move(body)));
   return finish();
@@ -596,6 +607,8 @@ Result<void> SubGroupStream::run_range(std::uint32_t unit, std::uint64_t image_f
                                        std::uint64_t count, const SubGroupStreamOptions& options,
                                        const Body& body) noexcept {
   ARTESIAN_CHECK(!under_way());
+  const std::uint64_t image = state_.layout().units[unit].image;
+  ARTESIAN_CHECK(image_first + count <= image, image_first, count, image);
   tasks_.clear();
   for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
     const SubGroup group = cut({unit, index});

@@ -60,6 +60,8 @@ class Collector {
 std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
                                            const std::vector<SavedProfile>& profiles,
                                            const std::vector<PathIo>& io) {
+  ARTESIAN_CHECK(directories.size() == io.size(), directories.size(), io.size());
+  ARTESIAN_CHECK(directories.size() == profiles.size(), directories.size(), profiles.size());
   std::vector<tiering::PathDisk> disks;
   std::vector<std::vector<std::string>> names;  // of what is below; profiles are of file systems
   for (std::size_t path = 0; path < profiles.size(); ++path) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/check.h"
 #include "base/log.h"
 
 namespace artesian::zero3 {
@@ -25,6 +26,7 @@ UnderBackward::UnderBackward(const Config& config, ModelState& state,
 }
 
 Result<void> UnderBackward::decide(double share) noexcept {
+  ARTESIAN_CHECK(undecided_);  // once
   undecided_ = false;
   const std::vector<bool> chosen =
       units_under_backward(state_.placement(), stages_, share, speculative_);
@@ -38,6 +40,7 @@ Result<void> UnderBackward::decide(double share) noexcept {
     }
     ARTESIAN_TRY_VOID(std::move(reserved));
   }
+  ARTESIAN_CHECK(chosen.size() == units_.size(), chosen.size(), units_.size());
   units_ = chosen;
   by_stage_ = final_after_stage(state_.placement(), stages_);
   for (auto& units : by_stage_) {
@@ -59,6 +62,7 @@ Result<void> UnderBackward::begin(StepConstants constants, double loss_scale) no
 }
 
 Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {
+  ARTESIAN_CHECK(stage < by_stage_.size(), stage, by_stage_.size());
   if (!optimizer_.under_backward() || stopped_) return {};
   for (const std::uint32_t unit : by_stage_[stage]) {
     const auto sum_squares = gradients_.sum_final(unit);
@@ -80,6 +84,7 @@ Result<void> UnderBackward::abandon() noexcept {
 }
 
 Result<void> UnderBackward::judged(bool as_begun, bool skipped) noexcept {
+  ARTESIAN_CHECK(!as_begun || !skipped);
   expected_ = as_begun;
   if (!as_begun) ARTESIAN_TRY_VOID(take_back());
   return skipped ? optimizer_.skip() : Result<void>();

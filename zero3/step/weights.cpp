@@ -22,6 +22,7 @@ Result<void> RandomWeights::read(std::uint32_t parameter, std::uint64_t first,
                                  std::span<float> target) noexcept {
   ARTESIAN_CHECK(parameter < parameters_.size(), parameter, parameters_.size());
   const ParameterSpec& spec = parameters_[parameter];
+  ARTESIAN_CHECK(first + target.size() <= spec.numel(), first, target.size(), spec.numel());
   if (spec.initial == Initial::Normal) {
     fill_normal(target, seed_, parameter, first);
     const auto deviation = static_cast<float>(spec.standard_deviation);
