@@ -135,7 +135,7 @@ Result<void> StepCore::copy_rest() {
 }
 
 Result<void> StepCore::commit_checkpoint(std::optional<SavedTrainer> trainer) {
-  if (!checkpoints_->under_way()) {
+  if (!checkpoints_->under_way() || checkpoints_->expects_any()) {
     return make_error(ErrorCode::Invalid,
                       "commit_checkpoint(): no checkpoint is being saved; call "
                       "begin_checkpoint() first");

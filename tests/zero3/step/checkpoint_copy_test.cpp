@@ -249,6 +249,9 @@ TEST_F(CheckpointCopy, OneAtATimeAndInOrder) {
   ASSERT_EQ(error_of(none), "");
   EXPECT_FALSE(none->has_value());
   const SaveRequest request{.directory = folder("a")};
+  ASSERT_EQ(error_of(driver.core->expect_checkpoint(request)), "");
+  EXPECT_NE(error_of(driver.core->commit_checkpoint()).find("begin_checkpoint() first"),
+            std::string::npos);
   ASSERT_EQ(error_of(driver.core->begin_checkpoint(request)), "");
   const std::string busy = "call finish_checkpoint() first";
   EXPECT_NE(error_of(driver.core->begin_checkpoint(request)).find(busy), std::string::npos);
