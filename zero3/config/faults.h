@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/result.h"
 
 namespace artesian::zero3 {
@@ -29,6 +30,7 @@ class Faults {
   /// At most 5 lines joined by '\n'; the last one then counts the rest. Code: Unsupported if every
   /// fault is one, else Invalid.
   Error to_error() const {
+    ARTESIAN_CHECK(!lines_.empty());
     std::string message;
     for (std::size_t i = 0; i < lines_.size() && i < lines_max; ++i) {
       message += (i > 0 ? "\n" : "") + lines_[i];

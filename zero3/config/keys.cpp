@@ -36,14 +36,49 @@ std::string range_text(const ConfigKey& key, bool integral) {
   return (key.low_excluded ? " above " : " of at least ") + number(key.low);
 }
 
+/// True if a path's section has a row before it.
+bool section_is_known(std::string_view path, const std::vector<ConfigKey>& before) {
+  const std::size_t dot = path.rfind('.');
+  if (dot == path.npos) return true;
+  return std::any_of(before.begin(), before.end(), [&](const ConfigKey& key) {
+    const bool section = key.type == KeyType::Section || key.type == KeyType::OpenSection;
+    return section && key.path == path.substr(0, dot);
+  });
+}
+
+/// Checks what the reader relies on of a row that comes after these.
+void check_row(const ConfigKey& key, const std::vector<ConfigKey>& before) {
+  ARTESIAN_CHECK(!key.path.empty() && section_is_known(key.path, before), before.size());
+  ARTESIAN_CHECK(key.low <= key.high && key.multiple != 0, key.low, key.high);
+  const bool chosen = key.type == KeyType::Choice && key.effect == KeyEffect::InEffect;
+  ARTESIAN_CHECK(!chosen || !key.choices.empty(), before.size());
+  const bool explained = key.effect != KeyEffect::InEffect && key.effect != KeyEffect::NotSupported;
+  ARTESIAN_CHECK(!explained || !key.detail.empty(), before.size());
+}
+
+/// Other names are of rows that have none themselves.
+void check_aliases(const std::vector<ConfigKey>& keys) {
+  for (const ConfigKey& key : keys) {
+    if (key.effect != KeyEffect::Alias) continue;
+    const auto target = std::find_if(
+        keys.begin(), keys.end(), [&](const ConfigKey& each) { return each.path == key.detail; });
+    ARTESIAN_CHECK(target != keys.end() && target->effect != KeyEffect::Alias);
+    ARTESIAN_CHECK(target->type == key.type, static_cast<int>(key.type));
+  }
+}
+
 }  // namespace
 
 const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
     for (const auto part : {detail::training_keys(), detail::zero_keys(), detail::other_keys()}) {
-      all.insert(all.end(), part.begin(), part.end());
+      for (const ConfigKey& key : part) {
+        check_row(key, all);
+        all.push_back(key);
+      }
     }
+    check_aliases(all);
     return all;
   }();
   return keys;

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <map>
 
+#include "base/check.h"
+
 namespace artesian::zero3 {
 namespace {
 
@@ -83,6 +85,7 @@ class Resolver {
     if (!settings_.given("optimizer.params.lr") && arguments_.lr) optimizer.lr = *arguments_.lr;
     automatic_["optimizer.params.lr"] = shortest(optimizer.lr);
     const JsonValue betas = settings_.value("optimizer.params.betas");
+    ARTESIAN_CHECK(betas.elements.size() == 2, betas.elements.size());
     optimizer.beta1 = betas.elements[0].number;
     optimizer.beta2 = betas.elements[1].number;
     optimizer.eps = settings_.real("optimizer.params.eps");

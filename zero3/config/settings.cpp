@@ -249,17 +249,24 @@ JsonValue Settings::value(std::string_view path) const {
   return std::move(fallback).value();
 }
 
+/// The value of a key whose row has this kind.
+JsonValue Settings::value_of(std::string_view path, Kind kind) const {
+  JsonValue found = value(path);
+  ARTESIAN_CHECK(found.kind == kind || found.kind == Kind::Null, static_cast<int>(found.kind));
+  return found;
+}
+
 bool Settings::boolean(std::string_view path) const {
-  return value(path).boolean;
+  return value_of(path, Kind::Boolean).boolean;
 }
 std::uint64_t Settings::integer(std::string_view path) const {
-  return value(path).integer;
+  return value_of(path, Kind::Number).integer;
 }
 double Settings::real(std::string_view path) const {
-  return value(path).number;
+  return value_of(path, Kind::Number).number;
 }
 std::string Settings::text(std::string_view path) const {
-  return value(path).text;
+  return value_of(path, Kind::String).text;
 }
 
 std::string Settings::name(std::string_view path) const {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "base/check.h"
 #include "zero3/config/faults.h"
 
 namespace artesian::zero3 {
@@ -87,6 +88,7 @@ class Cleaner {
       ARTESIAN_TRY(skipped, skip_unseen());
       if (!skipped) ARTESIAN_TRY_VOID(token());
     }
+    ARTESIAN_CHECK(clean_.size() == text_.size(), clean_.size(), text_.size());
     return std::move(clean_);
   }
 
@@ -277,6 +279,7 @@ class Builder {
     if (open_.empty()) return root;
     JsonValue& parent = *open_.back();
     if (parent.kind == JsonValue::Kind::Array) return parent.elements.emplace_back();
+    ARTESIAN_CHECK(parent.kind == JsonValue::Kind::Object && !parent.members.empty());
     return parent.members.back().second;
   }
   bool add(JsonValue value) {
@@ -291,6 +294,7 @@ class Builder {
     return true;
   }
   bool close() {
+    ARTESIAN_CHECK(!open_.empty() && open_.size() == seen_.size(), open_.size(), seen_.size());
     open_.pop_back();
     seen_.pop_back();
     return true;
