@@ -15,6 +15,7 @@
 #include <atomic>
 #include <utility>
 
+#include "base/check.h"
 #include "base/machine.h"
 #include "pinned/arena.h"
 #include "zero3/torch/engine.h"
@@ -68,14 +69,20 @@ void count(std::uint64_t bytes) {
   }
 }
 
+/// Takes away what was counted before.
+void take_away(std::atomic<std::uint64_t>& counter, std::uint64_t bytes) {
+  const std::uint64_t before = counter.fetch_sub(bytes);
+  ARTESIAN_CHECK(before >= bytes, before, bytes);
+}
+
 void free_counted(void* data) {
   if (data == nullptr) return;
   if (arena() != nullptr && arena()->contains(data)) {
-    bytes_now.fetch_sub(arena()->give_back(data));
+    take_away(bytes_now, arena()->give_back(data));
     return;
   }
-  bytes_now.fetch_sub(malloc_usable_size(data));
-  bytes_of_malloc.fetch_sub(malloc_usable_size(data));
+  take_away(bytes_now, malloc_usable_size(data));
+  take_away(bytes_of_malloc, malloc_usable_size(data));
   c10::free_cpu(data);
 }
 
@@ -120,7 +127,7 @@ class KeptActivations final : public BufferLender {
     return {piece.data(), piece.size(), this};
   }
   void give_back(std::byte* data, std::uint64_t) noexcept override {
-    bytes_lent.fetch_sub(arena()->give_back(data));
+    take_away(bytes_lent, arena()->give_back(data));
   }
 };
 

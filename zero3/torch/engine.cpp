@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "zero3/plan/step_accesses.h"
@@ -115,6 +116,7 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
     core->refuse_forward();
     return losses;
   }
+  ARTESIAN_CHECK(losses->size() == batches.size(), losses->size(), batches.size());
   ARTESIAN_TRY_VOID(core->end_forward(*losses));
   ARTESIAN_TRY(after, core->remember(tensor_bytes_now(compute)));
   const std::uint64_t kept = after > before ? after - before : 0;
@@ -189,6 +191,7 @@ Result<std::vector<double>> Engine::forward_backward(std::span<const Batch> batc
   while (losses.size() < batches.size()) {
     const auto rest = batches.subspan(losses.size());
     const std::size_t count = impl_->group_size(rest.size());
+    ARTESIAN_CHECK(count != 0 && count <= rest.size(), count, rest.size());
     ARTESIAN_TRY(made, impl_->forward(rest.first(count), "forward_backward"));
     BackwardOptions how = options;
     if (how.last.has_value()) how.last = *how.last && count == rest.size();

@@ -9,6 +9,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "zero3/torch/activation_memory.h"
@@ -29,6 +30,7 @@ std::function<Result<void>(std::span<const float>)> into(const at::Tensor& value
           first = std::int64_t{0}](std::span<const float> piece) mutable -> Result<void> {
     const at::NoGradGuard no_grad;
     const auto count = static_cast<std::int64_t>(piece.size());
+    ARTESIAN_CHECK(first + count <= flat.numel(), first, count, flat.numel());
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is read alone
     auto* const data = const_cast<float*>(piece.data());
     flat.narrow(0, first, count).copy_(at::from_blob(data, {count}, at::kFloat));
@@ -54,6 +56,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
                                  std::span<const at::Tensor> tensors,
                                  std::span<const NamedTensor> others) {
   make_first_calls();
+  ARTESIAN_CHECK(tensors.size() == shape.parameters.size(), tensors.size());
   for (std::size_t index = 0; index < tensors.size(); ++index) {
     shape.parameters[index].trainable = tensors[index].requires_grad();
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
 
@@ -14,6 +15,7 @@ namespace {
 constexpr std::size_t leaving_max = 2;  // inputs in device memory that are on their way
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor, std::uint64_t bytes) {
+  ARTESIAN_CHECK(tensor.nbytes() == bytes, tensor.nbytes(), bytes);
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), static_cast<std::size_t>(bytes)};
 }
 
@@ -82,6 +84,7 @@ Result<void> InputKeeper::expect() {
   next_ = 0;
   std::vector<tiering::Depot::Stored> order;
   for (const Away& away : away_) {
+    ARTESIAN_CHECK(away.bytes <= inputs_.place_bytes(away.place.stage), away.bytes);
     order.push_back({state_.input(away.place.stage, away.place.micro_batch), away.bytes});
   }
   return state_.depot().expect(order);
@@ -129,6 +132,7 @@ Result<void> InputKeeper::prepare_next() {
 }
 
 Result<void> InputKeeper::make_room() {
+  ARTESIAN_CHECK(next_ < away_.size() && !coming_.has_value(), next_, away_.size());
   Coming coming{.tensor = make(away_[next_]), .free = {}, .loaded = {}};
   ARTESIAN_TRY(free, computed());
   coming.free = free;

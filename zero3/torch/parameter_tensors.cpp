@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "base/check.h"
 #include "zero3/torch/storage_refusal.h"
 
 namespace artesian::zero3 {
@@ -146,6 +147,7 @@ at::ScalarType scalar_type(DType dtype) noexcept {
 
 Result<void> ParameterTensors::make_guard(const std::vector<ParameterSpec>& parameters,
                                           const Placement& placement) {
+  ARTESIAN_CHECK(parameters.size() == layout_.places.size(), parameters.size());
   std::vector<std::string> names;
   std::vector<std::uint64_t> bytes;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
@@ -160,6 +162,7 @@ Result<void> ParameterTensors::make_guard(const std::vector<ParameterSpec>& para
 
 at::Tensor ParameterTensors::leaf_at(std::byte* memory, const ParameterSpec& spec,
                                      DType dtype) const {
+  ARTESIAN_CHECK(memory != nullptr);
   // With the device named, LibTorch does not ask the driver where the address belongs.
   return at::for_blob(memory, spec.shape)
       .options(at::TensorOptions().dtype(scalar_type(dtype)).device(device_))
@@ -231,6 +234,7 @@ ParameterTensors::~ParameterTensors() {
 }
 
 void ParameterTensors::point(std::uint32_t parameter, std::byte* memory) {
+  ARTESIAN_CHECK(parameter < storages_.size(), parameter, storages_.size());
   allow(*storages_[parameter].unsafeGetStorageImpl(), at::DataPtr(memory, device_));
 }
 
@@ -246,6 +250,7 @@ void ParameterTensors::release(std::uint32_t parameter) {
 }
 
 void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {
+  ARTESIAN_CHECK(unit < layout_.units.size() && slot != nullptr, unit, slot);
   for (const auto parameter : layout_.units[unit].parameters) {
     const std::uint64_t first = layout_.places[parameter].first;
     point(parameter, slot + first * tensors_[parameter].element_size());

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "kernels/checksum.h"
 #include "zero3/torch/storage_refusal.h"
 
@@ -47,6 +48,7 @@ std::uint64_t ParameterWatch::sum_of(std::uint32_t parameter) const {
 }
 
 void ParameterWatch::remember(std::uint32_t unit, bool readable) {
+  ARTESIAN_CHECK(!readable || core_.layout().units[unit].persistent, unit);  // others come and go
   readable_[unit] = readable;
   for (const std::uint32_t parameter : core_.layout().units[unit].parameters) {
     versions_[parameter] = version_of(tensors_.at(parameter));
@@ -96,6 +98,7 @@ bool ParameterWatch::lends() const {
 }
 
 void ParameterWatch::place_gradients(const std::vector<bool>& added) {
+  ARTESIAN_CHECK(added.size() == refused_gradients_.size(), added.size());
   if (!released_tensors_throw()) return;
   placed_ = true;
   for (std::uint32_t parameter = 0; parameter < added.size(); ++parameter) {
@@ -124,6 +127,7 @@ void ParameterWatch::take_gradients_away() {
 }
 
 Result<bool> ParameterWatch::gradients_dropped(const std::vector<bool>& added) const {
+  ARTESIAN_CHECK(added.size() == refused_gradients_.size(), added.size());
   if (!placed_) return false;
   bool some_left = false;
   const std::string* dropped = nullptr;

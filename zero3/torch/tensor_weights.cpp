@@ -38,6 +38,8 @@ Result<TensorWeights> TensorWeights::create(const std::vector<ParameterSpec>& pa
 Result<void> TensorWeights::read(std::uint32_t parameter, std::uint64_t first,
                                  std::span<float> target) noexcept {
   ARTESIAN_CHECK(parameter < tensors_.size(), parameter, tensors_.size());
+  const auto numel = static_cast<std::uint64_t>(tensors_[parameter].numel());
+  ARTESIAN_CHECK(first + target.size() <= numel, first, target.size(), numel);
   std::memcpy(target.data(), tensors_[parameter].const_data_ptr<float>() + first,
               target.size_bytes());
   return {};

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "zero3/plan/step_accesses.h"
 #include "zero3/torch/between_operators.h"
@@ -118,6 +119,7 @@ Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
 Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> batches,
                                                         double loss_multiplier) {
   ARTESIAN_CHECK(group_.empty() && !batches.empty(), batches.size());
+  ARTESIAN_CHECK(!late_.has_value());  // all gradients of the backward before are accumulated
   tokens_ = 0;
   told_multiplier_ = loss_multiplier;
   for (std::size_t index = 0; index < batches.size(); ++index) {
@@ -217,6 +219,7 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
   const bool rows = lookup.has_value() && trainable(*lookup);
   if (rows || before.requires_grad()) input.requires_grad_(true);
   ARTESIAN_TRY(output, call_module(stage, input, micro));
+  ARTESIAN_CHECK(stage < micro.graphs.size(), stage, micro.graphs.size());
   const bool last = stage + 1 == micro.graphs.size();
   const bool whole = keep == Keep::Graphs || (last && keeps_head());
   // With a graph all the same, and let go of: without one a kernel might be another.
@@ -275,6 +278,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
   if (keeper_.keeps_some()) ARTESIAN_TRY_VOID(keeper_.expect());
   for (MicroBatch& micro : group_) {
     const at::Tensor& loss = micro.graphs.back().output;
+    ARTESIAN_CHECK(loss.defined());
     micro.gradient = at::full(loss.sizes(), loss_multiplier, loss.options());
   }
   for (std::size_t stage = module_.stages().size(); stage-- > 0;) {
@@ -394,6 +398,7 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
   const BetweenOperators calls(between_);
   std::vector<at::Tensor> inputs = tensors_of(trained);
   StageGraph& graph = micro.graphs[stage];
+  ARTESIAN_CHECK(graph.input.defined() && micro.gradient.defined(), stage);
   if (!graph.whole) {
     const at::AutoGradMode mode(true);
     ARTESIAN_TRY(output, call_module(stage, graph.input, micro));
@@ -429,11 +434,14 @@ Result<void> UnitGraphs::ask_to_stop() {
 Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
                                                        const std::vector<std::uint32_t>& parameters,
                                                        const std::vector<at::Tensor>& gradients) {
+  ARTESIAN_CHECK(gradients.size() == parameters.size(), gradients.size(), parameters.size());
   StageGradients made;
   made.stage = stage;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     if (!gradients[index].defined()) continue;  // not used by this forward: zero
     const ParameterPlace& place = layout_.places[parameters[index]];
+    const auto numel = static_cast<std::uint64_t>(gradients[index].numel());
+    ARTESIAN_CHECK(numel == place.numel, parameters[index], numel, place.numel);
     const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
     made.keep.push_back(gradients[index].to(dtype).contiguous());
     made.by_unit[place.unit].push_back({parameters[index], made.keep.back().const_data_ptr()});
@@ -459,6 +467,7 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
 void UnitGraphs::keep_rows(std::uint32_t parameter, const MicroBatch& micro) {
   const std::int64_t width = micro.gradient.size(-1);
   const at::Tensor gradient = micro.gradient.reshape({-1, width}).to(at::kFloat).contiguous();
+  ARTESIAN_CHECK(gradient.size(0) == micro.ids.numel(), gradient.size(0), micro.ids.numel());
   const auto* ids = micro.ids.const_data_ptr<std::int64_t>();
   core_.add_rows(
       {.parameter = parameter,

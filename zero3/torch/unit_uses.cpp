@@ -326,6 +326,7 @@ Result<void> UnitUses::release(std::uint32_t stage) {
   const AccessOrder::Access& units = layout_.stages[stage];
   auto unchanged = Result<void>();
   for (const std::uint32_t unit : units) {
+    ARTESIAN_CHECK(unit_holds_[unit] > 0, unit);
     if (--unit_holds_[unit] > 0 || layout_.units[unit].persistent) continue;
     if (unchanged.has_value()) unchanged = watch_.check_unchanged(unit);
     tensors_.unbind(unit);
@@ -616,14 +617,14 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
                           "the nn.Embedding with sparse=False");
   }
   ARTESIAN_TRY_VOID(ready_for_gradients());
-  const std::uint32_t unit = layout_.places[parameter].unit;
-  const auto dtype = scalar_type(core_.gradients().added_dtype(unit));
+  const ParameterPlace& place = layout_.places[parameter];
+  ARTESIAN_CHECK(gradient.numel() == static_cast<std::int64_t>(place.numel), parameter);
+  const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
   const at::Tensor given = gradient.to(dtype).contiguous();
   added_[parameter] = true;
-  core_.counters().bytes_to_host +=
-      layout_.places[parameter].numel * core_.gradients().element_size();
+  core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
   const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
-  return core_.remember(core_.add(unit, added));
+  return core_.remember(core_.add(place.unit, added));
 }
 
 /// A backward of the step is open.
