@@ -111,13 +111,13 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   const double multiplier = core->loss_scale() / static_cast<double>(config.accumulation_steps);
   auto ran = graphs->forward(batches, multiplier);
   if (graphs->stopped()) return broken_off(std::move(ran).error());
-  ARTESIAN_TRY(losses, core->remember(std::move(ran)));
-  if (!losses.has_value()) {
+  if (graphs->refused()) {
     core->refuse_forward();
-    return losses;
+    return ran;
   }
-  ARTESIAN_CHECK(losses->size() == batches.size(), losses->size(), batches.size());
-  ARTESIAN_TRY_VOID(core->end_forward(*losses));
+  ARTESIAN_TRY(losses, core->remember(std::move(ran)));
+  ARTESIAN_CHECK(losses.size() == batches.size(), losses.size(), batches.size());
+  ARTESIAN_TRY_VOID(core->end_forward(losses));
   ARTESIAN_TRY(after, core->remember(tensor_bytes_now(compute)));
   const std::uint64_t kept = after > before ? after - before : 0;
   activations_of_one = std::max(activations_of_one, kept / batches.size());
@@ -227,8 +227,11 @@ Result<void> Engine::finish_update() {
 Result<at::Tensor> Engine::evaluate(const Batch& batch) {
   ARTESIAN_TRY_VOID(check_stream(impl_->compute, "evaluate"));
   ARTESIAN_TRY_VOID(impl_->core->begin_evaluation());
-  ARTESIAN_TRY(output, impl_->core->remember(impl_->graphs->evaluate(batch)));
-  ARTESIAN_TRY_VOID(impl_->core->end_evaluation(!output.has_value()));
+  auto output = impl_->graphs->evaluate(batch);
+  const bool refused = impl_->graphs->refused();
+  if (!refused) output = impl_->core->remember(std::move(output));
+  if (!refused && !output.has_value()) return output;
+  ARTESIAN_TRY_VOID(impl_->core->end_evaluation(refused));
   return output;
 }
 

@@ -55,6 +55,18 @@ Result<void> check_loss(const at::Tensor& loss) {
   return {};
 }
 
+Result<std::vector<double>> values_of(const std::vector<at::Tensor>& losses) {
+  std::vector<double> values;
+  for (const at::Tensor& loss : losses) {
+    auto checked = check_loss(loss);
+    if (!checked.has_value()) {
+      return of_batch(values.size(), losses.size(), std::move(checked).error());
+    }
+    values.push_back(loss.item<double>());
+  }
+  return values;
+}
+
 }  // namespace
 
 UnitGraphs::UnitGraphs(Module& module, StepCore& core, ParameterTensors& tensors,
@@ -116,18 +128,32 @@ Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
   return micro;
 }
 
-Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> batches,
-                                                        double loss_multiplier) {
+/// Marks an error as the batch's.
+Error UnitGraphs::refuse(Error error) noexcept {
+  refused_ = true;
+  return error;
+}
+
+Result<std::vector<double>> UnitGraphs::forward(std::span<const Batch> batches,
+                                                double loss_multiplier) {
   ARTESIAN_CHECK(group_.empty() && !batches.empty(), batches.size());
   ARTESIAN_CHECK(!late_.has_value());  // all gradients of the backward before are accumulated
+  refused_ = false;
   tokens_ = 0;
   told_multiplier_ = loss_multiplier;
+  auto losses = run_forward(batches);
+  if (!refused_) return losses;
+  auto forgotten = forget();  // as if none were tried
+  if (forgotten.has_value()) return losses;
+  refused_ = false;
+  return std::move(forgotten).error();
+}
+
+Result<std::vector<double>> UnitGraphs::run_forward(std::span<const Batch> batches) {
   for (std::size_t index = 0; index < batches.size(); ++index) {
     auto copied = from_torch([&] { return copy_of(batches[index]); });
     if (!copied.has_value()) {
-      ARTESIAN_TRY_VOID(forget());
-      return Result<std::vector<double>>(
-          of_batch(index, batches.size(), std::move(copied).error()));
+      return refuse(of_batch(index, batches.size(), std::move(copied).error()));
     }
     const at::Tensor& input = copied->input;
     const bool by_element = copied->ids.defined() || input.dim() == 0;
@@ -136,40 +162,27 @@ Result<Result<std::vector<double>>> UnitGraphs::forward(std::span<const Batch> b
   }
   const Keep keep = options_.activation_checkpointing ? Keep::Inputs : Keep::Graphs;
   ARTESIAN_TRY(outputs, run_stages(group_, keep));
-  auto losses = from_torch([&]() -> Result<std::vector<double>> {
-    ARTESIAN_TRY(tensors, std::move(outputs));
-    std::vector<double> values;
-    for (const at::Tensor& loss : tensors) {
-      auto checked = check_loss(loss);
-      if (!checked.has_value()) {
-        return of_batch(values.size(), tensors.size(), std::move(checked).error());
-      }
-      values.push_back(loss.item<double>());
-    }
-    return values;
-  });
-  if (!losses.has_value()) ARTESIAN_TRY_VOID(forget());  // a batch's fault: as if none were tried
+  auto losses = from_torch([&] { return values_of(outputs); });
+  if (!losses.has_value()) return refuse(std::move(losses).error());
   return losses;
 }
 
-Result<Result<at::Tensor>> UnitGraphs::evaluate(const Batch& batch) {
-  auto checked = from_torch([&] { return check_input(batch); });
-  if (!checked.has_value()) return Result<at::Tensor>(std::move(checked).error());
+Result<at::Tensor> UnitGraphs::evaluate(const Batch& batch) {
+  refused_ = false;
   std::vector<MicroBatch> group(1);
   auto moved = from_torch([&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(check_input(batch));
     group.front().input = batch.input.to(options_.device);
     if (batch.targets.defined()) group.front().targets = batch.targets.to(options_.device);
     return {};
   });
-  if (!moved.has_value()) return Result<at::Tensor>(std::move(moved).error());
+  if (!moved.has_value()) return refuse(std::move(moved).error());
   ARTESIAN_TRY(outputs, run_stages(group, Keep::Nothing));
-  if (outputs.has_value()) return Result<at::Tensor>(std::move(outputs->front()));
-  return Result<at::Tensor>(std::move(outputs).error());
+  return std::move(outputs.front());
 }
 
 /// Returns what the last stage returned for each.
-Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<MicroBatch>& group,
-                                                               Keep keep) {
+Result<std::vector<at::Tensor>> UnitGraphs::run_stages(std::vector<MicroBatch>& group, Keep keep) {
   std::vector<at::Tensor> activations;
   activations.reserve(group.size());
   for (const MicroBatch& micro : group) activations.push_back(micro.input.detach());
@@ -199,10 +212,10 @@ Result<Result<std::vector<at::Tensor>>> UnitGraphs::run_stages(std::vector<Micro
     ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
     if (refused.has_value()) {
       refused->message = "stage " + module_.stages()[stage].name + ": " + refused->message;
-      return Result<std::vector<at::Tensor>>(*std::move(refused));
+      return refuse(*std::move(refused));
     }
   }
-  return Result<std::vector<at::Tensor>>(std::move(activations));
+  return activations;
 }
 
 Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& before,

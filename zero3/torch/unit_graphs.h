@@ -4,8 +4,8 @@
 // whoever calls this.
 //
 // Two kinds of failure: the tiers' (Io, Corrupt, ...) end the run; what LibTorch or the module
-// makes of a batch concerns that batch alone, if nothing of it has been accumulated. So forward and
-// evaluate return a Result within a Result: the inner one is the batch's.
+// makes of a batch concerns that batch alone, if nothing of it has been accumulated. After a
+// forward or an evaluation that failed, refused() tells them apart.
 //
 // Several micro-batches run layer by layer: each stage for all of them while its parameters are
 // gathered, in forward and in backward, gradients added in micro-batch order. The bits are those of
@@ -52,18 +52,19 @@ class UnitGraphs {
              const UnitGraphsOptions& options);
 
   /// Runs all stages, each on every micro-batch, and keeps what backward needs, with copies of the
-  /// batches. Returns their losses. Errors: those of gathering; inner: Invalid and Exhausted, one
-  /// batch's fault, after which nothing of any is kept.
+  /// batches. Returns their losses. Errors: those of gathering; if refused(): Invalid and
+  /// Exhausted, one batch's fault, after which nothing of any is kept.
   /// `loss_multiplier`: what modules are told that backward will multiply the losses by.
-  Result<Result<std::vector<double>>> forward(std::span<const Batch> batches,
-                                              double loss_multiplier);
+  Result<std::vector<double>> forward(std::span<const Batch> batches, double loss_multiplier);
   /// Backward of the forward before it: weight gradients of each loss * loss_multiplier join the
   /// accumulators, those of looked-up rows wait for the step. Errors: those of gathering and
   /// accumulating; Invalid from LibTorch.
   Result<void> backward(double loss_multiplier);
   /// Runs all stages without gradients, on the prefetcher's evaluation course; returns what the
   /// last one returned. Kept graphs stay. Errors: as forward.
-  Result<Result<at::Tensor>> evaluate(const Batch& batch);
+  Result<at::Tensor> evaluate(const Batch& batch);
+  /// True if the last forward or evaluation failed by a fault of its batch alone.
+  bool refused() const noexcept { return refused_; }
 
   /// Lets go of the graphs and the batches of the last forward, and of what is entered.
   Result<void> forget();
@@ -107,7 +108,9 @@ class UnitGraphs {
   Result<void> enter(const AccessOrder::Access& units);
   Result<void> leave(const AccessOrder::Access& units);
   Result<MicroBatch> copy_of(const Batch& batch) const;
-  Result<Result<std::vector<at::Tensor>>> run_stages(std::vector<MicroBatch>& group, Keep keep);
+  Error refuse(Error error) noexcept;
+  Result<std::vector<double>> run_forward(std::span<const Batch> batches);
+  Result<std::vector<at::Tensor>> run_stages(std::vector<MicroBatch>& group, Keep keep);
   Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, MicroBatch& micro,
                                Keep keep);
   bool keeps_head() const noexcept;
@@ -149,6 +152,7 @@ class UnitGraphs {
   PartSink sink_{*this};
   double told_multiplier_ = 1.0;  // of their forward
   bool stopped_ = false;
+  bool refused_ = false;
   std::uint64_t tokens_ = 0;
   std::function<void()> between_;  // work between operators; empty on a separate device
   std::uint64_t between_ns_ = 0;
