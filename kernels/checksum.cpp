@@ -67,11 +67,6 @@ void Digest::start_named(std::string_view name, std::uint64_t size) noexcept {
   update_length(size);
 }
 
-void Digest::update_named(std::string_view name, const void* data, std::uint64_t size) noexcept {
-  start_named(name, size);
-  update(data, size);
-}
-
 std::string Digest::hex() const {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));

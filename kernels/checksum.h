@@ -24,11 +24,9 @@ class Digest {
   /// Appends bytes.
   void update(const void* data, std::uint64_t size) noexcept;
 
-  /// Appends a named array: the name's length, the name, the array's size, the array (lengths as
-  /// 64-bit little endian), so that no two sequences of named arrays give the same bytes.
-  void update_named(std::string_view name, const void* data, std::uint64_t size) noexcept;
-
-  /// Starts a named array of `size` bytes whose bytes follow in calls of update.
+  /// Starts a named array of `size` bytes, which follow in calls of update: the name's length, the
+  /// name, the array's size (lengths as 64-bit little endian), so that no two sequences of named
+  /// arrays give the same bytes.
   void start_named(std::string_view name, std::uint64_t size) noexcept;
 
   /// 32 lower-case hex digits, the most significant first (as xxhsum prints them). May go on after.

@@ -27,6 +27,11 @@ Error cache_error(const char* what, const std::string& path, int number) {
   return error;
 }
 
+void add_text(kernels::Digest& digest, std::string_view name, std::string_view text) {
+  digest.start_named(name, text.size());
+  digest.update(text.data(), text.size());
+}
+
 Result<void> add_file(kernels::Digest& digest, std::string_view name, const std::string& path) {
   ARTESIAN_TRY(file, InputFile::open(path));
   digest.start_named(name, file.size());
@@ -40,12 +45,12 @@ Result<void> add_file(kernels::Digest& digest, std::string_view name, const std:
 
 Result<std::string> TokenCache::key(const TokenOrigin& origin) {
   kernels::Digest digest;
-  digest.update_named("version", version.data(), version.size());
-  digest.update_named("parameters", origin.parameters.data(), origin.parameters.size());
+  add_text(digest, "version", version);
+  add_text(digest, "parameters", origin.parameters);
   for (const std::string& path : origin.settings) {
     std::error_code failed;
     if (!fs::exists(path, failed)) {
-      digest.update_named("none", nullptr, 0);
+      add_text(digest, "none", "");
     } else {
       ARTESIAN_TRY_VOID(add_file(digest, "settings", path));
     }

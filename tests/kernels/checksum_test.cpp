@@ -58,11 +58,17 @@ TEST(Digest, TheCutDoesNotMatter) {
 }
 
 TEST(Digest, NamesAndLengthsKeepArraysApart) {
-  Digest one, two, three, streamed;
-  one.update_named("ab", "cd", 2);
-  two.update_named("abc", "d", 1);
-  three.update_named("ab", "c", 1);
+  const auto digest_of_array = [](std::string_view name, std::string_view bytes) {
+    Digest digest;
+    digest.start_named(name, bytes.size());
+    digest.update(bytes.data(), bytes.size());
+    return digest;
+  };
+  Digest one = digest_of_array("ab", "cd");
+  Digest two = digest_of_array("abc", "d");
+  Digest three = digest_of_array("ab", "c");
   three.update("d", 1);
+  Digest streamed;
   streamed.start_named("ab", 2);
   streamed.update("c", 1);
   streamed.update("d", 1);
