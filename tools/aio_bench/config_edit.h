@@ -37,6 +37,8 @@ Result<OneForm> in_one_form(std::string_view text, const std::string& path);
 /// writes over it loses nothing else. Errors: Invalid (with the key that would be lost, or why the
 /// text is no config), Io.
 Result<void> check_settings_alone(const std::string& path);
+/// The same of its text. `path` is for messages.
+Result<void> check_settings_alone(std::string_view text, const std::string& path);
 
 /// Checks what can be known of apply_settings before there are settings: the config can be read and
 /// edited, and files can be made beside it (one is, and removed). Errors: Invalid, Io, NoSpace.
