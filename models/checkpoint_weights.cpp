@@ -196,7 +196,7 @@ Result<CheckpointWeights> CheckpointWeights::open(const std::string& directory,
                                                   const ModelConfig& config) {
   ARTESIAN_TRY(files, open_files(directory));
   ARTESIAN_TRY(matched, match(files, config, directory));
-  CheckpointWeights weights(std::move(files), matched.places);
+  CheckpointWeights weights(std::move(files), matched.sources);
   if (matched.second.tensor != nullptr) {
     ARTESIAN_TRY_VOID(weights.check_tied(matched, directory));
   }
@@ -206,8 +206,8 @@ Result<CheckpointWeights> CheckpointWeights::open(const std::string& directory,
 /// transformers, too, ties only what is equal, and otherwise trains a head of its own: other
 /// numbers, which nobody should get without knowing.
 Result<void> CheckpointWeights::check_tied(const Matched& matched, const std::string& directory) {
-  const Place& head = matched.second;
-  const Place& embedding = places_[matched.embedding];
+  const Source& head = matched.second;
+  const Source& embedding = sources_[matched.embedding];
   std::uint64_t numel = 1;
   for (const std::uint64_t extent : head.tensor->shape) numel *= extent;
   std::vector<float> left(std::min(numel, piece_elements));
@@ -233,7 +233,7 @@ Result<CheckpointWeights::Matched> CheckpointWeights::match(
   std::unordered_map<std::string_view, std::size_t> wanted;
   for (std::size_t i = 0; i < parameters.size(); ++i) wanted.emplace(parameters[i].name, i);
   Matched matched;
-  matched.places.resize(parameters.size(), Place{0, nullptr});
+  matched.sources.resize(parameters.size(), Source{0, nullptr});
   const std::size_t embedding = wanted.at(embedding_name(config));
   matched.embedding = static_cast<std::uint32_t>(embedding);
   FaultList missing("missing: "), superfluous("not in this model: "), twice("twice: ");
@@ -248,17 +248,17 @@ Result<CheckpointWeights::Matched> CheckpointWeights::match(
         continue;
       }
       const std::size_t parameter = tied_head ? embedding : entry->second;
-      Place& place = tied_head ? matched.second : matched.places[parameter];
-      if (place.tensor != nullptr) twice.add(shown_name(tensor.name));
-      place = {file, &tensor};
+      Source& source = tied_head ? matched.second : matched.sources[parameter];
+      if (source.tensor != nullptr) twice.add(shown_name(tensor.name));
+      source = {file, &tensor};
       faults.look_at(tensor, parameters[parameter], name);
     }
   }
-  if (matched.places[embedding].tensor == nullptr) {  // the head's name may stand for both
-    matched.places[embedding] = std::exchange(matched.second, Place{0, nullptr});
+  if (matched.sources[embedding].tensor == nullptr) {  // the head's name may stand for both
+    matched.sources[embedding] = std::exchange(matched.second, Source{0, nullptr});
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (matched.places[i].tensor == nullptr) missing.add(parameters[i].name);
+    if (matched.sources[i].tensor == nullptr) missing.add(parameters[i].name);
   }
   std::string lines;
   for (const FaultList* list :
@@ -271,9 +271,9 @@ Result<CheckpointWeights::Matched> CheckpointWeights::match(
 
 Result<void> CheckpointWeights::read(std::uint32_t parameter, std::uint64_t first,
                                      std::span<float> target) noexcept {
-  ARTESIAN_CHECK(parameter < places_.size(), parameter, places_.size());
-  const Place& place = places_[parameter];
-  return files_[place.file].read(*place.tensor, first, target);
+  ARTESIAN_CHECK(parameter < sources_.size(), parameter, sources_.size());
+  const Source& source = sources_[parameter];
+  return files_[source.file].read(*source.tensor, first, target);
 }
 
 }  // namespace artesian::models

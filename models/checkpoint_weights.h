@@ -33,16 +33,16 @@ class CheckpointWeights final : public zero3::WeightSource {
                     std::span<float> target) noexcept override;
 
  private:
-  struct Place {
+  struct Source {
     std::size_t file;
     const SafetensorsTensor* tensor;  // into files_[file], whose list does not move
   };
-  CheckpointWeights(std::vector<SafetensorsFile> files, std::vector<Place> places)
-      : files_(std::move(files)), places_(std::move(places)) {}
+  CheckpointWeights(std::vector<SafetensorsFile> files, std::vector<Source> sources)
+      : files_(std::move(files)), sources_(std::move(sources)) {}
 
   struct Matched {
-    std::vector<Place> places;    // by parameter
-    Place second{0, nullptr};     // of a tied weight that is there under both names: the head
+    std::vector<Source> sources;  // by parameter
+    Source second{0, nullptr};    // of a tied weight that is there under both names: the head
     std::uint32_t embedding = 0;  // the parameter that `second` must equal
   };
   static Result<Matched> match(const std::vector<SafetensorsFile>& files, const ModelConfig& config,
@@ -50,7 +50,7 @@ class CheckpointWeights final : public zero3::WeightSource {
   Result<void> check_tied(const Matched& matched, const std::string& directory);
 
   std::vector<SafetensorsFile> files_;
-  std::vector<Place> places_;  // by parameter
+  std::vector<Source> sources_;  // by parameter
 };
 
 }  // namespace artesian::models

@@ -117,7 +117,7 @@ fs::path resolved_folder(const std::string& path) {
   return folder.has_filename() ? folder : folder.parent_path();  // a trailing slash
 }
 
-Place place_of(const std::string& path) {
+NearestFolder nearest_folder(const std::string& path) {
   const fs::path folder = resolved_folder(path);
   if (is_folder(folder)) return {.folder = folder.string()};
   std::error_code ignored;
@@ -127,9 +127,9 @@ Place place_of(const std::string& path) {
 }
 
 std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root) {
-  const Place place = place_of(path);
-  if (place.folder.empty()) return {};
-  const Mount mount = mount_of(place.folder, root);
+  const NearestFolder nearest = nearest_folder(path);
+  if (nearest.folder.empty()) return {};
+  const Mount mount = mount_of(nearest.folder, root);
   return disks_below(mount.major, mount.minor, root);
 }
 

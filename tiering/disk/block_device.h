@@ -28,12 +28,12 @@ std::vector<BlockDevice> disks_below(std::uint32_t major, std::uint32_t minor,
 /// The folder that a path leads to, which need not exist yet: the same for two that will be one.
 std::filesystem::path resolved_folder(const std::string& path);
 
-/// The place of a folder that is there, or would be created.
-struct Place {
+/// The folder that a path leads to, or the one in which it would be created.
+struct NearestFolder {
   std::string folder = {};  // exists: itself, or the parent of what is missing; empty: neither
   bool missing = false;
 };
-Place place_of(const std::string& path);
+NearestFolder nearest_folder(const std::string& path);
 
 /// The disks below a folder that is, or will be, at this path; none where that is not known.
 std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root = "");

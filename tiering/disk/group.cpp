@@ -29,9 +29,9 @@ std::vector<std::uint64_t> groups_by_disk(const std::vector<std::vector<std::str
 }
 
 std::vector<std::string> disk_names_of(const std::string& path, const std::string& root) {
-  const Place place = place_of(path);
-  if (place.folder.empty()) return {};
-  const Mount mount = mount_of(place.folder, root);
+  const NearestFolder nearest = nearest_folder(path);
+  if (nearest.folder.empty()) return {};
+  const Mount mount = mount_of(nearest.folder, root);
   std::vector<std::string> names;
   for (const BlockDevice& disk : disks_below(mount.major, mount.minor, root)) {
     names.push_back(disk.name);

@@ -30,7 +30,7 @@ namespace {
 using tiering::BlockDevice;
 using tiering::FileSystemKind;
 using tiering::Mount;
-using tiering::Place;
+using tiering::NearestFolder;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
 constexpr std::uint64_t full_from = 20;  // one part in so many is free
@@ -376,12 +376,12 @@ Findings examine_path(const std::string& path) {
     finding.subject = path;
     findings.push_back(std::move(finding));
   };
-  const Place place = tiering::place_of(path);
-  if (place.folder.empty()) {
-    add(examine_no_place(path, place.missing));
+  const NearestFolder nearest = tiering::nearest_folder(path);
+  if (nearest.folder.empty()) {
+    add(examine_no_place(path, nearest.missing));
     return findings;
   }
-  const Probe found = probe(place.folder);
+  const Probe found = probe(nearest.folder);
   if (found.level == Level::Fail) {
     add({.name = "path",
          .level = Level::Fail,
@@ -391,13 +391,13 @@ Findings examine_path(const std::string& path) {
     return findings;
   }
   add({.name = "path",
-       .value = place.missing ? "missing; its parent is writable" : "writable",
-       .meaning = place.missing ? "a run creates it" : "swap files can be made there"});
-  const auto profile_path = tiering::machine_profile_path(place.folder);
+       .value = nearest.missing ? "missing; its parent is writable" : "writable",
+       .meaning = nearest.missing ? "a run creates it" : "swap files can be made there"});
+  const auto profile_path = tiering::machine_profile_path(nearest.folder);
   const Result<tiering::MachineProfile> profile =
       profile_path.has_value() ? tiering::load_machine_profile(*profile_path)
                                : Result<tiering::MachineProfile>(profile_path.error());
-  const Mount mount = tiering::mount_of(place.folder);
+  const Mount mount = tiering::mount_of(nearest.folder);
   add(examine_file_system(mount));
   for (Finding& option : examine_mount_options(mount)) add(std::move(option));
   const FileSystemKind kind = tiering::file_system_kind(mount.type);
@@ -408,9 +408,9 @@ Findings examine_path(const std::string& path) {
     add(examine_direct(found));
     for (Finding& each : examine_below(mount, options.block_size)) add(std::move(each));
   }
-  auto free_bytes = system_files().free_bytes(place.folder);
+  auto free_bytes = system_files().free_bytes(nearest.folder);
   std::error_code failed;
-  const auto space = std::filesystem::space(place.folder, failed);
+  const auto space = std::filesystem::space(nearest.folder, failed);
   if (free_bytes.has_value()) {
     add(examine_free_space(*free_bytes, failed ? 0 : space.capacity));
   }

@@ -87,13 +87,13 @@ class SpaceFinder {
     const double whole = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (std::size_t path = 0; path < weights.size(); ++path) {
       const std::string folder = tiering::resolved_folder(volume.folders[path]).string();
-      const tiering::Place place = tiering::place_of(folder);
-      if (place.folder.empty()) return {};
-      const auto index = file_system_of(place.folder);
+      const tiering::NearestFolder nearest = tiering::nearest_folder(folder);
+      if (nearest.folder.empty()) return {};
+      const auto index = file_system_of(nearest.folder);
       if (!index.has_value()) return {};
       const bool first = seen_.insert(folder).second;
-      if (first && !place.missing) {
-        free[*index] += tiering::stale_swap_bytes(place.folder, files_);
+      if (first && !nearest.missing) {
+        free[*index] += tiering::stale_swap_bytes(nearest.folder, files_);
       }
       folders.push_back({folder, *index, weights[path] / whole});
     }

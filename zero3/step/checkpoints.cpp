@@ -116,7 +116,8 @@ void Checkpoints::end_before_close() {
 
 bool Checkpoints::under_way() const noexcept {
   if (saver_ == nullptr) return false;
-  return stage_ != Stage::None || not_begun_.has_value() || (saver_->committing() && !late_);
+  return save_state_ != SaveState::None || not_begun_.has_value() ||
+         (saver_->committing() && !late_);
 }
 
 /// One that was not durable in its time may be by now.
@@ -186,11 +187,11 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   return manifest;
 }
 
-/// Leaves the save at `stage`, unless it fails.
-void Checkpoints::start(const SaveRequest& request, std::uint64_t step, Stage stage) {
+/// Leaves the save in `state`, unless it fails.
+void Checkpoints::start(const SaveRequest& request, std::uint64_t step, SaveState state) {
   ARTESIAN_CHECK(is_open() && !under_way());
   end_former_save();
-  stage_ = stage;
+  save_state_ = state;
   auto begun = begin_save(request, step);
   if (begun.has_value()) return;
   if (saver_->begun()) return abandon(std::move(begun).error());
@@ -199,7 +200,7 @@ void Checkpoints::start(const SaveRequest& request, std::uint64_t step, Stage st
 }
 
 void Checkpoints::expect(const SaveRequest& request, std::uint64_t step) {
-  start(request, step, Stage::Expected);
+  start(request, step, SaveState::Expected);
   expected_ = step;
 }
 
@@ -210,9 +211,9 @@ void Checkpoints::forget() noexcept {
 void Checkpoints::begin(const SaveRequest& request, TrainingState state,
                         std::vector<SavedGroup> groups) {
   if (!expects(state.step)) {
-    start(request, state.step, Stage::Copying);
-  } else if (stage_ == Stage::Expected) {
-    stage_ = Stage::Copying;
+    start(request, state.step, SaveState::Copying);
+  } else if (save_state_ == SaveState::Expected) {
+    save_state_ = SaveState::Copying;
   }
   expected_.reset();
   if (!copying()) return;  // it has failed
@@ -258,7 +259,7 @@ Result<void> Checkpoints::copy_all_missing() {
 
 /// The files are the saver's from here on.
 void Checkpoints::end_copying() {
-  stage_ = Stage::None;
+  save_state_ = SaveState::None;
   copy_.reset();
   frozen_copy_.reset();
 }
@@ -266,14 +267,15 @@ void Checkpoints::end_copying() {
 Result<void> Checkpoints::copy_rest() {
   ARTESIAN_CHECK(copying());
   auto copied = copy_all_missing();
-  stage_ = Stage::Copied;
+  save_state_ = SaveState::Copied;
   if (!copied.has_value()) abandon(copied.error());
   return copied;
 }
 
 void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
   ARTESIAN_CHECK(!copying());
-  if (stage_ == Stage::None) return;
+  if (save_state_ == SaveState::None) return;
+  ARTESIAN_CHECK(save_state_ == SaveState::Copied, static_cast<int>(save_state_));
   end_copying();
   if (trainer.has_value()) manifest_.trainer = std::move(trainer);
   saver_->commit(std::move(manifest_), std::move(side_files_));
@@ -282,7 +284,7 @@ void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
 
 void Checkpoints::abandon(Error cause) {
   expected_.reset();
-  if (stage_ == Stage::None) return;
+  if (save_state_ == SaveState::None) return;
   ARTESIAN_CHECK(saver_ != nullptr && saver_->begun());
   end_copying();
   saver_->abandon(std::move(cause));

@@ -111,14 +111,16 @@ class Checkpoints {
   bool expects_any() const noexcept { return expected_.has_value(); }
   /// True if sub-groups may be added: from expect() or begin() until copy_rest(), unless the save
   /// failed before.
-  bool adds() const noexcept { return stage_ == Stage::Expected || stage_ == Stage::Copying; }
+  bool adds() const noexcept {
+    return save_state_ == SaveState::Expected || save_state_ == SaveState::Copying;
+  }
   /// Forgets what has been added: it is not what will be saved.
   void forget() noexcept;
   /// Begins a save of a step's state: Note [Copied as it passes]. None is under way, but the one
   /// that is expected of this step. What it fails by is finish()'s.
   void begin(const SaveRequest& request, TrainingState state, std::vector<SavedGroup> groups);
   /// From begin() until copy_rest(), unless the save failed before: some state is still to come.
-  bool copying() const noexcept { return stage_ == Stage::Copying; }
+  bool copying() const noexcept { return save_state_ == SaveState::Copying; }
   /// A sub-group that is what it will be in the checkpoint, while adds().
   void add(const SubGroup& group) noexcept;
   /// Nanoseconds that add() has taken since this was last asked.
@@ -143,12 +145,12 @@ class Checkpoints {
   Result<void> close() noexcept;
 
  private:
-  enum class Stage : std::uint8_t { None, Expected, Copying, Copied };
+  enum class SaveState : std::uint8_t { None, Expected, Copying, Copied };
 
   void end_former_save();
   void end_before_close();
   void write_script(double stall_seconds) const;
-  void start(const SaveRequest& request, std::uint64_t step, Stage stage);
+  void start(const SaveRequest& request, std::uint64_t step, SaveState state);
   Result<void> begin_save(const SaveRequest& request, std::uint64_t step);
   Result<void> lay_out(const std::vector<BufferToSave>& buffers);
   Result<void> link_frozen();
@@ -169,7 +171,7 @@ class Checkpoints {
   std::string directory_;
   double commit_seconds_ = 0.0;
   // Of the save under way:
-  Stage stage_ = Stage::None;
+  SaveState save_state_ = SaveState::None;
   std::optional<std::uint64_t> expected_;     // a step
   std::optional<Error> not_begun_;            // why it has not begun
   std::optional<StateSnapshot> copy_;         // of what is trained

@@ -93,7 +93,7 @@ std::vector<SavedProfile> saved_profiles(const std::vector<std::string>& directo
   std::vector<SavedProfile> all;
   for (const std::string& directory : directories) {
     SavedProfile& saved = all.emplace_back();
-    auto path = tiering::machine_profile_path(tiering::place_of(directory).folder);
+    auto path = tiering::machine_profile_path(tiering::nearest_folder(directory).folder);
     if (!path.has_value()) continue;  // no such folder, which its own error tells
     saved.file = *std::move(path);
     auto profile = tiering::load_machine_profile(saved.file);

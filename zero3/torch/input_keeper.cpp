@@ -29,29 +29,28 @@ Result<tiering::DeviceFence> InputKeeper::computed() {
   return state_.device().record(tiering::Queue::Compute);
 }
 
-Result<bool> InputKeeper::put(const Place& place, const at::Tensor& input) {
-  if (place.micro_batch >= inputs_.at_once ||
-      inputs_.home(place.stage, place.micro_batch) == tiering::Tier::Device) {
+Result<bool> InputKeeper::put(const InputId& id, const at::Tensor& input) {
+  if (id.micro_batch >= inputs_.at_once ||
+      inputs_.home(id.stage, id.micro_batch) == tiering::Tier::Device) {
     return false;
   }
   const auto bytes = static_cast<std::uint64_t>(input.nbytes());
   if (bytes == 0 || !input.is_non_overlapping_and_dense()) return false;
-  if (bytes > inputs_.place_bytes(place.stage)) {
+  if (bytes > inputs_.place_bytes(id.stage)) {
     if (!std::exchange(told_, true)) {
-      log(LogLevel::Warning, "activation_checkpointing.cpu_checkpointing: stage " +
-                                 inputs_.names[place.stage] + " got an input of " +
-                                 format_size(bytes) + ", planned " +
-                                 format_size(inputs_.bytes[place.stage]) +
-                                 ": such inputs stay where they are computed");
+      log(LogLevel::Warning,
+          "activation_checkpointing.cpu_checkpointing: stage " + inputs_.names[id.stage] +
+              " got an input of " + format_size(bytes) + ", planned " +
+              format_size(inputs_.bytes[id.stage]) + ": such inputs stay where they are computed");
     }
     return false;
   }
   ARTESIAN_TRY(written, computed());
-  ARTESIAN_TRY(read, state_.depot().put(state_.input(place.stage, place.micro_batch),
+  ARTESIAN_TRY(read, state_.depot().put(state_.input(id.stage, id.micro_batch),
                                         {static_cast<const std::byte*>(input.const_data_ptr()),
                                          static_cast<std::size_t>(bytes)},
                                         written));
-  away_.push_back({.place = place,
+  away_.push_back({.id = id,
                    .sizes = input.sizes().vec(),
                    .strides = input.strides().vec(),
                    .dtype = input.scalar_type(),
@@ -78,14 +77,13 @@ Result<void> InputKeeper::release_leaving(std::size_t count_max) {
 Result<void> InputKeeper::expect() {
   ARTESIAN_TRY_VOID(release_leaving(0));
   std::stable_sort(away_.begin(), away_.end(), [](const Away& a, const Away& b) {
-    return a.place.stage != b.place.stage ? a.place.stage > b.place.stage
-                                          : a.place.micro_batch < b.place.micro_batch;
+    return a.id.stage != b.id.stage ? a.id.stage > b.id.stage : a.id.micro_batch < b.id.micro_batch;
   });
   next_ = 0;
   std::vector<tiering::Depot::Stored> order;
   for (const Away& away : away_) {
-    ARTESIAN_CHECK(away.bytes <= inputs_.place_bytes(away.place.stage), away.bytes);
-    order.push_back({state_.input(away.place.stage, away.place.micro_batch), away.bytes});
+    ARTESIAN_CHECK(away.bytes <= inputs_.place_bytes(away.id.stage), away.bytes);
+    order.push_back({state_.input(away.id.stage, away.id.micro_batch), away.bytes});
   }
   return state_.depot().expect(order);
 }
@@ -96,7 +94,7 @@ at::Tensor InputKeeper::make(const Away& away) const {
 }
 
 Result<void> InputKeeper::load(const Away& away, Coming& coming) {
-  ARTESIAN_TRY(loaded, state_.depot().take(state_.input(away.place.stage, away.place.micro_batch),
+  ARTESIAN_TRY(loaded, state_.depot().take(state_.input(away.id.stage, away.id.micro_batch),
                                            bytes_of(coming.tensor, away.bytes), coming.free));
   coming.loaded = loaded;
   return {};
@@ -110,10 +108,10 @@ Result<void> InputKeeper::drop_coming() {
   return {};
 }
 
-Result<at::Tensor> InputKeeper::take(const Place& place) {
+Result<at::Tensor> InputKeeper::take(const InputId& id) {
   for (;; ++next_) {
-    ARTESIAN_CHECK(next_ < away_.size(), place.stage, place.micro_batch);
-    if (away_[next_].place == place) break;
+    ARTESIAN_CHECK(next_ < away_.size(), id.stage, id.micro_batch);
+    if (away_[next_].id == id) break;
     ARTESIAN_TRY_VOID(drop_coming());
   }
   const Away& away = away_[next_];

@@ -20,11 +20,11 @@ namespace artesian::zero3 {
 
 class InputKeeper {
  public:
-  /// Which input of a pass: of this stage, of this micro-batch of the group.
-  struct Place {
+  /// Says which input of a pass: of this stage, of this micro-batch of the group.
+  struct InputId {
     std::size_t stage = 0;
     std::size_t micro_batch = 0;
-    bool operator==(const Place&) const = default;
+    bool operator==(const InputId&) const = default;
   };
 
   InputKeeper(ModelState& state, c10::Device device);
@@ -33,12 +33,12 @@ class InputKeeper {
   bool keeps_some() const noexcept { return inputs_.some(); }
   /// Puts the input away, unless it stays with its owner: it has no place in a tier, is larger than
   /// that, or has gaps in memory. Returns whether it did. Errors: those of Depot::put.
-  Result<bool> put(const Place& place, const at::Tensor& input);
+  Result<bool> put(const InputId& id, const at::Tensor& input);
   /// Backward begins: what was put away is taken stage by stage from the last, each stage's in the
   /// order of the micro-batches; some may be left out. Errors: those of Depot::expect.
   Result<void> expect();
   /// The input that was put away there, as it was. Errors: those of Depot::take.
-  Result<at::Tensor> take(const Place& place);
+  Result<at::Tensor> take(const InputId& id);
   /// Around the computation that follows a take, on a separate device: room for the next one
   /// before, the next one itself after. Errors: those of Depot::take.
   Result<void> prepare_next();
@@ -48,7 +48,7 @@ class InputKeeper {
 
  private:
   struct Away {
-    Place place;
+    InputId id;
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
     at::ScalarType dtype = at::kFloat;

@@ -92,19 +92,19 @@ TEST(Disks, ALoopOfDevicesEnds) {
 TEST(Places, AreTheFolderItselfOrTheParentOfWhatIsMissing) {
   const test_support::TemporaryDirectory directory;
   const std::string folder = std::filesystem::canonical(directory.path());
-  EXPECT_EQ(place_of(folder + "/").folder, folder);
-  EXPECT_FALSE(place_of(folder).missing);
+  EXPECT_EQ(nearest_folder(folder + "/").folder, folder);
+  EXPECT_FALSE(nearest_folder(folder).missing);
   for (const std::string name : {"/new", "/new/", "/./x/../new"}) {
-    EXPECT_EQ(place_of(folder + name).folder, folder) << name;
-    EXPECT_TRUE(place_of(folder + name).missing) << name;
+    EXPECT_EQ(nearest_folder(folder + name).folder, folder) << name;
+    EXPECT_TRUE(nearest_folder(folder + name).missing) << name;
   }
   std::filesystem::create_symlink(folder, directory.file("link"));
-  EXPECT_EQ(place_of(folder + "/link").folder, folder);
+  EXPECT_EQ(nearest_folder(folder + "/link").folder, folder);
   EXPECT_EQ(resolved_folder(folder + "/link/new"), folder + "/new");
-  EXPECT_TRUE(place_of(directory.write("file", "")).folder.empty());
-  EXPECT_FALSE(place_of(folder + "/file").missing);
-  EXPECT_TRUE(place_of(folder + "/no/parent").folder.empty());
-  EXPECT_TRUE(place_of(folder + "/no/parent").missing);
+  EXPECT_TRUE(nearest_folder(directory.write("file", "")).folder.empty());
+  EXPECT_FALSE(nearest_folder(folder + "/file").missing);
+  EXPECT_TRUE(nearest_folder(folder + "/no/parent").folder.empty());
+  EXPECT_TRUE(nearest_folder(folder + "/no/parent").missing);
 }
 
 }  // namespace
