@@ -82,6 +82,8 @@ def differing(ours, expected):
         if name.endswith("attn.c_attn.bias"):  # a key's has no gradient but what rounding leaves
             hidden = len(differs) // 3
             differs[hidden : 2 * hidden] = False
+        if name.endswith("k_proj.bias"):  # with rotary embedding nearly none: its terms cancel out,
+            continue  # so that their order decides more elements than the rules do
         shares[name] = max(int(differs.sum()) - FEW, 0) / int((value != 0).sum())
     return shares
 

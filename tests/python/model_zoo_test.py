@@ -13,6 +13,9 @@ from small_models import artesian
 CHECKPOINTING = ["none", "reentrant", "non-reentrant"]
 PLACES = ["memory", "nvme"]
 STEPS = 20
+# Of a loss: within 1e-6 on most processors, 1.9e-6 was seen on one. AdamW's first steps turn what
+# rounding leaves of a gradient into whole steps, so that another order of sums is seen.
+NOISE = 5e-6
 # CLIP and SigLIP own a parameter above their blocks, and DeBERTa hands one to a norm, so that two
 # units are in use at once. That a norm reads another's parameter is known from the first pass on,
 # not when memory is planned: it gets room for three, since small units are padded.
@@ -108,7 +111,7 @@ def test_losses_of_twenty_steps_are_those_of_plain_adamw(name, tmp_path):
         loss, expected = small_models.step_of_both(
             engine, plain, optimizer, lambda model: loss_of(model, batch, step % 4)
         )
-        assert loss == pytest.approx(expected, rel=1e-6, abs=1e-6), step
+        assert loss == pytest.approx(expected, rel=NOISE, abs=NOISE), step
     engine.destroy()
 
 
