@@ -49,6 +49,8 @@ class SystemFile final : public File {
 
   /// Switches to direct transfers. Returns whether the kernel supports them here.
   bool enable_direct() noexcept;
+  /// Lets each buffered write return once it is durable (O_DSYNC). Returns whether the kernel does.
+  bool enable_durable_writes() noexcept;
   int descriptor() const noexcept override { return descriptor_; }
   Result<int> buffered_descriptor() noexcept override;
   const std::string& path() const noexcept override { return path_; }

@@ -113,6 +113,9 @@ Result<std::unique_ptr<File>> SystemFolder::open(const std::string& name,
   }
   log_once(LogLevel::Warning, "direct I/O (O_DIRECT) is not available in " + path_ +
                                   ": transfers go through the page cache");
+  // What is written here is to be durable before long: no more of it is to be dirty than what is in
+  // flight, which a limit of memory counts and one sync at the end would have to wait for.
+  if (!options.read_only) static_cast<void>(file->enable_durable_writes());
   return std::unique_ptr<File>(std::move(file));
 }
 

@@ -7,12 +7,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
 
 #include "base/lock_record.h"
+#include "base/log.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
 
@@ -51,6 +53,22 @@ TEST(DurableFolder, NamesThatAreNoComponentsAreRefused) {
     EXPECT_FALSE(folder->rename("b", *folder, name, Existing::Refuse).has_value());
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(DurableFolder, BufferedWritesOfLargeFilesAreDurableAsTheyReturn) {
+  if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no writable /dev/shm";
+  const TemporaryDirectory in_memory("/dev/shm");
+  const auto folder = open(in_memory.path());
+  set_log_sink([](LogLevel, std::string_view) {});
+  const auto file = folder->open("a", {.create = Create::Exclusive}).value();
+  set_log_sink({});
+  ASSERT_FALSE(file->direct());
+  EXPECT_NE(fcntl(file->descriptor(), F_GETFL) & O_DSYNC, 0);
+  EXPECT_NE(fcntl(file->descriptor(), F_GETFD) & FD_CLOEXEC, 0);
+  EXPECT_TRUE(file->write_at("abc", 3, 0).has_value());
+  EXPECT_EQ(in_memory.read("a"), "abc");
+  const auto small = folder->open("b", make).value();
+  EXPECT_EQ(fcntl(small->descriptor(), F_GETFL) & O_DSYNC, 0) << "who writes it syncs it";
 }
 
 TEST(DurableFolder, OwnersAloneMayReadUnderAnyMask) {
