@@ -107,6 +107,7 @@ Result<void> Depot::put_on_nvme(ShardId shard, std::span<const std::byte> source
 
 /// The buffer that was used longest ago, with all that it was used for done.
 Result<StagingItem*> Depot::next_item() noexcept {
+  ARTESIAN_CHECK(ring_ != nullptr && copied_.size() <= ring_->count(), copied_.size());
   StagingItem* const item = &ring_->at(turn_++);
   // Copies come in the order of the ring, so that this one's, if it has any, is the first.
   if (!copied_.empty() && copied_.front().item == item) {
