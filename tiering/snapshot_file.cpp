@@ -115,15 +115,21 @@ void SnapshotFile::write(std::uint64_t block, BufferLease bytes) noexcept {
   slot->completion.prepare(request, std::move(bytes));
   slot->block = block;
   slot->used = true;
-  has_[block] = 1;
+  if (std::exchange(has_[block], 1) == 0) bytes_given_ += place.length;
   ++in_flight_;
+  ARTESIAN_CHECK(bytes_given_ <= bytes_of_blocks(), bytes_given_, bytes_of_blocks());
   aio::Completion* const completion = &slot->completion;
   transfers_->engine->submit({&completion, 1});
 }
 
 void SnapshotFile::forget(std::uint64_t block) noexcept {
   ARTESIAN_CHECK(block < blocks_.size(), block, blocks_.size());
-  has_[block] = 0;
+  if (std::exchange(has_[block], 0) != 0) bytes_given_ -= blocks_[block].length;
+}
+
+std::uint64_t SnapshotFile::bytes_of_blocks() const noexcept {
+  if (blocks_.empty()) return 0;
+  return blocks_.back().offset + blocks_.back().length - blocks_.front().offset;
 }
 
 void SnapshotFile::reap() noexcept {

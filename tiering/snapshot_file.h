@@ -76,6 +76,9 @@ class SnapshotFile {
   /// The block's bytes are not those of the snapshot after all: it is to be written again.
   void forget(std::uint64_t block) noexcept;
   bool has(std::uint64_t block) const noexcept { return has_[block] != 0; }
+  /// Bytes of the blocks that it has, and of all.
+  std::uint64_t bytes_given() const noexcept { return bytes_given_; }
+  std::uint64_t bytes_of_blocks() const noexcept;
 
   /// Gives back the buffers of what has ended.
   void reap() noexcept;
@@ -122,6 +125,7 @@ class SnapshotFile {
   std::vector<std::uint64_t> sums_;  // by block
   std::vector<std::uint8_t> has_;    // by block; a byte each
   std::uint32_t in_flight_ = 0;
+  std::uint64_t bytes_given_ = 0;
   std::uint64_t bytes_written_ = 0;
   bool failed_ = false;
   Error fault_;

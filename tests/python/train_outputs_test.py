@@ -90,6 +90,13 @@ def test_the_progress_line_fits_the_terminal_and_notes_do_not_stick_to_it(place,
     assert all(shown[:at].endswith(("\r\033[K", "\n")) for at in notes)
 
 
+def test_a_terminal_sees_how_much_of_a_checkpoint_is_copied(place):
+    words = place.words(steps=2, checkpoint_dir=place.folder / "saved")
+    shown = shown_on_a_terminal(words, 80)
+    percents = [int(percent) for percent in re.findall(r"saving step 2: (\d+)%", shown)]
+    assert percents == sorted(percents) and percents[-1] == 100
+
+
 def test_trace_is_chrome_json_with_named_lanes_and_steps(place):
     steps = place.trained(steps=3, accumulation=2, trace=place.folder / "trace.json")
     events = json.loads((place.folder / "trace.json").read_text())["traceEvents"]

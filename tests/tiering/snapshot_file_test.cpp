@@ -178,6 +178,26 @@ TEST(SnapshotFile, ABlockThatIsTakenBackIsWrittenAgain) {
 }
 
 // A disk that reorders what is on its way.
+TEST(SnapshotFile, CountsTheBytesOfTheBlocksThatItHas) {
+  CrashFiles files;
+  auto folder = files.open_folder("/disk").value();
+  const auto blocks = some_blocks(5);
+  Buffers buffers;
+  auto snapshot = create(*folder, blocks, options_for(files)).value();
+  std::uint64_t all = 0;
+  for (const SnapshotBlock& block : blocks) all += block.length;
+  EXPECT_EQ(snapshot->bytes_of_blocks(), all);
+  EXPECT_EQ(snapshot->bytes_given(), 0u);
+  write_block(*snapshot, blocks, buffers, 2, 1);
+  write_block(*snapshot, blocks, buffers, 2, 2);
+  EXPECT_EQ(snapshot->bytes_given(), blocks[2].length);
+  write_block(*snapshot, blocks, buffers, 4, 3);
+  snapshot->forget(2);
+  snapshot->forget(1);
+  EXPECT_EQ(snapshot->bytes_given(), blocks[4].length);
+  EXPECT_TRUE(snapshot->finish().has_value());
+}
+
 TEST(SnapshotFile, OfTwoWritesOfABlockTheLaterStays) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CrashFiles files;

@@ -22,7 +22,7 @@ namespace artesian::tools {
 namespace {
 
 constexpr std::uint64_t failures_max = 3;  // in a row
-constexpr double unknown_rate = 1e9;       // bytes a second, before anything has been written
+constexpr double probe_seconds = 1.0;      // of writing to the folder, before the first step
 
 std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
   const auto best = std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -33,6 +33,13 @@ std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
 
 std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
+}
+
+/// What writing so many bytes to the folder takes, by the probe.
+double seconds_of(std::uint64_t bytes, const zero3::Engine& engine) {
+  const double rate = engine.checkpoints().write_rate();
+  ARTESIAN_CHECK(rate > 0.0, rate);
+  return static_cast<double>(bytes) / rate;
 }
 
 }  // namespace
@@ -236,11 +243,31 @@ Result<void> Checkpointing::open_folder(zero3::Engine& engine,
   const std::uint64_t every = engine.config().artesian.checkpoint_every;
   if (!flags_.every.has_value() && every != 0) flags_.every = every;
   if (flags_.directory.empty()) return {};
-  ARTESIAN_TRY_VOID(
-      naming("--checkpoint-dir",
-             engine.open_checkpoints({.directory = flags_.directory, .keep = flags_.keep})));
+  ARTESIAN_TRY_VOID(naming(
+      "--checkpoint-dir",
+      engine.open_checkpoints(
+          {.directory = flags_.directory, .keep = flags_.keep, .probe_seconds = probe_seconds})));
   ARTESIAN_TRY_VOID(check_others(engine));
-  return check_room(engine, steps_total);
+  ARTESIAN_TRY_VOID(check_room(engine, steps_total));
+  say_slow_folder(engine);
+  return {};
+}
+
+/// Warns of a folder that makes the training wait.
+void Checkpointing::say_slow_folder(const zero3::Engine& engine) const {
+  const std::uint64_t bytes = engine.checkpoints().data_bytes();
+  const double rate = engine.checkpoints().write_rate();
+  const double state_rate = engine.disk_write_rate();
+  if (!zero3::holds_up_training(bytes, rate, state_rate)) return;
+  const auto a_second = [](double value) {
+    return format_size(static_cast<std::uint64_t>(value)) + "/s";
+  };
+  log(LogLevel::Warning,
+      fmt::format("--checkpoint-dir: {} takes {}, the disks of the state {}: training waits for "
+                  "most of the {} in which a checkpoint of {} is written; use a folder on a faster "
+                  "disk, or save less often (--checkpoint-every)",
+                  flags_.directory, a_second(rate), a_second(state_rate),
+                  seconds_text(seconds_of(bytes, engine)), format_size(bytes)));
 }
 
 Result<bool> Checkpointing::begin(zero3::Engine& engine, RunIdentity identity,
@@ -261,7 +288,7 @@ bool Checkpointing::is_due(std::uint64_t step, bool last) const {
 /// Returns what the last save took, or what its bytes would take.
 double Checkpointing::seconds_of_save(const zero3::Engine& engine) const {
   if (save_seconds_ != 0.0) return save_seconds_;
-  return static_cast<double>(engine.checkpoints().data_bytes()) / unknown_rate;
+  return seconds_of(engine.checkpoints().data_bytes(), engine);
 }
 
 bool Checkpointing::must_stop_now(const zero3::Engine& engine, double seconds_more) const {
@@ -300,9 +327,11 @@ Result<void> Checkpointing::note_failure(std::uint64_t step, Error error) {
   return error;
 }
 
-zero3::SaveRequest Checkpointing::request_of(zero3::SavedTrainer trainer) const {
-  return {
-      .model = identity_.model_files, .trainer = std::move(trainer), .config = identity_.config};
+zero3::SaveRequest Checkpointing::request_with(zero3::Engine::Progress progress) const {
+  return {.model = identity_.model_files,
+          .trainer = identity_.data,
+          .config = identity_.config,
+          .progress = std::move(progress)};
 }
 
 void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
@@ -310,12 +339,13 @@ void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
   static_cast<void>(engine.expect_checkpoint());  // what hinders it begin_save() meets, too
 }
 
-Result<void> Checkpointing::begin_save(zero3::Engine& engine, std::uint64_t step) {
+Result<void> Checkpointing::begin_save(zero3::Engine& engine, std::uint64_t step,
+                                       const zero3::Engine::Progress& progress) {
   ARTESIAN_TRY_VOID(finish_save(engine));
   if (!has_time(step, engine)) return {};
   ++tried_;
   const std::uint64_t begin = monotonic_ns();
-  auto begun = engine.begin_checkpoint(request_of(identity_.data));
+  auto begun = engine.begin_checkpoint(request_with(progress));
   if (!begun.has_value()) return note_failure(step, std::move(begun).error());
   saving_ = Saving{.step = step, .next_sample = next_sample_, .begin_ns = begin};
   return {};
@@ -337,23 +367,24 @@ Result<void> Checkpointing::look_after_save(zero3::Engine& engine) {
   if (!is_saving()) return {};
   auto finished = engine.finish_checkpoint(0.0);
   if (!finished.has_value() && finished.error().code == ErrorCode::Timeout) return {};
-  return end_save(std::move(finished));
+  return end_save(engine, std::move(finished));
 }
 
 Result<void> Checkpointing::finish_save(zero3::Engine& engine) {
-  return is_saving() ? end_save(engine.finish_checkpoint(engine.checkpoints().commit_seconds()))
-                     : Result<void>();
+  return is_saving()
+             ? end_save(engine, engine.finish_checkpoint(engine.checkpoints().commit_seconds()))
+             : Result<void>();
 }
 
 /// Says what came of the save.
-Result<void> Checkpointing::end_save(Result<std::optional<zero3::SavedCheckpoint>> finished) {
+Result<void> Checkpointing::end_save(const zero3::Engine& engine,
+                                     Result<std::optional<zero3::SavedCheckpoint>> finished) {
   const Saving done = *std::exchange(saving_, std::nullopt);
   if (!finished.has_value()) return note_failure(done.step, std::move(finished).error());
   const zero3::SavedCheckpoint& saved = **finished;  // one was committed
   failed_in_a_row_ = 0;
   saved_step_ = done.step;
-  save_seconds_ =
-      static_cast<double>(saved.bytes_written) / unknown_rate + seconds_since(*done.commit_ns);
+  save_seconds_ = seconds_of(saved.bytes_written, engine) + seconds_since(*done.commit_ns);
   log(LogLevel::Info, "checkpoint " + saved.tag + ": " + format_size(saved.bytes_written) + " in " +
                           seconds_text(seconds_since(done.begin_ns)));
   return {};

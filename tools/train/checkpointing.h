@@ -75,8 +75,10 @@ class Checkpointing {
   ///
   /// Before a step that is due: what its update makes under backward is copied there.
   void expect(zero3::Engine& engine, std::uint64_t step);
-  /// After the step, if the time for a save is left; waits for the one before.
-  Result<void> begin_save(zero3::Engine& engine, std::uint64_t step);
+  /// After the step, if the time for a save is left; waits for the one before. `progress`: of what
+  /// is copied, within later calls of the engine.
+  Result<void> begin_save(zero3::Engine& engine, std::uint64_t step,
+                          const zero3::Engine::Progress& progress);
   /// Once the log has its line last, which is made durable. Nothing where none has begun.
   Result<void> commit_save(zero3::Engine& engine, StepLog& step_log);
   /// Looks whether it is durable. Nothing where none was committed.
@@ -97,9 +99,11 @@ class Checkpointing {
   Result<void> check_others(const zero3::Engine& engine) const;
   Result<void> check_room(const zero3::Engine& engine,
                           std::optional<std::uint64_t> steps_total) const;
+  void say_slow_folder(const zero3::Engine& engine) const;
   Result<void> load(zero3::Engine& engine, const zero3::Engine::Progress& progress);
-  zero3::SaveRequest request_of(zero3::SavedTrainer trainer) const;
-  Result<void> end_save(Result<std::optional<zero3::SavedCheckpoint>> finished);
+  zero3::SaveRequest request_with(zero3::Engine::Progress progress) const;
+  Result<void> end_save(const zero3::Engine& engine,
+                        Result<std::optional<zero3::SavedCheckpoint>> finished);
   double seconds_of_save(const zero3::Engine& engine) const;
   bool has_time(std::uint64_t step, const zero3::Engine& engine) const;
   Result<void> note_failure(std::uint64_t step, Error error);

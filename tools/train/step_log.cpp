@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -165,6 +166,12 @@ void Progress::initializing(std::uint64_t done, std::uint64_t total) {
     line_.draw({{tools::print("initialising the tiers: %d%%", percent)}});
   }
   if (percent == 100) finish();
+}
+
+void Progress::saving(std::uint64_t step, std::uint64_t done, std::uint64_t total) {
+  const int percent = static_cast<int>(done * 100 / std::max<std::uint64_t>(total, 1));
+  if (options_.quiet || !line_.on_terminal() || std::exchange(percent_, percent) == percent) return;
+  line_.draw({{fmt::format("saving step {}: {}%", step, percent)}});
 }
 
 /// In a narrow terminal, how far it is and how well it learns come before how fast it is.

@@ -65,6 +65,8 @@ class Progress {
   explicit Progress(const Options& options);
   /// "initialising 42%", while the home tiers are filled.
   void initializing(std::uint64_t done, std::uint64_t total);
+  /// "saving step 20: 42%", on a terminal, while state is copied into a checkpoint.
+  void saving(std::uint64_t step, std::uint64_t done, std::uint64_t total);
   void step(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
   /// Ends a line that is being redrawn.
   void finish() { line_.finish(); }

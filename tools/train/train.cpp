@@ -96,6 +96,7 @@ class TrainRun {
   Result<void> build();
   Result<void> loop();
   Result<zero3::StepResult> one_step();
+  Result<void> begin_save(std::uint64_t step);
   Result<bool> end_step(std::uint64_t step);
   Result<void> stop_at(std::uint64_t step);
   bool has_no_time() const;
@@ -508,16 +509,22 @@ Result<void> TrainRun::loop() {
   return {};
 }
 
+Result<void> TrainRun::begin_save(std::uint64_t step) {
+  return checkpointing_->begin_save(
+      *engine_, step,
+      [this, step](std::uint64_t done, std::uint64_t all) { progress_->saving(step, done, all); });
+}
+
 /// Does what comes between two steps: saves and evaluates the one before, if that is due, and
 /// reports it, if it is the last. Returns whether it is.
 Result<bool> TrainRun::end_step(std::uint64_t step) {
   const bool due = checkpointing_->is_due(step, step == steps_);
-  if (due) ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));
+  if (due) ARTESIAN_TRY_VOID(begin_save(step));
   ARTESIAN_TRY(held_out, held_out_loss(step));
   // Asked once, and after what may have lasted: the last line has the digest.
   const bool last = step == steps_ || stop_requested() != 0;
   const bool saves = checkpointing_->is_due(step, last);
-  if (saves && !due) ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));
+  if (saves && !due) ARTESIAN_TRY_VOID(begin_save(step));
   std::optional<std::string> digest;
   if (last && (step == steps_ || !saves)) {  // else it goes on, and has little time now
     ARTESIAN_TRY(hex, engine_->digest());
@@ -541,7 +548,7 @@ Result<void> TrainRun::stop_at(std::uint64_t step) {
   ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));  // the one of that step
   ARTESIAN_TRY_VOID(checkpointing_->finish_save(*engine_));
   if (step == checkpointing_->saved_step()) return {};
-  ARTESIAN_TRY_VOID(checkpointing_->begin_save(*engine_, step));
+  ARTESIAN_TRY_VOID(begin_save(step));
   ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
   return checkpointing_->finish_save(*engine_);
 }

@@ -49,4 +49,10 @@ std::uint64_t bytes_to_come(const CheckpointRoom& room) noexcept {
   return bytes;
 }
 
+bool holds_up_training(std::uint64_t checkpoint_bytes, double folder_rate,
+                       double state_rate) noexcept {
+  const bool is_long = static_cast<double>(checkpoint_bytes) > folder_rate;  // than a second
+  return folder_rate > 0 && is_long && folder_rate < 0.5 * state_rate;
+}
+
 }  // namespace artesian::zero3

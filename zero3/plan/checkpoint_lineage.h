@@ -46,4 +46,11 @@ struct CheckpointRoom {
 /// exist at once. The largest number there is where `saves` and `keep` have no end.
 std::uint64_t bytes_to_come(const CheckpointRoom& room) noexcept;
 
+/// True if a folder of checkpoints makes the training wait for most of the time that one is
+/// written: that is more than a second, and the folder takes less than half of what the disks of
+/// the state do. Rates are bytes a second; 0: of the folder, not known; of the state, it is on
+/// none.
+bool holds_up_training(std::uint64_t checkpoint_bytes, double folder_rate,
+                       double state_rate) noexcept;
+
 }  // namespace artesian::zero3

@@ -5,18 +5,28 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/lock_record.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/safetensors_header.h"
+#include "base/units.h"
 #include "tiering/snapshot_sums.h"
 
 namespace artesian::zero3 {
 namespace {
 
 constexpr std::uint64_t latest_size_max = 256;
+
+constexpr std::uint64_t probe_bytes_max = 1u << 30;    // more than most caches swallow
+constexpr std::uint64_t probe_piece_bytes = 8u << 20;  // the kernel has them in flight at once
+constexpr std::uint64_t probe_alignment = 4096;
 
 std::string as_string(std::string_view text) {
   return std::string(text);
@@ -237,6 +247,30 @@ Result<void> CheckpointFolder::reserve(std::uint64_t bytes) noexcept {
   spare_ = name;
   spare_bytes_ = bytes;
   return {};
+}
+
+Result<double> CheckpointFolder::probe(double seconds) noexcept {
+  if (spare_.empty()) return 0.0;
+  const std::uint64_t length = std::min(round_up(spare_bytes_, probe_alignment), probe_piece_bytes);
+  const std::unique_ptr<std::byte, decltype(&std::free)> piece(
+      static_cast<std::byte*>(std::aligned_alloc(probe_alignment, length)), &std::free);
+  ARTESIAN_CHECK(piece != nullptr, length);
+  // Some disks store zeros, or any repetition within what they compress at once, without writing.
+  for (std::uint64_t at = 0; at < length; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random_word(0, 0, at);
+    std::memcpy(piece.get() + at, &word, sizeof(word));
+  }
+  ARTESIAN_TRY(file, folder_->open(spare_, {}));
+  const std::uint64_t bytes = std::min(spare_bytes_, probe_bytes_max);
+  const std::uint64_t begin = monotonic_ns();
+  std::uint64_t written = 0;
+  do {
+    const std::uint64_t part = std::min(length, bytes - written);
+    ARTESIAN_TRY_VOID(file->write_at(piece.get(), part, written));
+    written += part;
+  } while (written < bytes && seconds_since(begin) < seconds);
+  ARTESIAN_TRY_VOID(file->sync());
+  return static_cast<double>(written) / std::max(seconds_since(begin), 1e-9);
 }
 
 Result<void> CheckpointFolder::give_back_spare() noexcept {

@@ -100,6 +100,9 @@ class CheckpointFolder {
 
   /// Takes the room of one data file, unless it is there. Errors: NoSpace, Io.
   Result<void> reserve(std::uint64_t bytes) noexcept;
+  /// Writes to that room, in order, 1 GiB or all of it, for about so long. Returns the bytes a
+  /// second that became durable; 0: no room was taken. May block for ever. Errors: Io, NoSpace.
+  Result<double> probe(double seconds) noexcept;
   /// Gives it back. Errors: Io.
   Result<void> give_back_spare() noexcept;
   std::uint64_t spare_bytes() const noexcept { return spare_.empty() ? 0 : spare_bytes_; }

@@ -31,17 +31,26 @@ Result<void> CheckpointSaver::run(std::string what, std::function<Result<void>()
 Result<std::unique_ptr<CheckpointSaver>> CheckpointSaver::open(FileSystem& files,
                                                                SaverOptions options) noexcept {
   std::unique_ptr<CheckpointSaver> saver(new CheckpointSaver(std::move(options)));
-  auto opened = std::make_shared<std::shared_ptr<CheckpointFolder>>();
+  struct Opened {
+    std::shared_ptr<CheckpointFolder> folder;
+    double write_rate = 0.0;
+  };
+  auto opened = std::make_shared<Opened>();
   const SaverOptions& given = saver->options_;
   const auto open = [opened, &files, directory = given.directory, run_id = given.run_id,
-                     bytes = given.reserve_bytes]() -> Result<void> {
+                     bytes = given.reserve_bytes, seconds = given.probe_seconds]() -> Result<void> {
     ARTESIAN_TRY(folder, CheckpointFolder::open(files, directory, run_id));
     if (bytes != 0) ARTESIAN_TRY_VOID(folder->reserve(bytes));
-    *opened = std::move(folder);
+    if (seconds != 0.0) {
+      ARTESIAN_TRY(rate, folder->probe(seconds));
+      opened->write_rate = rate;
+    }
+    opened->folder = std::move(folder);
     return {};
   };
   ARTESIAN_TRY_VOID(saver->run("opening the folder of checkpoints " + given.directory, open));
-  saver->folder_ = std::move(*opened);
+  saver->folder_ = std::move(opened->folder);
+  saver->write_rate_ = opened->write_rate;
   saver->found_ = saver->folder_->content();
   return saver;
 }

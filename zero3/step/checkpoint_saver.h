@@ -33,6 +33,8 @@ struct SaverOptions {
   /// Bytes of a data file whose room is to be ours from the start, and again after each save;
   /// 0: it is taken when it is needed.
   std::uint64_t reserve_bytes = 0;
+  /// Writes to that room for so long at the start, to know how fast the folder is; 0: it does not.
+  double probe_seconds = 0.0;
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
 };
 
@@ -55,6 +57,8 @@ class CheckpointSaver {
 
   /// Returns what the folder held when it was opened.
   const FolderContent& found() const noexcept { return found_; }
+  /// Bytes a second that the folder took then; 0: not probed.
+  double write_rate() const noexcept { return write_rate_; }
   /// The next checkpoint descends from this one. Not while a save is under way.
   void go_on_from(const CheckpointLink& parent) noexcept;
 
@@ -115,6 +119,7 @@ class CheckpointSaver {
   const SaverOptions options_;
   std::shared_ptr<CheckpointFolder> folder_;  // shared_ptr: as Save
   FolderContent found_;
+  double write_rate_ = 0.0;
   std::shared_ptr<Save> save_;                           // begun, not committed
   std::optional<DetachedCall<void>> call_;               // the last one; it may not have ended
   std::optional<DetachedCall<SavedCheckpoint>> commit_;  // not finished

@@ -67,6 +67,7 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
                                                           .keep = place.keep,
                                                           .stall_seconds = place.stall_seconds,
                                                           .reserve_bytes = room,
+                                                          .probe_seconds = place.probe_seconds,
                                                           .make_engine = place.make_engine}));
   buffers_ = std::move(buffers);
   saver_ = std::move(saver);
@@ -225,6 +226,7 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
   ARTESIAN_CHECK(copy_.has_value() && saver_->begun());
   std::vector<std::span<const std::byte>> buffers;
   for (const BufferToSave& each : request.buffers) buffers.push_back(each.bytes);
+  progress_ = request.progress;
   copy_->add_buffers(buffers);
   manifest_ = manifest_of(request, std::move(state), std::move(groups));
   side_files_.clear();
@@ -240,7 +242,19 @@ void Checkpoints::add(const SubGroup& group) noexcept {
   ARTESIAN_CHECK(adds());
   const std::uint64_t begin = monotonic_ns();
   copy_->add(group);
+  report_copied();
   copy_ns_ += monotonic_ns() - begin;
+}
+
+void Checkpoints::report_copied() const noexcept {
+  if (!copying() || progress_ == nullptr) return;
+  std::uint64_t done = copy_->copied_bytes();
+  std::uint64_t all = copy_->all_bytes();
+  if (frozen_copy_.has_value()) {
+    done += frozen_copy_->copied_bytes();
+    all += frozen_copy_->all_bytes();
+  }
+  progress_(done, all);
 }
 
 /// A fault of the target ends the copying; the pass that has begun goes on.
@@ -249,7 +263,10 @@ Result<void> Checkpoints::copy_missing(const SavedUnits& units, StateSnapshot& s
   return from_.optimizer.read_units(
       units.units,
       [&](std::uint32_t unit, std::uint64_t index) { return !snapshot.has(unit, index); },
-      [&](const SubGroup& group) { snapshot.add(group); });
+      [&](const SubGroup& group) {
+        snapshot.add(group);
+        report_copied();
+      });
 }
 
 Result<void> Checkpoints::copy_all_missing() {
@@ -262,6 +279,7 @@ void Checkpoints::end_copying() {
   save_state_ = SaveState::None;
   copy_.reset();
   frozen_copy_.reset();
+  progress_ = nullptr;
 }
 
 Result<void> Checkpoints::copy_rest() {

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,6 +41,7 @@ struct CheckpointPlace {
   std::uint32_t keep = 2;   // newest ones of this run's line; 0: all
   /// True if the room of the next one is taken at once, and kept.
   bool reserve = true;
+  double probe_seconds = 0.0;     // of writing to it, to know the folder's speed; 0: none
   double stall_seconds = 10.0;    // after which a target that does not answer is given up
   double commit_seconds = 600.0;  // after which a save no longer waits for syncs and renames
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
@@ -65,6 +67,9 @@ struct SaveRequest {
   std::vector<std::pair<std::string, std::string>> aliases{};  // another name, the parameter's
   bool exclude_frozen = false;  // what is not trained is left out: who loads it has that
   Replaces replaces = Replaces::OwnLineage;  // a checkpoint that has the tag
+  /// Told of the bytes that have been copied, and of all that will be; within calls of the engine,
+  /// until all state is copied. It must not throw.
+  std::function<void(std::uint64_t done, std::uint64_t all)> progress = nullptr;
 };
 
 /// Holds what a save needs of the training. All must outlive it.
@@ -94,6 +99,8 @@ class Checkpoints {
     return saver_->found();
   }
   const std::string& directory() const noexcept { return directory_; }
+  /// Bytes a second that it took then; 0: not probed.
+  double write_rate() const noexcept { return saver_->write_rate(); }
   /// The checkpoint that comes next descends from this one.
   void go_on_from(const CheckpointLink& link) noexcept {
     ARTESIAN_CHECK(is_open());
@@ -154,6 +161,7 @@ class Checkpoints {
   Result<void> begin_save(const SaveRequest& request, std::uint64_t step);
   Result<void> lay_out(const std::vector<BufferToSave>& buffers);
   Result<void> link_frozen();
+  void report_copied() const noexcept;
   Result<void> copy_missing(const SavedUnits& units, StateSnapshot& snapshot);
   Result<void> copy_all_missing();
   void end_copying();
@@ -178,6 +186,7 @@ class Checkpoints {
   std::optional<StateSnapshot> frozen_copy_;  // nothing: there is none, or it is linked
   CheckpointManifest manifest_;
   std::vector<SideFile> side_files_;
+  std::function<void(std::uint64_t, std::uint64_t)> progress_;
   std::uint64_t copy_ns_ = 0;
   bool late_ = false;  // finish() has waited commit_seconds for what the saver still commits
   // Of the last one that was durable:

@@ -32,6 +32,9 @@ class StateSnapshot {
   /// Nothing has been added that is the state to save.
   void forget() noexcept;
   bool failed() const noexcept { return file_.fault() != nullptr; }
+  /// Bytes of what has been added, and of the whole snapshot.
+  std::uint64_t copied_bytes() const noexcept { return file_.bytes_given(); }
+  std::uint64_t all_bytes() const noexcept { return file_.bytes_of_blocks(); }
 
  private:
   std::size_t image_of(std::uint32_t unit) const noexcept;

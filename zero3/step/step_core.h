@@ -168,6 +168,9 @@ class StepCore {
   /// The next checkpoint descends from what is loaded before, or after. Errors: those of
   /// Checkpoints::open, and Busy: a save is under way; they end nothing.
   Result<void> open_checkpoints(const CheckpointPlace& place);
+  /// Bytes a second that the disks of the optimizer state, or else of the parameters, take
+  /// together, as probed at the start; 0: neither is on NVMe.
+  double disk_write_rate() const noexcept;
   /// The folder's side; not open before open_checkpoints().
   const Checkpoints& checkpoints() const noexcept { return *checkpoints_; }
   /// Saves the state after the last step, between steps alone: completes its update. Returns when

@@ -6,6 +6,18 @@
 
 namespace artesian::zero3 {
 
+double StepCore::disk_write_rate() const noexcept {
+  auto shares = state_->optimizer_shares();
+  if (shares.empty()) shares = state_->param_shares();
+  double rate = 0.0;
+  for (const tiering::PathShare& path : shares) {
+    if (path.share == 0) continue;
+    const double together = path.speed.write_bytes_per_s / path.share;
+    rate = rate == 0.0 ? together : std::min(rate, together);
+  }
+  return rate;
+}
+
 Result<void> StepCore::open_checkpoints(const CheckpointPlace& place) {
   if (step_state_ == StepState::Closed) return check(StepCall::Save, "open_checkpoints");
   ARTESIAN_TRY_VOID(check_not_saving("open_checkpoints"));

@@ -248,6 +248,10 @@ Result<void> Engine::read_master(std::uint32_t parameter,
   return impl_->core->read_state(parameter, StateKind::Master, sink, "read_master");
 }
 
+double Engine::disk_write_rate() const noexcept {
+  return impl_->core->disk_write_rate();
+}
+
 Result<void> Engine::open_checkpoints(const CheckpointPlace& place) {
   return impl_->core->open_checkpoints(place);
 }

@@ -159,6 +159,9 @@ class Engine {
   /// of the newest stay. Errors: Busy (another process saves there), NoSpace, Io, Invalid, Timeout;
   /// they end nothing.
   Result<void> open_checkpoints(const CheckpointPlace& place);
+  /// Bytes a second that the disks of the optimizer state, or else of the parameters, take
+  /// together, as probed at the start; 0: neither is on NVMe.
+  double disk_write_rate() const noexcept;
   /// The folder's side: what it held, bytes of a checkpoint.
   const Checkpoints& checkpoints() const noexcept;
   /// Saves the training as it is after the last step: weights, moments, counts, loss scale, what

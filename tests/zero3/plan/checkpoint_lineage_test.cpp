@@ -67,5 +67,13 @@ TEST(CheckpointLineage, RoomIsWhatWillExistAtOnceLessWhatDoes) {
   EXPECT_EQ(with(0, 0, 0), std::numeric_limits<std::uint64_t>::max());
 }
 
+TEST(CheckpointLineage, AFolderHoldsTrainingUpWhereItIsMuchSlowerThanTheState) {
+  EXPECT_TRUE(holds_up_training(2'000, 400, 1'000));
+  EXPECT_FALSE(holds_up_training(2'000, 500, 1'000));
+  EXPECT_FALSE(holds_up_training(400, 400, 1'000)) << "nobody minds a second";
+  EXPECT_FALSE(holds_up_training(2'000, 400, 0)) << "the state is in memory";
+  EXPECT_FALSE(holds_up_training(2'000, 0, 1'000)) << "not known";
+}
+
 }  // namespace
 }  // namespace artesian::zero3

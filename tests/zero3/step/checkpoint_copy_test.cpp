@@ -5,6 +5,7 @@
 // staging ring of 1, 2 and 4 items, costs the training nothing and the former checkpoint no byte.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -135,6 +136,35 @@ TEST_F(CheckpointCopy, FrozenParametersAndGroupsAreInIt) {
     std::filesystem::remove_all(folder("drained"));
     std::filesystem::remove_all(folder("copied"));
   }
+}
+
+TEST_F(CheckpointCopy, SaysHowFarItIs) {
+  Driver driver({.clipping = 0.001, .speculative = false}, partly_frozen_model());
+  driver.fill();
+  driver.step(0);
+  std::vector<std::uint64_t> said;
+  std::uint64_t all = 0;
+  const auto listen = [&](std::uint64_t done, std::uint64_t total) {
+    EXPECT_TRUE(all == 0 || all == total);
+    all = total;
+    said.push_back(done);
+  };
+  ASSERT_EQ(
+      error_of(driver.core->begin_checkpoint({.directory = folder("saved"), .progress = listen})),
+      "");
+  driver.step(1);
+  ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
+  ASSERT_EQ(error_of(driver.core->finish_checkpoint(60.0)), "");
+  EXPECT_EQ(all, driver.core->checkpoints().data_bytes());
+  ASSERT_GT(said.size(), 3u);
+  EXPECT_TRUE(std::is_sorted(said.begin(), said.end()));
+  EXPECT_EQ(said.back(), all);
+  said.clear();
+  ASSERT_EQ(error_of(driver.core->begin_checkpoint({.directory = folder("saved")})), "");
+  driver.step(2);
+  ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
+  ASSERT_EQ(error_of(driver.core->finish_checkpoint(60.0)), "");
+  EXPECT_TRUE(said.empty()) << "of another save";
 }
 
 TEST_F(CheckpointCopy, ReadsNothingOfWhatTheUpdateReads) {

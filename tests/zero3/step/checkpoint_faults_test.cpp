@@ -91,6 +91,38 @@ class CheckpointFaults : public testing::Test {
   }
 };
 
+TEST_F(CheckpointFaults, TheFolderIsProbedInTheRoomThatWasTaken) {
+  const auto opened = [](CrashFiles& files, double stall_seconds) {
+    SaverOptions options = options_on(files, 2);
+    options.stall_seconds = stall_seconds;
+    options.reserve_bytes = (20 << 20) + 4096;  // some pieces, and one that is cut
+    options.probe_seconds = 60.0;
+    return CheckpointSaver::open(files, options);
+  };
+  CrashFiles files;
+  {
+    const auto saver = opened(files, 60.0);
+    ASSERT_TRUE(saver.has_value()) << saver.error().to_string();
+    EXPECT_GT((*saver)->write_rate(), 0.0);
+    ASSERT_TRUE((*saver)->close().has_value());
+  }
+  const std::uint64_t operations = files.operations();
+  std::uint64_t refused = 0;
+  for (std::uint64_t operation = 0; operation < operations; ++operation) {
+    CrashFiles failing;
+    failing.plan(operation, CrashFiles::Fault::Fails, EIO);
+    refused += opened(failing, 60.0).has_value() ? 0 : 1;
+  }
+  EXPECT_GT(refused, 4u) << "a disk that fails is met before the first step";
+  auto kept = std::make_unique<CrashFiles>();
+  CrashFiles& hung = *kept;
+  keep_for_ever(std::move(kept));
+  hung.plan(operations - 3, CrashFiles::Fault::NeverAnswers);
+  const auto late = opened(hung, 0.05);
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::Timeout);
+}
+
 TEST_F(CheckpointFaults, TheNthOperationOfASaveFailing) {
   for (const int system_error : {EIO, ENOSPC}) {
     for (const auto fault : {CrashFiles::Fault::Fails, CrashFiles::Fault::FailsFromThenOn}) {
