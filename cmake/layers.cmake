@@ -83,6 +83,8 @@ endif()
 
 # artesian_tests(folder LIBRARIES ... [LABELS ...]): one program per x_test.cpp of the folder, named
 # a_b_x_test for tests/a/b/x_test.cpp; for ctest it is a/b/x_test.
+#
+# Tests spend their time in what they test: -O1 compiles them in two thirds of the time.
 function(artesian_tests folder)
   cmake_parse_arguments(ARG "" "" "LIBRARIES;LABELS;EXCLUDE;FILES" ${ARGN})
   if(NOT ARG_FILES)
@@ -99,6 +101,7 @@ function(artesian_tests folder)
     set(program ${prefix}_${stem})
     add_executable(${program} ${source})
     target_link_libraries(${program} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
+    target_compile_options(${program} PRIVATE $<$<CONFIG:Release>:-O1>)
     set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
     add_test(NAME ${folder}/${stem} COMMAND ${program})
     set_tests_properties(${folder}/${stem} PROPERTIES LABELS "${ARG_LABELS}"

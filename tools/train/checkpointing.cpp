@@ -35,7 +35,7 @@ std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
 }
 
-/// What writing so many bytes to the folder takes, by the probe.
+/// Seconds of writing so many bytes to the folder, by the probe.
 double seconds_of(std::uint64_t bytes, const zero3::Engine& engine) {
   const double rate = engine.checkpoints().write_rate();
   ARTESIAN_CHECK(rate > 0.0, rate);
