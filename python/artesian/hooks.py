@@ -44,10 +44,9 @@ def inside_checkpoint() -> bool:
 
 
 def collect(value: Any, found: list[torch.Tensor]) -> None:
-    """Appends all tensors with a graph in a nested value."""
+    """Appends all tensors in a nested value."""
     if isinstance(value, torch.Tensor):
-        if value.requires_grad:
-            found.append(value)
+        found.append(value)
     elif isinstance(value, dict):
         for element in value.values():
             collect(element, found)
@@ -186,8 +185,7 @@ class Hooks:
                 if output is not None:  # else an exception has ended it
                     self.seen.add(self.pass_begun)
             found: list[torch.Tensor] = []
-            if torch.is_grad_enabled():
-                collect(output, found)
+            collect(output, found)
             core.leave(number, found)
 
         self.handles.append(

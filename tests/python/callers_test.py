@@ -213,7 +213,7 @@ def test_gradients_from_before_the_engine_are_dropped():
     assert engine.digest() == digest_after(2)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "between forward and backward"])
 def test_hooks_of_the_callers_on_parameters_see_their_gradients(when):
     model, batch = stack()
     plain = copy.deepcopy(model)
@@ -232,7 +232,10 @@ def test_hooks_of_the_callers_on_parameters_see_their_gradients(when):
     if when == "after":
         watch(model, "ours")
     for step in range(2):
-        engine.backward(engine(batch(step)))
+        loss = engine(batch(step))
+        if when == "between forward and backward" and step == 0:
+            watch(model, "ours")
+        engine.backward(loss)
         engine.step()
     plain(batch(0)).backward()
     assert len(seen["ours"]) == 4

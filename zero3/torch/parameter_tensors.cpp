@@ -246,7 +246,8 @@ void ParameterTensors::release(std::uint32_t parameter) {
   point(parameter, nullptr);
   refuse(*storages_[parameter].unsafeGetStorageImpl(),
          "parameter \"" + names_[parameter] +
-             "\" is released: its memory is there while a module that owns it runs");
+             "\" is released: it is there while a module that owns it runs, and in a module that "
+             "has got it from that; read it in one, or inside of zero.GatheredParameters");
 }
 
 void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {

@@ -8,14 +8,13 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <unordered_set>
 #include <utility>
 
 #include "zero3/torch/storage_refusal.h"
+#include "zero3/torch/unit_use.h"
 
 namespace artesian::zero3 {
 
@@ -25,8 +24,6 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 namespace {
-
-constexpr int no_task = -1;
 
 int current_task() {
   return torch::autograd::get_current_graph_task_id();
@@ -75,81 +72,6 @@ void visit_nodes(const at::Tensor& tensor, const Visit& visit) {
 
 }  // namespace
 
-/// Left by a use that died while it held its stage.
-struct UnitUses::Word {
-  std::vector<std::uint32_t> stages{};
-  Word* next = nullptr;
-};
-
-struct UnitUses::Link {
-  explicit Link(UnitUses* owner) : uses(owner) {}
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
-  ~Link() { forget(words.exchange(nullptr)); }
-
-  static void forget(Word* word) {
-    while (word != nullptr) delete std::exchange(word, word->next);
-  }
-  void leave_word(std::unique_ptr<Word> word) noexcept {
-    if (getpid() != process) return;  // in a forked child there is nobody to read it
-    Word* given = word.release();
-    given->next = words.load(std::memory_order_relaxed);
-    while (!words.compare_exchange_weak(given->next, given, std::memory_order_release,
-                                        std::memory_order_relaxed)) {
-    }
-  }
-
-  UnitUses* uses;  // null once it is gone; the caller's thread only
-  std::atomic<Word*> words{nullptr};
-  std::atomic<std::size_t> alive{0};
-  const pid_t process = getpid();
-};
-
-/// Holds no node; hooks of its nodes hold it.
-struct UnitUses::Use {
-  struct Ender {
-    std::weak_ptr<Node> node;
-    std::vector<std::uint32_t> parameters;  // whose gradients are taken there
-  };
-  struct Sum {
-    std::uint32_t parameter = 0;
-    std::uint32_t left = 0;  // edges whose nodes have not run
-    at::Tensor gradient{};
-    bool own = false;  // nobody else has its memory
-  };
-
-  Use(std::shared_ptr<Link> owner, const std::vector<std::uint32_t>& its_stages)
-      : link(std::move(owner)), stages(its_stages), word(std::make_unique<Word>()) {
-    link->alive.fetch_add(1, std::memory_order_relaxed);
-    word->stages = stages;
-  }
-  ~Use() {
-    link->alive.fetch_sub(1, std::memory_order_relaxed);
-    if (holds) link->leave_word(std::move(word));
-  }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-
-  Sum& sum_of(std::uint32_t parameter) {
-    for (Sum& sum : sums) {
-      if (sum.parameter == parameter) return sum;
-    }
-    return sums.emplace_back(Sum{.parameter = parameter});
-  }
-  bool is_open_in(int current) const noexcept { return open && task == current; }
-
-  const std::shared_ptr<Link> link;
-  const std::vector<std::uint32_t> stages;  // the module's, and others' that it reads
-  std::vector<Ender> enders;
-  std::unique_ptr<Word> word;
-  bool holds = false;  // its stages
-  // Of the graph task that has opened it last:
-  int task = no_task;
-  bool open = false;
-  std::uint32_t left = 0;  // enders that have not run
-  std::vector<Sum> sums;
-};
-
 /// Before each node of a use.
 class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
  public:
@@ -157,7 +79,7 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     const int task = current_task();
-    if (use_->task == task) return gradients;  // it is open, or done
+    if (use_->inner.task == task) return gradients;  // it is open, or done
     UnitUses* uses = use_->link->uses;
     if (uses != nullptr) uses->raise(uses->open(use_, task));
     return gradients;
@@ -182,7 +104,9 @@ class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
     variable_list rest = outputs;
     for (const auto& [edge, parameter] : taken) {
       at::Tensor gradient;
-      if (accumulates_in_current_task(node_.next_edge(edge).function.get())) {
+      Node* const accumulator = node_.next_edge(edge).function.get();
+      // Hooks of the caller's may have come since the forward.
+      if (accumulates_in_current_task(accumulator) && !has_hooks(*accumulator)) {
         gradient = std::exchange(rest[edge], at::Tensor());
       }
       uses->raise(uses->take(*use_, parameter, std::move(gradient)));
@@ -233,6 +157,7 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
   for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
     const at::Tensor& tensor = tensors_.at(parameter);
     parameter_of_[tensor.unsafeGetTensorImpl()] = parameter;
+    parameter_of_[tensor.storage().unsafeGetStorageImpl()] = parameter;
     if (!tensor.requires_grad()) continue;
     auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
     accumulator->add_post_hook(std::make_unique<AccumulateHook>(link_, parameter));
@@ -358,8 +283,8 @@ Result<void> UnitUses::read_words() {
 
 Result<void> UnitUses::begin_call(Pass pass) {
   ARTESIAN_TRY_VOID(read_words());
-  if (!frames_.empty() || current_task() != no_task) return {};
-  return begin_pass(pass);
+  if (current_task() != no_task) return release_ahead();
+  return frames_.empty() ? begin_pass(pass) : Result<void>();
 }
 
 Result<void> UnitUses::begin_pass(Pass pass) {
@@ -443,6 +368,7 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   const Frame frame = std::move(frames_.back());
   std::shared_ptr<Use> use;
   if (at::GradMode::is_enabled() && !frame.stages.empty()) use = walk(frame, outputs);
+  hand_over(frame, outputs);
   auto left = Result<void>();
   if (use != nullptr && current_task() != no_task) {
     ARTESIAN_TRY_VOID(release_ahead());
@@ -455,13 +381,29 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   return left;
 }
 
+/// A call may return a parameter, or a view of one, whose stage is then the caller's, too, as if
+/// that had read the parameter itself.
+void UnitUses::hand_over(const Frame& frame, std::span<const at::Tensor> outputs) {
+  if (frames_.size() < 2) return;
+  auto& callers = frames_[frames_.size() - 2].stages;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.has_storage()) continue;
+    const auto known = parameter_of_.find(output.storage().unsafeGetStorageImpl());
+    if (known == parameter_of_.end() || stage_of(known->second, callers).has_value()) continue;
+    const auto stage = stage_of(known->second, frame.stages);
+    if (!stage.has_value()) continue;
+    ++stage_holds_[*stage];
+    callers.push_back(*stage);
+  }
+}
+
 /// Closes uses whose backward has not begun: of several modules that are computed once more
 /// together, backward begins with the last.
 Result<void> UnitUses::release_ahead() {
   const auto open = open_;
   for (const std::weak_ptr<Use>& weak : open) {
     const std::shared_ptr<Use> use = weak.lock();
-    if (use != nullptr && use->holds && use->task == no_task) ARTESIAN_TRY_VOID(close(*use));
+    if (use != nullptr && use->holds && use->inner.task == no_task) ARTESIAN_TRY_VOID(close(*use));
   }
   return {};
 }
@@ -517,11 +459,18 @@ std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use&
   if (leaf == nullptr || has_hooks(*leaf)) return std::nullopt;
   const auto known = parameter_of_.find(leaf->variable.unsafeGetTensorImpl());
   if (known == parameter_of_.end()) return std::nullopt;
-  for (const std::uint32_t stage : use.stages) {
+  if (!stage_of(known->second, use.stages).has_value()) return std::nullopt;
+  return known->second;
+}
+
+/// The first of these stages that has the parameter.
+std::optional<std::uint32_t> UnitUses::stage_of(std::uint32_t parameter,
+                                                std::span<const std::uint32_t> stages) const {
+  const auto found = std::find_if(stages.begin(), stages.end(), [&](std::uint32_t stage) {
     const auto& own = core_.shape().stages[stage].parameters;
-    if (std::find(own.begin(), own.end(), known->second) != own.end()) return known->second;
-  }
-  return std::nullopt;
+    return std::find(own.begin(), own.end(), parameter) != own.end();
+  });
+  return found == stages.end() ? std::nullopt : std::optional(*found);
 }
 
 /// Notes a graph task, and has autograd tell us of its end.
@@ -547,14 +496,12 @@ Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
     use.holds = true;
     open_.push_back(opened);
   }
-  use.task = task;
-  use.open = true;
-  use.left = 0;
-  use.sums.clear();
+  if (use.inner.open) use.around.push_back(std::move(use.inner));  // a checkpoint's, in its middle
+  use.inner = {.task = task, .open = true};
   for (const Use::Ender& ender : use.enders) {
     const std::shared_ptr<Node> node = ender.node.lock();
     if (node == nullptr || !runs_in_current_task(node.get())) continue;
-    ++use.left;
+    ++use.inner.left;
     for (const std::uint32_t parameter : ender.parameters) ++use.sum_of(parameter).left;
   }
   return {};
@@ -562,19 +509,25 @@ Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
 
 /// One of what the use waits for has come.
 Result<void> UnitUses::strike(Use& use) {
-  ARTESIAN_CHECK(use.open && use.left > 0, use.left);
-  if (--use.left > 0) return {};
+  ARTESIAN_CHECK(use.inner.open && use.inner.left > 0, use.inner.left);
+  if (--use.inner.left > 0) return {};
   return close(use);
 }
 
+/// In the task that has opened it last; it holds its stages while it is open in one around that.
 Result<void> UnitUses::close(Use& use) {
-  use.open = false;
-  const bool added = !use.sums.empty();
-  for (Use::Sum& sum : use.sums) {
+  use.inner.open = false;
+  const bool added = !use.inner.sums.empty();
+  for (Use::Sum& sum : use.inner.sums) {
     const at::Tensor rest = std::exchange(sum.gradient, at::Tensor());  // of readers that never ran
     if (rest.defined()) ARTESIAN_TRY_VOID(add(sum.parameter, rest));
   }
-  use.sums.clear();
+  use.inner.sums.clear();
+  if (!use.around.empty()) {
+    use.inner = std::move(use.around.back());
+    use.around.pop_back();
+    return {};
+  }
   use.holds = false;
   std::erase_if(open_, [&](const std::weak_ptr<Use>& other) {
     const std::shared_ptr<Use> alive = other.lock();
@@ -653,8 +606,9 @@ Result<void> UnitUses::end_task(int task) {
   for (const std::weak_ptr<Use>& weak : open) {
     const std::shared_ptr<Use> use = weak.lock();
     if (use == nullptr || !use->holds) continue;
-    if (use->task != task && !(outermost && use->task == no_task)) continue;
-    late_ += use->open && use->left > 0 ? 1 : 0;
+    const Use::Opened& inner = use->inner;
+    if (inner.task != task && !(outermost && inner.task == no_task)) continue;
+    late_ += inner.open && inner.left > 0 ? 1 : 0;
     ARTESIAN_TRY_VOID(close(*use));
   }
   std::erase(tasks_, task);
@@ -668,8 +622,9 @@ Result<void> UnitUses::release_open() {
   for (const std::weak_ptr<Use>& weak : std::exchange(open_, {})) {
     const std::shared_ptr<Use> use = weak.lock();
     if (use == nullptr || !use->holds) continue;
-    use->holds = use->open = false;
-    use->sums.clear();
+    use->holds = use->inner.open = false;
+    use->inner.sums.clear();
+    use->around.clear();
     ARTESIAN_TRY_VOID(release_all(use->stages));
   }
   return read_words();

@@ -14,6 +14,9 @@
 // Gradients of the stage's parameters are taken at the enders. What several of them give to one
 // parameter is summed in the dtype that is computed in and added once.
 //
+// A call that returns a parameter, or a view of one, leaves its stage to the call around it, which
+// has it until its own end, and again in backward. Of the outermost call, nobody has it any more.
+//
 // Gradients that no use takes (of graphs that a reentrant checkpoint makes in backward, of
 // parameters with hooks of the caller's, of accesses outside of any unit) are taken where autograd
 // has accumulated them.
@@ -136,6 +139,9 @@ class UnitUses {
   Result<void> bring_persistent_back();
   std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
                                             const Use& use) const;
+  std::optional<std::uint32_t> stage_of(std::uint32_t parameter,
+                                        std::span<const std::uint32_t> stages) const;
+  void hand_over(const Frame& frame, std::span<const at::Tensor> outputs);
   std::shared_ptr<Use> walk(const Frame& frame, std::span<const at::Tensor> outputs);
   Result<void> open(const std::shared_ptr<Use>& use, int task);
   Result<void> strike(Use& use);
@@ -163,7 +169,7 @@ class UnitUses {
   std::vector<std::uint32_t> stage_holds_;
   std::vector<std::uint32_t> unit_holds_;
   std::vector<bool> away_;  // by unit: persistent, and not bound since the last step
-  std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor
+  std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor, and by storage
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
   std::vector<int> tasks_;                                       // of autograd, that have not ended

@@ -1,0 +1,99 @@
+// UnitUses' own: what it keeps of each call of a module in the graph, and how a use that dies tells
+// of it. A use holds no node; hooks of its nodes hold it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "zero3/torch/unit_uses.h"
+
+namespace artesian::zero3 {
+
+inline constexpr int no_task = -1;  // of autograd's graph tasks
+
+/// Left by a use that died while it held its stage.
+struct UnitUses::Word {
+  std::vector<std::uint32_t> stages{};
+  Word* next = nullptr;
+};
+
+struct UnitUses::Link {
+  explicit Link(UnitUses* owner) : uses(owner) {}
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link() { forget(words.exchange(nullptr)); }
+
+  static void forget(Word* word) {
+    while (word != nullptr) delete std::exchange(word, word->next);
+  }
+  void leave_word(std::unique_ptr<Word> word) noexcept {
+    if (getpid() != process) return;  // in a forked child there is nobody to read it
+    Word* given = word.release();
+    given->next = words.load(std::memory_order_relaxed);
+    while (!words.compare_exchange_weak(given->next, given, std::memory_order_release,
+                                        std::memory_order_relaxed)) {
+    }
+  }
+
+  UnitUses* uses;  // null once it is gone; the caller's thread only
+  std::atomic<Word*> words{nullptr};
+  std::atomic<std::size_t> alive{0};
+  const pid_t process = getpid();
+};
+
+struct UnitUses::Use {
+  struct Ender {
+    std::weak_ptr<torch::autograd::Node> node;
+    std::vector<std::uint32_t> parameters;  // whose gradients are taken there
+  };
+  struct Sum {
+    std::uint32_t parameter = 0;
+    std::uint32_t left = 0;  // edges whose nodes have not run
+    at::Tensor gradient{};
+    bool own = false;  // nobody else has its memory
+  };
+  /// Of one graph task.
+  struct Opened {
+    int task = no_task;
+    bool open = false;
+    std::uint32_t left = 0;  // enders that have not run
+    std::vector<Sum> sums{};
+  };
+
+  Use(std::shared_ptr<Link> owner, const std::vector<std::uint32_t>& its_stages)
+      : link(std::move(owner)), stages(its_stages), word(std::make_unique<Word>()) {
+    link->alive.fetch_add(1, std::memory_order_relaxed);
+    word->stages = stages;
+  }
+  ~Use() {
+    link->alive.fetch_sub(1, std::memory_order_relaxed);
+    if (holds) link->leave_word(std::move(word));
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  Sum& sum_of(std::uint32_t parameter) {
+    for (Sum& sum : inner.sums) {
+      if (sum.parameter == parameter) return sum;
+    }
+    return inner.sums.emplace_back(Sum{.parameter = parameter});
+  }
+  bool is_open_in(int current) const noexcept { return inner.open && inner.task == current; }
+
+  const std::shared_ptr<Link> link;
+  const std::vector<std::uint32_t> stages;  // the module's, and others' that it reads
+  std::vector<Ender> enders;
+  std::unique_ptr<Word> word;
+  bool holds = false;          // its stages
+  Opened inner;                // of the task that has opened it last
+  std::vector<Opened> around;  // of those around that one in which it is open, the outermost first
+};
+
+}  // namespace artesian::zero3
