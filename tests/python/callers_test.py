@@ -150,6 +150,27 @@ def test_parameters_that_come_late_are_errors_with_their_name(change):
         engine(batch(0))
 
 
+def test_a_parametrization_that_comes_late_acts_as_in_plain_pytorch():
+    class Halved(nn.Module):
+        def forward(self, weight):
+            return weight / 2
+
+    model, batch = stack()
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    engine = start(model)
+    for step in range(4):
+        if step == 2:
+            for each in (model, plain):
+                nn.utils.parametrize.register_parametrization(
+                    each.blocks[1], "weight", Halved(), unsafe=True
+                )
+        loss, expected = small_models.step_of_both(
+            engine, plain, optimizer, lambda each: each(batch(step))
+        )
+        assert loss == pytest.approx(expected, rel=1e-6), step
+
+
 def test_ties_outlive_what_does_not_copy():
     model, batch = stack()
     model.blocks[2].weight = model.blocks[0].weight

@@ -4,6 +4,7 @@ Everything is made on the spot: no weights are downloaded. Dropout stays on, so 
 draws from the generator shows in the bits.
 """
 
+import functools
 import os
 import sys
 
@@ -15,6 +16,7 @@ sys.path.insert(0, str(BUILD / "python"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import artesian  # noqa: E402
 
@@ -156,6 +158,77 @@ def siglip():
     return transformers.SiglipModel(config)
 
 
+def whisper():
+    config = transformers.WhisperConfig(
+        **TEXT,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        num_mel_bins=8,
+        max_source_positions=8,
+        max_target_positions=16,
+        decoder_start_token_id=1,
+        dropout=0.1,
+    )
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def spectra(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_features": torch.randn(2, 8, 16, generator=generator), "labels": ids(seed)}
+
+
+def wav2vec2():
+    """It leaves layers out at random, and puts a parameter of its own in place of what it masks."""
+    config = transformers.Wav2Vec2Config(
+        **ENCODER,
+        conv_dim=(16, 16),
+        conv_kernel=(10, 3),
+        conv_stride=(5, 2),
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        mask_time_prob=0.3,
+        mask_time_length=2,
+        layerdrop=0.2,
+    )
+    return transformers.Wav2Vec2ForCTC(config)
+
+
+def sounds(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_values": torch.randn(2, 200, generator=generator), "labels": ids(seed, 4)}
+
+
+class LstmWithAttention(torch.nn.Module):
+    """A model without anybody's library, whose attention reads a parameter of a module that it
+    does not call."""
+
+    supports_gradient_checkpointing = True
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(VOCABULARY, 32)
+        self.lstm = torch.nn.LSTM(32, 32, 2, batch_first=True, dropout=0.1)
+        self.attention = torch.nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
+        self.norm = torch.nn.LayerNorm(32)
+        self.head = torch.nn.Linear(32, VOCABULARY)
+        self.call = lambda module, *inputs: module(*inputs)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs):
+        self.call = functools.partial(checkpoint, **gradient_checkpointing_kwargs)
+
+    def forward(self, input_ids, labels):
+        hidden = self.call(self.lstm, self.embed(input_ids))[0]
+        hidden = hidden + self.call(self.attention, hidden, hidden, hidden)[0]
+        logits = self.head(self.norm(hidden))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+
 MODELS = {
     "gpt2": (gpt2, language),
     "llama": (llama, language),
@@ -172,6 +245,9 @@ MODELS = {
     "vit": (vit, pictures),
     "clip": (clip, pairs),
     "siglip": (siglip, pairs),
+    "whisper": (whisper, spectra),
+    "wav2vec2": (wav2vec2, sounds),
+    "lstm": (LstmWithAttention, language),
 }
 
 
