@@ -13,6 +13,7 @@ import limits
 import pytest
 import small_models
 import torch
+import transformers
 from small_models import artesian
 from torch import nn
 
@@ -85,6 +86,36 @@ def test_one_inside_another_an_exception_and_a_model_that_is_there(tmp_path):
     assert state.is_mapped(model.kept) and torch.equal(model.kept, before)
     with torch.device("meta"), zero.Init(config_dict_or_path=config):
         assert Net().kept.is_meta
+
+
+def test_wherever_a_model_is_made(tmp_path):
+    config = config_for(tmp_path)
+    trained = nn.Linear(4, 4)
+    engine = artesian.initialize(model=trained, config=small_models.config_for(tmp_path))[0]
+
+    class WithOneInside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before = nn.Linear(1024, 512)
+            with zero.Init(config_dict_or_path=config):
+                self.inside = nn.Linear(1024, 512)
+            self.after = nn.Linear(1024, 512)
+
+    shape = transformers.LlamaConfig(**{**small_models.DECODER, "vocab_size": 16384})
+    with zero.Init(config_dict_or_path=config):
+
+        class MadeInIt(nn.Linear):
+            pass
+
+        alone = MadeInIt(1024, 512)
+        of_hugging_face = transformers.AutoModelForCausalLM.from_config(shape)
+    mixed = WithOneInside()
+    assert [state.is_mapped(p) for p in mixed.parameters() if p.dim() == 2] == [False, True, False]
+    assert state.is_mapped(alone.weight) and not state.is_mapped(MadeInIt(1024, 512).weight)
+    assert state.is_mapped(of_hugging_face.lm_head.weight)
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    engine.destroy()
 
 
 def test_an_engine_takes_it_over(tmp_path):
