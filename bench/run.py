@@ -15,7 +15,8 @@ from disk import points
 from report import ROOT, Report, say
 from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
-PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "checkpoint", "trainer"]
+PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "checkpoint", "trainer",
+         "hooks"]  # fmt: skip
 
 
 def parse(arguments):
@@ -55,6 +56,8 @@ def parse(arguments):
     add("--trainer-model", default="124m", choices=["124m", "355m", "tiny"])
     add("--trainer-rounds", type=int, default=1, help="trainer: processes per contestant")
     add("--trainer-steps", type=int, default=50, help="trainer: steps of each")
+    add("--hooks-steps", type=int, default=40, help="hooks: of each of both, in turn")
+    add("--hooks-samples", type=int, default=32, help="hooks: rows of a batch")
     add("--tune-seconds", type=float, default=60, help="plan: of aio_bench tune, before all")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")

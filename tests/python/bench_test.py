@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import bound  # noqa: E402
 import disk  # noqa: E402
+import hooks  # noqa: E402
 import ladder  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
@@ -393,6 +394,25 @@ def test_checkpoints_are_measured_beside_the_disk_and_write_what_is_planned(tmp_
     assert aims == [1.1, 1.1, 1.2] * 2
     assert "| copied on the way |" in output
     assert list((tmp_path / "work" / "checkpoints").iterdir()) == []
+
+
+@needs_programs
+def test_hooks_are_measured_beside_a_step(tmp_path):
+    found, output = bench(tmp_path, "hooks", "--hooks-steps", "2", "--hooks-samples", "2")
+    results = by_name(found)
+    step, plain, alone = (len(result["seconds"]["all"]) for result in results.values())
+    assert (step, plain, alone) == (2, 2, 2)  # of 20 passes each
+    share, over_plain = found["ratios"]
+    hooks_seconds = results["hooks of forward and backward"]["seconds"]["median"]
+    step_seconds = results["step, 1M parameters a unit"]["seconds"]["median"]
+    assert share["median"] == pytest.approx(hooks_seconds / step_seconds)
+    assert share["aim"] == hooks.AIM and over_plain["aim"] is None
+    assert "| hooks | " in output and "| a step | " in output
+
+
+def test_hooks_are_what_the_medians_of_both_differ_by():
+    ours = [3.0] * 11 + [9.0] * 9 + [4.0] * 20
+    assert hooks.medians(ours) == [3.0, 4.0]
 
 
 def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):

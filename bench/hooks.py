@@ -1,0 +1,74 @@
+"""Part `hooks`: what the hooks of the Python engine cost, of a step of 12 units of 1M parameters
+each with all state in memory.
+
+What they cost does not depend on how large a unit is: so it is measured where there is nothing
+else to wait for, in units of 72 parameters. Forward and backward with hooks and without, in turn;
+the difference of the medians of each 20 of both is set against the median step of the large units.
+Beside it, that step against plain PyTorch's with the same modules and its fused AdamW."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from report import ROOT, paired_ratio, say, spread, summary
+
+UNITS = 12
+AIM = 0.05  # of the step
+TOGETHER = 20  # passes whose median is one measurement
+
+
+def estimate(options):
+    return "about 1 minute"
+
+
+def started(options):
+    """The seconds that bench/hooks_worker.py tells."""
+    words = ["--steps", options.hooks_steps, "--warm-up", 5, "--samples", options.hooks_samples]
+    package = options.programs.parent / "python"
+    variables = os.environ | {
+        "PYTHONPATH": str(package),
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench/hooks_worker.py", *map(str, words)],
+        env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode != 0 or not found:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RuntimeError(f"exit code {done.returncode}: {' / '.join(lines[-3:])}")
+    return json.loads(found[-1].removeprefix("RESULT "))
+
+
+def medians(seconds):
+    """Of each TOGETHER in turn."""
+    return [
+        statistics.median(seconds[at : at + TOGETHER]) for at in range(0, len(seconds), TOGETHER)
+    ]
+
+
+def run(report, options, programs):
+    seconds = started(options)
+    parameters = {"units": UNITS, "samples": options.hooks_samples}
+    step = report.add("step, 1M parameters a unit", parameters, seconds["step"])
+    plain = report.add("step of plain PyTorch", parameters, seconds["plain_step"])
+    ours, plain_passes = medians(seconds["passes"]), medians(seconds["plain_passes"])
+    differences = [a - b for a, b in zip(ours, plain_passes, strict=True)]
+    hooks = report.add("hooks of forward and backward", parameters, differences)
+    middle = step["seconds"]["median"]
+    report.ratio("hooks over step", summary(each / middle for each in differences), AIM)
+    report.ratio("step over plain PyTorch's", paired_ratio(seconds["step"], seconds["plain_step"]))
+    say(f"hooks: {hooks['seconds']['median'] * 1e6:.0f} us of {middle * 1e3:.1f} ms")
+    rows = [
+        ["a step", spread(scaled(step["seconds"], 1e3))],
+        ["the same in plain PyTorch", spread(scaled(plain["seconds"], 1e3))],
+        ["hooks", spread(scaled(hooks["seconds"], 1e3))],
+    ]
+    report.table(f"{UNITS} units, {options.hooks_samples} samples", ["what", "ms"], rows)
+
+
+def scaled(seconds, factor):
+    return {key: seconds[key] * factor for key in ("min", "median", "max")}

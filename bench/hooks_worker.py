@@ -1,0 +1,104 @@
+"""What the hooks of the Python engine cost, in a process of its own: see hooks.py. Prints one line,
+"RESULT " and JSON: seconds, by name, of what is measured in turn."""
+
+import argparse
+import copy
+import json
+import time
+
+import torch
+from torch import nn
+
+import artesian
+
+UNITS = 12
+WIDTH = 1000  # 1,001,000 parameters a unit
+TINY = 8
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(UNITS))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).tanh()
+        return x.square().mean()
+
+
+def start(width):
+    """The net under an engine, all in memory, and the same in plain PyTorch."""
+    torch.manual_seed(1)
+    net = Net(width)
+    plain = copy.deepcopy(net)
+    none = {"device": "none"}
+    config = {
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
+        "gradient_clipping": 0.0,
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,  # so that each is gathered when it is used
+            "offload_param": none,
+            "offload_optimizer": none,
+        },
+        "artesian": {"device_memory": "512MiB", "host_memory": "512MiB"},
+    }
+    return artesian.initialize(model=net, config=config)[0], plain
+
+
+def timed(function):
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warm-up", type=int, required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    given = parser.parse_args()
+    seconds = {name: [] for name in ("step", "plain_step", "passes", "plain_passes")}
+    engine, plain = start(WIDTH)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    x = torch.randn(given.samples, WIDTH)
+
+    def step():
+        engine.backward(engine(x))
+        engine.step()
+
+    def plain_step():
+        plain(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for index in range(given.warm_up + given.steps):
+        pair = {"step": timed(step), "plain_step": timed(plain_step)}
+        if index >= given.warm_up:
+            for name, value in pair.items():
+                seconds[name].append(value)
+    engine.destroy()
+
+    engine, plain = start(TINY)
+    x = torch.randn(given.samples, TINY)
+
+    def passes():
+        engine.backward(engine(x))
+
+    def plain_passes():
+        plain(x).backward()
+
+    for index in range(20 * (given.warm_up + given.steps)):
+        pair = {"passes": timed(passes), "plain_passes": timed(plain_passes)}
+        engine.step()
+        plain.zero_grad()
+        if index >= 20 * given.warm_up:
+            for name, value in pair.items():
+                seconds[name].append(value)
+    engine.destroy()
+    print("RESULT " + json.dumps(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
