@@ -139,7 +139,9 @@ TEST_F(CheckpointCopy, FrozenParametersAndGroupsAreInIt) {
 }
 
 TEST_F(CheckpointCopy, SaysHowFarItIs) {
-  Driver driver({.clipping = 0.001, .speculative = false}, partly_frozen_model());
+  Case run{.clipping = 0.001, .speculative = false};
+  run.groups = decay_and_none();
+  Driver driver(run, partly_frozen_model());
   driver.fill();
   driver.step(0);
   std::vector<std::uint64_t> said;
