@@ -30,6 +30,7 @@ def started(options):
     variables = os.environ | {
         "PYTHONPATH": str(package),
         "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "PASSIVE",  # as `artesian` has it
         "CUDA_VISIBLE_DEVICES": "",
     }
     done = subprocess.run(
