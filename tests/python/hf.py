@@ -39,12 +39,12 @@ def environment(folder, *, as_deepspeed):
     return variables
 
 
-def run(folder, *words, as_deepspeed=True, fails=False, preexec_fn=None):
-    """Runs Python on these words in the folder."""
+def run(folder, *words, as_deepspeed=True, fails=False, preexec_fn=None, more=None):
+    """Runs Python on these words in the folder, with more environment variables."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        env=environment(folder, as_deepspeed=as_deepspeed),
+        env=environment(folder, as_deepspeed=as_deepspeed) | (more or {}),
         capture_output=True,
         text=True,
         check=False,

@@ -15,7 +15,10 @@ RECORDED = pathlib.Path(__file__).parent / "checkpoints"
 
 def unpack(name, folder):
     with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks it
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
     return folder
 
 
