@@ -13,6 +13,7 @@ sys.path.insert(0, str(BUILD / "python"))
 # A runner in the background of a script leaves SIGINT ignored, which programs under test would
 # inherit; one with a handler of its own hands on the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup leaves that
 
 # Machine profiles of whoever runs the tests would change what programs under test choose and say.
 # It is set before tests are imported, which copy the environment, and removed at the end.

@@ -30,6 +30,27 @@ def test_the_log_of_a_run_that_left_no_checkpoint_is_kept(place):
     assert not (place.folder / "steps.jsonl.3").exists()
 
 
+def test_a_log_is_kept_while_saves_may_still_have_been_under_way(place):
+    """The first save may fail twice, and a third one be killed before the fourth is due."""
+    config = config_of(place, "fp32")
+    done = place.run("--quiet", config=config, steps=13, log_jsonl=place.log, seq_len=8)
+    assert done.returncode == 0, done.stderr
+    log = place.log.read_text()
+    refused = place.run("--resume", config=config, **words(place, 3))
+    assert "got 13 lines, of which a checkpoint must have been saved" in errors_of(refused, 2)
+    assert place.log.read_text() == log
+    before = log[: log.rindex("\n", 0, -1) + 1]
+    place.log.write_text(before)
+    result = place.run("--resume", config=config, **words(place, 3))
+    assert result.returncode == 0, result.stderr
+    assert (place.folder / "steps.jsonl.1").read_text() == before
+    place.log.write_text(log)
+    optional = place.run("--resume", "--checkpoint-optional", config=config,
+                         **{**words(place, 3), "checkpoint_dir": place.folder / "other"})  # fmt: skip
+    assert optional.returncode == 0, optional.stderr
+    assert (place.folder / "steps.jsonl.2").read_text() == log
+
+
 def test_what_cannot_go_on_is_refused_before_text_is_tokenised(place, monkeypatch):
     config = config_of(place, "fp32")
     flags = words(place, 3)

@@ -334,6 +334,13 @@ zero3::SaveRequest Checkpointing::request_with(zero3::Engine::Progress progress)
           .progress = std::move(progress)};
 }
 
+std::uint64_t Checkpointing::steps_without_checkpoint() const noexcept {
+  std::uint64_t steps = 0;
+  const bool any =
+      flags_.optional || __builtin_mul_overflow(flags_.every.value_or(0), failures_max + 1, &steps);
+  return any ? 0 : steps;
+}
+
 void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
   if (saving_.has_value() || !is_due(step, false) || stop_requested() != 0) return;
   static_cast<void>(engine.expect_checkpoint());  // what hinders it begin_save() meets, too

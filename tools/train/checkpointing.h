@@ -58,8 +58,10 @@ class Checkpointing {
   /// The line of the last of these steps in the log, if there was one.
   const std::string& log_line() const noexcept { return log_line_; }
 
-  /// Steps between two checkpoints; 0: at the end alone. The flag's, or else the configuration's.
-  std::uint64_t every() const noexcept { return flags_.every.value_or(0); }
+  /// Steps that a run can have taken without a checkpoint; 0: any number. Its first save begins
+  /// with the first step that is due, and is durable, or has failed, by the next one that is: three
+  /// failures in a row end the run, unless checkpoints are optional.
+  std::uint64_t steps_without_checkpoint() const noexcept;
   /// True if a checkpoint is due after so many steps.
   bool is_due(std::uint64_t step, bool last) const;
   /// After each step: counts its samples.

@@ -328,7 +328,7 @@ Result<void> TrainRun::prepare_save() {
 LogCut TrainRun::log_cut() const {
   return {.step = checkpointing_->first_step(),
           .line = checkpointing_->log_line(),
-          .lines_max = checkpointing_->every()};
+          .lines_max = checkpointing_->steps_without_checkpoint()};
 }
 
 /// Looks at the log now, as far as is known; it is looked at again when it is opened.
