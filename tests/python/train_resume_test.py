@@ -45,8 +45,8 @@ def test_a_log_is_kept_while_saves_may_still_have_been_under_way(place):
     assert result.returncode == 0, result.stderr
     assert (place.folder / "steps.jsonl.1").read_text() == before
     place.log.write_text(log)
-    optional = place.run("--resume", "--checkpoint-optional", config=config,
-                         **{**words(place, 3), "checkpoint_dir": place.folder / "other"})  # fmt: skip
+    flags = {**words(place, 3), "checkpoint_dir": place.folder / "other"}
+    optional = place.run("--resume", "--checkpoint-optional", config=config, **flags)
     assert optional.returncode == 0, optional.stderr
     assert (place.folder / "steps.jsonl.2").read_text() == log
 
