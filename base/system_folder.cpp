@@ -113,8 +113,8 @@ Result<std::unique_ptr<File>> SystemFolder::open(const std::string& name,
   }
   log_once(LogLevel::Warning, "direct I/O (O_DIRECT) is not available in " + path_ +
                                   ": transfers go through the page cache");
-  // What is written here is to be durable before long: no more of it is to be dirty than what is in
-  // flight, which a limit of memory counts and one sync at the end would have to wait for.
+  // Dirty pages count against a limit of memory, and the sync at the end would have to wait for all
+  // of them: none stay here but those of what is in flight.
   if (!options.read_only) static_cast<void>(file->enable_durable_writes());
   return std::unique_ptr<File>(std::move(file));
 }

@@ -9,13 +9,14 @@ namespace artesian::zero3 {
 double StepCore::disk_write_rate() const noexcept {
   auto shares = state_->optimizer_shares();
   if (shares.empty()) shares = state_->param_shares();
-  double rate = 0.0;
+  std::vector<tiering::PathDisk> disks;
+  std::vector<double> weights;
   for (const tiering::PathShare& path : shares) {
     if (path.share == 0) continue;
-    const double together = path.speed.write_bytes_per_s / path.share;
-    rate = rate == 0.0 ? together : std::min(rate, together);
+    disks.push_back(state_->disks()[path.path]);
+    weights.push_back(path.share);
   }
-  return rate;
+  return tiering::striped_speed(disks, weights).write_bytes_per_s;
 }
 
 Result<void> StepCore::open_checkpoints(const CheckpointPlace& place) {

@@ -59,7 +59,7 @@ struct UnitUses::Use {
     at::Tensor gradient{};
     bool own = false;  // nobody else has its memory
   };
-  /// Of one graph task.
+  /// Keeps how far backward is with the use in one graph task.
   struct Opened {
     int task = no_task;
     bool open = false;
