@@ -6,13 +6,12 @@ else to wait for, in units of 72 parameters. Forward and backward with hooks and
 the difference of the medians of each 20 of both is set against the median step of the large units.
 Beside it, that step against plain PyTorch's with the same modules and its fused AdamW."""
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 
 from report import ROOT, paired_ratio, say, spread, summary
+from step import output_of, result_in
 
 UNITS = 12
 AIM = 0.05  # of the step
@@ -25,23 +24,16 @@ def estimate(options):
 
 def started(options):
     """The seconds that bench/hooks_worker.py tells."""
-    words = ["--steps", options.hooks_steps, "--warm-up", 5, "--samples", options.hooks_samples]
-    package = options.programs.parent / "python"
+    words = ["--units", UNITS, "--steps", options.hooks_steps, "--warm-up", 5]
+    words += ["--samples", options.hooks_samples, "--passes", TOGETHER]
     variables = os.environ | {
-        "PYTHONPATH": str(package),
+        "PYTHONPATH": str(options.programs.parent / "python"),
         "OMP_NUM_THREADS": "2",
         "OMP_WAIT_POLICY": "PASSIVE",  # as `artesian` has it
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run(
-        [sys.executable, ROOT / "bench/hooks_worker.py", *map(str, words)],
-        env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode != 0 or not found:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(f"exit code {done.returncode}: {' / '.join(lines[-3:])}")
-    return json.loads(found[-1].removeprefix("RESULT "))
+    command = [sys.executable, ROOT / "bench/hooks_worker.py", *words]
+    return result_in(output_of(command, variables))
 
 
 def medians(seconds):

@@ -11,15 +11,14 @@ from torch import nn
 
 import artesian
 
-UNITS = 12
 WIDTH = 1000  # 1,001,000 parameters a unit
 TINY = 8
 
 
 class Net(nn.Module):
-    def __init__(self, width):
+    def __init__(self, units, width):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(UNITS))
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(units))
 
     def forward(self, x):
         for block in self.blocks:
@@ -27,10 +26,10 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-def start(width):
+def start(units, width):
     """The net under an engine, all in memory, and the same in plain PyTorch."""
     torch.manual_seed(1)
-    net = Net(width)
+    net = Net(units, width)
     plain = copy.deepcopy(net)
     none = {"device": "none"}
     config = {
@@ -55,12 +54,14 @@ def timed(function):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--units", type=int, required=True)
+    parser.add_argument("--passes", type=int, required=True, help="of small units, for each step")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warm-up", type=int, required=True)
     parser.add_argument("--samples", type=int, required=True)
     given = parser.parse_args()
     seconds = {name: [] for name in ("step", "plain_step", "passes", "plain_passes")}
-    engine, plain = start(WIDTH)
+    engine, plain = start(given.units, WIDTH)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     x = torch.randn(given.samples, WIDTH)
 
@@ -80,7 +81,7 @@ def main():
                 seconds[name].append(value)
     engine.destroy()
 
-    engine, plain = start(TINY)
+    engine, plain = start(given.units, TINY)
     x = torch.randn(given.samples, TINY)
 
     def passes():
@@ -89,11 +90,11 @@ def main():
     def plain_passes():
         plain(x).backward()
 
-    for index in range(20 * (given.warm_up + given.steps)):
+    for index in range(given.passes * (given.warm_up + given.steps)):
         pair = {"passes": timed(passes), "plain_passes": timed(plain_passes)}
         engine.step()
         plain.zero_grad()
-        if index >= 20 * given.warm_up:
+        if index >= given.passes * given.warm_up:
             for name, value in pair.items():
                 seconds[name].append(value)
     engine.destroy()

@@ -58,6 +58,12 @@ def output_of(command, env=None):
     return done.stdout
 
 
+def result_in(output):
+    """Of the last line "RESULT " and JSON; None without one."""
+    found = [line for line in output.splitlines() if line.startswith("RESULT ")]
+    return json.loads(found[-1].removeprefix("RESULT ")) if found else None
+
+
 def process_io(pid):
     lines = pathlib.Path(f"/proc/{pid}/io").read_text().splitlines()
     counters = dict(line.split(": ") for line in lines)
@@ -176,9 +182,9 @@ class Runner:
                 output, _ = process.communicate(timeout=TIMEOUT)
             finally:
                 end(process)
-            found = [line for line in output.splitlines() if line.startswith("RESULT ")]
-            self.check(process, errors, found)
-        return json.loads(found[-1].removeprefix("RESULT "))
+            result = result_in(output)
+            self.check(process, errors, result is not None)
+        return result
 
     def check(self, process, errors, complete):
         if process.returncode == 0 and complete:

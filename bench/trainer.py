@@ -15,7 +15,7 @@ import sys
 import deepspeed_setup
 import step_jobs
 from report import ROOT, median_ratio, say, spread
-from step import two_cores
+from step import result_in, two_cores
 
 MIB = 1 << 20
 WARM_UP = 5  # steps that are not counted: page faults, the engine's measurements
@@ -97,11 +97,11 @@ class Runner:
             [python, *words], cwd=self.work, env=variables, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, preexec_fn=two_cores,
         )  # fmt: skip
-        found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        if done.returncode != 0 or not found:
+        result = result_in(done.stdout)
+        if done.returncode != 0 or result is None:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise RuntimeError(f"{name}: exit code {done.returncode}: {' / '.join(lines[-3:])}")
-        return json.loads(found[-1].removeprefix("RESULT "))
+        return result
 
 
 def largest_difference(losses, others):
