@@ -45,8 +45,12 @@ def language(seed):
     return {"input_ids": ids(seed), "labels": ids(seed)}
 
 
+def noise(seed, *shape):
+    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
+
+
 def pixels(seed):
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    return noise(seed, 3, 16, 16)
 
 
 def pictures(seed):
@@ -178,8 +182,7 @@ def whisper():
 
 
 def spectra(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return {"input_features": torch.randn(2, 8, 16, generator=generator), "labels": ids(seed)}
+    return {"input_features": noise(seed, 8, 16), "labels": ids(seed)}
 
 
 def wav2vec2():
@@ -199,8 +202,7 @@ def wav2vec2():
 
 
 def sounds(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return {"input_values": torch.randn(2, 200, generator=generator), "labels": ids(seed, 4)}
+    return {"input_values": noise(seed, 200), "labels": ids(seed, 4)}
 
 
 class LstmWithAttention(torch.nn.Module):
