@@ -23,7 +23,8 @@ def environment(folder, *, as_deepspeed):
     start = folder / "start"
     start.mkdir(exist_ok=True)
     (start / "sitecustomize.py").write_text(START.format(folder=str(BUILD / "python")))
-    paths = [str(start), str(BUILD / "python"), FOLDER, os.environ.get("PYTHONPATH", "")]
+    own = str(ROOT / "tests" / "python")  # peak_memory.py
+    paths = [str(start), str(BUILD / "python"), FOLDER, os.environ.get("PYTHONPATH", ""), own]
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),

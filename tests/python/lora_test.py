@@ -96,22 +96,13 @@ def test_adapters_train_with_the_base_on_nvme(checkpointing, tmp_path):
 
 # In fp16, as it is made: no pass has more than 2 bytes of a parameter to read.
 LARGE = """
-import json, sys, threading, time, torch, transformers
+import json, sys, time, torch, transformers
 from peft import LoraConfig, get_peft_model
 import artesian
 from artesian import zero
+from peak_memory import PeakMemory
 
-def memory():
-    words = dict(line.split(":") for line in open("/proc/self/status"))
-    return sum(int(words[name].split()[0]) for name in ("RssAnon", "RssShmem")) / (1 << 20)
-
-peak, done = 0, threading.Event()
-def watch():
-    global peak
-    while not done.is_set():
-        peak = max(peak, memory())
-        time.sleep(0.005)
-threading.Thread(target=watch, daemon=True).start()
+memory = PeakMemory()
 place = {"device": "nvme", "nvme_path": sys.argv[1]}
 config = {
     "fp16": {"enabled": True, "initial_scale_power": 8},
@@ -137,10 +128,11 @@ for step in range(4):
     took = engine.last_step
     steps.append({"loss": loss.item(), "seconds": time.monotonic() - begin,
                   "read": took["bytes_nvme_read"], "written": took["bytes_nvme_write"]})
-done.set()
+memory.end()
 frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
 trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-print(json.dumps({"frozen": frozen, "trained": trained, "peak": peak, "steps": steps}))
+print(json.dumps({"frozen": frozen, "trained": trained, "peak": memory.peaks["all"] / 1024,
+                  "steps": steps}))
 """
 
 

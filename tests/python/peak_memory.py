@@ -1,0 +1,29 @@
+"""The memory of this process that no file backs, looked at by a thread from its making on."""
+
+import threading
+import time
+
+
+def resident():
+    """MiB, anonymous and shared."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        words = dict(line.split(":") for line in file)
+    return sum(int(words[name].split()[0]) for name in ("RssAnon", "RssShmem")) / 1024
+
+
+class PeakMemory:
+    """`peaks`: MiB by stage, the name of which the caller changes; until end()."""
+
+    def __init__(self, stage="all"):
+        self.stage, self.peaks = stage, {}
+        self.ended = threading.Event()
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        while not self.ended.is_set():
+            stage = self.stage
+            self.peaks[stage] = max(self.peaks.get(stage, 0), resident())
+            time.sleep(0.005)
+
+    def end(self):
+        self.ended.set()
