@@ -35,6 +35,19 @@ std::uint64_t swap_written(const zero3::Engine& engine) {
   return bytes;
 }
 
+struct Free {
+  void operator()(std::byte* data) const noexcept { std::free(data); }
+};
+using Piece = std::unique_ptr<std::byte, Free>;
+
+Piece made_up_piece() {
+  Piece piece(static_cast<std::byte*>(std::aligned_alloc(4096, piece_bytes)));
+  for (std::uint64_t at = 0; at < piece_bytes; ++at) {
+    piece.get()[at] = static_cast<std::byte>(random_word(3, 0, at / 8) >> (at % 8 * 8));
+  }
+  return piece;
+}
+
 class Run {
  public:
   Run(const models::ModelConfig& model, std::uint64_t length, std::string folder,
@@ -109,24 +122,18 @@ class Run {
     const std::uint64_t pieces = engine_.checkpoints().data_bytes() / piece_bytes;
     const std::uint64_t bytes = std::max<std::uint64_t>(pieces, 1) * piece_bytes;
     const std::string path = folder_ + "/../rate";
-    if (memory_ == nullptr) {
-      memory_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, piece_bytes)));
-      for (std::uint64_t at = 0; at < piece_bytes; ++at) {
-        memory_.get()[at] = static_cast<std::byte>(random_word(3, 0, at / 8) >> (at % 8 * 8));
-      }
-    }
     ARTESIAN_TRY(file, system_files().open(path, {.create = Create::Exclusive}));
     ARTESIAN_TRY_VOID(file->allocate(bytes));
     std::uint64_t begin = monotonic_ns();
     for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
-      ARTESIAN_TRY_VOID(file->write_at(memory_.get(), piece_bytes, at));
+      ARTESIAN_TRY_VOID(file->write_at(piece_.get(), piece_bytes, at));
     }
     ARTESIAN_TRY_VOID(file->sync());
     double seconds = seconds_since(begin);
     if (!writes) {
       begin = monotonic_ns();
       for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
-        ARTESIAN_TRY_VOID(file->read_at(memory_.get(), piece_bytes, at));
+        ARTESIAN_TRY_VOID(file->read_at(piece_.get(), piece_bytes, at));
       }
       seconds = seconds_since(begin);
     }
@@ -148,13 +155,10 @@ class Run {
     return {};
   }
 
-  struct Free {
-    void operator()(std::byte* data) const noexcept { std::free(data); }
-  };
   const std::string folder_;
   zero3::Engine& engine_;
   tools::MadeUpTokens tokens_;
-  std::unique_ptr<std::byte, Free> memory_;
+  const Piece piece_ = made_up_piece();  // from the start: it is not the checkpoints' memory
   std::uint64_t bytes_ = 0;
 };
 

@@ -121,13 +121,13 @@ bool Checkpoints::under_way() const noexcept {
          (saver_->committing() && !late_);
 }
 
-/// One that was not durable in its time may be by now.
-void Checkpoints::end_former_save() {
-  if (!saver_->committing()) return;
+bool Checkpoints::end_former_save() {
+  if (saver_ == nullptr || !saver_->committing()) return true;
   const auto ended = saver_->finish(Deadline::after_seconds(0));
   if (ended.has_value() && ended->has_value()) {
     log(LogLevel::Info, "checkpoint: " + (*ended)->tag + " has become durable after all");
   }
+  return !saver_->committing();
 }
 
 /// Buffers are in the file of what is trained.

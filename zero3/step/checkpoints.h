@@ -145,6 +145,9 @@ class Checkpoints {
   /// still become durable), Busy (so may the one before), Invalid (tag, names); or the tiers'
   /// error.
   Result<std::optional<SavedCheckpoint>> finish(double seconds);
+  /// Takes note of what came of a save that was not durable in its time and may be by now. False:
+  /// the disk still has it. None is under way.
+  bool end_former_save();
   /// CheckpointPlace::commit_seconds.
   double commit_seconds() const noexcept { return commit_seconds_; }
   /// Waits for a save that was committed, gives up one that was not, and gives the reserved room
@@ -154,7 +157,6 @@ class Checkpoints {
  private:
   enum class SaveState : std::uint8_t { None, Expected, Copying, Copied };
 
-  void end_former_save();
   void end_before_close();
   void write_script(double stall_seconds) const;
   void start(const SaveRequest& request, std::uint64_t step, SaveState state);

@@ -207,6 +207,11 @@ Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
                                                    const Optimizer::Progress& progress) {
   ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
   ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
+  if (!checkpoints_->end_former_save()) {
+    return make_error(ErrorCode::Busy,
+                      "load_checkpoint(): the disk still has a save that was not durable in its "
+                      "time; load again once it has answered");
+  }
   const Rest rest = step_state_ == StepState::Ready ? Rest::Stays : Rest::IsMissing;
   ARTESIAN_TRY(
       load, CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype, rest));

@@ -404,8 +404,9 @@ class TwoDisks final : public FileSystem {
 
 const std::string on_disk = "/disk/checkpoints";
 
-CheckpointPlace place_on(CrashFiles& files, double stall_seconds) {
-  CheckpointPlace place{.directory = on_disk, .stall_seconds = stall_seconds};
+CheckpointPlace place_on(CrashFiles& files, double stall_seconds, double commit_seconds) {
+  CheckpointPlace place{
+      .directory = on_disk, .stall_seconds = stall_seconds, .commit_seconds = commit_seconds};
   place.make_engine = [&files]() -> Result<std::unique_ptr<aio::Engine>> {
     return std::unique_ptr<aio::Engine>(
         std::make_unique<test_support::CrashEngine>(aio::EngineOptions{.queue_depth = 4}, files));
@@ -415,7 +416,7 @@ CheckpointPlace place_on(CrashFiles& files, double stall_seconds) {
 
 /// A training with a ring of so many items, which saves to a disk that may fail.
 struct Faulty {
-  Faulty(CrashFiles& files, std::uint64_t ring, double stall_seconds)
+  Faulty(CrashFiles& files, std::uint64_t ring, double stall_seconds, double commit_seconds = 600)
       : disks(files),
         driver(
             {.clipping = 0.001, .speculative = false, .host_more = (ring - 1) * item_bytes},
@@ -424,7 +425,9 @@ struct Faulty {
     EXPECT_EQ(driver.core->state().ring().count(), ring);
     driver.fill();
     driver.step(0);
-    EXPECT_EQ(error_of(driver.core->open_checkpoints(place_on(files, stall_seconds))), "");
+    EXPECT_EQ(error_of(driver.core->open_checkpoints(
+                  place_on(files, stall_seconds, commit_seconds))),
+              "");
     EXPECT_EQ(error_of(driver.core->save_checkpoint({})), "");
     driver.step(1);
   }
@@ -532,6 +535,35 @@ TEST_F(CheckpointCopy, TheNthOperationNeverAnsweringCostsTheSaveAlone) {
     }
     EXPECT_GT(failed, 30u);
   }
+}
+
+TEST_F(CheckpointCopy, ALoadAfterASaveThatOutlivedItsTimeIsBusy) {
+  auto kept = std::make_unique<CrashFiles>();  // a thread holds on to it
+  CrashFiles& files = *kept;
+  keep_for_ever(std::move(kept));
+  Faulty training(files, 1, 60.0, 0.05);
+  StepCore& core = *training.driver.core;
+  ASSERT_EQ(error_of(core.begin_checkpoint({.tag = "late"})), "");
+  ASSERT_EQ(error_of(core.finish_update()), "");
+  files.plan(0, CrashFiles::Fault::NeverAnswers);  // of making it durable
+  ASSERT_EQ(error_of(core.commit_checkpoint()), "");
+  const auto late = core.finish_checkpoint(0.05);
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::Timeout) << error_of(late);
+  const std::string digest = training.driver.digest();
+  const auto busy = core.load_checkpoint({.directory = on_disk});
+  ASSERT_FALSE(busy.has_value());
+  EXPECT_EQ(busy.error().code, ErrorCode::Busy) << error_of(busy);
+  EXPECT_EQ(training.driver.digest(), digest);
+  files.release();
+  auto loaded = core.load_checkpoint({.directory = on_disk});
+  while (!loaded.has_value() && loaded.error().code == ErrorCode::Busy) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    loaded = core.load_checkpoint({.directory = on_disk});
+  }
+  ASSERT_EQ(error_of(loaded), "");
+  EXPECT_EQ(loaded->manifest.state.step, 1u);
+  ASSERT_EQ(error_of(core.save_checkpoint({})), "");
 }
 
 }  // namespace
