@@ -1,8 +1,8 @@
 #include "zero3/torch/tensor_weights.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/core.h>
-
-#include <cstring>
 
 #include "zero3/torch/from_torch.h"
 
@@ -29,7 +29,7 @@ Result<TensorWeights> TensorWeights::create(const std::vector<ParameterSpec>& pa
                                                   ", allowed " +
                                                   c10::str(at::IntArrayRef(spec.shape)));
       }
-      tensor = tensor.detach().to(at::kFloat).contiguous();
+      tensor = tensor.detach().contiguous();
     }
     return TensorWeights(std::move(tensors));
   });
@@ -40,9 +40,14 @@ Result<void> TensorWeights::read(std::uint32_t parameter, std::uint64_t first,
   ARTESIAN_CHECK(parameter < tensors_.size(), parameter, tensors_.size());
   const auto numel = static_cast<std::uint64_t>(tensors_[parameter].numel());
   ARTESIAN_CHECK(first + target.size() <= numel, first, target.size(), numel);
-  std::memcpy(target.data(), tensors_[parameter].const_data_ptr<float>() + first,
-              target.size_bytes());
-  return {};
+  return from_torch([&]() -> Result<void> {
+    const at::NoGradGuard no_grad;
+    const auto count = static_cast<std::int64_t>(target.size());
+    const at::Tensor values =
+        tensors_[parameter].view(-1).narrow(0, static_cast<std::int64_t>(first), count);
+    at::from_blob(target.data(), {count}, at::kFloat).copy_(values);
+    return {};
+  });
 }
 
 }  // namespace artesian::zero3

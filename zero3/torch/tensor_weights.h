@@ -12,7 +12,8 @@ namespace artesian::zero3 {
 class TensorWeights final : public WeightSource {
  public:
   /// Shape: tensors[i] is parameter i, in its shape; any floating dtype, on the CPU. A contiguous
-  /// fp32 tensor is not copied. Errors: Invalid, naming the first parameter that does not fit.
+  /// tensor is not copied, since a model may be larger than memory. Errors: Invalid, naming the
+  /// first parameter that does not fit.
   static Result<TensorWeights> create(const std::vector<ParameterSpec>& parameters,
                                       std::vector<at::Tensor> tensors);
 
@@ -22,7 +23,7 @@ class TensorWeights final : public WeightSource {
  private:
   explicit TensorWeights(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
 
-  std::vector<at::Tensor> tensors_;  // contiguous, fp32
+  std::vector<at::Tensor> tensors_;  // contiguous
 };
 
 }  // namespace artesian::zero3

@@ -722,6 +722,20 @@ TEST_F(Trainer, WeightsComeFromTensorsAndGoOutAsTheyAre) {
   }
 }
 
+TEST_F(Trainer, WeightsAreNotCopiedOnTheirWay) {  // a model may be larger than memory
+  Perceptron module;
+  std::vector<at::Tensor> tensors;
+  for (const ParameterSpec& spec : module.parameters()) {
+    tensors.push_back(at::zeros(spec.shape, at::kHalf));
+  }
+  auto weights = TensorWeights::create(module.parameters(), tensors);
+  ASSERT_EQ(error_of(weights), "");
+  tensors[0].fill_(0.5);
+  std::array<float, 2> values{};
+  ASSERT_EQ(error_of(weights->read(0, 1, values)), "");
+  EXPECT_EQ(values, (std::array{0.5f, 0.5f}));
+}
+
 TEST_F(Trainer, AModuleThatCannotBeDrivenIsRefused) {
   Stages module({vector_of("a"), vector_of("b")},
                 {{.name = "only", .parameters = {0}, .lookup = {}}}, {});
