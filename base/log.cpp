@@ -44,7 +44,7 @@ void set_log_program(std::string name) {
 
 void set_log_sink(LogSink sink) {
   const std::lock_guard lock(state().mutex);
-  state().sink = std::move(sink);
+  state().sink.swap(sink);  // the former one ends with the call, when the lock is free
 }
 
 void set_log_level(LogLevel level) noexcept {

@@ -13,6 +13,8 @@ enum class LogLevel : std::uint8_t { Info, Warning, Error };
 using LogSink = std::function<void(LogLevel, std::string_view line)>;
 
 /// Replaces where lines go; an empty sink restores stderr ("artesian: note|warning|error: ...").
+/// When it returns, no thread is in the former sink. A sink that needs another lock (an
+/// interpreter's) must not be replaced, nor anything logged, by a thread that holds that.
 void set_log_sink(LogSink sink);
 
 /// A line as it goes to stderr without a sink, for one that writes there, too.

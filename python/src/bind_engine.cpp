@@ -33,11 +33,19 @@ std::vector<NamedTensor> named(const NamedTensors& tensors) {
   return result;
 }
 
+/// An engine waits for its disk, and logs, when it ends.
+struct EndWithoutGil {
+  void operator()(HookedEngine* engine) const {
+    const py::gil_scoped_release released;
+    delete engine;
+  }
+};
+using Holder = std::unique_ptr<HookedEngine, EndWithoutGil>;
+
 /// groups[i]: parameter i's, of `group_count`.
-std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTensors& parameters,
-                                     const std::vector<std::uint32_t>& groups,
-                                     std::size_t group_count, bool skip_unreached,
-                                     const Stages& stages, const NamedTensors& others) {
+Holder create(const zero3::Config& config, const NamedTensors& parameters,
+              const std::vector<std::uint32_t>& groups, std::size_t group_count,
+              bool skip_unreached, const Stages& stages, const NamedTensors& others) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -52,8 +60,9 @@ std::unique_ptr<HookedEngine> create(const zero3::Config& config, const NamedTen
     shape.stages.push_back({.name = name, .parameters = indices, .lookup = std::nullopt});
   }
   const std::vector<NamedTensor> rest = named(others);
-  return without_gil(
+  auto made = without_gil(
       [&] { return HookedEngine::create(std::move(shape), config, options, tensors, rest); });
+  return Holder(made.release());
 }
 
 StateKind state_kind(const std::string& name) {
@@ -151,7 +160,7 @@ py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, con
 
 void bind_engine(py::module_& module) {
   using zero3::UnitUses;
-  py::class_<HookedEngine>(module, "Engine")
+  py::class_<HookedEngine, Holder>(module, "Engine")
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
            py::arg("others"))

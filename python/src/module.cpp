@@ -12,19 +12,22 @@
 namespace artesian::python {
 namespace {
 
-/// Lines of the log go to a Python function (level, line), or, with None, to stderr again.
+void set_sink(LogSink sink) {
+  const py::gil_scoped_release released;  // another thread may be in the former one, and need it
+  set_log_sink(std::move(sink));
+}
+
+/// Lines of the log go to a Python function (level, line), or, with None, to stderr again. When it
+/// returns, no thread is in the former function.
 void set_log(const py::object& target) {
-  if (target.is_none()) {
-    set_log_sink({});
-    return;
-  }
+  if (target.is_none()) return set_sink({});
   // The last owner may be any thread, and may lack the GIL: what the function is dropped with.
   const auto drop = [](py::object* object) {
     const py::gil_scoped_acquire acquired;
     delete object;
   };
   const std::shared_ptr<py::object> function(new py::object(target), drop);
-  set_log_sink([function](LogLevel level, std::string_view line) {
+  set_sink([function](LogLevel level, std::string_view line) {
     const py::gil_scoped_acquire acquired;
     try {
       (*function)(static_cast<int>(level), std::string(line));

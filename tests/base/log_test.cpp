@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace artesian {
@@ -28,6 +30,18 @@ TEST(Log, WhatTheLevelDroppedWasNotSaid) {
   log_once(LogLevel::Warning, "once");
   set_log_sink({});
   EXPECT_EQ(said, std::vector<std::string>{"once"});
+}
+
+TEST(Log, ASinkThatIsReplacedMayLogAsItEnds) {
+  std::vector<std::string> said;
+  std::shared_ptr<int> last(new int(0), [](const int* number) {
+    delete number;
+    log(LogLevel::Info, "the end");
+  });
+  set_log_sink([owned = std::move(last)](LogLevel, std::string_view) {});
+  set_log_sink([&](LogLevel, std::string_view line) { said.emplace_back(line); });
+  set_log_sink({});
+  EXPECT_EQ(said, std::vector<std::string>{"the end"});
 }
 
 }  // namespace

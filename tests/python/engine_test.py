@@ -628,3 +628,46 @@ def test_the_log_goes_to_logging(caplog):
     with caplog.at_level(logging.INFO, logger="artesian"):
         start(model_of()[0], bf16={"enabled": True})
     assert any("compute_dtype" in record.message for record in caplog.records)
+
+
+# A thread is in Python's logging when the log is turned away from there, as the interpreter's end
+# does.
+TURNED_AWAY = """
+import logging, threading, time
+from small_models import stack, start
+
+from artesian.native import _C
+
+logs, came_back = threading.Event(), []
+
+class Slow(logging.Handler):
+    def emit(self, record):
+        logs.set()
+        time.sleep(0.3)
+        came_back.append(True)
+
+logging.getLogger("artesian").addHandler(Slow())
+logging.getLogger("artesian").setLevel(logging.INFO)
+thread = threading.Thread(target=lambda: start(stack()[0], bf16={"enabled": True}).destroy())
+thread.start()
+logs.wait()
+_C.set_log(None)
+print("in it when set_log returned:", not came_back)
+thread.join()
+"""
+
+
+def test_the_log_is_turned_away_while_a_thread_is_in_it(tmp_path):
+    (tmp_path / "script.py").write_text(TURNED_AWAY)
+    tests = small_models.ROOT / "tests" / "python"
+    paths = [small_models.BUILD / "python", tests, os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "in it when set_log returned: False\n"
