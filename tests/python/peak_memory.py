@@ -17,7 +17,9 @@ class PeakMemory:
     def __init__(self, stage="all"):
         self.stage, self.peaks = stage, {}
         self.ended = threading.Event()
-        threading.Thread(target=self.watch, daemon=True).start()
+        # A daemon, since a script that fails does not come to end().
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
 
     def watch(self):
         while not self.ended.is_set():
@@ -26,4 +28,7 @@ class PeakMemory:
             time.sleep(0.005)
 
     def end(self):
+        """Waits for the thread: one that collects torch's garbage when the interpreter ends makes
+        the process abort."""
         self.ended.set()
+        self.thread.join()
