@@ -64,8 +64,9 @@ def test_item_11_a_folder_in_memory_is_said_in_the_words_of_doctor(place):  # no
     if not os.path.ismount("/dev/shm"):
         pytest.skip("no tmpfs at /dev/shm")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for path in [folder, f"{folder}/made"]:
-            result = place.run("--quiet", config=place.at(path))
+        for path in [folder, f"{folder}/made", "relative"]:
+            result = place.run("--quiet", config=place.at(path),
+                               preexec_fn=lambda: os.chdir(folder))  # fmt: skip
             assert result.returncode == 0, result.stderr
             assert result.stderr.splitlines()[0] == (
                 f"artesian: warning: zero_optimization.offload_param.nvme_path: {path}: tmpfs at "

@@ -19,7 +19,8 @@ void warn_of_swap_folders(const zero3::Config& config) {
     for (const std::string& folder : offload->nvme_paths) {
       if (!seen.insert(folder).second) continue;
       std::error_code failed;
-      const auto path = std::filesystem::weakly_canonical(folder, failed);  // may not exist yet
+      // It may not exist yet.
+      const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder), failed);
       if (failed) continue;
       const tiering::Mount mount = tiering::mount_of(path.string());
       const auto kind = tiering::file_system_kind(mount.type);
