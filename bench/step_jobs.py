@@ -31,9 +31,9 @@ AIO = {
 @dataclasses.dataclass(frozen=True)
 class Contestant:
     words: str
-    kind: str  # artesian, torch or deepspeed
+    kind: str  # artesian, python (its package, with Hugging Face's model), torch or deepspeed
     dtype: str
-    setting: str = ""  # of DeepSpeed; ours: "two" folders
+    setting: str = ""  # of DeepSpeed; ours: "two" folders, all in "ram"
     clipped: bool = True
 
 
@@ -51,6 +51,11 @@ CONTESTANTS = {
     "artesian_bf16_free": Contestant(
         "Artesian bf16, offloaded to NVMe, nothing clipped", "artesian", "bf16", clipped=False
     ),
+    "python_fp32": Contestant("Artesian from Python fp32, offloaded to NVMe", "python", "fp32"),
+    "python_fp32_ram": Contestant(
+        "Artesian from Python fp32, all in RAM", "python", "fp32", "ram"
+    ),
+    "python_bf16": Contestant("Artesian from Python bf16, offloaded to NVMe", "python", "bf16"),
     "torch_bf16": Contestant("PyTorch bf16, fp32 master, all in RAM", "torch", "bf16"),
     "deepspeed_lim": Contestant(
         "DeepSpeed bf16, all on NVMe, least memory", "deepspeed", "bf16", "lim"
@@ -69,6 +74,9 @@ RIVALS = {
     "artesian_bf16": ["torch_bf16", "deepspeed_lim", "deepspeed_mid"],
     "artesian_bf16_two": ["artesian_bf16"],
     "artesian_bf16_free": ["deepspeed_mid_free", "artesian_bf16"],
+    "python_fp32": ["artesian_fp32", "deepspeed_fp32"],
+    "python_fp32_ram": ["torch_fp32"],
+    "python_bf16": ["artesian_bf16", "deepspeed_lim", "deepspeed_mid"],
 }
 
 
@@ -145,6 +153,9 @@ def base_config(contestant):
 
 
 def our_config(contestant, name, folder):
+    if contestant.setting == "ram":
+        whole = {"device_memory": "12GiB", "host_memory": "1GiB"}
+        return base_config(contestant) | {"zero_optimization": {"stage": 3}, "artesian": whole}
     two = [f"{folder}/one", f"{folder}/two"]
     nvme = {"device": "nvme", "nvme_path": two if contestant.setting == "two" else str(folder)}
     budget = MODELS[name][4]
@@ -216,6 +227,8 @@ def worker_job(contestant, name, model, tokens, steps, folder):
     }
     if contestant.kind == "deepspeed":
         job["config"] = deepspeed_config(contestant, name, folder)
+    if contestant.kind == "python":
+        job["config"] = our_config(contestant, name, folder)
     return json.dumps(job)
 
 

@@ -1,10 +1,11 @@
-"""Trains GPT-2 in plain PyTorch or in DeepSpeed and prints one JSON object; run by step.py.
+"""Trains GPT-2 of Hugging Face's in plain PyTorch, in DeepSpeed or in Artesian's Python package and
+prints one JSON object; run by step.py.
 
     step_worker.py JOB.json
 
-The job says: kind (torch or deepspeed), model (Hugging Face directory), tokens (uint16 file),
-length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), clipping and, for DeepSpeed,
-its configuration. One sample a step, in the order of the file. Bytes are those of /proc/self/io,
+The job says: kind (torch, deepspeed or python), model (Hugging Face directory), tokens (uint16
+file), length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), clipping and, for an
+engine, its configuration. GELU is the one operator that it is in our own models, for all. One sample a step, in the order of the file. Bytes are those of /proc/self/io,
 which counts direct I/O of all threads; the peak of memory is that of the steps alone (the mark is
 reset after set-up), beside that of the whole process."""
 
@@ -81,13 +82,7 @@ class Plain:
         return loss.item()
 
 
-class DeepSpeed:
-    def __init__(self, model, job):
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        self.engine = deepspeed.initialize(model=model, config=job["config"])[0]
-
+class WithEngine:
     def step(self, ids, targets):
         loss = loss_of(self.engine, ids, targets)
         self.engine.backward(loss)
@@ -95,12 +90,28 @@ class DeepSpeed:
         return loss.item()
 
 
+class DeepSpeed(WithEngine):
+    def __init__(self, model, job):
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        self.engine = deepspeed.initialize(model=model, config=job["config"])[0]
+
+
+class Artesian(WithEngine):
+    def __init__(self, model, job):
+        import artesian
+
+        self.engine = artesian.initialize(model=model, config=job["config"])[0]
+
+
 def train(job):
     tokens = numpy.fromfile(job["tokens"], dtype=numpy.uint16)
     model = transformers.GPT2LMHeadModel.from_pretrained(
-        job["model"], dtype=DTYPES[job["dtype"]]
+        job["model"], dtype=DTYPES[job["dtype"]], activation_function="gelu_pytorch_tanh"
     ).train()
-    trainer = {"torch": Plain, "deepspeed": DeepSpeed}[job["kind"]](model, job)
+    kinds = {"torch": Plain, "deepspeed": DeepSpeed, "python": Artesian}
+    trainer = kinds[job["kind"]](model, job)
     peak = peak_memory()
     reset_peak_memory()
     steps = []
