@@ -6,11 +6,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 dev/build.sh release || exit 1
 
 dev/extras.sh dev/requirements-hf.lock >/dev/null || exit 1
+runner="$(dev/extras.sh dev/requirements-test.lock)" || exit 1
 
 ctest --preset release 2>&1 | tee build/ctest.log
 ctest_code=$?
-# pytest's colours would hide its summary line from whoever reads the log.
-python3 -m pytest tests/python --color=no 2>&1 | tee build/pytest.log
+# Two files at a time: most of a test is the start of a process, or its wait for the disk. pytest's
+# colours would hide its summary line from whoever reads the log.
+PYTHONPATH="$runner${PYTHONPATH:+:$PYTHONPATH}" python3 -m pytest tests/python --color=no \
+  --numprocesses=2 --dist=loadfile --durations=30 2>&1 | tee build/pytest.log
 pytest_code=$?
 
 echo
