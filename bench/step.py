@@ -1,5 +1,6 @@
 """Part `step`: the training step of GPT-2 with everything on NVMe, ours, from C++ and from Python,
-beside DeepSpeed's and beside plain PyTorch in RAM; from the same weights, on the same tokens, on the same two cores.
+beside DeepSpeed's and beside plain PyTorch in RAM; from the same weights, on the same tokens, on
+the same two cores.
 
 Every contestant runs alone, in a process of its own, several times (rounds) where the machine gives
 the time; the order changes from round to round, so that a drifting machine disturbs all alike."""

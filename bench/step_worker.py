@@ -5,9 +5,10 @@ prints one JSON object; run by step.py.
 
 The job says: kind (torch, deepspeed or python), model (Hugging Face directory), tokens (uint16
 file), length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), clipping and, for an
-engine, its configuration. GELU is the one operator that it is in our own models, for all. One sample a step, in the order of the file. Bytes are those of /proc/self/io,
-which counts direct I/O of all threads; the peak of memory is that of the steps alone (the mark is
-reset after set-up), beside that of the whole process."""
+engine, its configuration. GELU is the one operator that it is in our own models, for all. One
+sample a step, in the order of the file. Bytes are those of /proc/self/io, which counts direct I/O
+of all threads; the peak of memory is that of the steps alone (the mark is reset after set-up),
+beside that of the whole process."""
 
 import json
 import pathlib

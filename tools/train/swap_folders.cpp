@@ -19,8 +19,9 @@ void warn_of_swap_folders(const zero3::Config& config) {
     for (const std::string& folder : offload->nvme_paths) {
       if (!seen.insert(folder).second) continue;
       std::error_code failed;
-      // It may not exist yet.
-      const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder), failed);
+      const auto whole = std::filesystem::absolute(folder, failed);
+      if (failed) continue;
+      const auto path = std::filesystem::weakly_canonical(whole, failed);  // may not exist yet
       if (failed) continue;
       const tiering::Mount mount = tiering::mount_of(path.string());
       const auto kind = tiering::file_system_kind(mount.type);
