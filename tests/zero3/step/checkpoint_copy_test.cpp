@@ -425,9 +425,9 @@ struct Faulty {
     EXPECT_EQ(driver.core->state().ring().count(), ring);
     driver.fill();
     driver.step(0);
-    EXPECT_EQ(error_of(driver.core->open_checkpoints(
-                  place_on(files, stall_seconds, commit_seconds))),
-              "");
+    EXPECT_EQ(
+        error_of(driver.core->open_checkpoints(place_on(files, stall_seconds, commit_seconds))),
+        "");
     EXPECT_EQ(error_of(driver.core->save_checkpoint({})), "");
     driver.step(1);
   }
