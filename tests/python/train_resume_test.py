@@ -130,7 +130,7 @@ def start_in_a_long_step(place, dtype, grace):
 
 def test_a_step_gives_way_to_the_save_of_the_one_before(place):
     """Where both do not fit; where they do, the step is finished: either way nothing is lost."""
-    flags = {**words(place, 6, every=1000), "accumulation": 4000}
+    flags = {**words(place, 6, every=1000), "accumulation": 1500}
     config = config_of(place, "bf16")
     log = place.folder / "whole.jsonl"
     begin = time.monotonic()
