@@ -30,10 +30,11 @@ template <typename T>
 class DetachedCall {
  public:
   /// `call` owns what it uses. `what` says in an error what does not end. Errors: Exhausted.
-  static Result<DetachedCall> start(std::string what, std::function<Result<T>()> call) noexcept {
+  static Result<DetachedCall> start(const std::string& what,
+                                    std::function<Result<T>()> call) noexcept {
     DetachedCall made;
     made.state_ = std::make_shared<State>();
-    made.state_->what = std::move(what);
+    made.state_->what = what;
     auto started = detail::start_detached([state = made.state_, call = std::move(call)]() mutable {
       auto outcome = call();
       (void)outcome.has_value();  // nobody may be waiting any more

@@ -19,11 +19,12 @@ std::string host_name() {
 
 }  // namespace
 
-Result<void> CheckpointSaver::run(std::string what, std::function<Result<void>()> call) noexcept {
+Result<void> CheckpointSaver::run(const std::string& what,
+                                  std::function<Result<void>()> call) noexcept {
   if (call_ && !call_->done()) {
     return make_error(ErrorCode::Busy, "checkpoint: the disk has not answered a former call yet");
   }
-  ARTESIAN_TRY(started, DetachedCall<void>::start(std::move(what), std::move(call)));
+  ARTESIAN_TRY(started, DetachedCall<void>::start(what, std::move(call)));
   call_ = std::move(started);
   return call_->wait(Deadline::after_seconds(options_.stall_seconds));
 }

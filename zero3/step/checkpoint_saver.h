@@ -110,7 +110,7 @@ class CheckpointSaver {
   };
 
   explicit CheckpointSaver(SaverOptions options) noexcept : options_(std::move(options)) {}
-  Result<void> run(std::string what, std::function<Result<void>()> call) noexcept;
+  Result<void> run(const std::string& what, std::function<Result<void>()> call) noexcept;
   void start_commit() noexcept;
   static Result<SavedCheckpoint> commit_save(Save& save) noexcept;
   static Result<void> write_all(Save& save) noexcept;

@@ -20,6 +20,7 @@ constexpr std::uint64_t buffer_bytes = 12 * CheckpointBlock::bytes_max;
 
 std::vector<SavedParameter> described(const std::vector<ParameterSpec>& parameters) {
   std::vector<SavedParameter> saved;
+  saved.reserve(parameters.size());
   for (const ParameterSpec& parameter : parameters) {
     saved.push_back({.name = parameter.name,
                      .shape = {parameter.shape.begin(), parameter.shape.end()},
@@ -134,6 +135,7 @@ bool Checkpoints::end_former_save() {
 Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
   if (buffers.empty() && trained_layout_->buffers().empty()) return {};
   std::vector<SavedBuffer> described;
+  described.reserve(buffers.size());
   for (const BufferToSave& each : buffers) described.push_back(each.buffer);
   ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, described, 0));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
