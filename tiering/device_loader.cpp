@@ -8,6 +8,21 @@
 
 namespace artesian::tiering {
 
+/// A call: none begins within another, though the device may be waited for in each.
+class DeviceLoader::Turn {
+ public:
+  explicit Turn(bool& busy) noexcept : busy_(busy) {
+    ARTESIAN_CHECK(!busy_);
+    busy_ = true;
+  }
+  ~Turn() { busy_ = false; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  bool& busy_;
+};
+
 /// One piece of pinned host memory: free, being read into, or being copied from.
 class DeviceLoader::Buffer final : public BufferOwner {
  public:
@@ -52,10 +67,15 @@ Result<std::unique_ptr<DeviceLoader>> DeviceLoader::create(const Options& option
     ARTESIAN_TRY(memory, device_pool.lease(options.expansion_bytes, pinned::Placement::High));
     loader->expansion_ = std::move(memory);
   }
+  // What fails then fails the load, or the device's next call.
+  device.set_meanwhile([advanced = loader.get()] {
+    if (!advanced->busy_) static_cast<void>(advanced->advance().has_value());
+  });
   return loader;
 }
 
 DeviceLoader::~DeviceLoader() {
+  device_.set_meanwhile(nullptr);
   ARTESIAN_CHECK(reading_.empty(), reading_.size());
 }
 
@@ -68,6 +88,7 @@ bool DeviceLoader::complete(const DeviceLoad& load) const noexcept {
 }
 
 Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
+  const Turn turn(busy_);
   load.bytes_asked = load.bytes_loaded = 0;
   load.failed.reset();
   load.loaded = {};
@@ -171,7 +192,8 @@ Result<void> DeviceLoader::verify(const DeviceLoad& load, const Buffer& buffer) 
 }
 
 /// Waits for the buffer's read, and enqueues its copy. What is wrong with the data is the load's
-/// failure; errors here are the device's, and Timeout, after which the read is still in flight.
+/// failure; errors here are the device's, which fail the load, too, as advance() may have nobody to
+/// tell; and Timeout, after which the read is still in flight.
 Result<void> DeviceLoader::pass_on(Buffer& buffer) noexcept {
   ARTESIAN_CHECK(buffer.load != nullptr && buffer.length != 0, buffer.length);
   DeviceLoad& load = *buffer.load;
@@ -187,10 +209,14 @@ Result<void> DeviceLoader::pass_on(Buffer& buffer) noexcept {
   }
   const std::uint64_t first = buffer.offset / dtype_size(load.stored);
   std::byte* target = load.target + first * dtype_size(load.computed);
-  ARTESIAN_TRY_VOID(copy(buffer.memory.data(), load.stored, target, load.computed,
-                         buffer.length / dtype_size(load.stored)));
-  ARTESIAN_TRY(end, device_.record(Queue::ToDevice));
-  buffer.copied = load.loaded = end;
+  auto end = copy(buffer.memory.data(), load.stored, target, load.computed,
+                  buffer.length / dtype_size(load.stored))
+                 .and_then([&] { return device_.record(Queue::ToDevice); });
+  if (!end.has_value()) {
+    load.failed = end.error();
+    return std::move(end).error();
+  }
+  buffer.copied = load.loaded = end.value();
   load.bytes_loaded += buffer.length;
   ARTESIAN_CHECK(load.bytes_loaded <= load.bytes_asked, load.bytes_loaded, load.bytes_asked);
   if (complete(load)) forget(load);
@@ -202,6 +228,7 @@ void DeviceLoader::forget(DeviceLoad& load) noexcept {
 }
 
 Result<void> DeviceLoader::finish(DeviceLoad& load) noexcept {
+  const Turn turn(busy_);
   while (!complete(load)) {
     if (load.failed.has_value()) return *load.failed;
     read_more(load);
@@ -221,6 +248,7 @@ Result<void> DeviceLoader::finish(DeviceLoad& load) noexcept {
 }
 
 Result<void> DeviceLoader::cancel(DeviceLoad& load) noexcept {
+  const Turn turn(busy_);
   for (const auto& buffer : buffers_) {
     if (buffer->load != &load) continue;
     auto outcome = store_.wait(buffer->transfer, load.shard);
@@ -234,6 +262,7 @@ Result<void> DeviceLoader::cancel(DeviceLoad& load) noexcept {
 }
 
 Result<void> DeviceLoader::advance() noexcept {
+  const Turn turn(busy_);
   for (const auto& buffer : buffers_) {
     if (buffer->load != nullptr && buffer->transfer.ready()) {
       ARTESIAN_TRY_VOID(pass_on(*buffer));

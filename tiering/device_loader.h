@@ -8,8 +8,9 @@
 // and is expanded on the device where it is stored in 16 bit and computed in fp32: then each piece
 // goes through one buffer in device memory, which the order of the queue ToDevice protects. The
 // host staging buffers are few and small (never as large as a unit), so reads proceed only as
-// `advance` is called; `finish` advances one load without regard to others, so that what is fetched
-// ahead never holds up a demand for longer than a piece takes.
+// `advance` is called, by others or by itself whenever the host waits for the device; but `finish`
+// advances one load without regard to others, so that what is fetched ahead never holds up a demand
+// for longer than a piece takes.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -54,6 +55,8 @@ class DeviceLoader {
                                                       TierStore& store, Executor& executor,
                                                       pinned::Pool& device_pool,
                                                       pinned::Pool& host_pool);
+  DeviceLoader(const DeviceLoader&) = delete;
+  DeviceLoader& operator=(const DeviceLoader&) = delete;
   ~DeviceLoader();  // checks that no read is in flight
 
   /// Enqueues what needs no disk, and as many reads as there are free buffers. The target's earlier
@@ -77,6 +80,7 @@ class DeviceLoader {
 
  private:
   class Buffer;
+  class Turn;
   DeviceLoader(const Options& options, Device& device, TierStore& store, Executor& executor);
   std::uint64_t bytes_of(const DeviceLoad& load) const noexcept;
   bool complete(const DeviceLoad& load) const noexcept;
@@ -96,6 +100,7 @@ class DeviceLoader {
   BufferLease expansion_;
   std::deque<DeviceLoad*> reading_;  // loads from nvme, in the order of their start
   std::uint64_t turn_ = 0;
+  bool busy_ = false;  // a call is under way
 };
 
 }  // namespace artesian::tiering

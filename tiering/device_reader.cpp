@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 namespace artesian::tiering {
 
@@ -55,7 +56,10 @@ Result<void> DeviceReader::read_pieces(std::span<const Part> parts,
     const Piece& piece = pieces[current];
     const std::size_t slot = current % buffers_.size();
     ARTESIAN_CHECK(current < issued && issued - current <= buffers_.size(), current, issued);
-    ARTESIAN_TRY_VOID(device_.finish(arrived[slot]));
+    const std::uint64_t before = monotonic_ns();
+    auto come = device_.finish(arrived[slot]);
+    wait_ns_ += monotonic_ns() - before;
+    ARTESIAN_TRY_VOID(std::move(come));
     const auto bytes = static_cast<std::size_t>(piece.bytes);
     ARTESIAN_TRY_VOID(sink(piece.part, piece.offset, {buffers_[slot].data(), bytes}));
   }

@@ -47,6 +47,7 @@ class SeparateDevice final : public tiering::Device {
   // Faults.
   std::uint64_t bytes_max = ~std::uint64_t{0};            // more than this much is Exhausted
   std::uint64_t calls_until_failure = ~std::uint64_t{0};  // then every call is an Io error
+  bool runs_late = false;                                 // for now, whatever the order
   bool hangs = false;                                     // nothing passes: Timeout
   std::uint64_t races = 0;                                // operations that lacked an order
   bool expect_races = false;                              // the test counts them
@@ -366,6 +367,7 @@ inline Result<void> SeparateDevice::finish(DeviceFence fence) noexcept {
   ARTESIAN_TRY_VOID(call());
   if (fence.sequence == 0) return {};
   if (hangs) return make_error(ErrorCode::Timeout, name() + ": no answer from the device");
+  if (lane(fence.queue).done < fence.sequence) work_meanwhile();
   run_until(fence);
   merge(host_, clock_of(fence));
   return {};
@@ -395,7 +397,7 @@ inline void SeparateDevice::run_until(DeviceFence fence) {
 }
 
 inline void SeparateDevice::run_some() {
-  if (order_ == Order::Late || hangs) return;
+  if (order_ == Order::Late || runs_late || hangs) return;
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
     std::size_t count = lane(queue).pending.size();
     if (order_ == Order::Random) count = std::min<std::size_t>(count, random_() % 3);

@@ -131,6 +131,26 @@ class Loading {
   std::unique_ptr<Residency> residency;
 };
 
+// The staging buffers hold a third of the unit. Nobody calls the loader, whose host waits for other
+// things of the device.
+TEST(DeviceLoader, GoesOnWhileTheHostWaitsForTheDevice) {
+  Loading loading({.buffers = 1, .order = SeparateDevice::Order::Early});
+  std::vector<std::byte> target(4096);
+  const std::uint64_t before = loading.device.bytes_to_device();
+  ASSERT_TRUE(loading.residency->start(0, aio::Priority::Prefetch).has_value());
+  const Deadline deadline = Deadline::after_seconds(60.0);
+  while (loading.device.bytes_to_device() - before < image * 2) {
+    ASSERT_LT(monotonic_ns(), deadline.at_ns);
+    loading.device.runs_late = true;
+    ASSERT_TRUE(loading.device.copy_to_host(target.data(), loading.store->memory(on_device), 4096));
+    const DeviceFence copied = loading.device.record(Queue::ToHost).value();
+    loading.device.runs_late = false;
+    ASSERT_TRUE(loading.device.finish(copied).has_value());
+    std::this_thread::yield();
+  }
+  loading.expect_values(0);
+}
+
 class LoadsFromEveryHome : public testing::TestWithParam<std::tuple<DType, std::uint32_t, int>> {};
 
 TEST_P(LoadsFromEveryHome, AsItIs) {

@@ -417,6 +417,7 @@ Result<void> CudaDevice::finish(DeviceFence fence) noexcept {
       return make_error(ErrorCode::Timeout, name() + ": no answer from the device within " +
                                                 seconds + " s; not passed: " + describe_pending());
     }
+    work_meanwhile();
     if (polls < polls_before_pause) {
       std::this_thread::yield();
     } else {

@@ -49,6 +49,13 @@ void Device::check_adam(const kernels::AdamArrays& arrays) noexcept {
   ARTESIAN_CHECK(out || arrays.param_out == nullptr, arrays.param_out);
 }
 
+void Device::work_meanwhile() noexcept {
+  if (!meanwhile_ || works_meanwhile_) return;
+  works_meanwhile_ = true;
+  meanwhile_();
+  works_meanwhile_ = false;
+}
+
 Result<void> Device::join_queues() {
   ARTESIAN_CHECK(!joining_);
   std::array<DeviceFence, queue_count> ends;

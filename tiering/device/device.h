@@ -21,10 +21,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "base/dtype.h"
@@ -112,6 +114,9 @@ class Device {
     wait_seconds_ = seconds;
   }
   double wait_seconds() const noexcept { return wait_seconds_; }
+  /// What the host does again and again while finish() waits, but for what waits within it. It may
+  /// enqueue, and must not wait; its errors show elsewhere. Null: nothing.
+  void set_meanwhile(std::function<void()> work) noexcept { meanwhile_ = std::move(work); }
   /// Bytes given to the two copies since creation.
   std::uint64_t bytes_to_device() const noexcept { return bytes_to_device_; }
   std::uint64_t bytes_to_host() const noexcept { return bytes_to_host_; }
@@ -127,12 +132,17 @@ class Device {
   static void check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept;
   static void check_adam(const kernels::AdamArrays& arrays) noexcept;
 
+  /// For finish(), where it waits.
+  void work_meanwhile() noexcept;
+
   std::uint64_t bytes_to_device_ = 0;
   std::uint64_t bytes_to_host_ = 0;
   bool joining_ = false;  // within join_queues
 
  private:
   double wait_seconds_ = 60.0;
+  std::function<void()> meanwhile_;
+  bool works_meanwhile_ = false;
 };
 
 /// begin_compute to end_compute.

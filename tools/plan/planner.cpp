@@ -157,13 +157,22 @@ std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement
   const auto group = static_cast<double>(group_of(plan, placement.inputs));
   const double part = group / static_cast<double>(micro_batches);
   const double computed = without.time.busy[static_cast<std::size_t>(zero3::Resource::Compute)];
+  double update_host = 0.0;
+  double gradients_host = 0.0;
+  for (const zero3::StepSpan& span : without.time.spans) {
+    if (span.resource != zero3::Resource::Host) continue;
+    const bool updates = span.kind == zero3::StepEvent::Kind::Update;
+    (updates ? update_host : gradients_host) += span.end - span.begin;
+  }
   const zero3::UpdateTimes times{
       .forward = group * sum(seconds.forward),
       .backward = group * sum(seconds.backward),
       .forward_disk = part * others / 2,
       .backward_disk = part * others / 2,
       .update = plan.gpu ? 0.0 : std::max(0.0, computed - without.time.model_seconds),
-      .update_disk = update_disk};
+      .update_disk = update_disk,
+      .update_host = update_host,
+      .backward_host = part * gradients_host};
   return zero3::units_under_backward(placement, *plan.stages, zero3::share_under_backward(times),
                                      zero3::waits_for_norm(plan.config));
 }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
+#include "kernels/gradient.h"
 #include "zero3/plan/homes.h"
 #include "zero3/plan/host_buffers.h"
 #include "zero3/plan/placement_notes.h"
@@ -18,7 +19,8 @@ using tiering::Tier;
 namespace {
 
 constexpr std::uint64_t device_buffer_bytes = 1 << 20;  // for pieces to expand
-constexpr std::uint64_t gradient_scratch_bytes = 64 << 10;
+constexpr std::uint64_t gradient_scratch_min = 64 << 10;
+constexpr std::uint64_t gradient_scratch_max = 4 << 20;
 
 std::uint64_t slot_bytes(const Placement& plan, std::size_t unit) {
   return plan.layout.units[unit].image * dtype_size(plan.units[unit].computed);
@@ -95,14 +97,24 @@ std::uint64_t minimum_of(const Placement& plan, const DeviceNeed& need) {
   return need.fixed + need.stage + plan.device_gradient_bytes;
 }
 
+/// What comes of a unit's sums of squares comes to the host at once, up to a limit: the host waits
+/// for each part.
+std::uint64_t gradient_scratch(const Placement& plan) {
+  std::uint64_t bytes = 0;
+  for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (!plan.units[unit].updated_on_device()) continue;
+    const std::uint64_t leaves = plan.layout.units[unit].image / kernels::norm_leaf;
+    bytes = std::max({bytes, leaves * sizeof(double), gradient_scratch_min});
+  }
+  return std::min(page_up(bytes), gradient_scratch_max);
+}
+
 Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
   plan.device_gradient_bytes =
       page_up(largest_gradient(request)) * (request.separate_device ? 2 : 1);
   if (!request.separate_device) return plan;
-  const bool updates = std::any_of(plan.units.begin(), plan.units.end(),
-                                   [](const auto& place) { return place.updated_on_device(); });
   plan.expansion_bytes = expands(plan) ? device_buffer_bytes : 0;
-  plan.grad_scratch_bytes = updates ? gradient_scratch_bytes : 0;
+  plan.grad_scratch_bytes = gradient_scratch(plan);
   return plan;
 }
 

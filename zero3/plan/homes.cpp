@@ -17,14 +17,15 @@ Tier home_of(Offload device) noexcept {
 }
 
 /// Split, but where the parameters are on a separate device and the state in host memory: whole
-/// weights are nearer to the update there. Kernels of such a device take whole ones.
+/// weights are nearer to the update there, if there is room for them. Kernels of such a device take
+/// whole ones.
 Master master_of(const PlacementRequest& request, const UnitPlacement& place,
                  bool param_on_device) noexcept {
   const DType dtype = request.config->param_dtype;
   if (dtype == DType::Float32) return Master::Parameter;
   if (dtype != DType::BFloat16 || !request.split_master) return Master::Own;
   const bool far = request.separate_device && place.optimizer == Tier::Host && param_on_device;
-  return far || place.updated_on_device() ? Master::Own : Master::Split;
+  return (far && !request.split_far) || place.updated_on_device() ? Master::Own : Master::Split;
 }
 
 UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {

@@ -78,10 +78,23 @@ bool fetches_halves_alone(const Placement& plan) noexcept {
   return fetches && on_nvme <= all / 4;
 }
 
+/// Whole master weights are nearer to an update whose parameters are on a separate device. Where
+/// host memory is too small for them, or for what else they leave to NVMe, halves cross the bus.
+Result<Draft> place_with_nearest_masters(const PlacementRequest& request) {
+  auto best = place_with_best_homes(request);
+  if (!request.separate_device || !request.split_master) return best;
+  if (best.has_value() && best->cost == Cost{}) return best;
+  PlacementRequest split = request;
+  split.split_far = true;
+  auto other = place_with_best_homes(split);
+  const bool better = best.has_value() ? other.has_value() && other->cost < best->cost : true;
+  return better ? std::move(other) : std::move(best);
+}
+
 /// Split master weights take less memory and fewer bytes; but where host memory has the state and
 /// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
 Result<Draft> place_with_best_masters(const PlacementRequest& request) {
-  auto best = place_with_best_homes(request);
+  auto best = place_with_nearest_masters(request);
   if (!best.has_value() || !fetches_halves_alone(best->placement)) return best;
   PlacementRequest whole = request;
   whole.split_master = false;

@@ -36,6 +36,7 @@ struct PlacementRequest {
   std::uint64_t host_bytes = 0;
   std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
   bool split_master = true;  // where it costs no bytes; false: nowhere
+  bool split_far = false;    // and where it costs bytes of the bus, but less host memory
   bool spare_device = true;  // holds what is meant for NVMe; false: nothing of it
   /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
   /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
@@ -151,6 +152,19 @@ struct Placement {
   /// True if the update needs the old parameters, too.
   bool update_reads_param(std::uint32_t unit) const noexcept {
     return units[unit].master == Master::Parameter || units[unit].master == Master::Split;
+  }
+  /// True if a separate device may sum several micro-batches' gradients of a unit before the sum
+  /// comes to the host: they have the dtype of the accumulator, so the sum takes the place of one
+  /// of them, and ranks do not share them.
+  bool sums_on_device(std::uint32_t unit) const noexcept {
+    return units[unit].gradient == tiering::Route::Queues && grad_dtype == param_dtype &&
+           sharding.grad == 1;
+  }
+  /// How often something is added to a unit's accumulator for so many micro-batches that run layer
+  /// by layer. `sets`: nothing was added in this step before.
+  std::uint64_t additions(std::uint32_t unit, std::uint64_t micro_batches,
+                          bool sets) const noexcept {
+    return sets && sums_on_device(unit) ? 1 : micro_batches;
   }
   /// The bytes of homes and buffers on the device: all of the pool but slots.
   std::uint64_t device_homes() const noexcept;

@@ -339,11 +339,12 @@ class DryRun {
   Moved gradient_moves(const StepEvent& event, const std::vector<std::uint32_t>& parameters) {
     const std::uint64_t ranks = placement_.sharding.grad;
     const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
+    const std::uint64_t times = placement_.additions(event.unit, event.micro_batches, event.sets);
     Moved moved;
     switch (placement_.units[event.unit].gradient) {
       case Route::OnDevice: break;
-      case Route::Queues: moved.to_host = rounded / ranks * event.micro_batches; break;
-      default: moved.to_host = grad_bytes(event.numel) / ranks * event.micro_batches;
+      case Route::Queues: moved.to_host = rounded / ranks * times; break;
+      default: moved.to_host = grad_bytes(event.numel) / ranks * times;
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
     if (spilled(event.unit)) {

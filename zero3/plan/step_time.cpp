@@ -268,7 +268,19 @@ class Simulation {
     const std::uint64_t cast = !separate_ && computed != 4 ? computed + 4 : 0;
     const std::uint64_t each = cast + added + 2 * size;
     const std::uint64_t unread = event.sets ? size : 0;
-    return event.numel * (event.micro_batches * each - unread) / plan_.sharding.grad;
+    return event.numel * (additions(event) * each - unread) / plan_.sharding.grad;
+  }
+
+  std::uint64_t additions(const StepEvent& event) const {
+    return plan_.additions(event.unit, event.micro_batches, event.sets);
+  }
+
+  /// A separate device adds what it sums before: it reads two and writes one.
+  void sum_on_device(const StepEvent& event) {
+    const std::uint64_t sums = event.micro_batches - additions(event);
+    const std::uint64_t bytes = sums * event.numel * 3 * dtype_size(plan_.grad_dtype);
+    computed_ =
+        add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory), {computed_});
   }
 
   /// Behind what is added last.
@@ -286,6 +298,7 @@ class Simulation {
     const Moved& moved = event.moved.grad;
     if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
     const bool on_device = plan_.units[event.unit].gradient == Route::OnDevice;
+    if (event.kind == Kind::Gradients) sum_on_device(event);
     const std::uint64_t bytes =
         event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
     const Task reduced =
@@ -492,7 +505,8 @@ class Simulation {
                     item.part(seconds_for(item.moved.to_device, rates_.to_device)), {worked_});
       item.written = schedule_.join({item.written, updated});
     }
-    computed_ = schedule_.join({computed_, updated});
+    // A stage of forward waits for its update; backward does not, where others make it.
+    if (!separate_ || !last_backward_) computed_ = schedule_.join({computed_, updated});
     gather({.unit = item.unit,
             .seconds = item.part(seconds_for(item.moved.bus, rates_.bus)),
             .updated = updated});

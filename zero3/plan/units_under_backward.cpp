@@ -81,14 +81,19 @@ std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& place
 
 double share_under_backward(const UpdateTimes& times) noexcept {
   // In forward (1 - x) * update_disk + forward_disk is to fit forward + (1 - x) * update, in
-  // backward x * update_disk + backward_disk is to fit backward + x * update.
-  const double uncovered = times.update_disk - times.update;
+  // backward x * update_disk + backward_disk is to fit backward + x * update. The host's cores
+  // likewise, where others compute.
+  const double disk = times.forward_disk + times.backward_disk + times.update_disk;
+  const bool host = times.update_host + times.backward_host > disk;
+  const double uncovered = host ? times.update_host : times.update_disk - times.update;
+  const double in_forward = host ? 0.0 : times.forward_disk;
+  const double in_backward = host ? times.backward_host : times.backward_disk;
   const double computed = times.forward + times.backward;
   if (uncovered <= 0.0 || computed <= 0.0) return 0.0;
   const double of_backward = times.backward / computed;
-  const double disk = times.forward_disk + times.backward_disk + uncovered;
-  const double even = (disk * of_backward - times.backward_disk) / uncovered;
-  const double possible = (times.backward - times.backward_disk) / uncovered;
+  const double even =
+      ((in_forward + in_backward + uncovered) * of_backward - in_backward) / uncovered;
+  const double possible = (times.backward - in_backward) / uncovered;
   return std::clamp(std::min(even, possible), 0.0, 1.0);
 }
 
@@ -104,6 +109,9 @@ std::vector<bool> units_under_backward(const Placement& placement,
   for (std::uint32_t unit = 0; unit < units; ++unit) {
     const Moved moved = update_moves(placement, unit, /*live=*/true).total();
     bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
+    if (placement.separate_device && !speculative && placement.layout.units[unit].trainable) {
+      bytes[unit] = static_cast<double>(placement.optimizer_bytes(unit));
+    }
   }
   double possible = 0.0;
   for (const std::uint32_t unit : candidates) possible += bytes[unit];

@@ -50,20 +50,25 @@ struct UpdateTimes {
   double backward = 0.0;      // and in the last
   double forward_disk = 0.0;  // of the disk in these, for other things than the update
   double backward_disk = 0.0;
-  double update = 0.0;       // computed by all of the update
+  double update = 0.0;       // computed by all of the update, by those who compute the model
   double update_disk = 0.0;  // of the disk for all of it
+  // Of the host's cores beside a separate device, which have nothing else to do:
+  double update_host = 0.0;    // for all of the update
+  double backward_host = 0.0;  // for gradients, in backward
 };
 
-/// The share of the update that backward takes, 0 to 1: that with which the disk is as busy under
-/// backward as it is under forward, whatever its speed turns out to be; but no more than backward
-/// has time for, since what is updated there is read again for the next forward.
+/// The share of the update that backward takes, 0 to 1: that with which the disk, or the host's
+/// cores beside a separate device if they take longer, are as busy under backward as they are under
+/// forward, whatever their speed turns out to be; but no more than backward has time for, since
+/// what is updated there is read again for the next forward.
 double share_under_backward(const UpdateTimes& times) noexcept;
 
 /// By unit, whether it is updated under backward: that share of the bytes that the update moves on
 /// NVMe, as near as units allow, spread evenly over those that may be, so that the disk has some of
-/// the update to do at any time of forward and of backward. `speculative`: it may be taken back,
-/// which needs all of a unit's optimizer state on NVMe, and room in the ring for what its
-/// parameters were.
+/// the update to do at any time of forward and of backward. Beside a separate device that share of
+/// all optimizer state, wherever it is, as the host's cores are to have some, too. `speculative`:
+/// it may be taken back, which needs all of a unit's optimizer state on NVMe, and room in the ring
+/// for what its parameters were; then NVMe alone counts.
 std::vector<bool> units_under_backward(const Placement& placement,
                                        const std::vector<StageSpec>& stages, double share,
                                        bool speculative);

@@ -102,8 +102,10 @@ DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
   }
 }
 
-/// Adds one piece, in host memory. A piece that is rounded already is rounded no further.
-void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept {
+/// Adds elements [begin, end) of one piece, in host memory. A piece that is rounded already is
+/// rounded no further.
+void Gradients::accumulate_part(std::byte* target, const Piece& piece, DType dtype,
+                                std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   const auto how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
@@ -112,17 +114,22 @@ void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dt
     static_cast<void>(kernels::accumulate_gradient(target + first * size, plan.grad_dtype, data,
                                                    plan.param_dtype, count, how));
   };
+  if (dtype == DType::Float32) {
+    add(begin, reinterpret_cast<const float*>(piece.data) + begin, end - begin);
+    return;
+  }
+  float values[expanded];
+  for (std::uint64_t first = begin; first < end; first += expanded) {
+    const std::uint64_t count = std::min(expanded, end - first);
+    kernels::expand(piece.data + first * dtype_size(dtype), dtype, values, count);
+    add(first, values, count);
+  }
+}
+
+/// Adds one piece, cut over the team.
+void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept {
   state_.executor().parallel_for(piece.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
-    if (dtype == DType::Float32) {
-      add(begin, reinterpret_cast<const float*>(piece.data) + begin, end - begin);
-      return;
-    }
-    float values[expanded];
-    for (std::uint64_t first = begin; first < end; first += expanded) {
-      const std::uint64_t count = std::min(expanded, end - first);
-      kernels::expand(piece.data + first * dtype_size(dtype), dtype, values, count);
-      add(first, values, count);
-    }
+    accumulate_part(target, piece, dtype, begin, end);
   });
 }
 
@@ -133,7 +140,20 @@ Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& 
   const auto target_of = [&](const Piece& piece) { return memory + piece.image_first * size; };
   const std::uint64_t source_size = dtype_size(source.dtype);
   if (!source.on_device) {
-    for (const Piece& piece : pieces) accumulate_piece(target_of(piece), piece, source.dtype);
+    std::uint64_t largest = 1;
+    for (const Piece& piece : pieces) largest = std::max(largest, piece.count);
+    if (largest > slice) {
+      for (const Piece& piece : pieces) accumulate_piece(target_of(piece), piece, source.dtype);
+      return {};
+    }
+    // Rows: none is worth a region of the team, and all are.
+    state_.executor().parallel_for(
+        pieces.size(), slice / largest, [&](std::uint64_t from, std::uint64_t to) {
+          for (; from < to; ++from) {
+            const Piece& piece = pieces[static_cast<std::size_t>(from)];
+            accumulate_part(target_of(piece), piece, source.dtype, 0, piece.count);
+          }
+        });
     return {};
   }
   std::vector<tiering::DeviceReader::Part> parts;
@@ -326,25 +346,35 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return rows[a] < rows[b]; });
+  std::vector<std::size_t> firsts;  // of each row that was looked up, in `order`; and the end
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    const std::int64_t row = rows[order[at]];
+    ARTESIAN_CHECK(row >= 0 && static_cast<std::uint64_t>(row) < place.numel / width, row, width);
+    if (at == 0 || row != rows[order[at - 1]]) firsts.push_back(at);
+  }
+  firsts.push_back(order.size());
   const auto rows_max = static_cast<std::size_t>(std::max<std::uint64_t>(row_floats / width, 1));
-  std::vector<float> sums(std::min(rows_max, rows.size()) * static_cast<std::size_t>(width));
-  std::vector<Piece> pieces;
-  pieces.reserve(std::min(rows_max, rows.size()));
-  for (std::size_t at = 0; at < order.size();) {
-    const std::int64_t index = rows[order[at]];
-    const auto row = static_cast<std::uint64_t>(index);
-    ARTESIAN_CHECK(index >= 0 && row < place.numel / width, index, width, place.numel);
-    float* sum = sums.data() + pieces.size() * width;
-    std::fill_n(sum, width, 0.0f);
-    for (; at < order.size() && rows[order[at]] == index; ++at) {
-      const float* gradient = row_gradients[order[at]];
-      for (std::uint64_t column = 0; column < width; ++column) sum[column] += gradient[column];
-    }
-    pieces.push_back(
-        {place.first + row * width, width, reinterpret_cast<const std::byte*>(sum), false});
-    if (pieces.size() < rows_max && at < order.size()) continue;
-    ARTESIAN_TRY_VOID(add_pieces(place.unit, pieces, {}));
-    pieces.clear();
+  const std::size_t count = firsts.size() - 1;
+  std::vector<float> sums(std::min(rows_max, count) * static_cast<std::size_t>(width));
+  for (std::size_t first = 0; first < count; first += rows_max) {
+    const std::size_t some = std::min(rows_max, count - first);
+    std::vector<Piece> pieces(some);
+    const auto sum_row = [&](std::size_t at) {
+      float* const sum = sums.data() + at * width;
+      std::fill_n(sum, width, 0.0f);
+      for (std::size_t turn = firsts[first + at]; turn < firsts[first + at + 1]; ++turn) {
+        const float* gradient = row_gradients[order[turn]];
+        for (std::uint64_t column = 0; column < width; ++column) sum[column] += gradient[column];
+      }
+      const auto row = static_cast<std::uint64_t>(rows[order[firsts[first + at]]]);
+      pieces[at] = {place.first + row * width, width, reinterpret_cast<const std::byte*>(sum),
+                    false};
+    };
+    state_.executor().parallel_for(some, std::max<std::uint64_t>(slice / width, 1),
+                                   [&](std::uint64_t from, std::uint64_t to) {
+                                     for (; from < to; ++from) sum_row(from);
+                                   });
+    ARTESIAN_TRY_VOID(add_pieces(place.unit, std::move(pieces), {}));
   }
   return {};
 }

@@ -145,6 +145,8 @@ class Gradients {
       const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
   Result<void> clear_on_device(std::uint32_t unit) noexcept;
   void accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept;
+  void accumulate_part(std::byte* target, const Piece& piece, DType dtype, std::uint64_t begin,
+                       std::uint64_t end) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
   Result<void> zero(const ParameterPlace& place) noexcept;
   std::span<double> leaf_sums(std::uint32_t unit) noexcept {

@@ -230,6 +230,7 @@ Result<void> StepCore::become_ready() {
 void StepCore::begin_step() {
   loss_sum_ = 0.0;
   tokens_ = 0;
+  backward_ns_ = 0;
   rows_.clear();
   figures_->begin_step(optimizer_->step_under_way());
   gradients_->begin_step();
@@ -294,6 +295,7 @@ void StepCore::refuse_forward() noexcept {
 Result<void> StepCore::begin_backward(const BackwardRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::BeginBackward, "backward"));
   step_state_ = StepState::Backward;
+  backward_begin_ns_ = monotonic_ns();
   if (!request.losses.empty()) {
     losses_pending_.assign(request.losses.begin(), request.losses.end());
   }
@@ -307,9 +309,13 @@ Result<void> StepCore::begin_backward(const BackwardRequest& request) {
 template <typename Work>
 Result<void> StepCore::timed_gradients(const Work& work) {
   const std::uint64_t begin = monotonic_ns();
-  const double waited = gradients_->wait_seconds();
+  const auto waits = [this] {
+    const bool separate = state_->separate_device();
+    return gradients_->wait_seconds() + (separate ? state_->reader().wait_seconds() : 0.0);
+  };
+  const double waited = waits();
   auto outcome = work();
-  const auto waited_ns = static_cast<std::uint64_t>((gradients_->wait_seconds() - waited) * 1e9);
+  const auto waited_ns = static_cast<std::uint64_t>((waits() - waited) * 1e9);
   const std::uint64_t taken_ns = monotonic_ns() - begin;
   counters_.gradient_ns += taken_ns - std::min(taken_ns, waited_ns);
   return outcome;
@@ -326,13 +332,15 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
   return {};
 }
 
-/// Beside a separate device the host's cores have nothing else to do under the last backward than
-/// to sum the squares of what is final: the norm after it then finds them.
+/// Beside a separate device the host's cores have time under the last backward to sum the squares
+/// of what is final: the norm after it then finds them. Of what is updated there that is known.
 void StepCore::sum_ahead(std::size_t stage) noexcept {
   ARTESIAN_CHECK(stage < final_by_stage_.size(), stage, final_by_stage_.size());
-  if (!last_backward_ || !state_->separate_device() || optimizer_->under_backward()) return;
+  if (!last_backward_ || !state_->separate_device()) return;
+  const bool updates = optimizer_->under_backward();
   const auto summed = timed_gradients([&]() -> Result<void> {
     for (const std::uint32_t unit : final_by_stage_[stage]) {
+      if (updates && under_backward_->units()[unit]) continue;
       static_cast<void>(gradients_->sum_final(unit));  // what is not finite the norm finds again
     }
     return {};
@@ -359,6 +367,7 @@ Result<void> StepCore::stage_accumulated(std::size_t stage) {
 Result<void> StepCore::end_backward(std::uint64_t tokens) {
   ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
   if (failed_ahead_.has_value()) return fail(*failed_ahead_);
+  backward_ns_ += monotonic_ns() - backward_begin_ns_;
   micro_batches_ += losses_pending_.size();
   losses_pending_.clear();
   tokens_ += tokens;
@@ -440,107 +449,6 @@ double StepCore::rate_of(const StepRequest& request) const {
 bool StepCore::is_as_begun(const StepRequest& request) const {
   if (!rate_begun_.has_value()) return true;
   return request.groups.empty() && rate_of(request) == *rate_begun_;
-}
-
-/// With the last backward of a step, where that is allowed. How much of the update it gets is
-/// decided once, from the first step that had all there is to a step.
-Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
-  under_backward_ns_ = 0;
-  const std::uint64_t count = losses_pending_.size();
-  last_backward_ = request.last.value_or(micro_batches_ + count == config_.accumulation_steps);
-  if (!last_backward_) return {};
-  copy_ahead();
-  if (guard_.loss_is_bad()) return {};
-  const std::uint64_t begin = monotonic_ns();
-  if (under_backward_->undecided() && measured_.has_value()) {
-    const double part =
-        static_cast<double>(count) / static_cast<double>(config_.accumulation_steps);
-    const double share = share_under_backward(update_times(*measured_, part));
-    ARTESIAN_TRY_VOID(under_backward_->decide(share));
-  }
-  rate_begun_ = request.learning_rate.value_or(scheduled_rate());
-  ARTESIAN_TRY_VOID(
-      under_backward_->begin(step_constants(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
-  under_backward_ns_ += monotonic_ns() - begin;
-  return {};
-}
-
-/// Takes the times of a step whose update was all left to the next forward. `part`: a group's share
-/// of its micro-batches.
-UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
-  const double update_disk = figures_->update_disk_s();
-  const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
-  return {.forward = part * whole.forward_s,
-          .backward = part * whole.backward_s,
-          .forward_disk = part * others / 2,
-          .backward_disk = part * others / 2,
-          .update = state_->separate_device() ? 0.0 : whole.optimizer_s - whole.wait_optimizer_s,
-          .update_disk = update_disk};
-}
-
-/// Counts what it moves and how long it takes to the step whose update it is, not to the one under
-/// way.
-template <typename Work>
-Result<void> StepCore::go_on_updating(const Work& work) {
-  ARTESIAN_CHECK(updating_.has_value());
-  const StepFigures::Mark before = figures_->mark();
-  ARTESIAN_TRY_VOID(work());
-  const std::uint64_t copying_ns = checkpoints_->take_copy_ns();  // of no step
-  updating_->optimizer_s += figures_->hand_over(before, *updating_);
-  updating_->optimizer_s -= static_cast<double>(copying_ns) * 1e-9;
-  figures_->leave_out(copying_ns);
-  return {};
-}
-
-Result<void> StepCore::update_before_use(const AccessOrder::Access& units) {
-  if (failed_ahead_.has_value()) return *failed_ahead_;
-  if (!updating_.has_value()) return {};
-  for (const std::uint32_t unit : units) {
-    const std::uint64_t begin = monotonic_ns();
-    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->update_up_to(unit); }));
-    if (options_.timeline == nullptr) continue;
-    options_.timeline->add(Lane::Optimizer, layout().units[unit].name + " update", begin,
-                           monotonic_ns());
-  }
-  return {};
-}
-
-/// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
-void StepCore::update_between_operators() noexcept {
-  if (failed_ahead_.has_value() || !optimizer_->may_update_ahead()) return;
-  const std::uint64_t begin = monotonic_ns();
-  const auto work = [&] { return optimizer_->update_ahead(); };
-  auto updated = updating_.has_value() ? go_on_updating(work) : work();
-  if (!updated.has_value()) failed_ahead_ = std::move(updated).error();
-  const std::uint64_t end = monotonic_ns();
-  if (!updating_.has_value()) under_backward_ns_ += end - begin;
-  if (options_.timeline == nullptr) return;
-  options_.timeline->add(Lane::Optimizer, "update ahead", begin, end);
-}
-
-Result<void> StepCore::complete_pending() {
-  if (failed_ahead_.has_value()) return *failed_ahead_;
-  if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
-  ARTESIAN_TRY_VOID(under_backward_->take_back());  // of a step that has not been taken
-  if (updating_.has_value()) {
-    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
-    completed_ = std::exchange(updating_, std::nullopt);
-    if (completed_->step == step_to_measure_) {
-      if (checkpoints_->copying()) {
-        step_to_measure_ = 0;  // the next that is alone with the disk
-      } else {
-        measured_ = completed_;
-      }
-    }
-    figures_->end_update();
-  }
-  ARTESIAN_CHECK(!optimizer_->step_under_way());
-  return checkpoints_->copying() ? copy_rest() : Result<void>();
-}
-
-Result<void> StepCore::finish_update() {
-  ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "finish_update"));
-  return remember(complete_pending());
 }
 
 std::optional<StepResult> StepCore::take_completed() noexcept {
@@ -662,6 +570,7 @@ Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   ARTESIAN_TRY(result, judge(norm, request));
   if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
   updated_before_ = !result.overflow;
+  if (step_to_measure_ == step_) measured_backward_s_ = static_cast<double>(backward_ns_) * 1e-9;
   if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher_->look_ahead_to_next_step());
   const std::uint64_t end = monotonic_ns();
   const std::uint64_t micro_batches = std::exchange(micro_batches_, 0);

@@ -342,6 +342,8 @@ class StepCore {
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
   std::optional<double> rate_begun_;      // with which the update began under backward
   std::uint64_t under_backward_ns_ = 0;   // updating
+  std::uint64_t backward_begin_ns_ = 0;   // of the backward that is open
+  std::uint64_t backward_ns_ = 0;         // from begin to end
   StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
   // Of the step before, whose update is pending:
   std::optional<StepResult> updating_;
@@ -351,6 +353,7 @@ class StepCore {
   bool updated_before_ = false;        // the last step was not skipped
   std::uint64_t step_to_measure_ = 0;  // the first after such a one: it is whole
   std::optional<StepResult> measured_;
+  double measured_backward_s_ = 0.0;  // of the step to measure, from begin to end
 };
 
 }  // namespace artesian::zero3

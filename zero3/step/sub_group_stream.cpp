@@ -1,12 +1,18 @@
 #include "zero3/step/sub_group_stream.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
 #include "base/clock.h"
 
 namespace artesian::zero3 {
+namespace {
+
+constexpr std::size_t together_max = 16;  // sub-groups: of the largest, 4 Mi elements
+
+}  // namespace
 
 Overlap overlap(const ParameterPlace& place, const SubGroup& group) noexcept {
   const std::uint64_t begin = std::max(place.first, group.image_first);
@@ -452,11 +458,60 @@ std::size_t SubGroupStream::next_task() const noexcept {
   return current_;
 }
 
-Result<void> SubGroupStream::run_next() noexcept {
+/// True if an item of the ring is being read, written or copied.
+bool SubGroupStream::in_flight() const noexcept {
+  const auto moves = [](const StagingItem* item) { return item != nullptr && !item->idle(); };
+  return std::any_of(free_items_.begin(), free_items_.end(),
+                     [&](const FreeItem& free) { return moves(free.item); }) ||
+         std::any_of(items_.begin() + static_cast<std::ptrdiff_t>(current_),
+                     items_.begin() + static_cast<std::ptrdiff_t>(issued_), moves);
+}
+
+/// The place after the last of the sub-groups from the current one on, below `end`, that one region
+/// does: Note [Together].
+std::size_t SubGroupStream::together_up_to(std::size_t end) const noexcept {
+  std::size_t last = current_;
+  if (body_.slice == nullptr || item_for(tasks_[current_]) != Item::Never) return last;
+  if (in_flight()) return last;
+  end = std::min({end, issued_, current_ + together_max});
+  while (last < end && !ran_[last] && item_for(tasks_[last]) == Item::Never) ++last;
+  return last;
+}
+
+Result<void> SubGroupStream::run_together(std::size_t end) noexcept {
+  constexpr std::uint64_t slice = GroupBlocks::slice;
+  std::array<SubGroup, together_max> groups;
+  std::array<std::uint64_t, together_max + 1> first{};  // of their slices; and the end of all
+  const std::size_t count = end - current_;
+  ARTESIAN_CHECK(count != 0 && count <= together_max, current_, end);
+  for (std::size_t place = 0; place < count; ++place) {
+    const Task& task = tasks_[current_ + place];
+    const bool saved = current_ + place < saved_end_ && state_.saves_param(task.unit);
+    ARTESIAN_CHECK(items_[current_ + place] == nullptr && !saved, task.unit, task.index);
+    groups[place] = locate(task, nullptr);
+    first[place + 1] = first[place] + (groups[place].count + slice - 1) / slice;
+  }
+  state_.executor().parallel_for(first[count], 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (std::size_t place = 0; from < to; ++from) {
+      while (from >= first[place + 1]) ++place;
+      const std::uint64_t begin = (from - first[place]) * slice;
+      body_.slice(groups[place], begin, std::min(begin + slice, groups[place].count));
+    }
+  });
+  for (std::size_t place = 0; place < count; ++place) {
+    if (body_.after) ARTESIAN_TRY_VOID(body_.after(groups[place]));
+    ran_[current_ + place] = true;
+  }
+  return {};
+}
+
+/// Goes on by one sub-group, or by several that are done together, none of them at `end` or behind.
+Result<void> SubGroupStream::run_next(std::size_t end) noexcept {
   ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
   const std::size_t next = next_task();
   ARTESIAN_CHECK(current_ <= next && next < issued_, current_, next, issued_);
-  ARTESIAN_TRY_VOID(run_task(next));
+  const std::size_t last = next == current_ ? together_up_to(end) : next;
+  ARTESIAN_TRY_VOID(last > next + 1 ? run_together(last) : run_task(next));
   while (under_way() && ran_[current_]) ++current_;
   return {};
 }
@@ -482,7 +537,7 @@ Result<void> SubGroupStream::run_task(std::size_t place) noexcept {
 Result<void> SubGroupStream::advance_to(std::size_t end) noexcept {
   ARTESIAN_CHECK(end <= tasks_.size(), end, tasks_.size());
   Result<void> outcome;
-  while (outcome.has_value() && current_ < end) outcome = run_next();
+  while (outcome.has_value() && current_ < end) outcome = run_next(end);
   if (outcome.has_value()) outcome = read_ahead(/*wait=*/false);
   if (!outcome.has_value()) current_ = tasks_.size();
   return outcome;
@@ -528,8 +583,13 @@ bool SubGroupStream::ready() const noexcept {
   return idle_item() < free_items_.size();
 }
 
-/// Half of the ring at a time: the disk does better with some reads in a row, then some writes.
+/// Half of the ring at a time: the disk does better with some reads in a row, then some writes. To
+/// the disk what is in memory does not matter; but where the host computes the model, too, it goes
+/// on when something has come.
 bool SubGroupStream::worthwhile() const noexcept {
+  if (state_.separate_device() && under_way() && item_for(tasks_[current_]) == Item::Never) {
+    return true;
+  }
   std::uint32_t come = 0;
   for (std::size_t task = current_; task < issued_; ++task) {
     come += items_[task] != nullptr && items_[task]->idle() ? 1 : 0;
@@ -545,7 +605,9 @@ Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(unit < unit_end_.size(), unit, unit_end_.size());
   const std::size_t end = unit_end_[unit];
   if (worthwhile()) {
-    while (current_ < end && ready()) ARTESIAN_TRY_VOID(advance_to(current_ + 1));
+    while (current_ < end && ready()) {
+      ARTESIAN_TRY_VOID(advance_to(std::max(current_ + 1, together_up_to(end))));
+    }
   }
   const bool done = current_ >= end;
   ARTESIAN_TRY_VOID(read_on());

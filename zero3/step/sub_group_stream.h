@@ -19,6 +19,11 @@
 // disk rests. So where the caller allows it, what has come is done before them: it is written,
 // and the next is read. Each sub-group is done once, whatever the order, so bits and bytes stay.
 //
+// Note [Together]: to fork and to join the team takes as long as one sub-group takes many cores, or
+// longer where idle threads sleep. So sub-groups in memory, which no transfer keeps apart, are done
+// several in one region; but one by one while something is in flight, since what has come, or is
+// written, is looked at between two regions alone.
+//
 // Note [Borrowed items]: how far a pass reads ahead is bounded by the ring. Under backward the disk
 // would then rest, while memory that activations have left stands empty until the next forward.
 // Items in such memory are read into as into the ring's own, by the same pass in the same order;
@@ -176,7 +181,10 @@ class SubGroupStream {
   Result<void> begin_tasks(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
   bool may_use_queues() const noexcept;
   Result<void> advance_to(std::size_t end) noexcept;
-  Result<void> run_next() noexcept;
+  Result<void> run_next(std::size_t end) noexcept;
+  bool in_flight() const noexcept;
+  std::size_t together_up_to(std::size_t end) const noexcept;
+  Result<void> run_together(std::size_t end) noexcept;
   bool ready() const noexcept;
   bool worthwhile() const noexcept;
   Result<void> read_ahead(bool wait) noexcept;

@@ -277,6 +277,7 @@ Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& 
 Result<void> UnitGraphs::forget() {
   group_.clear();
   late_.reset();
+  accumulated_.reset();
   stopped_ = false;
   return keeper_.keeps_some() ? keeper_.forget() : Result<void>();
 }
@@ -316,6 +317,7 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage) {
   for (std::size_t index = 0; index < group_.size(); ++index) {
     if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));
   }
+  ARTESIAN_TRY_VOID(end_accumulated());
   ARTESIAN_TRY_VOID(leave(units));
   return late_.has_value() ? Result<void>() : core_.stage_accumulated(stage);
 }
@@ -338,15 +340,7 @@ Result<void> UnitGraphs::backward_micro_batch(std::size_t stage, std::size_t ind
   core_.counters().backward_ns += monotonic_ns() - begin - (between_ns_ - others);
   span(" backward", stage, begin);
   const std::uint64_t rounding = monotonic_ns();
-  if (state_.separate_device()) {  // while the device computes this one, those of the one before
-    std::optional<StageGradients> before = std::exchange(late_, std::move(made));
-    if (before.has_value()) {
-      ARTESIAN_TRY_VOID(accumulate(*before));
-      if (before->stage != stage) ARTESIAN_TRY_VOID(core_.stage_accumulated(before->stage));
-    }
-  } else {
-    ARTESIAN_TRY_VOID(accumulate(made));
-  }
+  ARTESIAN_TRY_VOID(state_.separate_device() ? accumulate_late(std::move(made)) : accumulate(made));
   span(" gradients", stage, rounding);
   return {};
 }
@@ -456,13 +450,78 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
     const auto numel = static_cast<std::uint64_t>(gradients[index].numel());
     ARTESIAN_CHECK(numel == place.numel, parameters[index], numel, place.numel);
     const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
-    made.keep.push_back(gradients[index].to(dtype).contiguous());
-    made.by_unit[place.unit].push_back({parameters[index], made.keep.back().const_data_ptr()});
-    core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
+    made.by_unit[place.unit][parameters[index]] = gradients[index].to(dtype).contiguous();
   }
   ARTESIAN_TRY(complete, written());
   made.written = complete;
   return made;
+}
+
+/// Accumulates those of the one before while the device computes this one.
+Result<void> UnitGraphs::accumulate_late(StageGradients made) {
+  const std::size_t stage = made.stage;
+  std::optional<StageGradients> before = std::exchange(late_, std::move(made));
+  if (!before.has_value()) return {};
+  if (before->stage != stage) {
+    ARTESIAN_TRY_VOID(accumulate(*before));
+    ARTESIAN_CHECK(!accumulated_.has_value());
+    accumulated_ = before->stage;
+    return {};
+  }
+  const StageGradients apart = take_apart(*before);
+  if (!apart.by_unit.empty()) {
+    ARTESIAN_TRY_VOID(end_accumulated());
+    ARTESIAN_TRY_VOID(accumulate(apart));
+  }
+  return before->by_unit.empty() ? Result<void>() : sum_on_device(*before, *late_);
+}
+
+/// What the host does with a stage's gradients once it has them: when the device has all
+/// micro-batches of the next one to compute meanwhile, or before more comes.
+Result<void> UnitGraphs::end_accumulated() {
+  if (!accumulated_.has_value()) return {};
+  return core_.stage_accumulated(*std::exchange(accumulated_, std::nullopt));
+}
+
+/// Takes out what may not be summed on the device: it is accumulated by itself.
+UnitGraphs::StageGradients UnitGraphs::take_apart(StageGradients& made) const {
+  StageGradients apart{.stage = made.stage, .by_unit = {}, .written = made.written};
+  for (auto& [unit, gradients] : made.by_unit) {
+    const bool sums = state_.placement().sums_on_device(unit);
+    for (auto each = gradients.begin(); each != gradients.end();) {
+      if (sums && !core_.gradients().reached(each->first)) {
+        ++each;
+      } else {
+        apart.by_unit[unit].insert(gradients.extract(each++));
+      }
+    }
+  }
+  std::erase_if(made.by_unit, [](const auto& entry) { return entry.second.empty(); });
+  return apart;
+}
+
+/// Adds one micro-batch's gradients, or the sum up to it, to those of the next of the same stage. A
+/// gradient may be somebody else's too, of another parameter or of the stage's input: then the sum
+/// is a new tensor.
+Result<void> UnitGraphs::sum_on_device(StageGradients& before, StageGradients& made) {
+  ARTESIAN_CHECK(before.stage == made.stage, before.stage, made.stage);
+  const auto add = [](at::Tensor sum, const at::Tensor& next) {
+    const bool own = sum.use_count() == 1 && sum.storage().use_count() == 1;
+    return own ? sum.add_(next) : at::add(sum, next);
+  };
+  {
+    const tiering::ComputeScope computing(state_.device());
+    const at::NoGradGuard no_grad;
+    for (auto& [unit, gradients] : before.by_unit) {
+      for (auto& [parameter, sum] : gradients) {
+        at::Tensor& next = made.by_unit[unit][parameter];
+        next = next.defined() ? add(std::move(sum), next) : std::move(sum);
+      }
+    }
+  }
+  ARTESIAN_TRY(complete, written());
+  made.written = complete;
+  return {};
 }
 
 Result<void> UnitGraphs::accumulate(const StageGradients& made) {
@@ -470,7 +529,13 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
   // none, and what follows may refresh parameters that the device still computes with.
   const bool left_out = made.by_unit.empty() && !trained_parameters(made.stage).empty();
   if (left_out) ARTESIAN_TRY_VOID(state_.device().finish(made.written));
-  for (const auto& [unit, list] : made.by_unit) {
+  for (const auto& [unit, gradients] : made.by_unit) {
+    std::vector<ParameterGradient> list;
+    for (const auto& [parameter, gradient] : gradients) {
+      list.push_back({parameter, gradient.const_data_ptr()});
+      core_.counters().bytes_to_host +=
+          layout_.places[parameter].numel * core_.gradients().element_size();
+    }
     ARTESIAN_TRY_VOID(core_.add(unit, list, made.written));
   }
   return {};

@@ -17,7 +17,9 @@
 //
 // On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
 // come to the host after the backward of the next one was enqueued, so that both go on at once;
-// they live until then.
+// they live until then. Those of micro-batches that run layer by layer are summed on the device
+// before, in the same order and with the same roundings, and come to the host once: but only those
+// that nothing was added to in this step, as a sum of sums would be another one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -101,8 +103,7 @@ class UnitGraphs {
   };
   struct StageGradients {  // made, and not accumulated yet
     std::size_t stage = 0;
-    std::map<std::uint32_t, std::vector<ParameterGradient>> by_unit;
-    std::vector<at::Tensor> keep;
+    std::map<std::uint32_t, std::map<std::uint32_t, at::Tensor>> by_unit;  // and by parameter
     tiering::DeviceFence written;
   };
   Result<void> enter(const AccessOrder::Access& units);
@@ -133,6 +134,10 @@ class UnitGraphs {
                                                 MicroBatch& micro);
   Result<StageGradients> collect(std::size_t stage, const std::vector<std::uint32_t>& parameters,
                                  const std::vector<at::Tensor>& gradients);
+  StageGradients take_apart(StageGradients& made) const;
+  Result<void> sum_on_device(StageGradients& before, StageGradients& made);
+  Result<void> accumulate_late(StageGradients made);
+  Result<void> end_accumulated();
   Result<void> accumulate(const StageGradients& made);
   Result<tiering::DeviceFence> written();
   void keep_rows(std::uint32_t parameter, const MicroBatch& micro);
@@ -149,6 +154,7 @@ class UnitGraphs {
   InputKeeper keeper_;
   std::vector<MicroBatch> group_;  // of a forward that has no backward yet
   std::optional<StageGradients> late_;
+  std::optional<std::size_t> accumulated_;  // a stage whose gradients the host has all
   PartSink sink_{*this};
   double told_multiplier_ = 1.0;  // of their forward
   bool stopped_ = false;

@@ -8,134 +8,12 @@
 #include <array>
 
 #include "base/random.h"
-#include "tests/zero3/small_model.h"
+#include "tests/zero3/plan/placement_case.h"
 
 namespace artesian::zero3 {
 namespace {
 
-using tiering::Tier;
-
-struct Case {
-  SmallModel model = make_small_model(1000, 32, 3);
-  Config config;
-  std::uint64_t device = std::uint64_t{1} << 40;
-  std::uint64_t host = std::uint64_t{1} << 40;
-  std::uint64_t ranks = 1;
-  bool separate = false;
-  bool split_master = true;
-  bool spare_device = true;
-
-  Result<Placement> place() const {
-    return make_placement({.parameters = &model.parameters,
-                           .stages = &model.stages,
-                           .config = &config,
-                           .compute_dtype = DType::Float32,
-                           .separate_device = separate,
-                           .device_bytes = device,
-                           .host_bytes = host,
-                           .ranks = ranks,
-                           .split_master = split_master,
-                           .spare_device = spare_device});
-  }
-};
-
-Case make_case(DType dtype, Offload param, Offload optimizer) {
-  Case made;
-  made.config.param_dtype = made.config.grad_accum_dtype = dtype;
-  made.config.accumulation_steps = 1;
-  made.config.zero.stage = 3;
-  made.config.zero.offload_param = {.device = param, .nvme_paths = {"/p"}, .max_in_cpu = 0};
-  made.config.zero.offload_optimizer = {.device = optimizer, .nvme_paths = {"/o"}};
-  made.config.zero.param_persistence_threshold = 100;
-  return made;
-}
-
-/// Bytes that the plan takes in a tier, added up anew from its units.
-std::uint64_t bytes_in(const Placement& plan, Tier tier) {
-  std::uint64_t bytes = 0;
-  for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
-    const std::uint64_t image = plan.layout.units[index].image;
-    const Sharding& cut = plan.sharding;
-    if (plan.units[index].param == tier) bytes += image / cut.param * dtype_size(plan.param_dtype);
-    if (plan.units[index].grad == tier) bytes += image / cut.grad * dtype_size(plan.grad_dtype);
-    for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
-      if (plan.optimizer_home(index, group) != tier) continue;
-      bytes += plan.record_bytes(index, group);
-    }
-  }
-  if (tier == Tier::Host) {
-    bytes += plan.ring_count * plan.ring_item_bytes + plan.grad_buffer_bytes;
-    bytes += plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
-  }
-  if (tier == Tier::Device) bytes += plan.expansion_bytes + plan.grad_scratch_bytes;
-  return bytes;
-}
-
-void expect_within(const Case& given, const Placement& plan) {
-  EXPECT_LE(plan.device_pool_bytes + plan.device_gradient_bytes, given.device);
-  EXPECT_LE(plan.host_pool_bytes, given.host);
-  EXPECT_LE(bytes_in(plan, Tier::Device), plan.device_pool_bytes);
-  EXPECT_LE(bytes_in(plan, Tier::Host), plan.host_pool_bytes);
-  EXPECT_EQ(bytes_in(plan, Tier::Nvme), plan.nvme_param_bytes + plan.nvme_optimizer_bytes);
-  EXPECT_EQ(plan.sub_group % image_alignment, 0u);
-}
-
-/// The smallest value of `budget` for which the case fits.
-std::uint64_t smallest(Case given, std::uint64_t Case::*budget) {
-  std::uint64_t low = 0;
-  std::uint64_t high = std::uint64_t{1} << 40;
-  while (high - low > 1) {
-    given.*budget = low + (high - low) / 2;
-    (given.place().has_value() ? high : low) = given.*budget;
-  }
-  return high;
-}
-
-/// How often a forward and backward use each unit, at least; all of them fetches where nothing is
-/// kept gathered.
-std::vector<std::uint64_t> uses(const Case& given, const Placement& plan) {
-  std::vector<std::uint64_t> count(plan.units.size(), 0);
-  for (std::size_t stage = 0; stage < given.model.stages.size(); ++stage) {
-    for (const auto unit : plan.layout.stages[stage]) {
-      const auto& lookup = given.model.stages[stage].lookup;
-      const bool looked_up = lookup.has_value() && plan.layout.places[*lookup].unit == unit;
-      if (!plan.layout.units[unit].persistent) count[unit] += looked_up ? 1 : 2;
-    }
-  }
-  return count;
-}
-
-/// True if the unit's table is looked up in the first stage, and computed with in the last.
-bool tied_table(const Case& given, const Placement& plan, std::uint32_t unit) {
-  const auto& last = plan.layout.stages.back();
-  const bool in_last = std::find(last.begin(), last.end(), unit) != last.end();
-  return in_last && plan.layout.places[*given.model.stages.front().lookup].unit == unit;
-}
-
-/// Bytes that a step moves to and from NVMe where no parameter stays gathered.
-std::uint64_t nvme_traffic(const Case& given, const Placement& plan) {
-  const auto fetches = uses(given, plan);
-  std::uint64_t bytes = 0;
-  for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
-    const UnitPlacement& place = plan.units[index];
-    const std::uint64_t image = plan.layout.units[index].image;
-    if (place.param == Tier::Nvme) {
-      const std::uint64_t by_update = plan.update_reads_param(index) ? 2 : 1;
-      // The first forward is given what the update makes.
-      bytes += image * dtype_size(plan.param_dtype) * (fetches[index] - 1 + by_update);
-    }
-    if (place.grad == Tier::Nvme) {
-      // Written and read by the update; a tied table's rows come last: read and written once more.
-      const bool tied = tied_table(given, plan, index);
-      bytes += image * dtype_size(plan.grad_dtype) * (tied ? 4 : 2);
-    }
-    for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
-      if (plan.optimizer_home(index, group) != Tier::Nvme) continue;
-      bytes += plan.record_bytes(index, group) * 2;
-    }
-  }
-  return bytes;
-}
+using Case = PlacementCase;
 
 /// The optimizer state that a greedy choice of whole units would save, in the room that the plan
 /// has given to optimizer state and left free.
@@ -302,6 +180,57 @@ TEST(Placement, MasterWeightsAreSplitWhereTheUpperHalvesAreAtHand) {
   EXPECT_EQ(master_of(fp16.place().value()), Master::Own);
   const Case fp32 = make_case(DType::Float32, Offload::Nvme, Offload::Nvme);
   EXPECT_EQ(master_of(fp32.place().value()), Master::Parameter);
+}
+
+// Parameters on a separate device, state in host memory: whole ones are nearer to the update,
+// halves take 2 bytes less of an element.
+TEST(Placement, MasterWeightsFarFromTheirHalvesAreSplitWhereWholeOnesDoNotFit) {
+  Case given = make_case(DType::BFloat16, Offload::None, Offload::Cpu);
+  given.separate = true;
+  Case whole = given;
+  whole.split_master = false;
+  const std::uint64_t least_whole = smallest(whole, &Case::host);
+  const std::uint64_t least = smallest(given, &Case::host);
+  std::uint64_t elements = 0;
+  const Placement plentiful = given.place().value();
+  for (const Unit& unit : plentiful.layout.units) elements += unit.image;
+  EXPECT_LE(least, least_whole - 2 * elements + 8192);
+  given.host = least_whole;
+  EXPECT_EQ(master_of(given.place().value()), Master::Own);
+  given.host = least_whole - 4096;
+  const Placement split = given.place().value();
+  EXPECT_EQ(master_of(split), Master::Split);
+  expect_within(given, split);
+  // With parameters that are meant for NVMe, gradients would spill in place of that.
+  Case meant_for_nvme = make_case(DType::BFloat16, Offload::Nvme, Offload::Cpu);
+  meant_for_nvme.separate = true;
+  meant_for_nvme.compute = DType::BFloat16;
+  int kept = 0;
+  for (std::uint64_t host = least; host < least_whole + (1u << 20); host += 16384) {
+    meant_for_nvme.host = host;
+    meant_for_nvme.split_master = false;
+    const auto other = meant_for_nvme.place();
+    meant_for_nvme.split_master = true;
+    const auto plan = meant_for_nvme.place();
+    if (!other.has_value()) continue;
+    ASSERT_TRUE(plan.has_value()) << plan.error().to_string();
+    EXPECT_LE(plan->gradients_spill(), other->gradients_spill()) << host;
+    EXPECT_LE(nvme_traffic(meant_for_nvme, *plan), nvme_traffic(meant_for_nvme, *other)) << host;
+    kept += plan->gradients_spill() < other->gradients_spill() ? 1 : 0;
+  }
+  EXPECT_GT(kept, 0);
+}
+
+// The host waits once for a unit's sums of squares, 8 bytes for 2048 elements.
+TEST(Placement, ASeparateDeviceHasRoomForTheSumsOfItsLargestUnit) {
+  Case given = make_case(DType::BFloat16, Offload::None, Offload::None);
+  given.separate = true;
+  EXPECT_EQ(given.place().value().grad_scratch_bytes, 64u << 10);
+  given.model = make_small_model(400'000, 64, 1);
+  const Placement plan = given.place().value();
+  EXPECT_GE(plan.grad_scratch_bytes, std::uint64_t{400'000} * 64 / 2048 * 8);
+  EXPECT_LT(plan.grad_scratch_bytes, std::uint64_t{400'000} * 64 / 2048 * 8 + 8192);
+  expect_within(given, plan);
 }
 
 TEST(Placement, SplitOrWholeWhicheverMovesFewerBytes) {

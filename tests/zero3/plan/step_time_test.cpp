@@ -540,5 +540,27 @@ TEST(StepTime, StagesOfZeroShareWhatTheyShare) {
   }
 }
 
+// Of four micro-batches that run layer by layer the device adds the gradients, and the host gets
+// one sum, as of one micro-batch. One by one it adds four.
+TEST(StepTime, OfASeparateDeviceAddsToTheHostsGradientsOnceAGroup) {
+  Config config = config_of(Offload::Cpu, Offload::Cpu, DType::BFloat16);
+  const auto busy = [&](std::uint64_t micro_batches, std::uint64_t group, Resource resource) {
+    config.accumulation_steps = micro_batches;
+    Case made = make_case(1, config, /*separate=*/true);
+    made.plan = plan_step({.placement = &made.placement,
+                           .stages = &made.model.stages,
+                           .limits = PrefetchLimits::of(config.zero),
+                           .micro_batches = micro_batches,
+                           .group = group})
+                    .value();
+    return simulate_step(request_of(made)).busy[static_cast<std::size_t>(resource)];
+  };
+  for (const Resource resource : {Resource::ToHost, Resource::Host}) {
+    EXPECT_DOUBLE_EQ(busy(4, 4, resource), busy(1, 1, resource));
+    EXPECT_GT(busy(4, 1, resource), busy(1, 1, resource));
+  }
+  EXPECT_GT(busy(4, 4, Resource::Compute), busy(4, 1, Resource::Compute));
+}
+
 }  // namespace
 }  // namespace artesian::zero3

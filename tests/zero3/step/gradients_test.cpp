@@ -21,6 +21,7 @@
 #include "base/random.h"
 #include "kernels/cast.h"
 #include "kernels/gradient.h"
+#include "tests/support/backwards_executor.h"
 #include "tests/support/simulated_engine.h"
 #include "tests/zero3/tiers.h"
 #include "zero3/step/sub_group_stream.h"
@@ -269,6 +270,49 @@ TEST(Gradients, SumsOfRowsNeverTakeMoreThanFourMebibytes) {
                                        DType::BFloat16, sums.size(), kernels::Accumulate::Add);
     EXPECT_EQ(accumulated_in(tiers, 0, 2), expected);
   }
+}
+
+/// Counts pieces of work, of which each thread of a team would get some.
+class CountingTeam final : public Executor {
+ public:
+  void parallel_for(std::uint64_t count, std::uint64_t grain,
+                    const std::function<void(std::uint64_t, std::uint64_t)>& body) override {
+    pieces += (count + grain - 1) / grain;
+    ++regions;
+    team_.parallel_for(count, grain, body);
+  }
+  std::uint64_t pieces = 0;
+  std::uint64_t regions = 0;
+
+ private:
+  test_support::BackwardsExecutor team_;
+};
+
+// Half a million elements of rows: the team sums them and adds them up, in as many pieces as any
+// other gradient has, and is not forked for each row.
+TEST(Gradients, RowsAreSummedAndAddedByTheTeam) {
+  constexpr std::int64_t many = 8192;
+  test_support::TemporaryDirectory directory;
+  CountingTeam team;
+  const auto engine = aio::make_threads({.block_size = 64 << 10, .queue_depth = 4}).value();
+  const SmallModel model = make_small_model(many, hidden, 1, false);
+  Placement placement = place(model, {.dtype = DType::BFloat16}, directory.path());
+  auto state = ModelState::create(state_options(std::move(placement), directory.path()), *engine,
+                                  system_files(), team)
+                   .value();
+  Gradients gradients(*state);
+  gradients.begin_step();
+  std::vector<std::int64_t> rows;
+  for (std::int64_t row = many; row-- > 0;) rows.push_back(row);
+  const auto values = random_floats(rows.size() * hidden, 1);
+  std::vector<const float*> pointers;
+  for (std::size_t i = 0; i < rows.size(); ++i) pointers.push_back(values.data() + i * hidden);
+  const std::uint64_t pieces = team.pieces;
+  const std::uint64_t regions = team.regions;
+  ASSERT_TRUE(gradients.add_rows(0, rows, pointers, hidden).has_value());
+  EXPECT_GE(team.pieces - pieces, 2 * (many * hidden / 16384));
+  EXPECT_LE(team.regions - regions, 2u);
+  EXPECT_TRUE(state->close().has_value());
 }
 
 /// Moves nothing before somebody waits for it, and then in any order.

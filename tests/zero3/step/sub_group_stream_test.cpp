@@ -25,10 +25,24 @@ namespace {
 
 using tiering::Tier;
 
+/// A team that counts how often it is forked.
+class CountingTeam final : public Executor {
+ public:
+  void parallel_for(std::uint64_t count, std::uint64_t grain,
+                    const std::function<void(std::uint64_t, std::uint64_t)>& body) override {
+    ++regions;
+    team_.parallel_for(count, 3 * grain, body);  // cuts that are not those of sub-groups
+  }
+  std::uint64_t regions = 0;
+
+ private:
+  test_support::BackwardsExecutor team_;
+};
+
 /// Tiers of a placement that the test has made.
 class PlacedTiers {
   test_support::TemporaryDirectory directory_;  // first, so that they outlive what uses them
-  SerialExecutor executor_;
+  CountingTeam executor_;
   std::unique_ptr<aio::Engine> engine_;
 
  public:
@@ -49,6 +63,7 @@ class PlacedTiers {
     for (std::uint32_t unit = 0; unit < state->layout().units.size(); ++unit) units.push_back(unit);
   }
   ~PlacedTiers() { EXPECT_TRUE(state->close().has_value()); }
+  std::uint64_t regions() const { return executor_.regions; }
 
   SmallModel model;
   std::unique_ptr<ModelState> state;
@@ -275,6 +290,56 @@ TEST(SubGroupStream, SubGroupsThatOnlyWriteHoldNoItemFromReadingAhead) {
   EXPECT_EQ(records_read[0], 2u);  // all items but the one that the first two write from
   EXPECT_GE(records_read[1], 2u);
   EXPECT_GE(records_read[2], 2u);
+}
+
+TEST(SubGroupStream, SubGroupsInMemoryAreDoneSeveralInARegionOfTheTeam) {
+  PlacedTiers tiers(DType::Float16, [](Placement& placement) {
+    placement.ring_count = 2;
+    for (UnitPlacement& unit : placement.units) {
+      unit.param = Tier::Host;
+      unit.optimizer_homes.assign(unit.optimizer_homes.size(), Tier::Host);
+    }
+    placement.units[2].optimizer_homes.back() = Tier::Nvme;
+  });
+  const Placement& plan = tiers.state->placement();
+  SubGroupStream stream(*tiers.state);
+  write_all(tiers, stream);
+  std::uint64_t in_memory = 0;
+  for (const std::uint32_t unit : tiers.units) in_memory += plan.sub_group_count(unit);
+  --in_memory;
+  ASSERT_GT(in_memory, 12u);
+  std::set<std::pair<std::uint32_t, std::uint64_t>> sliced;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> done;
+  const auto slice = [&](const SubGroup& group, std::uint64_t begin, std::uint64_t end) {
+    EXPECT_EQ(begin, 0u);
+    EXPECT_EQ(end, group.count);
+    expect_values(group, 0);
+    write_values(group, 1);
+    EXPECT_TRUE(sliced.emplace(group.unit, group.index).second);
+  };
+  const auto after = [&](const SubGroup& group) -> Result<void> {
+    EXPECT_TRUE(sliced.contains({group.unit, group.index}));
+    done.emplace_back(group.unit, group.index);
+    return {};
+  };
+  const std::uint64_t before = tiers.regions();
+  const SubGroupStreamOptions update{.read_state = true, .write_state = true};
+  ASSERT_TRUE(stream.begin(tiers.units, update, {.slice = slice, .after = after}).has_value());
+  while (!tiers.state->ring().at(0).idle()) std::this_thread::yield();
+  ASSERT_TRUE(stream.advance_past(0).has_value());
+  EXPECT_EQ(done.size(), plan.sub_group_count(0));  // nothing of what nobody has asked for
+  EXPECT_EQ(sliced.size(), done.size());
+  ASSERT_TRUE(stream.finish().has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
+  EXPECT_EQ(done.size(), in_memory + 1);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_LE(tiers.regions() - before, tiers.units.size() + 1);
+  const auto check = [](const SubGroup& group) -> Result<void> {
+    expect_values(group, 1);
+    return {};
+  };
+  ASSERT_TRUE(stream.run(tiers.units, {.read_state = true}, check).has_value());
+  ASSERT_TRUE(tiers.state->ring().finish().has_value());
 }
 
 TEST(SubGroupStream, StateThatIsAllInMemoryNeedsNoRing) {

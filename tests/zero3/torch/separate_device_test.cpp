@@ -3,6 +3,7 @@
 // fences allow, gives the bits of training on the CPU, at every home of parameters and optimizer
 // state, every dtype, and budgets down to the least that works. What lacks a fence, or lets the
 // host touch device memory, fails there for certain.
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <cstdlib>
@@ -53,7 +54,9 @@ class OnSeparateDevice : public Equality {
     for (const auto& parameter : module_of(run).parameters()) numel += parameter.numel();
     const bool all_on_device = run[ParamHome] == 0 && run[OptimizerHome] == 0;
     const std::uint64_t size = run[Dtype] == 0 ? 4 : 2;
-    const std::uint64_t micro_batches = std::uint64_t{1} << run[Accumulation];
+    // Of micro-batches that run layer by layer the sum alone comes.
+    const std::uint64_t micro_batches =
+        run[Schedule] < 2 ? std::uint64_t{1} << run[Accumulation] : 1;
     if (!all_on_device && run[Persistence] == 0 &&
         run[Head] == 0) {  // tied: nothing looked up only
       EXPECT_GE(outcome.steps[3].bytes_d2h, numel / 2 * size * micro_batches);
@@ -120,6 +123,99 @@ TEST_F(OnSeparateDevice, SixteenBitComputeIsAliasedOnTheDeviceAndHasTheBitsOfThe
       if (HasFatalFailure()) return;
     }
   }
+}
+
+TEST_F(OnSeparateDevice, MicroBatchesThatRunLayerByLayerSendTheHostOneSum) {
+  for (const int dtype : {0, 1, 2, 3, 4}) {
+    Choice run{1, 1, 2, 2, 2, 2, 2, 0, 2, 2, 1, dtype, 2, 1};  // four of them
+    std::array<std::uint64_t, 2> bytes{};
+    for (const int together : {0, 1}) {
+      run[Schedule] = 1 + together;
+      SeparateDevice device(static_cast<Order>(dtype % 3), static_cast<std::uint64_t>(dtype));
+      separate_device = true;
+      const Outcome outcome = train(run, config_of(run), {.backend = &device});
+      separate_device = false;
+      expect_same(outcome, on_cpu(run));
+      ASSERT_FALSE(HasFatalFailure()) << describe(run);
+      EXPECT_EQ(device.races, 0u);
+      bytes[static_cast<std::size_t>(together)] = outcome.steps[6].bytes_d2h;
+    }
+    std::uint64_t numel = 0;
+    const Module& module = module_of(run);
+    for (const StageSpec& stage : module.stages()) {
+      for (const auto parameter : graph_parameters(stage)) {
+        numel += module.parameters()[parameter].numel();
+      }
+    }
+    EXPECT_EQ(bytes[0] - bytes[1], 3 * numel * (dtype == 0 ? 4 : 2)) << describe(run);
+  }
+}
+
+/// Adds two parameters to what it gets, in each of its stages: autograd returns one tensor as the
+/// gradient of both and of the input.
+class OneGradient final : public Module {
+ public:
+  OneGradient() {
+    for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
+      parameters_.push_back({.name = name, .shape = {samples, width}, .standard_deviation = 1.0});
+    }
+    for (std::uint32_t stage = 0; stage < 3; ++stage) {
+      StageSpec& made = stages_.emplace_back();
+      made.name = std::to_string(stage);
+      made.parameters = {2 * stage, 2 * stage + 1};
+    }
+  }
+  const std::vector<ParameterSpec>& parameters() const noexcept override { return parameters_; }
+  const std::vector<StageSpec>& stages() const noexcept override { return stages_; }
+  at::Tensor forward(std::size_t stage, const at::Tensor& input,
+                     const std::vector<at::Tensor>& parameters, const Batch&) override {
+    const at::Tensor output = input + parameters[0] + parameters[1];
+    return stage + 1 < stages_.size() ? output : output.pow(3).mean();
+  }
+
+  static constexpr std::int64_t samples = 3;
+  static constexpr std::int64_t width = 5;
+
+ private:
+  std::vector<ParameterSpec> parameters_;
+  std::vector<StageSpec> stages_;
+};
+
+TEST_F(OnSeparateDevice, AGradientThatSeveralShareIsNotAddedToInPlace) {
+  const Choice run{1, 1, 2, 2, 2, 2, 2, 0, 2, 2, 1, 0, 2, 1, 2};
+  std::array<std::vector<StepResult>, 2> steps;
+  std::array<std::string, 2> digests;
+  for (const std::size_t separate : {0u, 1u}) {
+    OneGradient module;
+    SeparateDevice device(Order::Random, 3);
+    EngineOptions options;
+    if (separate == 1) options.backend = &device;
+    auto engine = Engine::create(module, config_of(run), options).value();
+    RandomWeights weights(module.parameters(), 1);
+    ASSERT_TRUE(engine->initialize(weights).has_value());
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      std::vector<at::Tensor> inputs;
+      for (std::uint64_t micro = 0; micro < 4; ++micro) {
+        at::Tensor& input = inputs.emplace_back(at::empty({module.samples, module.width}));
+        for (std::int64_t at = 0; at < input.numel(); ++at) {
+          input.data_ptr<float>()[at] =
+              static_cast<float>(random_word(5, 4 * step + micro, static_cast<std::uint64_t>(at)) %
+                                 1000) *
+              1e-3f;
+        }
+      }
+      const at::Tensor none;
+      std::vector<Batch> batches;
+      for (const at::Tensor& input : inputs) batches.push_back({input, none});
+      const auto losses = engine->forward_backward(batches);
+      ASSERT_TRUE(losses.has_value()) << losses.error().to_string();
+      steps[separate].push_back(engine->step().value());
+    }
+    digests[separate] = engine->digest().value();
+    EXPECT_TRUE(engine->close().has_value());
+    EXPECT_EQ(device.races, 0u);
+  }
+  expect_same({.steps = steps[1], .digest = digests[1]}, {.steps = steps[0], .digest = digests[0]});
 }
 
 TEST_F(OnSeparateDevice, AnArenaThatDoesNotFitIsRefusedByName) {

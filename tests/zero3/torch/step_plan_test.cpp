@@ -220,6 +220,22 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
   EXPECT_GT(under_backward, 30);
 }
 
+// The first micro-batches of a step that run layer by layer send the host their sum alone; so one
+// group of four has a fourth of the bytes.
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereASeparateDeviceSumsGradients) {
+  track_activations();
+  together = separate_device = true;
+  for (std::uint64_t seed = 500; seed < 520; ++seed) {
+    Choice run = random_choice(71, seed);
+    run[Accumulation] = 1 + static_cast<int>(seed % 2);
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    Config config = steady(config_of(run));
+    config.artesian.activation_memory = everything;
+    expect_as_planned(run, config, &device);
+  }
+  EXPECT_EQ(compared, 20 * 3);
+}
+
 // Parameters by chance, in some runs everything below a stage: then backward ends above it.
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithFrozenParameters) {
   std::vector<std::unique_ptr<Module>> plain;

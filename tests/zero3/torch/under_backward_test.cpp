@@ -71,6 +71,42 @@ TEST_F(UnderBackwardTest, IsDoneWithBackwardAndWithoutItAfterwards) {
   EXPECT_NE(text_of(timeline).find("update under backward"), std::string::npos);
 }
 
+// Parameters and state are in host memory, and all have slots: what backward copies to the device
+// is what the update has made anew. The cores would have nothing else to do.
+TEST_F(UnderBackwardTest, BesideASeparateDeviceTakesStateThatIsInHostMemory) {
+  const Choice choice{1, 1, 2, 2, 2, 2, 2, 0, 0, 1, 1, 3, 0, 1};
+  const Outcome reference = train(in_memory(choice), unclipped(in_memory(choice)));
+  separate_device = true;
+  const Config config = unclipped(choice);
+  for (const double share : {0.0, 1.0}) {
+    SeparateDevice device(SeparateDevice::Order::Late);
+    EngineOptions options{.backend = &device, .share_under_backward = share};
+    auto engine = Engine::create(module_of(choice), config, options).value();
+    RandomWeights weights(module_of(choice).parameters(), 1);
+    ASSERT_TRUE(engine->initialize(weights).has_value());
+    std::uint64_t made = 0;
+    for (std::uint32_t unit = 0; unit < engine->units_under_backward().size(); ++unit) {
+      if (engine->units_under_backward()[unit]) made += engine->placement().param_bytes(unit);
+    }
+    EXPECT_EQ(made != 0, share != 0.0);
+    for (int step = 0; step < 3; ++step) {
+      ASSERT_TRUE(engine->forward(batch.batch()).has_value());
+      const std::uint64_t before = device.bytes_to_device();
+      ASSERT_TRUE(engine->backward().has_value());
+      const std::uint64_t copied = device.bytes_to_device() - before;
+      if (step > 0) {  // the first one records
+        EXPECT_EQ(copied, made) << share << " " << step;
+      }
+      ASSERT_TRUE(engine->step().has_value());
+    }
+    EXPECT_TRUE(engine->close().has_value());
+    EXPECT_EQ(device.races, 0u);
+    SeparateDevice another(SeparateDevice::Order::Random, 7);
+    options.backend = &another;
+    expect_same(train(choice, config, options), reference);
+  }
+}
+
 TEST_F(UnderBackwardTest, WaitsForTheNormWhereAGradientMayBeClippedOrTheStepSkipped) {
   const auto units = [&](const Config& config) {
     const auto engine = create(config);
@@ -249,6 +285,19 @@ TEST(ShareUnderBackward, KeepsTheDiskAsBusyAsUnderForwardAsFarAsBackwardHasTime)
   const UpdateTimes in_memory{.forward = 1, .backward = 2, .update = 1, .update_disk = 0};
   EXPECT_EQ(share_under_backward(in_memory), 0.0);
   EXPECT_EQ(share_under_backward({.update_disk = 1}), 0.0);
+}
+
+TEST(ShareUnderBackward, KeepsTheHostAsBusyWhereItHasMoreToDoThanTheDisk) {
+  UpdateTimes offloaded{.forward = 5, .backward = 10, .update_host = 12};
+  EXPECT_DOUBLE_EQ(share_under_backward(offloaded), 8.0 / 12.0);
+  offloaded.backward_host = 3;  // 15 of the host: 5 and 10, of which 3 are gradients
+  EXPECT_DOUBLE_EQ(share_under_backward(offloaded), 7.0 / 12.0);
+  offloaded.update_host = 30;
+  EXPECT_DOUBLE_EQ(share_under_backward(offloaded), 7.0 / 30.0);  // what backward has time for
+  offloaded.backward_host = 10;
+  EXPECT_EQ(share_under_backward(offloaded), 0.0);
+  UpdateTimes on_nvme{.forward = 5, .backward = 10, .update_disk = 41, .update_host = 12};
+  EXPECT_DOUBLE_EQ(share_under_backward(on_nvme), 10.0 / 41.0);  // the disk's
 }
 
 }  // namespace

@@ -1,0 +1,122 @@
+// The part of StepCore that updates: what the step before has left, under forward, and what of a
+// step's own update its last backward takes.
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "zero3/step/step_core.h"
+
+namespace artesian::zero3 {
+
+/// With the last backward of a step, where that is allowed. How much of the update it gets is
+/// decided once, from the first step that had all there is to a step.
+Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
+  under_backward_ns_ = 0;
+  const std::uint64_t count = losses_pending_.size();
+  last_backward_ = request.last.value_or(micro_batches_ + count == config_.accumulation_steps);
+  if (!last_backward_) return {};
+  copy_ahead();
+  if (guard_.loss_is_bad()) return {};
+  const std::uint64_t begin = monotonic_ns();
+  if (under_backward_->undecided() && measured_.has_value()) {
+    const double part =
+        static_cast<double>(count) / static_cast<double>(config_.accumulation_steps);
+    const double share = share_under_backward(update_times(*measured_, part));
+    ARTESIAN_TRY_VOID(under_backward_->decide(share));
+  }
+  rate_begun_ = request.learning_rate.value_or(scheduled_rate());
+  ARTESIAN_TRY_VOID(
+      under_backward_->begin(step_constants(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
+  under_backward_ns_ += monotonic_ns() - begin;
+  return {};
+}
+
+/// Takes the times of a step whose update was all left to the next forward. `part`: a group's share
+/// of its micro-batches.
+UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
+  const double update_disk = figures_->update_disk_s();
+  const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
+  const double update = whole.optimizer_s - whole.wait_optimizer_s;
+  UpdateTimes times{.forward = part * whole.forward_s,
+                    .backward = part * whole.backward_s,
+                    .forward_disk = part * others / 2,
+                    .backward_disk = part * others / 2,
+                    .update = update,
+                    .update_disk = update_disk};
+  if (!state_->separate_device()) return times;
+  // What the model's calls take is enqueuing. Backward ends when its last gradients are there, but
+  // this forward may have waited for the update: one computes half as much as backward, or a third.
+  times.backward = part * measured_backward_s_;
+  times.forward = times.backward / (config_.activation_checkpointing ? 3.0 : 2.0);
+  times.update = 0.0;
+  times.update_host = update;
+  times.backward_host = part * whole.gradient_s;
+  return times;
+}
+
+/// Counts what it moves and how long it takes to the step whose update it is, not to the one under
+/// way.
+template <typename Work>
+Result<void> StepCore::go_on_updating(const Work& work) {
+  ARTESIAN_CHECK(updating_.has_value());
+  const StepFigures::Mark before = figures_->mark();
+  ARTESIAN_TRY_VOID(work());
+  const std::uint64_t copying_ns = checkpoints_->take_copy_ns();  // of no step
+  updating_->optimizer_s += figures_->hand_over(before, *updating_);
+  updating_->optimizer_s -= static_cast<double>(copying_ns) * 1e-9;
+  figures_->leave_out(copying_ns);
+  return {};
+}
+
+Result<void> StepCore::update_before_use(const AccessOrder::Access& units) {
+  if (failed_ahead_.has_value()) return *failed_ahead_;
+  if (!updating_.has_value()) return {};
+  for (const std::uint32_t unit : units) {
+    const std::uint64_t begin = monotonic_ns();
+    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->update_up_to(unit); }));
+    if (options_.timeline == nullptr) continue;
+    options_.timeline->add(Lane::Optimizer, layout().units[unit].name + " update", begin,
+                           monotonic_ns());
+  }
+  return {};
+}
+
+/// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
+void StepCore::update_between_operators() noexcept {
+  if (failed_ahead_.has_value() || !optimizer_->may_update_ahead()) return;
+  const std::uint64_t begin = monotonic_ns();
+  const auto work = [&] { return optimizer_->update_ahead(); };
+  auto updated = updating_.has_value() ? go_on_updating(work) : work();
+  if (!updated.has_value()) failed_ahead_ = std::move(updated).error();
+  const std::uint64_t end = monotonic_ns();
+  if (!updating_.has_value()) under_backward_ns_ += end - begin;
+  if (options_.timeline == nullptr) return;
+  options_.timeline->add(Lane::Optimizer, "update ahead", begin, end);
+}
+
+Result<void> StepCore::complete_pending() {
+  if (failed_ahead_.has_value()) return *failed_ahead_;
+  if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
+  ARTESIAN_TRY_VOID(under_backward_->take_back());  // of a step that has not been taken
+  if (updating_.has_value()) {
+    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
+    completed_ = std::exchange(updating_, std::nullopt);
+    if (completed_->step == step_to_measure_) {
+      if (checkpoints_->copying()) {
+        step_to_measure_ = 0;  // the next that is alone with the disk
+      } else {
+        measured_ = completed_;
+      }
+    }
+    figures_->end_update();
+  }
+  ARTESIAN_CHECK(!optimizer_->step_under_way());
+  return checkpoints_->copying() ? copy_rest() : Result<void>();
+}
+
+Result<void> StepCore::finish_update() {
+  ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "finish_update"));
+  return remember(complete_pending());
+}
+
+}  // namespace artesian::zero3
