@@ -1,7 +1,6 @@
 // The rows of a cross entropy with SIMD. See Note [Same bits] in simd_inl.h.
 #include "kernels/cross_entropy.h"
 
-#include <cstring>
 #include <limits>
 
 #include "kernels/exponential.h"
@@ -11,54 +10,13 @@
 #include "hwy/foreach_target.h"
 //
 #include "hwy/highway.h"
+#include "kernels/exponential_inl.h"
 #include "kernels/simd_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t lanes_of_vector = hn::MaxLanes(FloatTag());
 static_assert(cross_entropy_lanes % lanes_of_vector == 0);
-
-HWY_INLINE FloatVector exponentials(FloatVector x) {
-  using E = Exponential;
-  const FloatTag d;
-  const IntTag<FloatTag> di;
-  const auto lowest = hn::Set(d, E::lowest);
-  const auto within = hn::IfThenElse(hn::Lt(lowest, x), x, lowest);  // also for a NaN
-  const auto rounder = hn::Set(d, E::rounder);
-  const auto n = hn::Sub(hn::Add(hn::Mul(within, hn::Set(d, E::log2_e)), rounder), rounder);
-  const auto r = hn::Sub(hn::Sub(within, hn::Mul(n, hn::Set(d, E::ln2_high))),
-                         hn::Mul(n, hn::Set(d, E::ln2_low)));
-  auto p = hn::Set(d, E::coefficients[0]);
-  for (int k = 1; k < 6; ++k) p = hn::Add(hn::Mul(p, r), hn::Set(d, E::coefficients[k]));
-  const auto y = hn::Add(hn::Add(hn::Mul(p, hn::Mul(r, r)), r), hn::Set(d, 1.0f));
-  const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
-  const auto result = hn::Mul(y, hn::BitCast(d, power));
-  const auto zeroed = hn::IfThenElse(hn::Lt(x, lowest), hn::Zero(d), result);
-  return hn::IfThenElse(hn::IsNaN(x), x, zeroed);
-}
-
-/// A vector of the row from `first` on; beyond its end: `beyond`.
-template <DType dtype>
-HWY_INLINE FloatVector load_some(const Element<dtype>* row, std::uint64_t first,
-                                 std::uint64_t count, float beyond) {
-  const FloatTag d;
-  if (first + lanes_of_vector <= count) return load<dtype>(d, row + first);
-  Element<dtype> padded[lanes_of_vector] = {};
-  std::memcpy(padded, row + first, (count - first) * sizeof(padded[0]));
-  const auto within = hn::Lt(hn::Iota(d, 0.0f), hn::Set(d, static_cast<float>(count - first)));
-  return hn::IfThenElse(within, load<dtype>(d, padded), hn::Set(d, beyond));
-}
-
-template <DType dtype>
-HWY_INLINE void store_some(FloatVector values, Element<dtype>* row, std::uint64_t first,
-                           std::uint64_t count) {
-  const FloatTag d;
-  if (first + lanes_of_vector <= count) return store<dtype>(d, values, row + first);
-  Element<dtype> padded[lanes_of_vector];
-  store<dtype>(d, values, padded);
-  std::memcpy(row + first, padded, (count - first) * sizeof(padded[0]));
-}
 
 template <DType dtype>
 float largest_of(const Element<dtype>* row, std::uint64_t count) {

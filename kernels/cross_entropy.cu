@@ -2,7 +2,7 @@
 // large vocabulary is read three times, of which the second and third time from the caches.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
-#include "kernels/exponential.h"
+#include "kernels/exponential.cuh"
 #include "kernels/launch.cuh"
 
 namespace artesian::kernels::cuda {
@@ -11,20 +11,6 @@ namespace {
 constexpr unsigned warp = 32;
 constexpr unsigned lanes_of_thread = cross_entropy_lanes / warp;
 constexpr unsigned rows_per_block = 8;
-
-__device__ inline float exponential_on_device(float x) {
-  using E = Exponential;
-  if (!(x >= E::lowest)) return x < E::lowest ? 0.0f : x;  // a NaN stays one
-  const float n = __fsub_rn(__fadd_rn(__fmul_rn(x, E::log2_e), E::rounder), E::rounder);
-  const float r = __fsub_rn(__fsub_rn(x, __fmul_rn(n, E::ln2_high)), __fmul_rn(n, E::ln2_low));
-  constexpr float coefficients[] = {E::coefficients[0], E::coefficients[1], E::coefficients[2],
-                                    E::coefficients[3], E::coefficients[4], E::coefficients[5]};
-  float p = coefficients[0];
-#pragma unroll
-  for (int k = 1; k < 6; ++k) p = __fadd_rn(__fmul_rn(p, r), coefficients[k]);
-  const float y = __fadd_rn(__fadd_rn(__fmul_rn(p, __fmul_rn(r, r)), r), 1.0f);
-  return __fmul_rn(y, __uint_as_float(static_cast<unsigned>(static_cast<int>(n) + 127) << 23));
-}
 
 __device__ inline float of_thread(float value, unsigned thread) {
   return static_cast<float>(

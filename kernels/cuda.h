@@ -1,6 +1,6 @@
-// The kernels on a CUDA device: the functions of adam.h, cast.h and gradient.h with device pointers
-// and a stream, and the same bits as the naive versions there (see Note [Same bits on the device]
-// in element.cuh). Plain C++: this header needs the CUDA toolkit but not nvcc.
+// The kernels on a CUDA device: the functions of adam.h, cast.h, gradient.h and others with device
+// pointers and a stream, and the same bits as the naive versions there (see Note [Same bits on the
+// device] in element.cuh). Plain C++: this header needs the CUDA toolkit but not nvcc.
 //
 // Every function enqueues on `stream`, does not wait, and allocates nothing. Arrays live until the
 // stream has passed; they need the alignment of their elements only (16 bytes is faster), and must
@@ -16,6 +16,7 @@
 #include "kernels/adam.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/gradient.h"
+#include "kernels/swiglu.h"
 
 namespace artesian::kernels::cuda {
 
@@ -43,5 +44,12 @@ Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, dou
 
 /// As kernels::cross_entropy_rows; all pointers are device pointers.
 Result<void> cross_entropy_rows(const CrossEntropyRows& rows, cudaStream_t stream);
+
+/// As kernels::swiglu; all pointers are device pointers.
+Result<void> swiglu(const GatedRows& rows, void* product, cudaStream_t stream);
+
+/// As kernels::swiglu_gradient; all pointers are device pointers.
+Result<void> swiglu_gradient(const GatedRows& rows, const SwigluGradient& gradient,
+                             cudaStream_t stream);
 
 }  // namespace artesian::kernels::cuda

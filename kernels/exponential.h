@@ -33,4 +33,10 @@ inline float exponential(float x) noexcept {
   return y * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
 }
 
+/// 1 / (1 + exp(-x)), by the exponential of the negative side.
+inline float sigmoid(float x) noexcept {
+  const float e = exponential(-std::fabs(x));
+  return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+
 }  // namespace artesian::kernels

@@ -22,6 +22,7 @@
 #endif
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "base/dtype.h"
@@ -38,6 +39,7 @@ using Element = std::conditional_t<dtype == DType::Float32, float, std::uint16_t
 
 using FloatTag = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<FloatTag>;
+constexpr std::size_t lanes_of_vector = hn::MaxLanes(FloatTag());
 
 // The tags below may be of a partial vector (sum_squares loads half a register of floats).
 template <class D>
@@ -179,6 +181,28 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Element<dtype>* target) {
   } else {
     hn::StoreU(round_bits<dtype>(d, value), HalfTag<D>(), target);
   }
+}
+
+/// A vector of the row from `first` on; beyond its end: `beyond`.
+template <DType dtype>
+HWY_INLINE FloatVector load_some(const Element<dtype>* row, std::uint64_t first,
+                                 std::uint64_t count, float beyond) {
+  const FloatTag d;
+  if (first + lanes_of_vector <= count) return load<dtype>(d, row + first);
+  Element<dtype> padded[lanes_of_vector] = {};
+  std::memcpy(padded, row + first, (count - first) * sizeof(padded[0]));
+  const auto within = hn::Lt(hn::Iota(d, 0.0f), hn::Set(d, static_cast<float>(count - first)));
+  return hn::IfThenElse(within, load<dtype>(d, padded), hn::Set(d, beyond));
+}
+
+template <DType dtype>
+HWY_INLINE void store_some(FloatVector values, Element<dtype>* row, std::uint64_t first,
+                           std::uint64_t count) {
+  const FloatTag d;
+  if (first + lanes_of_vector <= count) return store<dtype>(d, values, row + first);
+  Element<dtype> padded[lanes_of_vector];
+  store<dtype>(d, values, padded);
+  std::memcpy(row + first, padded, (count - first) * sizeof(padded[0]));
 }
 
 /// The values after rounding to dtype.

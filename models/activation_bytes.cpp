@@ -23,7 +23,9 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   std::uint64_t block = 0;  // elements of one token in one block
   if (config.is_llama()) {
     const auto attention = static_cast<std::uint64_t>(config.llama.heads * config.llama.head);
-    block = 4 * hidden + 4 * attention + 4 * static_cast<std::uint64_t>(config.llama.inner);
+    // Gate, up and their product; silu() of the gate is in no tensor (models/swiglu.h).
+    const std::uint64_t gated = config.llama.activation == Activation::Silu ? 3 : 4;
+    block = 4 * hidden + 4 * attention + gated * static_cast<std::uint64_t>(config.llama.inner);
     if (config.llama.head_norms) {  // what queries and keys were before
       block +=
           attention + static_cast<std::uint64_t>(config.llama.key_value_heads * config.llama.head);

@@ -1,20 +1,14 @@
 #include "models/linear_cross_entropy.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cstddef>
 
 #include "kernels/cross_entropy.h"
+#include "models/kernel_call.h"
 #include "zero3/torch/module.h"
-
-#ifdef ARTESIAN_HAVE_CUDA
-#include <ATen/DeviceAccelerator.h>
-
-#include "kernels/cuda.h"
-#endif
 
 namespace artesian::models {
 namespace {
@@ -35,26 +29,19 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
 void make_gradient(const kernels::CrossEntropyRows& all, c10::Device device) {
 #ifdef ARTESIAN_HAVE_CUDA
   if (device.is_cuda()) {
-    const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
-    const auto launched =
-        kernels::cuda::cross_entropy_rows(all, static_cast<cudaStream_t>(stream.native_handle()));
-    TORCH_CHECK(launched.has_value(), launched.error().to_string());
-    return;
+    return enqueue(device,
+                   [&](auto stream) { return kernels::cuda::cross_entropy_rows(all, stream); });
   }
 #endif
-  TORCH_CHECK(device.is_cpu(), "linear_cross_entropy: got ", device.str(), ", allowed cpu or cuda");
-  at::parallel_for(
-      0, static_cast<std::int64_t>(all.rows), 1, [&](std::int64_t begin, std::int64_t end) {
-        kernels::CrossEntropyRows part = all;
-        const auto first = static_cast<std::uint64_t>(begin);
-        part.logits =
-            static_cast<std::byte*>(all.logits) + first * all.vocabulary * dtype_size(all.dtype);
-        part.rows = static_cast<std::uint64_t>(end - begin);
-        part.targets += begin;
-        part.sums += begin;
-        part.picked += begin;
-        kernels::cross_entropy_rows(part);
-      });
+  over_rows(device, all.rows, all.vocabulary, [&](std::uint64_t begin, std::uint64_t end) {
+    kernels::CrossEntropyRows part = all;
+    part.logits = advanced(all.logits, begin * all.vocabulary, all.dtype);
+    part.rows = end - begin;
+    part.targets += begin;
+    part.sums += begin;
+    part.picked += begin;
+    kernels::cross_entropy_rows(part);
+  });
 }
 
 /// Replaces logits by scale * (softmax(logits) - one_hot(targets)), row by row; returns each row's
@@ -65,9 +52,7 @@ at::Tensor logits_to_gradient(const at::Tensor& logits, const at::Tensor& target
   const at::Tensor indices = targets.contiguous();
   check_targets(indices, logits.size(1));
   make_gradient({.logits = logits.mutable_data_ptr(),
-                 .dtype = logits.scalar_type() == at::kFloat      ? DType::Float32
-                          : logits.scalar_type() == at::kBFloat16 ? DType::BFloat16
-                                                                  : DType::Float16,
+                 .dtype = dtype_of(logits),
                  .rows = static_cast<std::uint64_t>(logits.size(0)),
                  .vocabulary = static_cast<std::uint64_t>(logits.size(1)),
                  .targets = indices.const_data_ptr<std::int64_t>(),

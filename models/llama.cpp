@@ -9,6 +9,7 @@
 #include "models/attention.h"
 #include "models/linear_cross_entropy.h"
 #include "models/rms_norm.h"
+#include "models/swiglu.h"
 
 namespace artesian::models {
 namespace {
@@ -65,13 +66,16 @@ Heads packed_heads(const LlamaConfig& config, InOrder& p, const at::Tensor& inpu
 
 /// Shape: [samples, length, intermediate_size].
 at::Tensor gated(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
+  const bool fused = config.activation == Activation::Silu;
   if (config.packed) {
     const at::Tensor both = p.linear(input, false);
+    if (fused) return packed_swiglu(both);
     return activate(config.activation, both.narrow(2, 0, config.inner)) *
            both.narrow(2, config.inner, config.inner);
   }
-  const at::Tensor gate = activate(config.activation, p.linear(input, config.mlp_bias));
-  return gate * p.linear(input, config.mlp_bias);
+  const at::Tensor gate = p.linear(input, config.mlp_bias);
+  const at::Tensor up = p.linear(input, config.mlp_bias);
+  return fused ? swiglu(gate, up) : activate(config.activation, gate) * up;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "kernels/cast.h"
 #include "tests/kernels/cross_entropy_case.h"
+#include "tests/kernels/swiglu_case.h"
 #include "tests/kernels/values.h"
 #include "tests/support/gpu_main.h"
 
@@ -76,6 +77,25 @@ TEST(CudaCrossEntropy, EqualsTheNaiveVersion) {
       }
     }
   }
+}
+
+TEST(CudaSwiglu, EqualsTheNaiveVersion) {
+  for_swiglu_cases([](SwigluCase all) {
+    SwigluCase naive = all;
+    naive.run(swiglu_naive, swiglu_gradient_naive);
+    const DeviceCopy gate(all.gate), up(all.up), outer(all.outer), product(all.product);
+    const DeviceCopy gate_gradient(all.gate_gradient), up_gradient(all.up_gradient);
+    using Byte = unsigned char;
+    const GatedRows rows = all.rows(gate.at<Byte>(0), up.at<Byte>(0));
+    ASSERT_TRUE(cuda::swiglu(rows, product.at<Byte>(all.byte(0)), nullptr).has_value());
+    const auto gradient =
+        all.gradient(outer.at<Byte>(0), gate_gradient.at<Byte>(0), up_gradient.at<Byte>(0));
+    ASSERT_TRUE(cuda::swiglu_gradient(rows, gradient, nullptr).has_value());
+    all.product = product.back();
+    all.gate_gradient = gate_gradient.back();
+    all.up_gradient = up_gradient.back();
+    all.expect_equal(naive);
+  });
 }
 
 TEST(CudaAdam, EqualsTheNaiveVersion) {

@@ -65,13 +65,13 @@ TEST(ActivationBytes, GrowWithTokensAndElements) {
   EXPECT_EQ(bytes(512, 4, 1), 2 * one);
   EXPECT_LT(bytes(256, 2, 1), one);
   EXPECT_EQ(bytes(256, 4, 3) - one, 2 * 4 * 256 * static_cast<std::uint64_t>(config.hidden));
-  // 4 T (4 C + 4 A + 4 I) L, A = C; logits; the ends.
+  // 4 T (4 C + 4 A + 3 I) L, A = C; logits; the ends.
   const auto hidden = static_cast<std::uint64_t>(config.hidden);
   const auto inner = static_cast<std::uint64_t>(config.llama.inner);
   const auto layers = static_cast<std::uint64_t>(layer_count(config));
-  EXPECT_EQ(one, 4 * 256 * ((8 * hidden + 4 * inner) * layers + 32000 + 4 * hidden + hidden));
+  EXPECT_EQ(one, 4 * 256 * ((8 * hidden + 3 * inner) * layers + 32000 + 4 * hidden + hidden));
   EXPECT_EQ(one - bytes(256, 4, 1, Kept::BlockInputs),
-            4 * 256 * ((8 * hidden + 4 * inner) * (layers - 1) - hidden * layers));
+            4 * 256 * ((8 * hidden + 3 * inner) * (layers - 1) - hidden * layers));
   const std::uint64_t together = activation_bytes(config, {.tokens = 256, .at_once = 3});
   EXPECT_EQ(together - one, 2 * (one - 4 * 256 * hidden));  // all but the rows
 }

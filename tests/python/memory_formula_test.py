@@ -506,7 +506,7 @@ class Formula:
         """In the first step one micro-batch goes ahead alone."""
         shape = self.shape
         tokens, c = shape.micro_batch * shape.length, shape.hidden
-        kept = 8 * c + 4 * shape.ffn if shape.ffn else 16 * c  # numbers a token in a block
+        kept = 8 * c + 3 * shape.ffn if shape.ffn else 16 * c  # numbers a token in a block
         one = self.c * tokens * (kept * shape.layers + shape.vocab + 4 * c)
         if shape.cpu_checkpointing:
             between = self.add("activations: between stages", 8 * tokens * c * self.at_once())

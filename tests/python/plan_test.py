@@ -179,7 +179,7 @@ def test_memory_is_that_of_the_formulas(figures, tmp_path):
     tokens = 2 * 128
     width, inner, layers = 64, 192, 3
     assert memory["activations"] == 4 * tokens * (
-        (8 * width + 4 * inner) * layers + 512 + 4 * width + width
+        (8 * width + 3 * inner) * layers + 512 + 4 * width + width
     )
 
 

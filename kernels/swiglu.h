@@ -1,0 +1,45 @@
+// silu(gate) * up, the middle of a gated MLP, in one pass, and its gradients in another, with the
+// roundings of the single operations that they replace.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace artesian::kernels {
+
+/// Rows of two matrices, each an array of its own or part of the rows of one.
+struct GatedRows {
+  const void* gate = nullptr;  // [rows, width]
+  const void* up = nullptr;    // [rows, width]
+  DType dtype = DType::Float32;
+  std::uint64_t rows = 0;
+  std::uint64_t width = 0;
+  std::uint64_t stride = 0;  // elements from a row of gate to the next, and of up; >= width
+};
+
+/// What goes in and comes out of the backward pass; all of the rows' dtype.
+struct SwigluGradient {
+  const void* outer = nullptr;  // [rows, width], contiguous: the product's gradient
+  void* gate = nullptr;         // [rows, width], with the stride of the rows; out
+  void* up = nullptr;           // likewise
+};
+
+/// Computes for each element, in fp32, each operation rounded on its own:
+///   s = round_to(gate * sigmoid(gate));  product = round_to(s * up)
+/// with sigmoid() of exponential.h: the same bits on every instruction set and on the GPU, whatever
+/// the cut into rows. A gate of -infinity makes a NaN.
+/// Shape: product: [rows, width], contiguous; aligned to elements only; they must not overlap.
+void swiglu(const GatedRows& rows, void* product) noexcept;
+
+/// Computes for each element, in fp32, each operation rounded on its own, with q = sigmoid(gate):
+///   up' = round_to(outer * round_to(gate * q))
+///   gate' = round_to((round_to(outer * up) * q) * (1 + gate * (1 - q)))
+/// Overlap: none.
+void swiglu_gradient(const GatedRows& rows, const SwigluGradient& gradient) noexcept;
+
+/// The naive versions that they equal bit for bit (a NaN: any NaN).
+void swiglu_naive(const GatedRows& rows, void* product) noexcept;
+void swiglu_gradient_naive(const GatedRows& rows, const SwigluGradient& gradient) noexcept;
+
+}  // namespace artesian::kernels
