@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/exponential.h"
+#include "kernels/lanes.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cross_entropy.cpp"

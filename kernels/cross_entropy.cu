@@ -3,19 +3,14 @@
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
 #include "kernels/exponential.cuh"
+#include "kernels/lanes.cuh"
 #include "kernels/launch.cuh"
 
 namespace artesian::kernels::cuda {
 namespace {
 
-constexpr unsigned warp = 32;
 constexpr unsigned lanes_of_thread = cross_entropy_lanes / warp;
 constexpr unsigned rows_per_block = 8;
-
-__device__ inline float of_thread(float value, unsigned thread) {
-  return static_cast<float>(
-      __shfl_sync(0xffffffffu, value, static_cast<int>(thread), static_cast<int>(warp)));
-}
 
 /// Calls body(index, lane of the thread, element) for the thread's elements of a row, in order.
 template <typename T, typename Body>
@@ -69,12 +64,7 @@ __global__ void __launch_bounds__(warp* rows_per_block)
         __fadd_rn(lanes[lane], exponential_on_device(__fsub_rn(widen<dtype>(element), largest)));
     return false;
   });
-  float sum = __fadd_rn(__fadd_rn(__fadd_rn(lanes[0], lanes[4]), __fadd_rn(lanes[2], lanes[6])),
-                        __fadd_rn(__fadd_rn(lanes[1], lanes[5]), __fadd_rn(lanes[3], lanes[7])));
-  for (unsigned width = warp / 2; width > 0; width /= 2) {
-    sum = __fadd_rn(sum, of_thread(sum, (thread + width) % warp));
-  }
-  sum = of_thread(sum, 0);
+  const float sum = warp_total(lanes);
 
   const float factor = within ? __fdiv_rn(all.scale, sum) : nan;
   for_own(row, all.vocabulary, vectors, [&](std::uint64_t i, unsigned, Element<dtype>& element) {

@@ -25,29 +25,15 @@ struct CrossEntropyRows {
 ///   picked x = round_to(e * (scale / sums)), and of the target round_to(e * (scale / sums) -
 ///   scale)
 /// The sum is over 256 virtual lanes: element i goes to lane i mod 256, each summed in order, then
-/// added up in the fixed order of lane_total(). So a row has the same bits on every instruction
-/// set, on the GPU, and beside any other rows. A logit that is a NaN or infinity makes NaNs of
-/// `sums` and the gradient, a target outside of the vocabulary of `picked` and the gradient.
-/// Shape: as in CrossEntropyRows; any vocabulary > 0, aligned to elements only.
+/// added up in the fixed order of lane_total() (kernels/lanes.h). So a row has the same bits on
+/// every instruction set, on the GPU, and beside any other rows. A logit that is a NaN or infinity
+/// makes NaNs of `sums` and the gradient, a target outside of the vocabulary of `picked` and the
+/// gradient. Shape: as in CrossEntropyRows; any vocabulary > 0, aligned to elements only.
 void cross_entropy_rows(const CrossEntropyRows& rows) noexcept;
 
 /// The naive version that cross_entropy_rows equals bit for bit (a NaN: any NaN).
 void cross_entropy_rows_naive(const CrossEntropyRows& rows) noexcept;
 
 constexpr int cross_entropy_lanes = 256;
-
-/// The sum of the virtual lanes, in the order in which 32 threads of 8 lanes each add them up.
-inline float lane_total(const float (&lanes)[cross_entropy_lanes]) noexcept {
-  float sums[32];
-  for (int thread = 0; thread < 32; ++thread) {
-    const float* own = lanes + 8 * thread;
-    sums[thread] =
-        ((own[0] + own[4]) + (own[2] + own[6])) + ((own[1] + own[5]) + (own[3] + own[7]));
-  }
-  for (int width = 16; width > 0; width /= 2) {
-    for (int thread = 0; thread < width; ++thread) sums[thread] += sums[thread + width];
-  }
-  return sums[0];
-}
 
 }  // namespace artesian::kernels

@@ -4,6 +4,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/element.h"
 #include "kernels/exponential.h"
+#include "kernels/lanes.h"
 
 namespace artesian::kernels {
 

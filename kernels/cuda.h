@@ -16,6 +16,8 @@
 #include "kernels/adam.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/gradient.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rotary.h"
 #include "kernels/swiglu.h"
 
 namespace artesian::kernels::cuda {
@@ -51,5 +53,19 @@ Result<void> swiglu(const GatedRows& rows, void* product, cudaStream_t stream);
 /// As kernels::swiglu_gradient; all pointers are device pointers.
 Result<void> swiglu_gradient(const GatedRows& rows, const SwigluGradient& gradient,
                              cudaStream_t stream);
+
+/// As kernels::rms_norm; all pointers are device pointers.
+Result<void> rms_norm(const RmsNormRows& rows, void* output, float* inverses, cudaStream_t stream);
+
+/// As kernels::rms_norm_gradient; all pointers are device pointers.
+Result<void> rms_norm_gradient(const RmsNormRows& rows, const RmsNormGradient& gradient,
+                               cudaStream_t stream);
+
+/// As kernels::sum_groups; all pointers are device pointers.
+Result<void> sum_groups(const float* source, std::uint64_t rows, std::uint64_t width, float* target,
+                        cudaStream_t stream);
+
+/// As kernels::turn_rows; all pointers are device pointers.
+Result<void> turn_rows(const RotaryRows& rows, Turn turn, cudaStream_t stream);
 
 }  // namespace artesian::kernels::cuda

@@ -8,6 +8,8 @@
 
 #include "kernels/cast.h"
 #include "tests/kernels/cross_entropy_case.h"
+#include "tests/kernels/rms_norm_case.h"
+#include "tests/kernels/rotary_case.h"
 #include "tests/kernels/swiglu_case.h"
 #include "tests/kernels/values.h"
 #include "tests/support/gpu_main.h"
@@ -94,6 +96,53 @@ TEST(CudaSwiglu, EqualsTheNaiveVersion) {
     all.product = product.back();
     all.gate_gradient = gate_gradient.back();
     all.up_gradient = up_gradient.back();
+    all.expect_equal(naive);
+  });
+}
+
+void copy_back(const DeviceCopy& device, std::vector<float>& values) {
+  if (!values.empty()) std::memcpy(values.data(), device.back().data(), values.size() * 4);
+}
+
+TEST(CudaRmsNorm, EqualsTheNaiveVersion) {
+  for_rms_norm_cases([](RmsNormCase all) {
+    RmsNormCase naive = all;
+    naive.run(rms_norm_naive, rms_norm_gradient_naive, sum_groups_naive);
+    const DeviceCopy input(all.input), weight(all.weight), outer(all.outer), output(all.output);
+    const DeviceCopy input_gradient(all.input_gradient), inverses(bytes_of(all.inverses));
+    const DeviceCopy sums(bytes_of(all.sums)), total(bytes_of(all.total));
+    const auto rows = all.given(input.at<unsigned char>(0), weight.at<unsigned char>(0));
+    float* groups = sums.at<float>(0);
+    const auto at = [&](const DeviceCopy& array) { return array.at<void>(all.byte()); };
+    ASSERT_TRUE(cuda::rms_norm(rows, at(output), inverses.at<float>(0), nullptr).has_value());
+    const RmsNormGradient gradient{.inverses = inverses.at<float>(0),
+                                   .outer = at(outer),
+                                   .input = at(input_gradient),
+                                   .weight = groups};
+    ASSERT_TRUE(cuda::rms_norm_gradient(rows, gradient, nullptr).has_value());
+    const std::uint64_t count = groups_of(all.rows);
+    ASSERT_TRUE(
+        cuda::sum_groups(groups, count, all.width, total.at<float>(0), nullptr).has_value());
+    all.output = output.back();
+    all.input_gradient = input_gradient.back();
+    copy_back(inverses, all.inverses);
+    copy_back(sums, all.sums);
+    copy_back(total, all.total);
+    all.expect_equal(naive);
+  });
+}
+
+TEST(CudaRotary, EqualsTheNaiveVersion) {
+  for_rotary_cases([](RotaryCase all, Turn turn) {
+    RotaryCase naive = all;
+    naive.run(turn_rows_naive, turn);
+    const DeviceCopy source(all.source), target(all.target), cosines(all.cosines), sines(all.sines);
+    using Byte = unsigned char;
+    const auto rows =
+        all.rows(source.at<Byte>(0), target.at<Byte>(0), cosines.at<Byte>(0), sines.at<Byte>(0));
+    ASSERT_TRUE(cuda::turn_rows(rows, turn, nullptr).has_value());
+    all.source = source.back();
+    all.target = target.back();
     all.expect_equal(naive);
   });
 }

@@ -1,0 +1,39 @@
+// Rotary position embeddings of rows of heads, in place or not, in one pass.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace artesian::kernels {
+
+/// Says which way pairs are turned: as forward does, or back, which is the gradient.
+enum class Turn : std::uint8_t { Forward, Back };
+
+/// Rows of heads, one row for each token, and the tables of their positions.
+struct RotaryRows {
+  const void* source = nullptr;
+  void* target = nullptr;  // may be the source; the same shape
+  DType dtype = DType::Float32;
+  std::uint64_t rows = 0;
+  std::uint64_t stride = 0;       // elements of a row, at least heads * width
+  std::uint64_t heads = 0;        // from the row's begin on; what follows is copied
+  std::uint64_t width = 0;        // of a head; even
+  std::uint64_t position = 0;     // of the first row; that of each next one is one more
+  std::uint64_t length = 0;       // after which positions begin at 0 again
+  const void* cosines = nullptr;  // [length, width / 2], of the same dtype
+  const void* sines = nullptr;    // likewise
+};
+
+/// Computes for each pair (a, b) = (x[i], x[i + width / 2]) of a head, with cosine c and sine s of
+/// its position and i, in fp32, each operation rounded on its own and to the dtype (r):
+///   Forward: a' = r(r(a * c) - r(b * s));  b' = r(r(b * c) + r(a * s))
+///   Back:    a' = r(r(a * c) + r(b * s));  b' = r(r(b * c) - r(a * s))
+/// A row has the same bits on every instruction set, on the GPU, and beside any other rows.
+/// Shape: as in RotaryRows; aligned to elements only.
+void turn_rows(const RotaryRows& rows, Turn turn) noexcept;
+
+/// The naive version that it equals bit for bit (a NaN: any NaN).
+void turn_rows_naive(const RotaryRows& rows, Turn turn) noexcept;
+
+}  // namespace artesian::kernels
