@@ -43,20 +43,29 @@ struct Heads {
   at::Tensor query, key, value;
 };
 
-Heads own_heads(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
-  const auto project = [&](std::int64_t heads, bool norm) {
-    const at::Tensor split = split_heads(p.linear(input, config.attention_bias), heads);
-    return norm ? rms_norm(split, p.next(), config.norm_epsilon) : split;
+/// Shape: tokens: [samples, length, ...]; result: [samples, heads, length, head].
+at::Tensor apart(const LlamaConfig& config, const at::Tensor& tokens, std::int64_t heads) {
+  return tokens.view({tokens.size(0), tokens.size(1), heads, config.head}).transpose(1, 2);
+}
+
+Heads own_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::Tensor& input) {
+  const auto turned = [&](std::int64_t heads) {
+    at::Tensor tokens = p.linear(input, config.attention_bias);
+    if (config.head_norms) {
+      tokens = rms_norm(tokens.view({tokens.size(0), tokens.size(1), heads, config.head}), p.next(),
+                        config.norm_epsilon);
+    }
+    return apart(config, rotary.turn(tokens, heads), heads);
   };
   Heads heads;
-  heads.query = project(config.heads, config.head_norms);
-  heads.key = project(config.key_value_heads, config.head_norms);
-  heads.value = project(config.key_value_heads, false);
+  heads.query = turned(config.heads);
+  heads.key = turned(config.key_value_heads);
+  heads.value = apart(config, p.linear(input, config.attention_bias), config.key_value_heads);
   return heads;
 }
 
-Heads packed_heads(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
-  const at::Tensor all = p.linear(input, false);
+Heads packed_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::Tensor& input) {
+  const at::Tensor all = rotary.turn(p.linear(input, false), config.heads + config.key_value_heads);
   const std::int64_t queries = config.heads * config.head;
   const std::int64_t keys = config.key_value_heads * config.head;
   return {split_heads(all.narrow(2, 0, queries), config.heads),
@@ -97,11 +106,10 @@ at::Tensor Llama::embed(const at::Tensor& rows, const at::Tensor& ids) const {
 at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& parameters) {
   InOrder p(parameters);
   const at::Tensor normed = rms_norm(input, p.next(), config_.norm_epsilon);
-  const Heads heads =
-      config_.packed ? packed_heads(config_, p, normed) : own_heads(config_, p, normed);
+  const Heads heads = config_.packed ? packed_heads(config_, p, rotary_, normed)
+                                     : own_heads(config_, p, rotary_, normed);
   const double scale = 1.0 / std::sqrt(static_cast<double>(config_.head));
-  const at::Tensor mixed = join_heads(
-      causal_attention(rotary_.turn(heads.query), rotary_.turn(heads.key), heads.value, scale));
+  const at::Tensor mixed = join_heads(causal_attention(heads.query, heads.key, heads.value, scale));
   const at::Tensor attended = input + p.linear(mixed, config_.output_bias);
   const at::Tensor inner = rms_norm(attended, p.next(), config_.norm_epsilon);
   at::Tensor output = attended + p.linear(gated(config_, p, inner), config_.mlp_bias);

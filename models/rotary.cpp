@@ -1,13 +1,19 @@
 #include "models/rotary.h"
 
-#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
+#include "kernels/rotary.h"
+#include "models/kernel_call.h"
+
 namespace artesian::models {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 /// Shape: [width / 2]: 0, 2 / width, 4 / width ...
 at::Tensor exponents(std::int64_t width) {
@@ -79,6 +85,69 @@ at::Tensor llama3(const RotaryConfig& config) {
   return at::where(is_long.logical_or(is_short), stretched, between);
 }
 
+/// Shape: from, to: [samples, length, ...], contiguous; cosines, sines: [length, width / 2].
+kernels::RotaryRows rows_of(const at::Tensor& from, const at::Tensor& to, std::int64_t heads,
+                            const at::Tensor& cosines, const at::Tensor& sines) {
+  const auto rows = static_cast<std::uint64_t>(from.size(0) * from.size(1));
+  return {.source = from.const_data_ptr(),
+          .target = to.mutable_data_ptr(),
+          .dtype = dtype_of(from),
+          .rows = rows,
+          .stride = static_cast<std::uint64_t>(from.numel()) / std::max<std::uint64_t>(rows, 1),
+          .heads = static_cast<std::uint64_t>(heads),
+          .width = static_cast<std::uint64_t>(2 * cosines.size(1)),
+          .length = static_cast<std::uint64_t>(cosines.size(0)),
+          .cosines = cosines.const_data_ptr(),
+          .sines = sines.const_data_ptr()};
+}
+
+void run(const kernels::RotaryRows& all, kernels::Turn turn, c10::Device device) {
+#ifdef ARTESIAN_HAVE_CUDA
+  if (device.is_cuda()) {
+    return enqueue(device,
+                   [&](auto stream) { return kernels::cuda::turn_rows(all, turn, stream); });
+  }
+#endif
+  over_rows(device, all.rows, all.stride, [&](std::uint64_t begin, std::uint64_t end) {
+    kernels::RotaryRows part = all;
+    part.source = advanced(all.source, begin * all.stride, all.dtype);
+    part.target = advanced(all.target, begin * all.stride, all.dtype);
+    part.rows = end - begin;
+    part.position = begin;
+    kernels::turn_rows(part, turn);
+  });
+}
+
+/// True if autograd lets it change in place at no cost: of a view it would copy the whole.
+bool may_change(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_view() &&
+         !(tensor.is_leaf() && tensor.requires_grad());
+}
+
+class TurnHeads : public torch::autograd::Function<TurnHeads> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, std::int64_t heads,
+                            const at::Tensor& cosines, const at::Tensor& sines) {
+    const bool in_place = may_change(given);
+    const at::Tensor source = given.contiguous();
+    const at::Tensor target = in_place ? source : at::empty_like(source);
+    if (in_place) context->mark_dirty({given});
+    run(rows_of(source, target, heads, cosines, sines), kernels::Turn::Forward, given.device());
+    context->save_for_backward({cosines, sines});
+    context->saved_data["heads"] = heads;
+    return target;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor outer = gradients[0].contiguous();
+    const at::Tensor result = at::empty_like(outer);
+    const std::int64_t heads = context->saved_data["heads"].toInt();
+    run(rows_of(outer, result, heads, saved[0], saved[1]), kernels::Turn::Back, outer.device());
+    return {result, {}, {}, {}};
+  }
+};
+
 }  // namespace
 
 at::Tensor Rotary::frequencies(std::int64_t length) const {
@@ -99,15 +168,16 @@ void Rotary::prepare(const at::Tensor& like, std::int64_t length) {
     return;
   }
   const at::Tensor angles = at::outer(at::arange(length, at::kFloat), frequencies(length));
-  const at::Tensor twice = at::cat({angles, angles}, 1);
-  cosines_ = (twice.cos() * config_.attention_factor).to(like.options());
-  sines_ = (twice.sin() * config_.attention_factor).to(like.options());
+  cosines_ = (angles.cos() * config_.attention_factor).to(like.options().requires_grad(false));
+  sines_ = (angles.sin() * config_.attention_factor).to(like.options().requires_grad(false));
 }
 
-at::Tensor Rotary::turn(const at::Tensor& heads) {
-  prepare(heads, heads.size(2));
-  const auto halves = heads.chunk(2, 3);
-  return heads * cosines_ + at::cat({halves[1].neg(), halves[0]}, 3) * sines_;
+at::Tensor Rotary::turn(const at::Tensor& tokens, std::int64_t heads) {
+  TORCH_CHECK(
+      tokens.dim() >= 3 && tokens.numel() >= tokens.size(0) * tokens.size(1) * heads * config_.head,
+      "rotary: got ", tokens.sizes(), ", allowed ", heads, " heads of ", config_.head);
+  prepare(tokens, tokens.size(1));
+  return TurnHeads::apply(tokens, heads, cosines_, sines_);
 }
 
 }  // namespace artesian::models

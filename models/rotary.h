@@ -13,8 +13,11 @@ class Rotary {
   explicit Rotary(RotaryConfig config) : config_(std::move(config)) {}
 
   /// Turns each pair (i, i + width / 2) of each head by position times frequency i.
-  /// Shape: heads, result: [samples, heads, length, width]. Thread: one at a time.
-  at::Tensor turn(const at::Tensor& heads);
+  /// Shape:  tokens, result: [samples, length, ...]: `heads` heads of `width` at the begin of each
+  ///         token's elements; what follows stays.
+  /// Memory: tokens becomes the result, if it is no view and no leaf; nothing is kept of it.
+  /// Thread: one at a time.
+  at::Tensor turn(const at::Tensor& tokens, std::int64_t heads);
 
   /// Shape: [width / 2], fp32, for sequences of `length` tokens.
   at::Tensor frequencies(std::int64_t length) const;
@@ -23,7 +26,7 @@ class Rotary {
   void prepare(const at::Tensor& like, std::int64_t length);
 
   RotaryConfig config_;
-  at::Tensor cosines_;  // [length, width] in the dtype of the heads: of the last length seen
+  at::Tensor cosines_;  // [length, width / 2] in the dtype of the heads: of the last length seen
   at::Tensor sines_;
 };
 

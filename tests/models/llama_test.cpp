@@ -1,7 +1,9 @@
 // Proves that Llama computes what transformers' LlamaForCausalLM does (tests/models/reference.h),
-// that RMSNorm is its formula in every dtype, and that the stated work of a model is that of its
-// parameters.
+// that RMSNorm is its formula in every dtype, that rotary embeddings have the operators' bits, and
+// that the stated work of a model is that of its parameters.
 #include "models/llama.h"
+
+#include <ATen/Parallel.h>
 
 #include "models/flops.h"
 #include "models/rms_norm.h"
@@ -95,6 +97,52 @@ TEST(Rotary, DynamicGrowsWithTheLengthBeyondThePositionsAlone) {
   EXPECT_TRUE(at::equal(rotary.frequencies(5), rotary.frequencies(16)));
   EXPECT_TRUE(at::equal(rotary.frequencies(16), plain.frequencies(16)));
   EXPECT_TRUE(rotary.frequencies(32).lt(rotary.frequencies(16)).narrow(0, 1, 3).all().item<bool>());
+}
+
+/// The bits of LibTorch's operators, forward and backward, where tokens change in place (a product)
+/// and where they must not (a view, a leaf).
+TEST(Rotary, EqualsTheOperators) {
+  at::manual_seed(4);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    Rotary rotary(RotaryConfig{.head = 6, .positions = 16});
+    const at::Tensor leaf = at::randn({2, 11, 4 * 6 + 5}).to(type).requires_grad_(true);
+    const at::Tensor outer = at::randn({2, 11, 4 * 6 + 5}).to(type);
+    const at::Tensor angles = at::outer(at::arange(11, at::kFloat), rotary.frequencies(11));
+    const at::Tensor twice = at::cat({angles, angles}, 1).unsqueeze(1);
+    const at::Tensor heads = leaf.narrow(2, 0, 24).view({2, 11, 4, 6});
+    const auto halves = heads.chunk(2, 3);
+    const at::Tensor turned = heads * twice.cos().to(type) +
+                              at::cat({halves[1].neg(), halves[0]}, 3) * twice.sin().to(type);
+    const at::Tensor expected = at::cat({turned.flatten(2), leaf.narrow(2, 24, 5)}, 2);
+    const at::Tensor gradient = torch::autograd::grad({expected}, {leaf}, {outer})[0];
+    const at::Tensor before = leaf.detach().clone();
+    const at::Tensor product = leaf * 1;
+    for (const at::Tensor& given : {product, leaf.view_as(leaf), leaf}) {
+      const at::Tensor got = rotary.turn(given, 4);
+      EXPECT_EQ(got.data_ptr() == given.data_ptr(), given.is_same(product));
+      EXPECT_TRUE(at::equal(got, expected));
+      EXPECT_TRUE(at::equal(torch::autograd::grad({got}, {leaf}, {outer})[0], gradient));
+      EXPECT_TRUE(at::equal(leaf, before));
+    }
+  }
+}
+
+/// The order of the weight's sum, many groups of rows, is not that of threads.
+TEST(RmsNorm, ItsBitsDoNotDependOnThreads) {
+  at::manual_seed(6);
+  const at::Tensor input = at::randn({3, 1500, 48}).requires_grad_(true);  // groups of groups
+  const at::Tensor weight = at::randn({48}).requires_grad_(true);
+  const at::Tensor outer = at::randn({3, 1500, 48});
+  const auto gradients = [&] {
+    return torch::autograd::grad({rms_norm(input, weight, 1e-5)}, {input, weight}, {outer});
+  };
+  const int threads = at::get_num_threads();
+  const auto expected = gradients();
+  at::set_num_threads(1);
+  const auto got = gradients();
+  at::set_num_threads(threads);
+  EXPECT_TRUE(at::equal(got[0], expected[0]));
+  EXPECT_TRUE(at::equal(got[1], expected[1]));
 }
 
 /// Against the formula in float64, with autograd's gradients.

@@ -1,8 +1,9 @@
 // Proves how many operators of LibTorch the stages of a model take, each of which is at least one
-// launch on a GPU, 5 to 10 us of the host's: a block's forward less than 60, a head's forward and
+// launch on a GPU, 5 to 10 us of the host's: a block's forward less than 20, a head's forward and
 // backward less than 200, however many tokens there are and however large the vocabulary is; and
 // that none of them is known to have no deterministic kernel on a GPU, where it would be an error.
-// An operator counts if it calls no other one and is no view or allocation.
+// An operator counts if it calls no other one and is no view or allocation. Our own kernels do not:
+// in a block of Llama five forward.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
@@ -146,7 +147,7 @@ class Operators : public testing::TestWithParam<const char*> {
   at::Tensor ids_;
 };
 
-TEST_P(Operators, ABlocksForwardTakesLessThan60AndItsBackwardLessThan120) {
+TEST_P(Operators, ABlocksForwardTakesLessThan20AndItsBackwardLessThan60) {
   const std::size_t block = module_->stages().size() - 2;
   const auto given = parameters(block);
   const at::Tensor x = input();
@@ -155,7 +156,7 @@ TEST_P(Operators, ABlocksForwardTakesLessThan60AndItsBackwardLessThan120) {
   {
     const OperatorCounts counts;
     output = forward(block, x, given);
-    EXPECT_LT(counts.launches(), 60) << counts.describe();
+    EXPECT_LT(counts.launches(), 20) << counts.describe();
     EXPECT_GE(counts.launches(), 8) << counts.describe();
     RecordProperty("forward", counts.launches());
     for (const auto& name : counts.names()) EXPECT_EQ(not_deterministic.count(name), 0u) << name;
@@ -165,7 +166,7 @@ TEST_P(Operators, ABlocksForwardTakesLessThan60AndItsBackwardLessThan120) {
   const at::Tensor gradient = at::ones_like(output);
   const OperatorCounts counts;
   torch::autograd::grad({output}, sources, {gradient});
-  EXPECT_LT(counts.launches(), 120) << counts.describe();
+  EXPECT_LT(counts.launches(), 60) << counts.describe();
   EXPECT_GT(counts.launches(), 20) << counts.describe();
   RecordProperty("backward", counts.launches());
   for (const auto& name : counts.names()) EXPECT_EQ(not_deterministic.count(name), 0u) << name;
