@@ -39,6 +39,7 @@ class Contestant:
 
 CONTESTANTS = {
     "artesian_fp32": Contestant("Artesian fp32, offloaded to NVMe", "artesian", "fp32"),
+    "artesian_fp32_ram": Contestant("Artesian fp32, all in RAM", "artesian", "fp32", "ram"),
     "torch_fp32": Contestant("PyTorch fp32, all in RAM", "torch", "fp32"),
     "deepspeed_fp32": Contestant(
         "DeepSpeed fp32, optimizer on NVMe, parameters in RAM", "deepspeed", "fp32", "ram"
@@ -75,7 +76,8 @@ RIVALS = {
     "artesian_bf16_two": ["artesian_bf16"],
     "artesian_bf16_free": ["deepspeed_mid_free", "artesian_bf16"],
     "python_fp32": ["artesian_fp32", "deepspeed_fp32"],
-    "python_fp32_ram": ["torch_fp32"],
+    "artesian_fp32_ram": ["torch_fp32"],
+    "python_fp32_ram": ["torch_fp32", "artesian_fp32_ram"],
     "python_bf16": ["artesian_bf16", "deepspeed_lim", "deepspeed_mid"],
 }
 

@@ -22,8 +22,8 @@ WARM_UP = 5  # steps that are not counted: page faults, the engine's measurement
 CONTESTANTS = {  # words, config
     "torch": ("Trainer, all in RAM", None),
     "deepspeed": ("DeepSpeed, parameters in RAM, optimizer on NVMe", "cpu"),
-    "artesian": ("Artesian, the same config", "cpu"),
-    "artesian_nvme": ("Artesian, both on NVMe", "nvme"),
+    "artesian": ("Artesian, the same config, as much in memory as fits", "cpu"),
+    "artesian_nvme": ("Artesian, both on NVMe, in small budgets", "nvme"),
 }
 AIMS = {"deepspeed": 2.0}
 
@@ -32,11 +32,12 @@ def estimate(options):
     return f"about {max(1, options.trainer_rounds * options.trainer_steps // 7)} minutes"
 
 
-def config_of(params, swap):
-    """What DeepSpeed and we get. Budgets of ours alone are in a section that DeepSpeed ignores."""
+def config_of(model, params, swap):
+    """What DeepSpeed and we get; where we run alone, with budgets of ours."""
     nvme = {"device": "nvme", "nvme_path": str(swap)}
     param = nvme | {"max_in_cpu": 0} if params == "nvme" else {"device": "cpu"}
-    return {
+    small = dict.fromkeys(["device_memory", "host_memory"], step_jobs.MODELS[model][4])
+    return ({"artesian": small} if params == "nvme" else {}) | {
         "zero_optimization": {"stage": 3, "offload_param": param, "offload_optimizer": nvme},
         "aio": step_jobs.AIO,
         "train_batch_size": "auto",
@@ -71,7 +72,7 @@ class Runner:
         command += ["--steps", self.options.trainer_steps, "--model", model]
         if params is not None:
             config = self.work / "trainer.json"
-            config.write_text(json.dumps(config_of(params, swap)))
+            config.write_text(json.dumps(config_of(self.options.trainer_model, params, swap)))
             command += ["--deepspeed", config]
         try:
             return self.started(name, list(map(str, command)))
