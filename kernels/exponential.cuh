@@ -1,4 +1,4 @@
-// What exponential.h defines, on the device.
+// exponential() and sigmoid() of exponential.h on the device.
 #pragma once
 
 #include "kernels/element.cuh"

@@ -1,5 +1,5 @@
-// What exponential.h defines, as vectors, for one dispatch target at a time. Included as
-// simd_inl.h is, which it needs, by kernels alone.
+// exponentials() and sigmoids(): exponential.h's functions on vectors, for one dispatch target at a
+// time. Included as simd_inl.h is, which it needs, by kernels alone.
 //
 // Include guard per target: flips with HWY_TARGET_TOGGLE.
 #if defined(ARTESIAN_KERNELS_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)

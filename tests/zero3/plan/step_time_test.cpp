@@ -540,7 +540,7 @@ TEST(StepTime, StagesOfZeroShareWhatTheyShare) {
   }
 }
 
-// Of four micro-batches that run layer by layer the device adds the gradients, and the host gets
+// The device adds the gradients of four micro-batches that run layer by layer, and the host gets
 // one sum, as of one micro-batch. One by one it adds four.
 TEST(StepTime, OfASeparateDeviceAddsToTheHostsGradientsOnceAGroup) {
   Config config = config_of(Offload::Cpu, Offload::Cpu, DType::BFloat16);
