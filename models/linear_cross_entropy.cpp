@@ -8,6 +8,7 @@
 
 #include "kernels/cross_entropy.h"
 #include "models/kernel_call.h"
+#include "zero3/torch/matrix_tiles.h"
 #include "zero3/torch/module.h"
 
 namespace artesian::models {
@@ -15,8 +16,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr std::int64_t elements_per_tile = 4 << 20;  // 16 MiB in fp32: in the last cache
 
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
   if (!targets.is_cpu() || targets.numel() == 0) return;  // a GPU's would be waited for
@@ -63,33 +62,6 @@ at::Tensor logits_to_gradient(const at::Tensor& logits, const at::Tensor& target
   return sums.log() - picked;
 }
 
-/// A matrix by tiles of its rows, each in `dtype`: a view, or in a buffer that the next one takes.
-class Tiles {
- public:
-  Tiles(const at::Tensor& matrix, at::ScalarType dtype)
-      : matrix_(matrix.detach()), rows_(tile_rows(matrix.size(1))) {
-    if (matrix.scalar_type() == dtype) return;
-    const std::int64_t rows = std::min(rows_, matrix.size(0));
-    buffer_ = at::empty({rows, matrix.size(1)}, matrix.options().dtype(dtype).requires_grad(false));
-  }
-
-  /// Calls `use(first row, tile)` for each in turn.
-  template <typename Use>
-  void each(const Use& use) const {
-    for (std::int64_t first = 0; first < matrix_.size(0); first += rows_) {
-      const std::int64_t count = std::min(rows_, matrix_.size(0) - first);
-      at::Tensor tile = matrix_.narrow(0, first, count);
-      if (buffer_.defined()) tile = buffer_.narrow(0, 0, count).copy_(tile);
-      use(first, tile);
-    }
-  }
-
- private:
-  at::Tensor matrix_;
-  std::int64_t rows_;
-  at::Tensor buffer_;
-};
-
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
@@ -97,11 +69,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                             const WeightGradient& gradient, double loss_multiplier) {
     at::Tensor logits;
     if (input.scalar_type() == at::kFloat) {
-      logits = at::empty({input.size(0), weight.size(0)}, input.options().requires_grad(false));
-      Tiles(weight, at::kFloat).each([&](std::int64_t first, const at::Tensor& tile) {
-        at::Tensor columns = logits.narrow(1, first, tile.size(0));
-        at::mm_out(columns, input, tile.t());
-      });
+      logits = zero3::times_transposed(input, weight);
     } else {
       logits = at::mm(input, weight.t());
     }
@@ -124,10 +92,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const at::Tensor ratio = gradients[0].div(context->saved_data["multiplier"].toDouble());
     at::Tensor input_gradient;
     if (input.scalar_type() == at::kFloat) {
-      input_gradient = at::zeros_like(input);
-      Tiles(weight, at::kFloat).each([&](std::int64_t first, const at::Tensor& tile) {
-        input_gradient.addmm_(difference.narrow(1, first, tile.size(0)), tile);
-      });
+      input_gradient = zero3::times(difference, weight);
     } else {
       input_gradient = at::mm(difference, weight);
     }
@@ -147,24 +112,18 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const auto position = static_cast<std::size_t>(context->saved_data["position"].toInt());
     // A GPU's cache takes no tile, and each would be a launch; the engine gives it no sink.
     if (factor.is_cuda() && sink == nullptr) return at::mm(difference.t(), factor);
-    const std::int64_t rows = tile_rows(weight.size(1));
-    const std::int64_t kept = sink == nullptr ? weight.size(0) : std::min(rows, weight.size(0));
-    at::Tensor buffer = at::empty({kept, weight.size(1)}, factor.options());
-    for (std::int64_t first = 0; first < weight.size(0); first += rows) {
-      const std::int64_t count = std::min(rows, weight.size(0) - first);
-      at::Tensor part = buffer.narrow(0, sink == nullptr ? first : 0, count);
-      at::mm_out(part, difference.narrow(1, first, count).t(), factor);
-      if (sink != nullptr) sink->add(position, first * weight.size(1), part);
-    }
-    return sink == nullptr ? buffer : at::Tensor();
+    at::Tensor whole;
+    if (sink == nullptr) whole = at::empty(weight.sizes(), factor.options());
+    const auto take = [&](std::int64_t first, const at::Tensor& part) {
+      if (sink != nullptr) return sink->add(position, first * weight.size(1), part);
+      whole.narrow(0, first, part.size(0)).copy_(part);
+    };
+    zero3::each_part_of_gradient(difference, factor, take);
+    return whole;
   }
 };
 
 }  // namespace
-
-std::int64_t tile_rows(std::int64_t width) noexcept {
-  return std::max<std::int64_t>(64, elements_per_tile / width / 64 * 64);
-}
 
 at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
                                 const at::Tensor& targets, WeightGradient gradient,

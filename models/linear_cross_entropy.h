@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 namespace at {
 class Tensor;
@@ -22,9 +21,6 @@ struct WeightGradient {
   zero3::GradientSink* sink = nullptr;
   std::size_t position = 0;
 };
-
-/// Rows of a tile of a matrix of this width.
-std::int64_t tile_rows(std::int64_t width) noexcept;
 
 /// Mean over the tokens of the cross entropy of softmax(input weight^T) with the targets.
 /// Shape:    input: [tokens, hidden]; weight: [vocabulary, hidden], of the same dtype, or narrower

@@ -5,6 +5,7 @@
 #include "models/linear_cross_entropy.h"
 
 #include "tests/models/reference.h"
+#include "zero3/torch/matrix_tiles.h"
 
 namespace artesian::models {
 namespace {
@@ -51,7 +52,7 @@ struct Case {
   Case() {
     at::manual_seed(3);
     input = at::randn({6, hidden});
-    weight = at::randn({2 * tile_rows(hidden) + 100, hidden}).mul_(0.05);
+    weight = at::randn({2 * zero3::tile_rows(hidden) + 100, hidden}).mul_(0.05);
     targets = at::randint(weight.size(0), {6}, at::kLong);
   }
   const std::int64_t hidden = 4096;
@@ -185,14 +186,6 @@ TEST(LinearCrossEntropy, AFrozenWeightsGradientIsNotComputed) {
   const auto of_input = torch::autograd::grad({loss}, {x}, {at::full({}, 64.0f)})[0];
   EXPECT_TRUE(at::equal(of_input, run(of.input, of.weight, of.targets).of_input));
   EXPECT_EQ(sink.parts, 0);
-}
-
-TEST(LinearCrossEntropy, TilesHaveWholeGroupsOfRows) {
-  for (const std::int64_t width : {1, 3, 768, 4096, 20000, 1 << 24}) {
-    EXPECT_GE(tile_rows(width), 64);
-    EXPECT_EQ(tile_rows(width) % 64, 0);
-  }
-  EXPECT_LE(tile_rows(768) * 768, 4 << 20);
 }
 
 }  // namespace

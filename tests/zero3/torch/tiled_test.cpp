@@ -2,9 +2,9 @@
 // state are, on a separate device too, and that spare device memory keeps optimizer state.
 #include <ATen/Parallel.h>
 
-#include "models/linear_cross_entropy.h"
 #include "tests/support/separate_device.h"
 #include "tests/zero3/torch/equality.h"
+#include "zero3/torch/matrix_tiles.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -18,7 +18,7 @@ class Tiled : public Equality {
   Tiled() : Equality(tall) {
     at::set_num_threads(2);
     const auto rows =
-        static_cast<std::uint64_t>(models::tile_rows(static_cast<std::int64_t>(scale.hidden)));
+        static_cast<std::uint64_t>(tile_rows(static_cast<std::int64_t>(scale.hidden)));
     EXPECT_GT(scale.vocab, 2 * rows);
   }
   static Choice in_memory(int dtype, int head) {
