@@ -49,9 +49,7 @@ void check_lookup(const std::vector<ParameterSpec>& parameters,
   if (!spec.lookup.has_value()) return;
   const std::string where = fmt::format("module.stages()[{}] {}", stage, spec.name);
   const auto& own = spec.parameters;
-  if (stage != 0) {
-    faults.add(where, "lookup is for stage 0 alone; use at::embedding in forward()");
-  } else if (std::find(own.begin(), own.end(), *spec.lookup) == own.end()) {
+  if (std::find(own.begin(), own.end(), *spec.lookup) == own.end()) {
     faults.add(where, fmt::format("lookup names parameter {}, which is not in the stage's list",
                                   *spec.lookup));
   } else if (*spec.lookup < parameters.size() && parameters[*spec.lookup].shape.size() != 2) {

@@ -22,7 +22,8 @@ struct ParameterSpec {
   std::optional<std::uint64_t> zero_row = std::nullopt;
   /// A large matrix that its stage works on in tiles, in each as it needs it: forward() gets it in
   /// the dtype in which it is stored where the host computes, and its gradient goes to
-  /// Batch::gradients. So neither is whole in the compute dtype anywhere.
+  /// Batch::gradients. So neither is whole in the compute dtype anywhere. Of a model that somebody
+  /// else runs: one that UnitUses::look_up and multiply read.
   bool tiled = false;
   /// Which set of optimizer constants it is updated with: GroupOptions in step/parameter_groups.h.
   std::uint32_t group = 0;
@@ -40,9 +41,10 @@ struct ParameterSpec {
 struct StageSpec {
   std::string name;                       // "h.3"; names the unit in messages and timelines
   std::vector<std::uint32_t> parameters;  // gathered for this stage: indices into parameters()
-  /// Stage 0 only: the parameter, [rows, width], that is looked up by token id. The engine gathers
-  /// it, hands its rows to forward() as `input`, and adds the rows' gradients by itself, never as a
-  /// dense tensor.
+  /// The parameter, [rows, width], that is looked up by token id, and not gathered in backward; its
+  /// rows' gradients are never a dense tensor. A Module has it in stage 0 alone: the engine hands
+  /// the rows to forward() as `input`. Of a model that somebody else runs, UnitUses::look_up has
+  /// them in any stage.
   std::optional<std::uint32_t> lookup;
 };
 

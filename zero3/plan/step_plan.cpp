@@ -361,9 +361,13 @@ class DryRun {
   }
 
   void add_rows() {
-    const auto& lookup = request_.stages->front().lookup;
-    if (!lookup.has_value()) return;
-    const ParameterPlace& place = layout_.places[*lookup];
+    for (const StageSpec& stage : *request_.stages) {
+      if (stage.lookup.has_value()) add_rows_of(*stage.lookup);
+    }
+  }
+
+  void add_rows_of(std::uint32_t parameter) {
+    const ParameterPlace& place = layout_.places[parameter];
     if (!layout_.units[place.unit].trainable) return;
     StepEvent& event = add(Kind::Rows, place.unit);
     event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
@@ -381,7 +385,7 @@ class DryRun {
       }
     }
     if (spilled(place.unit)) {
-      move_spilled(place.unit, !started_[place.unit], touched(place.unit, {*lookup}),
+      move_spilled(place.unit, !started_[place.unit], touched(place.unit, {parameter}),
                    event.moved.grad);
     }
     started_[place.unit] = true;

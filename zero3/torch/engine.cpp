@@ -1,5 +1,7 @@
 #include "zero3/torch/engine.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -44,9 +46,26 @@ class Engine::Impl {
   Result<SaveRequest> with_facts(SaveRequest request) const;
 };
 
+namespace {
+
+/// UnitGraphs looks up for stage 0.
+Result<void> check_lookups(const std::vector<StageSpec>& stages) {
+  for (std::size_t stage = 1; stage < stages.size(); ++stage) {
+    if (!stages[stage].lookup.has_value()) continue;
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("module.stages()[{}] {}: lookup is for stage 0 alone; use "
+                                  "at::embedding in forward()",
+                                  stage, stages[stage].name));
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<void> Engine::Impl::build() {
   make_first_calls();
   ARTESIAN_TRY_VOID(check_shape(module.parameters(), module.stages()));
+  ARTESIAN_TRY_VOID(check_lookups(module.stages()));
   ARTESIAN_TRY_VOID(open_device());
   ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native(config.param_dtype)));
   tell_compute_dtype(config, compute_dtype);

@@ -26,12 +26,17 @@ at::Tensor MatrixTiles::tile_at(std::int64_t first, std::int64_t count) const {
   return buffer_.defined() ? buffer_.narrow(0, 0, count).copy_(tile) : tile;
 }
 
-at::Tensor times_transposed(const at::Tensor& input, const at::Tensor& matrix) {
+at::Tensor times_transposed(const at::Tensor& input, const at::Tensor& matrix,
+                            const at::Tensor& bias) {
   const at::Tensor product =
       at::empty({input.size(0), matrix.size(0)}, input.options().requires_grad(false));
   MatrixTiles(matrix, at::kFloat).each([&](std::int64_t first, const at::Tensor& tile) {
     at::Tensor columns = product.narrow(1, first, tile.size(0));
-    at::mm_out(columns, input, tile.t());
+    if (bias.defined()) {
+      at::addmm_out(columns, bias.narrow(0, first, tile.size(0)), input, tile.t());
+    } else {
+      at::mm_out(columns, input, tile.t());
+    }
   });
   return product;
 }

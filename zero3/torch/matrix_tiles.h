@@ -36,9 +36,11 @@ class MatrixTiles {
   at::Tensor buffer_;
 };
 
-/// input matrix^T, tile by tile, in fp32.
-/// Shape: input: [n, width], fp32; matrix: [rows, width]. Returns [n, rows].
-at::Tensor times_transposed(const at::Tensor& input, const at::Tensor& matrix);
+/// input matrix^T + bias, tile by tile, in fp32.
+/// Shape: input: [n, width], fp32; matrix: [rows, width]; bias: [rows], fp32, or undefined: none.
+/// Returns [n, rows].
+at::Tensor times_transposed(const at::Tensor& input, const at::Tensor& matrix,
+                            const at::Tensor& bias = {});
 /// factor matrix, tile by tile, in fp32: a tile's products are added to the sum over those before.
 /// Shape: factor: [n, rows], fp32; matrix: [rows, width]. Returns [n, width].
 at::Tensor times(const at::Tensor& factor, const at::Tensor& matrix);

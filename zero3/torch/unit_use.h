@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,9 +19,28 @@ namespace artesian::zero3 {
 
 inline constexpr int no_task = -1;  // of autograd's graph tasks
 
-/// Left by a use that died while it held its stage.
+inline int current_task() {
+  return torch::autograd::get_current_graph_task_id();
+}
+
+/// True if it accumulates what comes to this node, rather than only handing it to the caller.
+inline bool accumulates_in_current_task(torch::autograd::Node* accumulator) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return true;
+  const auto found = info->find(accumulator);
+  return found != info->end() && found->second.needed_;
+}
+
+/// True if the caller looks at this leaf's gradient where autograd accumulates it.
+inline bool has_hooks(const torch::autograd::Node& accumulator) {
+  auto& node = const_cast<torch::autograd::Node&>(accumulator);
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         node.tensor_post_acc_grad_hooks() != nullptr;
+}
+
+/// Left by a use that died while it held its accesses.
 struct UnitUses::Word {
-  std::vector<std::uint32_t> stages{};
+  std::vector<std::uint32_t> accesses{};
   Word* next = nullptr;
 };
 
@@ -67,10 +87,14 @@ struct UnitUses::Use {
     std::vector<Sum> sums{};
   };
 
-  Use(std::shared_ptr<Link> owner, const std::vector<std::uint32_t>& its_stages)
-      : link(std::move(owner)), stages(its_stages), word(std::make_unique<Word>()) {
+  Use(std::shared_ptr<Link> owner, const std::vector<std::uint32_t>& its_stages,
+      std::vector<std::uint32_t> its_accesses)
+      : link(std::move(owner)),
+        stages(its_stages),
+        accesses(std::move(its_accesses)),
+        word(std::make_unique<Word>()) {
     link->alive.fetch_add(1, std::memory_order_relaxed);
-    word->stages = stages;
+    word->accesses = accesses;
   }
   ~Use() {
     link->alive.fetch_sub(1, std::memory_order_relaxed);
@@ -88,10 +112,11 @@ struct UnitUses::Use {
   bool is_open_in(int current) const noexcept { return inner.open && inner.task == current; }
 
   const std::shared_ptr<Link> link;
-  const std::vector<std::uint32_t> stages;  // the module's, and others' that it reads
+  const std::vector<std::uint32_t> stages;    // the module's, and others' that it reads
+  const std::vector<std::uint32_t> accesses;  // what is entered for them in backward
   std::vector<Ender> enders;
   std::unique_ptr<Word> word;
-  bool holds = false;          // its stages
+  bool holds = false;          // its accesses
   Opened inner;                // of the task that has opened it last
   std::vector<Opened> around;  // of those around that one in which it is open, the outermost first
 };

@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "zero3/plan/step_accesses.h"
 #include "zero3/torch/storage_refusal.h"
 #include "zero3/torch/unit_use.h"
 
@@ -25,10 +26,6 @@ using torch::autograd::variable_list;
 
 namespace {
 
-int current_task() {
-  return torch::autograd::get_current_graph_task_id();
-}
-
 /// True if the graph task that runs on this thread executes the node.
 bool runs_in_current_task(Node* node) {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
@@ -39,25 +36,10 @@ bool runs_in_current_task(Node* node) {
   return found != info->end() && found->second.should_execute();
 }
 
-/// True if it accumulates what comes to this node, rather than only handing it to the caller.
-bool accumulates_in_current_task(Node* accumulator) {
-  const auto* info = torch::autograd::get_current_graph_task_exec_info();
-  if (info == nullptr || info->empty()) return true;
-  const auto found = info->find(accumulator);
-  return found != info->end() && found->second.needed_;
-}
-
 const AccumulateGrad* as_accumulator(const Node* node) {
   // A leaf's node has the largest number, which spares the others the cast.
   if (node->sequence_nr() != ~std::uint64_t{0}) return nullptr;
   return dynamic_cast<const AccumulateGrad*>(node);
-}
-
-/// True if the caller looks at this leaf's gradient where autograd accumulates it.
-bool has_hooks(const Node& accumulator) {
-  auto& node = const_cast<Node&>(accumulator);
-  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
-         node.tensor_post_acc_grad_hooks() != nullptr;
 }
 
 /// The node that computes the tensor, and that of the tensor it is a view of.
@@ -150,10 +132,18 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
       layout_(core.layout()),
       watch_(core, tensors),
       link_(std::make_shared<Link>(this)),
-      stage_holds_(layout_.stages.size(), 0),
+      accesses_(layout_.stages),
       unit_holds_(layout_.units.size(), 0),
       away_(layout_.units.size(), false),
       added_(layout_.places.size(), false) {
+  const auto& stages = core.shape().stages;
+  for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
+    AccessOrder::Access units = backward_units(layout_, stages, stage);
+    const bool less = units != accesses_[stage];
+    in_backward_.push_back(less ? static_cast<std::uint32_t>(accesses_.size()) : stage);
+    if (less) accesses_.push_back(std::move(units));
+  }
+  holds_.assign(accesses_.size(), 0);
   for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
     const at::Tensor& tensor = tensors_.at(parameter);
     parameter_of_[tensor.unsafeGetTensorImpl()] = parameter;
@@ -225,12 +215,13 @@ void UnitUses::raise(Result<void> result) {
   TORCH_CHECK(false, error_->to_string());
 }
 
-Result<void> UnitUses::hold(std::uint32_t stage) {
-  if (stage_holds_[stage]++ > 0) return {};
-  const AccessOrder::Access& units = layout_.stages[stage];
+Result<void> UnitUses::hold(std::uint32_t access) {
+  if (holds_[access]++ > 0) return {};
+  const AccessOrder::Access& units = accesses_[access];
+  if (units.empty()) return {};
   auto entered = core_.remember(core_.enter(units));
   if (!entered.has_value()) {
-    --stage_holds_[stage];
+    --holds_[access];
     return entered;
   }
   for (const std::uint32_t unit : units) {
@@ -239,16 +230,17 @@ Result<void> UnitUses::hold(std::uint32_t stage) {
     tensors_.bind(unit, core_.data(unit));
     watch_.remember(unit, /*readable=*/false);
   }
-  const auto open = static_cast<std::size_t>(std::count_if(
-      stage_holds_.begin(), stage_holds_.end(), [](std::uint32_t holds) { return holds > 0; }));
+  const auto open = static_cast<std::size_t>(
+      std::count_if(holds_.begin(), holds_.end(), [](std::uint32_t holds) { return holds > 0; }));
   open_max_ = std::max(open_max_, open);
   return {};
 }
 
-Result<void> UnitUses::release(std::uint32_t stage) {
-  ARTESIAN_CHECK(stage_holds_[stage] > 0, stage);
-  if (--stage_holds_[stage] > 0) return {};
-  const AccessOrder::Access& units = layout_.stages[stage];
+Result<void> UnitUses::release(std::uint32_t access) {
+  ARTESIAN_CHECK(holds_[access] > 0, access);
+  if (--holds_[access] > 0) return {};
+  const AccessOrder::Access& units = accesses_[access];
+  if (units.empty()) return {};
   auto unchanged = Result<void>();
   for (const std::uint32_t unit : units) {
     ARTESIAN_CHECK(unit_holds_[unit] > 0, unit);
@@ -260,10 +252,10 @@ Result<void> UnitUses::release(std::uint32_t stage) {
   return unchanged;
 }
 
-Result<void> UnitUses::release_all(const std::vector<std::uint32_t>& stages) {
+Result<void> UnitUses::release_all(const std::vector<std::uint32_t>& accesses) {
   auto outcome = Result<void>();
-  for (const std::uint32_t stage : stages) {  // all of them: what stays pinned, stays for ever
-    auto released = release(stage);
+  for (const std::uint32_t access : accesses) {  // all of them: what stays pinned, stays for ever
+    auto released = release(access);
     if (outcome.has_value()) outcome = std::move(released);
   }
   return outcome;
@@ -274,7 +266,7 @@ Result<void> UnitUses::read_words() {
   Word* word = link_->words.exchange(nullptr, std::memory_order_acquire);
   auto outcome = Result<void>();
   for (Word* at = word; at != nullptr; at = at->next) {
-    auto released = release_all(at->stages);
+    auto released = release_all(at->accesses);
     if (outcome.has_value()) outcome = std::move(released);
   }
   Link::forget(word);
@@ -330,7 +322,7 @@ Result<void> UnitUses::end_call() {
 Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
   ARTESIAN_TRY_VOID(begin_call(pass));
   std::vector<std::uint32_t> stages;
-  if (module < stage_holds_.size()) stages.push_back(module);
+  if (module < layout_.stages.size()) stages.push_back(module);
   const auto others = others_.find(module);
   if (others != others_.end()) {
     stages.insert(stages.end(), others->second.begin(), others->second.end());
@@ -369,14 +361,11 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   std::shared_ptr<Use> use;
   if (at::GradMode::is_enabled() && !frame.stages.empty()) use = walk(frame, outputs);
   hand_over(frame, outputs);
-  auto left = Result<void>();
   if (use != nullptr && current_task() != no_task) {
     ARTESIAN_TRY_VOID(release_ahead());
-    use->holds = true;  // made by a recomputation: its backward comes next
-    open_.push_back(use);
-  } else {
-    left = release_all(frame.stages);
+    ARTESIAN_TRY_VOID(hold_all(use));  // made by a recomputation: its backward comes next
   }
+  auto left = release_all(frame.stages);
   ARTESIAN_TRY_VOID(end_call());
   return left;
 }
@@ -392,7 +381,7 @@ void UnitUses::hand_over(const Frame& frame, std::span<const at::Tensor> outputs
     if (known == parameter_of_.end() || stage_of(known->second, callers).has_value()) continue;
     const auto stage = stage_of(known->second, frame.stages);
     if (!stage.has_value()) continue;
-    ++stage_holds_[*stage];
+    ++holds_[*stage];
     callers.push_back(*stage);
   }
 }
@@ -424,7 +413,12 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
     visit_nodes(output, [&](const std::shared_ptr<Node>& node) { visit(node.get()); });
   }
   if (found.empty()) return nullptr;
-  auto use = std::make_shared<Use>(link_, frame.stages);
+  std::vector<std::uint32_t> accesses = frame.stages;
+  for (std::uint32_t& access : accesses) {
+    // Who reads another module's table may need it in backward.
+    if (access == frame.module) access = in_backward_[access];
+  }
+  auto use = std::make_shared<Use>(link_, frame.stages, std::move(accesses));
   for (std::size_t index = 0; index < found.size(); ++index) {  // grows
     Node& node = *found[index];
     auto ending = std::make_unique<EndingHook>(use, node);
@@ -487,15 +481,18 @@ void UnitUses::follow_task(int task) {
   });
 }
 
+Result<void> UnitUses::hold_all(const std::shared_ptr<Use>& use) {
+  for (const std::uint32_t access : use->accesses) ARTESIAN_TRY_VOID(hold(access));
+  use->holds = true;
+  open_.push_back(use);
+  return {};
+}
+
 Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
   Use& use = *opened;
   follow_task(task);
   ARTESIAN_TRY_VOID(read_words());
-  if (!use.holds) {
-    for (const std::uint32_t stage : use.stages) ARTESIAN_TRY_VOID(hold(stage));
-    use.holds = true;
-    open_.push_back(opened);
-  }
+  if (!use.holds) ARTESIAN_TRY_VOID(hold_all(opened));
   if (use.inner.open) use.around.push_back(std::move(use.inner));  // a checkpoint's, in its middle
   use.inner = {.task = task, .open = true};
   for (const Use::Ender& ender : use.enders) {
@@ -533,7 +530,7 @@ Result<void> UnitUses::close(Use& use) {
     const std::shared_ptr<Use> alive = other.lock();
     return alive == nullptr || alive.get() == &use;
   });
-  ARTESIAN_TRY_VOID(release_all(use.stages));
+  ARTESIAN_TRY_VOID(release_all(use.accesses));
   if (!added) return {};
   return core_.remember(core_.stage_accumulated(use.stages.front()));
 }
@@ -556,19 +553,21 @@ Result<void> UnitUses::take(Use& use, std::uint32_t parameter, at::Tensor gradie
   return add(parameter, std::exchange(sum.gradient, at::Tensor()));
 }
 
-Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) {
+Result<void> UnitUses::check_added(std::uint32_t parameter, const at::Tensor& gradient) const {
   const std::string& name = core_.shape().parameters[parameter].name;
   if (gradient.requires_grad()) {
     return make_error(ErrorCode::Unsupported, "backward(create_graph=True): parameter \"" + name +
                                                   "\": not supported: gradients are not kept as "
                                                   "tensors; leave create_graph out");
   }
-  if (gradient.layout() != c10::kStrided) {
-    return make_error(ErrorCode::Unsupported,
-                      "parameter \"" + name +
-                          "\": a sparse gradient is not supported yet: make "
-                          "the nn.Embedding with sparse=False");
-  }
+  if (gradient.layout() == c10::kStrided) return {};
+  return make_error(ErrorCode::Unsupported, "parameter \"" + name +
+                                                "\": a sparse gradient is not supported yet: make "
+                                                "the nn.Embedding with sparse=False");
+}
+
+Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) {
+  ARTESIAN_TRY_VOID(check_added(parameter, gradient));
   ARTESIAN_TRY_VOID(ready_for_gradients());
   const ParameterPlace& place = layout_.places[parameter];
   ARTESIAN_CHECK(gradient.numel() == static_cast<std::int64_t>(place.numel), parameter);
@@ -625,7 +624,7 @@ Result<void> UnitUses::release_open() {
     use->holds = use->inner.open = false;
     use->inner.sums.clear();
     use->around.clear();
-    ARTESIAN_TRY_VOID(release_all(use->stages));
+    ARTESIAN_TRY_VOID(release_all(use->accesses));
   }
   return read_words();
 }

@@ -76,6 +76,17 @@ class UnitUses {
   /// It ends. `outputs`: all tensors in what it returned; none after an exception. A call whose
   /// enter() failed is no call. Errors: as enter.
   Result<void> leave(std::uint32_t module, std::span<const at::Tensor> outputs);
+  /// Rows of a tiled parameter, [rows, width], in the dtype that is computed in. Its gradient is
+  /// added row by row, and is nowhere dense; in backward its unit is not gathered for the stage
+  /// whose look-up it is.
+  /// Shape: ids: [...], int64; returns [..., width]. Rows `padding` get no gradient; -1: all do.
+  /// Throws what at::embedding throws.
+  at::Tensor look_up(std::uint32_t parameter, const at::Tensor& ids, std::int64_t padding);
+  /// at::linear with a tiled parameter, [rows, width], in the dtype that is computed in, or in that
+  /// of autocast. Where that is fp32 and the parameter is stored in 16 bit, it is expanded by
+  /// tiles. Its gradient is made by tiles, each added at once. Shape: input: [..., width]; bias:
+  /// [rows], or undefined; returns [..., rows]. Throws what at::linear throws.
+  at::Tensor multiply(std::uint32_t parameter, const at::Tensor& input, const at::Tensor& bias);
   /// The innermost call is about to read a parameter. Where that belongs to another module, it is
   /// gathered at once, and from here on with each call of this one. Errors: as enter.
   Result<void> gather(std::uint32_t parameter);
@@ -119,6 +130,9 @@ class UnitUses {
   class OpeningHook;
   class EndingHook;
   class AccumulateHook;
+  struct LookUp;  // functions of autograd, whose backward adds what it makes by itself
+  struct Multiply;
+  struct Table;  // what they know of a parameter
 
   struct Frame {
     std::uint32_t module = 0;
@@ -130,9 +144,10 @@ class UnitUses {
   Result<void> begin_pass(Pass pass);
   Result<void> open_forward();
   Result<void> close_forward_and_backward();
-  Result<void> hold(std::uint32_t stage);
-  Result<void> release(std::uint32_t stage);
-  Result<void> release_all(const std::vector<std::uint32_t>& stages);
+  Result<void> hold(std::uint32_t access);
+  Result<void> hold_all(const std::shared_ptr<Use>& use);
+  Result<void> release(std::uint32_t access);
+  Result<void> release_all(const std::vector<std::uint32_t>& accesses);
   void bind_persistent();
   void bind_for_long(std::uint32_t unit);
   void put_persistent_away();
@@ -148,6 +163,12 @@ class UnitUses {
   Result<void> close(Use& use);
   Result<void> take(Use& use, std::uint32_t parameter, at::Tensor gradient);
   Result<void> add(std::uint32_t parameter, const at::Tensor& gradient);
+  Result<void> check_added(std::uint32_t parameter, const at::Tensor& gradient) const;
+  bool takes_by_itself(std::uint32_t parameter) const;
+  Result<void> add_rows(std::uint32_t parameter, const at::Tensor& ids, const at::Tensor& gradient,
+                        std::int64_t padding);
+  Result<void> add_tiles(std::uint32_t parameter, const at::Tensor& factor,
+                         const at::Tensor& input);
   Result<void> ready_for_gradients();
   Result<void> end_task(int task);
   Result<void> release_open();
@@ -166,7 +187,11 @@ class UnitUses {
   std::vector<Frame> frames_;
   bool evaluating_ = false;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> others_;  // stages, by module
-  std::vector<std::uint32_t> stage_holds_;
+  /// What is entered for a stage, by its number; and behind all, for those whose backward gathers
+  /// less.
+  std::vector<AccessOrder::Access> accesses_;
+  std::vector<std::uint32_t> in_backward_;  // by stage: the number of its access there
+  std::vector<std::uint32_t> holds_;        // by access
   std::vector<std::uint32_t> unit_holds_;
   std::vector<bool> away_;  // by unit: persistent, and not bound since the last step
   std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor, and by storage

@@ -29,6 +29,8 @@ TEST(MatrixTiles, ProductsAreThoseOfTheWholeMatrix) {
   const at::Tensor columns = times_transposed(input, matrix);
   EXPECT_TRUE(near(columns, at::mm(input, whole.t())));
   EXPECT_TRUE(at::equal(columns, times_transposed(input, whole)));
+  const at::Tensor bias = at::randn({rows});
+  EXPECT_TRUE(near(times_transposed(input, matrix, bias), columns + bias));
   const at::Tensor sum = times(factor, matrix);
   EXPECT_TRUE(near(sum, at::mm(factor, whole)));
   EXPECT_TRUE(at::equal(sum, times(factor, whole)));

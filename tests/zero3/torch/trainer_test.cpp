@@ -612,6 +612,20 @@ TEST_F(Trainer, ALookUpMayStandBesideALayerWhoseBackwardNeedsItsWeight) {
   }
 }
 
+TEST_F(Trainer, ALookUpOfALaterStageIsAnError) {
+  const std::vector<ParameterSpec> parameters{{.name = "first", .shape = {width, width}},
+                                              {.name = "table", .shape = {10, width}}};
+  Stages module(parameters,
+                {{.name = "first", .parameters = {0}, .lookup = {}},
+                 {.name = "later", .parameters = {1}, .lookup = 1}},
+                {});
+  const auto made = Engine::create(module, config(), {});
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code, ErrorCode::Invalid);
+  EXPECT_NE(made.error().message.find("stages()[1] later: lookup is for stage 0"),
+            std::string::npos);
+}
+
 TEST_F(Trainer, AParameterThatAForwardLeavesOutStaysAsItWas) {
   // "idle" is in a stage but not in its graph; "below" is under a stage that cuts the graph.
   Stages module(

@@ -1,0 +1,203 @@
+// UnitUses' functions of tables: large matrices whose gradients are nowhere whole. Their nodes have
+// an edge to the parameter, as any other that reads it, and hand on an undefined gradient there:
+// what they make, they add by themselves. Where somebody else asks for it, they hand it on whole.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/nonzero.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "zero3/torch/matrix_tiles.h"
+#include "zero3/torch/unit_use.h"
+#include "zero3/torch/unit_uses.h"
+
+namespace artesian::zero3 {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// A table's parameter, as its nodes know it: they may outlive the engine.
+struct UnitUses::Table final : torch::CustomClassHolder {
+  Table(std::shared_ptr<Link> owner, std::uint32_t number)
+      : link(std::move(owner)), parameter(number) {}
+
+  static const char* key() { return "table"; }
+  static const Table& of(const AutogradContext& context) {
+    return static_cast<const Table&>(*context.saved_data.at(key()).toCapsule());
+  }
+
+  /// Who takes the gradient by itself; null: it goes to autograd.
+  UnitUses* taker() const {
+    UnitUses* const uses = link->uses;
+    return uses != nullptr && uses->takes_by_itself(parameter) ? uses : nullptr;
+  }
+
+  const std::shared_ptr<Link> link;
+  const std::uint32_t parameter;
+};
+
+struct UnitUses::LookUp : torch::autograd::Function<LookUp> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight,
+                            const at::Tensor& ids, std::int64_t padding, at::ScalarType dtype,
+                            const c10::intrusive_ptr<Table>& table) {
+    context->saved_data[Table::key()] = c10::IValue::make_capsule(table);
+    context->saved_data["rows"] = weight.size(0);
+    context->saved_data["padding"] = padding;
+    context->save_for_backward({ids});
+    const at::AutoDispatchBelowADInplaceOrView no_views;  // so that it may be changed in place
+    return at::embedding(weight, ids, padding).to(dtype);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    at::Tensor whole;
+    if (context->needs_input_grad(0)) {
+      const at::Tensor ids = context->get_saved_variables()[0];
+      const std::int64_t padding = context->saved_data["padding"].toInt();
+      const Table& table = Table::of(*context);
+      UnitUses* const taker = table.taker();
+      if (taker != nullptr) {
+        taker->raise(taker->add_rows(table.parameter, ids, gradients[0], padding));
+      } else {
+        whole = at::embedding_dense_backward(gradients[0], ids, context->saved_data["rows"].toInt(),
+                                             padding, /*scale_grad_by_freq=*/false);
+      }
+    }
+    return {whole, {}, {}, {}, {}};
+  }
+};
+
+struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
+  /// True where the matrix is expanded by tiles. In 16 bit a sum over tiles would be rounded at
+  /// each.
+  static bool by_tiles(const at::Tensor& input, const at::Tensor& weight) {
+    return input.scalar_type() == at::kFloat && weight.scalar_type() != at::kFloat;
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& added,
+                            const c10::intrusive_ptr<Table>& table) {
+    const at::Tensor bias = added.value_or(at::Tensor());
+    context->saved_data[Table::key()] = c10::IValue::make_capsule(table);
+    context->saved_data["bias"] = bias.defined();
+    context->save_for_backward({input, weight});
+    const at::AutoDispatchBelowADInplaceOrView no_views;  // so that it may be changed in place
+    if (!by_tiles(input, weight)) return at::linear(input, weight.to(input.scalar_type()), bias);
+    std::vector<std::int64_t> shape = input.sizes().vec();
+    shape.back() = weight.size(0);
+    return times_transposed(rows_of(input), weight, bias).view(shape);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& input = saved[0];
+    const at::Tensor& weight = saved[1];
+    const at::Tensor factor = rows_of(gradients[0]);
+    at::Tensor of_input;
+    if (context->needs_input_grad(0)) {
+      of_input = by_tiles(input, weight) ? times(factor, weight)
+                                         : at::mm(factor, weight.to(input.scalar_type()));
+      of_input = of_input.view(input.sizes());
+    }
+    at::Tensor of_weight;
+    if (context->needs_input_grad(1)) {
+      const Table& table = Table::of(*context);
+      UnitUses* const taker = table.taker();
+      if (taker != nullptr) {
+        taker->raise(taker->add_tiles(table.parameter, factor, rows_of(input)));
+      } else {
+        of_weight = at::mm(factor.t(), rows_of(input));
+      }
+    }
+    at::Tensor of_bias;
+    const bool has_bias = context->saved_data["bias"].toBool();
+    if (has_bias && context->needs_input_grad(2)) of_bias = factor.sum(0);
+    return {of_input, of_weight, of_bias, {}};
+  }
+
+ private:
+  static at::Tensor rows_of(const at::Tensor& tensor) {
+    return tensor.reshape({-1, tensor.size(-1)});
+  }
+};
+
+at::Tensor UnitUses::look_up(std::uint32_t parameter, const at::Tensor& ids, std::int64_t padding) {
+  return LookUp::apply(tensors_.at(parameter), ids, padding, scalar_type(core_.compute_dtype()),
+                       c10::make_intrusive<Table>(link_, parameter));
+}
+
+at::Tensor UnitUses::multiply(std::uint32_t parameter, const at::Tensor& input,
+                              const at::Tensor& bias) {
+  const bool casts = at::autocast::is_autocast_enabled(at::kCPU);
+  const auto dtype =
+      casts ? at::autocast::get_autocast_dtype(at::kCPU) : scalar_type(core_.compute_dtype());
+  const auto added = bias.defined() ? std::optional(bias.to(dtype)) : std::nullopt;
+  return Multiply::apply(input.to(dtype), tensors_.at(parameter), added,
+                         c10::make_intrusive<Table>(link_, parameter));
+}
+
+/// False where autograd shall have the gradient of a tiled parameter as a tensor.
+bool UnitUses::takes_by_itself(std::uint32_t parameter) const {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensors_.at(parameter));
+  return accumulator != nullptr && accumulates_in_current_task(accumulator.get()) &&
+         !has_hooks(*accumulator);
+}
+
+/// Adds the gradients of rows, [..., width]; the sum over those of one row is made in fp32.
+Result<void> UnitUses::add_rows(std::uint32_t parameter, const at::Tensor& ids,
+                                const at::Tensor& gradient, std::int64_t padding) {
+  ARTESIAN_TRY_VOID(check_added(parameter, gradient));
+  ARTESIAN_TRY_VOID(ready_for_gradients());
+  added_[parameter] = true;
+  const std::int64_t width = gradient.size(-1);
+  at::Tensor rows = ids.reshape(-1).to(at::kLong).contiguous();
+  const at::Tensor values = gradient.reshape({-1, width}).to(at::kFloat).contiguous();
+  std::vector<std::int64_t> taken;
+  std::vector<const float*> starts;
+  const auto* row = rows.const_data_ptr<std::int64_t>();
+  const auto* value = values.const_data_ptr<float>();
+  for (std::int64_t index = 0; index < rows.numel(); ++index) {
+    if (row[index] == padding) continue;
+    taken.push_back(row[index]);
+    starts.push_back(value + index * width);
+  }
+  core_.counters().bytes_to_host +=
+      taken.size() * static_cast<std::uint64_t>(width) * core_.gradients().element_size();
+  return core_.remember(
+      core_.gradients().add_rows(parameter, taken, starts, static_cast<std::uint64_t>(width)));
+}
+
+/// Adds factor^T input, each tile as it is made. Shape: factor: [n, rows]; input: [n, width].
+Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& factor,
+                                 const at::Tensor& input) {
+  ARTESIAN_TRY_VOID(check_added(parameter, factor));
+  ARTESIAN_TRY_VOID(ready_for_gradients());
+  added_[parameter] = true;
+  Gradients& gradients = core_.gradients();
+  ARTESIAN_TRY_VOID(core_.remember(gradients.begin_parts(parameter)));
+  struct End {  // also if LibTorch throws
+    ~End() { added = gradients.end_parts(parameter); }
+    Gradients& gradients;
+    std::uint32_t parameter;
+    std::uint64_t& added;
+  };
+  std::uint64_t added = 0;
+  {
+    const End end{gradients, parameter, added};
+    each_part_of_gradient(factor, input, [&](std::int64_t first, const at::Tensor& part) {
+      const at::Tensor values = part.to(at::kFloat);
+      gradients.add_part(parameter, static_cast<std::uint64_t>(first * input.size(1)),
+                         values.const_data_ptr<float>(), static_cast<std::uint64_t>(part.numel()));
+    });
+  }
+  core_.counters().bytes_to_host += added * gradients.element_size();
+  return {};
+}
+
+}  // namespace artesian::zero3
