@@ -17,12 +17,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from artesian.config import ConfigLike, read_config, torch_dtype, values_of
 from artesian.errors import InvalidError, UnsupportedError
-from artesian.hooks import Hooks
+from artesian.hooks import Hooks, Removable
 from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule
 from artesian.state import consolidated_state_dict
+from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
 
 Scheduler = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
@@ -38,7 +39,7 @@ class Manner(enum.Enum):
     DEEPSPEED = "deepspeed"
 
 
-def close(core: _C.Engine, handles: list[torch.utils.hooks.RemovableHandle], process: int) -> None:
+def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
     """Ends an engine, of which nothing stays on the disk; in a forked child, which has none of its
     threads and locks, nothing. Whoever holds the arguments holds neither model nor engine."""
     if os.getpid() != process:
@@ -101,10 +102,7 @@ class Engine(nn.Module):
             ignored = ": ignored; unknown key" in note
             logging.getLogger("artesian").log(logging.WARNING if ignored else logging.INFO, note)
         numbers = {name: index for index, name in enumerate(plan.parameters)}
-        stages = [
-            (unit.name or "model", [numbers[name] for name in unit.parameters])
-            for unit in plan.units
-        ]
+        tables = find_tables(model, plan)
         if isinstance(optimizer, AdamW):
             self.optimizer = optimizer
         elif optimizer is not None:
@@ -119,14 +117,15 @@ class Engine(nn.Module):
             groups=groups,
             group_count=len(self.optimizer.param_groups),
             skip_unreached=manner is Manner.NATIVE,
-            stages=stages,
+            stages=stages_of(plan, tables, numbers),
+            tables=[numbers[name] for name in tables],
             others=other_tensors(model, plan),
         )
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         for parameter in plan.parameters.values():
             # For zero.GatheredParameters.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
-        self._hooks = Hooks(self._core, model, plan, self.param_dtype)
+        self._hooks = Hooks(self._core, model, plan, tables, self.param_dtype)
         # Also when the engine is collected, and at the interpreter's end.
         self._close = weakref.finalize(self, close, self._core, self._hooks.handles, os.getpid())
         self.module = model

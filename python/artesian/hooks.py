@@ -20,7 +20,10 @@ from torch.utils.checkpoint import CheckpointFunction
 from artesian.config import torch_dtype
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.native import _C
+from artesian.tables import AsComputed, Forward, give_forwards
 from artesian.units import Plan
+
+Removable = torch.utils.hooks.RemovableHandle | Forward
 
 CHECKPOINT_FORWARD = CheckpointFunction.forward.__code__
 # What is asked of a parameter without reading it.
@@ -72,10 +75,11 @@ class Reads(TorchFunctionMode):
     """Tells the engine which parameters are about to be read: one that belongs to another module
     than the one that runs is gathered with that one from then on."""
 
-    def __init__(self, core: _C.Engine, numbers: dict[int, int]) -> None:
+    def __init__(self, core: _C.Engine, numbers: dict[int, int], tables: AsComputed) -> None:
         super().__init__()
         self.core = core
         self.numbers = numbers
+        self.tables = tables
 
     def look(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -87,11 +91,12 @@ class Reads(TorchFunctionMode):
                 self.look(element)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func not in HARMLESS:
             self.look(args)
-            if kwargs:
-                self.look(tuple(kwargs.values()))
-        return func(*args, **(kwargs or {}))
+            self.look(tuple(kwargs.values()))
+            args, kwargs = self.tables.copied(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -144,19 +149,26 @@ class Hooks:
     """From construction until its handles are removed, the model's calls go through the engine."""
 
     def __init__(
-        self, core: _C.Engine, model: nn.Module, plan: Plan, param_dtype: torch.dtype
+        self,
+        core: _C.Engine,
+        model: nn.Module,
+        plan: Plan,
+        tables: dict[str, list[nn.Module]],
+        param_dtype: torch.dtype,
     ) -> None:
         self.core = core
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
         self.outermost: nn.Module | None = None
         numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
-        self.reads = Reads(core, numbers)
+        self.tables = AsComputed((plan.parameters[name] for name in tables), self.compute_dtype)
+        self.reads = Reads(core, numbers, self.tables)
         self.tree = Tree(model, set(numbers))
         self.reading = False  # the mode is on
         self.pass_begun = (0, False)  # of which module, and whether it is an evaluation
         self.seen: set[tuple[int, bool]] = set()  # passes whose reads are known
-        self.handles: list[torch.utils.hooks.RemovableHandle] = []
+        by_name = {name: numbers[id(parameter)] for name, parameter in plan.parameters.items()}
+        self.handles: list[Removable] = [*give_forwards(core, tables, by_name)]
         modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
         for number, module in enumerate(modules):
             self._register(module, number)
@@ -182,7 +194,8 @@ class Hooks:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             if self.reading and self.outermost is module:
                 self._stop_reading()
-                if output is not None:  # else an exception has ended it
+                # Without an output, an exception has ended it. Copies are made in each pass.
+                if output is not None and not self.tables.has_copied:
                     self.seen.add(self.pass_begun)
             found: list[torch.Tensor] = []
             collect(output, found)

@@ -1,10 +1,12 @@
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <array>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,7 +26,8 @@ using zero3::StateKind;
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using Names = std::vector<std::pair<std::string, std::string>>;
 using Files = std::map<std::string, std::string>;  // bytes, by name
-using Stages = std::vector<std::pair<std::string, std::vector<std::uint32_t>>>;
+using Numbers = std::vector<std::uint32_t>;
+using Stages = std::vector<std::tuple<std::string, Numbers, std::optional<std::uint32_t>>>;
 using Constants = std::vector<std::array<double, 5>>;  // lr, weight_decay, beta1, beta2, eps
 
 std::vector<NamedTensor> named(const NamedTensors& tensors) {
@@ -42,10 +45,11 @@ struct EndWithoutGil {
 };
 using Holder = std::unique_ptr<HookedEngine, EndWithoutGil>;
 
-/// groups[i]: parameter i's, of `group_count`.
-Holder create(const zero3::Config& config, const NamedTensors& parameters,
-              const std::vector<std::uint32_t>& groups, std::size_t group_count,
-              bool skip_unreached, const Stages& stages, const NamedTensors& others) {
+/// groups[i]: parameter i's, of `group_count`. A stage is a name, its parameters, and the one that
+/// it looks up; `tables`: those that are read by look_up and multiply alone.
+Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
+              std::size_t group_count, bool skip_unreached, const Stages& stages,
+              const Numbers& tables, const NamedTensors& others) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -56,8 +60,9 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters,
   const zero3::HookedEngineOptions options{
       .groups = std::vector<zero3::GroupOptions>(group_count),
       .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros};
-  for (const auto& [name, indices] : stages) {
-    shape.stages.push_back({.name = name, .parameters = indices, .lookup = std::nullopt});
+  for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
+  for (const auto& [name, indices, lookup] : stages) {
+    shape.stages.push_back({.name = name, .parameters = indices, .lookup = lookup});
   }
   const std::vector<NamedTensor> rest = named(others);
   auto made = without_gil(
@@ -115,6 +120,36 @@ void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tens
   without_gil([&] { return uses->leave(stage, outputs); });
 }
 
+/// Calls a function that throws what LibTorch throws, which Python gets as it does from torch.
+template <auto Function, typename... Arguments>
+at::Tensor compute(HookedEngine& engine, const Arguments&... arguments) {
+  zero3::UnitUses* uses = value_or_raise(engine.uses());
+  HANDLE_TH_ERRORS
+  const py::gil_scoped_release released;
+  return (uses->*Function)(arguments...);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+void bind_tables(py::class_<HookedEngine, Holder>& bound) {
+  using zero3::UnitUses;
+  bound
+      .def(
+          "look_up",
+          [](HookedEngine& engine, std::uint32_t parameter, std::int64_t padding,
+             const at::Tensor& ids) {
+            return compute<&UnitUses::look_up>(engine, parameter, ids, padding);
+          },
+          py::arg("parameter"), py::arg("padding"), py::arg("input"))
+      .def(
+          "multiply",
+          [](HookedEngine& engine, std::uint32_t parameter, const std::optional<at::Tensor>& bias,
+             const at::Tensor& input) {
+            return compute<&UnitUses::multiply>(engine, parameter, input,
+                                                bias.value_or(at::Tensor()));
+          },
+          py::arg("parameter"), py::arg("bias"), py::arg("input"));
+}
+
 /// Returns the checkpoint's tag.
 std::string save_checkpoint(HookedEngine& engine, const std::string& directory,
                             const std::string& tag, const Files& client, const Files& model,
@@ -160,10 +195,12 @@ py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, con
 
 void bind_engine(py::module_& module) {
   using zero3::UnitUses;
-  py::class_<HookedEngine, Holder>(module, "Engine")
+  py::class_<HookedEngine, Holder> bound(module, "Engine");
+  bind_tables(bound);
+  bound
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
-           py::arg("others"))
+           py::arg("tables"), py::arg("others"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));
