@@ -40,12 +40,12 @@ def environment(folder, *, as_deepspeed):
     return variables
 
 
-def run(folder, *words, as_deepspeed=True, fails=False, preexec_fn=None, more=None):
-    """Runs Python on these words in the folder, with more environment variables."""
+def run(folder, *words, as_deepspeed=True, fails=False, preexec_fn=None):
+    """Runs Python on these words in the folder."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        env=environment(folder, as_deepspeed=as_deepspeed) | (more or {}),
+        env=environment(folder, as_deepspeed=as_deepspeed),
         capture_output=True,
         text=True,
         check=False,

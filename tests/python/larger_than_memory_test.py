@@ -175,12 +175,6 @@ with torch.no_grad():
     print(json.dumps(model(input_ids=ids, labels=ids).loss.item()))
 """
 
-# malloc gives back what is freed: docs/python.md.
-GIVES_BACK = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "1048576",
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
-}
 # (shape, MiB a tier, MiB beside the tiers and what is there after the imports)
 SMALL = ({"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}, 64, 64)
 LARGE = ({"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 16}, 512, 192)
@@ -203,8 +197,7 @@ def test_a_model_that_no_tier_holds_is_loaded_trained_and_saved(case, tmp_path):
     size = 4 * int(made.stdout.split()[-1]) / (1 << 20)
     assert size > 1.5 * tier
     with limits.control_group(1800 << 20) if case == "large" else contextlib.nullcontext() as enter:
-        variables = GIVES_BACK if case == "large" else None
-        done = hf.run(tmp_path, "trained.py", "config.json", preexec_fn=enter, more=variables)
+        done = hf.run(tmp_path, "trained.py", "config.json", preexec_fn=enter)
     told = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps({"model": size, "tier": tier, **told}))
     assert told["peaks"]["load"] - told["base"] < beside
