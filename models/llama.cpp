@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "models/activation.h"
 #include "models/attention.h"
+#include "models/joint_linear.h"
 #include "models/linear_cross_entropy.h"
 #include "models/rms_norm.h"
 #include "models/swiglu.h"
@@ -48,6 +49,13 @@ at::Tensor apart(const LlamaConfig& config, const at::Tensor& tokens, std::int64
   return tokens.view({tokens.size(0), tokens.size(1), heads, config.head}).transpose(1, 2);
 }
 
+/// True if queries, keys and values are one product: nothing lies between their matrices.
+bool joins_heads(const LlamaConfig& config) {
+  return !config.attention_bias && !config.head_norms &&
+         lies_before_others(config.heads * config.head * config.hidden) &&
+         lies_before_others(config.key_value_heads * config.head * config.hidden);
+}
+
 Heads own_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::Tensor& input) {
   const auto turned = [&](std::int64_t heads) {
     at::Tensor tokens = p.linear(input, config.attention_bias);
@@ -64,20 +72,34 @@ Heads own_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at:
   return heads;
 }
 
-Heads packed_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::Tensor& input) {
-  const at::Tensor all = rotary.turn(p.linear(input, false), config.heads + config.key_value_heads);
+/// Shape: all: [samples, length, queries, keys and values], of which it turns the first two.
+Heads packed_heads(const LlamaConfig& config, Rotary& rotary, const at::Tensor& all) {
   const std::int64_t queries = config.heads * config.head;
   const std::int64_t keys = config.key_value_heads * config.head;
-  return {split_heads(all.narrow(2, 0, queries), config.heads),
-          split_heads(all.narrow(2, queries, keys), config.key_value_heads),
-          split_heads(all.narrow(2, queries + keys, keys), config.key_value_heads)};
+  const auto parts = rotary.turn(all, config.heads + config.key_value_heads)
+                         .split_with_sizes({queries, keys, keys}, 2);
+  return {split_heads(parts[0], config.heads), split_heads(parts[1], config.key_value_heads),
+          split_heads(parts[2], config.key_value_heads)};
+}
+
+Heads heads_of(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::Tensor& input) {
+  if (config.packed) return packed_heads(config, rotary, p.linear(input, false));
+  if (!joins_heads(config)) return own_heads(config, p, rotary, input);
+  const at::Tensor& query = p.next();
+  const at::Tensor& key = p.next();
+  return packed_heads(config, rotary, joint_linear(input, {query, key, p.next()}));
 }
 
 /// Shape: [samples, length, intermediate_size].
 at::Tensor gated(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
   const bool fused = config.activation == Activation::Silu;
-  if (config.packed) {
-    const at::Tensor both = p.linear(input, false);
+  const bool joins = !config.mlp_bias && lies_before_others(config.inner * config.hidden);
+  if (config.packed || joins) {
+    const auto joint = [&] {
+      const at::Tensor& gate = p.next();
+      return joint_linear(input, {gate, p.next()});
+    };
+    const at::Tensor both = config.packed ? p.linear(input, false) : joint();
     if (fused) return packed_swiglu(both);
     return activate(config.activation, both.narrow(2, 0, config.inner)) *
            both.narrow(2, config.inner, config.inner);
@@ -106,8 +128,7 @@ at::Tensor Llama::embed(const at::Tensor& rows, const at::Tensor& ids) const {
 at::Tensor Llama::block(const at::Tensor& input, const std::vector<at::Tensor>& parameters) {
   InOrder p(parameters);
   const at::Tensor normed = rms_norm(input, p.next(), config_.norm_epsilon);
-  const Heads heads = config_.packed ? packed_heads(config_, p, rotary_, normed)
-                                     : own_heads(config_, p, rotary_, normed);
+  const Heads heads = heads_of(config_, p, rotary_, normed);
   const double scale = 1.0 / std::sqrt(static_cast<double>(config_.head));
   const at::Tensor mixed = join_heads(causal_attention(heads.query, heads.key, heads.value, scale));
   const at::Tensor attended = input + p.linear(mixed, config_.output_bias);

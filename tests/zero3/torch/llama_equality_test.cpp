@@ -8,13 +8,16 @@
 namespace artesian::zero3 {
 namespace {
 
-std::unique_ptr<Module> small_llama(const Scale& scale, bool tied) {
+/// `joint`: queries, keys and values are one product, gate and up another.
+std::unique_ptr<Module> small_llama(const Scale& scale, bool tied, bool joint = false) {
+  const std::string shape =
+      joint ? R"("head_dim": 32, "attention_bias": false, "intermediate_size": 128)"
+            : R"("head_dim": 10, "attention_bias": true, "intermediate_size": 88)";
   const std::string text =
       R"({"model_type": "llama", "max_position_embeddings": 32, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "pad_token_id": 3,
-          "attention_bias": true, "intermediate_size": 88, "vocab_size": )" +
-      std::to_string(scale.vocab) + R"(, "hidden_size": )" + std::to_string(scale.hidden) +
-      R"(, "tie_word_embeddings": )" + (tied ? "true}" : "false}");
+          "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 3, )" +
+      shape + R"(, "vocab_size": )" + std::to_string(scale.vocab) + R"(, "hidden_size": )" +
+      std::to_string(scale.hidden) + R"(, "tie_word_embeddings": )" + (tied ? "true}" : "false}");
   auto config = models::parse_model_config(text, "config.json");
   EXPECT_TRUE(config.has_value());
   return models::make_module(*config);
@@ -48,6 +51,26 @@ TEST_F(LlamaEquality, EverythingOnNvmeGivesTheBitsOfEverythingInMemory) {
       EXPECT_GT(outcome.steps.back().bytes_nvme_read, 0u);
       EXPECT_EQ(reference.steps.back().bytes_nvme_read, 0u);
       EXPECT_NE(outcome.steps.back().loss, outcome.steps.front().loss);
+    }
+  }
+}
+
+TEST_F(LlamaEquality, JointProductsGiveTheSameBitsWhereSomeOfTheirMatricesPersist) {
+  modules_.clear();
+  for (const bool tied : {true, false}) modules_.push_back(small_llama(scale, tied, true));
+  for (int dtype = 0; dtype < levels[Dtype]; ++dtype) {
+    Choice memory{};
+    memory[Dtype] = dtype;
+    memory[Budget] = memory[Live] = memory[Reuse] = memory[Persistence] = 2;
+    Choice nvme = memory;
+    nvme[ParamHome] = nvme[OptimizerHome] = 2;
+    SCOPED_TRACE(describe(nvme));
+    const Outcome reference = train(memory);
+    for (const std::uint64_t threshold : {0, 3'000}) {  // keys and values, which queries do not
+      Config config = config_of(nvme);
+      config.zero.param_persistence_threshold = threshold;
+      expect_same(train(nvme, config), reference);
+      if (HasFatalFailure()) return;
     }
   }
 }
