@@ -485,7 +485,8 @@ constexpr ConfigKey keys[] = {
      .type = Boolean,
      .fallback = "true",
      .text = "update under backward what optimizer state on NVMe has room for a second time there, "
-             "and take it back where the norm clips it or a gradient is not finite"},
+             "and on a GPU what host memory has room for twice, and take it back where the norm "
+             "clips it or a gradient is not finite"},
     {.path = "artesian.skipped_steps_max",
      .type = Integer,
      .fallback = "100",

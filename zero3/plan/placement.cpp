@@ -10,6 +10,7 @@
 #include "zero3/plan/device_tier.h"
 #include "zero3/plan/host_tier.h"
 #include "zero3/plan/placement_notes.h"
+#include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {
 
@@ -115,6 +116,17 @@ Placement with_nvme_space(const Config& config, Placement plan) {
   return plan;
 }
 
+/// Room in which an update that is made ahead of the norm keeps what was there.
+Placement with_old_state(const PlacementRequest& request, Placement plan) {
+  const Config& config = *request.config;
+  const bool ahead = waits_for_norm(config) && may_update_under_backward(config);
+  if (!request.separate_device || !ahead) return plan;
+  const std::uint64_t room = request.host_bytes - plan.host_pool_bytes;
+  plan.old_state_bytes = old_state_within(plan, *request.stages, room);
+  plan.host_pool_bytes += plan.old_state_bytes;
+  return plan;
+}
+
 /// Each sub-group of a unit's state has one home, and bytes move by the routes that homes allow.
 void check_unit(const Placement& plan, std::uint32_t unit) {
   const UnitPlacement& place = plan.units[unit];
@@ -148,7 +160,8 @@ void check_placement(const PlacementRequest& request, const Placement& plan) {
       plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
   ARTESIAN_CHECK((staging != 0) == plan.separate_device, staging);
   const std::uint64_t buffers = plan.ring_count * plan.ring_item_bytes + staging +
-                                plan.grad_buffer_bytes + plan.inputs.buffer_bytes();
+                                plan.grad_buffer_bytes + plan.old_state_bytes +
+                                plan.inputs.buffer_bytes();
   ARTESIAN_CHECK(buffers <= plan.host_pool_bytes, buffers, plan.host_pool_bytes);
   ARTESIAN_CHECK((plan.ring_count == 0) == (plan.ring_item_bytes == 0), plan.ring_count);
   const std::uint64_t on_nvme = plan.nvme_optimizer_bytes + plan.nvme_param_bytes;
@@ -167,6 +180,7 @@ Result<Placement> make_placement(const PlacementRequest& request) {
   ARTESIAN_TRY(best, place_with_best_masters(request));
   const Draft draft = with_device_pool(request, std::move(best));
   Placement plan = with_nvme_space(*request.config, draft.placement);
+  plan = with_old_state(request, std::move(plan));
   check_placement(request, plan);
   plan.notes = placement_notes(request, draft);
   return plan;

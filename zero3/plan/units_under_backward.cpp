@@ -48,8 +48,8 @@ std::vector<std::uint32_t> final_order(const std::vector<std::vector<std::uint32
 
 namespace {
 
-/// True if an update of the unit may be taken back: Note [Speculation].
-bool may_be_taken_back(const Placement& placement, std::uint32_t unit) {
+/// True if an update of the unit may be taken back by shadows: Note [Speculation].
+bool has_shadows(const Placement& placement, std::uint32_t unit) {
   const bool room = dtype_size(placement.grad_dtype) >= dtype_size(placement.param_dtype);
   if (!room && placement.update_reads_param(unit)) return false;
   for (std::uint64_t index = 0; index < placement.sub_group_count(unit); ++index) {
@@ -59,6 +59,42 @@ bool may_be_taken_back(const Placement& placement, std::uint32_t unit) {
 }
 
 }  // namespace
+
+std::uint64_t old_state_bytes(const Placement& placement, std::uint32_t unit) {
+  if (!placement.separate_device || !placement.layout.units[unit].trainable) return 0;
+  const bool reads_param = placement.update_reads_param(unit);
+  if (reads_param && placement.units[unit].param != Tier::Host) return 0;
+  const std::uint64_t bytes = placement.optimizer_bytes(unit);
+  if (placement.optimizer_bytes_in(Tier::Host, unit) != bytes) return 0;
+  return bytes +
+         (reads_param ? bytes / placement.state_size(unit) * dtype_size(placement.param_dtype) : 0);
+}
+
+namespace {
+
+/// The units that fit into `room`, in the order in which they become final.
+std::vector<std::uint32_t> kept_within(const Placement& placement,
+                                       const std::vector<StageSpec>& stages, std::uint64_t room) {
+  std::vector<std::uint32_t> kept;
+  for (const std::uint32_t unit : final_order(final_after_stage(placement, stages))) {
+    const std::uint64_t bytes = old_state_bytes(placement, unit);
+    if (bytes == 0 || bytes > room) continue;
+    room -= bytes;
+    kept.push_back(unit);
+  }
+  return kept;
+}
+
+}  // namespace
+
+std::uint64_t old_state_within(const Placement& placement, const std::vector<StageSpec>& stages,
+                               std::uint64_t room) {
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t unit : kept_within(placement, stages, room)) {
+    bytes += old_state_bytes(placement, unit);
+  }
+  return bytes;
+}
 
 std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>& stages) {
   std::vector<bool> early(layout.units.size(), false);
@@ -102,14 +138,16 @@ std::vector<bool> units_under_backward(const Placement& placement,
                                        bool speculative) {
   const auto units = static_cast<std::uint32_t>(placement.layout.units.size());
   std::vector<std::uint32_t> candidates = final_order(final_after_stage(placement, stages));
+  const auto kept = kept_within(placement, stages, placement.old_state_bytes);
   std::erase_if(candidates, [&](std::uint32_t unit) {
-    return speculative && !may_be_taken_back(placement, unit);
+    const bool is_kept = std::find(kept.begin(), kept.end(), unit) != kept.end();
+    return speculative && !is_kept && !has_shadows(placement, unit);
   });
   std::vector<double> bytes(units);
   for (std::uint32_t unit = 0; unit < units; ++unit) {
     const Moved moved = update_moves(placement, unit, /*live=*/true).total();
     bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
-    if (placement.separate_device && !speculative && placement.layout.units[unit].trainable) {
+    if (placement.separate_device && placement.layout.units[unit].trainable) {
       bytes[unit] = static_cast<double>(placement.optimizer_bytes(unit));
     }
   }
@@ -138,7 +176,8 @@ bool may_update_under_backward(const Config& config, const Placement& placement,
 }
 
 Moved saved_moves(const Placement& placement, std::uint32_t unit) {
-  if (!placement.update_reads_param(unit)) return {};
+  const bool in_memory = old_state_bytes(placement, unit) != 0;
+  if (!placement.update_reads_param(unit) || in_memory) return {};
   return {.nvme_write = placement.optimizer_bytes(unit) / placement.state_size(unit) *
                         dtype_size(placement.param_dtype)};
 }
@@ -147,7 +186,7 @@ std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& 
   ARTESIAN_CHECK(units.size() <= placement.units.size(), units.size(), placement.units.size());
   std::uint64_t bytes = 0;
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
-    if (!units[unit]) continue;
+    if (!units[unit] || old_state_bytes(placement, unit) != 0) continue;
     bytes += placement.optimizer_bytes(unit) + saved_moves(placement, unit).nvme_write;
   }
   return bytes;

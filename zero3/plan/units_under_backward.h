@@ -6,9 +6,10 @@
 // Note [Speculation]: mostly an update waits for the step's last gradient: their norm may clip it,
 // and one that is not finite takes the step back. Then it is made as if neither were the case, and
 // taken back where it was: optimizer state is written to a shadow of its place on NVMe, which
-// becomes its place only when the norm is known. It is tried after a step that had not to be taken
-// back, and given up for the step as soon as the norm of the gradients so far is too large. The
-// bits are those of an update that waited.
+// becomes its place only when the norm is known. Of state in host memory, beside a separate device,
+// what it was is kept in host memory that nothing else takes, and put back. It is tried after a
+// step that had not to be taken back, and given up for the step as soon as the norm of the
+// gradients so far is too large. The bits are those of an update that waited.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,14 @@ std::vector<bool> final_early(const Layout& layout, const std::vector<StageSpec>
 std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& placement,
                                                           const std::vector<StageSpec>& stages);
 
+/// Bytes of what a unit that is updated ahead of the norm was, where they are kept in host memory:
+/// of one all of whose optimizer state is there, beside a separate device. 0: of any other.
+std::uint64_t old_state_bytes(const Placement& placement, std::uint32_t unit);
+/// The same of the units that have room for them, in the order in which they become final, each
+/// that still fits: what such a placement keeps, with `room` bytes of host memory left.
+std::uint64_t old_state_within(const Placement& placement, const std::vector<StageSpec>& stages,
+                               std::uint64_t room);
+
 /// Seconds of a step without update under backward.
 struct UpdateTimes {
   double forward = 0.0;       // computed in the first group of micro-batches
@@ -68,7 +77,7 @@ double share_under_backward(const UpdateTimes& times) noexcept;
 /// the update to do at any time of forward and of backward. Beside a separate device that share of
 /// all optimizer state, wherever it is, as the host's cores are to have some, too. `speculative`:
 /// it may be taken back, which needs all of a unit's optimizer state on NVMe, and room in the ring
-/// for what its parameters were; then NVMe alone counts.
+/// for what its parameters were; or room for old_state_bytes().
 std::vector<bool> units_under_backward(const Placement& placement,
                                        const std::vector<StageSpec>& stages, double share,
                                        bool speculative);

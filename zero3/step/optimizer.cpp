@@ -281,6 +281,7 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
 /// One slice of a sub-group: elements [begin, end) of it.
 void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
                              std::uint64_t end) noexcept {
+  if (speculative()) copy_old(group, begin, end, Copy::ToOld);
   for (std::uint64_t from = begin; from < end;) {
     const Part part = part_at(group, from, end);
     if (part.constants.has_value()) {
@@ -310,11 +311,40 @@ void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
                      group.param + begin * dtype_size(state_.placement().param_dtype));
 }
 
-/// The parameters as they were before an update that wrote the rest to shadows.
+/// Copies all that an update of these elements changes to the memory that keeps it, or back; of a
+/// sub-group without such memory, nothing.
+void Optimizer::copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end,
+                         Copy way) noexcept {
+  std::byte* old = state_.old_state(group.unit, group.index);
+  if (old == nullptr) return;
+  const auto copy = [&](void* array, std::uint64_t size) {
+    ARTESIAN_CHECK(array != nullptr && end <= group.count, group.unit, group.index, end);
+    std::byte* const now = static_cast<std::byte*>(array) + begin * size;
+    std::byte* const then = old + begin * size;
+    std::memcpy(way == Copy::ToOld ? then : now, way == Copy::ToOld ? now : then,
+                (end - begin) * size);
+    old += group.count * size;
+  };
+  copy(group.exp_avg, 4);
+  copy(group.exp_avg_sq, 4);
+  if (group.master_low != nullptr) {
+    copy(group.master_low, 2);
+    copy(group.param, dtype_size(state_.placement().param_dtype));
+  } else {
+    copy(group.master, 4);
+  }
+}
+
+/// The parameters as they were before an update that wrote the rest to shadows, and all state of
+/// which there are none.
 void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
                               std::uint64_t end) noexcept {
   const DType dtype = state_.placement().param_dtype;
   const std::uint64_t size = dtype_size(dtype);
+  copy_old(group, begin, end, Copy::FromOld);
+  const bool whole = state_.placement().update_reads_param(group.unit) &&
+                     state_.keeps_old_state(group.unit);  // parameters are back
+  if (whole) return refresh_slice(group, begin, end);
   if (group.saved != nullptr) {
     std::memcpy(group.param + begin * size, group.saved + begin * size, (end - begin) * size);
   } else {
@@ -407,11 +437,12 @@ Result<void> Optimizer::skip() noexcept {
   return state_.ring().borrowed() == 0 ? Result<void>() : stop_reading();
 }
 
-/// Visits every record of the state that begin_ahead's units have.
+/// Visits every record with a shadow that begin_ahead's units have.
 template <typename Visit>
 void Optimizer::for_each_shadow(const Visit& visit) noexcept {
   ARTESIAN_CHECK(ahead_ <= units_.size(), ahead_, units_.size());
   for (std::size_t place = 0; place < ahead_; ++place) {
+    if (state_.keeps_old_state(units_[place])) continue;
     const std::uint64_t count = state_.placement().sub_group_count(units_[place]);
     for (std::uint64_t index = 0; index < count; ++index) {
       visit(state_.optimizer(units_[place], index));

@@ -60,8 +60,8 @@ class Optimizer {
   /// Begins an update while gradients are still to come: of `units`, in this order, each once its
   /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
   /// but not where some gradients come through the ring as well. `speculative`: it may be taken
-  /// back; then all optimizer state of `units` is on NVMe and has shadows (ModelState). Errors: Io,
-  /// Timeout.
+  /// back; then each of `units` has shadows, or memory for what its state was (ModelState). Errors:
+  /// Io, Timeout.
   Result<void> begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
                            bool speculative) noexcept;
   /// The accumulated gradient of the next of these units is what it will be.
@@ -171,6 +171,8 @@ class Optimizer {
   Result<void> after_update(const SubGroup& group) noexcept;
   void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  enum class Copy : std::uint8_t { ToOld, FromOld };
+  void copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end, Copy way) noexcept;
   template <typename Visit>
   void for_each_shadow(const Visit& visit) noexcept;
   Result<void> update_on_device(std::uint32_t unit) noexcept;

@@ -8,6 +8,7 @@
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {
 
@@ -78,10 +79,17 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
   std::vector<ShardId> records;
   std::map<std::uint32_t, ShardId> saved;
   ARTESIAN_CHECK(units.size() <= param_.size(), units.size(), param_.size());
-  ARTESIAN_CHECK(saved_param_.empty());  // once
+  ARTESIAN_CHECK(saved_param_.empty() && old_state_.empty());  // once
+  std::uint64_t kept = 0;                                      // bytes
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (!units[unit]) continue;
     ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // else there is no record
+    if (const std::uint64_t bytes = old_state_bytes(placement_, unit); bytes != 0) {
+      ARTESIAN_CHECK(kept + bytes <= old_state_buffer_.size(), unit, kept, bytes);
+      old_state_.emplace(unit, old_state_buffer_.data() + kept);
+      kept += bytes;
+      continue;
+    }
     for (std::uint64_t index = 0; index < placement_.sub_group_count(unit); ++index) {
       ARTESIAN_CHECK(placement_.optimizer_home(unit, index) == Tier::Nvme, unit, index);
       records.push_back(optimizer(unit, index));
@@ -97,6 +105,14 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
   ARTESIAN_TRY_VOID(store_->grow(std::move(shards), records));
   saved_param_ = std::move(saved);
   return {};
+}
+
+std::byte* ModelState::old_state(std::uint32_t unit, std::uint64_t sub_group) const noexcept {
+  const auto found = old_state_.find(unit);
+  if (found == old_state_.end()) return nullptr;
+  const std::uint64_t param =
+      placement_.update_reads_param(unit) ? dtype_size(placement_.param_dtype) : 0;
+  return found->second + sub_group * placement_.sub_group * (placement_.state_size(unit) + param);
 }
 
 void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
@@ -215,6 +231,10 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   if (placement_.grad_buffer_bytes != 0) {
     ARTESIAN_TRY(buffer, host_->lease(placement_.grad_buffer_bytes));
     grad_buffer_ = std::move(buffer);
+  }
+  if (placement_.old_state_bytes != 0) {
+    ARTESIAN_TRY(buffer, host_->lease(placement_.old_state_bytes));
+    old_state_buffer_ = std::move(buffer);
   }
   const KeptInputs& inputs = placement_.inputs;
   ARTESIAN_TRY(depot, tiering::Depot::create(

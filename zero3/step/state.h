@@ -81,13 +81,17 @@ class ModelState {
     ARTESIAN_CHECK(sub_group < optimizer_[unit].size(), unit, sub_group);
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
-  /// Reserves what it takes to take an update of these units back, all of whose records are on
-  /// NVMe: for each record a shadow, and for each unit's parameters, where the update works on
-  /// these, a shard for what they were. Once. Errors: Io, NoSpace.
+  /// Reserves what it takes to take an update of these units back: of those all of whose records
+  /// are on NVMe, for each record a shadow, and for each unit's parameters, where the update works
+  /// on these, a shard for what they were; of the others, memory. Once. Errors: Io, NoSpace.
   Result<void> reserve_shadows(const std::vector<bool>& units) noexcept;
   /// The latter; of units that have one.
   bool saves_param(std::uint32_t unit) const noexcept { return saved_param_.contains(unit); }
   tiering::ShardId saved_param(std::uint32_t unit) const noexcept { return saved_param_.at(unit); }
+  /// That memory of a sub-group: of what its record was, and where the update works on them, its
+  /// parameters, one array after the other; null without.
+  std::byte* old_state(std::uint32_t unit, std::uint64_t sub_group) const noexcept;
+  bool keeps_old_state(std::uint32_t unit) const noexcept { return old_state_.contains(unit); }
   /// The shard of a stage's input that is kept in a tier: placement().inputs says whether it is.
   tiering::ShardId input(std::size_t stage, std::uint64_t micro_batch) const noexcept {
     return inputs_[static_cast<std::size_t>(placement_.inputs.place(stage, micro_batch))];
@@ -150,6 +154,7 @@ class ModelState {
   std::unique_ptr<tiering::DeviceReader> reader_;
   BufferLease grad_scratch_;
   BufferLease grad_buffer_;
+  BufferLease old_state_buffer_;
   bool stalled_ = false;  // close() ran into its deadline
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;
@@ -159,6 +164,7 @@ class ModelState {
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;
   std::map<std::uint32_t, tiering::ShardId> saved_param_;  // by unit
+  std::map<std::uint32_t, std::byte*> old_state_;          // by unit, in its buffer
   std::vector<tiering::ShardId> inputs_;                   // by place
 };
 

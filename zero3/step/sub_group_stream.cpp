@@ -47,10 +47,10 @@ Route SubGroupStream::route(ShardId id) const noexcept {
 }
 
 SubGroupStream::Item SubGroupStream::item_for(const Task& task) const noexcept {
-  if (options_.restore_param) return Item::ToRead;
   const auto passes = [&](ShardId id) { return route(id) != Route::InPlace; };
   const bool record = !frozen(task.unit) && passes(state_.optimizer(task.unit, task.index));
   const bool param = passes(state_.param(task.unit));
+  if (options_.restore_param) return record || param ? Item::ToRead : Item::Never;
   const bool reads_state = options_.read_state && (record || (param && state_has_param(task.unit)));
   const bool reads_grad = options_.read_grad && passes(state_.grad(task.unit));
   if (reads_state || reads_grad) return Item::ToRead;

@@ -412,23 +412,50 @@ TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {
   EXPECT_GT(again.time.model_seconds, figures.time.model_seconds);
 }
 
+struct EightBillion {
+  explicit EightBillion(PlanCase plan) : tried(std::move(plan)) {
+    tried.model = &model;
+    tried.parameters = &parameters;
+    tried.stages = &stages;
+    tried.config.micro_batch_size = 1;
+    tried.config.activation_checkpointing = true;
+    tried.compute_dtype = DType::BFloat16;
+    tried.length = 2048;
+  }
+
+  const models::ModelConfig model = models::llama_of_size(8e9);
+  const std::vector<zero3::ParameterSpec> parameters = models::model_parameters(model);
+  const std::vector<zero3::StageSpec> stages = models::model_stages(model);
+  PlanCase tried;
+};
+
 TEST_F(Planner, EightBillionParametersLeaveRoomForActivationsOn24GiB) {
-  const models::ModelConfig eight = models::llama_of_size(8e9);
-  const auto its_parameters = models::model_parameters(eight);
-  const auto its_stages = models::model_stages(eight);
-  PlanCase tried = of_a_gpu(plan(Offload::Nvme, Offload::Nvme), 24 * gib);
-  tried.model = &eight;
-  tried.parameters = &its_parameters;
-  tried.stages = &its_stages;
-  tried.config.micro_batch_size = 1;
-  tried.config.activation_checkpointing = true;
-  tried.compute_dtype = DType::BFloat16;
-  tried.length = 2048;
-  tried.host_bytes = 64 * gib;
-  const PlanFigures figures = figures_of(tried);
+  EightBillion eight(of_a_gpu(plan(Offload::Nvme, Offload::Nvme), 24 * gib));
+  eight.tried.host_bytes = 64 * gib;
+  const PlanFigures figures = figures_of(eight.tried);
   EXPECT_GT(figures.activations, gib);
   EXPECT_EQ(figures.device.budget, 24 * gib - figures.activations - gib);
   EXPECT_LE(figures.device.used(), figures.device.budget);
+}
+
+TEST_F(Planner, ClippingLeavesTheUpdateUnderBackwardBesideAGpu) {
+  EightBillion eight(of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 24 * gib));
+  PlanCase& tried = eight.tried;
+  tried.host_bytes = 300 * gib;
+  tried.compute = {1.25e-4, 2.5e-4, 1.25e-4, 2.5e-4};  // about as long as the host takes
+  tried.config.gradient_clipping = 0.0;
+  tried.config.check_grad_overflow = false;
+  const double free = figures_of(tried).time.seconds;
+  tried.config.gradient_clipping = 1.0;
+  const PlanFigures clipped = figures_of(tried);
+  EXPECT_LT(clipped.time.seconds, 1.01 * free);
+  tried.config.artesian.speculative_update = false;
+  const PlanFigures waits = figures_of(tried);
+  EXPECT_GT(waits.time.seconds, 1.01 * free);
+  EXPECT_GT(clipped.host.buffers, waits.host.buffers);
+  tried.config.artesian.speculative_update = true;
+  tried.host_bytes = waits.host.used();  // no room for what the state was
+  EXPECT_GT(figures_of(tried).time.seconds, 1.01 * free);
 }
 
 TEST_F(Planner, ABudgetOfTheDeviceAndActivationsMustFitInAGpu) {

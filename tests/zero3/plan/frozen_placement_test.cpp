@@ -80,7 +80,7 @@ TEST(FrozenPlacement, HasParametersAloneAndKeepsToItsBudgets) {
     ++planned;
     const Placement& plan = *placed;
     const std::uint64_t ring =
-        plan.ring_count * plan.ring_item_bytes + plan.grad_buffer_bytes +
+        plan.ring_count * plan.ring_item_bytes + plan.grad_buffer_bytes + plan.old_state_bytes +
         plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
     EXPECT_EQ(homes_in(plan, Tier::Host) + ring, plan.host_pool_bytes);
     EXPECT_LE(plan.host_pool_bytes, given.host);

@@ -66,6 +66,7 @@ inline std::uint64_t bytes_in(const Placement& plan, Tier tier) {
   }
   if (tier == Tier::Host) {
     bytes += plan.ring_count * plan.ring_item_bytes + plan.grad_buffer_bytes;
+    bytes += plan.old_state_bytes;
     bytes += plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
   }
   if (tier == Tier::Device) bytes += plan.expansion_bytes + plan.grad_scratch_bytes;

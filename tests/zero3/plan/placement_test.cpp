@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <set>
 
 #include "base/random.h"
 #include "tests/zero3/plan/placement_case.h"
+#include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -231,6 +233,42 @@ TEST(Placement, ASeparateDeviceHasRoomForTheSumsOfItsLargestUnit) {
   EXPECT_GE(plan.grad_scratch_bytes, std::uint64_t{400'000} * 64 / 2048 * 8);
   EXPECT_LT(plan.grad_scratch_bytes, std::uint64_t{400'000} * 64 / 2048 * 8 + 8192);
   expect_within(given, plan);
+}
+
+TEST(Placement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdatedAheadWere) {
+  for (const Offload params : {Offload::None, Offload::Cpu, Offload::Nvme}) {
+    Case given = make_case(DType::BFloat16, params, Offload::Cpu);
+    given.config.gradient_clipping = 1.0;
+    const auto ahead = [&](const Placement& plan) {
+      const auto units = units_under_backward(plan, given.model.stages, 1.0, /*speculative=*/true);
+      std::uint64_t bytes = 0;
+      for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+        if (units[unit]) bytes += old_state_bytes(plan, unit);
+      }
+      EXPECT_LE(bytes, plan.old_state_bytes);
+      return bytes;
+    };
+    EXPECT_EQ(given.place().value().old_state_bytes, 0u);
+    given.separate = true;
+    const std::uint64_t least = smallest(given, &Case::host);
+    std::set<std::uint64_t> kept;
+    for (std::uint64_t step = 0; step < 40; ++step) {
+      given.host = least + step * 100'000;
+      given.config.artesian.speculative_update = false;
+      const Placement without = given.place().value();
+      EXPECT_EQ(without.old_state_bytes, 0u);
+      given.config.artesian.speculative_update = true;
+      const Placement plan = given.place().value();
+      expect_within(given, plan);
+      EXPECT_EQ(plan.host_pool_bytes, without.host_pool_bytes + plan.old_state_bytes);
+      EXPECT_EQ(ahead(plan), plan.old_state_bytes);
+      kept.insert(plan.old_state_bytes);
+    }
+    EXPECT_GT(kept.size(), 2u);  // none, some, and all of those whose gradient is final early
+    given.config.gradient_clipping = 0.0;  // nothing is taken back
+    given.config.check_grad_overflow = false;
+    EXPECT_EQ(given.place().value().old_state_bytes, 0u);
+  }
 }
 
 TEST(Placement, SplitOrWholeWhicheverMovesFewerBytes) {

@@ -100,6 +100,50 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
   EXPECT_GE(overflows, 10);
 }
 
+// Where host memory is left for what it was.
+TEST_F(SpeculativeUpdateTest, BesideASeparateDeviceTakesStateThatIsInHostMemory) {
+  std::ptrdiff_t units = 0, backs = 0, overflows = 0;
+  std::array<int, 2> limited{};
+  int kept = 0;
+  for (int turn = 0; turn < 30; ++turn) {
+    const int dtype = turn % 5;
+    Choice choice{turn % 3, 1, 2, 2, 2, 2, 2, 0, turn % 2, 1, 1, dtype, turn % 2, 1};
+    choice[Masters] = turn / 5 % 2;
+    SCOPED_TRACE(describe(choice));
+    separate_device = false;
+    const double median = median_norm(reference(choice, 0.0).steps);
+    const double clipping =
+        std::array{median, never_reached, 1e-3}[static_cast<std::size_t>(turn / 10)];
+    const Outcome expected = reference(choice, clipping);
+    separate_device = true;
+    Config config = clipped(choice, clipping);
+    for (const bool less : {false, true}) {
+      SeparateDevice device(SeparateDevice::Order::Random, static_cast<std::uint64_t>(turn));
+      EngineOptions options{.backend = &device, .share_under_backward = 1.0};
+      options.spare_device = false;
+      const auto plan = make_engine(choice, config, options)->placement();
+      if (plan.old_state_bytes == 0) break;  // parameters are not beside their state
+      kept += less ? 0 : 1;
+      limited[less ? 1 : 0] += static_cast<int>(plan.old_state_bytes >> 10);
+      const Outcome outcome = train(choice, config, options);
+      expect_same(outcome, expected);
+      if (HasFatalFailure()) return;
+      EXPECT_GT(outcome.units_under_backward, 0);
+      units += outcome.units_under_backward;
+      backs += taken_back(outcome);
+      for (const StepResult& step : outcome.steps) overflows += step.taken_back && step.overflow;
+      Choice tight = choice;
+      tight[Budget] = 1;
+      config.artesian.host_memory = clipped(tight, clipping).artesian.host_memory;
+    }
+  }
+  EXPECT_GE(kept, 20);
+  EXPECT_LT(limited[1], limited[0]);
+  EXPECT_GE(units, 60);
+  EXPECT_GE(backs, 10);
+  EXPECT_GE(overflows, 5);
+}
+
 TEST_F(SpeculativeUpdateTest, IsMadeUnderBackwardOnlyAfterAStepThatKeptIt) {
   const auto writes = [&](const Config& config) {  // until step(), of each
     auto engine = create(config);
