@@ -121,6 +121,7 @@ Placement with_old_state(const PlacementRequest& request, Placement plan) {
   const Config& config = *request.config;
   const bool ahead = waits_for_norm(config) && may_update_under_backward(config);
   if (!request.separate_device || !ahead) return plan;
+  ARTESIAN_CHECK(plan.host_pool_bytes <= request.host_bytes, plan.host_pool_bytes);
   const std::uint64_t room = request.host_bytes - plan.host_pool_bytes;
   plan.old_state_bytes = old_state_within(plan, *request.stages, room);
   plan.host_pool_bytes += plan.old_state_bytes;

@@ -28,7 +28,7 @@ at::Tensor MatrixTiles::tile_at(std::int64_t first, std::int64_t count) const {
 
 at::Tensor times_transposed(const at::Tensor& input, const at::Tensor& matrix,
                             const at::Tensor& bias) {
-  const at::Tensor product =
+  at::Tensor product =
       at::empty({input.size(0), matrix.size(0)}, input.options().requires_grad(false));
   MatrixTiles(matrix, at::kFloat).each([&](std::int64_t first, const at::Tensor& tile) {
     at::Tensor columns = product.narrow(1, first, tile.size(0));

@@ -20,7 +20,6 @@
 namespace artesian::zero3 {
 
 using torch::autograd::AccumulateGrad;
-using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
