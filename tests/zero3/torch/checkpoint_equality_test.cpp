@@ -23,7 +23,9 @@ class CheckpointEquality : public Equality {
     EngineOptions options;
     if (run[SwapFolders] == 2) options.path_disks = unlike_disks(config);
     options.groups = groups;
-    if (separate_device) options.backend = separate;
+    if (!separate_device) return options;
+    options.backend = separate;
+    options.share_under_backward = 1.0;  // of what may be taken back
     return options;
   }
   /// `before` up to a step, a save, `after` from there on.
@@ -121,8 +123,8 @@ TEST_F(CheckpointEquality, ASeparateDeviceIsAPlaceAsAnyOther) {
   for (const int dtype : {0, 1, 2}) {
     const Choice on_cpu{1, 2, 2, 1, 1, 1, 1, 1, 1, 2, 0, dtype, 1, 1};
     const Outcome whole = train(on_cpu);
-    for (const int home : {0, 2}) {
-      const Choice on_device{home, home, home == 0 ? 2 : 1, 0, 1, 1, 1, 1, 1, 1, 1, dtype, 1, 1};
+    for (const int home : {0, 1, 2}) {
+      const Choice on_device{home, home, home == 2 ? 1 : 2, 0, 1, 1, 1, 1, 1, 1, 1, dtype, 1, 1};
       const std::string tag = std::to_string(dtype) + "-" + std::to_string(home);
       SeparateDevice device(SeparateDevice::Order::Late, 3);
       separate = &device;
