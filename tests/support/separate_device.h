@@ -37,7 +37,7 @@ namespace artesian::test_support {
 using tiering::DeviceFence;
 using tiering::Queue;
 
-class SeparateDevice final : public tiering::Device {
+class SeparateDevice : public tiering::Device {
  public:
   enum class Order : std::uint8_t { Late, Early, Random };
   explicit SeparateDevice(Order order = Order::Late, std::uint64_t seed = 1)
