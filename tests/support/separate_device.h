@@ -45,29 +45,29 @@ class SeparateDevice : public tiering::Device {
   ~SeparateDevice() override { EXPECT_EQ(arena_, nullptr) << "the arena was not given back"; }
 
   // Faults.
-  std::uint64_t bytes_max = ~std::uint64_t{0};            // more than this much is Exhausted
-  std::uint64_t calls_until_failure = ~std::uint64_t{0};  // then every call is an Io error
-  bool runs_late = false;                                 // for now, whatever the order
-  bool hangs = false;                                     // nothing passes: Timeout
-  std::uint64_t races = 0;                                // operations that lacked an order
-  bool expect_races = false;                              // the test counts them
+  std::uint64_t bytes_max = ~std::uint64_t{0};             // more than this much is Exhausted
+  std::uint64_t calls_until_failure = ~std::uint64_t{0};   // then every call is an Io error
+  bool runs_late = false;                                  // for now, whatever the order
+  bool hangs = false;                                      // nothing passes: Timeout
+  std::uint64_t registered_bytes_max = ~std::uint64_t{0};  // more than this much is Exhausted
+  std::uint64_t races = 0;                                 // operations that lacked an order
+  bool expect_races = false;                               // the test counts them
 
   std::string name() const override { return "separate:0"; }
   bool host_accessible() const noexcept override { return false; }
   Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
-  Result<void> register_host(std::span<std::byte> range) override {
-    ++registered_;
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.data()) % 4096, 0u);
-    return {};
-  }
-  void unregister_host(std::span<std::byte>) noexcept override { --registered_; }
-  int registered() const noexcept { return registered_; }
+  Result<void> register_host(std::span<std::byte> range) override;
+  void unregister_host(std::span<std::byte> range) noexcept override;
+  /// Page-locked bytes, and those of copies whose side in host memory is not page-locked.
+  std::uint64_t bytes_registered() const noexcept;
+  std::uint64_t bytes_pageable() const noexcept { return bytes_pageable_; }
 
   Result<void> copy_to_device(std::byte* target, const std::byte* source,
                               std::uint64_t bytes) override {
     if (!in_arena(target, bytes)) expect_ordered(Queue::ToDevice, "a copy to a tensor");
     EXPECT_FALSE(in_arena(source, 1)) << "a copy to the device comes from it";
     bytes_to_device_ += bytes;
+    count_pageable(source, bytes);
     return copy(Queue::ToDevice, target, source, bytes);
   }
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
@@ -75,6 +75,7 @@ class SeparateDevice : public tiering::Device {
     EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
     if (!in_arena(source, bytes)) expect_ordered(Queue::ToHost, "a copy to the host");
     bytes_to_host_ += bytes;
+    count_pageable(target, bytes);
     return copy(Queue::ToHost, target, source, bytes);
   }
   Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override {
@@ -169,6 +170,10 @@ class SeparateDevice : public tiering::Device {
     if (calls_until_failure != ~std::uint64_t{0}) --calls_until_failure;
     return {};
   }
+  void count_pageable(const std::byte* host, std::uint64_t bytes) {
+    bytes_pageable_ += bytes - registered_within(host, host + bytes);
+  }
+  std::uint64_t registered_within(const std::byte* begin, const std::byte* end) const noexcept;
   void open() noexcept {
     if (opened_++ == 0 && arena_ != nullptr) {
       EXPECT_EQ(::mprotect(arena_, arena_bytes_, PROT_READ | PROT_WRITE), 0);
@@ -203,8 +208,9 @@ class SeparateDevice : public tiering::Device {
   std::byte* arena_ = nullptr;
   std::uint64_t arena_bytes_ = 0;
   int opened_ = 0;
-  std::array<std::uint64_t, 2> computed_{};  // fences that are after the last two computations
-  int registered_ = 0;
+  std::array<std::uint64_t, 2> computed_{};      // fences that are after the last two computations
+  std::map<std::byte*, std::byte*> registered_;  // pieces: where each begins and ends
+  std::uint64_t bytes_pageable_ = 0;
   std::array<Lane, tiering::queue_count> lanes_;
   Clock host_{};  // what the host has waited for
   std::vector<Access> accesses_;
@@ -233,6 +239,53 @@ inline Result<std::unique_ptr<pinned::Pool>> SeparateDevice::create_arena(std::u
     arena_ = nullptr;
     accesses_.clear();
   });
+}
+
+/// Takes what is not page-locked yet, piece by piece, as CudaDevice does.
+inline Result<void> SeparateDevice::register_host(std::span<std::byte> range) {
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.data()) % 4096, 0u);
+  std::byte* const end = range.data() + range.size();
+  for (std::byte* at = range.data(); at != end;) {
+    const auto next = registered_.upper_bound(at);
+    if (next != registered_.begin() && std::prev(next)->second > at) {
+      at = std::min(end, std::prev(next)->second);
+      continue;
+    }
+    std::byte* const piece_end = next == registered_.end() ? end : std::min(end, next->first);
+    const auto bytes = static_cast<std::uint64_t>(piece_end - at);
+    if (bytes_registered() + bytes > registered_bytes_max) {
+      return make_error(ErrorCode::Exhausted, name() + ": page-locking host memory");
+    }
+    registered_.emplace(at, piece_end);
+    at = piece_end;
+  }
+  return {};
+}
+
+inline void SeparateDevice::unregister_host(std::span<std::byte> range) noexcept {
+  std::byte* const range_end = range.data() + range.size();
+  std::erase_if(registered_, [&](const auto& piece) {
+    const bool within = piece.first >= range.data() && piece.first < range_end;
+    EXPECT_TRUE(!within || piece.second <= range_end);
+    return within;
+  });
+}
+
+inline std::uint64_t SeparateDevice::registered_within(const std::byte* begin,
+                                                       const std::byte* end) const noexcept {
+  std::uint64_t bytes = 0;
+  for (const auto& [first, last] : registered_) {
+    const std::byte* from = std::max<const std::byte*>(first, begin);
+    const std::byte* to = std::min<const std::byte*>(last, end);
+    if (from < to) bytes += static_cast<std::uint64_t>(to - from);
+  }
+  return bytes;
+}
+
+inline std::uint64_t SeparateDevice::bytes_registered() const noexcept {
+  std::uint64_t bytes = 0;
+  for (const auto& [first, last] : registered_) bytes += static_cast<std::uint64_t>(last - first);
+  return bytes;
 }
 
 inline Result<void> SeparateDevice::copy(Queue queue, std::byte* target, const std::byte* source,

@@ -191,29 +191,55 @@ Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t byt
                             });
 }
 
+/// Page-locks what lies in no piece yet; one that does is left as it is.
+Result<void> CudaDevice::register_piece(std::span<std::byte> piece) {
+  const auto after = std::upper_bound(
+      registered_.begin(), registered_.end(), piece,
+      [](const auto& one, const auto& other) { return one.data() < other.data(); });
+  ARTESIAN_CHECK(after == registered_.end() || piece.data() + piece.size() <= after->data());
+  if (after != registered_.begin()) {
+    const std::byte* before = std::prev(after)->data() + std::prev(after)->size();
+    if (piece.data() < before) {
+      ARTESIAN_CHECK(piece.data() + piece.size() <= before, piece.data(), piece.size());
+      return {};
+    }
+  }
+  ARTESIAN_TRY_VOID(done(cudaHostRegister(piece.data(), piece.size(), cudaHostRegisterPortable),
+                         "page-locking host memory"));
+  registered_.insert(after, piece);
+  return {};
+}
+
 Result<void> CudaDevice::register_host(std::span<std::byte> range) {
   ARTESIAN_TRY_VOID(select());
-  for (std::uint64_t begin = 0; begin < range.size(); begin += registered_piece_bytes) {
-    const auto piece =
-        range.subspan(begin, std::min<std::uint64_t>(registered_piece_bytes, range.size() - begin));
-    const auto outcome =
-        done(cudaHostRegister(piece.data(), piece.size(), cudaHostRegisterPortable),
-             "page-locking host memory");
+  for (std::uint64_t begin = 0; begin < range.size();) {
+    const std::uint64_t most =
+        std::min<std::uint64_t>(registered_piece_bytes, range.size() - begin);
+    const std::uint64_t size = bytes_in_one_piece(range.data() + begin, most);
+    ARTESIAN_CHECK(size != 0 && size <= most, size, most);
+    auto outcome = register_piece(range.subspan(begin, size));
     if (!outcome.has_value()) {
-      Error error = outcome.error();
-      error.message += "; " + format_size(begin) + " of " + format_size(range.size()) + " are";
+      Error error = std::move(outcome).error();
+      error.message +=
+          "; " + format_size(bytes_registered(range)) + " of " + format_size(range.size()) + " are";
       return error;
     }
-    const auto after = std::upper_bound(
-        registered_.begin(), registered_.end(), piece,
-        [](const auto& one, const auto& other) { return one.data() < other.data(); });
-    ARTESIAN_CHECK(after == registered_.end() || piece.data() + piece.size() <= after->data());
-    const bool apart = after == registered_.begin() ||
-                       std::prev(after)->data() + std::prev(after)->size() <= piece.data();
-    ARTESIAN_CHECK(apart, piece.data(), piece.size());
-    registered_.insert(after, piece);
+    begin += size;
   }
   return {};
+}
+
+/// Counts the bytes of the range that are page-locked.
+std::uint64_t CudaDevice::bytes_registered(std::span<const std::byte> range) const noexcept {
+  std::uint64_t bytes = 0;
+  const std::byte* range_end = range.data() + range.size();
+  for (const std::span<std::byte> piece : registered_) {
+    const std::byte* begin = std::max<const std::byte*>(piece.data(), range.data());
+    const std::byte* end = std::min<const std::byte*>(piece.data() + piece.size(), range_end);
+    if (begin < end) bytes += static_cast<std::uint64_t>(end - begin);
+  }
+  ARTESIAN_CHECK(bytes <= range.size(), bytes, range.size());
+  return bytes;
 }
 
 void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {

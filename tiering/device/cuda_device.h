@@ -4,7 +4,8 @@
 // events; they are few, and reused once they have passed.
 //
 // Host memory is page-locked in pieces: one call for 512 GiB fails on some drivers, others refuse
-// less. CUDA copies nothing that lies in two of them, so a copy is cut where they meet.
+// less. CUDA copies nothing that lies in two of them, so a copy is cut where they meet; and it
+// page-locks nothing twice, so what lies in one of them is left out.
 //
 // What gives memory back (the destructor, the arena's, unregister_host) first waits until the
 // device is idle. Where it does not answer in wait_seconds, the memory stays for as long as the
@@ -89,6 +90,8 @@ class CudaDevice final : public Device {
   Result<void> enqueue_copy(Queue queue, cudaMemcpyKind kind, std::byte* target,
                             const std::byte* source, std::uint64_t bytes);
   std::uint64_t bytes_in_one_piece(const std::byte* host, std::uint64_t bytes) const noexcept;
+  std::uint64_t bytes_registered(std::span<const std::byte> range) const noexcept;
+  Result<void> register_piece(std::span<std::byte> piece);
   Result<cudaEvent_t> take_event();
   bool settle(QueueState& state) noexcept;
   const Recorded* find(DeviceFence fence) noexcept;

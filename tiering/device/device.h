@@ -63,10 +63,12 @@ class Device {
   /// The device tier's memory, `bytes` rounded up to 4096, as a pool; the device must outlive it.
   /// Errors: Exhausted, naming artesian.device_memory, the bytes asked and the bytes free.
   virtual Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) = 0;
-  /// Page-locks host memory for the device, so that copies of it run by themselves; unregister
-  /// before it is unmapped, also after an error, which may come in the middle of the range. Errors:
-  /// Io, Exhausted; copies of the rest work, but hold the caller back until they are done.
+  /// Page-locks host memory for the device, so that copies of it run by themselves; what is so
+  /// already stays as it is. Unregister it before it is unmapped, also after an error, which may
+  /// come in the middle of the range. Errors: Io, Exhausted; copies of the rest work, but hold the
+  /// caller back until they are done.
   virtual Result<void> register_host(std::span<std::byte> range) = 0;
+  /// Ends that for all that lies in the range; nothing of it may reach beyond.
   virtual void unregister_host(std::span<std::byte> range) noexcept = 0;
 
   /// Copies, in the queue of that name. Errors: Io.

@@ -41,6 +41,7 @@ struct CudaOnHost {
   Order order = Order::Late;                    // or ARTESIAN_CUDA_ON_HOST: late, early, random
   std::mt19937_64 random = std::mt19937_64(1);  // or ARTESIAN_SEED
   std::uint64_t registration_bytes_max = ~std::uint64_t{0};  // of one call
+  std::uint64_t registered_bytes_max = ~std::uint64_t{0};    // of all together
   bool host_tensors = false;  // copies take any address: the model's tensors are the CPU's
 
   // Faults.

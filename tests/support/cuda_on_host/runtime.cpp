@@ -402,6 +402,9 @@ cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
     if (find(state.registrations, memory, bytes) != state.registrations.end()) {
       return cudaErrorHostMemoryAlreadyRegistered;
     }
+    std::uint64_t registered = bytes;
+    for (const auto& [begin, range] : state.registrations) registered += range.bytes;
+    if (registered > state.machine.registered_bytes_max) return cudaErrorMemoryAllocation;
     state.registrations[static_cast<std::byte*>(memory)] = {bytes, state.device};
     return cudaSuccess;
   });

@@ -253,17 +253,42 @@ TEST_F(CudaOnHostTest, MoreHostMemoryThanADriverTakesAtOnceIsPageLockedInPiecesT
   EXPECT_EQ(CudaOnHost::left().find("registrations"), std::string::npos) << CudaOnHost::left();
 }
 
+TEST_F(CudaOnHostTest, WhatIsPageLockedAlreadyIsLeftOutAndCopiesMayCrossIt) {
+  open();
+  constexpr std::uint64_t piece = CudaDevice::registered_piece_bytes;
+  const Reserved host(2 * piece);
+  const std::span<std::byte> buffers = host.range.subspan(piece - 8192, 16384);
+  ASSERT_TRUE(device->register_host(buffers).has_value());
+  for (int turn = 0; turn < 2; ++turn) {  // the second one has nothing left to do
+    const auto registered = device->register_host(host.range);
+    ASSERT_TRUE(registered.has_value()) << registered.error().to_string();
+    EXPECT_NE(CudaOnHost::left().find("3 registrations"), std::string::npos) << CudaOnHost::left();
+  }
+  std::byte* across = buffers.data() - 1000;
+  for (const std::ptrdiff_t distance : {std::ptrdiff_t{0}, std::ptrdiff_t{16384}}) {
+    std::copy_n(sent.begin(), 4096, across + distance);
+    ASSERT_TRUE(device->copy_to_device(memory, across + distance, 4096).has_value());
+    ASSERT_TRUE(device->join_queues().has_value());
+    ASSERT_TRUE(device->copy_to_host(received.data(), memory, 4096).has_value());
+    ASSERT_TRUE(device->finish(device->record(Queue::ToHost).value()).has_value());
+    EXPECT_TRUE(std::equal(sent.begin(), sent.end(), received.begin()));
+  }
+  device->unregister_host(host.range);
+  EXPECT_EQ(CudaOnHost::left().find("registrations"), std::string::npos);
+}
+
 TEST_F(CudaOnHostTest, WhatWasPageLockedBeforeAnErrorIsUsedAndGivenBack) {
   open();
   constexpr std::uint64_t piece = CudaDevice::registered_piece_bytes;
   const Reserved host(3 * piece);
-  const std::span<std::byte> in_the_way = host.range.subspan(piece + 4096, 4096);
-  ASSERT_TRUE(device->register_host(in_the_way).has_value());
-  const auto refused = device->register_host(host.range);
+  const std::span<std::byte> buffers = host.range.subspan(piece + 4096, 4096);
+  ASSERT_TRUE(device->register_host(buffers).has_value());
+  cuda_on_host().registered_bytes_max = piece + 8192;
+  const auto refused = device->register_host(host.range.subspan(4096));
   ASSERT_FALSE(refused.has_value());
-  expect_says(refused.error(), ErrorCode::Io, {"16.0 GiB of 48.0 GiB are"});
-  EXPECT_NE(CudaOnHost::left().find("2 registrations"), std::string::npos);
-  std::byte* across = in_the_way.data() - 1000;  // from what is not page-locked, and beyond
+  expect_says(refused.error(), ErrorCode::Exhausted, {"out of memory", "16.0 GiB of 48.0 GiB are"});
+  EXPECT_NE(CudaOnHost::left().find("2 registrations"), std::string::npos) << CudaOnHost::left();
+  std::byte* across = buffers.data() + 3096;  // from what is page-locked to what is not
   std::copy_n(sent.begin(), 4096, across);
   ASSERT_TRUE(device->copy_to_device(memory, across, 4096).has_value());
   device->unregister_host(host.range);
@@ -272,11 +297,12 @@ TEST_F(CudaOnHostTest, WhatWasPageLockedBeforeAnErrorIsUsedAndGivenBack) {
 
 TEST_F(CudaOnHostTest, HostMemoryThatCannotBePageLockedIsCopiedAsWell) {
   open();
-  ASSERT_TRUE(device->register_host(received).has_value());
+  ASSERT_EQ(cudaHostRegister(received.data(), received.size(), 0), cudaSuccess);  // by another
   const auto twice = device->register_host(received);
   ASSERT_FALSE(twice.has_value());
   expect_says(twice.error(), ErrorCode::Io, {"cuda:0: page-locking host memory: "});
-  device->unregister_host(received);
+  device->unregister_host(received);  // of what is another's: nothing
+  ASSERT_EQ(cudaHostUnregister(received.data()), cudaSuccess);
   cuda_on_host().failing_call = "cudaHostRegister";
   cuda_on_host().failing_with = cudaErrorMemoryAllocation;
   const auto refused = device->register_host(received);

@@ -25,8 +25,8 @@ using tiering::Queue;
 /// the queue Compute has run then, and what it has to wait for.
 class ComputesOnHost final : public tiering::Device {
  public:
-  ~ComputesOnHost() override { EXPECT_EQ(registered, 0); }
-  int registered = 0;
+  ~ComputesOnHost() override { EXPECT_FALSE(registered); }
+  bool registered = false;
 
   std::string name() const override { return cuda_->name(); }
   bool host_accessible() const noexcept override { return false; }
@@ -34,11 +34,11 @@ class ComputesOnHost final : public tiering::Device {
     return cuda_->create_arena(bytes);
   }
   Result<void> register_host(std::span<std::byte> range) override {
-    ++registered;
+    registered = true;
     return cuda_->register_host(range);
   }
   void unregister_host(std::span<std::byte> range) noexcept override {
-    --registered;
+    registered = false;
     cuda_->unregister_host(range);
   }
   Result<void> copy_to_device(std::byte* target, const std::byte* source,

@@ -34,7 +34,7 @@ class OnSeparateDevice : public Equality {
     const Outcome outcome = train(run, config, {.backend = &device});
     expect_same(outcome, reference);
     EXPECT_EQ(device.races, 0u);
-    EXPECT_EQ(device.registered(), 0);
+    EXPECT_EQ(device.bytes_registered(), 0u);
     if (!outcome.steps.empty()) check_bytes(run, outcome);
   }
 
