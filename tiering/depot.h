@@ -58,6 +58,8 @@ class Depot {
   /// Waits for all transfers. Errors: the first one's.
   Result<void> finish() noexcept;
 
+  /// Lists the host memory that blocks on their way to or from nvme pass through.
+  std::vector<std::span<std::byte>> buffers() const { return ring_->buffers(); }
   /// Bytes that the CPU itself has copied, where the device is host-accessible.
   std::uint64_t bytes_put() const noexcept { return bytes_put_; }
   std::uint64_t bytes_taken() const noexcept { return bytes_taken_; }

@@ -79,6 +79,14 @@ DeviceLoader::~DeviceLoader() {
   ARTESIAN_CHECK(reading_.empty(), reading_.size());
 }
 
+std::vector<std::span<std::byte>> DeviceLoader::buffers() const {
+  std::vector<std::span<std::byte>> list;
+  for (const auto& buffer : buffers_) {
+    list.emplace_back(buffer->memory.data(), static_cast<std::size_t>(buffer->memory.size()));
+  }
+  return list;
+}
+
 std::uint64_t DeviceLoader::bytes_of(const DeviceLoad& load) const noexcept {
   return load.image * dtype_size(load.stored);
 }

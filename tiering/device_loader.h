@@ -19,6 +19,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/executor.h"
@@ -77,6 +78,8 @@ class DeviceLoader {
   Result<void> copy(const std::byte* source, DType stored, std::byte* target, DType computed,
                     std::uint64_t count) noexcept;
   Device& device() noexcept { return device_; }
+  /// Lists the host memory that what comes from nvme passes through.
+  std::vector<std::span<std::byte>> buffers() const;
 
  private:
   class Buffer;

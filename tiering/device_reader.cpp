@@ -21,6 +21,14 @@ Result<std::unique_ptr<DeviceReader>> DeviceReader::create(Device& device, pinne
   return reader;
 }
 
+std::vector<std::span<std::byte>> DeviceReader::buffers() const {
+  std::vector<std::span<std::byte>> list;
+  for (const BufferLease& buffer : buffers_) {
+    list.emplace_back(buffer.data(), static_cast<std::size_t>(buffer.size()));
+  }
+  return list;
+}
+
 Result<void> DeviceReader::read(std::span<const Part> parts, DeviceFence written,
                                 const Sink& sink) noexcept {
   std::vector<Piece> pieces;

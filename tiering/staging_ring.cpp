@@ -95,6 +95,14 @@ Result<std::unique_ptr<StagingRing>> StagingRing::create(TierStore& store, pinne
   return ring;
 }
 
+std::vector<std::span<std::byte>> StagingRing::buffers() const {
+  std::vector<std::span<std::byte>> list;
+  for (const auto& item : items_) {
+    list.emplace_back(item->data(), static_cast<std::size_t>(item->size()));
+  }
+  return list;
+}
+
 StagingItem& StagingRing::add_borrowed(BufferLease memory) {
   ARTESIAN_CHECK(memory.size() >= item_bytes(), memory.size());
   borrowed_.push_back(

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "tiering/device/host_device.h"
@@ -79,6 +80,8 @@ class StagingRing {
     return *items_[turn % items_.size()];
   }
   std::uint64_t item_bytes() const noexcept { return items_.front()->size(); }
+  /// Lists the memory of the ring's own items.
+  std::vector<std::span<std::byte>> buffers() const;
   /// One more, not among at(), in memory that is not the ring's own: at least item_bytes. remove()
   /// gives that back, when nothing is in flight.
   StagingItem& add_borrowed(BufferLease memory);

@@ -13,6 +13,9 @@ constexpr std::string_view in_place = "gradients go straight to their home, with
 constexpr std::string_view cpp_model = "the models are C++; there are no Python modules to wrap";
 constexpr std::string_view always_overlapped =
     "reads and writes are always in flight under the compute";
+constexpr std::string_view pinned =
+    "page-locks host memory, unless it is false in either section; buffers of copies to and from a "
+    "GPU are page-locked in any case (docs/memory.md)";
 
 constexpr ConfigKey keys[] = {
     {.path = "zero_optimization", .type = Section, .text = "true: stage 1 with the defaults"},
@@ -98,9 +101,7 @@ constexpr ConfigKey keys[] = {
      .type = Integer,
      .fallback = "1000000000",
      .text = "elements of a rank that spare host memory may keep when the device is nvme"},
-    {.path = "zero_optimization.offload_param.pin_memory",
-     .fallback = "true",
-     .text = "pinned host memory"},
+    {.path = "zero_optimization.offload_param.pin_memory", .fallback = "true", .text = pinned},
     {.path = "zero_optimization.offload_optimizer",
      .type = Section,
      .nullable = true,
@@ -122,9 +123,7 @@ constexpr ConfigKey keys[] = {
      .low = 1,
      .high = 1000000,
      .text = "staging buffers, cut to the budget"},
-    {.path = "zero_optimization.offload_optimizer.pin_memory",
-     .fallback = "true",
-     .text = "pinned host memory"},
+    {.path = "zero_optimization.offload_optimizer.pin_memory", .fallback = "true", .text = pinned},
     {.path = "zero_optimization.offload_optimizer.pipeline_read",
      .fallback = "false",
      .effect = NoEffect,

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -146,20 +147,62 @@ Result<void> ModelState::create_pools(const ModelStateOptions& options) {
   // What the budgets allow is taken now or not at all: not in the middle of the first step.
   if (!separate_device()) device_pool_->fault_in();
   host_->fault_in();
-  return separate_device() && options.pin_memory ? register_host() : Result<void>();
+  return {};
 }
 
-/// Page-locked for the device, so that copies run beside all else. Without, they work, but block:
-/// a copy of gradients holds the thread until the device has computed them.
-Result<void> ModelState::register_host() {
-  host_registered_ = true;  // in part, after an error
-  const auto registered = device_.register_host(host_->range());
-  if (!registered.has_value()) {
-    log(LogLevel::Warning,
-        "host memory is not page-locked for " + device_.name() +
-            ": copies block, and steps are slower: " + registered.error().to_string());
+/// Lists the buffers that bytes pass through on their way to a separate device or from it, by
+/// address, neighbours as one. The ring is one: parameters that were updated in it are copied to
+/// their unit's slot, and state whose home is the device streams through it.
+std::vector<std::span<std::byte>> ModelState::passing_buffers() const {
+  std::vector<std::span<std::byte>> found;
+  const auto add = [&](const std::vector<std::span<std::byte>>& buffers) {
+    found.insert(found.end(), buffers.begin(), buffers.end());
+  };
+  add(ring_->buffers());
+  add(depot_->buffers());
+  add(loader_->buffers());
+  add(reader_->buffers());
+  std::sort(found.begin(), found.end(),
+            [](const auto& one, const auto& other) { return one.data() < other.data(); });
+  std::vector<std::span<std::byte>> joined;
+  for (const std::span<std::byte> buffer : found) {
+    if (!joined.empty() && joined.back().data() + joined.back().size() == buffer.data()) {
+      joined.back() = {joined.back().data(), joined.back().size() + buffer.size()};
+    } else {
+      joined.push_back(buffer);
+    }
   }
-  return {};
+  return joined;
+}
+
+/// Page-locks as many of them as the driver allows. Errors: the first refusal.
+Result<void> ModelState::register_buffers() {
+  Result<void> first;
+  for (const std::span<std::byte> buffers : passing_buffers()) {
+    auto registered = device_.register_host(buffers);
+    if (!registered.has_value() && first.has_value()) first = std::move(registered);
+  }
+  return first;
+}
+
+/// Page-locks host memory for a separate device, so that copies run beside all else. Without, they
+/// work, but block: a copy of gradients holds the thread until the device has computed them. The
+/// buffers come first, as there may be a limit; they are few, so pin_memory is not about them.
+void ModelState::register_host(const ModelStateOptions& options) {
+  host_registered_ = true;  // in part, after an error
+  const auto buffers = register_buffers();
+  const auto all = options.pin_memory ? device_.register_host(host_->range()) : Result<void>();
+  if (!all.has_value()) {
+    const char* what = buffers.has_value()
+                           ? ", but for the buffers that copies pass through: copies of the rest"
+                           : ": copies";
+    log(LogLevel::Warning, "host memory is not page-locked for " + device_.name() + what +
+                               " block, and steps are slower: " + all.error().to_string());
+  } else if (!buffers.has_value() && !options.pin_memory) {
+    log(LogLevel::Warning,
+        "the buffers that copies pass through are not page-locked for " + device_.name() +
+            ": copies block, and steps are slower: " + buffers.error().to_string());
+  }
 }
 
 /// Creates what a device with memory of its own needs between it and the host.
@@ -242,6 +285,7 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
                           *store_, *host_, device_, executor_));
   depot_ = std::move(depot);
   ARTESIAN_TRY_VOID(create_staging());
+  if (separate_device()) register_host(options);
   const std::array<std::span<std::byte>, 2> both{host_->range(), device_pool_->range()};
   const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
   // Where the limit of locked memory has refused the pool, which was said, it refuses this too.

@@ -39,7 +39,7 @@ struct ModelStateOptions {
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;  // whose shares these are
   tiering::Verify verify = tiering::Verify::Full;
-  bool pin_memory = true;
+  bool pin_memory = true;             // buffers between host and a separate device are in any case
   double wait_seconds = 60.0;         // deadline of every wait for the disk
   Timeline* timeline = nullptr;       // receives the disk's spans; may be null
   tiering::Device* device = nullptr;  // outlives the state; null: the CPU
@@ -136,7 +136,9 @@ class ModelState {
   Result<void> create_pools(const ModelStateOptions& options);
   std::vector<tiering::PathShare> shares(std::uint32_t volume) const;
   void log_shares() const;
-  Result<void> register_host();
+  std::vector<std::span<std::byte>> passing_buffers() const;
+  Result<void> register_buffers();
+  void register_host(const ModelStateOptions& options);
   Result<void> create_staging();
   Result<void> open(const ModelStateOptions& options, aio::Engine& engine, FileSystem& files);
 

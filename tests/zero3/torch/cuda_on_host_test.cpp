@@ -167,6 +167,26 @@ TEST_F(OnCudaOnHost, EveryHomeGivesTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(OnCudaOnHost, AsMuchAsADriverPageLocksGivesTheBitsOfTheCpu) {
+  const Choice run{2, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 0};
+  const Outcome& reference = on_cpu(run);
+  for (const std::uint64_t most : {std::uint64_t{0}, std::uint64_t{256} << 10, ~std::uint64_t{0}}) {
+    for (const bool pin_memory : {true, false}) {
+      SCOPED_TRACE(std::to_string(most) + (pin_memory ? " bytes" : " bytes, without pin_memory"));
+      new_machine(CudaOnHost::Order::Random, 3);
+      cuda_on_host().registered_bytes_max = most;
+      {
+        ComputesOnHost device;
+        Config config = device_config(run);
+        config.zero.offload_optimizer.pin_memory = pin_memory;
+        expect_same(train(run, config, {.backend = &device}), reference);
+        EXPECT_FALSE(HasFatalFailure());
+      }
+      EXPECT_EQ(CudaOnHost::left(), "");
+    }
+  }
+}
+
 /// The first error of a training, if it has one.
 Result<void> train_some(Engine& engine, const Config& config, const Scale& scale) {
   const TokenBatch batch(scale.samples, scale.length);

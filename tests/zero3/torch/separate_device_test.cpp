@@ -69,6 +69,29 @@ class OnSeparateDevice : public Equality {
     }
   }
 
+  /// Trains a few steps. Returns how much host memory is page-locked meanwhile.
+  struct PageLocked {
+    std::uint64_t bytes = 0;
+    std::uint64_t pool_bytes = 0;
+  };
+  PageLocked train_some(const Choice& run, bool pin_memory, SeparateDevice& device) {
+    separate_device = true;
+    Config config = config_of(run);
+    separate_device = false;
+    config.zero.offload_param.pin_memory = pin_memory;
+    const auto engine = make_engine(run, config, {.backend = &device});
+    RandomWeights weights(module_of(run).parameters(), 1);
+    EXPECT_TRUE(engine->initialize(weights).has_value());
+    if (run[Schedule] == 4) {
+      EXPECT_GT(engine->placement().inputs.bytes_in(Tier::Nvme), 0u);
+    }
+    std::vector<StepResult> steps;
+    run_steps(*engine, run, 0, 3, steps);
+    const PageLocked locked{device.bytes_registered(), engine->placement().host_pool_bytes};
+    EXPECT_TRUE(engine->close().has_value());
+    return locked;
+  }
+
   std::map<std::array<int, 3>, Outcome> references_;
 };
 
@@ -216,6 +239,58 @@ TEST_F(OnSeparateDevice, AGradientThatSeveralShareIsNotAddedToInPlace) {
     EXPECT_EQ(device.races, 0u);
   }
   expect_same({.steps = steps[1], .digest = digests[1]}, {.steps = steps[0], .digest = digests[0]});
+}
+
+// All that is copied passes through buffers: parameters and kept inputs from NVMe, and gradients;
+// updated parameters, of units that are on the device and of those whose home that is.
+constexpr std::array<Choice, 2> through_buffers{
+    {{2, 2, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 4, 1, 0, 0},
+     {0, 2, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0}}};
+
+TEST_F(OnSeparateDevice, BuffersOfCopiesArePageLockedWhateverPinMemorySays) {
+  for (const Choice& run : through_buffers) {
+    SCOPED_TRACE(describe(run));
+    for (const bool pin_memory : {true, false}) {
+      SeparateDevice device(Order::Random, 7);
+      const PageLocked locked = train_some(run, pin_memory, device);
+      EXPECT_GT(device.bytes_to_device(), 0u);
+      EXPECT_GT(device.bytes_to_host(), 0u);
+      EXPECT_EQ(device.bytes_pageable(), 0u) << pin_memory;
+      EXPECT_EQ(device.bytes_registered(), 0u) << "page-locked after its end";
+      EXPECT_GT(locked.bytes, 0u);
+      EXPECT_EQ(locked.bytes == locked.pool_bytes, pin_memory) << locked.bytes;
+    }
+  }
+}
+
+TEST_F(OnSeparateDevice, BuffersOfCopiesComeFirstWhereNotAllCanBePageLockedAndThatIsSaid) {
+  std::string said;
+  set_log_sink([&](LogLevel, std::string_view line) { said += std::string(line) + "\n"; });
+  const auto says = [&](const char* text) { return said.find(text) != std::string::npos; };
+  for (const Choice& run : through_buffers) {
+    SCOPED_TRACE(describe(run));
+    SeparateDevice unlimited;
+    const std::uint64_t buffers = train_some(run, /*pin_memory=*/false, unlimited).bytes;
+    EXPECT_FALSE(says("page-locked")) << said;  // it is what the user wants
+    for (const std::uint64_t most : {buffers, std::uint64_t{0}}) {
+      for (const bool pin_memory : {true, false}) {
+        said.clear();
+        SeparateDevice device;
+        device.registered_bytes_max = most;
+        EXPECT_EQ(train_some(run, pin_memory, device).bytes, most);
+        EXPECT_EQ(device.bytes_pageable() == 0, most == buffers);
+        EXPECT_EQ(says("host memory is not page-locked for separate:0"), pin_memory) << said;
+        EXPECT_EQ(says("but for the buffers that copies pass through: copies of the rest block"),
+                  pin_memory && most == buffers)
+            << said;
+        EXPECT_EQ(says("the buffers that copies pass through are not page-locked for separate:0"),
+                  !pin_memory && most == 0)
+            << said;
+      }
+    }
+    said.clear();
+  }
+  set_log_sink({});
 }
 
 TEST_F(OnSeparateDevice, AnArenaThatDoesNotFitIsRefusedByName) {
