@@ -11,12 +11,13 @@ Parts, in this order, each with a limit of its own; all but the first one, unles
   bench     a GPT-2 1.5B-shaped run: host and NVMe offload beside PyTorch FSDP2 with CPU offload
 
 Needs g++, CMake, ninja, a python3 that has torch, a CUDA toolkit, and the libraries of
-dev/packages.txt: installed, or in the folder that dev/carry.sh made elsewhere (--prefix).
-Without a GPU, what needs none is done, and that is said; where there is one that the driver does
-not count, the parts that need it fail. Name several parts in one call, for between calls a machine
-may go, and the build with it: `first`, then `facts build test`, `profile speeds`, `bench`,
-`sanitize`. Results go to gpu_check.json and gpu_check.md in --out, and PART.log of a part that
-failed. Parts that ran before on the same sources are kept, so parts may be run one by one.
+dev/packages.txt: installed, or in the folder that dev/carry.sh made elsewhere (--prefix). Without a
+GPU, what needs none is done, and that is said; where there is one that the driver does not count,
+the parts that need it fail. Where the build is with another torch than python3 imports, what
+builds or uses it fails. Name several parts in one call, for between calls a machine may
+go, and the build with it: `first`, then `facts build test`, `profile speeds`, `bench`, `sanitize`.
+Results go to gpu_check.json and gpu_check.md in --out, and PART.log of a part that failed. Parts
+that ran before on the same sources are kept, so parts may be run one by one.
 Exit codes: 0 all well, 1 a part failed, 2 wrong arguments or a tool is missing.
 """
 
@@ -35,6 +36,7 @@ import gpu_profile
 import report
 import sanitize
 import speeds
+import torch_build
 from shell import Context, Failure, Skip, fail, say, sources_digest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,6 +51,7 @@ PARTS = {
     "sanitize": sanitize.run,
     "bench": bench.run,
 }
+USE_THE_BUILD = ("test", "profile", "speeds", "sanitize", "bench")
 
 
 class Parser(argparse.ArgumentParser):
@@ -119,6 +122,8 @@ def run_part(name, context):
     context.start_part()
     (context.options.out / f"{name}.log").unlink(missing_ok=True)  # of an earlier run
     try:
+        if name in USE_THE_BUILD:
+            torch_build.check(context)
         found = PARTS[name](context)
         outcome = {"status": "failed" if found.pop("failed", False) else "ok", **found}
     except Skip as reason:

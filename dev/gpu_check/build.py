@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 
+import torch_build
 from shell import Failure, cuda_tool
 
 # A file with LibTorch's headers takes up to 2 GB to compile.
@@ -29,6 +30,7 @@ def configure(context):
     done = context.run(command, log=context.work / "logs/configure.log")
     if done.code != 0:
         raise Failure(f"cmake: {done.tail()}")
+    torch_build.check(context)  # before minutes of compiling
     return done.output
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from build_folder import ARTESIAN, ROOT
+from build_folder import ARTESIAN, BUILD, ROOT
 
 sys.path.insert(0, str(ROOT / "dev/gpu_check"))
 
@@ -19,6 +19,7 @@ import first  # noqa: E402
 import gpu_profile  # noqa: E402
 import measure  # noqa: E402
 import sanitize  # noqa: E402
+import torch_build  # noqa: E402
 from shell import Context, Failure, Finished, gpu_seen  # noqa: E402
 
 TRY = ["--shape", "tiny", "--bench-on-cpu"]
@@ -193,6 +194,83 @@ def test_the_smoke_run_is_understood_by_the_program(check):
     context.logs, context.deadline = [], time.monotonic() + 120
     (check.work / "bin/artesian").symlink_to(ARTESIAN)
     assert len(first.smoke(context, "cpu")) == first.STEPS
+
+
+def fake_torch(folder, version="2.11.0+cu130", commit="70d99e998b4955", headers="2.11.0"):
+    """What says of which build an installed torch is; importing it fails."""
+    package = folder / "torch"
+    (package / "include/torch/headeronly").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('a fake')")
+    (package / "version.py").write_text(f"__version__ = '{version}'\ngit_version = '{commit}'\n")
+    text = f'#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION \\\n  "{headers}"\n'
+    (package / "include/torch/headeronly/version.h").write_text(text)
+    return package
+
+
+@pytest.mark.parametrize(
+    "built, reason",
+    [
+        ({}, None),  # elsewhere, but the same
+        ({"version": "2.11.0+cpu"}, r"2\.11\.0\+cu130 of .*, but the build uses .* 2\.11\.0\+cpu"),
+        ({"commit": "0123456789abc"}, "2.11.0.cu130 of 70d99e998b .* 2.11.0.cu130 of 0123456789 "),
+        ({"headers": "2.10.1"}, r"2\.11\.0\+cu130 .*: its headers are of 2\.10\.1"),
+    ],
+)
+def test_another_torch_than_the_builds_is_refused(tmp_path, monkeypatch, built, reason):
+    context = Context.__new__(Context)
+    context.work = tmp_path
+    imported = fake_torch(tmp_path / "imported")
+    monkeypatch.setattr("torch_build.folder_of_python", lambda: imported)
+    torch_build.check(context)  # nothing is built
+    cache = tmp_path / "CMakeCache.txt"
+    cache.write_text("ARTESIAN_TORCH:BOOL=ON\nARTESIAN_TORCH_DIR:PATH=\n")
+    torch_build.check(context)  # without LibTorch
+    used = fake_torch(tmp_path / "built", **built)
+    cache.write_text(f"ARTESIAN_TORCH:BOOL=ON\nARTESIAN_TORCH_DIR:PATH={used}\n")
+    if reason is None:
+        torch_build.check(context)
+        (used / "version.py").write_text("__version__ = '2.11.0a0+git70d99e9'\n")
+        monkeypatch.setattr("torch_build.folder_of_python", lambda: used)
+        torch_build.check(context)  # headers do not say that it is not released
+        monkeypatch.setattr("torch_build.folder_of_python", lambda: None)
+        reason = "has no torch, and the build uses torch 2.11.0"
+    with pytest.raises(Failure, match=reason):
+        torch_build.check(context)
+
+
+def test_another_torch_than_the_builds_ends_a_part_before_it_begins(check):
+    imported = fake_torch(check.folder / "imported", "2.12.0+cu130", "beef" * 10, "2.12.0")
+    used = fake_torch(check.folder / "built")
+    programs, calls = check.folder / "programs", check.folder / "calls"
+    programs.mkdir()
+    fakes = {
+        "cmake": f"echo cmake $1 >>{calls}\n"
+        f"echo 'ARTESIAN_TORCH_DIR:PATH={used}' >{check.work}/CMakeCache.txt",
+        "ninja": "",
+        "ctest": f"echo ctest >>{calls}",
+    }
+    for name, body in fakes.items():
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    (check.work / "CTestTestfile.cmake").touch()
+    check.fake_program("", "aio_bench")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = check.run("build", "test", "bench", PATH=path, PYTHONPATH=imported.parent)
+    assert done.returncode == 1
+    for part in check.results()["parts"].values():
+        assert part["status"] == "failed"
+        assert f"imports torch 2.12.0+cu130 of beefbeefbe in {imported}, " in part["reason"]
+        assert f"the build uses torch 2.11.0+cu130 of 70d99e998b in {used}: " in part["reason"]
+        assert len(part["reason"].splitlines()) == 1 and part["reason"] in done.stderr
+    assert calls.read_text() == "cmake --fresh\n"  # and nothing was compiled or tested
+
+
+def test_the_torch_of_the_build_folder_is_known_by_its_cache():
+    built = torch_build.folder_of_build(BUILD)
+    if built is None:
+        pytest.skip("nothing is built here with LibTorch")
+    version, commit = torch_build.build_of(built)
+    assert version.startswith(f"{torch_build.headers_of(built)}") and len(commit) == 40
 
 
 def test_without_a_build_there_is_nothing_to_test(check):
