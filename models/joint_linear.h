@@ -15,10 +15,9 @@ namespace artesian::models {
 /// for the last, which may have any number.
 bool lies_before_others(std::int64_t numel) noexcept;
 
-/// input matrix^T of all matrices, one below the other. The bits do not depend on where they lie:
-/// where they are not side by side, a copy of them is. Shape:    input: [..., width]; matrices: two
-/// or three of [rows, width], each with rows of its
-///           own; returns [..., sum of rows].
+/// Returns input matrix^T of all matrices, one below the other. The bits do not depend on where
+/// they lie: where they are not side by side, a copy of them is.
+/// Shape: input: [..., width]; matrices: two or three of [rows, width]; returns [..., all rows].
 /// Gradient: of the matrices, parts of one tensor.
 at::Tensor joint_linear(const at::Tensor& input, const std::vector<at::Tensor>& matrices);
 

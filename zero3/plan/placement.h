@@ -101,8 +101,8 @@ struct Placement {
   std::uint64_t device_gradient_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h
-  // Of a separate device, in host memory that nothing else takes: what units that are updated ahead
-  // of the norm were, until it is known (Note [Speculation] in units_under_backward.h).
+  // Host memory that nothing else takes, beside a separate device: what units that are updated
+  // ahead of the norm were, until it is known (Note [Speculation] in units_under_backward.h).
   std::uint64_t old_state_bytes = 0;
   std::uint64_t ring_item_bytes = 0;  // 0: no ring
   std::uint32_t ring_count = 0;

@@ -88,8 +88,8 @@ class ModelState {
   /// The latter; of units that have one.
   bool saves_param(std::uint32_t unit) const noexcept { return saved_param_.contains(unit); }
   tiering::ShardId saved_param(std::uint32_t unit) const noexcept { return saved_param_.at(unit); }
-  /// That memory of a sub-group: of what its record was, and where the update works on them, its
-  /// parameters, one array after the other; null without.
+  /// Memory of that kind, of a sub-group: of what its record was, and where the update works on
+  /// them, its parameters, one array after the other; null without.
   std::byte* old_state(std::uint32_t unit, std::uint64_t sub_group) const noexcept;
   bool keeps_old_state(std::uint32_t unit) const noexcept { return old_state_.contains(unit); }
   /// The shard of a stage's input that is kept in a tier: placement().inputs says whether it is.

@@ -187,8 +187,8 @@ class UnitUses {
   std::vector<Frame> frames_;
   bool evaluating_ = false;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> others_;  // stages, by module
-  /// What is entered for a stage, by its number; and behind all, for those whose backward gathers
-  /// less.
+  /// Units that are entered for a stage, by its number; and behind all, for those whose backward
+  /// gathers less.
   std::vector<AccessOrder::Access> accesses_;
   std::vector<std::uint32_t> in_backward_;  // by stage: the number of its access there
   std::vector<std::uint32_t> holds_;        // by access

@@ -100,7 +100,7 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
   EXPECT_GE(overflows, 10);
 }
 
-// Where host memory is left for what it was.
+// Host memory is left for what it was.
 TEST_F(SpeculativeUpdateTest, BesideASeparateDeviceTakesStateThatIsInHostMemory) {
   std::ptrdiff_t units = 0, backs = 0, overflows = 0;
   std::array<int, 2> limited{};
