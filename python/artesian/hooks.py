@@ -167,7 +167,7 @@ class Hooks:
         self.reading = False  # the mode is on
         self.pass_begun = (0, False)  # of which module, and whether it is an evaluation
         self.seen: set[tuple[int, bool]] = set()  # passes whose reads are known
-        by_name = {name: numbers[id(parameter)] for name, parameter in plan.parameters.items()}
+        by_name = {name: number for number, name in enumerate(plan.parameters)}
         self.handles: list[Removable] = [*give_forwards(core, tables, by_name)]
         modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
         for number, module in enumerate(modules):

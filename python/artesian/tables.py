@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from artesian.native import _C
-from artesian.units import Plan, find_blocks
+from artesian.units import Plan
 
 SMALLEST = 1 << 22  # elements: a tile
 
@@ -48,7 +48,7 @@ def reads_as_a_table(module: nn.Module) -> bool:
 
 def find_tables(model: nn.Module, plan: Plan) -> dict[str, list[nn.Module]]:
     """The modules that own each table, by its name."""
-    in_blocks = {inner for block in find_blocks(model).values() for inner in block.modules()}
+    in_blocks = {inner for block in plan.blocks.values() for inner in block.modules()}
     large = {id(p): name for name, p in plan.parameters.items() if p.numel() >= SMALLEST}
     owners: dict[str, list[nn.Module]] = {}
     others = set()

@@ -36,6 +36,7 @@ class Plan:
 
     units: list[Unit]
     containers: list[tuple[str, nn.Module]]
+    blocks: dict[str, nn.Module]  # the outermost, by name
     parameters: dict[str, nn.Parameter]  # the engine's: floating-point, each once
     kept: dict[str, nn.Parameter]  # left where they are
 
@@ -123,7 +124,7 @@ def make_plan(model: nn.Module) -> Plan:
     ]
     managed = {name: p for name, p in model.named_parameters() if is_managed(p)}
     kept = {name: p for name, p in model.named_parameters() if not is_managed(p)}
-    return Plan(units, containers, managed, kept)
+    return Plan(units, containers, blocks, managed, kept)
 
 
 def explain(model: nn.Module) -> str:

@@ -5,6 +5,7 @@ import signal
 import sys
 import tempfile
 
+import pytest
 from build_folder import BUILD
 
 # The package with its compiled part, where that was built, before the sources alone.
@@ -19,3 +20,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup leaves that
 # It is set before tests are imported, which copy the environment, and removed at the end.
 no_profiles = tempfile.TemporaryDirectory(prefix="artesian-cache-")
 os.environ["XDG_CACHE_HOME"] = no_profiles.name
+
+
+@pytest.fixture
+def two_threads():
+    """LibTorch computes with two threads: bits are compared."""
+    import torch  # few tests need it, and it takes seconds
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

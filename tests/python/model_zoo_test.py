@@ -11,6 +11,7 @@ import torch
 import transformers
 from small_models import artesian
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 CHECKPOINTING = ["none", "reentrant", "non-reentrant"]
 PLACES = ["memory", "nvme"]
 STEPS = 20
@@ -22,14 +23,6 @@ NOISE = 5e-6
 # pass on, not when memory is planned: it gets room for three, since small units are padded.
 AT_ONCE = {"clip": 2, "siglip": 2, "deberta": 2, "wav2vec2": 2}
 PLANNED = {"deberta": 3}
-
-
-@pytest.fixture(autouse=True)
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(name, checkpointing):

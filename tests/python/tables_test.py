@@ -13,14 +13,7 @@ from artesian import tables, zero
 
 F = torch.nn.functional
 TALL = 70_000  # rows: of several tiles, at a width of 128
-
-
-@pytest.fixture(autouse=True)
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.fixture
