@@ -1,0 +1,96 @@
+// Proves what a device with memory of its own has room for beside homes and slots, and what host
+// memory keeps for it.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/zero3/plan/placement_case.h"
+#include "zero3/plan/placement.h"
+#include "zero3/plan/units_under_backward.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using Case = PlacementCase;
+
+// The host waits once for a unit's sums of squares, 8 bytes for 2048 elements.
+TEST(SeparateDevicePlacement, ASeparateDeviceHasRoomForTheSumsOfItsLargestUnit) {
+  Case given = make_case(DType::BFloat16, Offload::None, Offload::None);
+  given.separate = true;
+  EXPECT_EQ(given.place().value().grad_scratch_bytes, 64u << 10);
+  given.model = make_small_model(400'000, 64, 1);
+  const Placement plan = given.place().value();
+  EXPECT_GE(plan.grad_scratch_bytes, std::uint64_t{400'000} * 64 / 2048 * 8);
+  EXPECT_LT(plan.grad_scratch_bytes, std::uint64_t{400'000} * 64 / 2048 * 8 + 8192);
+  expect_within(given, plan);
+}
+
+TEST(SeparateDevicePlacement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdatedAheadWere) {
+  for (const Offload params : {Offload::None, Offload::Cpu, Offload::Nvme}) {
+    Case given = make_case(DType::BFloat16, params, Offload::Cpu);
+    given.config.gradient_clipping = 1.0;
+    const auto ahead = [&](const Placement& plan) {
+      const auto units = units_under_backward(plan, given.model.stages, 1.0, /*speculative=*/true);
+      std::uint64_t bytes = 0;
+      for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+        if (units[unit]) bytes += old_state_bytes(plan, unit);
+      }
+      EXPECT_LE(bytes, plan.old_state_bytes);
+      return bytes;
+    };
+    EXPECT_EQ(given.place().value().old_state_bytes, 0u);
+    given.separate = true;
+    const std::uint64_t least = smallest(given, &Case::host);
+    std::set<std::uint64_t> kept;
+    for (std::uint64_t step = 0; step < 40; ++step) {
+      given.host = least + step * 100'000;
+      given.config.artesian.speculative_update = false;
+      const Placement without = given.place().value();
+      EXPECT_EQ(without.old_state_bytes, 0u);
+      given.config.artesian.speculative_update = true;
+      const Placement plan = given.place().value();
+      expect_within(given, plan);
+      EXPECT_EQ(plan.host_pool_bytes, without.host_pool_bytes + plan.old_state_bytes);
+      EXPECT_EQ(ahead(plan), plan.old_state_bytes);
+      kept.insert(plan.old_state_bytes);
+    }
+    EXPECT_GT(kept.size(), 2u);  // none, some, and all of those whose gradient is final early
+    given.config.gradient_clipping = 0.0;  // nothing is taken back
+    given.config.check_grad_overflow = false;
+    EXPECT_EQ(given.place().value().old_state_bytes, 0u);
+  }
+}
+
+TEST(SeparateDevicePlacement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
+  Case given = make_case(DType::Float16, Offload::Nvme, Offload::None);
+  given.separate = true;
+  given.config.zero.offload_param.max_in_cpu = 9000;
+  const auto plan = given.place().value();
+  EXPECT_EQ(plan.param_staging_count, given.config.zero.offload_param.buffer_count);
+  EXPECT_EQ(plan.grad_staging_count, 4u);
+  EXPECT_EQ(plan.staging_bytes % (plan.sub_group * 2), 0u);
+  EXPECT_LE(plan.staging_bytes, std::uint64_t{4} << 20);
+  EXPECT_GT(plan.ring_item_bytes, 0u);
+  bool kept = false;
+  for (std::size_t index = 0; index < plan.units.size(); ++index) {
+    const UnitPlacement& unit = plan.units[index];
+    kept = kept || unit.param == Tier::Host;
+    EXPECT_FALSE(unit.aliased());  // 16 bit, computed in fp32
+    EXPECT_EQ(unit.updated_on_device(), plan.layout.units[index].persistent);
+    EXPECT_EQ(unit.grad == Tier::Device, unit.updated_on_device());
+  }
+  EXPECT_TRUE(kept);
+  Case fp32 = make_case(DType::Float32, Offload::Cpu, Offload::Cpu);
+  const auto on_host = fp32.place();
+  ASSERT_TRUE(on_host.has_value());
+  for (const UnitPlacement& unit : on_host->units) EXPECT_TRUE(unit.aliased());
+  fp32.separate = true;
+  const auto separate = fp32.place();
+  ASSERT_TRUE(separate.has_value());
+  for (const UnitPlacement& unit : separate->units) {
+    EXPECT_EQ(unit.aliased(), unit.param == Tier::Device);
+  }
+}
+
+}  // namespace
+}  // namespace artesian::zero3
