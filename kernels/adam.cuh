@@ -33,4 +33,23 @@ __device__ inline void adam_element(float& p, float& m, float& v, float grad,
   p = __fsub_rn(p, __fmul_rn(step.step_size, __fdiv_rn(m, denominator)));
 }
 
+/// As kernels::join_master: the weight; `v` loses its bit.
+__device__ inline float join_master(std::uint16_t high, std::uint16_t low, float& v) {
+  const unsigned moment = __float_as_uint(v);
+  const unsigned upper = high + (moment >> 31);
+  const int above = static_cast<std::int16_t>(low);
+  v = __uint_as_float(moment & 0x7fffffffu);
+  return __uint_as_float((upper << 16) + static_cast<unsigned>(above));
+}
+
+/// As kernels::split_master; `v` gets its bit.
+__device__ inline void split_master(float master, std::uint16_t& high, std::uint16_t& low,
+                                    float& v) {
+  const unsigned bits = __float_as_uint(master);
+  const unsigned rounded_down = (bits & 0x1ffffu) == 0x8000u ? 0x80000000u : 0u;
+  v = __uint_as_float((__float_as_uint(v) & 0x7fffffffu) | rounded_down);
+  high = round_to<DType::BFloat16>(master);
+  low = static_cast<std::uint16_t>(bits);
+}
+
 }  // namespace artesian::kernels::cuda

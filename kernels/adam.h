@@ -49,6 +49,12 @@ struct AdamArrays {
   std::uint16_t* master_low = nullptr;
 };
 
+/// Arrays of one slice and their length.
+struct AdamPiece {
+  AdamArrays arrays;
+  std::uint64_t count = 0;
+};
+
 /// Adam on `count` elements, in place. In fp32, in this order, each operation rounded on its own:
 ///   g = grad * grad_multiplier;   L2: g = g + weight_decay * p
 ///   m = beta1 * m + (1 - beta1) * g;   v = beta2 * v + ((1 - beta2) * g) * g

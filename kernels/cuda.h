@@ -11,6 +11,7 @@
 #include <driver_types.h>
 
 #include <cstdint>
+#include <span>
 
 #include "base/result.h"
 #include "kernels/adam.h"
@@ -22,9 +23,11 @@
 
 namespace artesian::kernels::cuda {
 
-/// As kernels::adam_step; all pointers are device pointers.
-Result<void> adam_step(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step,
-                       cudaStream_t stream);
+/// As kernels::adam_step of each piece, in as few launches as their arguments allow; all pointers
+/// are device pointers. Pieces are of the same dtypes, with whole master weights or all with split
+/// ones.
+Result<void> adam_steps(std::span<const AdamPiece> pieces, const AdamStep& step,
+                        cudaStream_t stream);
 
 /// As kernels::expand, without overlap.
 Result<void> expand(const void* source, DType source_dtype, float* target, std::uint64_t count,

@@ -10,12 +10,12 @@
 
 namespace artesian::kernels::cuda {
 
-/// Enqueues `kernel` on `stream`, in blocks of `threads`. Errors: Io.
+/// Enqueues `kernel` on `stream`, in so many blocks, of `threads` each. Errors: Io.
 template <typename... Parameters, typename... Arguments>
-Result<void> launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+Result<void> launch(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
                     cudaStream_t stream, Arguments... arguments) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = blocks;
   config.blockDim = dim3(threads);
   config.stream = stream;
   return from_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), "launching a kernel");

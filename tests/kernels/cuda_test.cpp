@@ -4,9 +4,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/cast.h"
+#include "kernels/split_master.h"
 #include "tests/kernels/cross_entropy_case.h"
 #include "tests/kernels/rms_norm_case.h"
 #include "tests/kernels/rotary_case.h"
@@ -174,11 +177,11 @@ TEST(CudaAdam, EqualsTheNaiveVersion) {
                               .param_out = at(4, out_dtype),
                               .param_out_dtype = out_dtype};
           };
-          const auto launched =
-              cuda::adam_step(arrays([&](int k, DType dtype) {
-                                return device[k].at<void>(offset * dtype_size(dtype));
-                              }),
-                              count, step, nullptr);
+          const AdamPiece piece{arrays([&](int k, DType dtype) {
+                                  return device[k].at<void>(offset * dtype_size(dtype));
+                                }),
+                                count};
+          const auto launched = cuda::adam_steps({&piece, 1}, step, nullptr);
           ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
           adam_step_naive(arrays([&](int k, DType dtype) -> void* {
                             return host[k].data() + offset * dtype_size(dtype);
@@ -191,6 +194,56 @@ TEST(CudaAdam, EqualsTheNaiveVersion) {
         }
       }
     }
+  }
+}
+
+/// Weights that are ties more often than not, as they are split, in `pieces` of any lengths.
+TEST(CudaAdam, EqualsTheNaiveVersionOnManyPiecesOfSplitWeights) {
+  constexpr std::uint16_t lows[] = {0x8000, 0x7fff, 0x8001, 0x8000, 0, 0xffff, 0x8000};
+  const std::uint64_t lengths[] = {1, 0, 4099, 7, 256, 2048, 5};
+  constexpr std::uint64_t pieces = 70;  // three launches
+  std::uint64_t all = 0;
+  for (std::uint64_t piece = 0; piece < pieces; ++piece) all += lengths[piece % 7] + 3;
+  const auto step = make_adam_step({.learning_rate = 1e-2f, .weight_decay = 0.1f}, 3, true);
+  for (const DType grad_dtype : dtypes) {
+    auto squares = ordinary_values(all, 2);
+    std::vector<std::uint16_t> high(all), low(all);
+    for (std::uint64_t i = 0; i < all; ++i) {
+      const auto upper = static_cast<std::uint32_t>(i * 37 % 0x7f80);
+      const auto split =
+          split_master(std::bit_cast<float>(upper << 16 | lows[i % 7]), std::fabs(squares[i]));
+      high[i] = split.high;
+      low[i] = split.low;
+      squares[i] = split.exp_avg_sq;
+    }
+    Bytes host[] = {bytes_of(ordinary_values(all, 1)), bytes_of(squares), bytes_of(high),
+                    bytes_of(low), array_of(ordinary_values(all, 3), grad_dtype, 0)};
+    const DeviceCopy device[] = {DeviceCopy(host[0]), DeviceCopy(host[1]), DeviceCopy(host[2]),
+                                 DeviceCopy(host[3]), DeviceCopy(host[4])};
+    const auto arrays = [&](std::uint64_t first, auto at) {
+      return AdamArrays{.exp_avg = static_cast<float*>(at(0, first * 4)),
+                        .exp_avg_sq = static_cast<float*>(at(1, first * 4)),
+                        .grad = at(4, first * dtype_size(grad_dtype)),
+                        .grad_dtype = grad_dtype,
+                        .param_out = at(2, first * 2),
+                        .param_out_dtype = DType::BFloat16,
+                        .master_low = static_cast<std::uint16_t*>(at(3, first * 2))};
+    };
+    std::vector<AdamPiece> there;
+    std::uint64_t first = 0;
+    for (std::uint64_t piece = 0; piece < pieces; ++piece) {
+      const std::uint64_t count = lengths[piece % 7];
+      there.push_back(
+          {arrays(first, [&](int k, std::uint64_t byte) { return device[k].at<void>(byte); }),
+           count});
+      adam_step_naive(
+          arrays(first, [&](int k, std::uint64_t byte) -> void* { return host[k].data() + byte; }),
+          count, step);
+      first += count + 3;  // which stay as they are
+    }
+    const auto launched = cuda::adam_steps(there, step, nullptr);
+    ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
+    for (int k = 0; k < 5; ++k) EXPECT_EQ(device[k].back(), host[k]) << k;
   }
 }
 

@@ -51,7 +51,8 @@ class SeparateDevice : public tiering::Device {
   bool hangs = false;                                      // nothing passes: Timeout
   std::uint64_t registered_bytes_max = ~std::uint64_t{0};  // more than this much is Exhausted
   std::uint64_t races = 0;                                 // operations that lacked an order
-  bool expect_races = false;                               // the test counts them
+  std::uint64_t adam_calls = 0;
+  bool expect_races = false;  // the test counts them
 
   std::string name() const override { return "separate:0"; }
   bool host_accessible() const noexcept override { return false; }
@@ -103,17 +104,22 @@ class SeparateDevice : public tiering::Device {
         queue, {{leaf_sums, leaves * 8, true}, {data, count * dtype_size(dtype), false}},
         [=](auto& host) { return host.sum_squares(queue, data, dtype, count, leaf_sums); });
   }
-  Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays, std::uint64_t count,
-                         const kernels::AdamStep& step) override {
-    std::vector<Range> ranges{{arrays.param, count * 4, true},
-                              {arrays.exp_avg, count * 4, true},
-                              {arrays.exp_avg_sq, count * 4, true},
-                              {arrays.grad, count * dtype_size(arrays.grad_dtype), false}};
-    if (arrays.param_out != nullptr) {
+  Result<void> adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                          const kernels::AdamStep& step) override {
+    ++adam_calls;
+    std::vector<Range> ranges;
+    for (const auto& [arrays, count] : pieces) {
+      ranges.push_back({arrays.exp_avg, count * 4, true});
+      ranges.push_back({arrays.exp_avg_sq, count * 4, true});
+      ranges.push_back({arrays.grad, count * dtype_size(arrays.grad_dtype), false});
+      if (arrays.param != nullptr) ranges.push_back({arrays.param, count * 4, true});
+      if (arrays.master_low != nullptr) ranges.push_back({arrays.master_low, count * 2, true});
+      if (arrays.param_out == nullptr) continue;
       ranges.push_back({arrays.param_out, count * dtype_size(arrays.param_out_dtype), true});
     }
+    const std::vector<kernels::AdamPiece> copied(pieces.begin(), pieces.end());
     return enqueue(queue, std::move(ranges),
-                   [=](auto& host) { return host.adam_step(queue, arrays, count, step); });
+                   [=](auto& host) { return host.adam_steps(queue, copied, step); });
   }
 
   Result<DeviceFence> record(Queue queue) override;

@@ -330,11 +330,11 @@ Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType d
   return launched(kernels::cuda::sum_squares(data, dtype, count, leaf_sums, stream(queue)));
 }
 
-Result<void> CudaDevice::adam_step(Queue queue, const kernels::AdamArrays& arrays,
-                                   std::uint64_t count, const kernels::AdamStep& step) {
-  check_adam(arrays);
+Result<void> CudaDevice::adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                                    const kernels::AdamStep& step) {
+  check_adam(pieces);
   ARTESIAN_TRY_VOID(select());
-  return launched(kernels::cuda::adam_step(arrays, count, step, stream(queue)));
+  return launched(kernels::cuda::adam_steps(pieces, step, stream(queue)));
 }
 
 Result<cudaEvent_t> CudaDevice::take_event() {

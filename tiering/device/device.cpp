@@ -39,14 +39,23 @@ void Device::check_squares(const std::byte* data, DType dtype, const double* lea
   ARTESIAN_CHECK(is_aligned(leaf_sums, sizeof(double)), leaf_sums);
 }
 
-void Device::check_adam(const kernels::AdamArrays& arrays) noexcept {
-  ARTESIAN_CHECK(arrays.master_low == nullptr);  // whole master weights
-  ARTESIAN_CHECK(is_aligned(arrays.param, sizeof(float)), arrays.param);
-  ARTESIAN_CHECK(is_aligned(arrays.exp_avg, sizeof(float)), arrays.exp_avg);
-  ARTESIAN_CHECK(is_aligned(arrays.exp_avg_sq, sizeof(float)), arrays.exp_avg_sq);
-  ARTESIAN_CHECK(is_aligned(arrays.grad, dtype_size(arrays.grad_dtype)), arrays.grad);
-  const bool out = is_aligned(arrays.param_out, dtype_size(arrays.param_out_dtype));
-  ARTESIAN_CHECK(out || arrays.param_out == nullptr, arrays.param_out);
+void Device::check_adam(std::span<const kernels::AdamPiece> pieces) noexcept {
+  for (const kernels::AdamPiece& piece : pieces) {
+    const kernels::AdamArrays& arrays = piece.arrays;
+    const kernels::AdamArrays& first = pieces.front().arrays;
+    const bool split = arrays.master_low != nullptr;
+    ARTESIAN_CHECK(split == (first.master_low != nullptr), split);
+    ARTESIAN_CHECK(arrays.grad_dtype == first.grad_dtype);
+    ARTESIAN_CHECK(arrays.param_out_dtype == first.param_out_dtype);
+    ARTESIAN_CHECK(split || is_aligned(arrays.param, sizeof(float)), arrays.param);
+    ARTESIAN_CHECK(!split || is_aligned(arrays.master_low, 2), arrays.master_low);
+    ARTESIAN_CHECK(!split || arrays.param_out_dtype == DType::BFloat16);
+    ARTESIAN_CHECK(is_aligned(arrays.exp_avg, sizeof(float)), arrays.exp_avg);
+    ARTESIAN_CHECK(is_aligned(arrays.exp_avg_sq, sizeof(float)), arrays.exp_avg_sq);
+    ARTESIAN_CHECK(is_aligned(arrays.grad, dtype_size(arrays.grad_dtype)), arrays.grad);
+    const bool out = is_aligned(arrays.param_out, dtype_size(arrays.param_out_dtype));
+    ARTESIAN_CHECK(out || (arrays.param_out == nullptr && !split), arrays.param_out);
+  }
 }
 
 void Device::work_meanwhile() noexcept {

@@ -87,9 +87,10 @@ class Device {
   /// leaf_sums: device memory.
   virtual Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype,
                                    std::uint64_t count, double* leaf_sums) = 0;
-  /// With whole master weights.
-  virtual Result<void> adam_step(Queue queue, const kernels::AdamArrays& arrays,
-                                 std::uint64_t count, const kernels::AdamStep& step) = 0;
+  /// Steps pieces of the same dtypes, with whole master weights or all with split ones. They do not
+  /// overlap.
+  virtual Result<void> adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                                  const kernels::AdamStep& step) = 0;
 
   /// The present end of a queue.
   virtual Result<DeviceFence> record(Queue queue) = 0;
@@ -132,7 +133,7 @@ class Device {
                            const float* target) noexcept;
   static void check_gradient(const std::byte* acc, DType acc_dtype, const float* grad) noexcept;
   static void check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept;
-  static void check_adam(const kernels::AdamArrays& arrays) noexcept;
+  static void check_adam(std::span<const kernels::AdamPiece> pieces) noexcept;
 
   /// For finish(), where it waits.
   void work_meanwhile() noexcept;

@@ -59,10 +59,12 @@ Result<void> HostDevice::sum_squares(Queue, const std::byte* data, DType dtype, 
   return {};
 }
 
-Result<void> HostDevice::adam_step(Queue, const kernels::AdamArrays& arrays, std::uint64_t count,
-                                   const kernels::AdamStep& step) {
-  check_adam(arrays);
-  kernels::adam_step(arrays, count, step);
+Result<void> HostDevice::adam_steps(Queue, std::span<const kernels::AdamPiece> pieces,
+                                    const kernels::AdamStep& step) {
+  check_adam(pieces);
+  for (const kernels::AdamPiece& piece : pieces) {
+    kernels::adam_step(piece.arrays, piece.count, step);
+  }
   return {};
 }
 

@@ -367,20 +367,30 @@ Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
   return follow(group);
 }
 
-/// Enqueued behind the model's own computing, whose parameters these are.
+/// Enqueued behind the model's own computing, whose parameters these are. What gets the same is one
+/// call, of all sub-groups.
 Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(pass_ != Pass::Deferred && state_.placement().units[unit].updated_on_device());
-  for (std::uint64_t index = 0; index < state_.placement().sub_group_count(unit); ++index) {
+  std::vector<std::pair<kernels::AdamStep, std::vector<kernels::AdamPiece>>> calls;
+  const std::uint64_t count = state_.placement().sub_group_count(unit);
+  for (std::uint64_t index = 0; index < count; ++index) {
     const SubGroup group = stream_.at_home(unit, index);
-    ARTESIAN_CHECK(group.master_low == nullptr);  // the device's kernel takes whole master weights
     for (std::uint64_t from = 0; from < group.count;) {
       const Part part = part_at(group, from, group.count);
       if (part.constants.has_value()) {
-        ARTESIAN_TRY_VOID(state_.device().adam_step(tiering::Queue::Compute, arrays_of(group, from),
-                                                    part.end - from, *part.constants));
+        auto call = std::find_if(calls.begin(), calls.end(),
+                                 [&](const auto& each) { return each.first == *part.constants; });
+        if (call == calls.end()) call = calls.insert(call, {*part.constants, {}});
+        call->second.push_back({arrays_of(group, from), part.end - from});
       }
       from = part.end;
     }
+  }
+  for (const auto& [constants, pieces] : calls) {
+    ARTESIAN_TRY_VOID(state_.device().adam_steps(tiering::Queue::Compute, pieces, constants));
+  }
+  for (std::uint64_t index = 0; index < count; ++index) {
+    const SubGroup group = stream_.at_home(unit, index);
     ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.image_first,
                                                  group.count, group.param));
   }

@@ -113,10 +113,12 @@ std::uint64_t shuffle(std::uint64_t value, unsigned source, unsigned width) {
 void run_grid(dim3 grid, dim3 block_size, const std::function<void()>& thread) {
   gridDim = grid;
   blockDim = block_size;
-  for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-    Block running(thread);
-    block = &running;
-    running.run();
+  for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+      Block running(thread);
+      block = &running;
+      running.run();
+    }
   }
   block = nullptr;
 }

@@ -266,8 +266,8 @@ cudaError_t enqueue_kernel(const cudaLaunchConfig_t& config, std::function<void(
   return call("cudaLaunchKernelEx", [&](Runtime&) {
     const dim3 grid = config.gridDim;
     const dim3 block = config.blockDim;
-    const bool fits = grid.x > 0 && grid.x < 1u << 31 && grid.y * grid.z == 1 && block.x > 0 &&
-                      block.x <= 1024 && block.y * block.z == 1;
+    const bool fits = grid.x > 0 && grid.x < 1u << 31 && grid.y > 0 && grid.y < 1u << 16 &&
+                      grid.z == 1 && block.x > 0 && block.x <= 1024 && block.y * block.z == 1;
     if (!fits) return cudaErrorInvalidConfiguration;
     return enqueue(config.stream, {[=] { run_grid(grid, block, thread); }, {}, {}});
   });

@@ -247,10 +247,8 @@ TYPED_TEST_P(DeviceContract, AdamHasTheBitsOfTheCpu) {
                                  .param_out = at(4),
                                  .param_out_dtype = dtype};
     };
-    ASSERT_TRUE(this->backend
-                    ->adam_step(Queue::Compute, arrays([&](std::size_t i) { return there[i]; }),
-                                count, step)
-                    .has_value());
+    const kernels::AdamPiece piece{arrays([&](std::size_t i) { return there[i]; }), count};
+    ASSERT_TRUE(this->backend->adam_steps(Queue::Compute, {&piece, 1}, step).has_value());
     kernels::adam_step(arrays([&](std::size_t i) { return host[i].data(); }), count, step);
     for (std::size_t array = 0; array < host.size(); ++array) {
       EXPECT_EQ(this->get(there[array], host[array].size(), Queue::Compute), host[array]) << array;
