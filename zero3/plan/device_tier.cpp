@@ -99,14 +99,20 @@ std::uint64_t minimum_of(const Placement& plan, const DeviceNeed& need) {
 
 /// What comes of a unit's sums of squares comes to the host at once, up to a limit: the host waits
 /// for each part.
+std::uint64_t gradient_scratch(const Placement& plan, std::size_t unit) {
+  const std::uint64_t leaves = plan.layout.units[unit].image / kernels::norm_leaf;
+  const std::uint64_t bytes =
+      std::max<std::uint64_t>(leaves * sizeof(double), gradient_scratch_min);
+  return std::min(page_up(bytes), gradient_scratch_max);
+}
+
 std::uint64_t gradient_scratch(const Placement& plan) {
   std::uint64_t bytes = 0;
   for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
     if (!plan.units[unit].updated_on_device()) continue;
-    const std::uint64_t leaves = plan.layout.units[unit].image / kernels::norm_leaf;
-    bytes = std::max({bytes, leaves * sizeof(double), gradient_scratch_min});
+    bytes = std::max(bytes, gradient_scratch(plan, unit));
   }
-  return std::min(page_up(bytes), gradient_scratch_max);
+  return bytes;
 }
 
 Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
@@ -139,33 +145,82 @@ Placement with_tables_on_device(const PlacementRequest& request, std::uint64_t r
 /// writes. Slots are left for the stage that needs most, and for what is fetched ahead of it: one
 /// stage more; where compute reads a home itself it takes none. Not where ranks share them, nor
 /// on a separate device whose kernels would have to expand them.
-Placement with_params_on_device(const PlacementRequest& request, std::uint64_t room,
-                                Placement plan) {
+Draft with_params_on_device(const PlacementRequest& request, Draft draft) {
   const ZeroConfig& zero = request.config->zero;
   const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
-  if (plan.sharding.param != 1 || (expands(plan) && request.separate_device)) return plan;
-  if (!meant_for_nvme || !request.spare_device) return plan;
-  if (expands(plan)) plan = with_tables_on_device(request, room, std::move(plan));
+  Placement& plan = draft.placement;
+  if (plan.sharding.param != 1 || (expands(plan) && request.separate_device)) return draft;
+  if (!meant_for_nvme || !request.spare_device) return draft;
+  if (expands(plan)) plan = with_tables_on_device(request, draft.device_room, std::move(plan));
   const DeviceNeed need = device_need(request, plan);
-  ARTESIAN_CHECK(need.fixed <= room, need.fixed, room);
-  std::uint64_t left = room - need.fixed;
+  ARTESIAN_CHECK(need.fixed <= draft.device_room, need.fixed, draft.device_room);
+  std::uint64_t left = draft.device_room - need.fixed;
+  const bool room_is_short = left < slots_of(plan, zero.max_live_parameters, need.all);
   if (!expands(plan)) left = std::min(left, slots_of(plan, zero.max_live_parameters, need.all));
   if (expands(plan) || left < need.all) left -= std::min(left, need.stage + need.next);
   for (std::size_t index = 0; index < plan.units.size(); ++index) {
     UnitPlacement& place = plan.units[index];
     const bool updated_there = request.separate_device && place.optimizer == Tier::Device;
     const std::uint64_t bytes = plan.param_bytes(static_cast<std::uint32_t>(index));
-    if (place.param == Tier::Device || updated_there || bytes > left) continue;
+    if (place.param == Tier::Device || updated_there) continue;
+    if (bytes > left) {
+      draft.device_full = room_is_short;
+      continue;
+    }
     left -= bytes;
     place = with_param_on_device(request, place);
   }
-  return with_routes(std::move(plan));
+  plan = with_routes(std::move(plan));
+  return draft;
 }
 
-/// True where the device's memory is RAM: the update works on what lives there as on all else.
+/// True where spare device memory may hold state that is meant for NVMe.
 bool may_keep_state_on_device(const PlacementRequest& request) noexcept {
-  return request.spare_device && !request.separate_device &&
-         request.config->zero.offload_optimizer.device == Offload::Nvme;
+  return request.spare_device && request.config->zero.offload_optimizer.device == Offload::Nvme;
+}
+
+/// Units whose parameters are on the device and whose state is not, the smallest first, else in
+/// order of first use.
+std::vector<std::uint32_t> units_to_update_there(const Placement& plan) {
+  std::vector<std::uint32_t> units;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    const UnitPlacement& place = plan.units[unit];
+    const bool there = place.param == Tier::Device && !place.updated_on_device();
+    if (there && place.master != Master::None) units.push_back(unit);
+  }
+  std::stable_sort(units.begin(), units.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return plan.layout.units[a].image < plan.layout.units[b].image;
+  });
+  return units;
+}
+
+/// What a separate device has room for beside slots and parameters: gradients and optimizer state
+/// of units, which it then updates itself. Of a unit all or nothing: what is there and the host
+/// updates would cross the bus twice. Given more room they are the same units and others, so that
+/// the host has less to keep: hence their order, and nothing where parameters lack room.
+Draft with_updates_on_device(const PlacementRequest& request, Draft draft) {
+  if (!request.separate_device || !may_keep_state_on_device(request)) return draft;
+  if (draft.device_full) return draft;
+  Placement& plan = draft.placement;
+  const DeviceNeed need = device_need(request, plan);
+  const std::uint64_t taken = need.fixed + need.stage + need.next;
+  std::uint64_t left = draft.device_room - std::min(draft.device_room, taken);
+  for (const std::uint32_t unit : units_to_update_there(plan)) {
+    UnitPlacement& place = plan.units[unit];
+    const UnitPlacement before = place;
+    place = with_update_on_device(request, before);
+    const std::uint64_t scratch = std::max(plan.grad_scratch_bytes, gradient_scratch(plan, unit));
+    const std::uint64_t bytes =
+        plan.grad_bytes(unit) + plan.optimizer_bytes(unit) + scratch - plan.grad_scratch_bytes;
+    if (bytes > left) {
+      place = before;
+      break;
+    }
+    left -= bytes;
+    plan.grad_scratch_bytes = scratch;
+  }
+  plan = with_routes(std::move(plan));
+  return draft;
 }
 
 /// Fills the device tier: what it holds beside homes and slots is for optimizer state.
@@ -173,12 +228,13 @@ Draft fill_device(const PlacementRequest& request, Placement plan) {
   ARTESIAN_CHECK(plan.device_gradient_bytes <= request.device_bytes, plan.device_gradient_bytes);
   Draft draft;
   draft.device_room = round_down(request.device_bytes - plan.device_gradient_bytes, 4096);
-  draft.placement = with_params_on_device(request, draft.device_room, std::move(plan));
+  draft.placement = std::move(plan);
+  draft = with_updates_on_device(request, with_params_on_device(request, std::move(draft)));
   const DeviceNeed need = device_need(request, draft.placement);
   ARTESIAN_CHECK(need.fixed + need.stage <= draft.device_room, need.fixed, need.stage);
   // What state may take is not there for slots, whose moves depend on it.
   const std::uint64_t slots = std::min(draft.device_room - need.fixed, need.stage + need.next);
-  if (may_keep_state_on_device(request)) {
+  if (may_keep_state_on_device(request) && !request.separate_device) {
     draft.device_spare = draft.device_room - need.fixed - slots;
   }
   draft.placement.device_pool_bytes =

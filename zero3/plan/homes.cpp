@@ -17,15 +17,14 @@ Tier home_of(Offload device) noexcept {
 }
 
 /// Split, but where the parameters are on a separate device and the state in host memory: whole
-/// weights are nearer to the update there, if there is room for them. Kernels of such a device take
-/// whole ones.
+/// weights are nearer to the update there, if there is room for them.
 Master master_of(const PlacementRequest& request, const UnitPlacement& place,
                  bool param_on_device) noexcept {
   const DType dtype = request.config->param_dtype;
   if (dtype == DType::Float32) return Master::Parameter;
   if (dtype != DType::BFloat16 || !request.split_master) return Master::Own;
   const bool far = request.separate_device && place.optimizer == Tier::Host && param_on_device;
-  return (far && !request.split_far) || place.updated_on_device() ? Master::Own : Master::Split;
+  return far && !request.split_far ? Master::Own : Master::Split;
 }
 
 UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
@@ -34,13 +33,10 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
   // Of a frozen one nobody asks: nothing of it is there.
   place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
-  const bool all_there = place.param == Tier::Device && place.optimizer == Tier::Device;
-  if (request.separate_device && all_there) {
-    place.update = Route::OnDevice;
-    place.grad = Tier::Device;
-  }
   const bool all_on_device = zero.offload_param.device == Offload::None;
   place.master = unit.trainable ? master_of(request, place, all_on_device) : Master::None;
+  const bool all_there = place.param == Tier::Device && place.optimizer == Tier::Device;
+  if (request.separate_device && all_there) place = with_update_on_device(request, place);
   const bool as_stored = unit.as_stored && !request.separate_device;
   place.computed = as_stored ? request.config->param_dtype : request.compute_dtype;
   return place;
@@ -80,6 +76,14 @@ UnitPlacement with_param_on_device(const PlacementRequest& request, UnitPlacemen
   return place;
 }
 
+UnitPlacement with_update_on_device(const PlacementRequest& request, UnitPlacement place) {
+  ARTESIAN_CHECK(request.separate_device && place.param == Tier::Device);
+  place.update = Route::OnDevice;
+  place.grad = place.optimizer = Tier::Device;
+  if (place.master != Master::None) place.master = master_of(request, place, true);
+  return place;
+}
+
 namespace {
 
 Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
@@ -101,7 +105,7 @@ Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
 
 }  // namespace
 
-/// Who makes the update is known from the start.
+/// Who makes the update is known before.
 Placement with_routes(Placement plan) {
   for (UnitPlacement& place : plan.units) {
     place.gather = gather_of(plan, place);

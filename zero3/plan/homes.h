@@ -19,4 +19,8 @@ std::uint64_t persistent_numel(const Layout& layout) noexcept;
 /// before, too: with_routes() is for all units together.
 UnitPlacement with_param_on_device(const PlacementRequest& request, UnitPlacement place);
 
+/// The unit with all of its state on a separate device, which updates it; its parameters are there.
+/// Routes: as above.
+UnitPlacement with_update_on_device(const PlacementRequest& request, UnitPlacement place);
+
 }  // namespace artesian::zero3

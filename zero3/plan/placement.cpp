@@ -38,7 +38,9 @@ Result<Draft> place_with_best_ring(const PlacementRequest& request) {
 /// True if spare device memory has homes in place of slots, in which parameters could stay
 /// gathered.
 bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcept {
-  if (request.config->zero.offload_param.device != Offload::Nvme) return false;
+  const ZeroConfig& zero = request.config->zero;
+  if (zero.offload_param.device != Offload::Nvme) return false;
+  const bool state_spare = zero.offload_optimizer.device == Offload::Nvme;
   bool state = false;
   bool some_need_slots = false;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
@@ -49,19 +51,23 @@ bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcep
   }
   for (const UnitPlacement& place : plan.units) {
     const auto& homes = place.optimizer_homes;
-    state = state || std::find(homes.begin(), homes.end(), Tier::Device) != homes.end();
+    state = state || (state_spare && place.updated_on_device()) ||
+            std::find(homes.begin(), homes.end(), Tier::Device) != homes.end();
   }
   return state && some_need_slots;
 }
 
-/// Such homes are there only where they save bytes.
+/// Such homes are there only where they save bytes; on a separate device, where slots save no more:
+/// it updates some units itself.
 Result<Draft> place_with_best_homes(const PlacementRequest& request) {
   auto best = place_with_best_ring(request);
   if (!best.has_value() || !takes_slots(request, best->placement)) return best;
   PlacementRequest without = request;
   without.spare_device = false;
   auto other = place_with_best_ring(without);
-  return other.has_value() && !(best->cost < other->cost) ? std::move(other) : std::move(best);
+  if (!other.has_value() || best->cost < other->cost) return best;
+  const bool stays = request.separate_device && best->cost == other->cost;
+  return stays ? std::move(best) : std::move(other);
 }
 
 /// True if the update fetches upper halves from NVMe although memory has most of the optimizer

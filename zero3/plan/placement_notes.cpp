@@ -66,13 +66,14 @@ void note_residents(const PlacementRequest& request, const Placement& plan, Note
   std::uint64_t state = 0;
   std::uint64_t on_device = 0;  // of it, as far as it is meant for NVMe, as is
   std::uint64_t in_host = 0;
+  const bool meant_for_nvme = request.config->zero.offload_optimizer.device == Offload::Nvme;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     const UnitPlacement& place = plan.units[unit];
     const std::uint64_t bytes = plan.grad_bytes(unit);
     if (place.grad != Tier::Device) gradients += bytes;
     if (place.grad == Tier::Nvme) spilled += bytes;
     state += plan.optimizer_bytes(unit);
-    if (place.optimizer != Tier::Nvme) continue;
+    if (!meant_for_nvme) continue;
     on_device += plan.optimizer_bytes_in(Tier::Device, unit);
     in_host += plan.optimizer_bytes_in(Tier::Host, unit);
   }

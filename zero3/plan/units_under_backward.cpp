@@ -147,7 +147,8 @@ std::vector<bool> units_under_backward(const Placement& placement,
   for (std::uint32_t unit = 0; unit < units; ++unit) {
     const Moved moved = update_moves(placement, unit, /*live=*/true).total();
     bytes[unit] = static_cast<double>(moved.nvme_read + moved.nvme_write);
-    if (placement.separate_device && placement.layout.units[unit].trainable) {
+    const bool by_host = !placement.units[unit].updated_on_device();
+    if (placement.separate_device && placement.layout.units[unit].trainable && by_host) {
       bytes[unit] = static_cast<double>(placement.optimizer_bytes(unit));
     }
   }

@@ -385,8 +385,7 @@ TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {
   PlanCase tried = plan(Offload::None, Offload::None);
   tried.gpu = true;
   tried.ranks = 8;
-  const auto all = search(tried);
-  const auto of = [&](const std::string& name) {
+  const auto of = [all = search(tried)](const std::string& name) {
     for (const Candidate& candidate : all) {
       if (candidate.name == name) return candidate.figures.time.seconds;
     }
@@ -396,7 +395,8 @@ TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {
   EXPECT_LE(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));
   EXPECT_LE(of("ZeRO-2"), of("ZeRO-3") * 1.001);
   EXPECT_LE(of("ZeRO-3"), of("ZeRO-3, optimizer on cpu"));
-  EXPECT_LE(of("ZeRO-3, optimizer and parameters on cpu"), of("ZeRO-Infinity, optimizer on nvme"));
+  EXPECT_LE(of("ZeRO-3, optimizer and parameters on cpu"),
+            of("ZeRO-Infinity, optimizer on nvme") * 1.01);  // the device has some of the state
 }
 
 TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {

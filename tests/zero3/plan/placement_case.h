@@ -93,6 +93,23 @@ inline std::uint64_t smallest(PlacementCase given, std::uint64_t PlacementCase::
   return high;
 }
 
+/// Returns the one way in which all units keep their master weights.
+inline Master master_of(const Placement& plan) {
+  for (const UnitPlacement& unit : plan.units) EXPECT_EQ(unit.master, plan.units[0].master);
+  return plan.units[0].master;
+}
+
+/// Bytes of optimizer state in a tier.
+inline std::uint64_t state_in(const Placement& plan, Tier tier) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+    for (std::uint64_t group = 0; group < plan.sub_group_count(unit); ++group) {
+      if (plan.optimizer_home(unit, group) == tier) bytes += plan.record_bytes(unit, group);
+    }
+  }
+  return bytes;
+}
+
 /// How often a forward and backward use each unit, at least; all of them fetches where nothing is
 /// kept gathered.
 inline std::vector<std::uint64_t> uses(const PlacementCase& given, const Placement& plan) {

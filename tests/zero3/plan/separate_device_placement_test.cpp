@@ -92,5 +92,59 @@ TEST(SeparateDevicePlacement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory)
   }
 }
 
+// Of a unit all or nothing, with its gradients, and beside its parameters. The units of a smaller
+// budget are among those of a larger one.
+TEST(SeparateDevicePlacement, ASeparateDeviceUpdatesTheUnitsThatItsSpareMemoryHolds) {
+  for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
+    for (const Offload params : {Offload::None, Offload::Nvme}) {
+      Case given = make_case(dtype, params, Offload::Nvme);
+      given.separate = true;
+      given.compute = dtype;
+      given.config.zero.sub_group_size = 4096;
+      given.spare_device = false;
+      given.host = smallest(given, &Case::host);
+      EXPECT_EQ(state_in(given.place().value(), Tier::Device), 0u);
+      given.spare_device = true;
+      given.device = smallest(given, &Case::device);
+      std::vector<bool> before;
+      std::set<std::uint64_t> seen;
+      int compared = 0;
+      for (; given.device < 4u << 20; given.device += 16384) {
+        const Placement plan = given.place().value();
+        expect_within(given, plan);
+        std::vector<bool> there;
+        for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
+          const UnitPlacement& place = plan.units[unit];
+          there.push_back(place.updated_on_device());
+          const std::uint64_t state = plan.optimizer_bytes_in(Tier::Device, unit);
+          ASSERT_EQ(state, there[unit] ? plan.optimizer_bytes(unit) : 0u) << unit;
+          ASSERT_EQ(place.grad == Tier::Device, there[unit]) << unit;
+          ASSERT_TRUE(place.param == Tier::Device || !there[unit]) << unit;
+        }
+        // With fewer persistent parameters there are other units.
+        if (before.size() == there.size()) {
+          for (std::size_t unit = 0; unit < there.size(); ++unit) {
+            ASSERT_TRUE(there[unit] || !before[unit]) << given.device;
+          }
+          ++compared;
+        }
+        seen.insert(state_in(plan, Tier::Device));
+        before = there;
+      }
+      EXPECT_GT(seen.size(), 3u);
+      EXPECT_GT(compared, 100);
+      const Placement all = given.place().value();
+      EXPECT_EQ(bytes_in(all, Tier::Nvme), 0u);
+      const Master kept = dtype == DType::Float32   ? Master::Parameter
+                          : dtype == DType::Float16 ? Master::Own
+                                                    : Master::Split;
+      EXPECT_EQ(master_of(all), kept);
+      const std::string said = "artesian.device_memory: all ";
+      EXPECT_TRUE(std::any_of(all.notes.begin(), all.notes.end(),
+                              [&](const std::string& note) { return note.starts_with(said); }));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace artesian::zero3

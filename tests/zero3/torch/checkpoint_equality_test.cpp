@@ -19,6 +19,11 @@ class CheckpointEquality : public Equality {
   ~CheckpointEquality() override { at::set_num_threads(threads_); }
 
   std::string folder() const { return checkpoints_.path() + "/saved"; }
+  Config budgeted(const Choice& run) const {
+    Config config = config_of(run);
+    if (separate_device) *config.artesian.device_memory += device_spare;
+    return config;
+  }
   EngineOptions options_of(const Choice& run, const Config& config) const {
     EngineOptions options;
     if (run[SwapFolders] == 2) options.path_disks = unlike_disks(config);
@@ -34,7 +39,7 @@ class CheckpointEquality : public Equality {
     Outcome outcome;
     {
       separate_device = separate != nullptr && separate_before;
-      const Config config = config_of(before);
+      const Config config = budgeted(before);
       const auto engine = make_engine(before, config, options_of(before, config));
       if (engine == nullptr) return outcome;
       RandomWeights weights(module_of(before).parameters(), 1);
@@ -46,7 +51,7 @@ class CheckpointEquality : public Equality {
       EXPECT_EQ(saved->bytes_written, engine->checkpoints().data_bytes());
     }
     separate_device = separate != nullptr && !separate_before;
-    const Config config = config_of(after);
+    const Config config = budgeted(after);
     const auto engine = make_engine(after, config, options_of(after, config));
     if (engine == nullptr) return outcome;
     const auto loaded = engine->load_checkpoint({.directory = folder(), .tag = tag});
@@ -58,6 +63,7 @@ class CheckpointEquality : public Equality {
   }
 
   std::vector<GroupOptions> groups;
+  std::uint64_t device_spare = 0;  // bytes that a separate device has beyond its budget
   test_support::SeparateDevice* separate = nullptr;
   bool separate_before = false;  // it is there before the save, else after it
 
@@ -132,6 +138,29 @@ TEST_F(CheckpointEquality, ASeparateDeviceIsAPlaceAsAnyOther) {
       expect_same(stop_and_go_on(on_device, on_cpu, 6, tag + "a"), whole);
       separate_before = false;
       expect_same(stop_and_go_on(on_cpu, on_device, 6, tag + "b"), whole);
+    }
+  }
+}
+
+// From NVMe into its spare memory, where it updates some units itself, and back.
+TEST_F(CheckpointEquality, WhatASeparateDeviceUpdatesIsAPlaceAsAnyOther) {
+  using test_support::SeparateDevice;
+  for (const int dtype : {0, 1, 4}) {
+    const Choice on_cpu{2, 2, 0, 1, 1, 1, 1, 1, 1, 2, 0, dtype, 1, 1};
+    Choice on_device{0, 2, 0, 0, 1, 2, 1, 0, 1, 1, 1, dtype, 1, 1};
+    if (dtype == 4) on_device[ParamHome] = 2;
+    const Outcome whole = train(on_cpu);
+    for (const std::uint64_t spare : {300'000u, 4'000'000u}) {
+      device_spare = spare;
+      SCOPED_TRACE(describe(on_device) + ", spare " + std::to_string(spare));
+      const std::string tag = std::to_string(dtype) + "-" + std::to_string(spare);
+      SeparateDevice device(SeparateDevice::Order::Late, 3);
+      separate = &device;
+      separate_before = true;
+      expect_same(stop_and_go_on(on_device, on_cpu, 6, tag + "a"), whole);
+      separate_before = false;
+      expect_same(stop_and_go_on(on_cpu, on_device, 6, tag + "b"), whole);
+      EXPECT_GT(device.adam_calls, 0u);
     }
   }
 }

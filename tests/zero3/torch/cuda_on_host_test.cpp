@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <set>
 
 #include "tests/support/cuda_on_host/machine.h"
 #include "tests/zero3/torch/equality.h"
@@ -165,6 +166,33 @@ TEST_F(OnCudaOnHost, EveryHomeGivesTheBitsOfTheCpu) {
       }
     }
   }
+}
+
+// Some units, and all.
+TEST_F(OnCudaOnHost, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCpu) {
+  std::set<std::ptrdiff_t> counts;
+  for (const int dtype : {0, 1, 4}) {
+    Choice run{0, 2, 0, 1, 1, 2, 1, 0, 0, 1, 1, dtype, 0, 0};
+    if (dtype == 4) run[ParamHome] = 2;  // computed in fp16, so that spare memory has parameters
+    Config config = device_config(run);
+    const std::uint64_t least = *config.artesian.device_memory;
+    const Outcome& reference = on_cpu(run);
+    for (const std::uint64_t spare : {400'000u, 4'000'000u}) {
+      SCOPED_TRACE(describe(run) + ", spare " + std::to_string(spare));
+      config.artesian.device_memory = least + spare;
+      new_machine(CudaOnHost::Order::Random, spare);
+      {
+        ComputesOnHost device;
+        const Outcome outcome = train(run, config, {.backend = &device});
+        expect_same(outcome, reference);
+        ASSERT_FALSE(HasFatalFailure());
+        counts.insert(outcome.updated_by_device);
+        EXPECT_GT(outcome.updated_by_device, 0);
+      }
+      EXPECT_EQ(CudaOnHost::left(), "");
+    }
+  }
+  EXPECT_GT(counts.size(), 1u);
 }
 
 TEST_F(OnCudaOnHost, AsMuchAsADriverPageLocksGivesTheBitsOfTheCpu) {

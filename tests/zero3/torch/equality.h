@@ -114,6 +114,7 @@ class Equality : public testing::Test {
     bool split = false;  // a unit's optimizer state is partly in host memory, partly on NVMe
     bool split_masters = false;  // of some unit
     std::ptrdiff_t units_under_backward = 0;
+    std::ptrdiff_t updated_by_device = 0;                     // units
     std::array<std::uint64_t, tiering::tier_count> inputs{};  // bytes kept in each tier
   };
   Outcome train(const Choice& run) { return train(run, config_of(run)); }
@@ -352,6 +353,7 @@ inline Equality::Outcome Equality::train(const Choice& run, const Config& config
   outcome.split = splits_a_unit(engine->placement());
   for (const UnitPlacement& unit : engine->placement().units) {
     outcome.split_masters = outcome.split_masters || unit.master == Master::Split;
+    outcome.updated_by_device += unit.updated_on_device() ? 1 : 0;
   }
   const std::vector<bool>& under_backward = engine->units_under_backward();
   outcome.units_under_backward = std::count(under_backward.begin(), under_backward.end(), true);

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <set>
 
 #include "tests/support/separate_device.h"
 #include "tests/zero3/torch/equality.h"
@@ -48,7 +49,7 @@ class OnSeparateDevice : public Equality {
     return references_[group];
   }
 
-  /// Gradients of every parameter come to the host, unless all of its state is on the device.
+  /// Gradients of every parameter come to the host, unless its state is on the device.
   void check_bytes(const Choice& run, const Outcome& outcome) const {
     std::uint64_t numel = 0;
     for (const auto& parameter : module_of(run).parameters()) numel += parameter.numel();
@@ -57,7 +58,7 @@ class OnSeparateDevice : public Equality {
     // The sum alone comes of micro-batches that run layer by layer.
     const std::uint64_t micro_batches =
         run[Schedule] < 2 ? std::uint64_t{1} << run[Accumulation] : 1;
-    if (!all_on_device && run[Persistence] == 0 &&
+    if (outcome.updated_by_device == 0 && run[Persistence] == 0 &&
         run[Head] == 0) {  // tied: nothing looked up only
       EXPECT_GE(outcome.steps[3].bytes_d2h, numel / 2 * size * micro_batches);
       std::uint64_t bytes_h2d = 0;  // of all steps: a skipped one may bring nothing
@@ -146,6 +147,41 @@ TEST_F(OnSeparateDevice, SixteenBitComputeIsAliasedOnTheDeviceAndHasTheBitsOfThe
       if (HasFatalFailure()) return;
     }
   }
+}
+
+// Budgets from no spare memory to enough of it for all units, with steps that overflow.
+TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCpu) {
+  std::set<std::ptrdiff_t> counts;
+  std::uint64_t seed = 0;
+  for (const int dtype : {0, 1, 2, 3, 4}) {
+    for (const int param : {0, 2}) {
+      Choice run = random_choice(17, ++seed);
+      run[ParamHome] = param;
+      run[OptimizerHome] = 2;
+      run[Budget] = run[Persistence] = 0;
+      run[Live] = 2;
+      run[Dtype] = dtype;
+      separate_device = true;
+      Config config = config_of(run);
+      separate_device = false;
+      const std::uint64_t least = *config.artesian.device_memory;
+      for (const std::uint64_t spare : {0u, 150'000u, 400'000u, 4'000'000u}) {
+        SCOPED_TRACE(describe(run) + ", spare " + std::to_string(spare));
+        config.artesian.device_memory = least + spare;
+        SeparateDevice device(static_cast<Order>(seed % 3), seed);
+        const Outcome outcome = train(run, config, {.backend = &device});
+        expect_same(outcome, on_cpu(run));
+        ASSERT_FALSE(HasFatalFailure());
+        EXPECT_EQ(device.races, 0u);
+        counts.insert(outcome.updated_by_device);
+        const auto units = static_cast<std::uint64_t>(outcome.updated_by_device);
+        EXPECT_LE(device.adam_calls, units * scale.steps);  // however many sub-groups they have
+        EXPECT_EQ(device.adam_calls == 0, units == 0);
+      }
+    }
+  }
+  EXPECT_GT(counts.size(), 3u);  // some units, and all
+  EXPECT_TRUE(counts.contains(0));
 }
 
 TEST_F(OnSeparateDevice, MicroBatchesThatRunLayerByLayerSendTheHostOneSum) {
@@ -245,7 +281,7 @@ TEST_F(OnSeparateDevice, AGradientThatSeveralShareIsNotAddedToInPlace) {
 // updated parameters, of units that are on the device and of those whose home that is.
 constexpr std::array<Choice, 2> through_buffers{
     {{2, 2, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 4, 1, 0, 0},
-     {0, 2, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0}}};
+     {0, 2, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0}}};
 
 TEST_F(OnSeparateDevice, BuffersOfCopiesArePageLockedWhateverPinMemorySays) {
   for (const Choice& run : through_buffers) {
