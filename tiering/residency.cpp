@@ -197,9 +197,9 @@ Result<void> Residency::finish_writes(const Slot& slot) noexcept {
 
 Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexcept {
   if (!slot.aliased()) {
-    ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
     slot.load = {};
     if (slot.contents == Contents::Filling) return loader_->advance();
+    ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
     slot.load = {.shard = slot.unit.shard,
                  .stored = slot.unit.stored,
                  .computed = slot.unit.computed,
@@ -228,7 +228,6 @@ Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
   return {};
 }
 
-/// Computing comes after the copies into the slot.
 void Residency::waited_since(std::uint64_t begin_ns) noexcept {
   const std::uint64_t end_ns = monotonic_ns();
   wait_ns_ += end_ns - begin_ns;
@@ -237,11 +236,14 @@ void Residency::waited_since(std::uint64_t begin_ns) noexcept {
   }
 }
 
+/// Computing comes after the copies into the slot, or into the home that is used as one.
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
   ARTESIAN_CHECK(loader_ != nullptr);
-  const std::uint64_t begin_ns = monotonic_ns();
-  if (slot.contents == Contents::Loading) ARTESIAN_TRY_VOID(loader_->finish(slot.load));
-  waited_since(begin_ns);
+  if (!slot.aliased() && slot.contents == Contents::Loading) {
+    const std::uint64_t begin_ns = monotonic_ns();
+    ARTESIAN_TRY_VOID(loader_->finish(slot.load));
+    waited_since(begin_ns);
+  }
   ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
   return loader_->advance();
 }
@@ -283,8 +285,7 @@ Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noex
 Result<void> Residency::acquire(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() != SlotState::Absent);
-  const bool copied = loader_ != nullptr && !slot.aliased() && !slot.refreshing();
-  if (copied) ARTESIAN_TRY_VOID(wait_for_copies(slot));
+  if (loader_ != nullptr && !slot.refreshing()) ARTESIAN_TRY_VOID(wait_for_copies(slot));
   if (slot.state() == SlotState::Fetching) {
     const bool expands = loader_ == nullptr && !slot.aliased();
     if (expands && slot.contents == Contents::Loading) ARTESIAN_TRY_VOID(load(slot));
@@ -431,7 +432,7 @@ Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   if (loader_ == nullptr) return missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
   slot.load.loaded = copied;
-  const bool acquired_first = slot.pins == 0 && !slot.aliased();
+  const bool acquired_first = slot.pins == 0;
   return acquired_first ? Result<void>() : loader_->device().wait(Queue::Compute, copied);
 }
 
@@ -459,6 +460,7 @@ Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::ui
   if (slot.state() == SlotState::Absent || slot.aliased()) return {};
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (queue == Queue::ToDevice) {
+    ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
     return loader_->copy(fresh, slot.unit.stored, target, slot.unit.computed, count);
   }
   ARTESIAN_CHECK(slot.unit.stored != slot.unit.computed);  // else the home were aliased

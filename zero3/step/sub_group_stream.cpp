@@ -583,12 +583,12 @@ bool SubGroupStream::ready() const noexcept {
   return idle_item() < free_items_.size();
 }
 
-/// Half of the ring at a time: the disk does better with some reads in a row, then some writes. To
-/// the disk what is in memory does not matter; but where the host computes the model, too, it goes
-/// on when something has come.
+/// Half of the ring at a time: the disk does better with some reads in a row, then some writes.
+/// What is not read does not wait for that beside a separate device; where the host computes the
+/// model, too, it goes on when something has come.
 bool SubGroupStream::worthwhile() const noexcept {
-  if (state_.separate_device() && under_way() && item_for(tasks_[current_]) == Item::Never) {
-    return true;
+  if (state_.separate_device() && under_way() && item_for(tasks_[current_]) != Item::ToRead) {
+    return ready();
   }
   std::uint32_t come = 0;
   for (std::size_t task = current_; task < issued_; ++task) {
