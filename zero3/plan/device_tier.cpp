@@ -43,8 +43,9 @@ std::uint64_t slots_max(const PlacementRequest& request, const Placement& plan,
   return std::min(need.all, page_up(slots_of(plan, live, need.all)) + need.stage);
 }
 
-std::uint64_t largest_gradient(const PlacementRequest& request) {
-  std::uint64_t largest = 0;
+/// Returns the bytes of each stage's gradients in the compute dtype.
+std::vector<std::uint64_t> gradients_of_stages(const PlacementRequest& request) {
+  std::vector<std::uint64_t> bytes;
   for (const StageSpec& stage : *request.stages) {
     std::uint64_t numel = 0;
     for (const auto parameter : graph_parameters(stage)) {
@@ -52,9 +53,26 @@ std::uint64_t largest_gradient(const PlacementRequest& request) {
       if (!spec.trainable) continue;
       if (request.separate_device || !spec.tiled) numel += spec.numel();
     }
-    largest = std::max(largest, numel * dtype_size(request.compute_dtype));
+    bytes.push_back(page_up(numel * dtype_size(request.compute_dtype)));
   }
-  return largest;
+  return bytes;
+}
+
+/// Returns the most that autograd and what waits for the host hold at once. On a separate device a
+/// stage's gradients wait while the next one is computed, or the sum of micro-batches for the next
+/// of them; where the device sums these, both.
+std::uint64_t gradients_at_once(const PlacementRequest& request) {
+  const std::vector<std::uint64_t> stages = gradients_of_stages(request);
+  const std::uint64_t largest = *std::max_element(stages.begin(), stages.end());
+  if (!request.separate_device) return largest;
+  std::uint64_t most = 2 * largest;
+  const Config& config = *request.config;
+  const bool sums = config.accumulation_steps > 1 && request.ranks == 1 &&
+                    config.grad_accum_dtype == config.param_dtype;
+  for (std::size_t stage = 0; sums && stage + 1 < stages.size(); ++stage) {
+    most = std::max(most, stages[stage + 1] + 2 * stages[stage]);
+  }
+  return most;
 }
 
 DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
@@ -116,8 +134,7 @@ std::uint64_t gradient_scratch(const Placement& plan) {
 }
 
 Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
-  plan.device_gradient_bytes =
-      page_up(largest_gradient(request)) * (request.separate_device ? 2 : 1);
+  plan.device_gradient_bytes = gradients_at_once(request);
   if (!request.separate_device) return plan;
   plan.expansion_bytes = expands(plan) ? device_buffer_bytes : 0;
   plan.grad_scratch_bytes = gradient_scratch(plan);

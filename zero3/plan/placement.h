@@ -97,7 +97,7 @@ struct Placement {
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
   std::uint64_t device_pool_bytes = 0;   // homes and slots
   // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which
-  // are on their way to host memory.
+  // are on their way to host memory, or the sum of micro-batches: or both.
   std::uint64_t device_gradient_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h

@@ -184,12 +184,16 @@ class DryRun {
       StepEvent& event = add_of_stage(Kind::Compute, access);
       if (forward) event.updated_ahead = units_ahead();
       if (forward) add_of_stage(Kind::Input, access).moved.input = input_moves(access);
+      // From a separate device gradients come while the next stage is computed.
+      const bool late = placement_.separate_device && &access > &accesses_[last_backward];
+      if (late) update_under_backward(access.stage + 1);
       if (!forward) add_gradients(access);
       const bool last = &access >= &accesses_[last_backward];
       if (last) reduce(final_[access.stage]);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
-      if (last) update_under_backward(access.stage);
+      if (last && !placement_.separate_device) update_under_backward(access.stage);
     }
+    if (placement_.separate_device) update_under_backward(layout_.first_trainable_stage);
     end_gradients();
     ARTESIAN_TRY_VOID(prefetcher_.end_step());
     const std::vector<std::uint32_t> trainable = trainable_units();

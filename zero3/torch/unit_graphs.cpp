@@ -277,7 +277,7 @@ Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& 
 Result<void> UnitGraphs::forget() {
   group_.clear();
   late_.reset();
-  accumulated_.reset();
+  complete_.reset();
   stopped_ = false;
   return keeper_.keeps_some() ? keeper_.forget() : Result<void>();
 }
@@ -306,9 +306,8 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
     if (!core_.update_begun()) ARTESIAN_TRY_VOID(ask_to_stop());
     ARTESIAN_TRY_VOID(backward_stage(stage));
   }
-  if (!late_.has_value()) return {};
-  ARTESIAN_TRY_VOID(accumulate(*late_));
-  return core_.stage_accumulated(late_->stage);
+  complete_ = std::exchange(late_, std::nullopt);
+  return accumulate_complete();
 }
 
 Result<void> UnitGraphs::backward_stage(std::size_t stage) {
@@ -317,7 +316,7 @@ Result<void> UnitGraphs::backward_stage(std::size_t stage) {
   for (std::size_t index = 0; index < group_.size(); ++index) {
     if (group_[index].gradient.defined()) ARTESIAN_TRY_VOID(backward_micro_batch(stage, index));
   }
-  ARTESIAN_TRY_VOID(end_accumulated());
+  ARTESIAN_TRY_VOID(accumulate_complete());
   ARTESIAN_TRY_VOID(leave(units));
   return late_.has_value() ? Result<void>() : core_.stage_accumulated(stage);
 }
@@ -457,30 +456,29 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
   return made;
 }
 
-/// Accumulates those of the one before while the device computes this one.
+/// Keeps them while the device computes the next, which may be of the stage before: then until all
+/// micro-batches of that one are enqueued, or more comes to the host. One stage's at a time.
 Result<void> UnitGraphs::accumulate_late(StageGradients made) {
-  const std::size_t stage = made.stage;
   std::optional<StageGradients> before = std::exchange(late_, std::move(made));
   if (!before.has_value()) return {};
-  if (before->stage != stage) {
-    ARTESIAN_TRY_VOID(accumulate(*before));
-    ARTESIAN_CHECK(!accumulated_.has_value());
-    accumulated_ = before->stage;
+  if (before->stage != late_->stage) {
+    ARTESIAN_CHECK(!complete_.has_value());
+    complete_ = std::move(before);
     return {};
   }
   const StageGradients apart = take_apart(*before);
   if (!apart.by_unit.empty()) {
-    ARTESIAN_TRY_VOID(end_accumulated());
+    ARTESIAN_TRY_VOID(accumulate_complete());
     ARTESIAN_TRY_VOID(accumulate(apart));
   }
   return before->by_unit.empty() ? Result<void>() : sum_on_device(*before, *late_);
 }
 
-/// What the host does with a stage's gradients once it has them: when the device has all
-/// micro-batches of the next one to compute meanwhile, or before more comes.
-Result<void> UnitGraphs::end_accumulated() {
-  if (!accumulated_.has_value()) return {};
-  return core_.stage_accumulated(*std::exchange(accumulated_, std::nullopt));
+Result<void> UnitGraphs::accumulate_complete() {
+  if (!complete_.has_value()) return {};
+  const StageGradients made = *std::exchange(complete_, std::nullopt);
+  ARTESIAN_TRY_VOID(accumulate(made));
+  return core_.stage_accumulated(made.stage);
 }
 
 /// Takes out what may not be summed on the device: it is accumulated by itself.

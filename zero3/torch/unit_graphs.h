@@ -16,10 +16,11 @@
 // backward: the graph ends where no input needs a gradient.
 //
 // On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
-// come to the host after the backward of the next one was enqueued, so that both go on at once;
-// they live until then. Those of micro-batches that run layer by layer are summed on the device
-// before, in the same order and with the same roundings, and come to the host once: but only those
-// that nothing was added to in this step, as a sum of sums would be another one.
+// come to the host after the backward of the next one was enqueued, of all micro-batches, so that
+// both go on at once; they live until then. Those of micro-batches that run layer by layer are
+// summed on the device before, in the same order and with the same roundings, and come to the host
+// once: but only those that nothing was added to in this step, as a sum of sums would be another
+// one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -137,7 +138,7 @@ class UnitGraphs {
   StageGradients take_apart(StageGradients& made) const;
   Result<void> sum_on_device(StageGradients& before, StageGradients& made);
   Result<void> accumulate_late(StageGradients made);
-  Result<void> end_accumulated();
+  Result<void> accumulate_complete();
   Result<void> accumulate(const StageGradients& made);
   Result<tiering::DeviceFence> written();
   void keep_rows(std::uint32_t parameter, const MicroBatch& micro);
@@ -152,9 +153,9 @@ class UnitGraphs {
   ParameterTensors& tensors_;
   const UnitGraphsOptions options_;
   InputKeeper keeper_;
-  std::vector<MicroBatch> group_;  // of a forward that has no backward yet
-  std::optional<StageGradients> late_;
-  std::optional<std::size_t> accumulated_;  // a stage whose gradients the host has all
+  std::vector<MicroBatch> group_;           // of a forward that has no backward yet
+  std::optional<StageGradients> late_;      // of the last backward, or the sum up to it
+  std::optional<StageGradients> complete_;  // of the stage after that
   PartSink sink_{*this};
   double told_multiplier_ = 1.0;  // of their forward
   bool stopped_ = false;

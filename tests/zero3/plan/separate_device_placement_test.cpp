@@ -25,6 +25,18 @@ TEST(SeparateDevicePlacement, ASeparateDeviceHasRoomForTheSumsOfItsLargestUnit) 
   expect_within(given, plan);
 }
 
+// A stage's wait for the host while the next one's are made, and summed over micro-batches.
+TEST(SeparateDevicePlacement, SumsOfMicroBatchesHaveRoomBesideWhatWaitsForTheHost) {
+  Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Cpu);
+  given.separate = true;
+  given.model = make_small_model(100, 64, 3);  // blocks are the largest stages
+  const std::uint64_t of_two = given.place().value().device_gradient_bytes;
+  given.config.accumulation_steps = 4;
+  EXPECT_EQ(given.place().value().device_gradient_bytes, of_two / 2 * 3);
+  given.config.grad_accum_dtype = DType::Float32;  // the host adds each
+  EXPECT_EQ(given.place().value().device_gradient_bytes, of_two);
+}
+
 TEST(SeparateDevicePlacement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdatedAheadWere) {
   for (const Offload params : {Offload::None, Offload::Cpu, Offload::Nvme}) {
     Case given = make_case(DType::BFloat16, params, Offload::Cpu);

@@ -29,6 +29,8 @@ class OnSeparateDevice : public Equality {
                  std::to_string(seed));
     const Outcome& reference = on_cpu(run);
     SeparateDevice device(order, seed);
+    const std::size_t at_once = run[Schedule] == 0 ? 1 : std::size_t{1} << run[Accumulation];
+    device.computed_since = 2 * at_once - 1;
     separate_device = true;
     Config config = config_of(run);
     separate_device = false;
