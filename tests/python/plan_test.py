@@ -737,12 +737,19 @@ def test_a_model_far_larger_than_host_memory_is_planned_as_quickly(job):
     assert json.loads(done.stdout)["memory"]["host"]["used"] <= 2 << 30
 
 
-def test_item_10_two_offloads_may_be_one_change(figures):
-    """Of 7 billion parameters on 8 GPUs, all on NVMe, one of the two elsewhere gains little."""
+def test_item_10_two_offloads_may_be_one_change(figures, tmp_path):
+    """Of 7 billion parameters on 8 GPUs, all in host memory, one of the two elsewhere gains little.
+    Of all on NVMe it is one: a GPU's spare memory keeps the state of parameters that are there.
+    """
+    config = ds_config(tmp_path, "cpu") | {"artesian": {}}
+    found = figures("--params", "7e9", "--gpus", "8", rates=[], config=config)
+    assert found["changes"][0]["key"] == (
+        "zero_optimization.offload_param.device and offload_optimizer.device"
+    )
+    assert found["changes"][0]["gain"] > 1.0
     found = figures("--params", "7e9", "--gpus", "8", rates=[], config={"artesian": {}})
-    key = "zero_optimization.offload_param.device and offload_optimizer.device"
-    (change,) = [change for change in found["changes"] if change["key"] == key]
-    assert change == found["changes"][0] and change["gain"] > 1.0
+    assert found["changes"][0]["key"] == "zero_optimization.offload_param.device"
+    assert found["changes"][0]["gain"] > 1.0
 
 
 def test_item_10_more_gpus_than_a_node_has_are_noted(job):
