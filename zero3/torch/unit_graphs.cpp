@@ -503,7 +503,7 @@ UnitGraphs::StageGradients UnitGraphs::take_apart(StageGradients& made) const {
 /// is a new tensor.
 Result<void> UnitGraphs::sum_on_device(StageGradients& before, StageGradients& made) {
   ARTESIAN_CHECK(before.stage == made.stage, before.stage, made.stage);
-  const auto add = [](at::Tensor sum, const at::Tensor& next) {
+  const auto add = [](const at::Tensor& sum, const at::Tensor& next) {
     const bool own = sum.use_count() == 1 && sum.storage().use_count() == 1;
     return own ? sum.add_(next) : at::add(sum, next);
   };
@@ -513,7 +513,7 @@ Result<void> UnitGraphs::sum_on_device(StageGradients& before, StageGradients& m
     for (auto& [unit, gradients] : before.by_unit) {
       for (auto& [parameter, sum] : gradients) {
         at::Tensor& next = made.by_unit[unit][parameter];
-        next = next.defined() ? add(std::move(sum), next) : std::move(sum);
+        next = next.defined() ? add(sum, next) : sum;
       }
     }
   }
