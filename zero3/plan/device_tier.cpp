@@ -61,14 +61,12 @@ std::vector<std::uint64_t> gradients_of_stages(const PlacementRequest& request) 
 /// Returns the most that autograd and what waits for the host hold at once. On a separate device a
 /// stage's gradients wait while the next one is computed, or the sum of micro-batches for the next
 /// of them; where the device sums these, both.
-std::uint64_t gradients_at_once(const PlacementRequest& request) {
+std::uint64_t gradients_at_once(const PlacementRequest& request, const Placement& plan) {
   const std::vector<std::uint64_t> stages = gradients_of_stages(request);
   const std::uint64_t largest = *std::max_element(stages.begin(), stages.end());
   if (!request.separate_device) return largest;
   std::uint64_t most = 2 * largest;
-  const Config& config = *request.config;
-  const bool sums = config.accumulation_steps > 1 && request.ranks == 1 &&
-                    config.grad_accum_dtype == config.param_dtype;
+  const bool sums = request.config->accumulation_steps > 1 && plan.sums_as_accumulated();
   for (std::size_t stage = 0; sums && stage + 1 < stages.size(); ++stage) {
     most = std::max(most, stages[stage + 1] + 2 * stages[stage]);
   }
@@ -134,7 +132,7 @@ std::uint64_t gradient_scratch(const Placement& plan) {
 }
 
 Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
-  plan.device_gradient_bytes = gradients_at_once(request);
+  plan.device_gradient_bytes = gradients_at_once(request, plan);
   if (!request.separate_device) return plan;
   plan.expansion_bytes = expands(plan) ? device_buffer_bytes : 0;
   plan.grad_scratch_bytes = gradient_scratch(plan);
@@ -211,10 +209,10 @@ std::vector<std::uint32_t> units_to_update_there(const Placement& plan) {
   return units;
 }
 
-/// What a separate device has room for beside slots and parameters: gradients and optimizer state
-/// of units, which it then updates itself. Of a unit all or nothing: what is there and the host
-/// updates would cross the bus twice. Given more room they are the same units and others, so that
-/// the host has less to keep: hence their order, and nothing where parameters lack room.
+/// Gives the room that a separate device has beside slots and parameters to gradients and optimizer
+/// state of units, which it then updates itself. Of a unit all or nothing: what is there and the
+/// host updates would cross the bus twice. Given more room they are the same units and others, so
+/// that the host has less to keep: hence their order, and nothing where parameters lack room.
 Draft with_updates_on_device(const PlacementRequest& request, Draft draft) {
   if (!request.separate_device || !may_keep_state_on_device(request)) return draft;
   if (draft.device_full) return draft;

@@ -156,12 +156,14 @@ struct Placement {
   bool update_reads_param(std::uint32_t unit) const noexcept {
     return units[unit].master == Master::Parameter || units[unit].master == Master::Split;
   }
-  /// True if a separate device may sum several micro-batches' gradients of a unit before the sum
-  /// comes to the host: they have the dtype of the accumulator, so the sum takes the place of one
-  /// of them, and ranks do not share them.
+  /// True if the sum of several micro-batches' gradients may take the place of one of them: they
+  /// have the dtype of the accumulator, and ranks do not share them.
+  bool sums_as_accumulated() const noexcept {
+    return grad_dtype == param_dtype && sharding.grad == 1;
+  }
+  /// True if a separate device may sum a unit's gradients before the sum comes to the host.
   bool sums_on_device(std::uint32_t unit) const noexcept {
-    return units[unit].gradient == tiering::Route::Queues && grad_dtype == param_dtype &&
-           sharding.grad == 1;
+    return units[unit].gradient == tiering::Route::Queues && sums_as_accumulated();
   }
   /// How often something is added to a unit's accumulator for so many micro-batches that run layer
   /// by layer. `sets`: nothing was added in this step before.
