@@ -583,9 +583,9 @@ bool SubGroupStream::ready() const noexcept {
   return idle_item() < free_items_.size();
 }
 
-/// Half of the ring at a time: the disk does better with some reads in a row, then some writes.
-/// What is not read does not wait for that beside a separate device; where the host computes the
-/// model, too, it goes on when something has come.
+/// True if enough is ready to go on: half of the ring, as the disk does better with some reads in a
+/// row, then some writes. Beside a separate device a task that reads nothing does not wait for
+/// that; where the host computes the model, too, it goes on when something has come.
 bool SubGroupStream::worthwhile() const noexcept {
   if (state_.separate_device() && under_way() && item_for(tasks_[current_]) != Item::ToRead) {
     return ready();
