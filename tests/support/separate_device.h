@@ -50,10 +50,8 @@ class SeparateDevice : public tiering::Device {
   bool runs_late = false;                                  // for now, whatever the order
   bool hangs = false;                                      // nothing passes: Timeout
   std::uint64_t registered_bytes_max = ~std::uint64_t{0};  // more than this much is Exhausted
-  // Computations since that of a gradient that comes to the host, at most: those of four
-  // micro-batches of the next stage, and three sums.
-  std::size_t computed_since = 7;
-  std::uint64_t races = 0;  // operations that lacked an order
+  std::size_t micro_batches_at_once = 1;                   // each stage for so many, in turn
+  std::uint64_t races = 0;                                 // operations that lacked an order
   std::uint64_t adam_calls = 0;
   bool expect_races = false;  // the test counts them
 
@@ -77,8 +75,9 @@ class SeparateDevice : public tiering::Device {
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override {
     EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
-    if (!in_arena(source, bytes))
-      expect_ordered(Queue::ToHost, computed_since, "a copy to the host");
+    // A gradient, behind those of the next stage and their sums.
+    const std::size_t since = 2 * micro_batches_at_once - 1;
+    if (!in_arena(source, bytes)) expect_ordered(Queue::ToHost, since, "a copy to the host");
     bytes_to_host_ += bytes;
     count_pageable(target, bytes);
     return copy(Queue::ToHost, target, source, bytes);

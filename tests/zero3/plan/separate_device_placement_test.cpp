@@ -104,8 +104,8 @@ TEST(SeparateDevicePlacement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory)
   }
 }
 
-// Of a unit all or nothing, with its gradients, and beside its parameters. The units of a smaller
-// budget are among those of a larger one.
+// A unit's state is there whole or not at all, with its gradients, and beside its parameters. The
+// units of a smaller budget are among those of a larger one.
 TEST(SeparateDevicePlacement, ASeparateDeviceUpdatesTheUnitsThatItsSpareMemoryHolds) {
   for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
     for (const Offload params : {Offload::None, Offload::Nvme}) {

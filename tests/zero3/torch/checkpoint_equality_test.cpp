@@ -62,6 +62,20 @@ class CheckpointEquality : public Equality {
     return outcome;
   }
 
+  /// Goes on out of a separate device, and into it. Returns how often it was asked for an update.
+  std::uint64_t out_and_in(const Choice& on_device, const Choice& on_cpu, const Outcome& whole,
+                           const std::string& tag) {
+    using test_support::SeparateDevice;
+    SeparateDevice device(SeparateDevice::Order::Late, 3);
+    separate = &device;
+    separate_before = true;
+    expect_same(stop_and_go_on(on_device, on_cpu, 6, tag + "a"), whole);
+    separate_before = false;
+    expect_same(stop_and_go_on(on_cpu, on_device, 6, tag + "b"), whole);
+    separate = nullptr;
+    return device.adam_calls;
+  }
+
   std::vector<GroupOptions> groups;
   std::uint64_t device_spare = 0;  // bytes that a separate device has beyond its budget
   test_support::SeparateDevice* separate = nullptr;
@@ -125,26 +139,19 @@ TEST_F(CheckpointEquality, FrozenParametersAndGroupsGoOn) {
 
 // On a device with memory of its own: out of its homes, and into them.
 TEST_F(CheckpointEquality, ASeparateDeviceIsAPlaceAsAnyOther) {
-  using test_support::SeparateDevice;
   for (const int dtype : {0, 1, 2}) {
     const Choice on_cpu{1, 2, 2, 1, 1, 1, 1, 1, 1, 2, 0, dtype, 1, 1};
     const Outcome whole = train(on_cpu);
     for (const int home : {0, 1, 2}) {
       const Choice on_device{home, home, home == 2 ? 1 : 2, 0, 1, 1, 1, 1, 1, 1, 1, dtype, 1, 1};
       const std::string tag = std::to_string(dtype) + "-" + std::to_string(home);
-      SeparateDevice device(SeparateDevice::Order::Late, 3);
-      separate = &device;
-      separate_before = true;
-      expect_same(stop_and_go_on(on_device, on_cpu, 6, tag + "a"), whole);
-      separate_before = false;
-      expect_same(stop_and_go_on(on_cpu, on_device, 6, tag + "b"), whole);
+      out_and_in(on_device, on_cpu, whole, tag);
     }
   }
 }
 
 // From NVMe into its spare memory, where it updates some units itself, and back.
 TEST_F(CheckpointEquality, WhatASeparateDeviceUpdatesIsAPlaceAsAnyOther) {
-  using test_support::SeparateDevice;
   for (const int dtype : {0, 1, 4}) {
     const Choice on_cpu{2, 2, 0, 1, 1, 1, 1, 1, 1, 2, 0, dtype, 1, 1};
     Choice on_device{0, 2, 0, 0, 1, 2, 1, 0, 1, 1, 1, dtype, 1, 1};
@@ -154,13 +161,7 @@ TEST_F(CheckpointEquality, WhatASeparateDeviceUpdatesIsAPlaceAsAnyOther) {
       device_spare = spare;
       SCOPED_TRACE(describe(on_device) + ", spare " + std::to_string(spare));
       const std::string tag = std::to_string(dtype) + "-" + std::to_string(spare);
-      SeparateDevice device(SeparateDevice::Order::Late, 3);
-      separate = &device;
-      separate_before = true;
-      expect_same(stop_and_go_on(on_device, on_cpu, 6, tag + "a"), whole);
-      separate_before = false;
-      expect_same(stop_and_go_on(on_cpu, on_device, 6, tag + "b"), whole);
-      EXPECT_GT(device.adam_calls, 0u);
+      EXPECT_GT(out_and_in(on_device, on_cpu, whole, tag), 0u);
     }
   }
 }

@@ -57,6 +57,11 @@ constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3,
                                                3, 3, 5, 3, 2, 5, 3, 3, 2};
 using Choice = std::array<int, factor_count>;
 
+/// Returns how many micro-batches run layer by layer, at most.
+inline std::size_t micro_batches_at_once(const Choice& run) {
+  return run[Schedule] == 0 ? 1 : std::size_t{1} << run[Accumulation];
+}
+
 /// How large the model is, and how long a run.
 struct Scale {
   std::uint64_t vocab = 1000;

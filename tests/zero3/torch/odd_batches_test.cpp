@@ -108,6 +108,7 @@ TEST_F(OddBatchesTest, StagesThatAForwardLeavesOutGetZerosAndChangeNoBit) {
     }
     separate_device = seed % 4 == 1;
     SeparateDevice device(SeparateDevice::Order::Late, seed);
+    device.micro_batches_at_once = micro_batches_at_once(choice);
     EngineOptions options;
     options.spare_device = seed % 8 == 0;
     options.share_under_backward = 1.0;

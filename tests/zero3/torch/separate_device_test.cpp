@@ -29,8 +29,7 @@ class OnSeparateDevice : public Equality {
                  std::to_string(seed));
     const Outcome& reference = on_cpu(run);
     SeparateDevice device(order, seed);
-    const std::size_t at_once = run[Schedule] == 0 ? 1 : std::size_t{1} << run[Accumulation];
-    device.computed_since = 2 * at_once - 1;
+    device.micro_batches_at_once = micro_batches_at_once(run);
     separate_device = true;
     Config config = config_of(run);
     separate_device = false;
@@ -78,6 +77,7 @@ class OnSeparateDevice : public Equality {
     std::uint64_t pool_bytes = 0;
   };
   PageLocked train_some(const Choice& run, bool pin_memory, SeparateDevice& device) {
+    device.micro_batches_at_once = micro_batches_at_once(run);
     separate_device = true;
     Config config = config_of(run);
     separate_device = false;
@@ -171,6 +171,7 @@ TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCp
         SCOPED_TRACE(describe(run) + ", spare " + std::to_string(spare));
         config.artesian.device_memory = least + spare;
         SeparateDevice device(static_cast<Order>(seed % 3), seed);
+        device.micro_batches_at_once = micro_batches_at_once(run);
         const Outcome outcome = train(run, config, {.backend = &device});
         expect_same(outcome, on_cpu(run));
         ASSERT_FALSE(HasFatalFailure());
@@ -193,6 +194,7 @@ TEST_F(OnSeparateDevice, MicroBatchesThatRunLayerByLayerSendTheHostOneSum) {
     for (const int together : {0, 1}) {
       run[Schedule] = 1 + together;
       SeparateDevice device(static_cast<Order>(dtype % 3), static_cast<std::uint64_t>(dtype));
+      device.micro_batches_at_once = micro_batches_at_once(run);
       separate_device = true;
       const Outcome outcome = train(run, config_of(run), {.backend = &device});
       separate_device = false;
@@ -249,6 +251,7 @@ TEST_F(OnSeparateDevice, AGradientThatSeveralShareIsNotAddedToInPlace) {
   for (const std::size_t separate : {0u, 1u}) {
     OneGradient module;
     SeparateDevice device(Order::Random, 3);
+    device.micro_batches_at_once = micro_batches_at_once(run);
     EngineOptions options;
     if (separate == 1) options.backend = &device;
     auto engine = Engine::create(module, config_of(run), options).value();

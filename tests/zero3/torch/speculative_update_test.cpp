@@ -82,6 +82,7 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
     if (expected.steps.empty()) expected = reference(choice, clipping);
     separate_device = seed % 6 == 5;
     SeparateDevice device(SeparateDevice::Order::Late, seed);
+    device.micro_batches_at_once = micro_batches_at_once(choice);
     const Config config = clipped(choice, clipping);
     EngineOptions options;
     options.spare_device = seed % 8 == 0;  // what has a home there is not taken back

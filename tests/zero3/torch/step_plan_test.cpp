@@ -229,6 +229,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereASeparateDeviceSumsGradients) 
     Choice run = random_choice(71, seed);
     run[Accumulation] = 1 + static_cast<int>(seed % 2);
     SeparateDevice device(SeparateDevice::Order::Late, seed);
+    device.micro_batches_at_once = std::size_t{1} << run[Accumulation];
     Config config = steady(config_of(run));
     config.artesian.activation_memory = everything;
     expect_as_planned(run, config, &device);

@@ -112,6 +112,7 @@ TEST_F(Stop, SoItDoesBesideADeviceWithMemoryOfItsOwn) {
     separate = nullptr;
     const Outcome reference = train(run);
     test_support::SeparateDevice device(test_support::SeparateDevice::Order::Random, number);
+    device.micro_batches_at_once = micro_batches_at_once(run);
     separate_device = true;
     separate = &device;
     expect_same(train_with_stops(run, number), reference);

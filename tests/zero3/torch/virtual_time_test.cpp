@@ -173,8 +173,7 @@ class VirtualTime : public testing::Test {
     SCOPED_TRACE(of.name);
     const double rate = stage_bytes / of.bus;
     VirtualTimeDevice device({.to_device = rate, .to_host = rate, .launch = launch});
-    const bool at_once = of.how == MicroBatches::LayerByLayer;
-    device.computed_since = at_once ? 2 * of.micro_batches - 1 : 1;
+    if (of.how == MicroBatches::LayerByLayer) device.micro_batches_at_once = of.micro_batches;
     Chain module(device);
     EngineOptions options{.backend = &device};
     options.share_under_backward = of.share_under_backward;
