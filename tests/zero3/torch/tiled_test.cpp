@@ -58,6 +58,7 @@ TEST_F(Tiled, GivesTheSameBitsWhereverItIs) {
       EXPECT_GT(outcome.steps.back().bytes_nvme_read, 0u);
     }
     SeparateDevice device;
+    device.micro_batches_at_once = micro_batches_at_once(run);
     separate_device = true;
     const Outcome outcome = train(run, with_more(run, 0, 8), {.backend = &device});
     separate_device = false;
