@@ -2,115 +2,15 @@
 // by kind adds up to what the placement takes; a step of many micro-batches is carried on exactly;
 // the changes it offers and the strategies it finds are cases that evaluate to what it says; what
 // cannot fit, in memory or on the disk, is an error; and its picture and its object hold together.
-#include "tools/plan/planner.h"
-
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
-#include "models/llama_of_size.h"
+#include "tests/tools/plan/planner_fixture.h"
 #include "tools/plan/report.h"
 
 namespace artesian::tools {
 namespace {
-
-using zero3::Disk;
-using zero3::Offload;
-
-constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-constexpr std::uint64_t gib = std::uint64_t{1} << 30;
-
-std::string in_mib(std::uint64_t bytes) {
-  return std::to_string(bytes / mib) + " MiB";
-}
-
-class Planner : public testing::Test {
- protected:
-  explicit Planner(double size = 3e7)
-      : model(models::llama_of_size(size)),
-        parameters(models::model_parameters(model)),
-        stages(models::model_stages(model)) {}
-
-  PlanCase plan(Offload param, Offload optimizer) const {
-    PlanCase made;
-    made.model = &model;
-    made.parameters = &parameters;
-    made.stages = &stages;
-    made.config.micro_batch_size = 2;
-    made.config.accumulation_steps = 4;
-    made.config.param_dtype = made.config.grad_accum_dtype = DType::BFloat16;
-    made.config.zero.stage = 3;
-    made.config.zero.offload_param.device = param;
-    made.config.zero.offload_param.max_in_cpu = 0;
-    made.config.zero.offload_optimizer.device = optimizer;
-    made.length = 64;
-    made.device_bytes = made.host_bytes = 2 * gib;
-    made.rates = {.disk_read = 2e9,
-                  .disk_write = 1e9,
-                  .disk = Disk::Shared,
-                  .memory = 1e10,
-                  .checksum = 1e10,
-                  .device_memory = 1e12,
-                  .to_device = 2e10,
-                  .to_host = 2e10,
-                  .bus = 1e11};
-    made.compute_dtype = DType::Float32;
-    made.compute = {1e-6, 2e-6, 2e-6, 4e-6};
-    return made;
-  }
-  PlanCase on_nvme() const {
-    PlanCase made = plan(Offload::Nvme, Offload::Nvme);
-    made.device_bytes = 32 * mib;
-    made.host_bytes = 150 * mib;  // gradients, and a part of the optimizer state
-    made.config.zero.max_live_parameters = 0;
-    return made;
-  }
-
-  /// Everything in memory, and everything computed.
-  static std::uint64_t memory_of(const PlanFigures& figures) {
-    return figures.activations + figures.device.used() + figures.host.used();
-  }
-  /// Both keys lead to one folder.
-  static DiskSpace space_of(std::uint64_t free) {
-    const DiskSpace::Folder folder{"/nvme", 0, 1.0};
-    return {.free = {free}, .param = {folder}, .optimizer = {folder}};
-  }
-  static const Change* find(const std::vector<Change>& changes, const std::string& key) {
-    const auto found = std::find_if(changes.begin(), changes.end(),
-                                    [&](const Change& change) { return change.key == key; });
-    return found == changes.end() ? nullptr : &*found;
-  }
-
-  /// Gives the plan a GPU of so many bytes, of which the device tier gets what activations leave.
-  static PlanCase of_a_gpu(PlanCase plan, std::uint64_t bytes) {
-    plan.gpu = true;
-    plan.device_bytes.reset();
-    plan.gpu_bytes = bytes;
-    return plan;
-  }
-
-  static void expect_one_byte_missing(const PlanCase& plan, const std::string& begin) {
-    const auto refused = evaluate(plan);
-    ASSERT_FALSE(refused.has_value());
-    const Error& error = refused.error();
-    EXPECT_EQ(error.code, ErrorCode::Exhausted);
-    EXPECT_TRUE(error.message.starts_with(begin)) << error.message;
-    EXPECT_NE(error.message.find(": 1 bytes missing; lower it"), std::string::npos)
-        << error.message;
-  }
-
-  static PlanFigures figures_of(const PlanCase& plan) {
-    auto figures = evaluate(plan);
-    EXPECT_TRUE(figures.has_value()) << figures.error().to_string();
-    return figures.has_value() ? std::move(figures).value() : PlanFigures{};
-  }
-
-  const models::ModelConfig model;
-  const std::vector<zero3::ParameterSpec> parameters;
-  const std::vector<zero3::StageSpec> stages;
-};
 
 TEST_F(Planner, AStepOfManyMicroBatchesIsCarriedOn) {
   PlanCase few = on_nvme();
@@ -399,77 +299,6 @@ TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {
             of("ZeRO-Infinity, optimizer on nvme") * 1.002);  // the device has some of the state
 }
 
-TEST_F(Planner, ActivationsComeOutOfAGpusMemory) {
-  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
-  const PlanFigures figures = figures_of(tried);
-  EXPECT_EQ(figures.device.budget, *tried.gpu_bytes - figures.activations - gib);
-  tried.gpu_bytes = figures.activations + gib - 1;
-  expect_one_byte_missing(tried, "train_micro_batch_size_per_gpu: got ");
-  tried.config.activation_checkpointing = true;  // makes room, and costs another forward
-  tried.gpu_bytes = 2 * gib;
-  const PlanFigures again = figures_of(tried);
-  EXPECT_LT(again.activations, figures.activations);
-  EXPECT_GT(again.time.model_seconds, figures.time.model_seconds);
-}
-
-struct EightBillion {
-  explicit EightBillion(PlanCase plan) : tried(std::move(plan)) {
-    tried.model = &model;
-    tried.parameters = &parameters;
-    tried.stages = &stages;
-    tried.config.micro_batch_size = 1;
-    tried.config.activation_checkpointing = true;
-    tried.compute_dtype = DType::BFloat16;
-    tried.length = 2048;
-  }
-
-  const models::ModelConfig model = models::llama_of_size(8e9);
-  const std::vector<zero3::ParameterSpec> parameters = models::model_parameters(model);
-  const std::vector<zero3::StageSpec> stages = models::model_stages(model);
-  PlanCase tried;
-};
-
-TEST_F(Planner, EightBillionParametersLeaveRoomForActivationsOn24GiB) {
-  EightBillion eight(of_a_gpu(plan(Offload::Nvme, Offload::Nvme), 24 * gib));
-  eight.tried.host_bytes = 64 * gib;
-  const PlanFigures figures = figures_of(eight.tried);
-  EXPECT_GT(figures.activations, gib);
-  EXPECT_EQ(figures.device.budget, 24 * gib - figures.activations - gib);
-  EXPECT_LE(figures.device.used(), figures.device.budget);
-}
-
-TEST_F(Planner, ClippingLeavesTheUpdateUnderBackwardBesideAGpu) {
-  EightBillion eight(of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 24 * gib));
-  PlanCase& tried = eight.tried;
-  tried.host_bytes = 300 * gib;
-  tried.compute = {1.25e-4, 2.5e-4, 1.25e-4, 2.5e-4};  // about as long as the host takes
-  tried.config.gradient_clipping = 0.0;
-  tried.config.check_grad_overflow = false;
-  const double free = figures_of(tried).time.seconds;
-  tried.config.gradient_clipping = 1.0;
-  const PlanFigures clipped = figures_of(tried);
-  EXPECT_LT(clipped.time.seconds, 1.01 * free);
-  tried.config.artesian.speculative_update = false;
-  const PlanFigures waits = figures_of(tried);
-  EXPECT_GT(waits.time.seconds, 1.01 * free);
-  EXPECT_GT(clipped.host.buffers, waits.host.buffers);
-  tried.config.artesian.speculative_update = true;
-  tried.host_bytes = waits.host.used();  // no room for what the state was
-  EXPECT_GT(figures_of(tried).time.seconds, 1.01 * free);
-}
-
-TEST_F(Planner, ABudgetOfTheDeviceAndActivationsMustFitInAGpu) {
-  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
-  const std::uint64_t left = figures_of(tried).device.budget;
-  tried.device_bytes = left;
-  EXPECT_EQ(figures_of(tried).device.budget, left);
-  tried.device_bytes = left / 2;  // the rest is nobody's
-  EXPECT_EQ(figures_of(tried).device.budget, left / 2);
-  EXPECT_EQ(find(find_changes(tried, figures_of(tried)), "a GPU with more memory"), nullptr);
-  tried.device_bytes = left + 1;
-  expect_one_byte_missing(tried, "artesian.device_memory: got ");
-}
-
 TEST_F(Planner, ActivationsAndWhatBothTiersUseMustFitInMemory) {
   PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
   tried.memory_max = memory_of(figures_of(tried));
@@ -492,18 +321,6 @@ TEST_F(Planner, WhatTheProgramTakesMustFitInMemoryToo) {
   expect_one_byte_missing(tried, "artesian.host_memory: got ");
   const std::string message = evaluate(tried).error().message;
   EXPECT_NE(message.find("and 64.0 MiB of the program, allowed "), message.npos) << message;
-}
-
-TEST_F(Planner, OfAGpusRunTheHostTierAndTheProgramMustFitInMemory) {
-  PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 8 * gib);
-  const PlanFigures figures = figures_of(tried);
-  EXPECT_GT(figures.device.used(), 0u);
-  EXPECT_GT(figures.activations, 0u);
-  tried.program_bytes = 64 * mib;
-  tried.memory_max = figures.host.used() + 64 * mib;
-  EXPECT_TRUE(evaluate(tried).has_value());
-  --*tried.memory_max;
-  expect_one_byte_missing(tried, "artesian.host_memory: got ");
 }
 
 TEST_F(Planner, OffersNoMemoryThatIsNotThere) {
@@ -742,37 +559,6 @@ TEST_F(Planner, MicroBatchesRunLayerByLayerWhereThereIsRoom) {
   EXPECT_NEAR(at_once.time.model_seconds, one_by_one.time.model_seconds, 1e-9);
   EXPECT_GT(at_once.activations, 3 * one_by_one.activations);
   EXPECT_LT(at_once.time.seconds, one_by_one.time.seconds);
-}
-
-class GpuPlanner : public Planner {
- protected:
-  GpuPlanner() : Planner(1.3e9) {}
-};
-
-TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
-  PlanCase tried = of_a_gpu(plan(Offload::None, Offload::None), 80 * gib);
-  tried.ranks = 8;
-  tried.config.accumulation_steps = 1;
-  tried.length = 2048;
-  tried.host_bytes = 128 * gib;
-  tried.compute_dtype = DType::BFloat16;
-  tried.compute = {4e-7, 8e-7, 4e-7, 8e-7};  // 400 TFLOP/s
-  tried.rates.bus = 2e11;
-  tried.rates.device_memory = 2e12;
-  const auto all = search(tried);
-  const auto of = [&](const std::string& name) {
-    const auto found = std::find_if(
-        all.begin(), all.end(), [&](const Candidate& candidate) { return candidate.name == name; });
-    EXPECT_NE(found, all.end()) << name;
-    return found == all.end() ? 0.0 : found->figures.time.seconds;
-  };
-  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3"));         // which has more on the bus
-  EXPECT_LE(of("ZeRO-2"), of("ZeRO-1"));         // which adds all gradients on each rank
-  EXPECT_LE(of("ZeRO-1"), of("DDP (stage 0)"));  // and updates all of them there
-  for (const Candidate& candidate : all) {
-    if (candidate.config.zero.offload_optimizer.device == Offload::None) continue;
-    EXPECT_GT(candidate.figures.time.seconds, of("DDP (stage 0)")) << candidate.name;
-  }
 }
 
 class LargePlanner : public Planner {
