@@ -299,6 +299,23 @@ def test_rates_say_where_they_come_from(figures):
     assert measured["nvme_read"]["source"].startswith(("assumed", "measured"))
 
 
+def test_a_gpus_kinds_of_work_have_rates_of_their_own(figures):
+    given = {"attention": "--attention-tflops", "device_memory": "--device-bandwidth",
+             "launch": "--launch"}  # fmt: skip
+    plan = figures("--gpus", "1")
+    assumed = {rate["name"]: rate for rate in plan["rates"]}
+    assert [assumed[name]["value"] for name in given] == [0.25, 2000, 5]
+    for name, flag in given.items():
+        # Launches are most of what so small a model takes, so others show where they cost nothing.
+        others = [] if name == "launch" else ["--launch", "1e-6"]
+        times = [
+            figures("--gpus", "1", *others, flag, str(value))["step"]["model_seconds"]
+            for value in (1e-3, 1e3)
+        ]
+        slower, faster = times if name != "launch" else reversed(times)
+        assert slower > 2 * faster, name
+
+
 def test_what_does_not_fit_is_refused_with_the_bytes_missing(job):
     small = {"artesian": {"device_memory": "16KiB", "host_memory": "64MiB"}}
     done = job(config=small, code=2)
@@ -348,6 +365,8 @@ def test_a_gpu_holds_activations_beside_the_tier(job, figures):
         (["--params", "1e9x"], '--params: got "1e9x", allowed a number above '),
         (["--gpus", "0"], '--gpus: got "0", allowed a whole number of at least 1; '),
         (["--nodes", "2"], '--nodes: got "2" without --gpus, allowed it with --gpus N alone; '),
+        (["--launch", "5"], '--launch: got "5" without --gpus, allowed it with --gpus N alone; '),
+        (["--gpus", "1", "--launch", "-1"], '--launch: got "-1", allowed a number above 0'),
         (["--gpus", "1000000", "--nodes", "1000"], "--gpus: got 1000000000 ranks with --nodes, "),
         (["--device-memory", "much"], '--device-memory: got "much", allowed a size '),
         (["--nvme-read", "-1"], '--nvme-read: got "-1", allowed a number above 0'),

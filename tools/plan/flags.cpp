@@ -27,7 +27,8 @@ void read_model(FlagReader& reader, PlanOptions& options) {
 
 /// Refuses what only several or separate devices have.
 void refuse_without_gpus(FlagReader& reader) {
-  for (const char* flag : {"--nodes", "--link", "--bus"}) {
+  for (const char* flag :
+       {"--nodes", "--device-bandwidth", "--link", "--bus", "--attention-tflops", "--launch"}) {
     if (!reader.given(flag) || reader.given("--gpus")) continue;
     reader.refuse(flag, "\"" + reader.text(flag) + "\" without --gpus",
                   "it with --gpus N alone; add --gpus, or drop it");
@@ -56,9 +57,13 @@ void add_plan_flags(CLI::App& plan) {
   value("--nvme-read", "GB/s", "Disk of one rank (default: what aio_bench tune has measured)");
   value("--nvme-write", "GB/s", "The same for writes");
   value("--memory-bandwidth", "GB/s", "Of the CPU's kernels, of one rank (default: measured here)");
+  value("--device-bandwidth", "GB/s", "Of a GPU's memory (default: 2000)");
   value("--link", "GB/s", "Between host and GPU, each way (default: 25)");
   value("--bus", "GB/s", "Between ranks, of one rank (default: 200 in a node, 25 between nodes)");
   value("--tflops", "X", "What one rank computes, sustained (default: measured here; GPUs: 400)");
+  value("--attention-tflops", "X",
+        "A GPU's attention in forward, half of it in backward (default: half of --tflops)");
+  value("--launch", "US", "Microseconds to launch a kernel on a GPU (default: 5)");
   value("--plot", "FILE", "Memory and one step as an SVG picture");
   value("--json", "-", "- prints one JSON object instead");
   plan.add_flag("--measure")->description("Run the three fastest that fit for some steps, here");
@@ -81,9 +86,13 @@ Result<PlanOptions> read_plan_flags(const CLI::App& plan) {
   options.nvme_read = bandwidth(reader, "--nvme-read", "3.2");
   options.nvme_write = bandwidth(reader, "--nvme-write", "2.5");
   options.memory = bandwidth(reader, "--memory-bandwidth", "20");
+  options.device_bandwidth = bandwidth(reader, "--device-bandwidth", "2000");
   options.link = bandwidth(reader, "--link", "25");
   options.bus = bandwidth(reader, "--bus", "200");
   options.tflops = reader.number("--tflops", 0.0, 1e6, "400");
+  options.attention_tflops = reader.number("--attention-tflops", 0.0, 1e6, "200");
+  options.launch = reader.number("--launch", 0.0, 1e6, "5");
+  if (options.launch.has_value()) *options.launch *= 1e-6;
   options.measure = reader.given("--measure");
   options.plot = reader.path("--plot");
   if (!options.plot.empty() && !options.plot.ends_with(".svg")) {

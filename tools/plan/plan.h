@@ -19,8 +19,9 @@ struct PlanOptions {
   std::uint64_t nodes = 1;
   std::optional<std::uint64_t> length, micro_batch, accumulation;
   std::optional<std::uint64_t> device_memory, host_memory;
-  // Bytes per second; TFLOP/s.
-  std::optional<double> nvme_read, nvme_write, memory, link, bus, tflops;
+  // Bytes per second; TFLOP/s; seconds.
+  std::optional<double> nvme_read, nvme_write, memory, device_bandwidth, link, bus, tflops,
+      attention_tflops, launch;
   std::string plot;
   bool json = false;
   bool measure = false;

@@ -68,18 +68,21 @@ void take_memory(const zero3::Placement& placement, PlanFigures& figures) {
 zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   const auto tokens = static_cast<double>(tokens_of(plan));
   const std::size_t stages = plan.stages->size();
+  const auto of = [&](double ModelSeconds::*part) {
+    return std::max(plan.compute.*part * tokens, plan.launches.*part);
+  };
   zero3::StageSeconds seconds;
-  seconds.forward.assign(stages, plan.compute.block_forward * tokens);
+  seconds.forward.assign(stages, of(&ModelSeconds::block_forward));
   const bool twice = plan.config.activation_checkpointing;
-  const double again = twice ? plan.compute.block_forward : 0.0;
-  seconds.backward.assign(stages, (plan.compute.block_backward + again) * tokens);
+  const double again = twice ? seconds.forward.front() : 0.0;
+  seconds.backward.assign(stages, of(&ModelSeconds::block_backward) + again);
   seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up
-  seconds.forward.back() = plan.compute.head_forward * tokens;
+  seconds.forward.back() = of(&ModelSeconds::head_forward);
   // UnitGraphs keeps the head's graph where a step is one micro-batch.
   const bool head_twice =
       twice && (plan.config.accumulation_steps > 1 || plan.config.cpu_checkpointing);
   seconds.backward.back() =
-      (plan.compute.head_backward + (head_twice ? plan.compute.head_forward : 0.0)) * tokens;
+      of(&ModelSeconds::head_backward) + (head_twice ? seconds.forward.back() : 0.0);
   return seconds;
 }
 
@@ -293,9 +296,25 @@ Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activati
 
 }  // namespace
 
-TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s) {
+ModelSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s) {
   return {forward.block / flops_per_s, 2 * forward.block / flops_per_s, forward.head / flops_per_s,
           2 * forward.head / flops_per_s};
+}
+
+ModelSeconds token_seconds(const models::DeviceWork& work, const DeviceRates& rates) {
+  const auto seconds = [&](const models::StageWork& stage, double attention) {
+    return stage.products / rates.products + stage.attention / attention +
+           stage.bytes / rates.bytes;
+  };
+  return {seconds(work.block_forward, rates.attention),
+          seconds(work.block_backward, rates.attention / 2),
+          seconds(work.head_forward, rates.attention),
+          seconds(work.head_backward, rates.attention / 2)};
+}
+
+ModelSeconds launch_seconds(const models::DeviceWork& work, double each) {
+  return {work.block_forward.launches * each, work.block_backward.launches * each,
+          work.head_forward.launches * each, work.head_backward.launches * each};
 }
 
 std::string memory_text(const PlanCase& plan, const PlanFigures& figures) {

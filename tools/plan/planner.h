@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/activation_bytes.h"
+#include "models/device_work.h"
 #include "models/flops.h"
 #include "models/model_config.h"
 #include "tools/plan/disk_space.h"
@@ -17,14 +18,27 @@
 
 namespace artesian::tools {
 
-/// Seconds of one token in a block and in the head, forward and backward.
-struct TokenSeconds {
+/// Seconds in a block and in the head, forward and backward.
+struct ModelSeconds {
   double block_forward = 0.0, block_backward = 0.0;
   double head_forward = 0.0, head_backward = 0.0;
 };
 
-/// At so many floating-point operations per second; backward is twice forward.
-TokenSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s);
+/// Of a token, at so many floating-point operations per second; backward is twice forward.
+ModelSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s);
+
+/// What a GPU does in a second of each kind of work (models/device_work.h).
+struct DeviceRates {
+  double products = 0.0;   // floating-point operations
+  double attention = 0.0;  // forward; backward at half of it
+  double bytes = 0.0;
+};
+
+/// Of a token, one kind after the other.
+ModelSeconds token_seconds(const models::DeviceWork& work, const DeviceRates& rates);
+
+/// Of a micro-batch's launches, `each` seconds one.
+ModelSeconds launch_seconds(const models::DeviceWork& work, double each);
 
 /// As configs spell it.
 const char* offload_name(zero3::Offload offload) noexcept;
@@ -40,7 +54,7 @@ struct DeepSpeedBuckets {
 struct ComputeInBf16 {
   DType compute_dtype = DType::Float32;
   DType grad_accum_dtype = DType::BFloat16;
-  TokenSeconds compute;
+  ModelSeconds compute;  // of a token
 };
 
 struct PlanCase {
@@ -68,7 +82,9 @@ struct PlanCase {
   std::uint64_t activation_bytes = 0;
   DType compute_dtype = DType::Float32;
   zero3::Rates rates;
-  TokenSeconds compute;
+  ModelSeconds compute;  // of a token
+  /// Of a micro-batch: the host enqueues it for so long, and so it takes no less. 0: not a GPU.
+  ModelSeconds launches;
   std::optional<ComputeInBf16> bf16;  // absent: nobody knows
   DeepSpeedBuckets buckets;
 };

@@ -12,7 +12,7 @@
 namespace artesian::tools {
 
 struct ProbedCompute {
-  TokenSeconds seconds;
+  ModelSeconds seconds;  // of a token
   double tflops = 0.0;
   bool by_product = false;  // one matrix product stands for all: the stages are too large to try
 };

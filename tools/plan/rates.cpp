@@ -17,6 +17,8 @@ constexpr double giga = 1e9;
 // that H100-class GPUs sustain, and an eighth of it in fp32; memory and links of such machines.
 constexpr tiering::DiskSpeed assumed_disk{3.0 * giga, 2.0 * giga};
 constexpr double assumed_gpu_tflops = 400.0;
+constexpr double assumed_attention_share = 0.5;      // of that rate
+constexpr double assumed_launch = 5e-6;              // seconds of the host's thread
 constexpr double assumed_host_memory = 25.0 * giga;  // of one rank of a node
 constexpr double assumed_device_memory = 2000.0 * giga;
 constexpr double assumed_link = 25.0 * giga;
@@ -128,17 +130,38 @@ class Chooser {
   void choose_links() {
     zero3::Rates& rates = plan_.rates;
     rates.to_device = rates.to_host = given_or("link", options_.link, assumed_link, "assumed");
-    rates.device_memory = assumed_device_memory;
-    say("device_memory", rates.device_memory, "assumed");
+    rates.device_memory =
+        given_or("device_memory", options_.device_bandwidth, assumed_device_memory, "assumed");
     if (plan_.ranks == 1) return;
     const bool one_node = options_.nodes == 1;
     rates.bus = given_or("bus", options_.bus, one_node ? assumed_bus : assumed_bus_between,
                          one_node ? "assumed: within a node" : "assumed: between nodes");
   }
 
-  TokenSeconds seconds_at(double tflops) const {
-    const auto flops = models::forward_flops_per_token(*plan_.model, plan_.length);
-    return token_seconds(flops, tflops * 1e12);
+  ModelSeconds seconds_at(double tflops, DType dtype) const {
+    if (!plan_.gpu) {
+      const auto flops = models::forward_flops_per_token(*plan_.model, plan_.length);
+      return token_seconds(flops, tflops * 1e12);
+    }
+    return token_seconds(models::device_work(*plan_.model, plan_.length, dtype),
+                         {.products = tflops * 1e12,
+                          .attention = attention_tflops(tflops) * 1e12,
+                          .bytes = plan_.rates.device_memory});
+  }
+
+  double attention_tflops(double tflops) const {
+    return options_.attention_tflops.value_or(assumed_attention_share * tflops);
+  }
+
+  void choose_launches(double tflops) {
+    sources_.push_back(
+        {"attention", attention_tflops(tflops), "TFLOP/s",
+         options_.attention_tflops.has_value() ? "given" : "assumed: half of compute"});
+    const double launch = options_.launch.value_or(assumed_launch);
+    sources_.push_back(
+        {"launch", launch * 1e6, "us", options_.launch.has_value() ? "given" : "assumed"});
+    const auto work = models::device_work(*plan_.model, plan_.length, plan_.compute_dtype);
+    plan_.launches = launch_seconds(work, launch);
   }
 
   Result<void> choose_compute() {
@@ -146,9 +169,10 @@ class Chooser {
       const bool narrow = plan_.config.param_dtype != DType::Float32;
       const double assumed = narrow ? assumed_gpu_tflops : assumed_gpu_tflops / 8;
       const double tflops = options_.tflops.value_or(assumed);
-      plan_.compute = seconds_at(tflops);
+      plan_.compute = seconds_at(tflops, plan_.compute_dtype);
       sources_.push_back({"compute", tflops, "TFLOP/s",
                           options_.tflops.has_value() ? "given" : "assumed; give --tflops"});
+      if (plan_.gpu) choose_launches(tflops);
       if (plan_.bf16.has_value()) assume_bf16();
       return {};
     }
@@ -163,7 +187,7 @@ class Chooser {
     return {};
   }
 
-  Result<TokenSeconds> probe(const char* name, DType dtype, DType stored) {
+  Result<ModelSeconds> probe(const char* name, DType dtype, DType stored) {
     ARTESIAN_TRY(probed, probe_compute(*plan_.model, dtype, stored, plan_.config.micro_batch_size,
                                        plan_.length));
     sources_.push_back({name, probed.tflops, "TFLOP/s",
@@ -174,7 +198,7 @@ class Chooser {
 
   /// A rate that is given is of both: nobody knows another.
   void assume_bf16() {
-    plan_.bf16->compute = seconds_at(options_.tflops.value_or(assumed_gpu_tflops));
+    plan_.bf16->compute = seconds_at(options_.tflops.value_or(assumed_gpu_tflops), DType::BFloat16);
     if (options_.tflops.has_value()) return;
     sources_.push_back({"compute_bf16", assumed_gpu_tflops, "TFLOP/s", "assumed; give --tflops"});
   }

@@ -13,7 +13,7 @@ namespace artesian::tools {
 struct RateSource {
   std::string name;  // "nvme_read"
   double value = 0.0;
-  std::string unit;    // "GB/s" or "TFLOP/s"
+  std::string unit;    // "GB/s", "TFLOP/s" or "us"
   std::string source;  // "given", "measured ...", "assumed ..."
 };
 

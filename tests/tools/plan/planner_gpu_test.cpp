@@ -1,5 +1,6 @@
 // Proves what a plan takes of a GPU: activations, CUDA and the device tier share its memory, the
-// update goes on under backward, and what a bus hides orders nothing.
+// update goes on under backward, what a bus hides orders nothing, and a stage takes the seconds of
+// its kinds of work, or of its launches where these are more.
 #include "tests/tools/plan/planner_fixture.h"
 
 namespace artesian::tools {
@@ -117,6 +118,54 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     if (candidate.config.zero.offload_optimizer.device == Offload::None) continue;
     EXPECT_GT(candidate.figures.time.seconds, of("DDP (stage 0)")) << candidate.name;
   }
+}
+
+// Llama 3.1 8B at 2048 tokens, reckoned by hand at the rates of an H100: 6.98e9 elements of
+// matrices in blocks, 0.53e9 in the head; attention's scores of the half of all pairs; 11.5 h + 3 i
+// elements forward and 15.5 h + 5 i backward, of passes in a block.
+TEST(GpuRates, SecondsAreThoseOfEachKindOfWork) {
+  const models::ModelConfig model = models::parse_model_config(R"({"model_type": "llama",
+      "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+      "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "max_position_embeddings": 131072, "rms_norm_eps": 1e-5})",
+                                                               "config.json")
+                                        .value();
+  const auto work = models::device_work(model, 2048, DType::BFloat16);
+  const auto in_all = [&](const DeviceRates& rates) {
+    const ModelSeconds of = token_seconds(work, rates);
+    const double blocks = 2 * of.block_forward + of.block_backward;  // as if checkpointed
+    return 16384 * (32 * blocks + of.head_forward + of.head_backward);
+  };
+  const double nothing = 1e30;
+  const double products = in_all({650e12, nothing, nothing});
+  const double attention = in_all({nothing, 300e12, nothing});
+  const double passes = in_all({nothing, nothing, 2.5e12});
+  EXPECT_NEAR(products, 16384 * (8 * 6.98e9 + 6 * 0.525e9) / 650e12, 0.001);
+  const double scores = 2.0 * 4096 * 2048 * 32;
+  EXPECT_NEAR(attention, 16384 * scores * (2 / 300e12 + 2.5 / 150e12), 0.001);
+  const double block = 2 * (2 * (12.5 * 4096 + 3 * 14336) + 17.5 * 4096 + 5 * 14336);
+  const double head = 2 * (2 * 128256 + 9.0 * 4096);
+  EXPECT_NEAR(passes, 16384 * (32 * block + head) / 2.5e12, 0.001);
+  EXPECT_NEAR(in_all({650e12, 300e12, 2.5e12}), products + attention + passes, 1e-9);
+}
+
+TEST_F(GpuPlanner, AStageTakesNoLessThanItsLaunches) {
+  PlanCase tried = of_a_gpu(plan(Offload::None, Offload::None), 80 * gib);
+  tried.host_bytes = 128 * gib;
+  const auto seconds = [&](const ModelSeconds& launches) {
+    tried.launches = launches;
+    return figures_of(tried).time.model_seconds;
+  };
+  const double tokens = 2 * 64;
+  const double computed = seconds({});
+  const ModelSeconds& of = tried.compute;
+  EXPECT_EQ(seconds({of.block_forward * tokens / 2, of.block_backward * tokens / 2}), computed);
+  const auto blocks = static_cast<double>(stages.size() - 2);
+  const double more = seconds({0, of.block_backward * tokens + 1.0});
+  EXPECT_NEAR(more - computed, 4 * blocks, 1e-6);  // a second of each, in each micro-batch
+  tried.config.activation_checkpointing = true;
+  const double again = seconds({of.block_forward * tokens + 1.0}) - seconds({});
+  EXPECT_NEAR(again, 2 * 4 * blocks, 1e-6);  // forward, and once more in backward
 }
 
 }  // namespace
