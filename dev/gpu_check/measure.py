@@ -1,6 +1,7 @@
 """One measurement in a process of its own, so that a hang or a crash is an answer, too:
 
-measure.py disk FILE SIZE BLOCK DEPTH | torch | links | attention DEVICE | page_lock DEVICE
+measure.py disk FILE SIZE BLOCK DEPTH | torch | links | attention DEVICE | page_lock DEVICE |
+           plan_rates DEVICE
 
 Prints one JSON object. GB/s are 10^9 bytes a second, the best of several; a copy's bytes are those
 that it moves from one place to another, counted once."""
@@ -50,15 +51,19 @@ def disk(path, size, block, depth):
     return {"direct": direct, "bytes": size, "read_gb_per_s": read, "write_gb_per_s": write}
 
 
-def best_gb_per_s(bytes_moved, copy, wait=lambda: None):
+def best_seconds(work, wait=lambda: None):
     seconds = []
     for _ in range(REPEATS + 1):  # the first one warms up
         wait()
         start = time.perf_counter()
-        copy()
+        work()
         wait()
         seconds.append(time.perf_counter() - start)
-    return round(bytes_moved / min(seconds[1:]) / 1e9, 2)
+    return min(seconds[1:])
+
+
+def best_gb_per_s(bytes_moved, copy, wait=lambda: None):
+    return round(bytes_moved / best_seconds(copy, wait) / 1e9, 2)
 
 
 def torch_facts():
@@ -149,6 +154,55 @@ def attention(device, runs=20):
     return found
 
 
+def plan_rates(device):
+    """What `artesian plan` reckons a GPU with, by its flags."""
+    import torch
+    from torch.nn import functional
+
+    on_gpu = device == "cuda"
+    wait = torch.cuda.synchronize if on_gpu else (lambda: None)
+    kind = {"device": device, "dtype": torch.bfloat16}
+    torch.use_deterministic_algorithms(True)
+
+    def per_second(work, call):
+        return work / best_seconds(call, wait)
+
+    rows, width, inner = (8192, 4096, 14336) if on_gpu else (64, 64, 128)
+    left, right = torch.randn(rows, width, **kind), torch.randn(width, inner, **kind)
+    found = {"--tflops": per_second(2e-12 * rows * width * inner, lambda: left @ right)}
+
+    shape = heads, length, head = (256, 2048, 128) if on_gpu else (2, 64, 32)
+    inputs = [torch.randn(1, *shape, **kind, requires_grad=True) for _ in range(3)]
+    scores = 2e-12 * heads * length * length * head  # of the half of all pairs
+
+    def attend():
+        return functional.scaled_dot_product_attention(*inputs, is_causal=True)
+
+    output = attend()
+    ones = torch.ones_like(output)
+
+    def back():
+        return torch.autograd.grad(output, inputs, ones, retain_graph=True)
+
+    found["--attention-tflops"] = per_second(scores, attend)
+    found["attention's backward"] = per_second(2.5 * scores, back)
+
+    one, other = (torch.ones(256 << 20 if on_gpu else 1 << 20, **kind) for _ in range(2))
+    found["--device-bandwidth"] = per_second(6e-9 * one.numel(), lambda: one.add_(other))
+
+    small, launches = torch.ones(1, device=device), 2000
+
+    def launch():
+        for _ in range(launches):
+            small.add_(1)
+
+    found["--launch"] = best_seconds(launch, wait) / launches * 1e6
+    if on_gpu:
+        both = links()
+        found["--link"] = min(both["h2d_pinned_gb_per_s"], both["d2h_pinned_gb_per_s"])
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
 def page_lock(device, size=8 << 30):
     """Seconds to page-lock so much fresh host memory for the GPU, in one call and in pieces."""
     if device != "cuda":
@@ -185,6 +239,7 @@ def main(what, arguments):
             "links": links,
             "attention": attention,
             "page_lock": page_lock,
+            "plan_rates": plan_rates,
         }[what]
         result = work(*arguments)
     print(json.dumps(result), flush=True)

@@ -3,6 +3,8 @@
 import json
 import time
 
+from speeds import plan_flags
+
 
 def gib(value):
     return f"{value / (1 << 30):.3g}" if value is not None else ""
@@ -108,6 +110,8 @@ def speeds_lines(found):
     for what in ("attention", "page_lock"):
         if what in found:
             lines += [f"{what}: {json.dumps(found[what])}", ""]
+    if "plan_rates" in found:
+        lines += [f"artesian plan --gpus 1 {plan_flags(found['plan_rates'])}", ""]
     return lines
 
 

@@ -1,7 +1,7 @@
 """Part speeds: what the estimates of a step's time rest on: the optimizer's GB/s by threads and by
 elements of a parallel region, with sleeping and with spinning threads; attention's backward in
-deterministic mode and not, its time and whether its bits repeat; and how long it takes to page-lock
-host memory for the GPU."""
+deterministic mode and not, its time and whether its bits repeat; how long it takes to page-lock
+host memory for the GPU; and the rates that `artesian plan` is best given for this GPU."""
 
 import json
 import sys
@@ -37,9 +37,14 @@ def run(context):
     worker = context.root / "dev/gpu_check/measure.py"
     device = "cpu" if context.options.bench_on_cpu else "cuda"
     problems = []
-    for what in ("attention", "page_lock"):
+    for what in ("attention", "page_lock", "plan_rates"):
         found[what] = measured(context, [sys.executable, worker, what, device], 180)
         problems += [f"{what}: {found[what]['error']}"] if "error" in found[what] else []
     if not problems and not found["attention"]["deterministic"]["same_bits"]:
         problems.append("attention: deterministic mode gives other bits in each run")
     return found | ({"failed": True, "reason": "; ".join(problems)} if problems else {})
+
+
+def plan_flags(rates):
+    """What was measured, as flags; nothing of what failed."""
+    return " ".join(f"{name} {value:g}" for name, value in rates.items() if name.startswith("--"))

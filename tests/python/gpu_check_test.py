@@ -19,6 +19,7 @@ import first  # noqa: E402
 import gpu_profile  # noqa: E402
 import measure  # noqa: E402
 import sanitize  # noqa: E402
+import speeds  # noqa: E402
 import torch_build  # noqa: E402
 from shell import Context, Failure, Finished, gpu_seen  # noqa: E402
 
@@ -271,6 +272,26 @@ def test_the_torch_of_the_build_folder_is_known_by_its_cache():
         pytest.skip("nothing is built here with LibTorch")
     version, commit = torch_build.build_of(built)
     assert version.startswith(f"{torch_build.headers_of(built)}") and len(commit) == 40
+
+
+def test_measured_rates_are_flags_that_a_plan_takes(tmp_path):
+    worker = [sys.executable, ROOT / "dev/gpu_check/measure.py", "plan_rates", "cpu"]
+    rates = json.loads(subprocess.run(worker, capture_output=True, check=True).stdout)
+    flags = speeds.plan_flags(rates).split()
+    assert flags[::2] == ["--tflops", "--attention-tflops", "--device-bandwidth", "--launch"]
+    assert all(value > 0 for value in rates.values())
+    assert speeds.plan_flags({"error": "no GPU"}) == ""
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+              "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}}  # fmt: skip
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    plan = [ARTESIAN, "plan", "--params", "1e8", "--config", tmp_path / "ds.json", "--gpus", "1"]
+    done = subprocess.run([*plan, *flags, "--json", "-"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    taken = {rate["name"]: rate for rate in json.loads(done.stdout)["rates"]}
+    assert taken["compute"]["value"] == rates["--tflops"]
+    assert taken["attention"]["value"] == rates["--attention-tflops"]
+    assert taken["device_memory"]["value"] == pytest.approx(rates["--device-bandwidth"])
+    assert taken["launch"]["value"] == pytest.approx(rates["--launch"])
 
 
 def test_without_a_build_there_is_nothing_to_test(check):
