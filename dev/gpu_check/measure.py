@@ -162,7 +162,9 @@ def plan_rates(device):
     on_gpu = device == "cuda"
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
     kind = {"device": device, "dtype": torch.bfloat16}
-    torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)  # as the engine does
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
     def per_second(work, call):
         return work / best_seconds(call, wait)
