@@ -1,12 +1,13 @@
 #include "models/device_work.h"
 
 #include "models/flops.h"
+#include "models/llama_config.h"
 
 namespace artesian::models {
 namespace {
 
-/// What the operators of a block that are neither products nor attention read and write, in
-/// elements of a token; and how often something is launched.
+/// The elements of a token that a block's operators read and write, but for products and attention;
+/// and how often something is launched.
 struct Passes {
   double forward = 0.0;
   double backward = 0.0;
@@ -20,11 +21,12 @@ constexpr double attention_backward = 3.0;
 constexpr double norm_backward = 3.0;
 constexpr double product_backward = 2.0;
 
+constexpr double norms = 2.0;  // of a block
+constexpr double sums = 2.0;  // of its input and what it adds to that; backward, of their gradients
+
 Passes passes(const Gpt2Config& gpt2) {
   const auto hidden = static_cast<double>(gpt2.hidden);
   const auto inner = static_cast<double>(gpt2.inner);
-  constexpr double norms = 2.0;
-  constexpr double sums = 2.0;  // of what a block adds to its input
   constexpr double products = 4.0;
   const double biases = 5 * hidden + inner;  // whose gradients are sums of these
   return {.forward = norms * 2 * hidden + sums * 3 * hidden + 2 * inner,
@@ -41,11 +43,9 @@ Passes passes(const LlamaConfig& llama) {
   const auto inner = static_cast<double>(llama.inner);
   const auto query = static_cast<double>(llama.heads * llama.head);
   const auto key = static_cast<double>(llama.key_value_heads * llama.head);
-  const bool joined = llama.packed || (!llama.attention_bias && !llama.head_norms);
-  const bool gate_joined = llama.packed || !llama.mlp_bias;
+  const bool joined = joins_heads(llama);
+  const bool gate_joined = joins_gate(llama);
   const bool fused = llama.activation == Activation::Silu;  // with its product
-  constexpr double norms = 2.0;
-  constexpr double sums = 2.0;
   const double products = (joined ? 1 : 3) + (gate_joined ? 1 : 2) + 2;
   const double turns = joined ? 1 : 2;  // rotary embeddings
   const double head_norms = llama.head_norms ? 2 : 0;

@@ -1,6 +1,6 @@
-// What a GPU does in a stage of a model, in the kinds of work that it does at rates of their own:
-// matrix products, attention, the other operators' passes over its memory, and launches. Of the
-// host's thread, which enqueues them, launches are all.
+// The work of a GPU in a stage of a model, in kinds that have rates of their own: matrix products,
+// attention, the other operators' passes over its memory, and launches, which are all that the
+// host's thread has to do.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct DeviceWork {
   StageWork block_forward, block_backward, head_forward, head_backward;
 };
 
-/// The work of one block and of the head at sequence length `length`, computed in `dtype`, where
-/// matrices that may be one are one (models/joint_linear.h) and attention is a fused kernel, whose
-/// backward makes five products for two, as it keeps no scores (Dao et al. 2022). Recompute is not
-/// counted.
+/// Returns the work of one block and of the head at sequence length `length`, computed in `dtype`,
+/// where matrices that may be one are one (models/joint_linear.h) and attention is a fused kernel,
+/// whose backward makes five products for two, as it keeps no scores (Dao et al. 2022). Recompute
+/// is not counted.
 DeviceWork device_work(const ModelConfig& config, std::uint64_t length, DType dtype);
 
 }  // namespace artesian::models

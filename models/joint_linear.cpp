@@ -6,8 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "zero3/plan/layout.h"
-
 namespace artesian::models {
 namespace {
 
@@ -72,10 +70,6 @@ class JointLinear : public torch::autograd::Function<JointLinear> {
 };
 
 }  // namespace
-
-bool lies_before_others(std::int64_t numel) noexcept {
-  return numel % static_cast<std::int64_t>(zero3::parameter_alignment) == 0;
-}
 
 at::Tensor joint_linear(const at::Tensor& input, const std::vector<at::Tensor>& matrices) {
   TORCH_CHECK(matrices.size() == 2 || matrices.size() == 3, "joint_linear: got ", matrices.size(),

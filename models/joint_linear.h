@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "zero3/plan/layout.h"
+
 namespace at {
 class Tensor;
 }
@@ -13,7 +15,9 @@ namespace artesian::models {
 
 /// True if matrices of so many elements lie side by side where parameters follow one another, but
 /// for the last, which may have any number.
-bool lies_before_others(std::int64_t numel) noexcept;
+constexpr bool lies_before_others(std::int64_t numel) noexcept {
+  return numel % static_cast<std::int64_t>(zero3::parameter_alignment) == 0;
+}
 
 /// Returns input matrix^T of all matrices, one below the other. The bits do not depend on where
 /// they lie: where they are not side by side, a copy of them is.

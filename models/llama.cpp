@@ -49,13 +49,6 @@ at::Tensor apart(const LlamaConfig& config, const at::Tensor& tokens, std::int64
   return tokens.view({tokens.size(0), tokens.size(1), heads, config.head}).transpose(1, 2);
 }
 
-/// True if queries, keys and values are one product: nothing lies between their matrices.
-bool joins_heads(const LlamaConfig& config) {
-  return !config.attention_bias && !config.head_norms &&
-         lies_before_others(config.heads * config.head * config.hidden) &&
-         lies_before_others(config.key_value_heads * config.head * config.hidden);
-}
-
 Heads own_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::Tensor& input) {
   const auto turned = [&](std::int64_t heads) {
     at::Tensor tokens = p.linear(input, config.attention_bias);
@@ -93,8 +86,7 @@ Heads heads_of(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::
 /// Shape: [samples, length, intermediate_size].
 at::Tensor gated(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
   const bool fused = config.activation == Activation::Silu;
-  const bool joins = !config.mlp_bias && lies_before_others(config.inner * config.hidden);
-  if (config.packed || joins) {
+  if (joins_gate(config)) {
     const auto joint = [&] {
       const at::Tensor& gate = p.next();
       return joint_linear(input, {gate, p.next()});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "models/decoder_config.h"
+#include "models/joint_linear.h"
 
 namespace artesian::models {
 namespace {
@@ -218,6 +219,17 @@ std::vector<zero3::ParameterSpec> llama_parameters(const LlamaConfig& config) {
     list.tiled();
   }
   return list.take();
+}
+
+bool joins_heads(const LlamaConfig& config) noexcept {
+  return config.packed ||
+         (!config.attention_bias && !config.head_norms &&
+          lies_before_others(config.heads * config.head * config.hidden) &&
+          lies_before_others(config.key_value_heads * config.head * config.hidden));
+}
+
+bool joins_gate(const LlamaConfig& config) noexcept {
+  return config.packed || (!config.mlp_bias && lies_before_others(config.inner * config.hidden));
 }
 
 std::vector<zero3::StageSpec> llama_stages(const LlamaConfig& config) {

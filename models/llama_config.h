@@ -52,6 +52,13 @@ std::int64_t longest_sequence(const LlamaConfig& config);
 /// is not tied. A bias follows its matrix.
 std::vector<zero3::ParameterSpec> llama_parameters(const LlamaConfig& config);
 
+/// True if queries, keys and values are one product: they are one matrix, or nothing lies between
+/// theirs.
+bool joins_heads(const LlamaConfig& config) noexcept;
+
+/// The same of gate and up.
+bool joins_gate(const LlamaConfig& config) noexcept;
+
 /// "embed", "layers.0" ... , "head".
 std::vector<zero3::StageSpec> llama_stages(const LlamaConfig& config);
 

@@ -97,13 +97,24 @@ def links(size=512 << 20):
     wait = torch.cuda.synchronize
     for name, pinned in (("pinned", True), ("pageable", False)):
         host = torch.ones(size, dtype=torch.uint8, pin_memory=pinned)
-        up = best_gb_per_s(size, lambda: on_gpu.copy_(host, non_blocking=True), wait)
-        down = best_gb_per_s(size, lambda: host.copy_(on_gpu, non_blocking=True), wait)
+        up, down = up_and_down(torch, host, on_gpu)
         found |= {f"h2d_{name}_gb_per_s": up, f"d2h_{name}_gb_per_s": down}
         if pinned:
             found["both_ways_pinned_gb_per_s"] = both_ways(torch, host, on_gpu, other)
     found["device_copy_gb_per_s"] = best_gb_per_s(size, lambda: other.copy_(on_gpu), wait)
     return found
+
+
+def up_and_down(torch, host, on_gpu):
+    copies = (on_gpu, host), (host, on_gpu)
+    return [
+        best_gb_per_s(
+            host.numel(),
+            lambda to=to, source=source: to.copy_(source, non_blocking=True),
+            torch.cuda.synchronize,
+        )
+        for to, source in copies
+    ]
 
 
 def both_ways(torch, host, on_gpu, other):
@@ -200,8 +211,8 @@ def plan_rates(device):
 
     found["--launch"] = best_seconds(launch, wait) / launches * 1e6
     if on_gpu:
-        both = links()
-        found["--link"] = min(both["h2d_pinned_gb_per_s"], both["d2h_pinned_gb_per_s"])
+        host = torch.ones(512 << 20, dtype=torch.uint8, pin_memory=True)
+        found["--link"] = min(up_and_down(torch, host, host.cuda()))
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 

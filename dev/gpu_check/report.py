@@ -107,11 +107,12 @@ def speeds_lines(found):
         for r in found["rows"]
     ]
     lines = table(["threads", "waiting", "elements of a region", "Adam, GB/s"], rows)
-    for what in ("attention", "page_lock"):
+    for what in ("attention", "page_lock", "plan_rates"):
         if what in found:
             lines += [f"{what}: {json.dumps(found[what])}", ""]
-    if "plan_rates" in found:
-        lines += [f"artesian plan --gpus 1 {plan_flags(found['plan_rates'])}", ""]
+    flags = plan_flags(found.get("plan_rates", {}))
+    if flags:
+        lines += [f"artesian plan --gpus 1 {flags}", ""]
     return lines
 
 

@@ -216,8 +216,8 @@ class Operators : public testing::TestWithParam<const char*> {
     return module_->forward(stage, input, given, {ids_, ids_});
   }
 
-  /// The test's tokens are enough for what is once a micro-batch, weights' gradients of norms, to
-  /// be little beside them.
+  /// Compares a stage's work with what was counted. The tokens are enough for what is once a
+  /// micro-batch, weights' gradients of norms, to be little beside them.
   void expect_work(const char* what, const OperatorCounts& counted, const Own& own,
                    const StageWork& work) const {
     SCOPED_TRACE(what);
@@ -229,25 +229,22 @@ class Operators : public testing::TestWithParam<const char*> {
     EXPECT_LE(work.launches, 1.2 * launches);
     EXPECT_GE(work.launches, 0.6 * launches);  // the CPU joins matrices, and copies more
   }
-  /// Two norms, rotary embeddings of queries and keys, and silu(gate) * up. Qwen's queries and keys
-  /// are turned one by one, and Qwen3's have norms.
+  /// Returns norms, rotary embeddings of queries and keys, and silu(gate) * up. Qwen's queries and
+  /// keys are turned one by one, and Qwen3's have norms.
   Own own_forward() const {
     if (!config_.is_llama()) return {};
-    const int turns = joined() ? 1 : 2;
-    const int norms = config_.llama.head_norms ? 2 : 0;
-    return {.kernels = 3 + turns + norms,
-            .elements = 2 * 2 * 64 + (2.0 + norms) * (64 + 32) + 3 * 160};
+    return {.kernels = 2 + head_norms() + turns() + 1,
+            .elements = 2 * 2 * 64 + (2.0 + head_norms()) * (64 + 32) + 3 * 160};
   }
-  /// A norm's weight takes another kernel.
+  /// The same backward, where a norm's weight takes another kernel.
   Own own_backward() const {
     if (!config_.is_llama()) return {};
-    const int turns = joined() ? 1 : 2;
-    const int norms = config_.llama.head_norms ? 2 : 0;
-    return {.kernels = 3 + turns + norms + 2 + norms,
-            .elements = 2 * 3 * 64 + (2 + norms * 1.5) * (64 + 32) + 5 * 160};
+    return {.kernels = 2 * (2 + head_norms()) + turns() + 1,
+            .elements = 2 * 3 * 64 + (2 + head_norms() * 1.5) * (64 + 32) + 5 * 160};
   }
-  bool joined() const { return !config_.llama.attention_bias && !config_.llama.head_norms; }
-  /// The logits' kernel, and a norm.
+  int head_norms() const { return config_.llama.head_norms ? 2 : 0; }
+  int turns() const { return joins_heads(config_.llama) ? 1 : 2; }
+  /// Returns the logits' kernel, and a norm.
   Own own_head() const {
     if (!config_.is_llama()) return {.kernels = 1, .elements = 2 * 1000};
     return {.kernels = 3, .elements = 2 * 1000 + (2 + 3) * 64};

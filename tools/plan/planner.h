@@ -24,20 +24,21 @@ struct ModelSeconds {
   double head_forward = 0.0, head_backward = 0.0;
 };
 
-/// Of a token, at so many floating-point operations per second; backward is twice forward.
+/// Returns the seconds of a token at so many floating-point operations per second; backward is
+/// twice forward.
 ModelSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s);
 
-/// What a GPU does in a second of each kind of work (models/device_work.h).
+/// The rates of a GPU, in a second, of each kind of work (models/device_work.h).
 struct DeviceRates {
   double products = 0.0;   // floating-point operations
   double attention = 0.0;  // forward; backward at half of it
   double bytes = 0.0;
 };
 
-/// Of a token, one kind after the other.
+/// Returns the seconds of a token, one kind of work after the other.
 ModelSeconds token_seconds(const models::DeviceWork& work, const DeviceRates& rates);
 
-/// Of a micro-batch's launches, `each` seconds one.
+/// Returns the seconds of a micro-batch's launches, `each` seconds one.
 ModelSeconds launch_seconds(const models::DeviceWork& work, double each);
 
 /// As configs spell it.
@@ -83,7 +84,7 @@ struct PlanCase {
   DType compute_dtype = DType::Float32;
   zero3::Rates rates;
   ModelSeconds compute;  // of a token
-  /// Of a micro-batch: the host enqueues it for so long, and so it takes no less. 0: not a GPU.
+  /// Seconds of a micro-batch's launches, than which it takes no less. 0: not a GPU.
   ModelSeconds launches;
   std::optional<ComputeInBf16> bf16;  // absent: nobody knows
   DeepSpeedBuckets buckets;

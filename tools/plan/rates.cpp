@@ -153,10 +153,13 @@ class Chooser {
     return options_.attention_tflops.value_or(assumed_attention_share * tflops);
   }
 
-  void choose_launches(double tflops) {
+  void say_attention(double tflops) {
     sources_.push_back(
         {"attention", attention_tflops(tflops), "TFLOP/s",
          options_.attention_tflops.has_value() ? "given" : "assumed: half of compute"});
+  }
+
+  void choose_launches() {
     const double launch = options_.launch.value_or(assumed_launch);
     sources_.push_back(
         {"launch", launch * 1e6, "us", options_.launch.has_value() ? "given" : "assumed"});
@@ -172,7 +175,10 @@ class Chooser {
       plan_.compute = seconds_at(tflops, plan_.compute_dtype);
       sources_.push_back({"compute", tflops, "TFLOP/s",
                           options_.tflops.has_value() ? "given" : "assumed; give --tflops"});
-      if (plan_.gpu) choose_launches(tflops);
+      if (plan_.gpu) {
+        say_attention(tflops);
+        choose_launches();
+      }
       if (plan_.bf16.has_value()) assume_bf16();
       return {};
     }

@@ -121,8 +121,8 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
 }
 
 // Llama 3.1 8B at 2048 tokens, reckoned by hand at the rates of an H100: 6.98e9 elements of
-// matrices in blocks, 0.53e9 in the head; attention's scores of the half of all pairs; 11.5 h + 3 i
-// elements forward and 15.5 h + 5 i backward, of passes in a block.
+// matrices in blocks, 0.525e9 in the head; attention's scores of the half of all pairs; 12.5 h + 3
+// i elements forward and 17.5 h + 5 i backward, of passes in a block.
 TEST(GpuRates, SecondsAreThoseOfEachKindOfWork) {
   const models::ModelConfig model = models::parse_model_config(R"({"model_type": "llama",
       "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
