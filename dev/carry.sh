@@ -41,7 +41,7 @@ keep_shared() {
 
 [ $# -eq 1 ] && [ "${1#-}" = "$1" ] && [ -n "$1" ] ||
   fail "arguments: got \"$*\", allowed one folder; run dev/carry.sh PREFIX"
-prefix="$1"
+prefix="$(realpath -m -- "$1")"
 [ ! -e "$prefix" ] || [ -e "$prefix/carried.txt" ] ||
   { [ -d "$prefix" ] && [ -z "$(ls -A "$prefix")" ]; } ||
   fail "$prefix: got a folder with other things in it, allowed a new one, an empty one, or one" \

@@ -132,8 +132,9 @@ def both_ways(torch, host, on_gpu, other):
 
 
 def attention(device, runs=20):
-    """Flash attention's backward at a length of many blocks of keys. With warn_only LibTorch takes
-    its kernel that adds with atomics."""
+    """Attention's backward at a length of many blocks of keys: flash attention's deterministic
+    kernel, which the engine takes; its kernel that adds with atomics; and cuDNN's, which LibTorch
+    would choose on an H100 if neither determinism nor the engine were in the way."""
     import torch
     from torch.nn import functional
 
@@ -152,8 +153,12 @@ def attention(device, runs=20):
 
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
     found = {"shape": list(shape), "runs": runs}
-    for name, warn_only in (("deterministic", False), ("warn_only", True)):
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    kernels = {"deterministic": (True, False), "with_atomics": (False, False)}
+    if on_gpu:
+        kernels["cudnn"] = (False, True)
+    for name, (deterministic, cudnn) in kernels.items():
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
         first = gradients()
         wait()
         start = time.perf_counter()

@@ -11,9 +11,10 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def carry(*arguments, **environment):
+def carry(*arguments, folder=None, **environment):
     return subprocess.run(
         [ROOT / "dev/carry.sh", *arguments],
+        cwd=folder,
         env=os.environ | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -25,7 +26,7 @@ def carry(*arguments, **environment):
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("carry") / "prefix"
-    done = carry(folder)
+    done = carry(folder.name, folder=folder.parent)  # as the docs have it: beside where one is
     if "apt-get download failed" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr

@@ -137,6 +137,33 @@ def test_the_sanitizer_leaves_libtorchs_kernels_and_leaks_alone():
     assert limited[3][1].strip("*").partition("=*")[2] in source  # else it would run nothing
 
 
+def test_the_sanitizer_is_not_told_of_memory_that_cannot_be_shared(monkeypatch, tmp_path):
+    """LibTorch's first request for such memory is refused, which is no error of ours."""
+    seen = []
+
+    class Context:
+        work = tmp_path
+        need_gpu = staticmethod(lambda: None)
+        seconds_left = staticmethod(lambda: 100)
+
+        @staticmethod
+        def run(command, environment, **_):
+            seen.append(environment)
+            return Finished(0, "ERROR SUMMARY: 0 errors", 1.0, False)
+
+    monkeypatch.setattr(sanitize, "cuda_tool", lambda name: name)
+    monkeypatch.setattr(sanitize, "gpu_tests", lambda context: [("kernels/cuda_test", ["k"])])
+    assert not sanitize.run(Context())["failed"]
+    settings = [environment["PYTORCH_ALLOC_CONF"] for environment in seen]
+    assert settings == ["expandable_segments:False"] * len(sanitize.TOOLS)
+
+
+def test_attention_is_measured_with_each_kernel():
+    worker = [sys.executable, ROOT / "dev/gpu_check/measure.py", "attention", "cpu"]
+    found = json.loads(subprocess.run(worker, capture_output=True, check=True).stdout)
+    assert found["deterministic"]["same_bits"] and found["with_atomics"]["ms"] > 0
+
+
 def test_a_traces_figures_are_of_what_the_gpu_did():
     def event(name, first, length, category="kernel"):
         return {"ph": "X", "cat": category, "name": name, "ts": first, "dur": length}
