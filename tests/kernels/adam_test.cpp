@@ -114,10 +114,10 @@ TEST_P(AdamOnTarget, TheCutIntoSlicesDoesNotChangeABit) {
     adam_step(cut.arrays(first), count, step);
     first += count;
   }
-  EXPECT_EQ(whole.param, cut.param);  // bytes: even the NaNs are the same
-  EXPECT_EQ(whole.exp_avg, cut.exp_avg);
-  EXPECT_EQ(whole.exp_avg_sq, cut.exp_avg_sq);
-  EXPECT_EQ(whole.param_out, cut.param_out);
+  // Not the bits of a NaN: where a loop is compiled once with SIMD and once for the rest, as g++ 13
+  // does with EMU128, each may put the operands of a sum in its own order, and the first one's NaN
+  // is kept.
+  expect_same(whole, cut);
 }
 
 TEST_P(AdamOnTarget, FollowsADoublePrecisionRun) {
