@@ -22,7 +22,7 @@
 
 #include "base/dtype.h"
 #include "zero3/plan/placement.h"
-#include "zero3/step/guard.h"
+#include "zero3/torch/parameter_guard.h"
 
 namespace artesian::zero3 {
 

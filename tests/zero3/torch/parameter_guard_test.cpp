@@ -1,7 +1,7 @@
 // Proves that a released parameter cannot be touched: reading or writing its address ends the
 // process with a line that names it, also under AddressSanitizer, and another fault is still
 // somebody else's.
-#include "zero3/step/guard.h"
+#include "zero3/torch/parameter_guard.h"
 
 #include <gtest/gtest.h>
 

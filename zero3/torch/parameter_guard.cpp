@@ -1,4 +1,4 @@
-#include "zero3/step/guard.h"
+#include "zero3/torch/parameter_guard.h"
 
 #include <signal.h>
 #include <sys/mman.h>
