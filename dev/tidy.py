@@ -35,7 +35,13 @@ MAY_INCLUDE = {
         *("pinned/free_list.h", "tiering/route.h", "tiering/tier.h", "tiering/unit_slots.h"),
         *("tiering/disk/stripe.h", "tiering/snapshot_block.h"),
     },
-    "zero3/step": LAYERS | {"zero3/config", "zero3/plan"},
+    # The state and its passes come below checkpoints, and these below the step that saves them.
+    "zero3/checkpoint": LAYERS
+    | {
+        *("zero3/config", "zero3/plan", "zero3/step/optimizer.h", "zero3/step/state_source.h"),
+        *("zero3/step/sub_group_stream.h", "zero3/step/training_state.h", "zero3/step/weights.h"),
+    },
+    "zero3/step": LAYERS | {"zero3/config", "zero3/plan", "zero3/checkpoint"},
     "zero3/torch": LAYERS | {"zero3"},
     "models/data": LAYERS | {"zero3/plan", "models/file_io.h"},
     "models": LAYERS | {"zero3", "models/data"},
@@ -49,7 +55,7 @@ MAY_INCLUDE = {
     "python": LAYERS | {"zero3", "models"},
 }
 FOLDERS = {room.split("/")[0] for room in MAY_INCLUDE} | {"tests", "bench", "dev"}
-WITHOUT_TORCH = LAYERS | {"zero3/config", "zero3/plan", "zero3/step"}
+WITHOUT_TORCH = LAYERS | {"zero3/config", "zero3/plan", "zero3/step", "zero3/checkpoint"}
 # Rooms that only decide: no thread, file, clock or tensor.
 PURE = {"zero3/config", "zero3/plan"}
 IMPURE_HEADERS = re.compile(

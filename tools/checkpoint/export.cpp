@@ -11,8 +11,8 @@
 #include "tools/shell/flag_reader.h"
 #include "tools/shell/process_setup.h"
 #include "tools/shell/terminal_line.h"
+#include "zero3/checkpoint/checkpoint_reader.h"
 #include "zero3/plan/checkpoint_names.h"
-#include "zero3/step/checkpoint_reader.h"
 
 namespace artesian::tools {
 namespace {

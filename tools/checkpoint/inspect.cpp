@@ -12,9 +12,9 @@
 #include "tools/shell/print.h"
 #include "tools/shell/standard_output.h"
 #include "tools/shell/terminal_line.h"
+#include "zero3/checkpoint/checkpoint_folder.h"
+#include "zero3/checkpoint/checkpoint_reader.h"
 #include "zero3/plan/checkpoint_names.h"
-#include "zero3/step/checkpoint_folder.h"
-#include "zero3/step/checkpoint_reader.h"
 
 namespace artesian::tools {
 namespace {

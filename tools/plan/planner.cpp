@@ -385,7 +385,7 @@ Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   return placement;
 }
 
-/// As zero3/step/checkpoints.h saves it, on a disk like the one that holds the state.
+/// As zero3/checkpoint/checkpoints.h saves it, on a disk like the one that holds the state.
 void take_checkpoint(const PlanCase& plan, const zero3::Placement& placement,
                      PlanFigures& figures) {
   figures.checkpoint = zero3::checkpoint_data_bytes(zero3::trained_units(placement).images) +

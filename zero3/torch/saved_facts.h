@@ -9,8 +9,8 @@
 
 #include "base/dtype.h"
 #include "base/result.h"
-#include "zero3/step/checkpoint_load.h"
-#include "zero3/step/checkpoints.h"
+#include "zero3/checkpoint/checkpoint_load.h"
+#include "zero3/checkpoint/checkpoints.h"
 
 namespace artesian::zero3 {
 

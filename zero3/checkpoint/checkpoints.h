@@ -28,10 +28,10 @@
 #include "base/executor.h"
 #include "base/result.h"
 #include "pinned/pool.h"
+#include "zero3/checkpoint/checkpoint_saver.h"
+#include "zero3/checkpoint/state_snapshot.h"
 #include "zero3/plan/saved_units.h"
-#include "zero3/step/checkpoint_saver.h"
 #include "zero3/step/optimizer.h"
-#include "zero3/step/state_snapshot.h"
 
 namespace artesian::zero3 {
 

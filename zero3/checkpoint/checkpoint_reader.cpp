@@ -1,4 +1,4 @@
-#include "zero3/step/checkpoint_reader.h"
+#include "zero3/checkpoint/checkpoint_reader.h"
 
 #include <fmt/core.h>
 
@@ -13,8 +13,8 @@
 #include "kernels/split_master.h"
 #include "tiering/block_checksums.h"
 #include "tiering/snapshot_sums.h"
+#include "zero3/checkpoint/checkpoint_folder.h"
 #include "zero3/plan/checkpoint_names.h"
-#include "zero3/step/checkpoint_folder.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero3/step/checkpoint_folder.h"
+#include "zero3/checkpoint/checkpoint_folder.h"
 
 #include <fmt/core.h>
 #include <sys/random.h>

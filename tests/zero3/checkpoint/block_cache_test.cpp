@@ -1,7 +1,7 @@
 // Proves that whoever goes through blocks, in several rows and on several threads, gets each as it
 // is, that each is read once, most before it is asked for; that no more are kept than allowed; and
 // that an error is told to who asks, and to nobody after.
-#include "zero3/step/block_cache.h"
+#include "zero3/checkpoint/block_cache.h"
 
 #include <gtest/gtest.h>
 

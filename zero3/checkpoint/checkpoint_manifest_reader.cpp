@@ -9,8 +9,8 @@
 #include <unordered_set>
 
 #include "base/safetensors_header.h"
+#include "zero3/checkpoint/checkpoint_manifest.h"
 #include "zero3/plan/checkpoint_names.h"
-#include "zero3/step/checkpoint_manifest.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero3/step/checkpoint_manifest.h"
+#include "zero3/checkpoint/checkpoint_manifest.h"
 
 #include <fmt/core.h>
 

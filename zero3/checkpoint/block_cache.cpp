@@ -1,4 +1,4 @@
-#include "zero3/step/block_cache.h"
+#include "zero3/checkpoint/block_cache.h"
 
 #include <pthread.h>
 

@@ -8,7 +8,7 @@
 
 #include "base/keep_for_ever.h"
 #include "base/log.h"
-#include "tests/zero3/step/made_up_checkpoint.h"
+#include "tests/zero3/checkpoint/made_up_checkpoint.h"
 
 namespace artesian::zero3 {
 namespace {

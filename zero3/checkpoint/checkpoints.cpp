@@ -1,4 +1,4 @@
-#include "zero3/step/checkpoints.h"
+#include "zero3/checkpoint/checkpoints.h"
 
 #include <fmt/core.h>
 
@@ -10,7 +10,7 @@
 #include "base/detached_call.h"
 #include "base/durable_folder.h"
 #include "base/log.h"
-#include "zero3/step/zero_to_fp32.h"
+#include "zero3/checkpoint/zero_to_fp32.h"
 
 namespace artesian::zero3 {
 namespace {

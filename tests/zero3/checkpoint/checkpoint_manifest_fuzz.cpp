@@ -3,7 +3,7 @@
 // no mutation would get any further.
 #include "base/check.h"
 #include "tests/support/fuzz_input.h"
-#include "zero3/step/checkpoint_manifest.h"
+#include "zero3/checkpoint/checkpoint_manifest.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -1,6 +1,6 @@
 // Proves that a manifest comes back as it was written, that every flipped byte of it is refused,
 // and that one with a right checksum is refused by name when it says what cannot be.
-#include "zero3/step/checkpoint_manifest.h"
+#include "zero3/checkpoint/checkpoint_manifest.h"
 
 #include <gtest/gtest.h>
 

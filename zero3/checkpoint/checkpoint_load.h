@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 #include "base/result.h"
-#include "zero3/step/checkpoint_reader.h"
+#include "zero3/checkpoint/checkpoint_reader.h"
 #include "zero3/step/state_source.h"
 #include "zero3/step/weights.h"
 

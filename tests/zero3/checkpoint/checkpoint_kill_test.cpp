@@ -9,7 +9,7 @@
 
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
-#include "tests/zero3/step/made_up_checkpoint.h"
+#include "tests/zero3/checkpoint/made_up_checkpoint.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -18,9 +18,9 @@
 #include "base/units.h"
 #include "kernels/split_master.h"
 #include "tests/support/crash_files.h"
+#include "zero3/checkpoint/checkpoint_reader.h"
+#include "zero3/checkpoint/checkpoint_saver.h"
 #include "zero3/plan/layout.h"
-#include "zero3/step/checkpoint_reader.h"
-#include "zero3/step/checkpoint_saver.h"
 
 namespace artesian::zero3 {
 

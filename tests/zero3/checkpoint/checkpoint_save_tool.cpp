@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/zero3/step/made_up_checkpoint.h"
+#include "tests/zero3/checkpoint/made_up_checkpoint.h"
 
 int main(int count, char** arguments) {
   using namespace artesian;

@@ -1,4 +1,4 @@
-#include "zero3/step/state_snapshot.h"
+#include "zero3/checkpoint/state_snapshot.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "zero3/step/checkpoint_saver.h"
+#include "zero3/checkpoint/checkpoint_saver.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "zero3/step/checkpoint_load.h"
+#include "zero3/checkpoint/checkpoint_load.h"
 
 #include <algorithm>
 

@@ -19,8 +19,8 @@
 #include "base/clock.h"
 #include "base/detached_call.h"
 #include "tiering/snapshot_file.h"
+#include "zero3/checkpoint/checkpoint_folder.h"
 #include "zero3/plan/checkpoint_layout.h"
-#include "zero3/step/checkpoint_folder.h"
 
 namespace artesian::zero3 {
 

@@ -21,9 +21,9 @@
 
 #include "base/durable_folder.h"
 #include "base/file_system.h"
+#include "zero3/checkpoint/block_cache.h"
+#include "zero3/checkpoint/checkpoint_manifest.h"
 #include "zero3/plan/model_shape.h"
-#include "zero3/step/block_cache.h"
-#include "zero3/step/checkpoint_manifest.h"
 
 namespace artesian::zero3 {
 

@@ -32,9 +32,9 @@
 
 #include "base/durable_folder.h"
 #include "base/file_system.h"
+#include "zero3/checkpoint/checkpoint_manifest.h"
 #include "zero3/plan/checkpoint_lineage.h"
 #include "zero3/plan/checkpoint_names.h"
-#include "zero3/step/checkpoint_manifest.h"
 
 namespace artesian::zero3 {
 

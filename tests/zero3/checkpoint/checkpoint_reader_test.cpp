@@ -1,7 +1,7 @@
 // Proves that a reader gives back every bit that was saved, in each form, from one file or several,
 // in any range and from several threads; that blocks which are damaged, exchanged or of another
 // step are refused by file and block, 10,000 of them; and that names decide what goes where.
-#include "zero3/step/checkpoint_reader.h"
+#include "zero3/checkpoint/checkpoint_reader.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tests/support/temporary_directory.h"
-#include "tests/zero3/step/made_up_checkpoint.h"
+#include "tests/zero3/checkpoint/made_up_checkpoint.h"
 
 namespace artesian::zero3 {
 namespace {
