@@ -1,4 +1,4 @@
-"""Proves that the pages of docs/ that say which test shows what name tests that are there:
+"""Proves that the pages of docs/dev/ that say which test shows what name tests that are there:
 functions and classes of Python's, and tests of C++'s."""
 
 import re
@@ -10,7 +10,7 @@ PAGES = {"python-tests.md": 80, "gpu-tests.md": 80}  # how many names a page has
 
 
 def text_of(page):
-    return (ROOT / "docs" / page).read_text()
+    return (ROOT / "docs" / "dev" / page).read_text()
 
 
 def names_of(page):

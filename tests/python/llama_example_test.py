@@ -35,7 +35,7 @@ def script():
 def folder(tmp_path):
     """With a text, so that none is downloaded."""
     (tmp_path / "llama-data").mkdir()
-    text = (ROOT / "LICENSE").read_text() + (ROOT / "docs" / "design.md").read_text()
+    text = (ROOT / "LICENSE").read_text() + (ROOT / "docs" / "dev" / "design.md").read_text()
     (tmp_path / "llama-data" / "text.txt").write_text(text)
     return tmp_path
 

@@ -1,5 +1,5 @@
 // What the tests of equality share: the factors that must not change a bit, a small GPT-2, and a
-// run of it under one choice of them. docs/design.md says why the bits are the same.
+// run of it under one choice of them. docs/dev/design.md says why the bits are the same.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 // of a step are those of simulate_step with the same rates, whether the bus or computing has more
 // to do, wherever state is and however micro-batches run. Where the two are known to differ, a
 // bound says by how much. A host that waits where it need not is seen. No real time is looked at,
-// and the host's own work takes none: docs/gpu-tests.md.
+// and the host's own work takes none: docs/dev/gpu-tests.md.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
