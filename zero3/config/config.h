@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,13 +18,16 @@ namespace artesian::zero3 {
 
 enum class Offload : std::uint8_t { None, Cpu, Nvme };
 
+/// Of counts of elements that a config need not bound, as budgets bound their bytes. A JSON integer.
+constexpr std::uint64_t no_limit = std::numeric_limits<std::int64_t>::max();
+
 struct OffloadConfig {
   Offload device = Offload::None;
   std::vector<std::string> nvme_paths;  // bytes are divided over them
   bool pin_memory = true;
-  std::uint64_t buffer_count = 4;            // param: default 5
-  std::uint64_t buffer_size = 100'000'000;   // elements; param only
-  std::uint64_t max_in_cpu = 1'000'000'000;  // elements; param only
+  std::uint64_t buffer_count = 4;           // param: default 5
+  std::uint64_t buffer_size = 100'000'000;  // elements; param only
+  std::uint64_t max_in_cpu = no_limit;      // elements; param only
 
   bool operator==(const OffloadConfig&) const = default;
 };
@@ -35,9 +39,9 @@ struct ZeroConfig {
   std::uint64_t sub_group_size = 1'000'000'000;
   std::uint64_t prefetch_bucket_size = 50'000'000;
   std::uint64_t param_persistence_threshold = 100'000;
-  std::uint64_t model_persistence_threshold = ~std::uint64_t{0};
-  std::uint64_t max_live_parameters = 1'000'000'000;
-  std::uint64_t max_reuse_distance = 1'000'000'000;
+  std::uint64_t model_persistence_threshold = no_limit;
+  std::uint64_t max_live_parameters = no_limit;
+  std::uint64_t max_reuse_distance = no_limit;
 
   bool operator==(const ZeroConfig&) const = default;
 };

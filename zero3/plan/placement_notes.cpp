@@ -32,6 +32,13 @@ std::uint64_t kept_from_nvme(const PlacementRequest& request, const Placement& p
   return elements;
 }
 
+/// Elements of all parameters that do not persist.
+std::uint64_t streamed_numel(const Placement& plan) {
+  std::uint64_t elements = 0;
+  for (const Unit& unit : plan.layout.units) elements += unit.persistent ? 0 : unit.numel;
+  return elements;
+}
+
 void note_device(const PlacementRequest& request, const Draft& draft, Notes& notes) {
   const Placement& plan = draft.placement;
   const std::uint64_t elements =
@@ -42,6 +49,16 @@ void note_device(const PlacementRequest& request, const Draft& draft, Notes& not
         fmt::format("artesian.device_memory: {} elements of parameters stay on the device; a "
                     "smaller budget{} puts more on NVMe",
                     elements, slots_too ? ", or stage3_max_live_parameters," : ""));
+  }
+  const std::uint64_t off = streamed_numel(plan) - elements;
+  if (request.config->zero.offload_param.device == Offload::Nvme && off != 0 &&
+      plan.param_dtype == plan.compute_dtype && !draft.device_full &&
+      request.config->zero.max_live_parameters < streamed_numel(plan)) {
+    notes.push_back(
+        fmt::format("stage3_max_live_parameters: {} keeps {} elements of parameters off the "
+                    "device, for which artesian.device_memory may have room; raise it, or leave "
+                    "it out",
+                    request.config->zero.max_live_parameters, off));
   }
   if (draft.persistence_cut) {
     notes.push_back(

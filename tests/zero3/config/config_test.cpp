@@ -115,6 +115,18 @@ TEST(ConfigFiles, Zero3) {
   EXPECT_EQ(config.zero.max_live_parameters, 1000000000u);
 }
 
+TEST(ConfigFiles, WithoutLimitsOfParametersTheBudgetsAloneBoundThem) {
+  ConfigArguments arguments;
+  arguments.micro_batch_size = 4;
+  const Config config = read("zero2.json", arguments);
+  EXPECT_EQ(config.zero.max_live_parameters, no_limit);
+  EXPECT_EQ(config.zero.max_reuse_distance, no_limit);
+  EXPECT_EQ(config.zero.offload_param.max_in_cpu, no_limit);
+  EXPECT_EQ(ZeroConfig{}.max_live_parameters, no_limit);  // of a program that makes one, too
+  EXPECT_EQ(ZeroConfig{}.max_reuse_distance, no_limit);
+  EXPECT_EQ(OffloadConfig{}.max_in_cpu, no_limit);
+}
+
 TEST(ConfigFiles, Zero3AutoTakesTheArguments) {
   const Config config = read("zero3-auto.json", trainer());
   EXPECT_EQ(config.micro_batch_size, 4u);

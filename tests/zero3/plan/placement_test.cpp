@@ -630,7 +630,16 @@ TEST(Placement, ParametersStayOnTheDeviceOnlyAsFarAsTheyMay) {
     last = there();
   }
   EXPECT_GT(last, 0u);
+  const auto says_so = [&] {
+    const auto notes = given.place().value().notes;
+    return std::any_of(notes.begin(), notes.end(), [](const std::string& note) {
+      return note.rfind("stage3_max_live_parameters: 20000 keeps ", 0) == 0;
+    });
+  };
+  given.config.zero.max_live_parameters = 20'000;
+  EXPECT_TRUE(says_so());
   given.config.zero.max_live_parameters = 1'000'000;
+  EXPECT_FALSE(says_so());
   given.config.zero.offload_param.device = Offload::Cpu;
   EXPECT_EQ(there(), 0u);
   given.config.zero.offload_param.device = Offload::Nvme;
