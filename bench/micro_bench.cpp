@@ -25,7 +25,7 @@
 #include "pinned/pool.h"
 #include "tiering/staging_ring.h"
 #include "tiering/tier_store.h"
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/step_plan.h"
 #include "zero3/plan/step_time.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/step_accesses.h"
 
 namespace artesian::models {

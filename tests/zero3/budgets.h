@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/torch/module.h"
 
 namespace artesian::zero3 {

@@ -12,6 +12,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/zero3/small_model.h"
 #include "zero3/config/config.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/step/optimizer.h"
 #include "zero3/step/state.h"
 

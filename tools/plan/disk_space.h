@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "zero3/config/config.h"
 #include "zero3/plan/placement.h"
 
 namespace artesian::tools {

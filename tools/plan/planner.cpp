@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/units.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/saved_units.h"
 #include "zero3/plan/units_under_backward.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/residents.h"
 
 namespace artesian::zero3 {

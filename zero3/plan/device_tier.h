@@ -6,6 +6,7 @@
 #include <string>
 
 #include "zero3/plan/draft.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 

@@ -7,7 +7,7 @@
 //   host_tier.h     the host tier: these buffers, and residents in the rest (candidates.h lists
 //                   what could be one, residents.h chooses)
 //
-// placement.cpp runs them, for several requests, and takes what moves the fewest bytes.
+// make_placement.cpp runs them, for several requests, and takes what moves the fewest bytes.
 // placement_notes.h says to the user what they have decided.
 #pragma once
 

@@ -84,34 +84,4 @@ UnitPlacement with_update_on_device(const PlacementRequest& request, UnitPlaceme
   return place;
 }
 
-namespace {
-
-Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
-  const bool in_reach =
-      plan.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
-  const bool whole = plan.sharding.param == 1;
-  if (plan.param_dtype == place.computed && in_reach && whole) {
-    return plan.separate_device ? Route::OnDevice : Route::InPlace;
-  }
-  if (plan.separate_device) return Route::Queues;
-  return place.param == Tier::Nvme ? Route::Disk : Route::Memory;
-}
-
-/// On a separate device gradients are added where they are made, or copied to the host, which adds.
-Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
-  if (!plan.separate_device) return place.grad == Tier::Nvme ? Route::Disk : Route::InPlace;
-  return place.grad == Tier::Device ? Route::OnDevice : Route::Queues;
-}
-
-}  // namespace
-
-/// Who makes the update is known before.
-Placement with_routes(Placement plan) {
-  for (UnitPlacement& place : plan.units) {
-    place.gather = gather_of(plan, place);
-    place.gradient = gradient_of(plan, place);
-  }
-  return plan;
-}
-
 }  // namespace artesian::zero3

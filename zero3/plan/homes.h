@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/units.h"
+#include "zero3/config/config.h"
 #include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "zero3/plan/draft.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 

@@ -1,195 +1,132 @@
-// Runs the passes of draft.h, for several requests where one cannot be known to be best, and takes
-// the plan that moves the fewest bytes.
 #include "zero3/plan/placement.h"
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 
 #include "base/check.h"
-#include "zero3/plan/device_tier.h"
-#include "zero3/plan/host_tier.h"
-#include "zero3/plan/placement_notes.h"
-#include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {
 
+using tiering::Route;
 using tiering::Tier;
+
+std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
+  ARTESIAN_CHECK(ranks != 0 && image % ranks == 0, image,
+                 ranks);  // make_layout has made it of shares
+  return image / ranks;
+}
+
+std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < layout.units.size(), unit, layout.units.size());
+  return Sharding::share(layout.units[unit].image, sharding.param) * dtype_size(param_dtype);
+}
+
+std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
+  if (!layout.units[unit].trainable) return 0;
+  return Sharding::share(layout.units[unit].image, sharding.grad) * dtype_size(grad_dtype);
+}
+
+std::uint64_t Placement::largest_stage_grad_bytes() const noexcept {
+  std::uint64_t largest = 0;
+  for (const auto& stage : layout.stages) {
+    std::uint64_t bytes = 0;
+    for (const auto unit : stage) bytes += units[unit].grad == Tier::Device ? 0 : grad_bytes(unit);
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
+  return Sharding::share(layout.units[unit].image, sharding.optimizer) * state_size(unit);
+}
+
+std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const noexcept {
+  const UnitPlacement& place = units[unit];
+  if (place.optimizer_homes.empty()) return place.optimizer == tier ? optimizer_bytes(unit) : 0;
+  ARTESIAN_CHECK(place.optimizer_homes.size() == sub_group_count(unit), unit);
+  std::uint64_t bytes = 0;
+  for (std::uint64_t index = 0; index < place.optimizer_homes.size(); ++index) {
+    if (optimizer_home(unit, index) == tier) bytes += record_bytes(unit, index);
+  }
+  return bytes;
+}
+
+std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < units.size(), unit, units.size());
+  switch (units[unit].master) {
+    case Master::Own: return 12;
+    case Master::Parameter: return 8;
+    case Master::Split: return 10;
+    case Master::None: return 0;
+  }
+  return 12;
+}
+
+std::uint64_t Placement::state_size_max() const noexcept {
+  std::uint64_t most = 0;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) most = std::max(most, state_size(unit));
+  return most;
+}
+
+std::uint64_t Placement::record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept {
+  return sub_group_numel(unit, index) * state_size(unit);
+}
+
+std::uint64_t Placement::device_homes() const noexcept {
+  std::uint64_t bytes = expansion_bytes + grad_scratch_bytes;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (units[unit].param == Tier::Device) bytes += param_bytes(unit);
+    bytes += optimizer_bytes_in(Tier::Device, unit);
+    if (units[unit].grad == Tier::Device) bytes += grad_bytes(unit);
+  }
+  return bytes;
+}
+
+std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(sub_group != 0 && unit < layout.units.size(), sub_group, unit);
+  return (Sharding::share(layout.units[unit].image, sharding.optimizer) + sub_group - 1) /
+         sub_group;
+}
+
+std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const std::uint64_t share = Sharding::share(layout.units[unit].image, sharding.optimizer);
+  ARTESIAN_CHECK(index * sub_group < share, unit, index, share);
+  return std::min(sub_group, share - index * sub_group);
+}
+
+tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {
+  const UnitPlacement& place = units[unit];
+  if (place.optimizer_homes.empty()) return place.optimizer;
+  ARTESIAN_CHECK(index < place.optimizer_homes.size(), unit, index);
+  return place.optimizer_homes[static_cast<std::size_t>(index)];
+}
 
 namespace {
 
-/// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
-/// they would save less than below the leap, what was right there stays.
-Result<Draft> place_with_best_ring(const PlacementRequest& request) {
-  ARTESIAN_TRY(on_device, place_in_device(request));
-  ARTESIAN_TRY(tier, place_in_host(request, on_device));
-  Draft best = std::move(tier.draft);
-  PlacementRequest less = request;
-  for (auto budget = tier.budget_of_a_smaller_ring; budget.has_value();) {
-    less.host_bytes = *budget;
-    auto below = place_in_host(less, on_device, best.cost);
-    if (!below.has_value()) break;  // a ring cannot be smaller
-    if (!below->beaten && below->draft.cost < best.cost) best = std::move(below->draft);
-    budget = below->budget_of_a_smaller_ring;
+Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
+  const bool in_reach =
+      plan.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
+  const bool whole = plan.sharding.param == 1;
+  if (plan.param_dtype == place.computed && in_reach && whole) {
+    return plan.separate_device ? Route::OnDevice : Route::InPlace;
   }
-  return best;
+  if (plan.separate_device) return Route::Queues;
+  return place.param == Tier::Nvme ? Route::Disk : Route::Memory;
 }
 
-/// True if spare device memory has homes in place of slots, in which parameters could stay
-/// gathered.
-bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcept {
-  const ZeroConfig& zero = request.config->zero;
-  if (zero.offload_param.device != Offload::Nvme) return false;
-  const bool state_spare = zero.offload_optimizer.device == Offload::Nvme;
-  bool state = false;
-  bool some_need_slots = false;
-  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
-    const UnitPlacement& place = plan.units[unit];
-    if (place.aliased() || plan.layout.units[unit].persistent) continue;
-    if (place.param == Tier::Device) return true;
-    some_need_slots = true;
-  }
-  for (const UnitPlacement& place : plan.units) {
-    const auto& homes = place.optimizer_homes;
-    state = state || (state_spare && place.updated_on_device()) ||
-            std::find(homes.begin(), homes.end(), Tier::Device) != homes.end();
-  }
-  return state && some_need_slots;
-}
-
-/// Such homes are there only where they save bytes; on a separate device, where slots save no more:
-/// it updates some units itself.
-Result<Draft> place_with_best_homes(const PlacementRequest& request) {
-  auto best = place_with_best_ring(request);
-  if (!best.has_value() || !takes_slots(request, best->placement)) return best;
-  PlacementRequest without = request;
-  without.spare_device = false;
-  auto other = place_with_best_ring(without);
-  if (!other.has_value() || best->cost < other->cost) return best;
-  const bool stays = request.separate_device && best->cost == other->cost;
-  return stays ? std::move(best) : std::move(other);
-}
-
-/// True if the update fetches upper halves from NVMe although memory has most of the optimizer
-/// state. As long as it has not, there is better use for the room that splitting leaves.
-bool fetches_halves_alone(const Placement& plan) noexcept {
-  bool fetches = false;
-  std::uint64_t on_nvme = 0;
-  std::uint64_t all = 0;
-  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
-    const UnitPlacement& place = plan.units[unit];
-    fetches = fetches || (place.master == Master::Split && place.param == Tier::Nvme);
-    on_nvme += plan.optimizer_bytes_in(Tier::Nvme, unit);
-    all += plan.optimizer_bytes(unit);
-  }
-  return fetches && on_nvme <= all / 4;
-}
-
-/// Whole master weights are nearer to an update whose parameters are on a separate device. Where
-/// host memory is too small for them, or for what else they leave to NVMe, halves cross the bus.
-Result<Draft> place_with_nearest_masters(const PlacementRequest& request) {
-  auto best = place_with_best_homes(request);
-  if (!request.separate_device || !request.split_master) return best;
-  if (best.has_value() && best->cost == Cost{}) return best;
-  PlacementRequest split = request;
-  split.split_far = true;
-  auto other = place_with_best_homes(split);
-  const bool better = best.has_value() ? other.has_value() && other->cost < best->cost : true;
-  return better ? std::move(other) : std::move(best);
-}
-
-/// Split master weights take less memory and fewer bytes; but where host memory has the state and
-/// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
-Result<Draft> place_with_best_masters(const PlacementRequest& request) {
-  auto best = place_with_nearest_masters(request);
-  if (!best.has_value() || !fetches_halves_alone(best->placement)) return best;
-  PlacementRequest whole = request;
-  whole.split_master = false;
-  auto other = place_with_best_homes(whole);
-  return other.has_value() && other->cost < best->cost ? std::move(other) : std::move(best);
-}
-
-/// The space that swap files need.
-Placement with_nvme_space(const Config& config, Placement plan) {
-  const bool param_path = config.zero.offload_param.device == Offload::Nvme;
-  std::uint64_t& params = param_path ? plan.nvme_param_bytes : plan.nvme_optimizer_bytes;
-  params += plan.inputs.bytes_in(Tier::Nvme);
-  for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
-    if (plan.units[index].param == Tier::Nvme) params += plan.param_bytes(index);
-    if (plan.units[index].grad == Tier::Nvme) params += plan.grad_bytes(index);
-    plan.nvme_optimizer_bytes += plan.optimizer_bytes_in(Tier::Nvme, index);
-  }
-  return plan;
-}
-
-/// Room in which an update that is made ahead of the norm keeps what was there.
-Placement with_old_state(const PlacementRequest& request, Placement plan) {
-  const Config& config = *request.config;
-  const bool ahead = waits_for_norm(config) && may_update_under_backward(config);
-  if (!request.separate_device || !ahead) return plan;
-  ARTESIAN_CHECK(plan.host_pool_bytes <= request.host_bytes, plan.host_pool_bytes);
-  const std::uint64_t room = request.host_bytes - plan.host_pool_bytes;
-  plan.old_state_bytes = old_state_within(plan, *request.stages, room);
-  plan.host_pool_bytes += plan.old_state_bytes;
-  return plan;
-}
-
-/// Each sub-group of a unit's state has one home, and bytes move by the routes that homes allow.
-void check_unit(const Placement& plan, std::uint32_t unit) {
-  const UnitPlacement& place = plan.units[unit];
-  const bool trainable = plan.layout.units[unit].trainable;
-  ARTESIAN_CHECK(trainable == (place.master != Master::None), unit, trainable);
-  std::uint64_t state = 0;
-  for (const Tier tier : {Tier::Device, Tier::Host, Tier::Nvme}) {
-    state += plan.optimizer_bytes_in(tier, unit);
-  }
-  ARTESIAN_CHECK(state == plan.optimizer_bytes(unit), unit, state, plan.optimizer_bytes(unit));
-  ARTESIAN_CHECK(tiering::ends_at_device(place.gather) == plan.separate_device, unit);
-  ARTESIAN_CHECK(tiering::ends_at_device(place.gradient) == plan.separate_device, unit);
-  if (place.updated_on_device()) {
-    const bool there = place.param == Tier::Device && place.grad == Tier::Device;
-    ARTESIAN_CHECK(plan.separate_device && there && place.optimizer == Tier::Device, unit);
-  }
-  if (!trainable || place.grad != Tier::Nvme) return;
-  ARTESIAN_CHECK(plan.grad_bytes(unit) <= plan.grad_buffer_bytes, unit, plan.grad_buffer_bytes);
-}
-
-/// No budget is exceeded, homes are within the pools, and what passes through buffers has some.
-void check_placement(const PlacementRequest& request, const Placement& plan) {
-  ARTESIAN_CHECK(plan.units.size() == plan.layout.units.size(), plan.units.size());
-  ARTESIAN_CHECK(plan.sub_group != 0 && plan.sub_group % image_alignment == 0, plan.sub_group);
-  for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) check_unit(plan, unit);
-  ARTESIAN_CHECK(plan.device_homes() <= plan.device_pool_bytes, plan.device_homes());
-  ARTESIAN_CHECK(plan.device_pool_bytes + plan.device_gradient_bytes <= request.device_bytes,
-                 plan.device_pool_bytes, plan.device_gradient_bytes, request.device_bytes);
-  ARTESIAN_CHECK(plan.host_pool_bytes <= request.host_bytes, plan.host_pool_bytes);
-  const std::uint64_t staging =
-      plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
-  ARTESIAN_CHECK((staging != 0) == plan.separate_device, staging);
-  const std::uint64_t buffers = plan.ring_count * plan.ring_item_bytes + staging +
-                                plan.grad_buffer_bytes + plan.old_state_bytes +
-                                plan.inputs.buffer_bytes();
-  ARTESIAN_CHECK(buffers <= plan.host_pool_bytes, buffers, plan.host_pool_bytes);
-  ARTESIAN_CHECK((plan.ring_count == 0) == (plan.ring_item_bytes == 0), plan.ring_count);
-  const std::uint64_t on_nvme = plan.nvme_optimizer_bytes + plan.nvme_param_bytes;
-  ARTESIAN_CHECK(on_nvme == 0 || plan.ring_count != 0, on_nvme);
-  const bool inputs_move = plan.inputs.bytes_in(Tier::Nvme) != 0;
-  ARTESIAN_CHECK(inputs_move == (plan.inputs.buffer_count != 0), plan.inputs.buffer_count);
+/// On a separate device gradients are added where they are made, or copied to the host, which adds.
+Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
+  if (!plan.separate_device) return place.grad == Tier::Nvme ? Route::Disk : Route::InPlace;
+  return place.grad == Tier::Device ? Route::OnDevice : Route::Queues;
 }
 
 }  // namespace
 
-KeptInputs most_inputs(const PlacementRequest& request) {
-  return inputs_within(request, request.host_bytes);
-}
-
-Result<Placement> make_placement(const PlacementRequest& request) {
-  ARTESIAN_TRY(best, place_with_best_masters(request));
-  const Draft draft = with_device_pool(request, std::move(best));
-  Placement plan = with_nvme_space(*request.config, draft.placement);
-  plan = with_old_state(request, std::move(plan));
-  check_placement(request, plan);
-  plan.notes = placement_notes(request, draft);
+/// Who makes the update is known before.
+Placement with_routes(Placement plan) {
+  for (UnitPlacement& place : plan.units) {
+    place.gather = gather_of(plan, place);
+    place.gradient = gradient_of(plan, place);
+  }
   return plan;
 }
 

@@ -1,6 +1,5 @@
-// Placement: the pure function that decides, before anything is allocated, where every byte of a
-// run lives. It never exceeds a budget; what can never fit is refused with the bytes missing and
-// the key to change.
+// Placement: where every byte of a run lives, as make_placement.h has decided it before anything is
+// allocated; and sums over it.
 #pragma once
 
 #include <algorithm>
@@ -9,40 +8,12 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/result.h"
 #include "tiering/route.h"
 #include "tiering/tier.h"
-#include "zero3/config/config.h"
 #include "zero3/plan/kept_inputs.h"
 #include "zero3/plan/layout.h"
 
 namespace artesian::zero3 {
-
-/// Memory budgets in bytes.
-struct Budgets {
-  std::uint64_t device = 0;
-  std::uint64_t host = 0;
-  std::uint64_t activations = 0;  // kept by several micro-batches at once; one may take more
-};
-
-struct PlacementRequest {
-  const std::vector<ParameterSpec>* parameters = nullptr;
-  const std::vector<StageSpec>* stages = nullptr;
-  const Config* config = nullptr;
-  DType compute_dtype = DType::Float32;
-  /// The host cannot reach the device's memory (tiering/device/device.h).
-  bool separate_device = false;
-  std::uint64_t device_bytes = 0;  // budgets
-  std::uint64_t host_bytes = 0;
-  std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
-  bool split_master = true;  // where it costs no bytes; false: nowhere
-  bool split_far = false;    // and where it costs bytes of the bus, but less host memory
-  bool spare_device = true;  // holds what is meant for NVMe; false: nothing of it
-  /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
-  /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
-  std::vector<std::uint64_t> input_elements{};
-  std::uint64_t activation_bytes = 0;  // budget of what several micro-batches keep at once
-};
 
 /// Says what keeps the fp32 weights that the optimizer works on.
 enum class Master : std::uint8_t {
@@ -177,18 +148,7 @@ struct Placement {
   tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };
 
-/// The bytes that CUDA takes of a GPU's memory beside the device tier and activations: a context,
-/// and libraries' workspaces. An estimate.
-inline constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;
-
 /// The same plan with every unit's routes, by the homes that it has now.
 Placement with_routes(Placement plan);
-
-/// Sizes of kept inputs and the most micro-batches that may run at once, were all host memory
-/// theirs; none without config.cpu_checkpointing.
-KeptInputs most_inputs(const PlacementRequest& request);
-
-/// Errors: Exhausted, one line per budget that is too small.
-Result<Placement> make_placement(const PlacementRequest& request);
 
 }  // namespace artesian::zero3

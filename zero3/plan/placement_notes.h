@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "zero3/plan/device_tier.h"
 #include "zero3/plan/draft.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "zero3/config/config.h"
 #include "zero3/plan/step_plan.h"
 
 namespace artesian::zero3 {

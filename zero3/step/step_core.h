@@ -33,6 +33,7 @@
 #include "zero3/checkpoint/checkpoint_load.h"
 #include "zero3/checkpoint/checkpoints.h"
 #include "zero3/config/config.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/prefetcher.h"
 #include "zero3/step/gradients.h"
 #include "zero3/step/optimizer.h"

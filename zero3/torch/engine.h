@@ -36,7 +36,7 @@
 #include "zero3/checkpoint/checkpoint_load.h"
 #include "zero3/checkpoint/checkpoints.h"
 #include "zero3/config/config.h"
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/step/config_file.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/step_request.h"

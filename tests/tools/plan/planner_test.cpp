@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "tests/tools/plan/planner_fixture.h"
 #include "tools/plan/report.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::tools {
 namespace {

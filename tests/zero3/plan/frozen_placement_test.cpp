@@ -7,7 +7,7 @@
 
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/step_plan.h"
 
 namespace artesian::zero3 {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "tests/zero3/small_model.h"
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/zero3/small_model.h"
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 

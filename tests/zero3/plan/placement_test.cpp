@@ -1,7 +1,7 @@
 // Proves that placement is a function of its inputs that never exceeds a budget, and that a budget
 // is refused exactly when it is too small, with the bytes missing: found by bisection for every
 // placement.
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 
 #include <gtest/gtest.h>
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/zero3/small_model.h"
+#include "zero3/plan/make_placement.h"
 
 namespace artesian::zero3 {
 namespace {

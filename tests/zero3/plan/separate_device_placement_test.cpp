@@ -5,7 +5,7 @@
 #include <set>
 
 #include "tests/zero3/plan/placement_case.h"
-#include "zero3/plan/placement.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {

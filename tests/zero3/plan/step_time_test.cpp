@@ -11,6 +11,7 @@
 
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
+#include "zero3/plan/make_placement.h"
 #include "zero3/plan/units_under_backward.h"
 
 namespace artesian::zero3 {

@@ -1,0 +1,53 @@
+// make_placement: the pure function that decides, before anything is allocated, where every byte of
+// a run lives. It never exceeds a budget; what can never fit is refused with the bytes missing and
+// the key to change.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/result.h"
+#include "zero3/config/config.h"
+#include "zero3/plan/placement.h"
+
+namespace artesian::zero3 {
+
+/// Memory budgets in bytes.
+struct Budgets {
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+  std::uint64_t activations = 0;  // kept by several micro-batches at once; one may take more
+};
+
+struct PlacementRequest {
+  const std::vector<ParameterSpec>* parameters = nullptr;
+  const std::vector<StageSpec>* stages = nullptr;
+  const Config* config = nullptr;
+  DType compute_dtype = DType::Float32;
+  /// The host cannot reach the device's memory (tiering/device/device.h).
+  bool separate_device = false;
+  std::uint64_t device_bytes = 0;  // budgets
+  std::uint64_t host_bytes = 0;
+  std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
+  bool split_master = true;  // where it costs no bytes; false: nowhere
+  bool split_far = false;    // and where it costs bytes of the bus, but less host memory
+  bool spare_device = true;  // holds what is meant for NVMe; false: nothing of it
+  /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
+  /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
+  std::vector<std::uint64_t> input_elements{};
+  std::uint64_t activation_bytes = 0;  // budget of what several micro-batches keep at once
+};
+
+/// The bytes that CUDA takes of a GPU's memory beside the device tier and activations: a context,
+/// and libraries' workspaces. An estimate.
+inline constexpr std::uint64_t cuda_bytes = std::uint64_t{1} << 30;
+
+/// Sizes of kept inputs and the most micro-batches that may run at once, were all host memory
+/// theirs; none without config.cpu_checkpointing.
+KeptInputs most_inputs(const PlacementRequest& request);
+
+/// Errors: Exhausted, one line per budget that is too small.
+Result<Placement> make_placement(const PlacementRequest& request);
+
+}  // namespace artesian::zero3
