@@ -12,6 +12,7 @@
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "tiering/host_nodes.h"
+#include "zero3/step/clip.h"
 #include "zero3/step/io_engine.h"
 #include "zero3/step/lr_schedule.h"
 
@@ -538,9 +539,7 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& 
   auto verdict = guard_.judge(step_, result.overflow_parameter, scaler_, begun);
   result.overflow = verdict.skip;
   result.end = end_ = std::move(verdict.end);
-  // DeepSpeed: divide by scale * max(1, (norm + 1e-6) / clip)
-  const double excess = (result.grad_norm + 1e-6) / config_.gradient_clipping;
-  const double clip = config_.gradient_clipping > 0 && excess > 1.0 ? excess : 1.0;
+  const double clip = clip_divisor(result.grad_norm, config_.gradient_clipping);
   const bool as_begun = !result.overflow && clip == 1.0 && is_as_begun(request);
   result.taken_back = optimizer_->speculative() && !as_begun;
   ARTESIAN_TRY_VOID(under_backward_->judged(as_begun, result.overflow));

@@ -3,10 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "zero3/step/clip.h"
 
 namespace artesian::zero3 {
 
@@ -18,8 +18,7 @@ UnderBackward::UnderBackward(const Config& config, ModelState& state,
       gradients_(gradients),
       optimizer_(optimizer),
       speculative_(waits_for_norm(config)),
-      norm_max_(config.gradient_clipping > 0 ? config.gradient_clipping
-                                             : std::numeric_limits<double>::infinity()),
+      clipping_(config.gradient_clipping),
       units_(state.layout().units.size(), false),
       by_stage_(stages.size()) {
   undecided_ = may_update_under_backward(config, state.placement(), stages);
@@ -54,7 +53,7 @@ Result<void> UnderBackward::decide(double share) noexcept {
 Result<void> UnderBackward::begin(StepConstants constants, double loss_scale) noexcept {
   stopped_ = false;
   sum_squares_ = 0.0;
-  sum_squares_max_ = norm_max_ * loss_scale * norm_max_ * loss_scale;
+  sum_squares_max_ = sum_squares_unclipped(clipping_, loss_scale);
   const bool tries = expected_ || !speculative_;
   return optimizer_.begin_ahead(std::move(constants),
                                 tries ? final_order(by_stage_) : std::vector<std::uint32_t>(),

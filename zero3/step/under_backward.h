@@ -54,7 +54,7 @@ class UnderBackward {
   Gradients& gradients_;
   Optimizer& optimizer_;
   const bool speculative_;
-  const double norm_max_;  // above which gradients are clipped
+  const double clipping_;  // clip.h
   bool undecided_ = false;
   bool expected_ = true;  // of a step: not to be taken back
   bool stopped_ = false;
