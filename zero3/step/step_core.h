@@ -48,7 +48,7 @@
 namespace artesian::zero3 {
 
 struct StepCoreOptions {
-  Budgets budgets;
+  Budgets budgets{};
   DType compute_dtype = DType::Float32;
   tiering::Device* device = nullptr;  // the device tier; null: the CPU's memory
   BufferLender* lender = nullptr;     // of memory that activations have left; may be null
@@ -238,6 +238,7 @@ class StepCore {
   const ModelShape& shape() const noexcept { return shape_; }
   const Config& config() const noexcept { return config_; }
   DType compute_dtype() const noexcept { return options_.compute_dtype; }
+  const Budgets& budgets() const noexcept { return options_.budgets; }
   const Placement& placement() const noexcept { return state_->placement(); }
   const Layout& layout() const noexcept { return state_->layout(); }
   ModelState& state() noexcept { return *state_; }

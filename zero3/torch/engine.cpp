@@ -14,6 +14,7 @@
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/first_calls.h"
 #include "zero3/torch/from_torch.h"
+#include "zero3/torch/make_core.h"
 #include "zero3/torch/saved_facts.h"
 #include "zero3/torch/torch_executor.h"
 #include "zero3/torch/unit_graphs.h"
@@ -33,8 +34,7 @@ class Engine::Impl {
   std::unique_ptr<ParameterTensors> tensors;
   std::unique_ptr<UnitGraphs> graphs;
   bool layer_by_layer = false;           // may micro-batches run so, for the same bits
-  std::uint64_t activation_budget = 0;   // bytes, as is what follows
-  std::uint64_t activations_of_one = 0;  // the most that a micro-batch has kept; 0: not known
+  std::uint64_t activations_of_one = 0;  // bytes, the most that a micro-batch kept; 0: not known
 
   Result<void> build();
   Result<void> open_device();
@@ -67,14 +67,7 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_shape(module.parameters(), module.stages()));
   ARTESIAN_TRY_VOID(check_lookups(module.stages()));
   ARTESIAN_TRY_VOID(open_device());
-  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, compute.native(config.param_dtype)));
-  tell_compute_dtype(config, compute_dtype);
-  ARTESIAN_TRY(budgets, choose_budgets(config, options.device));
   StepCoreOptions core_options{
-      .budgets = budgets,
-      .compute_dtype = compute_dtype,
-      .device = compute.backend,
-      .lender = kept_activations(),
       .run_id = options.run_id,
       .rank = options.rank,
       .timeline = options.timeline,
@@ -88,8 +81,8 @@ Result<void> Engine::Impl::build() {
       .groups = options.groups,
       .unreached = options.unreached,
       .memory_beside_tiers = [this](std::uint64_t tiers) { return memory_with_device(tiers); }};
-  ARTESIAN_TRY(made, StepCore::create({module.parameters(), module.stages()}, config, core_options,
-                                      executor));
+  ARTESIAN_TRY(made, make_core({module.parameters(), module.stages()}, config, compute,
+                               std::move(core_options), executor));
   core = std::move(made);
   ARTESIAN_TRY(leaves,
                ParameterTensors::create(module.parameters(), core->placement(), compute.torch));
@@ -100,7 +93,6 @@ Result<void> Engine::Impl::build() {
                         .activation_checkpointing = config.activation_checkpointing,
                         .stop = options.stop});
   layer_by_layer = keeps_order(module.stages());
-  activation_budget = budgets.activations;
   return {};
 }
 
@@ -167,7 +159,7 @@ std::size_t Engine::Impl::group_size(std::size_t count) const {
   const KeptInputs& inputs = core->placement().inputs;
   if (inputs.some()) return std::min<std::uint64_t>(inputs.at_once, count);
   if (activations_of_one == 0 || !layer_by_layer) return 1;
-  const std::uint64_t room = activation_budget / activations_of_one;
+  const std::uint64_t room = core->budgets().activations / activations_of_one;
   return std::clamp<std::uint64_t>(room, 1, count);
 }
 

@@ -12,11 +12,10 @@
 #include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
-#include "zero3/torch/activation_memory.h"
 #include "zero3/torch/compute_device.h"
-#include "zero3/torch/engine.h"
 #include "zero3/torch/first_calls.h"
 #include "zero3/torch/from_torch.h"
+#include "zero3/torch/make_core.h"
 #include "zero3/torch/saved_facts.h"
 #include "zero3/torch/tensor_weights.h"
 
@@ -63,17 +62,8 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
   ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
-  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, device.native(config.param_dtype)));
-  tell_compute_dtype(config, compute_dtype);
-  ARTESIAN_TRY(budgets, choose_budgets(config, "cpu"));
-  StepCoreOptions options;
-  options.budgets = budgets;
-  options.compute_dtype = compute_dtype;
-  options.device = device.backend;
-  options.lender = kept_activations();
-  options.groups = given.groups;
-  options.unreached = given.unreached;
-  ARTESIAN_TRY(core, StepCore::create(std::move(shape), config, options, *executor_));
+  StepCoreOptions options{.groups = given.groups, .unreached = given.unreached};
+  ARTESIAN_TRY(core, make_core(std::move(shape), config, device, std::move(options), *executor_));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;
   ARTESIAN_TRY(weights, TensorWeights::create(parameters, {tensors.begin(), tensors.end()}));
