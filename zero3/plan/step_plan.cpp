@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "kernels/gradient.h"
+#include "zero3/flow/update_order.h"
 #include "zero3/plan/dry_slots.h"
 #include "zero3/plan/units_under_backward.h"
 
@@ -82,14 +83,13 @@ class DryRun {
         slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits),
+        order_(placement_),
         final_(last_in_backward(layout_, *request.stages)),
-        updatable_(final_after_stage(placement_, *request.stages)) {}
+        updatable_(units_updated_after_stage()) {}
 
   Result<StepPlan> run() {
     ARTESIAN_CHECK(request_.micro_batches > 0, request_.micro_batches);
-    const std::size_t chosen = request_.under_backward.size();
-    ARTESIAN_CHECK(chosen == 0 || chosen == layout_.units.size(), chosen, layout_.units.size());
-    filled_ = pending_ = std::vector<bool>(layout_.units.size(), false);
+    filled_ = std::vector<bool>(layout_.units.size(), false);
     ARTESIAN_TRY_VOID(prefetcher_.gather_persistent());
     for (int step = 0; step < 3; ++step) {  // recorded, first with look-ahead, steady
       plan_.events.clear();
@@ -129,6 +129,17 @@ class DryRun {
     return units;
   }
 
+  /// By stage: what is updated under backward once that is done with it.
+  std::vector<std::vector<std::uint32_t>> units_updated_after_stage() const {
+    const std::vector<bool>& chosen = request_.under_backward;
+    ARTESIAN_CHECK(chosen.empty() || chosen.size() == layout_.units.size(), chosen.size());
+    auto by_stage = final_after_stage(placement_, *request_.stages);
+    for (auto& units : by_stage) {
+      std::erase_if(units, [&](std::uint32_t unit) { return chosen.empty() || !chosen[unit]; });
+    }
+    return by_stage;
+  }
+
   std::uint64_t grad_bytes(std::uint64_t elements) const {
     return elements * dtype_size(placement_.grad_dtype);
   }
@@ -151,7 +162,7 @@ class DryRun {
   void see(const DryMove& move) {
     const UnitPlacement& place = placement_.units[move.unit];
     const bool casts = placement_.param_dtype != place.computed;
-    if (move.to == SlotState::Fetching) filled_[move.unit] = pending_[move.unit];
+    if (move.to == SlotState::Fetching) filled_[move.unit] = order_.is_pending(move.unit);
     if (filled_[move.unit]) return;  // by the update: nothing is fetched
     if (move.to == SlotState::Fetching) {
       StepEvent& event = add(Kind::Fetch, move.unit);
@@ -172,11 +183,12 @@ class DryRun {
   }
 
   Result<void> one_step() {
-    started_ = reduced_ = updated_ = std::vector<bool>(layout_.units.size(), false);
+    started_ = reduced_ = std::vector<bool>(layout_.units.size(), false);
     prefetcher_.begin_step();
     const std::size_t stages = request_.stages->size() - layout_.first_trainable_stage;
     const std::size_t last_backward = accesses_.size() - stages;  // its first access
     for (const StageAccess& access : accesses_) {
+      if (&access == &accesses_[last_backward]) begin_updates_under_backward();
       ARTESIAN_TRY_VOID(prefetcher_.enter(access.units));
       for (const auto unit : access.units) update_up_to(unit);
       const bool forward = access.direction == Direction::Forward;
@@ -196,38 +208,40 @@ class DryRun {
     if (placement_.separate_device) update_under_backward(layout_.first_trainable_stage);
     end_gradients();
     ARTESIAN_TRY_VOID(prefetcher_.end_step());
-    const std::vector<std::uint32_t> trainable = trainable_units();
-    for (const std::uint32_t unit : trainable) add_norm(unit);
-    for (const std::uint32_t unit : trainable) {
-      pending_[unit] = !placement_.units[unit].updated_on_device() && !updated_[unit];
+    for (const std::uint32_t unit : order_.trained()) add_norm(unit);
+    for (const std::uint32_t unit : order_.trained()) {
       if (placement_.units[unit].updated_on_device()) add_update(unit);
     }
+    order_.begin_deferred();
     return prefetcher_.look_ahead_to_next_step();
   }
 
-  void update_under_backward(std::size_t stage) {
-    for (const auto unit : updatable_[stage]) {
-      if (request_.under_backward.empty() || !request_.under_backward[unit]) continue;
-      ARTESIAN_CHECK(started_[unit] && !updated_[unit], unit);
-      StepEvent& update = add_update(unit);
-      update.under_backward = updated_[unit] = true;
-      if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
+  void begin_updates_under_backward() {
+    if (order_.phase() == UpdatePhase::Deferred) {  // of units that no forward has come to
+      while (order_.some_left()) update_next();
+      order_.finish();
     }
+    order_.begin_ahead(final_order(updatable_), request_.speculative);
   }
 
-  std::vector<std::uint32_t> trainable_units() const {
-    std::vector<std::uint32_t> units;
-    for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-      if (layout_.units[unit].trainable) units.push_back(unit);
+  void update_under_backward(std::size_t stage) {
+    for (const std::uint32_t unit : updatable_[stage]) {
+      ARTESIAN_CHECK(started_[unit], unit);
+      order_.gradient_is_final(unit);
     }
-    return units;
+    while (order_.under_backward() && order_.updated().size() < order_.finals().size()) {
+      const std::uint32_t unit = order_.next();
+      StepEvent& update = update_next();
+      update.under_backward = true;
+      if (request_.speculative) update.moved.optimizer += saved_moves(placement_, unit);
+    }
   }
 
   /// Behind the last backward.
   void end_gradients() {
     add_rows();
     std::vector<std::uint32_t> rest;  // not final before
-    for (const std::uint32_t unit : trainable_units()) {
+    for (const std::uint32_t unit : order_.trained()) {
       if (!reduced_[unit]) rest.push_back(unit);
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
@@ -266,24 +280,27 @@ class DryRun {
   }
 
   /// Updates what the step before left, as far as that.
-  void update_up_to(std::uint32_t last) {
-    ARTESIAN_CHECK(last < pending_.size(), last, pending_.size());
-    for (std::uint32_t unit = 0; unit <= last; ++unit) {
-      if (pending_[unit]) add_update(unit);
-      pending_[unit] = false;
-    }
+  void update_up_to(std::uint32_t unit) {
+    while (order_.demands(unit)) update_next();
   }
 
-  /// The first pending unit whose slot is not there to be filled, or does not stay.
+  StepEvent& update_next() {
+    StepEvent& event = add_update(order_.next());
+    order_.update_next();
+    return event;
+  }
+
+  /// The first unit left whose slot is not there to be filled, or does not stay.
   std::uint32_t units_ahead() const {
     if (placement_.separate_device) return 0;
-    std::uint32_t unit = 0;
-    const auto keeps_refreshed = [&] {
+    const auto keeps_refreshed = [&](std::uint32_t unit) {
       if (placement_.units[unit].aliased()) return true;
       return slots_.state(unit) != SlotState::Absent && prefetcher_.stays(unit);
     };
-    while (unit < pending_.size() && (!pending_[unit] || keeps_refreshed())) ++unit;
-    return unit;
+    for (const std::uint32_t unit : order_.left()) {
+      if (!keeps_refreshed(unit)) return unit;
+    }
+    return static_cast<std::uint32_t>(layout_.units.size());
   }
 
   StepEvent& add_update(std::uint32_t unit) {
@@ -401,14 +418,13 @@ class DryRun {
   const std::vector<StageAccess> accesses_;
   std::vector<bool> started_;  // by unit, as these: has a gradient this step
   std::vector<bool> reduced_;  // over the ranks, once a step
-  std::vector<bool> updated_;  // under backward
-  std::vector<bool> pending_;  // by unit: its update is still to come
-  std::vector<bool> filled_;   // by unit: its slot is filled by that
+  std::vector<bool> filled_;   // by unit: its slot is filled by the update
   StepPlan plan_;
   DrySlots slots_;
   Prefetcher prefetcher_;
+  UpdateOrder order_;
   const std::vector<std::vector<std::uint32_t>> final_;      // by stage, as
-  const std::vector<std::vector<std::uint32_t>> updatable_;  // what of it may be updated there
+  const std::vector<std::vector<std::uint32_t>> updatable_;  // what of it is updated there
 };
 
 }  // namespace

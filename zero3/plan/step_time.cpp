@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "zero3/flow/update_order.h"
 
 namespace artesian::zero3 {
 
@@ -30,7 +31,9 @@ class Simulation {
         grad_written_(plan_.layout.units.size(), Schedule::none),
         grad_items_(std::max(plan_.ring_count, 1u), Schedule::none),
         reduced_(plan_.layout.units.size(), Schedule::none),
-        gathered_(plan_.layout.units.size(), Schedule::none) {
+        gathered_(plan_.layout.units.size(), Schedule::none),
+        order_(plan_),
+        updates_(plan_.layout.units.size()) {
     const std::size_t stages = plan_.layout.stages.size();
     ARTESIAN_CHECK(request_.stages.forward.size() == stages, request_.stages.forward.size());
     ARTESIAN_CHECK(request_.stages.backward.size() == stages, request_.stages.backward.size());
@@ -39,6 +42,9 @@ class Simulation {
       count += plan_.sub_group_count(unit);
     }
     grain_ = count / sub_groups_max + 1;
+    for (const StepEvent& event : request_.plan->events) {
+      if (event.kind == Kind::Update) updates_[event.unit] = update_of(event);
+    }
   }
 
   StepTime run() {
@@ -47,6 +53,7 @@ class Simulation {
       time_.spans.clear();
       time_.model_seconds = 0.0;
       time_.busy = {};
+      if (step != 0) begin_updates_left();
       one_step();
       ARTESIAN_CHECK(end_of_step_ >= begin_, end_of_step_, begin_);
       time_.seconds = end_of_step_ - begin_;
@@ -112,7 +119,6 @@ class Simulation {
   Resource worker() const { return separate_ ? Resource::Host : Resource::Compute; }
 
   void one_step() {
-    if (!reads_early()) begin_updates_left();
     last_backward_ = false;
     norm_begun_ = false;
     const auto& events = request_.plan->events;
@@ -124,7 +130,7 @@ class Simulation {
       }
       see(events[index]);
     }
-    while (worked_on_ < ahead_) work_on_next();
+    while (order_.updated().size() < order_.ahead().size()) update_next();
     gather_below(static_cast<std::uint32_t>(gathered_.size()));
     barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_});
     end_of_step_ = schedule_.finish(barrier_);
@@ -190,23 +196,15 @@ class Simulation {
     const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches);
     time_.model_seconds += seconds;
     if (event.direction == Direction::Backward && !last_backward_) finish_update();
-    if (event.direction == Direction::Forward) may_work_on_ = items_below(event.updated_ahead);
+    if (event.direction == Direction::Forward) keeps_below_ = event.updated_ahead;
     for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
       computed_ = schedule_.join({computed_, gathered_[unit]});
     }
-    const int parts = worked_on_ < may_work_on_ && !separate_ ? operators : 1;
+    const int parts = may_update_next() && !separate_ ? operators : 1;
     for (int part = 0; part < parts; ++part) {
       computed_ = add(event.kind, Resource::Compute, seconds / parts, {computed_, barrier_});
       update_ahead();
     }
-  }
-
-  /// Items of units below that one, and those of the step's own update.
-  std::size_t items_below(std::uint32_t unit) const {
-    const auto left = items_.begin() + static_cast<std::ptrdiff_t>(ahead_);
-    const auto end =
-        std::find_if(left, items_.end(), [unit](const Item& item) { return item.unit >= unit; });
-    return static_cast<std::size_t>(end - items_.begin());
   }
 
   /// Inputs go to their tier behind what computes, and come while the stage before computes.
@@ -234,15 +232,29 @@ class Simulation {
     computed_ = schedule_.join({computed_, task});
   }
 
+  bool may_update_next() const {
+    return order_.may_update_next([this](std::uint32_t unit) { return unit < keeps_below_; });
+  }
+
   /// Updates what has been read, and of all ranks, by now.
   void update_ahead() {
-    ARTESIAN_CHECK(may_work_on_ <= items_.size(), may_work_on_, items_.size());
-    while (worked_on_ < may_work_on_) {
+    while (may_update_next()) {
       const Item& next = items_[worked_on_];
+      ARTESIAN_CHECK(next.unit == order_.next(), next.unit, order_.next());
       const Task ready = schedule_.join({next.read, reduced_[next.unit]});
       if (schedule_.finish(ready) > schedule_.finish(computed_)) return;
       work_on_next();
+      if (!works_on(order_.next())) order_.update_next();
     }
+  }
+
+  /// All sub-groups of the next unit that are left.
+  void update_next() {
+    while (works_on(order_.next())) work_on_next();
+    order_.update_next();
+  }
+  bool works_on(std::uint32_t unit) const {
+    return worked_on_ < items_.size() && items_[worked_on_].unit == unit;
   }
 
   void work_on_next() {
@@ -372,9 +384,7 @@ class Simulation {
   /// The unit's slot, if it has one, has its parameters when they are copied or cast.
   void update(const StepEvent& event) {
     if (event.under_backward) {
-      while (may_work_on_ < items_.size() && items_[may_work_on_].unit == event.unit) {
-        ++may_work_on_;
-      }
+      order_.gradient_is_final(event.unit);
       update_ahead();
     } else if (plan_.units[event.unit].updated_on_device()) {
       computed_ = add(event.kind, Resource::Compute,
@@ -382,7 +392,7 @@ class Simulation {
       const double seconds = seconds_for(event.moved.param.bus, rates_.bus);
       to_gather_.push_back({.unit = event.unit, .seconds = seconds, .updated = computed_});
     } else {
-      while (worked_on_ < items_.size() && items_[worked_on_].unit <= event.unit) work_on_next();
+      while (order_.demands(event.unit)) update_next();
     }
   }
 
@@ -404,61 +414,56 @@ class Simulation {
     to_gather_.erase(to_gather_.begin(), end);
   }
 
-  struct Item {  // of the staging ring
-    std::uint32_t unit = 0;
+  struct UnitUpdate {
     Moved moved;                // of the whole unit, as are
     Moved state;                // what of it is the optimizer's, and the
     std::uint64_t touched = 0;  // bytes, by the kernels
     std::uint64_t count = 1;    // items that share them
+  };
+  UnitUpdate update_of(const StepEvent& event) const {
+    const UnitPlacement& place = plan_.units[event.unit];
+    const std::uint64_t slot = elements(event.unit) * dtype_size(place.computed);
+    const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
+    return {.moved = event.moved.total(),
+            .state = event.moved.optimizer,
+            .touched = update_bytes(event.unit) + (fills ? slot : 0),
+            .count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_};
+  }
+
+  struct Item {  // of the staging ring
+    std::uint32_t unit = 0;
     Task read = Schedule::none;
     Task written = Schedule::none;
-    double part(double seconds) const { return seconds / static_cast<double>(count); }
   };
 
-  /// Optimizer::begin_ahead does, with the last backward, for the update of the next forward.
-  bool reads_early() const { return plan_.gradients_in_memory(); }
-
-  /// All of the update that the step before has left, read from this step's begin on.
+  /// All of the update that the step before has left: read from this step's begin on, or since that
+  /// one's last backward.
   void begin_updates_left() {
-    items_.clear();
-    list_updates(/*under_backward=*/false);
-    begin_updates(/*ahead=*/0, barrier_);
+    if (!order_.begin_deferred()) begin_pass(barrier_);
   }
 
   /// Begins what is updated under the last backward, read from its begin on, and what is read
   /// behind it.
   void begin_updates_ahead() {
-    ARTESIAN_CHECK(worked_on_ == items_.size(), worked_on_, items_.size());  // forward did the rest
-    items_.clear();
-    list_updates(/*under_backward=*/true);
-    const std::size_t ahead = items_.size();
-    if (reads_early()) list_updates(/*under_backward=*/false);
-    begin_updates(ahead, schedule_.join({barrier_, computed_}));
+    if (order_.phase() == UpdatePhase::Deferred) order_.finish();  // forward did the rest
+    std::vector<std::uint32_t> units;
+    for (const StepEvent& event : request_.plan->events) {
+      if (event.kind == Kind::Update && event.under_backward) units.push_back(event.unit);
+    }
+    order_.begin_ahead(std::move(units), /*tried=*/false);
+    begin_pass(schedule_.join({barrier_, computed_}));
     last_backward_ = true;
   }
 
-  void begin_updates(std::size_t ahead, Task not_before) {
-    ahead_ = ahead;
-    not_before_ = not_before;
-    worked_on_ = may_work_on_ = issued_ = 0;
-    read_ahead();
-  }
-
-  void list_updates(bool under_backward) {
-    for (const StepEvent& event : request_.plan->events) {
-      if (event.kind != Kind::Update || plan_.units[event.unit].updated_on_device()) continue;
-      if (event.under_backward != under_backward) continue;
-      const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_;
-      const UnitPlacement& place = plan_.units[event.unit];
-      const std::uint64_t slot = elements(event.unit) * dtype_size(place.computed);
-      const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
-      items_.insert(items_.end(), count,
-                    {.unit = event.unit,
-                     .moved = event.moved.total(),
-                     .state = event.moved.optimizer,
-                     .touched = update_bytes(event.unit) + (fills ? slot : 0),
-                     .count = count});
+  void begin_pass(Task not_before) {
+    ARTESIAN_CHECK(worked_on_ == items_.size(), worked_on_, items_.size());
+    items_.clear();
+    for (const std::uint32_t unit : order_.pass()) {
+      items_.insert(items_.end(), updates_[unit].count, {.unit = unit});
     }
+    not_before_ = not_before;
+    worked_on_ = issued_ = 0;
+    read_ahead();
   }
 
   /// As SubGroupStream does it: as far as there are items, and a read waits until the write of the
@@ -472,43 +477,46 @@ class Simulation {
   }
 
   void read_item(Item& item, Task before) {
-    const std::uint64_t bytes = two_places() ? item.state.nvme_read : item.moved.nvme_read;
-    item.read = add(Kind::Update, Resource::DiskRead,
-                    item.part(seconds_for(bytes, rates_.disk_read)), {before});
+    const UnitUpdate& update = updates_[item.unit];
+    const auto part = [&](double seconds) { return seconds / static_cast<double>(update.count); };
+    const std::uint64_t bytes = two_places() ? update.state.nvme_read : update.moved.nvme_read;
+    item.read =
+        add(Kind::Update, Resource::DiskRead, part(seconds_for(bytes, rates_.disk_read)), {before});
     if (two_places()) {
       const Task rest =
-          read_param(Kind::Update, item.moved.nvme_read - bytes, {before}, item.count);
+          read_param(Kind::Update, update.moved.nvme_read - bytes, {before}, update.count);
       item.read = schedule_.join({item.read, rest});
     }
     if (!separate_) return;
     item.read = add(Kind::Update, Resource::ToHost,
-                    item.part(seconds_for(item.moved.to_host, rates_.to_host)), {item.read});
+                    part(seconds_for(update.moved.to_host, rates_.to_host)), {item.read});
   }
 
   void work_on_item(Item& item) {
-    const double work = memory_seconds(item.touched) +
-                        checksum_seconds(item.moved.nvme_read + item.moved.nvme_write);
+    const UnitUpdate& update = updates_[item.unit];
+    const auto part = [&](double seconds) { return seconds / static_cast<double>(update.count); };
+    const double work = memory_seconds(update.touched) +
+                        checksum_seconds(update.moved.nvme_read + update.moved.nvme_write);
     const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
-    worked_ =
-        add(Kind::Update, worker(), item.part(work), {item.read, reduced_[item.unit], before});
+    worked_ = add(Kind::Update, worker(), part(work), {item.read, reduced_[item.unit], before});
     Task updated = worked_;
-    const std::uint64_t bytes = two_places() ? item.state.nvme_write : item.moved.nvme_write;
+    const std::uint64_t bytes = two_places() ? update.state.nvme_write : update.moved.nvme_write;
     item.written = add(Kind::Update, Resource::DiskWrite,
-                       item.part(seconds_for(bytes, rates_.disk_write)), {worked_});
+                       part(seconds_for(bytes, rates_.disk_write)), {worked_});
     if (two_places()) {
       const Task rest =
-          write_param(Kind::Update, item.moved.nvme_write - bytes, {worked_}, item.count);
+          write_param(Kind::Update, update.moved.nvme_write - bytes, {worked_}, update.count);
       item.written = schedule_.join({item.written, rest});
     }
     if (separate_) {
       updated = add(Kind::Update, Resource::ToDevice,
-                    item.part(seconds_for(item.moved.to_device, rates_.to_device)), {worked_});
+                    part(seconds_for(update.moved.to_device, rates_.to_device)), {worked_});
       item.written = schedule_.join({item.written, updated});
     }
     // A stage of forward waits for its update; backward does not, where others make it.
     if (!separate_ || !last_backward_) computed_ = schedule_.join({computed_, updated});
     gather({.unit = item.unit,
-            .seconds = item.part(seconds_for(item.moved.bus, rates_.bus)),
+            .seconds = part(seconds_for(update.moved.bus, rates_.bus)),
             .updated = updated});
     written_ = schedule_.join({written_, item.written});
   }
@@ -518,20 +526,21 @@ class Simulation {
   const Rates& rates_;
   const bool separate_;
   Schedule schedule_;
-  std::vector<Task> fetched_;         // by unit
-  std::vector<Task> put_;             // by stage: its inputs are in their tier
-  Task taken_ = Schedule::none;       // before the inputs that were taken last were waited for
-  std::vector<Task> grad_written_;    // by unit: its spilled gradients are on the disk
-  std::vector<Task> grad_items_;      // of the ring: what such gradients left in them is written
-  std::vector<Task> reduced_;         // by unit: its gradients are those of all ranks
-  std::vector<Task> gathered_;        // by unit: its parameters are as all ranks updated them
-  std::vector<Gather> to_gather_;     // of what was updated when a step ended, by unit
-  bool norm_begun_ = false;           // of this step
-  std::size_t grad_turn_ = 0;         // of these: taken so far
-  std::vector<Item> items_;           // of the update under way: a step's own, the next one's
-  std::size_t ahead_ = 0;             // of these: under a step's own backward
+  std::vector<Task> fetched_;       // by unit
+  std::vector<Task> put_;           // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;     // before the inputs that were taken last were waited for
+  std::vector<Task> grad_written_;  // by unit: its spilled gradients are on the disk
+  std::vector<Task> grad_items_;    // of the ring: what such gradients left in them is written
+  std::vector<Task> reduced_;       // by unit: its gradients are those of all ranks
+  std::vector<Task> gathered_;      // by unit: its parameters are as all ranks updated them
+  std::vector<Gather> to_gather_;   // of what was updated when a step ended, by unit
+  bool norm_begun_ = false;         // of this step
+  std::size_t grad_turn_ = 0;       // of these: taken so far
+  UpdateOrder order_;
+  std::vector<UnitUpdate> updates_;   // by unit
+  std::vector<Item> items_;           // of the pass under way
   std::size_t worked_on_ = 0;         // of these
-  std::size_t may_work_on_ = 0;       // of these: may be worked on without being asked for
+  std::uint32_t keeps_below_ = 0;     // slots of units below are there to be filled, and stay
   std::size_t issued_ = 0;            // of these: their reads are queued
   std::uint64_t grain_ = 1;           // sub-groups that count as one
   bool last_backward_ = false;        // it has begun

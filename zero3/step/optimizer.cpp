@@ -97,15 +97,10 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
       residency_(residency),
       options_(std::move(options)),
       stream_(state, "optimizer state"),
+      order_(state.placement()),
       cuts_(state.layout().units.size()),
       counts_(state.layout().places.size()) {
-  const auto units = static_cast<std::uint32_t>(state.layout().units.size());
-  for (std::uint32_t unit = 0; unit < units; ++unit) {
-    if (state.layout().units[unit].trainable) trained_units_.push_back(unit);
-  }
-  ARTESIAN_CHECK(!trained_units_.empty());
-  set_order(trained_units_);
-  done_.resize(units);
+  ARTESIAN_CHECK(!order_.trained().empty());
 }
 
 /// Reads what elements of a sub-group from `begin` on are, some of which stay: `master` is theirs,
@@ -370,7 +365,7 @@ Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
 /// Enqueued behind the model's own computing, whose parameters these are. What gets the same is one
 /// call, of all sub-groups.
 Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
-  ARTESIAN_CHECK(pass_ != Pass::Deferred && state_.placement().units[unit].updated_on_device());
+  ARTESIAN_CHECK(!step_under_way() && state_.placement().units[unit].updated_on_device());
   std::vector<std::pair<kernels::AdamStep, std::vector<kernels::AdamPiece>>> calls;
   const std::uint64_t count = state_.placement().sub_group_count(unit);
   for (std::uint64_t index = 0; index < count; ++index) {
@@ -397,47 +392,19 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   return {};
 }
 
-Result<void> Optimizer::begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept {
-  ARTESIAN_CHECK(pass_ == Pass::None);
-  pass_ = pass;
-  units_ = std::move(units);
-  updated_ = 0;
+/// Of the units that the order has listed.
+Result<void> Optimizer::begin_pass() noexcept {
   SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
-  if (speculative()) options.units_saved = ahead_;
-  return stream_.begin(units_, options,
+  if (speculative()) options.units_saved = order_.ahead().size();
+  return stream_.begin(order_.pass(), options,
                        {.slice = [this](const SubGroup& group, std::uint64_t begin,
                                         std::uint64_t end) { update_slice(group, begin, end); },
                         .after = [this](const SubGroup& group) { return after_update(group); }});
 }
 
-void Optimizer::set_order(const std::vector<std::uint32_t>& units) {
-  ARTESIAN_CHECK(pass_ == Pass::None);
-  std::vector<std::uint32_t> others = std::exchange(trained_units_, {});
-  turns_.assign(state_.layout().units.size(), 0);
-  const auto append = [&](const std::vector<std::uint32_t>& from) {
-    for (const std::uint32_t unit : from) {
-      if (!state_.layout().units[unit].trainable || turns_[unit] != 0) continue;
-      trained_units_.push_back(unit);
-      turns_[unit] = trained_units_.size();
-    }
-  };
-  append(units);
-  append(others);
-  ARTESIAN_CHECK(trained_units_.size() == others.size(), trained_units_.size(), others.size());
-}
-
-/// In order; but what backward has updated.
-std::vector<std::uint32_t> Optimizer::updated_by_team() const {
-  std::vector<std::uint32_t> units;
-  for (const std::uint32_t unit : trained_units_) {
-    if (!done_[unit] && !state_.placement().units[unit].updated_on_device()) units.push_back(unit);
-  }
-  return units;
-}
-
 Result<void> Optimizer::stop_reading() noexcept {
-  if (pass_ != Pass::Ahead) return {};
-  pass_ = Pass::None;
+  if (order_.phase() != UpdatePhase::Reading) return {};
+  order_.stop_reading();
   stream_.borrow_from(nullptr);
   return stream_.abandon();
 }
@@ -450,87 +417,75 @@ Result<void> Optimizer::skip() noexcept {
 /// Visits every record with a shadow that begin_ahead's units have.
 template <typename Visit>
 void Optimizer::for_each_shadow(const Visit& visit) noexcept {
-  ARTESIAN_CHECK(ahead_ <= units_.size(), ahead_, units_.size());
-  for (std::size_t place = 0; place < ahead_; ++place) {
-    if (state_.keeps_old_state(units_[place])) continue;
-    const std::uint64_t count = state_.placement().sub_group_count(units_[place]);
-    for (std::uint64_t index = 0; index < count; ++index) {
-      visit(state_.optimizer(units_[place], index));
-    }
+  for (const std::uint32_t unit : order_.ahead()) {
+    if (state_.keeps_old_state(unit)) continue;
+    const std::uint64_t count = state_.placement().sub_group_count(unit);
+    for (std::uint64_t index = 0; index < count; ++index) visit(state_.optimizer(unit, index));
   }
 }
 
 Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
                                     bool speculative) noexcept {
-  ARTESIAN_CHECK(!under_backward());
-  if (pass_ == Pass::Ahead && units.empty()) return {};  // of a step that was skipped
+  if (order_.goes_on_reading(units, speculative)) return {};
   ARTESIAN_TRY_VOID(stop_reading());
-  for (const std::uint32_t unit : units) {
-    ARTESIAN_CHECK(turns_[unit] != 0 && !done_[unit], unit);  // trainable, and each once
-    done_[unit] = true;
-  }
-  ahead_ = units.size();
-  speculative_ = speculative;
-  final_ = 0;
+  order_.begin_ahead(std::move(units), speculative);
   constants_ = std::move(constants);
-  if (state_.placement().gradients_in_memory()) {
-    const std::vector<std::uint32_t> rest = updated_by_team();
-    units.insert(units.end(), rest.begin(), rest.end());
+  if (order_.phase() == UpdatePhase::Idle) return {};
+  ARTESIAN_TRY_VOID(begin_pass());
+  if (this->speculative()) {
+    for_each_shadow([&](auto record) { state_.store().begin_shadow(record); });
   }
-  if (units.empty()) return {};
-  ARTESIAN_TRY_VOID(begin_pass(Pass::Ahead, std::move(units)));
-  if (speculative_) for_each_shadow([&](auto record) { state_.store().begin_shadow(record); });
   return {};
 }
 
 Result<void> Optimizer::take_back() noexcept {
   ARTESIAN_CHECK(speculative());
-  ARTESIAN_CHECK(updated_ <= final_ && final_ <= ahead_, updated_, final_, ahead_);
   if (watcher_.taken_back) watcher_.taken_back();
   for_each_shadow([&](auto record) { state_.store().drop_shadow(record); });
-  ARTESIAN_TRY_VOID(stop_reading());
-  // The others whose gradients are final, up to final_, are being refreshed still.
-  for (std::size_t place = 0; place < updated_; ++place) residency_.begin_refresh(units_[place]);
+  stream_.borrow_from(nullptr);
+  ARTESIAN_TRY_VOID(stream_.abandon());
+  // The others whose gradients are final are being refreshed still.
+  for (const std::uint32_t unit : order_.updated()) residency_.begin_refresh(unit);
   const SubGroupStreamOptions options{.restore_param = true};
   ARTESIAN_TRY_VOID(stream_.run_on_done(
       options, {.slice = [this](const SubGroup& group, std::uint64_t begin,
                                 std::uint64_t end) { restore_slice(group, begin, end); },
                 .after = [this](const SubGroup& group) { return follow(group); }}));
-  for (std::size_t place = 0; place < final_; ++place) {
-    ARTESIAN_TRY_VOID(residency_.end_refresh(units_[place]));
+  for (const std::uint32_t unit : order_.finals()) {
+    ARTESIAN_TRY_VOID(residency_.end_refresh(unit));
   }
-  done_.assign(done_.size(), false);
-  ahead_ = final_ = updated_ = 0;
-  speculative_ = false;
+  order_.roll_back();
   return {};
 }
 
 void Optimizer::stage_is_done() noexcept {
-  if (pass_ == Pass::Ahead && !state_.separate_device()) stream_.borrow_from(options_.lender);
+  const bool reads = order_.phase() == UpdatePhase::Reading || under_backward();
+  if (reads && !state_.separate_device()) stream_.borrow_from(options_.lender);
 }
 
 void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
-  ARTESIAN_CHECK(under_backward() && final_ < ahead_ && units_[final_] == unit, unit, final_);
+  order_.gradient_is_final(unit);
   fix_cuts(unit);
   residency_.begin_refresh(unit);
-  ++final_;
 }
 
 Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
   ARTESIAN_CHECK(!step_under_way());
   stream_.borrow_from(nullptr);  // soon forward needs all memory
   if (under_backward()) {
-    while (final_ < ahead_) gradient_is_final(units_[final_]);
-    while (updated_ < ahead_) ARTESIAN_TRY_VOID(update_next());
-    if (speculative_) for_each_shadow([&](auto record) { state_.store().commit_shadow(record); });
+    while (order_.finals().size() < order_.ahead().size()) {
+      gradient_is_final(order_.ahead()[order_.finals().size()]);
+    }
+    while (order_.updated().size() < order_.ahead().size()) ARTESIAN_TRY_VOID(update_next());
+    if (speculative()) for_each_shadow([&](auto record) { state_.store().commit_shadow(record); });
   }
   // Copies out of homes must end before these change.
   ARTESIAN_TRY_VOID(state_.device().join_queues());
   ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
   ARTESIAN_TRY_VOID(state_.device().finish(copied));
   constants_ = std::move(constants);
-  for (const std::uint32_t unit : trained_units_) {
-    if (!done_[unit]) fix_cuts(unit);
+  for (const std::uint32_t unit : order_.trained()) {
+    if (!order_.is_ahead(unit)) fix_cuts(unit);
     if (!state_.placement().units[unit].updated_on_device()) continue;
     ARTESIAN_TRY_VOID(update_on_device(unit));
   }
@@ -538,14 +493,9 @@ Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
     const std::uint32_t unit = state_.layout().places[parameter].unit;
     if (state_.layout().units[unit].trainable && updates(parameter)) ++counts_[parameter];
   }
-  std::vector<std::uint32_t> units = updated_by_team();
-  done_.assign(done_.size(), false);
-  for (const std::uint32_t unit : units) residency_.begin_refresh(unit);
-  const bool reads = pass_ == Pass::Ahead && updated_ < units_.size();
-  ARTESIAN_CHECK(!reads || units_.size() - updated_ == units.size(), updated_, units.size());
-  pass_ = Pass::None;
-  if (!reads) ARTESIAN_TRY_VOID(begin_pass(Pass::Deferred, std::move(units)));
-  pass_ = Pass::Deferred;
+  const bool reads = order_.begin_deferred();
+  for (const std::uint32_t unit : order_.left()) residency_.begin_refresh(unit);
+  if (!reads) ARTESIAN_TRY_VOID(begin_pass());
   // Not where that would read a parameter again: may_update_next. Copies to a separate device fill
   // a slot from beginning to end: one that were given up in between would miss what came before.
   if (!state_.separate_device()) {
@@ -555,19 +505,14 @@ Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
 }
 
 Result<void> Optimizer::update_next() noexcept {
-  ARTESIAN_CHECK(updated_ < units_.size(), updated_, units_.size());
-  const std::uint32_t next = units_[updated_];
+  const std::uint32_t next = order_.next();
   ARTESIAN_TRY_VOID(stream_.advance_past(next));
-  ++updated_;
+  order_.update_next();
   return residency_.end_refresh(next);
 }
 
 Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
-  if (!step_under_way()) return {};
-  ARTESIAN_CHECK(unit < turns_.size(), unit, turns_.size());
-  while (updated_ < units_.size() && turns_[units_[updated_]] <= turns_[unit]) {
-    ARTESIAN_TRY_VOID(update_next());
-  }
+  while (order_.demands(unit)) ARTESIAN_TRY_VOID(update_next());
   return {};
 }
 
@@ -579,25 +524,24 @@ bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
   return options_.stays(unit);
 }
 
-/// The next unit's gradient is final, and its slot, where the model reads it, is there to stay.
 bool Optimizer::may_update_next() const noexcept {
-  if (updated_ == units_.size()) return false;
-  return pass_ == Pass::Ahead ? updated_ < final_ : keeps_refreshed(units_[updated_]);
+  return order_.may_update_next([this](std::uint32_t unit) { return keeps_refreshed(unit); });
 }
 
 bool Optimizer::may_update_ahead() const noexcept {
-  if (pass_ == Pass::None) return false;
+  if (order_.phase() == UpdatePhase::Idle) return false;
   return stream_.may_give_back() || stream_.may_read_on() ||
          (may_update_next() && stream_.may_advance());
 }
 
 Result<void> Optimizer::update_ahead() noexcept {
-  if (pass_ == Pass::None) return {};
+  if (order_.phase() == UpdatePhase::Idle) return {};
   ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
-  for (; may_update_next() && stream_.may_advance(); ++updated_) {
-    const std::uint32_t next = units_[updated_];
+  while (may_update_next() && stream_.may_advance()) {
+    const std::uint32_t next = order_.next();
     ARTESIAN_TRY(done, stream_.advance_within(next));
     if (!done) return {};
+    order_.update_next();
     ARTESIAN_TRY_VOID(residency_.end_refresh(next));
   }
   return stream_.may_read_on() ? stream_.read_on() : Result<void>();
@@ -605,9 +549,8 @@ Result<void> Optimizer::update_ahead() noexcept {
 
 Result<void> Optimizer::finish_step() noexcept {
   if (!step_under_way()) return {};
-  ARTESIAN_TRY_VOID(update_up_to(trained_units_.back()));
-  ARTESIAN_CHECK(updated_ == units_.size(), updated_, units_.size());
-  pass_ = Pass::None;
+  while (order_.some_left()) ARTESIAN_TRY_VOID(update_next());
+  order_.finish();
   ARTESIAN_TRY_VOID(stream_.finish());
   const std::uint64_t before = monotonic_ns();
   ARTESIAN_TRY_VOID(state_.ring().finish());

@@ -20,6 +20,7 @@
 
 #include "kernels/adam.h"
 #include "tiering/residency.h"
+#include "zero3/flow/update_order.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/state_source.h"
 #include "zero3/step/sub_group_stream.h"
@@ -56,7 +57,7 @@ class Optimizer {
   Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
   /// Updates come to units in this order from here on: of first use in forward. Those that are not
   /// named come after these. No update is under way. Without it the order is that of their numbers.
-  void set_order(const std::vector<std::uint32_t>& units);
+  void set_order(const std::vector<std::uint32_t>& units) { order_.set_order(units); }
   /// Begins an update while gradients are still to come: of `units`, in this order, each once its
   /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
   /// but not where some gradients come through the ring as well. `speculative`: it may be taken
@@ -67,12 +68,14 @@ class Optimizer {
   /// The accumulated gradient of the next of these units is what it will be.
   void gradient_is_final(std::uint32_t unit) noexcept;
   /// Some unit is updated so, and begin_step is still to come.
-  bool under_backward() const noexcept { return pass_ == Pass::Ahead && ahead_ != 0; }
+  bool under_backward() const noexcept { return order_.under_backward(); }
   /// It may be taken back.
-  bool speculative() const noexcept { return under_backward() && speculative_; }
+  bool speculative() const noexcept { return order_.phase() == UpdatePhase::Tried; }
   /// Takes it back: weights, moments and gathered parameters are what they were before. What
   /// begin_step then begins is of all units. Errors: as update_up_to.
   Result<void> take_back() noexcept;
+  /// UpdateOrder::judged.
+  void judged(bool as_begun) noexcept { order_.judged(as_begun); }
   /// All gradients are final. Updates the rest of begin_ahead's units; begins one update of every
   /// other unit from its accumulated gradient, and updates what a separate device updates by
   /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
@@ -98,7 +101,7 @@ class Optimizer {
   /// Drops what backward has read ahead, so that the ring is free; begin_step reads it anew.
   /// Not once a unit is updated under backward. Errors: Io, Timeout.
   Result<void> stop_reading() noexcept;
-  bool step_under_way() const noexcept { return pass_ == Pass::Deferred; }
+  bool step_under_way() const noexcept { return order_.phase() == UpdatePhase::Deferred; }
   /// How many updates a parameter has had, with the one under way.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
   /// Goes on counting from these, one for each parameter. Between steps, with no update pending.
@@ -176,29 +179,19 @@ class Optimizer {
   template <typename Visit>
   void for_each_shadow(const Visit& visit) noexcept;
   Result<void> update_on_device(std::uint32_t unit) noexcept;
-  enum class Pass : std::uint8_t { None, Ahead, Deferred };
-  Result<void> begin_pass(Pass pass, std::vector<std::uint32_t> units) noexcept;
+  Result<void> begin_pass() noexcept;
   bool may_update_next() const noexcept;
   bool keeps_refreshed(std::uint32_t unit) const noexcept;
-  std::vector<std::uint32_t> updated_by_team() const;
   Result<void> update_next() noexcept;
 
   ModelState& state_;
   tiering::Residency& residency_;
   const OptimizerOptions options_;
   SubGroupStream stream_;
-  std::vector<std::uint32_t> trained_units_;  // in the order of updates
-  std::vector<std::size_t> turns_;            // by unit: its place in that, from 1; frozen: 0
-  std::vector<bool> done_;                    // by unit: updated under this step's backward
-  Pass pass_ = Pass::None;
+  UpdateOrder order_;
   StepConstants constants_;             // of the pass
   std::vector<std::vector<Cut>> cuts_;  // by unit, of the pass: of those with final gradients
   std::vector<std::uint64_t> counts_;   // by parameter: updates so far
-  std::vector<std::uint32_t> units_;    // of the pass, updated by the compute team
-  std::size_t ahead_ = 0;               // of these, the first ones: begin_ahead's
-  bool speculative_ = false;            // which may be taken back
-  std::size_t final_ = 0;               // of those: their gradients are final
-  std::size_t updated_ = 0;
   Watcher watcher_;
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };

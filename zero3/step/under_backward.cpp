@@ -54,10 +54,7 @@ Result<void> UnderBackward::begin(StepConstants constants, double loss_scale) no
   stopped_ = false;
   sum_squares_ = 0.0;
   sum_squares_max_ = sum_squares_unclipped(clipping_, loss_scale);
-  const bool tries = expected_ || !speculative_;
-  return optimizer_.begin_ahead(std::move(constants),
-                                tries ? final_order(by_stage_) : std::vector<std::uint32_t>(),
-                                speculative_);
+  return optimizer_.begin_ahead(std::move(constants), final_order(by_stage_), speculative_);
 }
 
 Result<void> UnderBackward::accumulated(std::size_t stage) noexcept {
@@ -84,7 +81,7 @@ Result<void> UnderBackward::abandon() noexcept {
 
 Result<void> UnderBackward::judged(bool as_begun, bool skipped) noexcept {
   ARTESIAN_CHECK(!as_begun || !skipped);
-  expected_ = as_begun;
+  optimizer_.judged(as_begun);
   if (!as_begun) ARTESIAN_TRY_VOID(take_back());
   return skipped ? optimizer_.skip() : Result<void>();
 }

@@ -56,7 +56,6 @@ class UnderBackward {
   const bool speculative_;
   const double clipping_;  // clip.h
   bool undecided_ = false;
-  bool expected_ = true;  // of a step: not to be taken back
   bool stopped_ = false;
   double sum_squares_ = 0.0;      // of gradients that are final
   double sum_squares_max_ = 0.0;  // that are not clipped
