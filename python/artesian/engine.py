@@ -21,7 +21,7 @@ from artesian.hooks import Hooks, Removable
 from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.saving import load, save
-from artesian.schedulers import ConfigSchedule
+from artesian.schedulers import ConfigSchedule, take_rates
 from artesian.state import consolidated_state_dict
 from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
@@ -97,6 +97,7 @@ class Engine(nn.Module):
             hidden_size=hidden_size,
             note_unknown_keys=manner is Manner.DEEPSPEED,
         )
+        values, self._rates = take_rates(values)
         self.param_dtype = torch_dtype(self.config_values.param_dtype)
         for note in self.config_values.notes:
             ignored = ": ignored; unknown key" in note
@@ -439,7 +440,7 @@ def begin(
     elif lr_scheduler is not None:
         engine.lr_scheduler = lr_scheduler(engine.optimizer)
     elif engine.config_values.has_schedule:
-        engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values)
+        engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values, engine._rates)
     loader = None
     if training_data is not None:
         loader = torch.utils.data.DataLoader(

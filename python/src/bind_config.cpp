@@ -88,12 +88,17 @@ void bind_config(py::module_& module) {
                              [](const Config& config) {
                                return config.scheduler.type != SchedulerConfig::Type::Constant;
                              })
+      .def_property_readonly("warmup_min_lr",
+                             [](const Config& config) { return config.scheduler.warmup_min_lr; })
+      .def_property_readonly("warmup_max_lr",
+                             [](const Config& config) { return config.scheduler.warmup_max_lr; })
       .def(
           "learning_rate",
-          [](const Config& config, std::uint64_t updates) {
-            return zero3::learning_rate(config.scheduler, config.optimizer, updates);
+          [](const Config& config, std::uint64_t updates, double lr, double low, double high) {
+            return zero3::rate_between(config.scheduler, {lr, low, high}, updates);
           },
-          py::arg("updates"));
+          py::arg("updates"), py::kw_only(), py::arg("lr"), py::arg("warmup_min_lr"),
+          py::arg("warmup_max_lr"));
   module.def("parse_config", &parse, py::arg("text"), py::arg("path"), py::kw_only(),
              py::arg("micro_batch"), py::arg("accumulation"), py::arg("hidden_size"),
              py::arg("note_unknown_keys"));

@@ -13,7 +13,8 @@ double warmup_share(const SchedulerConfig& scheduler, double index, double steps
   return 1.0 / std::log(steps) * std::log(index + 1.0);
 }
 
-double warmup_lr(const SchedulerConfig& scheduler, double index, double steps) noexcept {
+double warmup_lr(const SchedulerConfig& scheduler, const RateEnds& ends, double index,
+                 double steps) noexcept {
   double share = 1.0;
   if (index < steps) {
     share = warmup_share(scheduler, index, steps);
@@ -21,7 +22,7 @@ double warmup_lr(const SchedulerConfig& scheduler, double index, double steps) n
     const auto total = static_cast<double>(scheduler.total_num_steps);
     share = std::max(0.0, (total - index) / std::max(1.0, total - steps));
   }
-  return scheduler.warmup_min_lr + (scheduler.warmup_max_lr - scheduler.warmup_min_lr) * share;
+  return ends.warmup_min_lr + (ends.warmup_max_lr - ends.warmup_min_lr) * share;
 }
 
 double cosine_ratio(const SchedulerConfig& scheduler, double index, double steps) noexcept {
@@ -37,17 +38,25 @@ double cosine_ratio(const SchedulerConfig& scheduler, double index, double steps
 
 }  // namespace
 
-double learning_rate(const SchedulerConfig& scheduler, const OptimizerConfig& optimizer,
-                     std::uint64_t steps_taken) noexcept {
+double rate_between(const SchedulerConfig& scheduler, const RateEnds& ends,
+                    std::uint64_t steps_taken) noexcept {
   using Type = SchedulerConfig::Type;
-  if (scheduler.type == Type::Constant) return optimizer.lr;
+  if (scheduler.type == Type::Constant) return ends.lr;
   const bool cosine = scheduler.type == Type::WarmupCosineLR;
   // The first step runs with what DeepSpeed's constructor writes, before its counter has started.
-  if (steps_taken == 0) return cosine ? 0.0 : scheduler.warmup_min_lr;
+  if (steps_taken == 0) return cosine ? 0.0 : ends.warmup_min_lr;
   const auto index = static_cast<double>(steps_taken - 1);
   const auto steps = static_cast<double>(std::max<std::uint64_t>(2, scheduler.warmup_num_steps));
-  if (cosine) return optimizer.lr * cosine_ratio(scheduler, index, steps);
-  return warmup_lr(scheduler, index, steps);
+  if (cosine) return ends.lr * cosine_ratio(scheduler, index, steps);
+  return warmup_lr(scheduler, ends, index, steps);
+}
+
+double learning_rate(const SchedulerConfig& scheduler, const OptimizerConfig& optimizer,
+                     std::uint64_t steps_taken) noexcept {
+  const RateEnds ends{.lr = optimizer.lr,
+                      .warmup_min_lr = scheduler.warmup_min_lr,
+                      .warmup_max_lr = scheduler.warmup_max_lr};
+  return rate_between(scheduler, ends, steps_taken);
 }
 
 }  // namespace artesian::zero3

@@ -91,6 +91,19 @@ TEST(LrSchedule, CosineUsesTheOptimizersRateAndStartsAtZero) {
   EXPECT_NEAR(learning_rate(scheduler, optimizer, 60), 0.5 * 0.2, 1e-15);  // and it stays
 }
 
+TEST(LrSchedule, AGroupHasItsOwnEnds) {
+  SchedulerConfig scheduler = warmup(Type::WarmupLR, 4, 0);
+  scheduler.warmup_linear = true;
+  const RateEnds ends{.lr = 1e-2, .warmup_min_lr = 1e-3, .warmup_max_lr = 5e-3};
+  EXPECT_EQ(rate_between(scheduler, ends, 0), 1e-3);
+  EXPECT_NEAR(rate_between(scheduler, ends, 3), 3e-3, 1e-18);
+  EXPECT_EQ(rate_between(scheduler, ends, 9), 5e-3);
+  scheduler = warmup(Type::WarmupCosineLR, 2, 6);
+  scheduler.warmup_linear = true;
+  EXPECT_EQ(rate_between(scheduler, ends, 0), 0.0);
+  EXPECT_NEAR(rate_between(scheduler, ends, 2), 5e-3, 1e-18);  // half of its own
+}
+
 // deepspeed/runtime/lr_schedules.py as an object with its own counter.
 struct Transcription {
   SchedulerConfig c;
