@@ -22,6 +22,7 @@ from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule, take_rates
+from artesian.ranks import check_one_process
 from artesian.state import consolidated_state_dict
 from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
@@ -442,6 +443,7 @@ def begin(
     elif engine.config_values.has_schedule:
         engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values, engine._rates)
     loader = None
+    check_one_process()
     if training_data is not None:
         loader = torch.utils.data.DataLoader(
             training_data,

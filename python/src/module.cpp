@@ -6,8 +6,10 @@
 #include <string>
 #include <utility>
 
+#include "base/launcher.h"
 #include "base/log.h"
 #include "python/src/bind.h"
+#include "python/src/errors.h"
 
 namespace artesian::python {
 namespace {
@@ -43,6 +45,8 @@ void set_log(const py::object& target) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Artesian's engine; use the package artesian.";
   module.def("set_log", &artesian::python::set_log, py::arg("target"));
+  module.def("check_one_process",
+             [] { artesian::python::value_or_raise(artesian::check_one_process()); });
   artesian::python::bind_config(module);
   artesian::python::bind_engine(module);
 }

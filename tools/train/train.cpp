@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/launcher.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "models/activation_bytes.h"
@@ -139,6 +140,7 @@ class TrainRun {
 };
 
 Result<void> TrainRun::prepare() {
+  ARTESIAN_TRY_VOID(check_one_process());
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
   ARTESIAN_TRY_VOID(
       check_outputs({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}, input_paths()));

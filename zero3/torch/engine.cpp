@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/keep_for_ever.h"
+#include "base/launcher.h"
 #include "base/log.h"
 #include "zero3/plan/step_accesses.h"
 #include "zero3/step/step_core.h"
@@ -167,6 +168,7 @@ Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Result<std::unique_ptr<Engine>> Engine::create(Module& module, const Config& config,
                                                const EngineOptions& options) {
+  ARTESIAN_TRY_VOID(check_one_process());
   std::unique_ptr<Engine> engine(new Engine(std::make_unique<Impl>(module, config, options)));
   auto built = from_torch([&] { return engine->impl_->build(); });
   if (built.has_value()) return engine;

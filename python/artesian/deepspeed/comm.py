@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import all_gather, all_reduce, barrier, broadcast, is_available
 
-from artesian.errors import UnsupportedError
+from artesian.ranks import check_one_process
 
 __all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "is_available"]
 
@@ -32,12 +32,7 @@ def init_distributed(
 ) -> None:
     """Makes the process group, unless there is one, without a port: nobody else takes part. The
     arguments are DeepSpeed's; those that concern other processes have no effect."""
-    processes = max(world_size, int(os.environ.get("WORLD_SIZE", "1")))
-    if processes > 1:
-        raise UnsupportedError(
-            f"init_distributed: got {processes} processes, allowed 1; several ranks are not "
-            "supported yet from Python"
-        )
+    check_one_process(world_size)
     if is_initialized():
         return
     torch.distributed.init_process_group(
