@@ -19,6 +19,7 @@ from artesian.config import ConfigLike, read_config, torch_dtype, values_of
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.hooks import Hooks, Removable
 from artesian.native import _C
+from artesian.masters import SavedMasters
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule, take_rates
@@ -51,6 +52,10 @@ def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
 
 
 def check_model(model: nn.Module, plan: Plan) -> None:
+def as_state(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", torch.float32).contiguous()
+
+
     """Refuses what would train to wrong numbers, or nothing."""
     empty = [name for name, parameter in plan.parameters.items() if parameter.is_meta]
     if empty:
@@ -124,6 +129,7 @@ class Engine(nn.Module):
             others=other_tensors(model, plan),
         )
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
+        self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
         for parameter in plan.parameters.values():
             # For zero.GatheredParameters.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
@@ -186,6 +192,7 @@ class Engine(nn.Module):
         self._last = self._core.step(self.optimizer.constants())
         self.optimizer.overflow = self._last["overflow"]
         self.global_steps += 1
+        self.saved_masters.clear()
         self.skipped_steps += self._last["overflow"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -271,8 +278,14 @@ class Engine(nn.Module):
                 f"set_full_state: got the shape {tuple(values.shape)}, allowed that of the "
                 f"parameter, {tuple(parameter.shape)}"
             )
-        whole = values.detach().to("cpu", torch.float32).contiguous()
-        self._core.write_state(number, kind, whole)
+        if kind == "fp32":
+            self.saved_masters.forget(number)
+            self._write_master(number, values)
+        else:
+            self._core.write_state(number, kind, as_state(values))
+
+    def _write_master(self, number: int, values: torch.Tensor) -> None:
+        self._core.write_state(number, "fp32", as_state(values))
 
     def _number(self, parameter: nn.Parameter) -> int:
         number = self._numbers.get(id(parameter))
@@ -373,6 +386,7 @@ class Engine(nn.Module):
         """Closes the engine: nothing stays on the disk, and the parameters have no memory."""
         self._close()
 
+        self.saved_masters.clear()
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

@@ -177,6 +177,7 @@ def load(
     loaded = engine._core.load_checkpoint(
         folder, tag=tag or "", strict=strict, optimizer_states=optimizer_states
     )
+    engine.saved_masters.clear()
     restore_buffers(engine, loaded["buffers"])
     if optimizer_states:
         restore_training(engine, loaded, scheduler_states)

@@ -114,7 +114,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
     """Parameters can be read inside of it: each has a copy of its values, all in memory at once.
     What the engine does not have is left alone. With a `modifier_rank`, what is changed inside is
     written back at the end, unless an exception ends it: elements that are as they were keep their
-    master weights. Without one, changes are an error. Not inside a module's call."""
+    master weights, and a swap that is undone before the next step restores them. Without one,
+    changes are an error. Not inside a module's call."""
 
     def __init__(
         self,
@@ -179,18 +180,19 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 f"GatheredParameters: got changed parameters of shape {shapes}, allowed none "
                 "without modifier_rank=0, with which they are written back"
             )
-        for parameter, values in changed:
-            write_back(parameter, values)
+        write_back(changed)
 
 
-def write_back(parameter: nn.Parameter, values: torch.Tensor) -> None:
-    """The parameter's values, in its dtype, become these; where they are already, master weights
-    stay, which may be finer."""
-    engine = engine_of(parameter)
-    assert engine is not None
-    master = engine.full_parameter(parameter)
-    as_before = master.to(values.dtype) == values
-    engine.set_full_state(parameter, torch.where(as_before, master, values.float()))
+def write_back(changed: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    """The parameters' values, in their dtypes, become these: all of them, or where there is no room
+    for their master weights (masters.py), none."""
+    engines = {id(engine): engine for p, _ in changed if (engine := engine_of(p)) is not None}
+    for engine in engines.values():
+        engine.saved_masters.take_room(engine, [p for p, _ in changed if engine_of(p) is engine])
+    for parameter, values in changed:
+        engine = engine_of(parameter)
+        assert engine is not None
+        engine.saved_masters.write(engine, parameter, values)
 
 
 def safe_get_full_fp32_param(parameter: nn.Parameter) -> torch.Tensor | None:
