@@ -16,14 +16,15 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from artesian.config import ConfigLike, read_config, torch_dtype, values_of
+from artesian.devices import check_device, check_inputs
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.hooks import Hooks, Removable
-from artesian.native import _C
 from artesian.masters import SavedMasters
+from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
+from artesian.ranks import check_one_process
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule, take_rates
-from artesian.ranks import check_one_process
 from artesian.state import consolidated_state_dict
 from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
@@ -51,11 +52,11 @@ def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
     core.close()
 
 
-def check_model(model: nn.Module, plan: Plan) -> None:
 def as_state(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", torch.float32).contiguous()
 
 
+def check_model(model: nn.Module, plan: Plan) -> None:
     """Refuses what would train to wrong numbers, or nothing."""
     empty = [name for name, parameter in plan.parameters.items() if parameter.is_meta]
     if empty:
@@ -96,6 +97,7 @@ class Engine(nn.Module):
         self.config = values
         if optimizer is not None:
             values = {**values, "optimizer": section_of(optimizer)}
+        values, self._rates = take_rates(values)
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
         self.config_values = read_config(
             values,
@@ -103,7 +105,6 @@ class Engine(nn.Module):
             hidden_size=hidden_size,
             note_unknown_keys=manner is Manner.DEEPSPEED,
         )
-        values, self._rates = take_rates(values)
         self.param_dtype = torch_dtype(self.config_values.param_dtype)
         for note in self.config_values.notes:
             ignored = ": ignored; unknown key" in note
@@ -128,8 +129,8 @@ class Engine(nn.Module):
             tables=[numbers[name] for name in tables],
             others=other_tensors(model, plan),
         )
-        self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
+        self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         for parameter in plan.parameters.values():
             # For zero.GatheredParameters.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
@@ -148,6 +149,7 @@ class Engine(nn.Module):
     # Calls
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        check_inputs(args, kwargs)
         depth = self._core.depth
         try:
             return self.module(*args, **kwargs)
@@ -190,9 +192,9 @@ class Engine(nn.Module):
     def take_step(self) -> None:
         """One optimizer step over all gradients since the last one."""
         self._last = self._core.step(self.optimizer.constants())
+        self.saved_masters.clear()
         self.optimizer.overflow = self._last["overflow"]
         self.global_steps += 1
-        self.saved_masters.clear()
         self.skipped_steps += self._last["overflow"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -384,9 +386,9 @@ class Engine(nn.Module):
 
     def destroy(self) -> None:
         """Closes the engine: nothing stays on the disk, and the parameters have no memory."""
+        self.saved_masters.clear()
         self._close()
 
-        self.saved_masters.clear()
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -405,12 +407,14 @@ def initialize(
     lr_scheduler: Scheduler | None = None,
     config: ConfigLike | None = None,
     config_params: ConfigLike | None = None,
+    device: torch.device | str | None = None,
 ) -> tuple[Engine, AdamW, Any, LRScheduler | None]:
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
     The model's parameters must be on the CPU; from here on the engine has them. Without
     an optimizer the config's section says which it is; model_parameters are its parameters or
-    groups, all that are trainable unless given.
+    groups, all that are trainable unless given. `device`: "cpu", the only one so far; None is the
+    config's artesian.device, or else the CPU where the machine has no GPU.
     """
     return begin(
         args=args,
@@ -421,6 +425,7 @@ def initialize(
         lr_scheduler=lr_scheduler,
         config=config if config is not None else config_params,
         manner=Manner.NATIVE,
+        device=device,
     )
 
 
@@ -435,13 +440,16 @@ def begin(
     config: ConfigLike | None,
     manner: Manner,
     collate_fn: Callable[..., Any] | None = None,
+    device: torch.device | str | None = None,
 ) -> tuple[Engine, AdamW, Any, LRScheduler | None]:
     """initialize(), in either manner."""
+    check_one_process()
     if model is None:
         raise InvalidError("initialize(model=...): got none, allowed a torch.nn.Module")
     chosen = config if config is not None else getattr(args, "deepspeed_config", None)
     if chosen is None:
         raise InvalidError("initialize(config=...): got none, allowed a dict, path or JSON text")
+    check_device(device, values_of(chosen)[0])
     if model_parameters is not None:
         model_parameters = list(model_parameters)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -457,7 +465,6 @@ def begin(
     elif engine.config_values.has_schedule:
         engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values, engine._rates)
     loader = None
-    check_one_process()
     if training_data is not None:
         loader = torch.utils.data.DataLoader(
             training_data,

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import tempfile
 
+WITH_GPUS = dict(os.environ)  # conftest.py hides them
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build"))
 PROGRAMS = BUILD / "bin"

@@ -8,6 +8,9 @@ import tempfile
 import pytest
 from build_folder import BUILD
 
+# What is tested in this process trains on the CPU, which must be said where there are GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # The package with its compiled part, where that was built, before the sources alone.
 sys.path.insert(0, str(BUILD / "python"))
 

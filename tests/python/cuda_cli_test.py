@@ -7,7 +7,7 @@ import struct
 import subprocess
 
 import pytest
-from build_folder import ARTESIAN, BUILD
+from build_folder import ARTESIAN, BUILD, WITH_GPUS
 
 FAT_BINARY = struct.pack("<I", 0xBA55ED50)
 MODEL = {
@@ -54,7 +54,9 @@ def train(folder, where, device, steps=4):
     command = [ARTESIAN, "train", "--model", model, "--data", folder / "data.txt", "--config",
                folder / "ds.json", "--steps", str(steps), "--init", "--device", where,
                "--log-jsonl", log, "--quiet"]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=WITH_GPUS
+    )
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return ended, lines
 

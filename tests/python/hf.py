@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 
-from build_folder import BUILD, ROOT
+from build_folder import BUILD, ROOT, WITH_GPUS
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCK = ROOT / "dev" / "requirements-hf.lock"
 FOLDER = subprocess.run(
     [ROOT / "dev" / "extras.sh", LOCK], check=True, capture_output=True, text=True
@@ -31,12 +32,13 @@ def environment(folder, *, as_deepspeed):
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "hub"),
         "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "false",
     }
     variables.pop("ARTESIAN_AS_DEEPSPEED", None)
     if as_deepspeed:
         variables["ARTESIAN_AS_DEEPSPEED"] = "1"
+        del variables[VISIBLE]  # it hides itself what the machine has
+        variables |= {VISIBLE: WITH_GPUS[VISIBLE]} if VISIBLE in WITH_GPUS else {}
     return variables
 
 

@@ -448,6 +448,16 @@ constexpr ConfigKey keys[] = {
      .automatic = "as absent",
      .text = "what the activations of several micro-batches may take at once; one alone may take "
              "more; absent: 5% of free GPU memory, or an eighth of available memory without a GPU"},
+    {.path = "artesian.device",
+     .type = Choice,
+     .fallback = "null",
+     .effect = NotSupported,
+     .detail = "cpu",
+     .choices = "cpu|cuda",
+     .nullable = true,
+     .automatic = "as absent",
+     .text = "of Python: where a model is trained; absent: on the CPU, where PyTorch sees no GPU; "
+             "`artesian train` has `--device`"},
     {.path = "artesian.durable",
      .fallback = "false",
      .effect = NotSupported,

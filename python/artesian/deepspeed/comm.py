@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import all_gather, all_reduce, barrier, broadcast, is_available
 
+from artesian.deepspeed import gpus
 from artesian.ranks import check_one_process
 
 __all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "is_available"]
@@ -33,6 +34,7 @@ def init_distributed(
     """Makes the process group, unless there is one, without a port: nobody else takes part. The
     arguments are DeepSpeed's; those that concern other processes have no effect."""
     check_one_process(world_size)
+    gpus.tell()
     if is_initialized():
         return
     torch.distributed.init_process_group(

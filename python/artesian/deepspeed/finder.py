@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import DistributionFinder
 from typing import Any
 
-from artesian.deepspeed import surface
+from artesian.deepspeed import gpus, surface
 
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
 
@@ -58,7 +58,7 @@ class Finder(DistributionFinder):
 
 def install() -> None:
     """From here on, in this process and its children. Of a DeepSpeed that is imported already it
-    cannot take the place."""
+    cannot take the place. GPUs are hidden from scripts from here on, too."""
     os.environ[SWITCH] = "1"
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
@@ -68,4 +68,5 @@ def install() -> None:
             f"import artesian.deepspeed: {known} is imported already; put this line before all "
             f"other imports, or start Python with {SWITCH}=1"
         )
+    gpus.hide()
     sys.meta_path.insert(0, Finder())

@@ -1,0 +1,67 @@
+"""Hides GPUs, which Python does not train on yet, from scripts that run under DeepSpeed's name:
+Trainer and Accelerate ask PyTorch, and put batches on a GPU that it sees. The CUDA driver reads
+what it may see once, so this comes before PyTorch asks it."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import logging
+import os
+import sys
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+HIDDEN = "ARTESIAN_HIDDEN_GPUS"  # what was visible before; for child processes, too
+NONE = ("", "-1", "NoDevFiles")
+
+told = False
+
+
+def hide() -> None:
+    """From here on PyTorch sees no GPU, in this process and its children."""
+    before = os.environ.get(VISIBLE)
+    if before in NONE:
+        return
+    os.environ.setdefault(HIDDEN, before or "all")
+    os.environ[VISIBLE] = ""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)  # None while torch is being imported
+    if cuda is not None and cuda.is_available():
+        if before is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = before
+        raise ImportError(
+            "import artesian.deepspeed: PyTorch has looked for GPUs already and seen one, and "
+            "Python does not train on GPUs yet; put this line before all other imports, or set "
+            f"{VISIBLE}= before Python starts"
+        )
+
+
+def installed() -> int:
+    """How many GPUs the machine has, whatever is visible of them."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        count = ctypes.c_uint(0)
+        if library.nvmlInit_v2() == 0 and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+            return count.value
+    except (OSError, AttributeError):
+        pass
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def tell() -> None:
+    """Says once, when training begins, that there are GPUs that are not used."""
+    global told
+    if told or HIDDEN not in os.environ:
+        return
+    told = True
+    count = installed()
+    if count > 0:
+        logging.getLogger("artesian").warning(
+            "artesian: trains on the CPU: Python does not train on GPUs yet, so the %d of this "
+            "machine are hidden from the script (%s was %s)",
+            count,
+            VISIBLE,
+            os.environ[HIDDEN],
+        )

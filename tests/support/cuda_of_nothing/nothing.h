@@ -1,0 +1,44 @@
+// A CUDA runtime below the real LibTorch, for a machine without a GPU: memory is the host's, a copy
+// copies, a kernel does nothing, and everything has ended at once. So what the host does about a
+// GPU is done and seen; values that kernels would compute are zeros, or whatever was there.
+//
+// It is loaded before libcudart.so by LD_PRELOAD, and LD_LIBRARY_PATH leads to its libcuda.so.1 and
+// libnvidia-ml.so.1 (tests/python/cuda_of_nothing.py). Like the driver, it reads
+// CUDA_VISIBLE_DEVICES when it is first asked for devices, and never again. Functions that it lacks
+// are the real runtime's, which fails without a driver.
+//
+//   ARTESIAN_CUDA_OF_NOTHING=N        so many GPUs are in the machine; absent: 1
+//   ARTESIAN_CUDA_OF_NOTHING_LOG=F    appends a line for each call that a GPU would see:
+//                                     kind, thread, device, stream, bytes, what
+//
+// Thread: any.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string_view>
+
+// NOLINTBEGIN(readability-identifier-naming): the names are CUDA's
+#define ARTESIAN_CUDA_NAME extern "C" __attribute__((visibility("default")))
+// NOLINTEND(readability-identifier-naming)
+
+namespace artesian::nothing {
+
+constexpr std::size_t memory_bytes = std::size_t{80} << 30;  // of each device
+
+/// Returns how many devices the process sees.
+int visible_devices();
+
+/// The calling thread's current device.
+int& current_device();
+
+/// Appends a line to the log, where there is one.
+void note(const char* kind, std::string_view what, const void* stream = nullptr,
+          std::size_t bytes = 0);
+
+/// Returns a function of the driver, as the allocator's expandable segments ask for it by name.
+void* driver_function(std::string_view name);
+
+}  // namespace artesian::nothing
