@@ -31,11 +31,11 @@ MAY_INCLUDE = {
     "tiering": LAYERS,
     "zero3/config": {"base", "aio/engine.h"},
     # The orders of a step know what is where, and nothing of who decides or moves it.
-    "zero3/flow": {"base", "zero3/plan/placement.h"},
+    "zero3/flow": {"base", "tiering/ring_order.h", "zero3/plan/placement.h"},
     "zero3/plan": {
         *("base", "zero3/config", "zero3/flow", "aio/priority.h", "kernels/gradient.h"),
-        *("pinned/free_list.h", "tiering/route.h", "tiering/tier.h", "tiering/unit_slots.h"),
-        *("tiering/disk/stripe.h", "tiering/snapshot_block.h"),
+        *("pinned/free_list.h", "tiering/ring_order.h", "tiering/route.h", "tiering/tier.h"),
+        *("tiering/unit_slots.h", "tiering/disk/stripe.h", "tiering/snapshot_block.h"),
     },
     # The state and its passes come below checkpoints, and these below the step that saves them.
     "zero3/checkpoint": LAYERS

@@ -30,7 +30,7 @@ namespace artesian::zero3 {
 
 struct OptimizerOptions {
   /// Under backward, unless the device is separate, it reads ahead into memory of the lender's,
-  /// too, where there is one, which outlives it: Note [Borrowed items] in sub_group_stream.h.
+  /// too, where there is one, which outlives it: Note [Borrowed items] in ring_order.h.
   BufferLender* lender = nullptr;
   /// True if a slot that a unit has will be its slot until forward uses it; true without.
   std::function<bool(std::uint32_t unit)> stays{};

@@ -14,21 +14,8 @@
 // error. Nothing of that sub-group is sealed or written then, and nothing of what is in memory may
 // be used again: the engine remembers the error, and answers every later call with it.
 //
-// Note [Out of turn]: a sub-group that is in memory takes the cores' time and none of the disk's.
-// As long as the first of a pass are such ones, the ring is full of what comes behind them, and the
-// disk rests. So where the caller allows it, what has come is done before them: it is written,
-// and the next is read. Each sub-group is done once, whatever the order, so bits and bytes stay.
-//
-// Note [Together]: to fork and to join the team takes as long as one sub-group takes many cores, or
-// longer where idle threads sleep. So sub-groups in memory, which no transfer keeps apart, are done
-// several in one region; but one by one while something is in flight, since what has come, or is
-// written, is looked at between two regions alone.
-//
-// Note [Borrowed items]: how far a pass reads ahead is bounded by the ring. Under backward the disk
-// would then rest, while memory that activations have left stands empty until the next forward.
-// Items in such memory are read into as into the ring's own, by the same pass in the same order;
-// each goes back as soon as its sub-group is written, which is while forward begins. Nothing is
-// read that would not be read, so bytes stay as they are.
+// The order of all this, with its Notes [Out of turn], [Together] and [Borrowed items], is that of
+// tiering/ring_order.h. Here is what moves, and what a sub-group is in memory.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +23,7 @@
 #include <optional>
 #include <vector>
 
+#include "zero3/flow/ring_need.h"
 #include "zero3/step/group_blocks.h"
 #include "zero3/step/state.h"
 
@@ -99,19 +87,23 @@ class SubGroupStream {
 
   /// `waits_for`: what the timeline calls the waits.
   explicit SubGroupStream(ModelState& state, const char* waits_for = "sub-groups") noexcept
-      : state_(state), waits_for_(waits_for) {}
+      : state_(state), waits_for_(waits_for), order_(*this) {}
+  SubGroupStream(const SubGroupStream&) = delete;
+  SubGroupStream& operator=(const SubGroupStream&) = delete;
   /// Reads may go to memory of this lender, too, which outlives the stream, or of nobody: null.
   /// Items that are borrowed already go back by themselves: Note [Borrowed items].
   void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
   /// From here to the end of the pass: sub-groups of units that `may` holds of are done out of
   /// turn, before sub-groups in memory: Note [Out of turn].
   void allow_out_of_turn(std::function<bool(std::uint32_t unit)> may) noexcept {
-    out_of_turn_ = std::move(may);
+    order_.allow_out_of_turn(std::move(may));
   }
   /// Gives back what has nothing in flight. Errors: Io: what was written from it was not.
   Result<void> give_back_borrowed() noexcept;
   /// True if that would do anything now.
-  bool may_give_back() const noexcept;
+  bool may_give_back() const noexcept {
+    return state_.ring().borrowed() != 0 && order_.may_give_back();
+  }
   /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
   /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
@@ -126,13 +118,11 @@ class SubGroupStream {
   /// complete. Returns whether they are done. Errors: as advance_past.
   Result<bool> advance_within(std::uint32_t unit) noexcept;
   /// True if that would do anything now.
-  bool may_advance() const noexcept;
+  bool may_advance() const noexcept { return order_.may_advance(); }
   /// Starts as many more reads as it can without waiting. Errors: Io, Timeout.
-  Result<void> read_on() noexcept { return advance_to(current_); }
+  Result<void> read_on() noexcept { return order_.read_on(); }
   /// True if that would do anything now.
-  bool may_read_on() const noexcept {
-    return under_way() && issued_ < tasks_.size() && (may_look_ahead() || may_borrow());
-  }
+  bool may_read_on() const noexcept { return order_.may_read_on(); }
   /// Ends a pass that is done in turn where it is: waits for what it reads, and forgets it. Errors:
   /// Io, Timeout.
   Result<void> abandon() noexcept;
@@ -167,45 +157,36 @@ class SubGroupStream {
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
  private:
-  struct Task {
-    std::uint32_t unit;
-    std::uint64_t index;
-    bool operator==(const Task&) const = default;
-  };
-  struct FreeItem {
-    tiering::StagingItem* item;
-    std::optional<Task> wrote;      // may be in flight
-    std::optional<Error> failed{};  // what came of it, once known
-  };
-  void list_tasks(const std::vector<std::uint32_t>& units);
-  Result<void> begin_tasks(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
-  bool may_use_queues() const noexcept;
-  Result<void> advance_to(std::size_t end) noexcept;
-  Result<void> run_next(std::size_t end) noexcept;
-  bool in_flight() const noexcept;
-  std::size_t together_up_to(std::size_t end) const noexcept;
-  Result<void> run_together(std::size_t end) noexcept;
-  bool ready() const noexcept;
-  bool worthwhile() const noexcept;
-  Result<void> read_ahead(bool wait) noexcept;
-  std::size_t next_task() const noexcept;
-  Result<void> run_task(std::size_t place) noexcept;
-  Result<void> run_one(std::size_t place) noexcept;
-  bool under_way() const noexcept { return current_ < tasks_.size(); }
-  enum class Item : std::uint8_t { Never, ToWrite, ToRead };  // to read, and maybe to write
-  Item item_for(const Task& task) const noexcept;
-  std::size_t writer_of(const Task& task) const noexcept;
-  std::size_t idle_item() const noexcept;
-  Result<tiering::StagingItem*> take_item(const Task& task) noexcept;
-  std::uint32_t own_free_items() const noexcept;
-  bool may_look_ahead() const noexcept;
+  using Task = tiering::RingTask;
+  friend class tiering::RingOrder<SubGroupStream>;  // which this is the port of:
+  using Item = tiering::StagingItem;
+  std::uint32_t count() const noexcept { return state_.ring().count(); }
+  Item& own(std::uint32_t index) noexcept { return state_.ring().at(index); }
+  static bool borrowed(const Item& item) noexcept { return item.borrowed(); }
+  static bool is_free(const Item& item) noexcept { return item.idle(); }
+  static bool is_idle(const Item& item) noexcept { return item.idle(); }
+  Result<void> finish(Item& item) noexcept;
   bool may_borrow() const noexcept;
-  tiering::StagingItem* borrow();
+  Item* borrow();
+  void give_back(const Item& item) noexcept { state_.ring().remove(item); }
+  bool computes_elsewhere() const noexcept { return state_.separate_device(); }
+  bool writes() const noexcept {
+    return options_.write_state || options_.write_grad || options_.restore_param;
+  }
+  tiering::RingNeed need(const Task& task) const noexcept;
+  Result<void> read(const Task& task, Item& item) noexcept;
+  Result<void> work(std::size_t place, const Task& task, Item* item) noexcept;
+  std::size_t together_max() const noexcept;
+  Result<void> work_together(std::size_t first, std::span<const Task> tasks) noexcept;
+
+  std::vector<Task> list_tasks(const std::vector<std::uint32_t>& units) const;
+  Result<void> begin_tasks(std::vector<Task> tasks, const SubGroupStreamOptions& options,
+                           SlicedBody body) noexcept;
+  bool may_use_queues(const std::vector<Task>& tasks) const noexcept;
   SubGroup cut(const Task& task) const noexcept;
   SubGroup locate(const Task& task, tiering::StagingItem* item) noexcept;
   std::uint64_t param_first(const SubGroup& group) const noexcept;
   std::uint64_t grad_first(const SubGroup& group) const noexcept;
-  Result<void> issue_reads(const Task& task, tiering::StagingItem& item) noexcept;
   void list_param(const SubGroup& group, GroupBlocks& blocks) const noexcept;
   void list_saved(const SubGroup& group, GroupBlocks& blocks) const noexcept;
   void list_read(const SubGroup& group, GroupBlocks& blocks) const noexcept;
@@ -224,7 +205,7 @@ class SubGroupStream {
   }
   /// True if reading the unit's state takes its parameters, too.
   bool state_has_param(std::uint32_t unit) const noexcept {
-    return frozen(unit) || state_.placement().update_reads_param(unit);
+    return zero3::state_has_param(state_.placement(), unit);
   }
   std::uint64_t param_offset() const noexcept;
   std::uint64_t grad_offset() const noexcept;
@@ -238,19 +219,11 @@ class SubGroupStream {
   BufferLender* lender_ = nullptr;
   // Of the pass under way:
   SubGroupStreamOptions options_;
-  bool uses_queues_ = false;  // between its items and a separate device
-  SlicedBody body_;           // without slices: `after` is the whole work
-  std::vector<Task> tasks_;
-  std::vector<std::size_t> unit_end_;         // by unit, the place after its last task; 0: no task
-  std::vector<tiering::StagingItem*> items_;  // by task, or null; of one that is done, null
-  std::vector<bool> ran_;                     // by task: it is done
-  std::function<bool(std::uint32_t)> out_of_turn_;  // may be null
-  std::size_t saved_end_ = 0;                       // the place after the last of units_saved
-  std::size_t current_ = 0;                         // the first task that is not done
-  std::size_t done_ = 0;               // of a pass that was abandoned: where current_ was
-  std::size_t issued_ = 0;             // tasks of which all reads have been started
-  std::uint32_t writers_waiting_ = 0;  // of these, those that will take an item to write
-  std::vector<FreeItem> free_items_;   // not of a task; the first was given back first
+  bool uses_queues_ = false;   // between its items and a separate device
+  SlicedBody body_;            // without slices: `after` is the whole work
+  std::size_t saved_end_ = 0;  // the place after the last of units_saved
+  std::vector<Task> done_;     // of a pass that was abandoned
+  tiering::RingOrder<SubGroupStream> order_;
   std::uint64_t wait_ns_ = 0;
 };
 
