@@ -41,6 +41,12 @@ std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
   return models::micro_batches_at_once(activation_run(plan), inputs);
 }
 
+/// Bytes that activations take beside kept inputs in tiers.
+std::uint64_t activations_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
+  return models::activations_of(activation_run(plan), group_of(plan, inputs),
+                                inputs.bytes_in(Tier::Device));
+}
+
 void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
   const auto tier = [&](Tier home) -> TierBytes& {
     return home == Tier::Device ? figures.device : home == Tier::Host ? figures.host : figures.nvme;
@@ -119,10 +125,12 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .speculative = zero3::waits_for_norm(plan.config)}));
   Simulated done;
   done.moved = step.moved;
-  done.time = zero3::simulate_step({.placement = &placement,
-                                    .plan = &step,
-                                    .rates = rates_of(plan),
-                                    .stages = stage_seconds(plan)});
+  done.time = zero3::simulate_step(
+      {.placement = &placement,
+       .plan = &step,
+       .rates = rates_of(plan),
+       .stages = stage_seconds(plan),
+       .activation_bytes = plan.gpu ? 0 : activations_of(plan, placement.inputs)});
   return done;
 }
 
@@ -375,8 +383,7 @@ Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   request.device_bytes = device;
   ARTESIAN_TRY(placement, zero3::make_placement(request));
   const zero3::KeptInputs& inputs = placement.inputs;
-  figures.activations = models::activations_of(activation_run(plan), group_of(plan, inputs),
-                                               inputs.bytes_in(Tier::Device));
+  figures.activations = activations_of(plan, inputs);
   figures.device.budget = device;
   figures.host.budget = plan.host_bytes;
   figures.nvme.budget = free_for(plan.space, plan.config);

@@ -1,12 +1,19 @@
 #include "zero3/plan/step_time.h"
 
 #include <algorithm>
+#include <list>
+#include <span>
+#include <utility>
 
 #include "base/check.h"
+#include "tiering/ring_order.h"
+#include "zero3/flow/ring_need.h"
 #include "zero3/flow/update_order.h"
 
 namespace artesian::zero3 {
 
+using tiering::RingNeed;
+using tiering::RingTask;
 using tiering::Route;
 using tiering::Tier;
 using Kind = StepEvent::Kind;
@@ -33,7 +40,9 @@ class Simulation {
         reduced_(plan_.layout.units.size(), Schedule::none),
         gathered_(plan_.layout.units.size(), Schedule::none),
         order_(plan_),
-        updates_(plan_.layout.units.size()) {
+        updates_(plan_.layout.units.size()),
+        items_(*this),
+        ring_(items_) {
     const std::size_t stages = plan_.layout.stages.size();
     ARTESIAN_CHECK(request_.stages.forward.size() == stages, request_.stages.forward.size());
     ARTESIAN_CHECK(request_.stages.backward.size() == stages, request_.stages.backward.size());
@@ -130,6 +139,7 @@ class Simulation {
       }
       see(events[index]);
     }
+    items_.lend(0);  // soon forward needs all memory
     while (order_.updated().size() < order_.ahead().size()) update_next();
     gather_below(static_cast<std::uint32_t>(gathered_.size()));
     barrier_ = computed_ = worked_ = schedule_.join({computed_, worked_});
@@ -200,11 +210,21 @@ class Simulation {
     for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
       computed_ = schedule_.join({computed_, gathered_[unit]});
     }
-    const int parts = may_update_next() && !separate_ ? operators : 1;
+    const bool lends = last_backward_ && items_.may_borrow();
+    const int parts = (may_update_next() || lends) && !separate_ ? operators : 1;
     for (int part = 0; part < parts; ++part) {
       computed_ = add(event.kind, Resource::Compute, seconds / parts, {computed_, barrier_});
       update_ahead();
     }
+    if (last_backward_ && !separate_) items_.lend(items_left_by(event.stage));
+  }
+
+  /// Items that fit in the half of what activations have left, once that stage's backward is done:
+  /// they are as if all stages kept the same.
+  std::uint64_t items_left_by(std::size_t stage) const {
+    const std::uint64_t stages = plan_.layout.stages.size();
+    const std::uint64_t left = request_.activation_bytes / stages * (stages - stage);
+    return plan_.ring_item_bytes == 0 ? 0 : left / 2 / (plan_.ring_item_bytes * grain_);
   }
 
   /// Inputs go to their tier behind what computes, and come while the stage before computes.
@@ -236,31 +256,31 @@ class Simulation {
     return order_.may_update_next([this](std::uint32_t unit) { return unit < keeps_below_; });
   }
 
-  /// Updates what has been read, and of all ranks, by now.
+  /// Updates what has been read, and of all ranks, by now; and reads on.
   void update_ahead() {
-    while (may_update_next()) {
-      const Item& next = items_[worked_on_];
-      ARTESIAN_CHECK(next.unit == order_.next(), next.unit, order_.next());
-      const Task ready = schedule_.join({next.read, reduced_[next.unit]});
-      if (schedule_.finish(ready) > schedule_.finish(computed_)) return;
-      work_on_next();
-      if (!works_on(order_.next())) order_.update_next();
+    expect(ring_.give_back_borrowed());
+    while (may_update_next() && is_past(reduced_[order_.next()]) && ring_.may_advance()) {
+      auto done = ring_.advance_within(ring_.end_of(order_.next()));
+      ARTESIAN_CHECK(done.has_value());  // nothing fails here
+      if (!*done) return;
+      order_.update_next();
     }
+    if (ring_.may_read_on()) expect(ring_.read_on());
   }
 
   /// All sub-groups of the next unit that are left.
   void update_next() {
-    while (works_on(order_.next())) work_on_next();
+    expect(ring_.advance_to(ring_.end_of(order_.next())));
     order_.update_next();
   }
-  bool works_on(std::uint32_t unit) const {
-    return worked_on_ < items_.size() && items_[worked_on_].unit == unit;
-  }
 
-  void work_on_next() {
-    ARTESIAN_CHECK(worked_on_ < issued_, worked_on_, issued_);  // its reads are queued
-    work_on_item(items_[worked_on_++]);
-    read_ahead();
+  static void expect(const Result<void>& outcome) { ARTESIAN_CHECK(outcome.has_value()); }
+
+  /// True if it is done when the thread that runs the step gets here.
+  bool is_past(Task task) const {
+    double now = schedule_.finish(computed_);
+    if (!separate_) now = std::max(now, schedule_.finish(worked_));
+    return schedule_.finish(task) <= now;
   }
 
   /// The host waits for its writes before new gradients come.
@@ -418,28 +438,101 @@ class Simulation {
     Moved moved;                // of the whole unit, as are
     Moved state;                // what of it is the optimizer's, and the
     std::uint64_t touched = 0;  // bytes, by the kernels
-    std::uint64_t count = 1;    // items that share them
+    std::uint64_t count = 1;    // tasks that share them
+    std::uint64_t reads = 0;    // of these: that share what is read
+    std::uint64_t items = 0;    // and that have an item of the ring, and share what is written
   };
   UnitUpdate update_of(const StepEvent& event) const {
     const UnitPlacement& place = plan_.units[event.unit];
     const std::uint64_t slot = elements(event.unit) * dtype_size(place.computed);
     const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
-    return {.moved = event.moved.total(),
-            .state = event.moved.optimizer,
-            .touched = update_bytes(event.unit) + (fills ? slot : 0),
-            .count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_};
+    UnitUpdate update{.moved = event.moved.total(),
+                      .state = event.moved.optimizer,
+                      .touched = update_bytes(event.unit) + (fills ? slot : 0),
+                      .count = (plan_.sub_group_count(event.unit) + grain_ - 1) / grain_};
+    for (std::uint64_t index = 0; index < update.count; ++index) {
+      const RingNeed need = need_of({event.unit, index});
+      update.reads += need == RingNeed::ToRead ? 1 : 0;
+      update.items += need != RingNeed::Nothing ? 1 : 0;
+    }
+    return update;
   }
 
-  struct Item {  // of the staging ring
-    std::uint32_t unit = 0;
-    Task read = Schedule::none;
-    Task written = Schedule::none;
+  /// Of `grain_` sub-groups that count as one, what any of them needs.
+  RingNeed need_of(const RingTask& task) const {
+    const std::uint64_t first = task.index * grain_;
+    const std::uint64_t end = std::min(first + grain_, plan_.sub_group_count(task.unit));
+    RingNeed need = RingNeed::Nothing;
+    for (std::uint64_t index = first; index < end; ++index) {
+      need = std::max(need, ring_need(plan_, {task.unit, index}, update_pass));
+    }
+    return need;
+  }
+
+  /// The staging ring as times: an item is when its last transfer ends. Reads start as soon as the
+  /// disk has written what their item had, as if the engine looked at any time.
+  class RingTimes {
+   public:
+    struct Item {
+      Task done = Schedule::none;
+      bool lent = false;
+    };
+    explicit RingTimes(Simulation& simulation)
+        : simulation_(simulation), own_(std::max(simulation.plan_.ring_count, 1u)) {}
+    std::uint32_t count() const { return static_cast<std::uint32_t>(own_.size()); }
+    Item& own(std::uint32_t index) { return own_[index]; }
+    static bool borrowed(const Item& item) { return item.lent; }
+    static bool is_free(const Item&) { return true; }
+    bool is_idle(const Item& item) const { return simulation_.is_past(item.done); }
+    static Result<void> finish(const Item&) { return {}; }
+    bool may_borrow() const { return lent_.size() < lendable_; }
+    Item* borrow() { return &lent_.emplace_back(Item{.lent = true}); }
+    void give_back(const Item& item) {
+      const auto place = std::find_if(lent_.begin(), lent_.end(),
+                                      [&](const Item& each) { return &each == &item; });
+      ARTESIAN_CHECK(place != lent_.end());
+      lent_.erase(place);
+    }
+    bool computes_elsewhere() const { return simulation_.separate_; }
+    static bool writes() { return true; }
+    RingNeed need(const RingTask& task) const { return simulation_.need_of(task); }
+    Result<void> read(const RingTask& task, Item& item) {
+      simulation_.read_item(task, item.done);
+      return {};
+    }
+    Result<void> work(std::size_t, const RingTask& task, Item* item) {
+      Task in_place = Schedule::none;
+      simulation_.work_on(task, item != nullptr ? item->done : in_place);
+      return {};
+    }
+    static std::size_t together_max() { return 1; }
+    static Result<void> work_together(std::size_t, std::span<const RingTask>) { return {}; }
+
+    /// So many items may be borrowed at once from here on.
+    void lend(std::uint64_t items) { lendable_ = items; }
+
+   private:
+    Simulation& simulation_;
+    std::vector<Item> own_;
+    std::list<Item> lent_;
+    std::uint64_t lendable_ = 0;
   };
 
   /// All of the update that the step before has left: read from this step's begin on, or since that
   /// one's last backward.
   void begin_updates_left() {
     if (!order_.begin_deferred()) begin_pass(barrier_);
+    if (separate_) return;
+    keeps_below_ = first_kept();
+    ring_.allow_out_of_turn([this](std::uint32_t unit) { return unit < keeps_below_; });
+  }
+
+  /// As far as the first forward of a step may update ahead.
+  std::uint32_t first_kept() const {
+    for (const StepEvent& event : request_.plan->events) {
+      if (event.kind == Kind::Compute) return event.updated_ahead;
+    }
+    return 0;
   }
 
   /// Begins what is updated under the last backward, read from its begin on, and what is read
@@ -456,69 +549,67 @@ class Simulation {
   }
 
   void begin_pass(Task not_before) {
-    ARTESIAN_CHECK(worked_on_ == items_.size(), worked_on_, items_.size());
-    items_.clear();
+    std::vector<RingTask> tasks;
     for (const std::uint32_t unit : order_.pass()) {
-      items_.insert(items_.end(), updates_[unit].count, {.unit = unit});
+      for (std::uint64_t index = 0; index < updates_[unit].count; ++index) {
+        tasks.push_back({unit, index});
+      }
     }
     not_before_ = not_before;
-    worked_on_ = issued_ = 0;
-    read_ahead();
+    expect(ring_.begin(std::move(tasks), updates_.size()));
   }
 
-  /// As SubGroupStream does it: as far as there are items, and a read waits until the write of the
-  /// item that it takes over is done.
-  void read_ahead() {
-    const std::size_t depth = std::max<std::size_t>(plan_.ring_count, 1);
-    for (; issued_ < items_.size() && issued_ < worked_on_ + depth; ++issued_) {
-      const Task taken = issued_ < depth ? Schedule::none : items_[issued_ - depth].written;
-      read_item(items_[issued_], schedule_.join({not_before_, taken}));
-    }
-  }
-
-  void read_item(Item& item, Task before) {
-    const UnitUpdate& update = updates_[item.unit];
-    const auto part = [&](double seconds) { return seconds / static_cast<double>(update.count); };
+  /// `done`: of the item, before and after.
+  void read_item(const RingTask& task, Task& done) {
+    const UnitUpdate& update = updates_[task.unit];
+    const Task before = schedule_.join({not_before_, done});
+    const auto part = [&](double seconds) { return seconds / static_cast<double>(update.reads); };
     const std::uint64_t bytes = two_places() ? update.state.nvme_read : update.moved.nvme_read;
-    item.read =
+    done =
         add(Kind::Update, Resource::DiskRead, part(seconds_for(bytes, rates_.disk_read)), {before});
     if (two_places()) {
       const Task rest =
-          read_param(Kind::Update, update.moved.nvme_read - bytes, {before}, update.count);
-      item.read = schedule_.join({item.read, rest});
+          read_param(Kind::Update, update.moved.nvme_read - bytes, {before}, update.reads);
+      done = schedule_.join({done, rest});
     }
     if (!separate_) return;
-    item.read = add(Kind::Update, Resource::ToHost,
-                    part(seconds_for(update.moved.to_host, rates_.to_host)), {item.read});
+    done = add(Kind::Update, Resource::ToHost,
+               part(seconds_for(update.moved.to_host, rates_.to_host)), {done});
   }
 
-  void work_on_item(Item& item) {
-    const UnitUpdate& update = updates_[item.unit];
+  /// `done`: of what the task has read, and then of what it writes.
+  void work_on(const RingTask& task, Task& done) {
+    const UnitUpdate& update = updates_[task.unit];
+    const bool has_item = need_of(task) != RingNeed::Nothing;
     const auto part = [&](double seconds) { return seconds / static_cast<double>(update.count); };
-    const double work = memory_seconds(update.touched) +
-                        checksum_seconds(update.moved.nvme_read + update.moved.nvme_write);
+    const auto of_items = [&](double seconds) {
+      return has_item ? seconds / static_cast<double>(update.items) : 0.0;
+    };
+    const double work =
+        part(memory_seconds(update.touched)) +
+        of_items(checksum_seconds(update.moved.nvme_read + update.moved.nvme_write));
     const Task before = separate_ ? worked_ : schedule_.join({worked_, computed_});
-    worked_ = add(Kind::Update, worker(), part(work), {item.read, reduced_[item.unit], before});
+    worked_ = add(Kind::Update, worker(), work, {done, reduced_[task.unit], before});
     Task updated = worked_;
     const std::uint64_t bytes = two_places() ? update.state.nvme_write : update.moved.nvme_write;
-    item.written = add(Kind::Update, Resource::DiskWrite,
-                       part(seconds_for(bytes, rates_.disk_write)), {worked_});
-    if (two_places()) {
+    done = add(Kind::Update, Resource::DiskWrite, of_items(seconds_for(bytes, rates_.disk_write)),
+               {worked_});
+    if (two_places() && has_item) {
       const Task rest =
-          write_param(Kind::Update, update.moved.nvme_write - bytes, {worked_}, update.count);
-      item.written = schedule_.join({item.written, rest});
+          write_param(Kind::Update, update.moved.nvme_write - bytes, {worked_}, update.items);
+      done = schedule_.join({done, rest});
     }
     if (separate_) {
       updated = add(Kind::Update, Resource::ToDevice,
                     part(seconds_for(update.moved.to_device, rates_.to_device)), {worked_});
-      item.written = schedule_.join({item.written, updated});
+      done = schedule_.join({done, updated});
     }
     // A stage of forward waits for its update; backward does not, where others make it.
     if (!separate_ || !last_backward_) computed_ = schedule_.join({computed_, updated});
-    gather({.unit = item.unit,
+    gather({.unit = task.unit,
             .seconds = part(seconds_for(update.moved.bus, rates_.bus)),
             .updated = updated});
-    written_ = schedule_.join({written_, item.written});
+    written_ = schedule_.join({written_, done});
   }
 
   const StepTimeRequest& request_;
@@ -537,14 +628,13 @@ class Simulation {
   bool norm_begun_ = false;         // of this step
   std::size_t grad_turn_ = 0;       // of these: taken so far
   UpdateOrder order_;
-  std::vector<UnitUpdate> updates_;   // by unit
-  std::vector<Item> items_;           // of the pass under way
-  std::size_t worked_on_ = 0;         // of these
-  std::uint32_t keeps_below_ = 0;     // slots of units below are there to be filled, and stay
-  std::size_t issued_ = 0;            // of these: their reads are queued
-  std::uint64_t grain_ = 1;           // sub-groups that count as one
-  bool last_backward_ = false;        // it has begun
-  Task not_before_ = Schedule::none;  // the update's reads
+  std::vector<UnitUpdate> updates_;  // by unit
+  RingTimes items_;
+  tiering::RingOrder<RingTimes> ring_;  // of the optimizer's pass
+  std::uint32_t keeps_below_ = 0;       // slots of units below are there to be filled, and stay
+  std::uint64_t grain_ = 1;             // sub-groups that count as one
+  bool last_backward_ = false;          // it has begun
+  Task not_before_ = Schedule::none;    // the update's reads
   Task computed_ = Schedule::none;
   Task worked_ = Schedule::none;   // by the host's CPU
   Task written_ = Schedule::none;  // the optimizer's writes

@@ -62,6 +62,9 @@ struct StepTimeRequest {
   const StepPlan* plan = nullptr;
   Rates rates;
   StageSeconds stages;
+  /// The most that activations take on a CPU: under backward the staging ring borrows what they
+  /// have left (Note [Borrowed items] in tiering/ring_order.h). 0: nothing is lent.
+  std::uint64_t activation_bytes = 0;
 };
 
 StepTime simulate_step(const StepTimeRequest& request);

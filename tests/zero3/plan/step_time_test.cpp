@@ -30,6 +30,22 @@ std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound)
   return random_word(51, seed, draw) % bound;
 }
 
+StepPlan plan_of(const Case& of, std::uint64_t ranks = 1, double share_under_backward = 0.0) {
+  const ZeroConfig& zero = of.config.zero;
+  return plan_step({.placement = &of.placement,
+                    .stages = &of.model.stages,
+                    .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
+                               zero.max_reuse_distance},
+                    .micro_batches = of.config.accumulation_steps,
+                    .tokens = 32,
+                    .lookup_width = 64,
+                    .ranks = ranks,
+                    .under_backward =
+                        units_under_backward(of.placement, of.model.stages, share_under_backward,
+                                             /*speculative=*/false)})
+      .value();
+}
+
 Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t ranks = 1,
                std::uint64_t host_bytes = plenty, double share_under_backward = 0.0,
                int layers = 3) {
@@ -48,19 +64,7 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                       .ranks = ranks,
                       .spare_device = false})
           .value();
-  const ZeroConfig& zero = made.config.zero;
-  made.plan = plan_step({.placement = &made.placement,
-                         .stages = &made.model.stages,
-                         .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
-                                    zero.max_reuse_distance},
-                         .micro_batches = made.config.accumulation_steps,
-                         .tokens = 32,
-                         .lookup_width = 64,
-                         .ranks = ranks,
-                         .under_backward = units_under_backward(made.placement, made.model.stages,
-                                                                share_under_backward,
-                                                                /*speculative=*/false)})
-                  .value();
+  made.plan = plan_of(made, ranks, share_under_backward);
   return made;
 }
 
@@ -249,6 +253,49 @@ TEST(StepTime, WhatFillsTheRingIsReadUnderBackward) {
   const double two = seconds(2);
   EXPECT_LT(two, one);
   EXPECT_LE(one - two, 2 * static_cast<double>(item) / 1e7);
+}
+
+TEST(StepTime, UnderBackwardReadsGoOnIntoWhatActivationsHaveLeft) {
+  // Backward takes longer than the ring is read in, forward is no time to read the rest.
+  const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
+  const std::uint64_t item = of.placement.ring_item_bytes;
+  const auto seconds = [&](std::uint64_t activation_bytes) {
+    StepTimeRequest request = request_of(of, 1e7);
+    request.rates.memory = 1e12;
+    request.rates.checksum = 0.0;
+    request.stages.backward.assign(of.model.stages.size(), 0.3);
+    request.activation_bytes = activation_bytes;
+    const double taken = simulate_step(request).seconds;
+    EXPECT_GE(taken, disk_seconds(request));
+    return taken;
+  };
+  const double none = seconds(0);
+  const double read = static_cast<double>(item) / 1e7;
+  EXPECT_EQ(seconds(item), none);             // half of it is too little
+  EXPECT_LT(seconds(8 * item), none - read);  // several items
+  EXPECT_LT(seconds(64 * item), seconds(8 * item));
+}
+
+TEST(StepTime, WhatHasComeIsWrittenBeforeSubGroupsInMemoryAreDone) {
+  // The state of the first units is in memory, and takes the cores longer than the disk the rest.
+  Case of = make_case(2, config_of(Offload::Cpu, Offload::Nvme, DType::Float32), false, 1, 4 << 20,
+                      0.0, 8);
+  StepTimeRequest request = request_of(of, 1e9);
+  request.rates.memory = 1e8;
+  double in_memory = 0.0;  // seconds, at the least
+  for (std::uint32_t unit = 0; unit < 4; ++unit) {
+    UnitPlacement& place = of.placement.units[unit];
+    ASSERT_TRUE(place.aliased());
+    place.optimizer = tiering::Tier::Host;
+    place.optimizer_homes.clear();
+    in_memory += 2 * static_cast<double>(of.placement.optimizer_bytes(unit)) / request.rates.memory;
+  }
+  of.plan = plan_of(of);
+  double first_write = 1e30;
+  for (const StepSpan& span : simulate_step(request).spans) {
+    if (span.resource == Resource::DiskWrite) first_write = std::min(first_write, span.begin);
+  }
+  EXPECT_LT(first_write, in_memory / 4);
 }
 
 TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
