@@ -212,15 +212,20 @@ class DryRun {
     for (const std::uint32_t unit : order_.trained()) {
       if (placement_.units[unit].updated_on_device()) add_update(unit);
     }
+    complete_update();  // where all is frozen, and there is no backward
     order_.begin_deferred();
     return prefetcher_.look_ahead_to_next_step();
   }
 
+  /// The rest of the update that the step before has left: of units that no forward has come to.
+  void complete_update() {
+    if (order_.phase() != UpdatePhase::Deferred) return;
+    while (order_.some_left()) update_next();
+    order_.finish();
+  }
+
   void begin_updates_under_backward() {
-    if (order_.phase() == UpdatePhase::Deferred) {  // of units that no forward has come to
-      while (order_.some_left()) update_next();
-      order_.finish();
-    }
+    complete_update();
     order_.begin_ahead(final_order(updatable_), request_.speculative);
   }
 

@@ -135,5 +135,22 @@ TEST(FrozenPlacement, PlansNoBackwardBelowWhatIsTrainable) {
   EXPECT_EQ(backward, (std::vector<std::size_t>{4, 3, 2}));
 }
 
+TEST(FrozenPlacement, PlansForwardAloneWhereNothingIsTrainable) {
+  Case given = make_case(0);
+  given.config.zero.offload_param.device = Offload::Nvme;
+  for (ParameterSpec& parameter : given.model.parameters) parameter.trainable = false;
+  const Placement plan = given.place().value();
+  const auto step = plan_step({.placement = &plan,
+                               .stages = &given.model.stages,
+                               .limits = PrefetchLimits::of(given.config.zero),
+                               .tokens = 16,
+                               .lookup_width = 32});
+  ASSERT_TRUE(step.has_value());
+  for (const StepEvent& event : step->events) {
+    EXPECT_NE(event.kind, StepEvent::Kind::Update);
+    EXPECT_EQ(event.direction, Direction::Forward);
+  }
+}
+
 }  // namespace
 }  // namespace artesian::zero3
