@@ -55,6 +55,20 @@ bool is_absent(const Error& error) noexcept {
   return error.code == ErrorCode::Io && error.system_error == ENOENT;
 }
 
+Result<void> rename_to_new(Folder& folder, const std::string& from, Folder& target,
+                           const std::string& to) noexcept {
+  auto renamed = folder.rename(from, target, to, Existing::Refuse);
+  if (renamed.has_value() || renamed.error().code != ErrorCode::Unsupported) return renamed;
+  const auto found = target.status(to);
+  if (found.has_value()) {
+    Error error = make_error(ErrorCode::Io, "cannot rename to " + to, EEXIST);
+    error.file = folder.path() + "/" + from;
+    return error;
+  }
+  if (!is_absent(found.error())) return Error(found.error());
+  return folder.rename(from, target, to, Existing::Replace);
+}
+
 Result<void> write_durable_file(Folder& folder, const std::string& name,
                                 std::string_view text) noexcept {
   ARTESIAN_TRY(file, folder.open(name, buffered_new));

@@ -63,6 +63,12 @@ bool is_absent(const Error& error) noexcept;
 /// the user's. Errors: Io.
 Result<std::unique_ptr<Folder>> open_system_folder(const std::string& path) noexcept;
 
+/// Renames to a name that nothing has, also where the file system has no rename that refuses to
+/// replace: there the name is looked at first, so that nobody else may make it meanwhile. Errors:
+/// Io (with EEXIST where there is such a name); Unsupported: not between these two folders.
+Result<void> rename_to_new(Folder& folder, const std::string& from, Folder& target,
+                           const std::string& to) noexcept;
+
 /// Writes a new file whole and makes its bytes durable. Errors: Io, NoSpace.
 Result<void> write_durable_file(Folder& folder, const std::string& name,
                                 std::string_view text) noexcept;

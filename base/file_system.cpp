@@ -23,6 +23,10 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+std::string name_of(const std::string& path) {
+  return std::filesystem::path(path).filename().string();
+}
+
 class SystemFileSystem final : public FileSystem {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path,
@@ -48,10 +52,12 @@ Result<std::unique_ptr<File>> SystemFileSystem::open(const std::string& path,
   }
   // From here on the file closes itself.
   auto file = std::make_unique<SystemFile>(descriptor, path);
-  if (create && fchmod(descriptor, 0600) != 0) {  // whatever the umask took away
-    const int system_error = errno;
-    ::unlink(path.c_str());
-    return system_failure("cannot set the permissions of a file", path, system_error);
+  if (create) {
+    auto set = set_mode(fchmod(descriptor, 0600), "a file", parent_of(path), name_of(path));
+    if (!set.has_value()) {
+      ::unlink(path.c_str());
+      return std::move(set).error();
+    }
   }
   if (options.direct == Direct::Never || file->enable_direct()) {
     return std::unique_ptr<File>(std::move(file));
@@ -70,10 +76,7 @@ Result<void> SystemFileSystem::make_directory(const std::string& path) noexcept 
   if (::mkdir(path.c_str(), 0700) != 0) {
     return system_failure("cannot create a directory", path, errno);
   }
-  if (::chmod(path.c_str(), 0700) != 0) {
-    return system_failure("cannot set the permissions of a directory", path, errno);
-  }
-  return {};
+  return set_mode(::chmod(path.c_str(), 0700), "a directory", parent_of(path), name_of(path));
 }
 
 Result<void> SystemFileSystem::remove(const std::string& path) noexcept {
@@ -98,8 +101,8 @@ Result<void> SystemFileSystem::sync_directory(const std::string& path) noexcept 
   const int answer = fsync(descriptor);
   const int system_error = errno;
   ::close(descriptor);
-  if (answer != 0) return system_failure("cannot sync a directory", path, system_error);
-  return {};
+  if (answer == 0) return {};
+  return folder_sync_failure("cannot sync a directory", path, system_error);
 }
 
 Result<std::vector<std::string>> SystemFileSystem::list(const std::string& path) noexcept {

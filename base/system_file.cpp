@@ -12,8 +12,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "base/fork_guard.h"
+#include "base/log.h"
 #include "base/units.h"
 
 namespace artesian {
@@ -62,6 +65,53 @@ Error system_failure(const char* what, const std::string& path, int system_error
   error.offset = offset;
   error.length = length;
   return error;
+}
+
+bool may_lack_call(int system_error) noexcept {
+  return system_error == EINVAL || system_error == ENOSYS || system_error == EOPNOTSUPP ||
+         system_error == EPERM;
+}
+
+void warn_of(Lack lack, const std::string& path) {
+  static std::mutex mutex;
+  static auto* const seen = new std::set<std::pair<Lack, dev_t>>;  // lives for ever, as the log
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    const std::lock_guard lock(mutex);
+    if (!seen->emplace(lack, status.st_dev).second) return;
+  }
+  switch (lack) {
+    case Lack::Direct:
+      return log_once(LogLevel::Warning, "direct I/O (O_DIRECT) is not available in " + path +
+                                             ": transfers go through the page cache");
+    case Lack::Permissions:
+      return log_once(LogLevel::Warning, "cannot set the permissions of files in " + path +
+                                             ": its file system decides who may read them");
+    case Lack::FolderSync:
+      return log_once(LogLevel::Warning,
+                      "the file system of " + path +
+                          " cannot sync a folder: a power cut may lose the files made last");
+  }
+}
+
+Result<void> set_mode(int answer, const char* what, const std::string& folder,
+                      const std::string& name) {
+  if (answer == 0) return {};
+  const int system_error = errno;
+  if (!may_lack_call(system_error)) {
+    return system_failure(fmt::format("cannot set the permissions of {}", what).c_str(),
+                          folder + "/" + name, system_error);
+  }
+  warn_of(Lack::Permissions, folder);
+  return {};
+}
+
+Result<void> folder_sync_failure(const char* what, const std::string& path, int system_error) {
+  if (!may_lack_call(system_error) || system_error == EPERM) {
+    return system_failure(what, path, system_error);
+  }
+  warn_of(Lack::FolderSync, path);
+  return {};
 }
 
 Result<std::vector<std::string>> names_in(DIR* stream, const char* what, const std::string& path) {
@@ -162,7 +212,7 @@ Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
     (void)!ftruncate(descriptor_, static_cast<off_t>(size_before));
     return no_space(bytes, available);
   }
-  if (errno != EOPNOTSUPP) return system_failure("cannot reserve disk space", path_, errno);
+  if (!may_lack_call(errno)) return system_failure("cannot reserve disk space", path_, errno);
   // A file system that cannot reserve: at least refuse what cannot fit now.
   if (known && available < bytes) return no_space(bytes, available);
   if (size_before < bytes && ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {

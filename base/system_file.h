@@ -25,6 +25,24 @@ namespace artesian {
 Error system_failure(const char* what, const std::string& path, int system_error,
                      std::uint64_t offset = 0, std::uint64_t length = 0);
 
+/// True if a call failed as one does that the file system, the kernel or a filter does not have:
+/// FUSE and network file systems, and containers, answer with any of EINVAL, ENOSYS, EOPNOTSUPP and
+/// EPERM. The caller goes another way, whose failure tells what is really wrong.
+bool may_lack_call(int system_error) noexcept;
+
+/// Something that a file system does not have.
+enum class Lack : std::uint8_t { Direct, Permissions, FolderSync };
+/// Warns of it once for each file system: `path` is a file or folder there.
+void warn_of(Lack lack, const std::string& path);
+
+/// Judges the answer of a chmod, by errno: a file system without permissions is warned of, as it
+/// decides by its mount options who may read. `what` is "a file" or "a folder". Errors: Io.
+Result<void> set_mode(int answer, const char* what, const std::string& folder,
+                      const std::string& name);
+
+/// Judges a failed fsync of a folder: a file system that has none is warned of. Errors: Io.
+Result<void> folder_sync_failure(const char* what, const std::string& path, int system_error);
+
 /// Converts what fstat and its like say of a file.
 FileStatus status_of(const struct stat& found) noexcept;
 

@@ -15,7 +15,6 @@
 
 #include "base/descriptor.h"
 #include "base/durable_folder.h"
-#include "base/log.h"
 #include "base/system_file.h"
 
 namespace artesian {
@@ -31,16 +30,10 @@ int open_beneath(int folder, const std::string& name, int flags, unsigned mode) 
     const long opened = retry_interrupted(
         [&] { return ::syscall(SYS_openat2, folder, name.c_str(), &how, sizeof(how)); });
     if (opened >= 0) return static_cast<int>(opened);
-    if (errno != ENOSYS && errno != EPERM) return -1;
+    if (!may_lack_call(errno)) return -1;
     lacks_openat2.store(true, std::memory_order_relaxed);
   }
   return retry_interrupted([&] { return ::openat(folder, name.c_str(), flags, mode); });
-}
-
-/// The file system has no such call, or not between these two; not that something is wrong.
-bool means_unsupported(int system_error) noexcept {
-  return system_error == EINVAL || system_error == ENOSYS || system_error == EOPNOTSUPP ||
-         system_error == EXDEV;
 }
 
 class SystemFolder final : public Folder {
@@ -102,17 +95,14 @@ Result<std::unique_ptr<File>> SystemFolder::open(const std::string& name,
   if (status < 0 || fcntl(opened, F_SETFL, status & ~O_NONBLOCK) != 0) {
     return failure("cannot open a file", name, errno);
   }
-  if (create && fchmod(opened, 0600) != 0) {  // whatever the umask took away
-    return failure("cannot set the permissions of a file", name, errno);
-  }
+  if (create) ARTESIAN_TRY_VOID(set_mode(fchmod(opened, 0600), "a file", path_, name));
   if (options.direct == Direct::Never || file->enable_direct()) {
     return std::unique_ptr<File>(std::move(file));
   }
   if (options.direct == Direct::Required) {
     return failure("direct I/O (O_DIRECT) is not available on this file system", name, EINVAL);
   }
-  log_once(LogLevel::Warning, "direct I/O (O_DIRECT) is not available in " + path_ +
-                                  ": transfers go through the page cache");
+  warn_of(Lack::Direct, path_);
   // Dirty pages count against a limit of memory, and the sync at the end would have to wait for all
   // of them: none stay here but those of what is in flight.
   if (!options.read_only) static_cast<void>(file->enable_durable_writes());
@@ -132,10 +122,7 @@ Result<void> SystemFolder::make_folder(const std::string& name) noexcept {
   if (::mkdirat(descriptor(), name.c_str(), 0700) != 0) {
     return failure("cannot create a folder", name, errno);
   }
-  if (::fchmodat(descriptor(), name.c_str(), 0700, 0) != 0) {  // whatever the umask took away
-    return failure("cannot set the permissions of a folder", name, errno);
-  }
-  return {};
+  return set_mode(::fchmodat(descriptor(), name.c_str(), 0700, 0), "a folder", path_, name);
 }
 
 Result<void> SystemFolder::rename(const std::string& from, Folder& target, const std::string& to,
@@ -149,7 +136,7 @@ Result<void> SystemFolder::rename(const std::string& from, Folder& target, const
   if (::renameat2(descriptor(), from.c_str(), other, to.c_str(), flags) == 0) return {};
   const int system_error = errno;
   Error error = failure(("cannot rename to " + to).c_str(), from, system_error);
-  if (means_unsupported(system_error)) error.code = ErrorCode::Unsupported;
+  if (may_lack_call(system_error) || system_error == EXDEV) error.code = ErrorCode::Unsupported;
   return error;
 }
 
@@ -161,7 +148,7 @@ Result<void> SystemFolder::link(const std::string& from, Folder& target,
   if (::linkat(descriptor(), from.c_str(), other, to.c_str(), 0) == 0) return {};
   const int system_error = errno;
   Error error = failure(("cannot link to " + to).c_str(), from, system_error);
-  const bool refused = means_unsupported(system_error) || system_error == EPERM ||
+  const bool refused = may_lack_call(system_error) || system_error == EXDEV ||
                        system_error == EMLINK || system_error == EACCES;
   if (refused) error.code = ErrorCode::Unsupported;
   return error;
@@ -175,7 +162,7 @@ Result<void> SystemFolder::unlink(const std::string& name, int flags) noexcept {
 
 Result<void> SystemFolder::sync() noexcept {
   if (::fsync(descriptor()) == 0) return {};
-  return system_failure("cannot sync a folder", path_, errno);
+  return folder_sync_failure("cannot sync a folder", path_, errno);
 }
 
 Result<std::vector<std::string>> SystemFolder::list() noexcept {

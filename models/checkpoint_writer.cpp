@@ -16,6 +16,7 @@
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/safetensors_header.h"
+#include "base/system_file.h"
 #include "base/units.h"
 #include "kernels/cast.h"
 
@@ -356,7 +357,7 @@ Result<void> CheckpointWriter::commit() {
     return save_error(ErrorCode::Invalid, options_.target, "came into being meanwhile" + where);
   }
   // A file system without the flag: an empty folder may be replaced, a filled one is refused.
-  if (errno != EINVAL || ::rename(folder.c_str(), target) != 0) {
+  if (!may_lack_call(errno) || ::rename(folder.c_str(), target) != 0) {
     return save_error(ErrorCode::Io, options_.target, "cannot rename" + where, errno);
   }
   return system_files().sync_directory(parent_of(options_.target));

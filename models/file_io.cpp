@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/system_file.h"
 
 namespace artesian::models {
 namespace {
@@ -77,7 +78,7 @@ Result<void> OutputFile::reserve(std::uint64_t length) noexcept {
   if (failed == 0) return {};
   Error error = file_error("cannot reserve its bytes", path_, failed);
   error.length = length;
-  if (failed == EOPNOTSUPP || failed == ENOSYS) error.code = ErrorCode::Unsupported;
+  if (may_lack_call(failed)) error.code = ErrorCode::Unsupported;
   return error;
 }
 

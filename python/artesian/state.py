@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.T
     would be taken for tied."""
     handle, path = tempfile.mkstemp(prefix="artesian-export-", dir=folder)
     try:
-        os.posix_fallocate(handle, 0, shape.numel() * dtype.itemsize)
+        try:
+            os.posix_fallocate(handle, 0, shape.numel() * dtype.itemsize)
+        except OSError as error:  # a file system that reserves nothing
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                raise
+            os.truncate(handle, shape.numel() * dtype.itemsize)
         mapped = torch.from_file(path, shared=True, size=shape.numel(), dtype=dtype)
     except OSError as error:
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}: {folder}") from None

@@ -176,3 +176,19 @@ def control_group(size):
             group.rmdir()
         return
     pytest.skip("no memory control group can be made here")
+
+
+def refuse_calls(calls, refusal):
+    """From now on these calls end with this errno, x86-64 alone. `calls`: each a number, or
+    (number, argument, bits): only where the argument has one of the bits; of fcntl that is
+    refused for F_SETFL alone."""
+    instructions = [(LOAD, 0, 0, 0)]
+    for call in calls:
+        number, argument, bits = call if isinstance(call, tuple) else (call, 0, 0)
+        end = [(RETURN, 0, 0, REFUSE | refusal), (LOAD, 0, 0, 0)]
+        if bits != 0:
+            end = [(LOAD, 0, 0, 16 + 8 * argument), (JUMP_ANY_BIT, 0, 1, bits), *end]
+        if number == 72:
+            end = [(LOAD, 0, 0, 16 + 8), (JUMP_EQUAL, 0, 3, fcntl.F_SETFL), *end]
+        instructions += [(JUMP_EQUAL, 0, len(end), number), *end]
+    filter_calls([*instructions, (RETURN, 0, 0, ALLOW)])

@@ -168,6 +168,7 @@ Result<std::unique_ptr<CheckpointFolder>> CheckpointFolder::open(FileSystem& fil
   std::unique_ptr<CheckpointFolder> opened(
       new CheckpointFolder(std::move(folder), std::move(lock), run_id));
   ARTESIAN_TRY_VOID(opened->recover());
+  ARTESIAN_TRY_VOID(opened->rehearse());
   ARTESIAN_TRY(content, read_checkpoints(*opened->folder_));
   opened->content_ = std::move(content);
   return opened;
@@ -219,6 +220,39 @@ Result<void> CheckpointFolder::remove_left(const std::vector<DotName>& names) no
   }
   if (removed) ARTESIAN_TRY_VOID(folder_->sync());
   return {};
+}
+
+/// What a kill leaves of it has names that recovery removes.
+Result<void> CheckpointFolder::rehearse() noexcept {
+  const std::uint64_t id = draw_id();
+  const std::string tag = "rehearsal";
+  const std::string draft = DotName{DotName::Kind::Temporary, tag, id}.name();
+  const std::string gone = DotName{DotName::Kind::Pruned, tag, id}.name();
+  const std::string spare = DotName{DotName::Kind::Spare, {}, id}.name();
+  const std::string latest = DotName{DotName::Kind::Latest, {}, id}.name();
+  const auto rehearsed = [&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(write_durable_file(*folder_, spare, tag));
+    ARTESIAN_TRY_VOID(folder_->make_folder(draft));
+    ARTESIAN_TRY(inner, folder_->open_folder(draft));
+    ARTESIAN_TRY_VOID(rename_to_new(*folder_, spare, *inner, rank_file_name(0)));
+    ARTESIAN_TRY_VOID(inner->sync());
+    ARTESIAN_TRY_VOID(folder_->rename(draft, *folder_, gone, Existing::Replace));
+    ARTESIAN_TRY_VOID(rename_to_new(*inner, rank_file_name(0), *folder_, spare));
+    ARTESIAN_TRY_VOID(replace_durable_file(*folder_, spare, latest, tag));
+    inner.reset();
+    ARTESIAN_TRY_VOID(folder_->remove_folder(gone));
+    return folder_->remove(spare);
+  }();
+  if (rehearsed.has_value()) return {};
+  for (const std::string& name : {spare, latest}) (void)folder_->remove(name).has_value();
+  for (const std::string& name : {draft, gone}) {
+    (void)remove_folder_with_files(*folder_, name, as_string(manifest_name)).has_value();
+  }
+  Error error = rehearsed.error();
+  if (error.code == ErrorCode::NoSpace) return error;
+  error.message = "the folder of checkpoints " + path() +
+                  " lacks what a save needs; use one on another file system: " + error.message;
+  return error;
 }
 
 std::uint64_t CheckpointFolder::draw_id() noexcept {
@@ -317,7 +351,7 @@ Result<std::unique_ptr<File>> CheckpointFolder::make_data_file(CheckpointDraft& 
   ARTESIAN_CHECK(draft.folder != nullptr && is_data_file(name), name);
   if (!spare_.empty() && spare_bytes_ == bytes) {
     const std::string spare = std::exchange(spare_, {});
-    ARTESIAN_TRY_VOID(folder_->rename(spare, *draft.folder, name, Existing::Refuse));
+    ARTESIAN_TRY_VOID(rename_to_new(*folder_, spare, *draft.folder, name));
     return draft.folder->open(name, {});
   }
   ARTESIAN_TRY_VOID(give_back_spare());  // its room is this one's
@@ -367,16 +401,9 @@ Result<std::vector<SavedSideFile>> CheckpointFolder::write_side_files(
 
 /// Gives the draft its tag. Returns where what had the tag is now.
 Result<std::optional<std::string>> CheckpointFolder::place(const CheckpointDraft& draft) noexcept {
-  auto fresh = folder_->rename(draft.name, *folder_, draft.tag, Existing::Refuse);
+  auto fresh = rename_to_new(*folder_, draft.name, *folder_, draft.tag);
   if (fresh.has_value()) return std::optional<std::string>();
-  if (fresh.error().code != ErrorCode::Unsupported && fresh.error().system_error != EEXIST) {
-    return std::move(fresh).error();
-  }
-  ARTESIAN_TRY(there, is_there(*folder_, draft.tag));
-  if (!there) {  // the file system has no rename that refuses; we hold the lock
-    ARTESIAN_TRY_VOID(folder_->rename(draft.name, *folder_, draft.tag, Existing::Replace));
-    return std::optional<std::string>();
-  }
+  if (fresh.error().system_error != EEXIST) return std::move(fresh).error();
   auto exchanged = folder_->rename(draft.name, *folder_, draft.tag, Existing::Exchange);
   if (exchanged.has_value()) return std::optional<std::string>(draft.name);
   if (exchanged.error().code != ErrorCode::Unsupported) return std::move(exchanged).error();
@@ -441,7 +468,7 @@ Result<void> CheckpointFolder::remove_gone(const std::string& name, bool ours) n
                            : opened->status(*data);
     if (found.has_value() && found->links == 1) {
       const std::string spare = DotName{DotName::Kind::Spare, {}, draw_id()}.name();
-      ARTESIAN_TRY_VOID(opened->rename(*data, *folder_, spare, Existing::Refuse));
+      ARTESIAN_TRY_VOID(rename_to_new(*opened, *data, *folder_, spare));
       spare_ = spare;
       spare_bytes_ = found->size;
     }

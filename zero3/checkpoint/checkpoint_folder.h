@@ -8,7 +8,7 @@
 // checkpoint that is whole.
 //
 // Note [A tag that is there]: names are exchanged, so that the tag is always that of a whole one.
-// Where the file system cannot (NFS, overlays), the old one is moved to ".old-TAG-ID" first, and
+// Where the file system cannot (NFS, FUSE, overlays), the old one is moved to ".old-TAG-ID" first, and
 // the tag is nobody's for a moment: recovery, before it removes anything, gives it to the new one
 // if that is whole, else back to the old one.
 //
@@ -86,7 +86,8 @@ enum class Replaces : std::uint8_t { OwnLineage, AnyLineage };
 class CheckpointFolder {
  public:
   /// Makes the folder where the one above it exists, takes its lock and recovers what a dead
-  /// process left. Errors: Busy (who holds it), Io, NoSpace, Invalid.
+  /// process left; refuses one in which a save could not end. Errors: Busy (who holds it), Io,
+  /// NoSpace, Invalid, Unsupported.
   static Result<std::unique_ptr<CheckpointFolder>> open(FileSystem& files,
                                                         const std::string& directory,
                                                         std::uint64_t run_id) noexcept;
@@ -135,6 +136,9 @@ class CheckpointFolder {
   /// The next one's link, but for what begin() draws: the id, and a new lineage.
   CheckpointLink next_link() const noexcept;
   Result<void> recover() noexcept;
+  /// Does in small what a save and a prune do to files and names, so that a file system that lacks
+  /// a call is known before the first step. Errors: as those of the call that failed.
+  Result<void> rehearse() noexcept;
   Result<void> restore(const std::vector<DotName>& names) noexcept;
   Result<void> remove_left(const std::vector<DotName>& names) noexcept;
   Result<std::optional<std::string>> place(const CheckpointDraft& draft) noexcept;

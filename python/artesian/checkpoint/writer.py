@@ -6,6 +6,7 @@ of it is durable, and `latest` is replaced after that.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -284,9 +285,13 @@ def _in_blocks(pieces: Iterator[Bytes], lengths: list[int]) -> Iterator[Bytes]:
 
 
 def _sync(path: Path) -> None:
+    """Makes the names in a folder durable, where its file system has a call for that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)
 
