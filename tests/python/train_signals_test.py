@@ -1,5 +1,6 @@
 """Proves what a signal does to `artesian train`: the run ends after its step, with what was asked
-for saved and nothing left in nvme_path; a second one ends it at once.
+for saved and nothing left in nvme_path; a second SIGINT or SIGTERM ends it at once. SIGHUP,
+SIGUSR1, SIGUSR2 and SIGXCPU, of terminals, batch systems and limits, stop it as SIGTERM does.
 
 A test cannot choose the instant of a signal. Each waits for what the run shows of itself, and takes
 every outcome that the kernel's scheduling may bring about for right, or tries again."""
@@ -7,10 +8,57 @@ every outcome that the kernel's scheduling may bring about for right, or tries a
 import os
 import pathlib
 import signal
+import subprocess
 import time
 
 import pytest
 from train_cli_test import ENVIRONMENT, make_model, place, pytestmark  # noqa: F401
+
+
+SOFT = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+
+
+def is_pending(process, number):
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("ShdPnd:")[1].split()[0], 16) >> (number - 1) & 1
+
+
+@pytest.mark.parametrize("number", SOFT)
+def test_signals_of_batch_systems_save_a_checkpoint(place, number):
+    saved = place.folder / "saved"
+    process = place.start_and_wait_for_a_step(seq_len=4, checkpoint_dir=saved,
+                                              checkpoint_every=1000000)  # fmt: skip
+    for _ in range(3):  # they come more than once, and SIGTERM behind them
+        process.send_signal(number)
+    while process.poll() is None and is_pending(process, number):
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    steps = len(place.steps())
+    assert errors == f"artesian: note: stopped by {number.name} after step {steps} of 1000000\n"
+    assert process.returncode == 128 + number
+    assert (saved / "latest").read_text() == f"global_step{steps}"
+
+
+def test_signals_that_are_ignored_stay_ignored(place):
+    def ignore():
+        for number in SOFT:
+            signal.signal(number, signal.SIG_IGN)
+
+    place.log.write_text("")
+    process = subprocess.Popen(
+        place.words("--quiet", steps=1000000, log_jsonl=place.log), stderr=subprocess.PIPE,
+        text=True, cwd=place.folder, env=ENVIRONMENT, preexec_fn=ignore)  # fmt: skip
+    while not place.log.read_text().endswith("\n"):
+        assert process.poll() is None, process.stderr.read()
+    for number in SOFT:
+        process.send_signal(number)
+    before = len(place.steps())
+    while len(place.steps()) <= before + 3:
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

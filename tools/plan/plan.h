@@ -33,7 +33,7 @@ void add_plan_flags(CLI::App& plan);
 Result<PlanOptions> read_plan_flags(const CLI::App& plan);
 
 /// Prints the plan and returns the exit code: 0; 2 for what is wrong or does not fit; 1 where a
-/// measurement fails or the output cannot be written; 130 or 143 after a signal. Errors go to
+/// measurement fails or the output cannot be written; 128 and the signal after one. Errors go to
 /// stderr.
 int run_plan(const PlanOptions& options);
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstring>
 
@@ -21,12 +22,19 @@ volatile std::sig_atomic_t stop_signal = 0;
 volatile std::sig_atomic_t at_once = 0;
 struct timespec stop_time {};  // written before stop_signal, and once
 
+/// What terminals, batch systems and limits of CPU time send. They often send them twice, or
+/// SIGTERM behind one: of these no second one ends the process.
+constexpr std::array soft_signals{SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
+
 void on_stop(int number) {
   if (at_once != 0) ::_exit(128 + number);
+  if (number == SIGINT || number == SIGTERM) {
+    ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
+    ::signal(SIGTERM, SIG_DFL);
+  }
+  if (stop_signal != 0) return;
   ::clock_gettime(CLOCK_MONOTONIC, &stop_time);
   stop_signal = number;
-  ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
-  ::signal(SIGTERM, SIG_DFL);
 }
 
 /// Starts the program again with OMP_WAIT_POLICY in its environment, unless the user has set it.
@@ -75,9 +83,16 @@ void set_up_process() {
   pinned::allow_huge_pages();
   struct sigaction action {};
   action.sa_handler = on_stop;
-  sigemptyset(&action.sa_mask);
+  sigemptyset(&action.sa_mask);  // one after the other: the first is the one that is told
+  for (const int other : {SIGINT, SIGTERM}) sigaddset(&action.sa_mask, other);
+  for (const int other : soft_signals) sigaddset(&action.sa_mask, other);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  for (const int soft : soft_signals) {
+    struct sigaction before {};
+    ::sigaction(soft, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) ::sigaction(soft, &action, nullptr);  // else: nohup
+  }
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not the end
 }
@@ -92,6 +107,11 @@ double seconds_since_stop() {
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec - stop_time.tv_sec) +
          static_cast<double>(now.tv_nsec - stop_time.tv_nsec) * 1e-9;
+}
+
+std::string stop_signal_name() {
+  const char* const name = ::sigabbrev_np(stop_signal);
+  return std::string("SIG") + (name == nullptr ? "?" : name);
 }
 
 int stop_exit_code() {

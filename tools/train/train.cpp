@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -643,11 +642,10 @@ Result<void> TrainRun::print_table() {
 void TrainRun::say_end() const {
   const std::uint64_t before = resumed_ ? checkpointing_->first_step() : 0;
   const std::uint64_t steps = before + summary_.steps();
-  const int signal = stop_requested();
-  const bool whole = faults_.empty() && signal == 0;
+  const bool stopped = stop_requested() != 0;
+  const bool whole = faults_.empty() && !stopped;
   if (whole && options_.quiet) return;
-  std::string line = signal != 0
-                         ? std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM")
+  std::string line = stopped           ? "stopped by " + stop_signal_name()
                      : faults_.empty() ? "done"
                                        : "ended by an error";
   line +=

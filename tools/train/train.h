@@ -54,7 +54,7 @@ struct RunMemory {
 using CheckMemory = std::function<Result<void>(const RunMemory& run)>;
 
 /// Runs it and returns the exit code: 0; 2 for what is knowable before the first step; 1 for what
-/// comes later, also where every step was skipped; 130 or 143 when stopped by a signal, after
+/// comes later, also where every step was skipped; 128 and the signal when stopped by one, after
 /// finishing the step. Errors go to stderr, and last how the run ended.
 int train(const TrainOptions& options, const CheckMemory& check_memory);
 
