@@ -269,10 +269,44 @@ def test_a_damaged_one_leaves_the_engine_for_another(tmp_path):
     data.write_bytes(content)
     second, batch = start("gpt2")
     with pytest.raises(artesian.Error, match="rank0.safetensors"):
-        second.load_checkpoint(tmp_path)
+        second.load_checkpoint(tmp_path, tag="global_step2")
     with pytest.raises(artesian.Error, match="no weights"):
         take_steps(second, batch, 0, 1)
     second.zero_grad()
     second.load_checkpoint(tmp_path, tag="global_step1")
     assert second.digest() == digest
     take_steps(second, batch, 1, 2)
+
+
+@pytest.mark.parametrize("damage", ["data", "manifest", "missing data", "missing manifest",
+                                    "latest"])  # fmt: skip
+def test_a_whole_one_that_is_older_is_loaded_where_no_tag_is_named(tmp_path, damage):
+    engine, batch = saved_at("gpt2", tmp_path, 1)
+    digest = engine.digest()
+    take_steps(engine, batch, 1, 2)
+    engine.save_checkpoint(tmp_path)
+    newest = engine.digest()
+    engine.destroy()
+    if damage == "latest":
+        (tmp_path / "latest").write_bytes(b"global_step\xb2")
+        digest = newest
+    else:
+        name = "manifest.json" if "manifest" in damage else "rank0.safetensors"
+        path = tmp_path / "global_step2" / name
+        content = bytearray(path.read_bytes())
+        content[-len(content) // 2 if "manifest" in damage else -4096] ^= 1
+        path.unlink() if "missing" in damage else path.write_bytes(content)
+    second, batch = start("gpt2")
+    folder, _ = second.load_checkpoint(tmp_path)
+    assert folder.endswith("global_step2" if damage == "latest" else "global_step1")
+    assert second.digest() == digest
+    if damage != "latest":
+        take_steps(second, batch, 1, 2)
+        second.save_checkpoint(tmp_path)
+        assert second.digest() == newest
+        second.destroy()
+        third, _ = start("gpt2")
+        assert third.load_checkpoint(tmp_path)[0].endswith("global_step2")
+        assert third.digest() == newest
+        kept = tmp_path / "global_step2.damaged"
+        assert kept.exists() == (damage in ("manifest", "missing manifest"))

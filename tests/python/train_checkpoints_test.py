@@ -256,11 +256,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_former_one(place):
     data = place.folder / "saved" / "global_step6" / "rank0.safetensors"
     damage(data, data.stat().st_size - 4096)
     flags["steps"] = 9
-    refused = place.run("--quiet", config=config, resume=place.folder / "saved", **flags)
+    named = place.folder / "saved" / "global_step6"
+    refused = place.run("--quiet", config=config, resume=named, **flags)
     assert "rank0.safetensors" in errors_of(refused, 2)
     result = place.run("--resume", config=config, **flags)
     assert result.returncode == 0, result.stderr
     assert "going on from global_step3" in result.stderr
+    assert "is damaged, and is called global_step6.damaged now" in result.stderr
     assert bits(place.steps()) == bits(whole)
     manifest = place.folder / "saved" / "global_step9" / "manifest.json"
     damage(manifest, manifest.stat().st_size // 2)

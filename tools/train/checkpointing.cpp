@@ -24,13 +24,6 @@ namespace {
 constexpr std::uint64_t failures_max = 3;  // in a row
 constexpr double probe_seconds = 1.0;      // of writing to the folder, before the first step
 
-std::string newest(const std::vector<zero3::FoundCheckpoint>& found) {
-  const auto best = std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return a.link.serial < b.link.serial;
-  });
-  return best == found.end() ? "" : best->tag;
-}
-
 std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
 }
@@ -60,7 +53,7 @@ Result<Checkpointing> Checkpointing::open(const CheckpointFlags& flags) {
 Result<void> Checkpointing::find(const std::string& directory, const std::string& tag) {
   ARTESIAN_TRY(folder, open_system_folder(directory));
   ARTESIAN_TRY(content, zero3::read_checkpoints(*folder));
-  ARTESIAN_TRY_VOID(choose(content, tag));
+  ARTESIAN_TRY_VOID(tag.empty() ? choose(content, directory) : take_tag(content, tag));
   if (found_.empty()) {
     log(LogLevel::Info, "--resume: no checkpoint in " + directory + ": starting afresh");
     return {};
@@ -83,42 +76,35 @@ Result<void> Checkpointing::find(const std::string& directory, const std::string
   return {};
 }
 
-/// The one that is asked for; else the one in `latest`, and where nobody has named a folder, those
-/// before it, if it turns out to be damaged.
-Result<void> Checkpointing::choose(const zero3::FolderContent& content, const std::string& tag) {
-  const std::string wanted = !tag.empty()              ? tag
-                             : !content.latest.empty() ? content.latest
-                                                       : newest(content.found);
-  for (const std::size_t index : zero3::line_of(content.found, wanted)) {
-    found_.push_back(content.found[index].tag);
+/// Where nobody has named a tag: Note [A whole one that is older].
+Result<void> Checkpointing::choose(const zero3::FolderContent& content,
+                                   const std::string& directory) {
+  ARTESIAN_TRY(choice, zero3::choose_checkpoints(content, directory));
+  found_ = std::move(choice.tags);
+  damaged_ = std::move(choice.damaged);
+  if (!choice.warning.empty()) {
+    log(LogLevel::Warning, "--resume: " + choice.warning + "; going on from " + found_.front());
   }
-  const bool requeued = flags_.from.empty();
-  if (!found_.empty()) {
-    if (!requeued) found_.resize(1);
+  if (!found_.empty() || flags_.from.empty()) return {};
+  return make_error(ErrorCode::Invalid, "got " + flags_.from + ", allowed a folder of checkpoints");
+}
+
+Result<void> Checkpointing::take_tag(const zero3::FolderContent& content, const std::string& tag) {
+  const auto has = [&](const zero3::FoundCheckpoint& each) { return each.tag == tag; };
+  if (std::any_of(content.found.begin(), content.found.end(), has)) {
+    found_ = {tag};
     return {};
   }
+  const std::string other = zero3::newest_of(content.found);
   const auto damaged = std::find_if(content.damaged.begin(), content.damaged.end(),
-                                    [&](const auto& each) { return each.first == wanted; });
-  const std::string other = newest(content.found);
-  if (requeued && !other.empty()) {
-    log(LogLevel::Warning,
-        "--resume: " + wanted + " cannot be read" +
-            (damaged == content.damaged.end() ? "" : ": " + damaged->second.to_string()) +
-            "; going on from " + other);
-    found_ = {other};
-    return {};
-  }
+                                    [&](const auto& each) { return each.first == tag; });
   if (damaged != content.damaged.end()) {
     Error error = damaged->second;
     if (!other.empty()) error.message += "; " + other + " is whole";
     return error;
   }
-  if (!content.damaged.empty()) return content.damaged.front().second;
-  if (requeued && wanted.empty()) return {};
-  return make_error(ErrorCode::Invalid,
-                    wanted.empty() ? "got " + flags_.from + ", allowed a folder of checkpoints"
-                                   : "got " + wanted + ", allowed a checkpoint that is there" +
-                                         (other.empty() ? "" : ", such as " + other));
+  return make_error(ErrorCode::Invalid, "got " + tag + ", allowed a checkpoint that is there" +
+                                            (other.empty() ? "" : ", such as " + other));
 }
 
 /// The data must be the same, so that the next sample is the next one.
@@ -174,7 +160,7 @@ Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
     return {};
   }
   const std::string there =
-      content.found.empty() ? content.damaged.front().first : newest(content.found);
+      content.found.empty() ? content.damaged.front().first : zero3::newest_of(content.found);
   return make_error(ErrorCode::Invalid,
                     "--checkpoint-dir: got " + flags_.directory + " with " + there +
                         " of another run, allowed a folder without checkpoints; "
@@ -229,12 +215,27 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
                       loaded->manifest.state.step, seconds_text(seconds_since(begin))));
       ARTESIAN_TRY_VOID(naming("--resume", take_over(loaded->manifest)));
       note_changes(loaded->manifest);
+      set_damaged_aside();
       return {};
     }
     const bool damaged = loaded.error().code == ErrorCode::Corrupt && index + 1 < found_.size();
     if (!damaged) return naming("--resume", std::move(loaded).error());
     log(LogLevel::Warning,
         "--resume: " + loaded.error().to_string() + "; going on from " + found_[index + 1]);
+    damaged_.push_back(found_[index]);
+  }
+}
+
+/// In the run's own folder, whose lock the engine holds. What hinders it hinders no training.
+void Checkpointing::set_damaged_aside() const {
+  std::error_code ignored;
+  if (flags_.directory.empty() || damaged_.empty()) return;
+  if (!std::filesystem::equivalent(found_in_, flags_.directory, ignored)) return;
+  const auto folder = open_system_folder(flags_.directory);
+  for (const std::string& tag : damaged_) {
+    if (!folder.has_value()) return;
+    const auto done = zero3::set_aside(**folder, tag);
+    if (!done.has_value()) log(LogLevel::Warning, "checkpoints: " + done.error().to_string());
   }
 }
 

@@ -95,7 +95,9 @@ class Checkpointing {
  private:
   explicit Checkpointing(const CheckpointFlags& flags) : flags_(flags) {}
   Result<void> find(const std::string& directory, const std::string& tag);
-  Result<void> choose(const zero3::FolderContent& content, const std::string& tag);
+  Result<void> choose(const zero3::FolderContent& content, const std::string& directory);
+  Result<void> take_tag(const zero3::FolderContent& content, const std::string& tag);
+  void set_damaged_aside() const;
   Result<void> take_over(const zero3::CheckpointManifest& manifest);
   void note_changes(const zero3::CheckpointManifest& manifest) const;
   Result<void> check_others(const zero3::Engine& engine) const;
@@ -114,6 +116,7 @@ class Checkpointing {
   RunIdentity identity_;
   std::string found_in_;                      // the folder that the run goes on from
   std::vector<std::string> found_;            // tags there, the best first; empty: it starts afresh
+  std::vector<std::string> damaged_;          // tags there, passed over
   std::optional<zero3::SavedTrainer> saved_;  // what the best one says of its run
   std::uint64_t first_step_ = 0;
   std::uint64_t next_sample_ = 0;

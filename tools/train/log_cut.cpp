@@ -18,7 +18,7 @@ namespace {
 /// The step of a line, as the step log writes it.
 std::optional<std::uint64_t> step_of(const std::string& line) {
   constexpr std::string_view begin = R"({"step":)";
-  if (!line.starts_with(begin)) return std::nullopt;
+  if (!line.starts_with(begin) || !line.ends_with('}')) return std::nullopt;
   std::uint64_t step = 0;
   const char* const end = line.data() + line.size();
   const auto [rest, failure] = std::from_chars(line.data() + begin.size(), end, step);
@@ -41,8 +41,18 @@ struct Found {
   std::uint64_t lines = 0;
   std::uint64_t kept = 0;  // bytes: up to that step's line, with it
   bool has_last = false;   // that line
+  bool torn = false;       // what follows is no line of a step
   std::uint64_t last = 0;  // step of the last whole line up to there
 };
+
+/// True if this, and what follows, may be lines of steps that are to be done again: what is before
+/// shows that the log is this run's.
+bool may_be_torn(const Found& found, std::optional<std::uint64_t> before, const std::string& line,
+                 const LogCut& cut) {
+  if (cut.step == 0) return before.has_value() || line.find('\0') != std::string::npos;
+  const bool last_is_known = before.has_value() && !cut.line.empty() && found.last + 1 == cut.step;
+  return found.has_last || last_is_known;
+}
 
 Result<Found> look_at(const std::string& path, const LogCut& cut) {
   std::ifstream file(path, std::ios::binary);
@@ -58,8 +68,12 @@ Result<Found> look_at(const std::string& path, const LogCut& cut) {
     if (file.eof()) break;  // without its end: it was being written
     const auto step = step_of(line);
     const std::string where = fmt::format("line {}", found.lines + 1);
+    const bool next = step.has_value() && (!before.has_value() || *step == *before + 1);
+    // What a power cut left of lines that were not durable: those up to the step were.
+    found.torn = !next && may_be_torn(found, before, line, cut);
+    if (found.torn) break;
     if (!step.has_value()) return not_ours(path, where + ", which is of no step", cut.step);
-    if (before.has_value() && *step != *before + 1) {
+    if (!next) {
       return not_ours(path, fmt::format("{} of step {} behind that of {}", where, *step, *before),
                       cut.step);
     }
@@ -105,23 +119,48 @@ Result<Found> find_cut(const std::string& path, const LogCut& cut) {
   return found;
 }
 
-/// Nothing is thrown away that no checkpoint makes superfluous.
-Result<void> move_aside(const std::string& path) {
+/// PATH.1, or the first number that is free.
+std::string name_aside(const std::string& path) {
   std::error_code failure;
   for (std::uint64_t number = 1;; ++number) {
-    const std::string aside = fmt::format("{}.{}", path, number);
-    if (std::filesystem::exists(std::filesystem::symlink_status(aside, failure))) continue;
-    std::filesystem::rename(path, aside, failure);
-    if (failure) {
-      return Error{.code = ErrorCode::Io,
-                   .system_error = failure.value(),
-                   .message = "--log-jsonl: cannot be moved to " + aside,
-                   .file = path};
-    }
-    log(LogLevel::Info,
-        "--log-jsonl: the lines of a run that left no checkpoint are in " + aside + " now");
-    return {};
+    std::string aside = fmt::format("{}.{}", path, number);
+    if (!std::filesystem::exists(std::filesystem::symlink_status(aside, failure))) return aside;
   }
+}
+
+/// Nothing is thrown away that no checkpoint makes superfluous.
+Result<void> move_aside(const std::string& path) {
+  const std::string aside = name_aside(path);
+  std::error_code failure;
+  std::filesystem::rename(path, aside, failure);
+  if (failure) {
+    return Error{.code = ErrorCode::Io,
+                 .system_error = failure.value(),
+                 .message = "--log-jsonl: cannot be moved to " + aside,
+                 .file = path};
+  }
+  log(LogLevel::Info,
+      "--log-jsonl: the lines of a run that left no checkpoint are in " + aside + " now");
+  return {};
+}
+
+/// What is torn may be more than lines that will be made again.
+Result<void> keep_torn(const std::string& path, std::uint64_t from) {
+  const std::string aside = name_aside(path);
+  std::ifstream file(path, std::ios::binary);
+  std::ofstream copy(aside, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(from));
+  copy << file.rdbuf();
+  copy.flush();
+  if (!file.good() || !copy.good()) {
+    return Error{.code = ErrorCode::Io,
+                 .system_error = errno,
+                 .message = "--log-jsonl: what is torn cannot be copied to " + aside,
+                 .file = path};
+  }
+  log(LogLevel::Warning,
+      "--log-jsonl: what follows the lines of " + path + " is torn; it is in " + aside + " now");
+  return {};
 }
 
 }  // namespace
@@ -136,7 +175,8 @@ Result<void> check_log(const std::string& path, const LogCut& cut) {
 Result<void> cut_log(const std::string& path, const LogCut& cut) {
   if (!has_lines(path)) return {};
   ARTESIAN_TRY(found, find_cut(path, cut));
-  if (cut.step == 0 && found.lines != 0) return move_aside(path);
+  if (cut.step == 0 && (found.lines != 0 || found.torn)) return move_aside(path);
+  if (found.torn) ARTESIAN_TRY_VOID(keep_torn(path, found.kept));
   const auto failed = [&] {
     return Error{.code = ErrorCode::Io,
                  .system_error = errno,

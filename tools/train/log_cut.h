@@ -19,7 +19,8 @@ Result<void> check_log(const std::string& path, const LogCut& cut);
 
 /// Makes a log end with the line of a step: what came after has not happened. That line is
 /// appended where it alone is missing. Of a run that starts afresh the lines of one before, which
-/// left no checkpoint, go to PATH.1, or the first number that is free. A log that is not there, is
+/// left no checkpoint, go to PATH.1, or the first number that is free; so does what follows the
+/// line of the step if it is torn, as a power cut leaves it. A log that is not there, is
 /// empty, or is no file stays as it is. Errors: Invalid: the file is not a log of the steps up to
 /// that one, each once and in order; then it stays as it is; Io.
 Result<void> cut_log(const std::string& path, const LogCut& cut);

@@ -40,8 +40,16 @@ Result<bool> is_there(Folder& folder, const std::string& name) noexcept {
   return std::move(found).error();
 }
 
+/// A file that a manifest lists and that is not there is damage.
+Error missing_is_damage(Error error, const Folder& folder, const std::string& name) {
+  if (!is_absent(error)) return error;
+  return corrupt_file(folder, name, "it is missing, and the manifest lists it");
+}
+
 Result<void> check_length(Folder& folder, const std::string& name, std::uint64_t bytes) noexcept {
-  ARTESIAN_TRY(found, folder.status(name));
+  auto status = folder.status(name);
+  if (!status.has_value()) return missing_is_damage(std::move(status).error(), folder, name);
+  const FileStatus& found = *status;
   if (found.kind != FileStatus::Kind::Regular) return corrupt_file(folder, name, "no plain file");
   if (found.size == bytes) return {};
   return corrupt_file(folder, name,
@@ -91,8 +99,14 @@ Result<std::string> read_with_digest(Folder& folder, const std::string& name,
 
 Result<CheckpointManifest> read_manifest_of(Folder& folder) {
   const std::string name = as_string(manifest_name);
-  ARTESIAN_TRY(text, read_whole_file(folder, name, manifest_size_max));
-  auto manifest = read_manifest(text);
+  auto text = read_whole_file(folder, name, manifest_size_max);
+  if (!text.has_value()) {
+    ARTESIAN_TRY(names, folder.list());
+    const bool ours = std::any_of(names.begin(), names.end(), is_data_file);
+    return ours ? missing_is_damage(std::move(text).error(), folder, name)
+                : std::move(text).error();
+  }
+  auto manifest = read_manifest(*text);
   if (!manifest.has_value()) return of_file(std::move(manifest).error(), folder, name);
   return manifest;
 }
@@ -103,7 +117,8 @@ Result<void> check_files(Folder& folder, const CheckpointManifest& manifest) {
     const std::string sums = sums_file_name(file.name);
     const std::uint64_t most =
         std::min(sums_bytes_max, tiering::snapshot_sums_size(file.bytes / 4096));
-    ARTESIAN_TRY_VOID(read_with_digest(folder, sums, most, file.sums_digest));
+    auto read = read_with_digest(folder, sums, most, file.sums_digest);
+    if (!read.has_value()) return missing_is_damage(std::move(read).error(), folder, sums);
   }
   std::unique_ptr<Folder> model;
   for (const SavedSideFile& file : manifest.side_files) {
@@ -113,8 +128,10 @@ Result<void> check_files(Folder& folder, const CheckpointManifest& manifest) {
       continue;
     }
     if (model == nullptr) {
-      ARTESIAN_TRY(opened, folder.open_folder(file.name.substr(0, slash)));
-      model = std::move(opened);
+      const std::string inner = file.name.substr(0, slash);
+      auto opened = folder.open_folder(inner);
+      if (!opened.has_value()) return missing_is_damage(std::move(opened).error(), folder, inner);
+      model = std::move(opened).value();
     }
     ARTESIAN_TRY_VOID(check_side_file(*model, file.name.substr(slash + 1), file));
   }
@@ -137,7 +154,7 @@ Result<FolderContent> read_checkpoints(Folder& folder) {
   FolderContent content;
   ARTESIAN_TRY(names, folder.list());
   for (const std::string& name : names) {
-    if (!is_checkpoint_tag(name) || name == latest_name) continue;
+    if (!is_checkpoint_tag(name) || name == latest_name || is_damaged_name(name)) continue;
     auto opened = folder.open_folder(name);
     if (!opened.has_value()) continue;  // no folder: not ours
     auto manifest = read_manifest_of(**opened);
@@ -148,9 +165,58 @@ Result<FolderContent> read_checkpoints(Folder& folder) {
     }
     content.found.push_back({name, manifest->link, manifest->state.step});
   }
-  ARTESIAN_TRY(latest, read_latest(folder));
-  content.latest = std::move(latest);
+  auto latest = read_latest(folder);
+  if (latest.has_value()) {
+    content.latest = std::move(latest).value();
+  } else if (latest.error().code == ErrorCode::Corrupt) {
+    content.latest_fault = std::move(latest).error();
+  } else {
+    return std::move(latest).error();
+  }
   return content;
+}
+
+Result<CheckpointChoice> choose_checkpoints(const FolderContent& content,
+                                            const std::string& directory) {
+  CheckpointChoice choice;
+  const auto take_line = [&](const std::string& tag) {
+    for (const std::size_t index : line_of(content.found, tag)) {
+      choice.tags.push_back(content.found[index].tag);
+    }
+    return !choice.tags.empty();
+  };
+  if (take_line(content.latest)) return choice;
+  const auto damaged = std::find_if(content.damaged.begin(), content.damaged.end(),
+                                    [&](const auto& each) { return each.first == content.latest; });
+  std::optional<Error> fault = content.latest_fault;
+  if (damaged != content.damaged.end()) {
+    fault = damaged->second;
+    if (fault->code != ErrorCode::Corrupt) return *fault;  // of a later version, or not to be read
+    choice.damaged.push_back(damaged->first);
+  } else if (!content.latest.empty()) {
+    fault = make_error(ErrorCode::Invalid,
+                       "latest: got " + content.latest + ", allowed a checkpoint that is there");
+    fault->file = directory;
+  }
+  if (take_line(newest_of(content.found))) {
+    if (fault.has_value()) choice.warning = fault->to_string();
+    return choice;
+  }
+  if (fault.has_value()) return *fault;
+  if (!content.damaged.empty()) return content.damaged.front().second;
+  return choice;
+}
+
+Result<void> set_aside(Folder& folder, const std::string& tag) noexcept {
+  for (std::uint64_t number = 1;; ++number) {
+    const std::string name = damaged_name(tag, number);
+    auto renamed = rename_to_new(folder, tag, folder, name);
+    if (!renamed.has_value() && renamed.error().system_error == EEXIST) continue;
+    ARTESIAN_TRY_VOID(std::move(renamed));
+    log(LogLevel::Warning, "checkpoints: " + folder.path() + "/" + tag +
+                               " is damaged, and is called " + name + " now");
+    return folder.sync();
+  }
 }
 
 Result<std::unique_ptr<CheckpointFolder>> CheckpointFolder::open(FileSystem& files,
@@ -316,6 +382,11 @@ Result<void> CheckpointFolder::give_back_spare() noexcept {
 Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag,
                                                 Replaces replaces) noexcept {
   ARTESIAN_TRY_VOID(check_checkpoint_tag(tag));
+  if (is_damaged_name(tag)) {
+    return make_error(ErrorCode::Invalid,
+                      "checkpoint tag: got " + shown_name(tag) +
+                          ", which damaged checkpoints are called; use another");
+  }
   CheckpointDraft draft{.tag = tag, .link = next_link(), .name = {}, .folder = {}};
   draft.link.id = draw_id();
   if (draft.link.lineage == 0) draft.link.lineage = draw_id();
@@ -324,8 +395,11 @@ Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag,
     auto opened = folder_->open_folder(tag);
     auto manifest = opened.has_value() ? read_manifest_of(**opened)
                                        : Result<CheckpointManifest>(std::move(opened).error());
-    const bool gives_way = manifest.has_value() && (replaces == Replaces::AnyLineage ||
-                                                    manifest->link.lineage == draft.link.lineage);
+    const bool damaged = !manifest.has_value() && manifest.error().code == ErrorCode::Corrupt;
+    if (damaged) ARTESIAN_TRY_VOID(set_aside(*folder_, tag));
+    const bool gives_way =
+        damaged || (manifest.has_value() && (replaces == Replaces::AnyLineage ||
+                                             manifest->link.lineage == draft.link.lineage));
     if (!gives_way) {
       return of_file(
           make_error(ErrorCode::Invalid,

@@ -8,15 +8,21 @@
 // checkpoint that is whole.
 //
 // Note [A tag that is there]: names are exchanged, so that the tag is always that of a whole one.
-// Where the file system cannot (NFS, FUSE, overlays), the old one is moved to ".old-TAG-ID" first, and
-// the tag is nobody's for a moment: recovery, before it removes anything, gives it to the new one
-// if that is whole, else back to the old one.
+// Where the file system cannot (NFS, FUSE, overlays), the old one is moved to ".old-TAG-ID" first,
+// and the tag is nobody's for a moment: recovery, before it removes anything, gives it to the new
+// one if that is whole, else back to the old one.
 //
 // Note [What goes]: a checkpoint of this run's line that is to go is renamed to ".gone-TAG-ID", and
 // that made durable, before a byte of it is touched. Its data file then becomes the next one's: the
 // room stays ours, and writing over it is quicker than into a new file. But only if this very
 // process wrote it: writes of a dead one may still land in it. So recovery removes spares, and
 // never uses them.
+//
+// Note [A whole one that is older]: a queue repeats its command line, and nobody is there to look.
+// A checkpoint of which a file is damaged or missing, or a damaged `latest`, therefore ends no run
+// that another checkpoint is whole for: the newest whole one is gone on from, with a warning, and
+// what is damaged is moved to "TAG.damaged", so that its tag can be saved again. Only what cannot
+// be read at all (EIO, a mount that is gone) is an error.
 //
 // Thread: one at a time. Every call may block on the disk for as long as that likes.
 #pragma once
@@ -42,8 +48,26 @@ namespace artesian::zero3 {
 struct FolderContent {
   std::vector<FoundCheckpoint> found{};                  // whole, as far as their manifests say
   std::vector<std::pair<std::string, Error>> damaged{};  // by tag: why not
-  std::string latest{};                                  // a tag; empty: there is no such file
+  std::string latest{};                 // a tag; empty: there is no such file, or it is damaged
+  std::optional<Error> latest_fault{};  // what that file has in place of a tag
 };
+
+/// The checkpoints that one who names no tag goes on from, the best first: the one in `latest` and
+/// those that it descends from; where `latest`, or what it names, is damaged or gone, the newest
+/// that is whole and those before it. Note [A whole one that is older].
+struct CheckpointChoice {
+  std::vector<std::string> tags{};     // empty: there is no checkpoint
+  std::string warning{};               // why it is not the one in `latest`; empty: it is
+  std::vector<std::string> damaged{};  // tags: passed over
+};
+/// Errors: what is wrong with `latest`, or the checkpoint, where no other is there to go on from:
+/// Corrupt, Io, Invalid.
+Result<CheckpointChoice> choose_checkpoints(const FolderContent& content,
+                                            const std::string& directory);
+
+/// Moves a damaged checkpoint out of the way: Note [A whole one that is older]. Nobody else may be
+/// at the folder. Errors: Io.
+Result<void> set_aside(Folder& folder, const std::string& tag) noexcept;
 
 /// The error with this file's name, unless it has one.
 Error of_file(Error error, const Folder& folder, std::string_view name);
@@ -56,10 +80,11 @@ Result<std::string> read_with_digest(Folder& folder, const std::string& name,
 /// The tag in `latest`; empty: there is no such file. Errors: Io; Corrupt: it is no tag.
 Result<std::string> read_latest(Folder& folder);
 
-/// Looks at a folder without changing it. Errors: Io; Corrupt: `latest` is not a tag.
+/// Looks at a folder without changing it. Errors: Io.
 Result<FolderContent> read_checkpoints(Folder& folder);
 
-/// Reads and checks a manifest: the checkpoint is in `folder`. Errors: Io, Corrupt, Unsupported.
+/// Reads and checks a manifest: the checkpoint is in `folder`. Errors: Io (with ENOENT where there
+/// is none, and no data either: a folder of somebody else's), Corrupt, Unsupported.
 Result<CheckpointManifest> read_manifest_of(Folder& folder);
 
 /// Checks that all files of a checkpoint are there with their lengths, and the small ones with

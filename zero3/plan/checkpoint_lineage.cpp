@@ -25,6 +25,13 @@ std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found,
   return line;
 }
 
+std::string newest_of(const std::vector<FoundCheckpoint>& found) {
+  const auto best = std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return a.link.serial < b.link.serial;
+  });
+  return best == found.end() ? "" : best->tag;
+}
+
 std::vector<std::size_t> to_prune(const std::vector<FoundCheckpoint>& found,
                                   const std::string& latest, std::uint32_t keep) {
   std::vector<std::size_t> line = line_of(found, latest);

@@ -29,6 +29,9 @@ struct FoundCheckpoint {
 /// none if there is no such tag. A parent that is not there, or could not be one, ends the line.
 std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found, const std::string& tag);
 
+/// The tag of the one that was saved last, by its serial; empty: there is none.
+std::string newest_of(const std::vector<FoundCheckpoint>& found);
+
 /// Picks those that may be removed, oldest first: all of the line of `latest` but its newest
 /// `keep`; 0: none.
 std::vector<std::size_t> to_prune(const std::vector<FoundCheckpoint>& found,

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t tag_size_max = 200;
 constexpr std::size_t id_size = 16;
+constexpr std::string_view damaged_suffix = ".damaged";
 constexpr std::string_view client_prefix = "client-";
 constexpr std::string_view model_prefix = "model/";
 constexpr std::string_view data_suffix = ".safetensors";
@@ -46,6 +47,15 @@ Result<void> check_checkpoint_tag(std::string_view tag) {
   return make_error(ErrorCode::Invalid,
                     "checkpoint tag: got " + shown_name(tag) +
                         ", allowed 1 to 200 of letters, digits, '_', '-' and, but not first, '.'");
+}
+
+std::string damaged_name(std::string_view tag, std::uint64_t number) {
+  return fmt::format("{}{}{}", tag, damaged_suffix, number == 1 ? "" : std::to_string(number));
+}
+
+bool is_damaged_name(std::string_view name) noexcept {
+  while (!name.empty() && name.back() >= '0' && name.back() <= '9') name.remove_suffix(1);
+  return name.ends_with(damaged_suffix);
 }
 
 bool is_client_name(std::string_view name) noexcept {

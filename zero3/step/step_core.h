@@ -200,6 +200,7 @@ class StepCore {
   Result<std::optional<SavedCheckpoint>> finish_checkpoint(double seconds);
   /// In place of initialize(), or between two steps: weights, moments and all that the next step
   /// depends on become those of a checkpoint. `progress` in elements. Errors: those of
+  /// choose_checkpoints (where no tag is named, an older one is gone on from if one is damaged) and
   /// CheckpointLoad::open, and Busy: a save is under way, which change nothing; Io, Corrupt of the
   /// checkpoint, after which there are no weights, for another load or initialize(); those of the
   /// tiers, which end the run.
@@ -277,6 +278,8 @@ class StepCore {
   double scheduled_rate() const noexcept;
   Result<void> become_ready();
   Result<void> check_not_saving(const char* call) const;
+  Result<LoadedCheckpoint> load_one(const LoadRequest& request,
+                                    const Optimizer::Progress& progress);
   Result<void> open_for(const SaveRequest& request);
   void copy_what_is_made();
   void copy_ahead();

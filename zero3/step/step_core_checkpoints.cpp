@@ -2,9 +2,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/durable_folder.h"
+#include "base/log.h"
+#include "zero3/checkpoint/checkpoint_folder.h"
 #include "zero3/step/step_core.h"
 
 namespace artesian::zero3 {
+namespace {
+
+void say_other(const std::string& why, const std::string& other) {
+  log(LogLevel::Warning, "load_checkpoint: " + why + "; going on from " + other);
+}
+
+}  // namespace
 
 double StepCore::disk_write_rate() const noexcept {
   auto shares = state_->optimizer_shares();
@@ -205,6 +215,27 @@ void StepCore::restore(const CheckpointLoad& load) {
 
 Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
                                                    const Optimizer::Progress& progress) {
+  if (!request.tag.empty()) return load_one(request, progress);
+  ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
+  ARTESIAN_TRY(folder, files().open_folder(request.directory));
+  ARTESIAN_TRY(content, read_checkpoints(*folder));
+  ARTESIAN_TRY(choice, choose_checkpoints(content, request.directory));
+  if (choice.tags.empty()) return load_one(request, progress);  // which says what is missing
+  if (!choice.warning.empty()) say_other(choice.warning, choice.tags.front());
+  LoadRequest one = request;
+  for (std::size_t index = 0;; ++index) {
+    one.tag = choice.tags[index];
+    auto loaded = load_one(one, progress);
+    const bool damaged = !loaded.has_value() && loaded.error().code == ErrorCode::Corrupt;
+    if (!damaged || index + 1 == choice.tags.size() || step_state_ == StepState::Failed) {
+      return loaded;
+    }
+    say_other(loaded.error().to_string(), choice.tags[index + 1]);
+  }
+}
+
+Result<LoadedCheckpoint> StepCore::load_one(const LoadRequest& request,
+                                            const Optimizer::Progress& progress) {
   ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
   ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
   if (!checkpoints_->end_former_save()) {

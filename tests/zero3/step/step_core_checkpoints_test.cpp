@@ -443,13 +443,18 @@ TEST_F(StepCoreCheckpoints, ADamagedOneLeavesTheEngineForAnother) {
   Driver second({});
   second.fill();
   second.step(5);
-  const auto damaged = second.core->load_checkpoint({.directory = folder()});
+  const auto damaged =
+      second.core->load_checkpoint({.directory = folder(), .tag = "global_step2"});
   ASSERT_FALSE(damaged.has_value());
   EXPECT_EQ(damaged.error().code, ErrorCode::Corrupt);
   EXPECT_NE(error_of(damaged).find("rank0.safetensors"), std::string::npos) << error_of(damaged);
   EXPECT_EQ(second.core->state_of_step(), StepState::Unfilled);
   EXPECT_NE(error_of(second.core->begin_forward(1)).find("no weights"), std::string::npos);
   load(second, "global_step1");
+  EXPECT_EQ(second.digest(), digest);
+  const auto older = second.core->load_checkpoint({.directory = folder()});  // no tag: a whole one
+  ASSERT_EQ(error_of(older), "");
+  EXPECT_EQ(older->tag, "global_step1");
   EXPECT_EQ(second.digest(), digest);
 }
 
