@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from artesian.checkpoint.zero_to_fp32 import other_weights
 from artesian.config import ConfigLike, read_config, torch_dtype, values_of
 from artesian.devices import check_device, check_inputs
 from artesian.errors import InvalidError, UnsupportedError
@@ -318,6 +319,11 @@ class Engine(nn.Module):
         """Saves consolidated_state_dict() by torch.save."""
         folder = Path(save_dir)
         folder.mkdir(parents=True, exist_ok=True)
+        if others := other_weights(folder, {save_filename}):
+            logging.getLogger("artesian").warning(
+                "save_16bit_model: %s has %s, too, which loaders may take in place of %s",
+                folder, ", ".join(others), save_filename,
+            )  # fmt: skip
         torch.save(self.consolidated_state_dict(exclude_frozen_parameters), folder / save_filename)
         return True
 

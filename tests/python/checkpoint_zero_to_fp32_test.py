@@ -163,6 +163,24 @@ def test_shards_have_an_index(tmp_path):
         assert name in tensors_of(tmp_path / "out" / file)
 
 
+def test_a_folder_with_another_models_weights_is_refused(tmp_path, capsys):
+    """Loaders take model.safetensors before an index, and shards of an older count by theirs."""
+    MadeUp().write(tmp_path)
+    whole, shards = ("--safe_serialization",), ("--safe_serialization", "--max_shard_size", "17KB")
+    for number, (first, then) in enumerate([(whole, shards), (shards, whole), ((), whole)]):
+        out = tmp_path / f"out{number}"
+        assert run_here(tmp_path, out, *first) == 0
+        before = digest_of_files(out)
+        capsys.readouterr()
+        assert run_here(tmp_path, out, *then) == 2
+        error = capsys.readouterr().err
+        assert "of another model, which loaders may take; name a new folder" in error
+        assert error.count("\n") == 1
+        assert digest_of_files(out) == before
+        assert run_here(tmp_path, out, *first) == 0  # the same files are replaced
+        assert digest_of_files(out) == before
+
+
 def test_frozen_parameters_can_be_left_out(tmp_path):
     MadeUp().write(tmp_path)
     arguments = ("--exclude_frozen_parameters", "--safe_serialization")

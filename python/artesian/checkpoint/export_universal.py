@@ -11,6 +11,7 @@ Exit codes: 0 done; 2 what cannot be exported; 1 damage, or a fault of a disk.
 
 import argparse
 import os
+import shutil
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -133,7 +134,11 @@ def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool)
     torch.save(_optimizer_state(checkpoint, torch_adam), partial / "zero/optimizer_state.pt")
     states = partial / "mp_rank_00_model_states.pt"
     torch.save(_model_states(checkpoint), states)
-    os.link(states, partial / "zero_pp_rank_0_mp_rank_00_model_states.pt")  # ZeRO-3's name for it
+    of_zero_3 = partial / "zero_pp_rank_0_mp_rank_00_model_states.pt"  # its name for the same
+    try:
+        os.link(states, of_zero_3)
+    except OSError:  # a file system without second names
+        shutil.copyfile(states, of_zero_3)
     os.rename(partial, target)
     (out / "latest_universal").write_text(checkpoint.tag)
     if (checkpoint.manifest.raw["state"]["loss_scaler"]["scale"]) != 1.0:

@@ -37,8 +37,7 @@ COUNT_MAX, ELEMENTS_AT_ONCE = 1 << 62, 1 << 20
 NO_BLOCKS = np.zeros((0, 2), np.uint64)
 
 TYPE_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
-    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys("BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ".split(), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
@@ -87,10 +86,8 @@ SECRET = bytes.fromhex(
     "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
 )
 SECRET_WORDS: Words = np.frombuffer(SECRET, dtype="<u8").astype(np.uint64)
-FIRST_LANES: Words = np.array(
-    [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1],
-    dtype=np.uint64,
-)
+FIRST = [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1]
+FIRST_LANES: Words = np.array(FIRST, np.uint64)
 LANES_SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6]
 
 
@@ -184,10 +181,8 @@ def block_sum(seed: int, block: Bytes) -> int:
     """The wrapping sum of the checksums of a block's pieces."""
     seeds = [seed + piece * GOLDEN_RATIO for piece in range(-(-block.size // PIECE_BYTES))]
     whole = block.size // PIECE_BYTES
-    total = 0
-    if whole:
-        rows = block[: whole * PIECE_BYTES].reshape(whole, PIECE_BYTES)
-        total = sum(xxh3_64_of_rows(rows, seeds[:whole]))
+    rows = block[: whole * PIECE_BYTES].reshape(whole, PIECE_BYTES)
+    total = sum(xxh3_64_of_rows(rows, seeds[:whole])) if whole else 0
     if block.size % PIECE_BYTES:
         rest = block[whole * PIECE_BYTES :].reshape(1, -1)
         total += sum(xxh3_64_of_rows(rest, seeds[whole:]))
@@ -553,11 +548,8 @@ class Checkpoint:
         """Weights as fp32: master weights, or those of a frozen parameter."""
         arrays = self.manifest.arrays[index]
         if "fp32_high" in arrays:
-            halves = [
-                self.read_array(index, name, first, count)
-                for name in ("fp32_high", "fp32_low", "exp_avg_sq_signed")
-            ]
-            return join_master(*halves)
+            names = ("fp32_high", "fp32_low", "exp_avg_sq_signed")
+            return join_master(*(self.read_array(index, name, first, count) for name in names))
         name = "fp32" if "fp32" in arrays else "weight"
         if name not in arrays:
             return np.zeros(0, np.float32)
@@ -648,8 +640,7 @@ def write_safetensors(path: Path, outputs: list[Output]) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+        partial.unlink(missing_ok=True)
 
 
 def shard_bytes(text: str) -> int:
@@ -678,6 +669,13 @@ def _shard_names(stem: str, suffix: str, count: int) -> list[str]:
     if count == 1:
         return [f"{stem}.{suffix}"]
     return [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
+
+
+def other_weights(out: Path, written: set[str]) -> list[str]:
+    """Files of weights in `out`, not among those to be written, that loaders may take instead."""
+    weights = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+    names = os.listdir(out) if out.is_dir() else []
+    return sorted({*filter(weights.fullmatch, names)} - written)
 
 
 def write_index(out: Path, stem: str, suffix: str, shards: list[list[Output]]) -> None:
@@ -718,9 +716,8 @@ def _write_bin(path: Path, safetensors: Path, outputs: list[Output]) -> None:
     at = 8 + _word(mapped[:8].tobytes(), 0)
     tensors = {}
     for output in outputs:
-        tensors[output.name] = torch_tensor(
-            mapped[at : at + output.bytes], output.dtype, output.shape
-        )
+        data = mapped[at : at + output.bytes]
+        tensors[output.name] = torch_tensor(data, output.dtype, output.shape)
         at += output.bytes
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     torch.save(tensors, partial)
@@ -740,7 +737,6 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     checkpoint = Checkpoint(checkpoint_dir, tag)
     outputs = fp32_outputs(checkpoint, exclude_frozen_parameters)
     out = Path(output_dir)
-    out.mkdir(parents=True, exist_ok=True)
     shards = in_shards(outputs, most)
     kinds = [("model", "safetensors")]
     if not safe_serialization:
@@ -749,6 +745,14 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 
             kinds.append(("pytorch_model", "bin"))
     names = _shard_names("model", "safetensors", len(shards))
+    indices = [f"{s}.{x}.index.json" for s, x in kinds if len(shards) > 1]
+    written = {name for s, x in kinds for name in _shard_names(s, x, len(shards))} | {*indices}
+    if others := ", ".join(other_weights(out, written)):
+        why = "of another model, which loaders may take; name a new folder, or remove them"
+        raise Refused(f"{out}: it has {others} {why}")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in indices:  # of shards that are replaced one by one
+        (out / name).unlink(missing_ok=True)
     for name, shard in zip(names, shards, strict=True):
         write_safetensors(out / name, shard)
         print(f"{out / name}: {len(shard)} tensors, {sum(e.bytes for e in shard)} bytes")
@@ -756,9 +760,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         for number, name in enumerate(_shard_names(stem, suffix, len(shards))):
             _write_bin(out / name, out / names[number], shards[number])
             print(f"{out / name}: the same tensors")
-    for stem, suffix in kinds:
-        if len(shards) > 1:
-            write_index(out, stem, suffix, shards)
+    for stem, suffix in kinds if indices else []:
+        write_index(out, stem, suffix, shards)
     if checkpoint.manifest.excluded:
         print(f"left out when saved: {len(checkpoint.manifest.excluded)} parameters")
 
@@ -777,18 +780,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse_arguments(arguments)
+    options = vars(parse_arguments(arguments))
+    debug = options.pop("debug")
     try:
-        convert_zero_checkpoint_to_fp32_state_dict(
-            options.checkpoint_dir,
-            options.output_dir,
-            options.max_shard_size,
-            options.safe_serialization,
-            options.tag,
-            options.exclude_frozen_parameters,
-        )
+        convert_zero_checkpoint_to_fp32_state_dict(**options)
     except (Refused, Damaged, OSError) as error:
-        if options.debug:
+        if debug:
             raise
         print(f"zero_to_fp32: {error}", file=sys.stderr)
         return 2 if isinstance(error, Refused) else 1
