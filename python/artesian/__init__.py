@@ -15,13 +15,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from artesian import errors, optim
+    from artesian import checkpoint, errors, optim, schedulers, zero
     from artesian.build_facts import VERSION as __version__
     from artesian.engine import Engine, initialize
     from artesian.errors import Error
     from artesian.units import explain
 
-__all__ = ["Engine", "Error", "__version__", "errors", "explain", "initialize", "optim"]
+__all__ = [
+    "Engine",
+    "Error",
+    "__version__",
+    "checkpoint",
+    "errors",
+    "explain",
+    "initialize",
+    "optim",
+    "schedulers",
+    "zero",
+]
 
 # Which module has a name, and what it is called there.
 PLACES = {
@@ -31,7 +42,7 @@ PLACES = {
     "explain": ("units", "explain"),
     "initialize": ("engine", "initialize"),
 }
-MODULES = ("engine", "errors", "optim", "units")
+MODULES = ("checkpoint", "engine", "errors", "optim", "schedulers", "units", "zero")
 
 
 def __getattr__(name: str) -> Any:

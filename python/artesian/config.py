@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any
 
@@ -34,10 +35,24 @@ def expand_dotted(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+# Upper bounds in elements, which trainers reckon from the hidden size: 0.9 * 36 * 36.
+BOUNDS = (
+    "allgather_bucket_size",
+    "reduce_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+)
+
+
 def whole_numbers(value: Any) -> Any:
-    """Floats that are integers, such as 0.9 * 1e9, as integers."""
+    """Floats that are integers, such as 0.9 * 1e9, as integers; and bounds rounded down to one."""
     if isinstance(value, dict):
-        return {key: whole_numbers(element) for key, element in value.items()}
+        return {
+            key: int(element)
+            if key in BOUNDS and isinstance(element, float) and math.isfinite(element)
+            else whole_numbers(element)
+            for key, element in value.items()
+        }
     if isinstance(value, list | tuple):
         return [whole_numbers(element) for element in value]
     if isinstance(value, float) and value.is_integer() and abs(value) >= 1e6:

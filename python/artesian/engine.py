@@ -21,12 +21,13 @@ from artesian.devices import check_device, check_inputs
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.hooks import Hooks, Removable
 from artesian.masters import SavedMasters
+from artesian.members import Members
 from artesian.native import _C
 from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.ranks import check_one_process
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule, take_rates
-from artesian.state import consolidated_state_dict
+from artesian.state import SMALL, consolidated_state_dict, empty_in_file
 from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
 
@@ -76,7 +77,7 @@ def check_model(model: nn.Module, plan: Plan) -> None:
             )
 
 
-class Engine(nn.Module):
+class Engine(Members):
     """Made by artesian.initialize(). Calls the model, and takes its steps."""
 
     def __init__(
@@ -98,7 +99,7 @@ class Engine(nn.Module):
         self.config = values
         if optimizer is not None:
             values = {**values, "optimizer": section_of(optimizer)}
-        values, self._rates = take_rates(values)
+        values, self._rates = take_rates(values, zero_is_one=manner is Manner.DEEPSPEED)
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
         self.config_values = read_config(
             values,
@@ -145,6 +146,9 @@ class Engine(nn.Module):
         self.micro_steps = 0
         self.skipped_steps = 0
         self._boundary: bool | None = None
+        self._accumulation_steps = self.config_values.accumulation_steps
+        self._micro_batch_size = self.config_values.micro_batch_size
+        self._stepped = False
         self._last: dict[str, Any] | None = None
 
     # Calls
@@ -167,7 +171,7 @@ class Engine(nn.Module):
                 f"backward(loss): got a tensor of shape {tuple(loss.shape)} with requires_grad="
                 f"{loss.requires_grad}, allowed one number that depends on parameters"
             )
-        steps = self.config_values.accumulation_steps if scale_wrt_gas else 1
+        steps = self._accumulation_steps if scale_wrt_gas else 1
         self._core.begin_backward(loss.detach().item())
         scale = torch.full_like(loss, self._core.loss_scale / steps)
         try:
@@ -184,7 +188,8 @@ class Engine(nn.Module):
 
     def step(self) -> None:
         """At the end of an accumulation, the optimizer's step and the scheduler's; else nothing."""
-        if self.is_gradient_accumulation_boundary():
+        self._stepped = self.is_gradient_accumulation_boundary()
+        if self._stepped:
             self.optimizer.step()
             if self.lr_scheduler is not None and not self.optimizer.overflow:
                 self.lr_scheduler.step()
@@ -207,7 +212,7 @@ class Engine(nn.Module):
     def is_gradient_accumulation_boundary(self) -> bool:
         if self._boundary is not None:
             return self._boundary
-        return (self.micro_steps + 1) % self.config_values.accumulation_steps == 0
+        return (self.micro_steps + 1) % self._accumulation_steps == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         self._boundary = is_boundary
@@ -236,13 +241,13 @@ class Engine(nn.Module):
         return self.global_steps * self.train_batch_size()
 
     def train_batch_size(self) -> int:
-        return self.config_values.train_batch_size
+        return self._micro_batch_size * self._accumulation_steps
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        return self.config_values.micro_batch_size
+        return self._micro_batch_size
 
     def gradient_accumulation_steps(self) -> int:
-        return self.config_values.accumulation_steps
+        return self._accumulation_steps
 
     def zero_optimization_stage(self) -> int:
         return self.config_values.stage
@@ -262,9 +267,22 @@ class Engine(nn.Module):
         """A copy of a parameter's master weights, fp32; or in `target`, rounded to its dtype."""
         return self._core.read_state(self._number(parameter), "fp32", target)
 
-    def full_state(self, parameter: nn.Parameter, kind: str) -> torch.Tensor:
-        """A copy of a parameter's "exp_avg" or "exp_avg_sq", fp32."""
-        return self._core.read_state(self._number(parameter), kind)
+    def full_state(
+        self, parameter: nn.Parameter, kind: str, target: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A copy of a parameter's "exp_avg" or "exp_avg_sq", fp32; or in `target`."""
+        return self._core.read_state(self._number(parameter), kind, target)
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """Copies of a parameter's moments, on NVMe where the engine has a folder there."""
+        folder = self.config_values.nvme_path
+        result = {}
+        for kind in ("exp_avg", "exp_avg_sq"):
+            target = None
+            if folder is not None and 4 * parameter.numel() >= SMALL:
+                target = empty_in_file(parameter.shape, torch.float32, folder)
+            result[kind] = self.full_state(parameter, kind, target)
+        return result
 
     def full_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """A copy of a parameter's gradient since the last step, fp32; None if there is none."""
@@ -470,12 +488,7 @@ def begin(
         engine.lr_scheduler = lr_scheduler(engine.optimizer)
     elif engine.config_values.has_schedule:
         engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values, engine._rates)
-    loader = None
+    engine.collate_fn = collate_fn
     if training_data is not None:
-        loader = torch.utils.data.DataLoader(
-            training_data,
-            batch_size=engine.train_micro_batch_size_per_gpu(),
-            shuffle=not isinstance(training_data, torch.utils.data.IterableDataset),
-            collate_fn=collate_fn,
-        )
-    return engine, engine.optimizer, loader, engine.lr_scheduler
+        engine.training_dataloader = engine.deepspeed_io(training_data)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

@@ -52,6 +52,20 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
         return len(self._parameters())
 
 
+class ParameterOffload:
+    """Of DeepSpeed, whose hooks some programs take off while they generate, and put on again. The
+    engine's hooks let a model generate as it is, so these are none."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.forward_hooks: list[Any] = []
+        self.backward_hooks: list[Any] = []
+        self.param_coordinator = None
+
+    def _register_deepspeed_module(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
+        """Nothing was taken off."""
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's constants; step() is the engine's.
 
@@ -93,6 +107,26 @@ class AdamW(torch.optim.Optimizer):
             raise InvalidError("this optimizer has no engine; give it to artesian.initialize()")
         return self._engine
 
+    def _attached(self, name: str) -> Engine:
+        """The engine; without one the optimizer has no such attribute."""
+        if self._engine is None:
+            raise AttributeError(f"{type(self).__name__} without an engine has no {name}")
+        return self._engine
+
+    @property
+    def parameter_offload(self) -> ParameterOffload:
+        return ParameterOffload(self._attached("parameter_offload").module)
+
+    @property
+    def loss_scale(self) -> float:
+        return self._attached("loss_scale").loss_scale
+
+    cur_scale = loss_scale
+
+    @property
+    def _global_grad_norm(self) -> float | None:
+        return self._attached("_global_grad_norm").get_global_grad_norm()
+
     def constants(self) -> list[tuple[float, float, float, float, float]]:
         """Of the next step, by group: lr, weight decay, both betas, eps."""
         return [
@@ -123,10 +157,19 @@ class AdamW(torch.optim.Optimizer):
             self._engine.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        raise UnsupportedError(
-            "optimizer.state_dict(): the moments are in the engine's tiers; "
-            "engine.save_checkpoint() saves them"
-        )
+        """Groups and moments as torch.optim has them, without counts of steps; moments in mapped
+        files where the engine has a folder on NVMe. Only engine.load_checkpoint() goes on from what
+        engine.save_checkpoint() saves."""
+        if self._engine is None:
+            return super().state_dict()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        groups = [
+            {**group, "params": [numbers[id(p)] for p in group["params"]]}
+            for group in self.param_groups
+        ]
+        return {"state": dict(enumerate(map(self._engine.moments, parameters))),
+                "param_groups": groups}  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the groups' constants."""

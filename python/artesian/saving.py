@@ -3,11 +3,17 @@ and beside that, in two files of the caller's, what only Python does."""
 
 from __future__ import annotations
 
+import argparse
+import collections
+import datetime
 import io
 import json
 import logging
 import os
+import pathlib
 import pickle
+import types
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,30 +28,53 @@ if TYPE_CHECKING:
 ENGINE_FILE = "engine"  # counts, constants of groups, the scheduler
 CLIENT_FILE = "client_state"
 
-# What a checkpoint's file may name beside what torch.load(weights_only=True) knows.
-ARRAYS = [np.ndarray, np.dtype, np.zeros(1).__reduce__()[0]] + [
-    type(np.dtype(kind)) for kind in "?bBhHiIlLefd"
+# What a checkpoint's file may name beside what torch.load(weights_only=True) knows: classes that
+# hold values and run nothing.
+ARRAYS: list[Any] = [
+    *(np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]),
+    *(type(np.dtype(kind)) for kind in "?bBhHiIlLefd"),
 ]
+VALUES: list[Any] = [
+    *(argparse.Namespace, types.SimpleNamespace, collections.defaultdict, collections.deque),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+    *(pathlib.Path, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
+    *(bool, bytes, dict, float, int, list, set, str, tuple),  # what a defaultdict makes
+]
+
+
+class Pickler(pickle.Pickler):
+    """Has containers made with what they hold: a reader that runs nothing does not fill them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is collections.defaultdict:
+            return collections.defaultdict, (value.default_factory, dict(value))
+        if type(value) is collections.deque:
+            return collections.deque, (list(value), value.maxlen)
+        return NotImplemented
+
+
+PICKLING = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
 def pack(value: Any, what: str) -> bytes:
     """The value as a file. Reading that runs nothing which it names; so what could not be read back
     is refused here."""
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    torch.save(value, buffer, pickle_module=PICKLING)
     data = buffer.getvalue()
     try:
         unpack(data)
     except pickle.UnpicklingError as error:
         raise InvalidError(
             f"save_checkpoint: {what}: got objects of a class ({first_line(error)}), allowed "
-            "numbers, texts, tensors, numpy arrays, lists, tuples and dicts of them"
+            "numbers, texts, tensors, numpy arrays, times, paths, namespaces, and lists, tuples "
+            "and dicts of them"
         ) from None
     return data
 
 
 def unpack(data: bytes) -> Any:
-    with torch.serialization.safe_globals(ARRAYS):
+    with torch.serialization.safe_globals(ARRAYS + VALUES):
         return torch.load(io.BytesIO(data), weights_only=True)
 
 

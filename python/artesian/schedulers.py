@@ -13,9 +13,25 @@ from artesian.config import expand_dotted, read_config
 from artesian.errors import InvalidError
 from artesian.native import _C
 
-VALID_LR_SCHEDULES = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]
+# DeepSpeed's names of schedules and of their parameters.
+LR_SCHEDULE = "lr_schedule"
+LR_RANGE_TEST = "LRRangeTest"
+ONE_CYCLE = "OneCycle"
+WARMUP_LR = "WarmupLR"
+WARMUP_DECAY_LR = "WarmupDecayLR"
+WARMUP_COSINE_LR = "WarmupCosineLR"
+VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
+WARMUP_MIN_LR = "warmup_min_lr"
+WARMUP_MAX_LR = "warmup_max_lr"
+WARMUP_NUM_STEPS = "warmup_num_steps"
+WARMUP_TYPE = "warmup_type"
+WARMUP_LOG_RATE = "log"
+WARMUP_LINEAR_RATE = "linear"
+TOTAL_NUM_STEPS = "total_num_steps"
+
 # Parameters of a schedule that may be lists, of one rate for each parameter group.
-BY_GROUP = ("warmup_min_lr", "warmup_max_lr")
+BY_GROUP = (WARMUP_MIN_LR, WARMUP_MAX_LR)
+COUNTS = (TOTAL_NUM_STEPS, WARMUP_NUM_STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +81,24 @@ class Rates:
         return result
 
 
-def take_rates(values: dict[str, Any]) -> tuple[dict[str, Any], Rates]:
-    """The config for the engine, where the first rate stands for a list; and all of them."""
+def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[str, Any], Rates]:
+    """The config for the engine, where the first rate stands for a list; and all of them.
+
+    `zero_is_one`: a schedule of no steps, which Trainer asks for where it only evaluates, is one of
+    one step, whose rates are the same, as in DeepSpeed.
+    """
     section = expand_dotted(values).get("scheduler")
     params = section.get("params") if isinstance(section, dict) else None
-    rates = Rates(params if isinstance(params, dict) else {})
-    if not rates.lists:
+    if not isinstance(section, dict) or not isinstance(params, dict):
+        return values, Rates({})
+    rates = Rates(params)
+    changed: dict[str, Any] = {name: by_group[0] for name, by_group in rates.lists.items()}
+    if zero_is_one:
+        changed |= {name: 1 for name in COUNTS if params.get(name) == 0}
+    if not changed:
         return values, rates
-    first = {name: by_group[0] for name, by_group in rates.lists.items()}
     rest = {key: v for key, v in values.items() if key.split(".")[0] != "scheduler"}
-    return {**rest, "scheduler": {**section, "params": {**params, **first}}}, rates
+    return {**rest, "scheduler": {**section, "params": {**params, **changed}}}, rates
 
 
 class ConfigSchedule(LRScheduler):
@@ -89,6 +113,11 @@ class ConfigSchedule(LRScheduler):
         rates: Rates,
         last_batch_iteration: int = -1,
     ) -> None:
+        if config.schedule_ends and config.total_num_steps == 0:
+            raise InvalidError(
+                "scheduler.params.total_num_steps: got none, allowed an integer of at least 1, at "
+                "which the schedule ends; set it to the number of optimizer steps"
+            )
         self.config = config
         self.ends = rates.ends_of(optimizer.param_groups, config)
         super().__init__(optimizer, last_batch_iteration)

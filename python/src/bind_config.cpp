@@ -78,6 +78,7 @@ void bind_config(py::module_& module) {
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
       .def_readonly("accumulation_steps", &Config::accumulation_steps)
+      .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("notes", &Config::notes)
       .def_property_readonly("stage", [](const Config& config) { return config.zero.stage; })
       .def_property_readonly("param_dtype",
@@ -88,6 +89,12 @@ void bind_config(py::module_& module) {
                              [](const Config& config) {
                                return config.scheduler.type != SchedulerConfig::Type::Constant;
                              })
+      .def_property_readonly("schedule_ends",
+                             [](const Config& config) {
+                               return config.scheduler.type > SchedulerConfig::Type::WarmupLR;
+                             })
+      .def_property_readonly("total_num_steps",
+                             [](const Config& config) { return config.scheduler.total_num_steps; })
       .def_property_readonly("warmup_min_lr",
                              [](const Config& config) { return config.scheduler.warmup_min_lr; })
       .def_property_readonly("warmup_max_lr",

@@ -74,21 +74,57 @@ for name, names in surface.MODULES.items():
     module = importlib.import_module(name)
     for attribute in names:
         assert getattr(module, attribute) is not None, (name, attribute)
-for name in surface.REFUSED:
+refused = [*surface.REFUSED, *(f"{name}.Anything" for name in surface.REFUSED_MODULES)]
+for name in refused:
     module, _, attribute = name.rpartition(".")
+    kind = getattr(importlib.import_module(module), attribute)
+    assert not isinstance(deepspeed, kind)
     try:
-        getattr(importlib.import_module(module), attribute)
-    except (NotImplementedError, ImportError) as error:
+        kind(1, of="it")
+    except NotImplementedError as error:
         assert str(error).startswith(name + ": not supported by Artesian"), error
     else:
         raise AssertionError(name)
 assert issubclass(deepspeed.DeepSpeedEngine, __import__("torch").nn.Module)
+assert not hasattr(deepspeed, "nonsense") and not hasattr(deepspeed.comm, "nonsense")
 try:
-    from deepspeed.pipe import PipelineModule
-except ImportError as error:
-    assert "pipeline parallelism" in str(error)
-assert not hasattr(deepspeed, "nonsense")
+    import deepspeed.nonsense
+except ModuleNotFoundError:
+    pass
 """
+
+# The top of DeepSpeed's tests/unit/simple_model.py, and of scripts that never use it.
+TOP_OF_A_FILE = """
+from deepspeed.moe.layer import MoE
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+import deepspeed.moe.utils, deepspeed.sequence.layer
+import deepspeed
+from deepspeed import PipelineModule as Same, init_inference
+import torch
+
+class Stages(PipelineModule):
+    def __init__(self, layers):
+        super().__init__(layers=layers)
+
+assert not isinstance(torch.nn.Linear(2, 2), (MoE, PipelineModule, Same))
+for use in (lambda: Stages([]), lambda: MoE(8), lambda: init_inference(torch.nn.Linear(2, 2))):
+    try:
+        use()
+    except NotImplementedError as error:
+        print(error)
+"""
+
+
+def test_what_cannot_be_served_is_an_error_where_it_is_used(folder):
+    refusal = "not supported by Artesian, which answers for DeepSpeed here: "
+    assert hf.run(folder, "-c", TOP_OF_A_FILE).stdout.splitlines() == [
+        f"deepspeed.pipe.PipelineModule: {refusal}pipeline parallelism",
+        f"deepspeed.moe.layer.MoE: {refusal}DeepSpeed's own expert layers; models with experts of "
+        "their own train",
+        f"deepspeed.init_inference: {refusal}the inference engine",
+    ]
 
 
 def test_every_name_is_there_or_says_why_not(folder):

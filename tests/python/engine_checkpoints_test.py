@@ -3,8 +3,11 @@ that never stopped, in another placement, too: weights, moments, groups, schedul
 generators; that what a checkpoint lacks stays as it is; that zero_to_fp32 reads it; and that what
 cannot be saved or loaded is an error before anything is changed."""
 
+import argparse
 import collections
+import datetime
 import logging
+import pathlib
 
 import numpy as np
 import pytest
@@ -218,7 +221,14 @@ CLIENT = {
     "array": np.random.default_rng(0).standard_normal(4),
     "state": np.random.RandomState(3).get_state(),
     "order": collections.OrderedDict(x=1),
+    "arguments": argparse.Namespace(lr=1e-3, paths=[pathlib.Path("a/b")]),
+    "times": (datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.timezone.utc), datetime.date.max),
+    "took": datetime.timedelta(seconds=5),
+    "numbers": [np.float32(1.5), np.int64(3), np.bool_(True)],
+    "lists": collections.defaultdict(list, {"a": [1]}),
+    "last": collections.deque([1, 2], maxlen=2),
 }
+PLAIN = ("words", "order", "arguments", "times", "took", "numbers", "lists", "last")
 
 
 def test_a_client_state_comes_back(tmp_path):
@@ -226,7 +236,9 @@ def test_a_client_state_comes_back(tmp_path):
     engine.save_checkpoint(tmp_path, client_state=CLIENT)
     state = engine.load_checkpoint(tmp_path)[1]
     assert list(state) == list(CLIENT)
-    assert state["words"] == CLIENT["words"] and state["order"] == CLIENT["order"]
+    for name in PLAIN:
+        assert state[name] == CLIENT[name] and type(state[name]) is type(CLIENT[name]), name
+    assert state["lists"]["new"] == [] and state["last"].maxlen == 2
     assert torch.equal(state["tensor"], CLIENT["tensor"])
     assert np.array_equal(state["array"], CLIENT["array"])
     assert np.array_equal(state["state"][1], CLIENT["state"][1])

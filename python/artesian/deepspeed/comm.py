@@ -7,12 +7,54 @@ import os
 from typing import Any
 
 import torch.distributed
-from torch.distributed import all_gather, all_reduce, barrier, broadcast, is_available
+from torch.distributed import (
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    broadcast_object_list,
+    destroy_process_group,
+    gather,
+    irecv,
+    is_available,
+    isend,
+    new_group,
+    recv,
+    reduce,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
 
 from artesian.deepspeed import gpus
 from artesian.ranks import check_one_process
 
-__all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "is_available"]
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "irecv",
+    "is_available",
+    "isend",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]
 
 
 def is_initialized() -> bool:
@@ -55,3 +97,7 @@ def get_world_size(group: Any = None) -> int:
 
 def get_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def get_world_group() -> Any:
+    return torch.distributed.group.WORLD

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import enum
-import logging
+import functools
+import glob
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,12 +16,11 @@ from torch import nn
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.deepspeed import comm, surface
 from artesian.engine import Engine, Manner, begin
-from artesian.errors import InvalidError, UnsupportedError
+from artesian.errors import UnsupportedError
 from artesian.optim import DEFAULTS, AdamW
 
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 DeepSpeedEngine = Engine
-logger = logging.getLogger("artesian.deepspeed")
 version = surface.VERSION
 
 
@@ -68,6 +68,8 @@ def describe_parameters(engine: Engine) -> None:
             ds_numel=parameter.numel(),
             ds_shape=parameter.shape,
             ds_status=ZeroParamStatus.NOT_AVAILABLE,
+            ds_active_sub_modules=set(),
+            partition_numel=functools.partial(int, parameter.numel()),  # of one rank
         )
 
 
@@ -136,6 +138,10 @@ class ZeroParamStatus(enum.Enum):
 class Accelerator:
     """What is asked of deepspeed.accelerator.get_accelerator(): the CPU."""
 
+    _name = "cpu"
+    _communication_backend_name = "gloo"
+    Event = Stream = None
+
     def device_name(self, device_index: int | str | None = None) -> str:
         return "cpu"
 
@@ -145,14 +151,29 @@ class Accelerator:
     def current_device(self) -> str:
         return "cpu"
 
+    def device(self, device_index: int | str | None = None) -> torch.device:
+        return torch.device("cpu")
+
+    def set_device(self, device_index: int | str) -> None:
+        """There is one."""
+
     def device_count(self) -> int:
         return 1
 
     def is_available(self) -> bool:
         return True
 
+    def is_synchronized_device(self) -> bool:
+        return True
+
+    def synchronize(self, device_index: int | str | None = None) -> None:
+        """Nothing is under way."""
+
     def communication_backend_name(self) -> str:
         return "gloo"
+
+    def get_compile_backend(self) -> str:
+        return "inductor"
 
     def is_bf16_supported(self) -> bool:
         return True
@@ -160,8 +181,64 @@ class Accelerator:
     def is_fp16_supported(self) -> bool:
         return True
 
+    def is_triton_supported(self) -> bool:
+        return False
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.float32, torch.float16, torch.bfloat16]
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        return torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: Any = None) -> None:
+        torch.set_rng_state(new_state)
+
+    def random(self) -> Any:
+        return torch.random
+
+    def pin_memory(self, tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return False
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def memory_allocated(self, device_index: int | str | None = None) -> int:
+        return process_bytes("VmRSS")
+
+    def max_memory_allocated(self, device_index: int | str | None = None) -> int:
+        return process_bytes("VmHWM")
+
+    memory_reserved = memory_allocated
+    max_memory_reserved = max_memory_allocated
+
+    def total_memory(self, device_index: int | str | None = None) -> int:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def available_memory(self, device_index: int | str | None = None) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def reset_peak_memory_stats(self, device_index: int | str | None = None) -> None:
+        """The peak of a process is the kernel's to keep."""
+
     def empty_cache(self) -> None:
         """There is none."""
+
+
+def process_bytes(key: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines[key].split()[0]) * 1024
 
 
 ACCELERATOR = Accelerator()
@@ -169,26 +246,6 @@ ACCELERATOR = Accelerator()
 
 def get_accelerator() -> Accelerator:
     return ACCELERATOR
-
-
-def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any]) -> list[nn.Module]:
-    """Modules of these classes, or of classes of these names, are units as a whole."""
-    found = [
-        module
-        for module in model.modules()
-        if any(
-            type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind)
-            for kind in leaf_module_classes
-        )
-    ]
-    if not found:
-        raise InvalidError(
-            f"set_z3_leaf_modules: got {leaf_module_classes}, allowed classes of modules that the "
-            "model has"
-        )
-    for module in found:
-        module._z3_leaf = True  # type: ignore[assignment]
-    return found
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = None) -> Any:
@@ -221,3 +278,27 @@ def zero_wrapper_for_fp_tensor_constructor(
 
 
 _orig_torch_arange = torch.arange
+
+
+def files_of(checkpoint_dir: str, pattern: str) -> list[str]:
+    found = sorted(glob.glob(os.path.join(checkpoint_dir, pattern)))
+    if not found:
+        raise FileNotFoundError(
+            f"{checkpoint_dir}: got no {pattern}, allowed a folder of DeepSpeed's; Artesian's own "
+            "checkpoints have other files, which `artesian inspect` lists"
+        )
+    return found
+
+
+def get_optim_files(checkpoint_dir: str) -> list[str]:
+    """Of a checkpoint that DeepSpeed has written."""
+    return files_of(checkpoint_dir, "*_optim_states.pt")
+
+
+def get_model_state_files(checkpoint_dir: str) -> list[str]:
+    return files_of(checkpoint_dir, "*_model_states.pt")
+
+
+def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
+    name = "mp_rank_00_model_states.pt"
+    return files_of(checkpoint_dir, name if zero_stage <= 2 else f"zero_pp_rank_0_{name}")[0]

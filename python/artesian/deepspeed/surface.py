@@ -7,30 +7,127 @@ import importlib
 import types
 from typing import Any
 
+from artesian.errors import UnsupportedError
+
 VERSION = "0.19.8"  # whose config and calls these are
 
 SHIM = "artesian.deepspeed.shim"
 COMM = "artesian.deepspeed.comm"
 ZERO = "artesian.zero"
 SCHEDULERS = "artesian.schedulers"
+CHECKPOINTING = "artesian.deepspeed.checkpointing"
+FRAGMENTS = "artesian.deepspeed.fragments"
+LEAVES = "artesian.deepspeed.leaves"
+TYPES = "artesian.deepspeed.types"
+UTILITIES = "artesian.deepspeed.utilities"
 
 SCHEDULES = dict.fromkeys(
-    ("VALID_LR_SCHEDULES", "WarmupCosineLR", "WarmupDecayLR", "WarmupLR"), SCHEDULERS
+    (
+        "LR_RANGE_TEST",
+        "LR_SCHEDULE",
+        "ONE_CYCLE",
+        "TOTAL_NUM_STEPS",
+        "VALID_LR_SCHEDULES",
+        "WARMUP_COSINE_LR",
+        "WARMUP_DECAY_LR",
+        "WARMUP_LINEAR_RATE",
+        "WARMUP_LOG_RATE",
+        "WARMUP_LR",
+        "WARMUP_MAX_LR",
+        "WARMUP_MIN_LR",
+        "WARMUP_NUM_STEPS",
+        "WARMUP_TYPE",
+        "WarmupCosineLR",
+        "WarmupDecayLR",
+        "WarmupLR",
+    ),
+    SCHEDULERS,
 )
 COMMUNICATION = dict.fromkeys(
     (
+        "ReduceOp",
         "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
         "all_reduce",
+        "all_to_all_single",
         "barrier",
         "broadcast",
+        "broadcast_object_list",
+        "destroy_process_group",
+        "gather",
         "get_local_rank",
         "get_rank",
+        "get_world_group",
         "get_world_size",
         "init_distributed",
+        "irecv",
         "is_available",
         "is_initialized",
+        "isend",
+        "new_group",
+        "recv",
+        "reduce",
+        "reduce_scatter_tensor",
+        "scatter",
+        "send",
     ),
     COMM,
+)
+ACTIVATIONS = dict.fromkeys(
+    (
+        "checkpoint",
+        "configure",
+        "detach_variable",
+        "get_cuda_rng_tracker",
+        "is_configured",
+        "model_parallel_cuda_manual_seed",
+        "model_parallel_reconfigure_tp_seed",
+        "non_reentrant_checkpoint",
+        "partition_activations_in_checkpoint",
+        "reset",
+        "set_num_layers",
+    ),
+    CHECKPOINTING,
+)
+LEAF_MODULES = dict.fromkeys(
+    (
+        "get_z3_leaf_modules",
+        "set_z3_leaf_module",
+        "set_z3_leaf_modules",
+        "set_z3_leaf_modules_by_name",
+        "set_z3_leaf_modules_by_suffix",
+        "unset_z3_leaf_modules",
+        "z3_leaf_module",
+        "z3_leaf_parameter",
+    ),
+    LEAVES,
+)
+TENSOR_FRAGMENTS = dict.fromkeys(
+    (
+        "safe_get_full_fp32_param",
+        "safe_get_full_grad",
+        "safe_get_full_optimizer_state",
+        "safe_set_full_fp32_param",
+        "safe_set_full_optimizer_state",
+    ),
+    ZERO,
+) | dict.fromkeys(
+    (
+        "safe_get_local_fp32_param",
+        "safe_get_local_grad",
+        "safe_get_local_optimizer_state",
+        "safe_set_full_grad",
+        "safe_set_local_fp32_param",
+        "safe_set_local_grad",
+        "safe_set_local_optimizer_state",
+        "safe_update_full_grad_vectorized",
+    ),
+    FRAGMENTS,
+)
+OFFLOAD = {"OffloadDeviceEnum": TYPES, "OffloadStateTypeEnum": TYPES}
+ZERO_TO_FP32 = dict.fromkeys(
+    ("get_model_state_file", "get_model_state_files", "get_optim_files"), SHIM
 )
 PARTITIONED = {
     "GatheredParameters": ZERO,
@@ -43,93 +140,165 @@ ADAM = {"DeepSpeedCPUAdam": SHIM, "FusedAdam": SHIM}
 # Module -> name -> the module of ours that has it.
 MODULES: dict[str, dict[str, str]] = {
     "deepspeed": {
+        "DeepSpeedConfig": TYPES,
         "DeepSpeedEngine": SHIM,
+        "DeepSpeedOptimizer": TYPES,
+        "OnDevice": UTILITIES,
+        "ZeROOptimizer": TYPES,
         "add_config_arguments": SHIM,
+        "get_accelerator": SHIM,
         "init_distributed": COMM,
         "initialize": SHIM,
+        "log_dist": UTILITIES,
+        "logger": UTILITIES,
         "version": SHIM,
     },
     "deepspeed.accelerator": {"get_accelerator": SHIM},
+    "deepspeed.accelerator.real_accelerator": {"get_accelerator": SHIM},
     "deepspeed.checkpoint": {},
     "deepspeed.checkpoint.utils": {"clone_tensors_for_torch_save": SHIM},
+    "deepspeed.checkpointing": ACTIVATIONS,
     "deepspeed.comm": COMMUNICATION,
     "deepspeed.comm.comm": COMMUNICATION,
+    "deepspeed.git_version_info": {"torch_info": TYPES, "version": TYPES},
     "deepspeed.launcher": {},
     "deepspeed.launcher.runner": {"DEEPSPEED_ENVIRONMENT_NAME": SHIM},
     "deepspeed.ops": {},
     "deepspeed.ops.adam": ADAM,
     "deepspeed.runtime": {},
+    "deepspeed.runtime.activation_checkpointing": {},
+    "deepspeed.runtime.activation_checkpointing.checkpointing": ACTIVATIONS,
+    "deepspeed.runtime.base_optimizer": {"DeepSpeedOptimizer": TYPES, "ZeROOptimizer": TYPES},
+    "deepspeed.runtime.checkpoint_engine": {"TorchCheckpointEngine": TYPES},
+    "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine": {"TorchCheckpointEngine": TYPES},
+    "deepspeed.runtime.config": {"DeepSpeedConfig": TYPES},
+    "deepspeed.runtime.dataloader": {"RepeatingLoader": UTILITIES},
     "deepspeed.runtime.engine": {"DeepSpeedEngine": SHIM},
     "deepspeed.runtime.lr_schedules": SCHEDULES,
-    "deepspeed.runtime.zero": PARTITIONED,
+    "deepspeed.runtime.utils": {
+        "move_to_device": UTILITIES,
+        "see_memory_usage": UTILITIES,
+        "set_random_seed": UTILITIES,
+    },
+    "deepspeed.runtime.zero": PARTITIONED
+    | {
+        "ZeroParamStatus": SHIM,
+        "ZeroParamType": TYPES,
+        "unwrap_model_for_generation": TYPES,
+    },
+    "deepspeed.runtime.zero.offload_config": OFFLOAD,
     "deepspeed.runtime.zero.partition_parameters": PARTITIONED
     | {
         "ZeroParamStatus": SHIM,
+        "ZeroParamType": TYPES,
         "_orig_torch_arange": SHIM,
         "get_accelerator": SHIM,
         "zero_wrapper_for_fp_tensor_constructor": SHIM,
     },
-    "deepspeed.utils": {
-        "logger": SHIM,
-        "safe_get_full_fp32_param": ZERO,
-        "safe_get_full_grad": ZERO,
-        "safe_get_full_optimizer_state": ZERO,
-        "safe_set_full_fp32_param": ZERO,
-        "safe_set_full_optimizer_state": ZERO,
-        "set_z3_leaf_modules": SHIM,
+    "deepspeed.runtime.zero.utils": {"ZeRORuntimeException": TYPES},
+    "deepspeed.utils": TENSOR_FRAGMENTS
+    | LEAF_MODULES
+    | {
+        "OnDevice": UTILITIES,
+        "RepeatingLoader": UTILITIES,
+        "log_dist": UTILITIES,
+        "logger": UTILITIES,
+        "set_log_level_from_string": UTILITIES,
     },
-    "deepspeed.utils.logging": {"logger": SHIM},
+    "deepspeed.utils.logging": {
+        "log_dist": UTILITIES,
+        "logger": UTILITIES,
+        "set_log_level_from_string": UTILITIES,
+    },
+    "deepspeed.utils.tensor_fragment": TENSOR_FRAGMENTS,
+    "deepspeed.utils.z3_leaf_module": LEAF_MODULES,
     "deepspeed.utils.zero_to_fp32": {
+        "convert_zero_checkpoint_to_fp32_state_dict": "artesian.checkpoint.zero_to_fp32",
         "get_fp32_state_dict_from_zero_checkpoint": "artesian.checkpoint",
         "load_state_dict_from_zero_checkpoint": SHIM,
-    },
+    }
+    | ZERO_TO_FP32,
     "deepspeed.zero": PARTITIONED,
 }
 
-# What is known, and cannot be served.
-REFUSED: dict[str, str] = {
-    "deepspeed.DeepSpeedTransformerLayer": "its CUDA kernels",
-    "deepspeed.PipelineModule": "pipeline parallelism",
-    "deepspeed.init_inference": "the inference engine",
+# What is known, and cannot be served: modules, with all below them, and names. To import them is no
+# fault, since scripts import at the top what they may never use; to use them is.
+REFUSED_MODULES: dict[str, str] = {
+    "deepspeed.compression": "compression, which DeepSpeed 0.19.8 does not have any more",
+    "deepspeed.elasticity": "elastic training, which DeepSpeed 0.19.8 does not have any more",
+    "deepspeed.inference": "the inference engine",
+    "deepspeed.module_inject": "tensor parallelism",
     "deepspeed.moe": "DeepSpeed's own expert layers; models with experts of their own train",
     "deepspeed.ops.adagrad": "Adagrad; Adam and AdamW are supported",
+    "deepspeed.ops.lamb": "Lamb; Adam and AdamW are supported",
     "deepspeed.ops.lion": "Lion; Adam and AdamW are supported",
+    "deepspeed.ops.sparse_attention": "its sparse attention; use PyTorch's attention",
+    "deepspeed.ops.transformer": "its CUDA kernels",
     "deepspeed.pipe": "pipeline parallelism",
+    "deepspeed.profiling": "its profiler; use torch.profiler",
     "deepspeed.runtime.pipe": "pipeline parallelism",
     "deepspeed.runtime.sequence_parallel": "sequence parallelism",
+    "deepspeed.runtime.zero.tiling": "its tiled layers; tables of vocabularies are tiled here",
+    "deepspeed.sequence": "sequence parallelism",
+    "deepspeed.utils.groups": "parallelism of other kinds than over data",
+}
+REFUSED: dict[str, str] = {
+    "deepspeed.DeepSpeedTransformerConfig": "its CUDA kernels",
+    "deepspeed.DeepSpeedTransformerLayer": "its CUDA kernels",
+    "deepspeed.PipelineEngine": "pipeline parallelism",
+    "deepspeed.PipelineModule": "pipeline parallelism",
+    "deepspeed.init_inference": "the inference engine",
     "deepspeed.runtime.lr_schedules.LRRangeTest": "this schedule; WarmupLR is supported",
     "deepspeed.runtime.lr_schedules.OneCycle": "this schedule; WarmupLR is supported",
-    "deepspeed.sequence": "sequence parallelism",
+    "deepspeed.runtime.zero.TiledLinear": "its tiled layers; tables of vocabularies are tiled here",
     "deepspeed.tp_model_init": "tensor parallelism",
 }
 
 
-def refusal(name: str) -> str:
-    return f"{name}: not supported by Artesian, which answers for DeepSpeed here: {REFUSED[name]}"
+def refused_module(name: str) -> str | None:
+    """The refused module that this one is, or lies below."""
+    parts = name.split(".")
+    above = (".".join(parts[:count]) for count in range(len(parts), 1, -1))
+    return next((module for module in above if module in REFUSED_MODULES), None)
+
+
+def stand_in(name: str, reason: str) -> type:
+    """A class for what cannot be served, so that it can be imported, named and asked about, and is
+    an error where it is made or called."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise UnsupportedError(
+            f"{name}: not supported by Artesian, which answers for DeepSpeed here: {reason}"
+        )
+
+    module, _, own = name.rpartition(".")
+    return type(own, (), {"__init__": refuse, "__module__": module, "__doc__": reason})
 
 
 def has_module(name: str) -> bool:
-    return name in MODULES or name in REFUSED
+    return name in MODULES or refused_module(name) is not None
 
 
 def fill(module: types.ModuleType) -> None:
     """Makes the module one of DeepSpeed's."""
     name = module.__name__
-    if name in REFUSED:
-        raise ImportError(refusal(name), name=name)
-    names = MODULES[name]
+    names = MODULES.get(name, {})
+    above = refused_module(name)
     module.__doc__ = f"{name}, as Artesian answers it."
     if name == "deepspeed":
         module.__version__ = VERSION  # type: ignore[attr-defined]
 
     def find(attribute: str) -> Any:
         full = f"{name}.{attribute}"
+        value: Any
         if attribute in names:
             value = getattr(importlib.import_module(names[attribute]), attribute)
-        elif full in MODULES:
+        elif full in MODULES or full in REFUSED_MODULES:
             value = importlib.import_module(full)
         elif full in REFUSED:
-            raise NotImplementedError(refusal(full))
+            value = stand_in(full, REFUSED[full])
+        elif above is not None and not attribute.startswith("__"):
+            value = stand_in(full, REFUSED_MODULES[above])
         else:
             raise AttributeError(
                 f"module {name!r} has no attribute {attribute!r}: Artesian answers for DeepSpeed "

@@ -1,0 +1,229 @@
+"""What training programs ask of an engine beside the calls of a loop: DeepSpeed's names for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from artesian.errors import InvalidError, UnsupportedError
+from artesian.units import find_blocks
+
+if TYPE_CHECKING:
+    from artesian.native import _C
+    from artesian.optim import AdamW
+
+
+class Monitor:
+    """engine.monitor: writes nothing; loggers of the loop's own see what engine.last_step says."""
+
+    enabled = False
+
+    def write_events(self, events: Any) -> None:
+        """Leaves them out."""
+
+
+class Members(nn.Module):
+    """Of an engine; one process, whose rank is 0."""
+
+    if TYPE_CHECKING:  # the engine has what is used here
+        config: dict[str, Any]
+        config_values: _C.Config
+        module: nn.Module
+        optimizer: AdamW
+        param_dtype: torch.dtype
+        _accumulation_steps: int
+        _micro_batch_size: int
+        _stepped: bool
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    global_rank = 0
+    local_rank = 0
+    world_size = 1
+    dp_world_size = 1
+    mp_world_size = 1
+    mpu: Any = None
+    training_dataloader: Any = None
+    collate_fn: Callable[..., Any] | None = None
+    monitor = Monitor()
+    is_compiled = False
+    _states_told = False
+
+    # Compiling
+
+    def compile(
+        self,
+        backend: Any = "inductor",
+        compile_kwargs: dict[str, Any] | None = None,
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+        **others: Any,
+    ) -> None:
+        """torch.compile() of each of the model's blocks, between which parameters come and go.
+        `others`: more of its arguments, as nn.Module.compile has them."""
+        if compiled_autograd_enabled:
+            raise UnsupportedError("engine.compile: compiled_autograd_enabled is not supported")
+        if schedule is not None:
+            raise UnsupportedError("engine.compile: a schedule of passes is not supported")
+        if self.is_compiled:
+            return
+        self.is_compiled = True
+        blocks = find_blocks(self.module)
+        if not blocks:
+            logging.getLogger("artesian").warning(
+                "engine.compile: has no effect: the model has no blocks, lists of modules of one "
+                "class, which are what is compiled; set_z3_leaf_modules() names some"
+            )
+        arguments = {"backend": backend, **(compile_kwargs or {}), **others}
+        for block in blocks.values():
+            block.forward = torch.compile(block.forward, **arguments)
+
+    # States as a whole
+
+    def _consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.consolidated_state_dict(exclude_frozen_parameters)
+        return state
+
+    def module_state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """consolidated_state_dict(), with a prefix before the names."""
+        state = self.consolidated_state_dict(exclude_frozen_parameters)
+        result = {} if destination is None else destination
+        result.update({prefix + name: tensor for name, tensor in state.items()})
+        return result
+
+    def load_module_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        strict: bool = True,
+        custom_load_fn: Any = None,
+        fetch_z3_params: bool = False,
+    ) -> None:
+        """The model's weights become these, or those under the key "module"; moments stay."""
+        from artesian.zero import GatheredParameters
+
+        if custom_load_fn is not None:
+            raise UnsupportedError("load_module_state_dict: custom_load_fn is not supported")
+        state = state_dict.get("module", state_dict)
+        with GatheredParameters(self.module.parameters(), modifier_rank=0):
+            self.module.load_state_dict(state, strict=strict)
+
+    def save_fp16_model(
+        self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin"
+    ) -> bool:
+        saved: bool = self.save_16bit_model(save_dir, save_filename)
+        return saved
+
+    def offload_states(
+        self,
+        include: Any = None,
+        device: Any = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Nothing is on a GPU that another program could use: states are in the config's tiers."""
+        if not self._states_told:
+            self._states_told = True
+            logging.getLogger("artesian").info(
+                "offload_states, reload_states: have no effect: states are in the tiers that the "
+                "config names, and none of them on a GPU"
+            )
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """What offload_states() has moved is where it was."""
+
+    def empty_partition_cache(self) -> None:
+        """What a step does not need is not kept."""
+
+    @contextlib.contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Several backwards before one step: as without it, since gradients are added as they
+        come."""
+        yield
+
+    # Batches
+
+    def was_step_applied(self) -> bool:
+        """True if the last step() took an optimizer step, and did not skip it."""
+        return self._stepped and not self.optimizer.overflow
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """By more or fewer micro-batches of the same size, from the next accumulation on."""
+        micro = self.train_micro_batch_size_per_gpu()
+        if train_batch_size <= 0 or train_batch_size % micro:
+            raise InvalidError(
+                f"set_train_batch_size: got {train_batch_size}, allowed a multiple of the "
+                f"micro-batch size, {micro}"
+            )
+        self._accumulation_steps = train_batch_size // micro
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """The loop's batches have this size from here on; as many of them make a step."""
+        if micro_batch_size <= 0:
+            raise InvalidError(
+                f"set_train_micro_batch_size: got {micro_batch_size}, allowed 1 and more"
+            )
+        self._micro_batch_size = micro_batch_size
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Callable[..., Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> torch.utils.data.DataLoader[Any]:
+        """A loader of micro-batches: shuffled for training, in order for evaluation."""
+        iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+        return torch.utils.data.DataLoader(
+            dataset,
+            batch_size=batch_size or self.train_micro_batch_size_per_gpu(),
+            shuffle=route == "train" and data_sampler is None and not iterable,
+            sampler=data_sampler,
+            collate_fn=collate_fn or self.collate_fn,
+            num_workers=num_local_io_workers or 0,
+        )
+
+    # What the config says
+
+    def get_mom(self) -> list[Any]:
+        return [group["betas"] for group in self.optimizer.param_groups]
+
+    def get_type(self) -> list[Any]:
+        return [group.get("type") for group in self.optimizer.param_groups]
+
+    def optimizer_name(self) -> str:
+        return "adamw" if self.optimizer.decoupled_decay else "adam"
+
+    def fp16_enabled(self) -> bool:
+        return self.param_dtype == torch.float16
+
+    def bfloat16_enabled(self) -> bool:
+        return self.param_dtype == torch.bfloat16
+
+    def gradient_clipping(self) -> float:
+        return self.config_values.gradient_clipping
+
+    def steps_per_print(self) -> Any:
+        return self.config.get("steps_per_print", 10)
+
+    def wall_clock_breakdown(self) -> bool:
+        return False
+
+    def dump_state(self) -> bool:
+        return False
