@@ -2,8 +2,10 @@
 
     python3 -m artesian_tokenize --tokenizer DIR|tokenizer.json --input PATH... --output FILE.bin
 
-Files are read in pieces cut at line ends, never whole. A folder means every regular file below it,
-in sorted order. JSON lines (.jsonl, .ndjson, or lines that are objects with the field) give the
+Files are read in pieces that are cut at line ends, where the tokenizer is of a kind for which the
+ids are those of the whole document. For others a document is encoded whole, in as much memory as
+that takes. A folder means every regular file below it, in sorted order, but for hidden ones.
+JSON lines (.jsonl, .ndjson, or lines that are objects with the field) give the
 field `text` of each line, or --text-field. Each file and each JSON line is a document; documents
 are parted by the tokenizer's end-of-text token where it has one, and no other special tokens are
 added. Ids are uint16 when the vocabulary has at most 65536 entries, else uint32. What is neither is
@@ -18,6 +20,7 @@ import codecs
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 
@@ -25,6 +28,7 @@ PIECE_BYTES = 256 * 1024  # text per encode call: enough to amortise it, small i
 BATCH_PIECES = 16  # pieces that are encoded together, on all cores
 PROGRESS_SECONDS = 1.0
 LINES_ENDINGS = (".jsonl", ".ndjson")
+HALVES = re.compile("[\ud800-\udfff]")
 FORMS = [  # by their first bytes, with what makes text of them
     (b"\x1f\x8b\x08", "gzip", "unpack it: gzip -d"),
     (b"\x28\xb5\x2f\xfd", "zstd", "unpack it: zstd -d"),
@@ -92,13 +96,19 @@ class CountErrors:
 
 
 def line_text(line, field):
-    """The text of a JSON line, or None where it is not one."""
+    """The text of a JSON line, or None where it is not one. Half a surrogate pair is in it as JSON
+    has it, and nowhere else in text: whole_text()."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
     text = value.get(field) if isinstance(value, dict) else None
     return text if isinstance(text, str) else None
+
+
+def whole_text(text):
+    """The text with U+FFFD for each half of a surrogate pair, and how many these were."""
+    return HALVES.subn("\ufffd", text)
 
 
 def looks_like_lines(head, field):
@@ -220,32 +230,129 @@ def vocabulary_size(arguments, tokenizer, tokenizer_file):
     return tokenizer.get_vocab_size(with_added_tokens=True)
 
 
+def is_hidden(name):
+    """Of what editors, version control, downloads and archives leave in a folder."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def list_files(paths):
-    """Every regular file of the paths, folders walked in sorted order."""
+    """Every regular file of the paths, folders walked in sorted order, without what is hidden."""
     files = []
     for path in paths:
         if os.path.isfile(path):
             files.append(path)
         elif os.path.isdir(path):
+            hidden = set()
             for folder, folders, names in os.walk(path):
-                folders.sort()
-                members = (os.path.join(folder, name) for name in sorted(names))
+                hidden.update(filter(is_hidden, [*folders, *names]))
+                folders[:] = sorted(name for name in folders if not is_hidden(name))
+                members = (os.path.join(folder, n) for n in sorted(names) if not is_hidden(n))
                 files.extend(member for member in members if os.path.isfile(member))
+            if hidden:
+                shown = sorted(hidden)[:5] + (["..."] if len(hidden) > 5 else [])
+                say(f"note: {path}: left out what is hidden: {', '.join(shown)}")
         else:
             raise Fault(f"--input: {path}: no such file or folder")
     return files
 
 
-def cut_position(text, must):
-    """Where to cut so that the pieces encode as the whole: before a line end that follows a letter
-    or a digit, where the patterns of GPT-2 and its kin split anyway. Without such a place: nowhere
-    (0), or, when we must, after the last line end, or at the end."""
+def cut_position(text, begin=0):
+    """Where to cut so that the pieces encode as the whole, from `begin` on: before a line end that
+    follows a letter or a digit (class Cuts). 0: there is no such place."""
     end = len(text)
-    while (end := text.rfind("\n", 0, end)) > 0:
+    while (end := text.rfind("\n", begin, end)) > 0:
         start = end - 1 if text[end - 1] == "\r" else end
         if text[start - 1 : start].isalnum():
             return start
-    return (text.rfind("\n") + 1 or len(text)) if must else 0
+    return 0
+
+
+# Pre-tokenizers that look at few characters at a time.
+NEAR = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
+# Normalizers that treat what is before and behind a line end each by itself.
+LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "StripAccents"}
+# What may be a letter or digit, and a line end behind it: texts, and their bytes as of ByteLevel.
+ACROSS = re.compile("[^\\0-/:-@\\[-`{-~\u0109\u010a\u010d\u0120][\n\r\u010a\u010d]")
+TRIAL = "A word\nthen 12\n\n more words9\r\n  and\ttabs: z\nlast one\n"
+
+
+class Cuts:
+    """Whether documents may be cut, and how a piece behind a cut is encoded: by itself, or behind a
+    letter whose ids are dropped, where the tokenizer puts a space before all that it is given (as
+    Llama 2 and Mistral). A cut parts a letter or a digit from a line end. The ids are those of the
+    whole where pre-tokenizing splits there anyway; or where no entry of the vocabulary has a line
+    end behind a letter or digit, so that no merge reaches across. A trial has to agree. Other
+    tokenizers get documents whole."""
+
+    LETTER = "a"
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.dropped = len(self.encode(self.LETTER))
+        self.allowed = self._may_be_allowed(json.loads(tokenizer.to_str()))
+        self.behind_letter = False
+        if self.allowed and not self._agrees():
+            self.behind_letter = True
+            self.allowed = self._agrees()
+
+    def encode(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def given(self, piece, begins):
+        """What to encode for a piece, and how many ids of it are not the piece's."""
+        if begins or not self.behind_letter:
+            return piece, 0
+        return self.LETTER + piece, self.dropped
+
+    def _agrees(self):
+        ids, rest, begins = [], TRIAL, True
+        while rest:
+            at = cut_position(rest[:-1])
+            while at and (earlier := cut_position(rest[:at])):
+                at = earlier
+            text, dropped = self.given(rest[:at] if at else rest, begins)
+            ids += self.encode(text)[dropped:]
+            rest, begins = rest[at:] if at else "", False
+        return ids == self.encode(TRIAL)
+
+    @staticmethod
+    def _may_be_allowed(parts):
+        for token in parts.get("added_tokens") or []:
+            if "\n" in token["content"] or token.get("rstrip"):
+                return False
+        for part in _parts(parts.get("normalizer"), "normalizers"):
+            far = part["type"] == "Replace" and "\n" in part["pattern"].get("String", "\n")
+            if far or part["type"] not in LOCAL:
+                return False
+        splits = [*_parts(parts.get("pre_tokenizer"), "pretokenizers")]
+        if any(_parts_lines(part) for part in splits):
+            return True
+        model = parts.get("model") or {}
+        vocabulary = model.get("vocab", {})
+        known = model.get("byte_fallback") or "\n" in vocabulary or "\u010a" in vocabulary
+        if not ({part["type"] for part in splits} <= NEAR and model.get("type") == "BPE" and known):
+            return False
+        return not any(map(ACROSS.search, vocabulary))
+
+
+def _parts(part, members):
+    """A normalizer or pre-tokenizer, or those that a sequence is made of."""
+    if part and part["type"] == "Sequence":
+        for member in part[members]:
+            yield from _parts(member, members)
+    elif part:
+        yield part
+
+
+def _parts_lines(part):
+    """True if this pre-tokenizer parts a letter or digit from the line end behind it, whatever the
+    vocabulary: those of GPT-2 and its kin, by their patterns, and those that split at spaces."""
+    if part["type"] == "ByteLevel":
+        return part.get("use_regex", True)
+    if part["type"] == "Split":
+        pattern = part["pattern"].get("Regex", "")
+        return r"\p{L}+" in pattern and r"\s+" in pattern and part["behavior"] == "Isolated"
+    return part["type"] in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 
 
 def read_block(stream, file):
@@ -278,17 +385,22 @@ def end_of_text(tokenizer, tokenizer_file, id_limit):
     return None
 
 
-def cut(text):
+def cut(text, cuts):
     """The text in pieces that encode as the whole."""
-    while len(text) > 8 * PIECE_BYTES:
-        at = cut_position(text[: 8 * PIECE_BYTES], must=True)
-        yield text[:at]
-        text = text[at:]
-    yield text
+    begin, step = 0, 8 * PIECE_BYTES
+    while cuts and len(text) - begin > step:
+        at = cut_position(text[begin : begin + step])
+        if at:
+            yield text[begin : begin + at]
+            begin, step = begin + at, 8 * PIECE_BYTES
+        else:
+            step *= 2
+    yield text[begin:]
 
 
-def read_lines(file, field):
+def read_lines(file, field, cuts):
     """Yields (bytes read, text, whether it begins a document) of JSON lines."""
+    halves = 0
     with open(file, "rb") as stream:
         for number, line in enumerate(lines_of(stream, file), start=1):
             read = len(line)
@@ -302,9 +414,15 @@ def read_lines(file, field):
                     f"--input: {file}: line {number}: allowed a JSON object with a string "
                     f"{json.dumps(field)}; repair it, or name the field: --text-field"
                 )
-            for piece in cut(text):
+            text, found = whole_text(text)
+            if found and not halves:
+                say(f"warning: {file}: line {number}: half a surrogate pair became U+FFFD")
+            halves += found
+            for piece in cut(text, cuts):
                 yield read, piece, read != 0
                 read = 0
+    if halves > 1:
+        say(f"note: {file}: {halves} halves of surrogate pairs; each became U+FFFD")
 
 
 def lines_of(stream, file):
@@ -312,25 +430,32 @@ def lines_of(stream, file):
         yield from stream
 
 
-def read_text(file):
+def read_text(file, cuts):
     """Yields (bytes read, text, whether it begins a document) of a text file."""
     first = True
-    for read, text in read_pieces(file, "artesian_replace"):
+    for read, text in read_pieces(file, "artesian_replace", cuts):
         yield read, text, first
         first = first and not text
 
 
-def read_pieces(file, handler_name):
+def read_pieces(file, handler_name, cuts):
     """Yields (bytes read for this piece, its text)."""
     decoder = codecs.getincrementaldecoder("utf-8")(handler_name)
-    pending = ""
+    pending, seen = [], ""  # texts without a place to cut, and the end of the last one
     with open(file, "rb") as stream:
         while block := read_block(stream, file):
-            pending += decoder.decode(block)
-            cut = cut_position(pending, must=len(pending) >= 8 * PIECE_BYTES)
-            yield len(block), pending[:cut]
-            pending = pending[cut:]
-    yield 0, pending + decoder.decode(b"", True)
+            text = decoder.decode(block)
+            at = cut_position(seen + text) if cuts else 0
+            if at:
+                whole = "".join([*pending, text])
+                at += len(whole) - len(seen) - len(text)
+                yield len(block), whole[:at]
+                pending = [whole[at:]]
+            else:
+                yield len(block), ""
+                pending.append(text)
+            seen = pending[-1][-2:]
+    yield 0, "".join(pending) + decoder.decode(b"", True)
 
 
 class Progress:
@@ -356,26 +481,36 @@ class Writer:
     """Encodes pieces of documents, in batches, and appends their ids to the stream."""
 
     def __init__(self, tokenizer, id_limit, separator, stream):
+        self.cuts = Cuts(tokenizer)
         self.tokenizer, self.id_limit, self.separator = tokenizer, id_limit, separator
         self.type_code = "H" if id_limit <= 65536 else "I"
         self.stream = stream
         self.tokens = self.documents = 0
-        self.batch = []  # (text, whether it begins a document)
+        self.batch = []  # (text, whether it begins a document, its file)
 
-    def add(self, text, begins):
+    def add(self, text, begins, file):
         """True: a batch was encoded."""
         if text:
-            self.batch.append((text, begins))
+            self.batch.append((text, begins, file))
         if len(self.batch) < BATCH_PIECES:
             return False
         self.flush()
         return True
 
+    def _encode(self, given):
+        try:
+            texts = [text for text, _ in given]
+            return self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # the package raises what it likes
+            files = sorted({file for _, _, file in self.batch})
+            raise Fault(
+                f"--input: {' or '.join(files)}: the tokenizer cannot encode it: {error}"
+            ) from None
+
     def flush(self):
-        texts = [text for text, _ in self.batch]
-        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        for encoding, (_, begins) in zip(encodings, self.batch):
-            ids = encoding.ids
+        given = [self.cuts.given(text, begins) for text, begins, _ in self.batch]
+        for encoding, (_, dropped), (_, begins, _) in zip(self._encode(given), given, self.batch):
+            ids = encoding.ids[dropped:]
             if ids and max(ids) >= self.id_limit:
                 raise Fault(
                     f"the tokenizer gives id {max(ids)}, allowed below the vocabulary size "
@@ -398,9 +533,11 @@ def encode_files(files, field, writer, progress):
     bytes_done = 0
     for file, form in files:
         handler.bytes = 0
-        for read, text, begins in read_text(file) if form == "text" else read_lines(file, field):
+        cuts = writer.cuts.allowed
+        parts = read_text(file, cuts) if form == "text" else read_lines(file, field, cuts)
+        for read, text, begins in parts:
             bytes_done += read
-            if writer.add(text, begins):
+            if writer.add(text, begins, file):
                 progress.show(bytes_done, writer.tokens)
         if handler.bytes:
             say(f"note: {file}: {handler.bytes} bytes are not UTF-8; each became U+FFFD")
@@ -454,6 +591,9 @@ def main(arguments=None):
         return 2
     except OSError as error:
         print(f"artesian_tokenize: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("artesian_tokenize: error: a document does not fit into memory", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

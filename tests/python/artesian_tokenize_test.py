@@ -3,6 +3,7 @@ right width, although it reads in small pieces; and that each fault is one line 
 do."""
 
 import array
+import json
 import os
 import random
 import subprocess
@@ -215,3 +216,189 @@ def test_item_5_what_is_no_text_is_refused_by_name(tokenizer_file, tmp_path, nam
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"{tmp_path / name}" in done.stderr and message in done.stderr
     assert os.listdir(tmp_path) == [name]
+
+
+# Item 3: the ids of a document are those of the whole document, for every tokenizer.
+
+
+def bpe_of_words(**options):
+    """A BPE as SentencePiece makes them: bytes for what it does not know, and no line ends."""
+    model = tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>", **options)
+    tokenizer = tokenizers.Tokenizer(model)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=340, special_tokens=special, show_progress=False
+    )
+    tokenizer.train_from_iterator(["\u2581the\u2581deep", "\u2581well", "lifts"] * 20, trainer)
+    return tokenizer
+
+
+def like_llama_2():
+    tokenizer = bpe_of_words()
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [
+            tokenizers.normalizers.Prepend("\u2581"),
+            tokenizers.normalizers.Replace(" ", "\u2581"),
+        ]
+    )
+    return tokenizer
+
+
+def with_metaspace(scheme, split):
+    tokenizer = bpe_of_words()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(
+        prepend_scheme=scheme, split=split
+    )
+    return tokenizer
+
+
+def byte_level(prefix):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the deep well\n\n  lifts\n" * 20], trainer)
+    return tokenizer
+
+
+def merges_across_lines():
+    """Nothing is split, and entries of the vocabulary reach across line ends."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    alphabet = [*map(chr, range(32, 127)), "\n", "\t", "\r", "\u00fc", "\u6c34"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=160, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["deep\nwell\nthe\n" * 20], trainer)
+    return tokenizer
+
+
+def unigram():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=80, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(["the deep well lifts the water"] * 20, trainer)
+    return tokenizer
+
+
+KINDS = {  # whether documents are cut, and with a letter before
+    "byte level": (lambda: byte_level(False), (True, False)),
+    "byte level with a space": (lambda: byte_level(True), (True, True)),
+    "like Llama 2": (like_llama_2, (True, True)),
+    "Metaspace always": (lambda: with_metaspace("always", False), (True, True)),
+    "Metaspace always, split": (lambda: with_metaspace("always", True), (True, True)),
+    "Metaspace first": (lambda: with_metaspace("first", False), (True, True)),
+    "Metaspace never": (lambda: with_metaspace("never", False), (True, False)),
+    "merges across lines": (merges_across_lines, (False, False)),
+    "Unigram": (unigram, (False, False)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["text", "lines"])
+def test_item_3_long_documents_have_the_ids_of_the_whole(tmp_path, monkeypatch, kind, form):
+    make, expected = KINDS[kind]
+    tokenizer = make()
+    cuts = artesian_tokenize.Cuts(tokenizer)
+    assert (cuts.allowed, cuts.allowed and cuts.behind_letter) == expected
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = random.Random(11)
+    words = ["the", " deep", " well", "\n", "\n", "\n\n", " ", "  ", "lifts", "\u00fc", "7"]
+    words += ["\u6c34"]
+    words += ["\r\n", ".\n", "\t", "\u2581", "\n the"]
+    text = "".join(source.choice(words) for _ in range(20000))
+    if form == "text":
+        (tmp_path / "a.txt").write_bytes(text.encode())
+    else:
+        (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)
+    pieces = []
+    add = artesian_tokenize.Writer.add
+    monkeypatch.setattr(artesian_tokenize.Writer, "add",
+                        lambda self, text, *rest: (pieces.append(text), add(self, text, *rest))[1])
+    output = tmp_path / "out.bin"
+    arguments = ["--tokenizer", str(tmp_path), "--output", str(output), "--quiet"]
+    name = str(tmp_path / ("a.txt" if form == "text" else "a.jsonl"))
+    assert artesian_tokenize.main([*arguments, "--input", name]) == 0
+    assert len(list(filter(None, pieces))) > 10 or not expected[0]
+    assert read_ids(output, "H") == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_item_3_a_text_without_a_place_to_cut_is_encoded_whole(
+    tokenizer_file, tmp_path, monkeypatch
+):
+    text = "the deep. " * 3000 + ".\n" * 2000
+    (tmp_path / "a.txt").write_text(text)
+    monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)
+    output = tmp_path / "out.bin"
+    arguments = ["--tokenizer", str(tokenizer_file), "--output", str(output), "--quiet"]
+    assert artesian_tokenize.main([*arguments, "--input", str(tmp_path / "a.txt")]) == 0
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    assert read_ids(output, "H") == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+# Item 4: half a surrogate pair in JSON lines.
+
+
+def test_item_4_half_a_surrogate_pair_is_replaced_and_said(tokenizer_file, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "whole"}\n')
+    lines = ['{"text": "fine"}', r'{"text": "cut \ud83d here"}', r'{"text": "\ude00\ud83d\ude00"}']
+    (tmp_path / "b.jsonl").write_text("\n".join(lines) + "\n")
+    output = tmp_path / "out.bin"
+    done = run("--tokenizer", tokenizer_file, "--output", output, "--input", tmp_path / "a.jsonl",
+               tmp_path / "b.jsonl")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "b.jsonl"
+    assert f"warning: {file}: line 2: half a surrogate pair became U+FFFD\n" in done.stderr
+    assert f"note: {file}: 2 halves of surrogate pairs; each became U+FFFD\n" in done.stderr
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    texts = ["whole", "fine", "cut \ufffd here", "\ufffd\U0001f600"]
+    assert read_ids(output, "H") == sum((tokenizer.encode(text).ids for text in texts), [])
+
+
+def test_item_4_what_the_tokenizer_raises_names_the_file(
+    tokenizer_file, tmp_path, monkeypatch, capsys
+):
+    class Failing:
+        def encode_batch(self, texts, add_special_tokens):
+            raise TypeError("TextEncodeInput must be ...")
+
+    (tmp_path / "a.txt").write_text("deep well")
+    writer = artesian_tokenize.Writer
+    made = writer.__init__
+
+    def fail(self, *arguments):
+        made(self, *arguments)
+        self.tokenizer = Failing()
+
+    monkeypatch.setattr(writer, "__init__", fail)
+    arguments = ["--tokenizer", str(tokenizer_file), "--output", str(tmp_path / "out.bin")]
+    assert artesian_tokenize.main([*arguments, "--input", str(tmp_path / "a.txt")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (f"artesian_tokenize: error: --input: {tmp_path / 'a.txt'}: the tokenizer "
+                     "cannot encode it: TextEncodeInput must be ...")  # fmt: skip
+
+
+# Item 2: hidden files in a folder.
+
+
+def test_item_2_hidden_files_are_left_out_and_said(tokenizer_file, tmp_path):
+    data = tmp_path / "data"
+    for name in [".ipynb_checkpoints/a-checkpoint.txt", ".git/x", "__MACOSX/._a.txt", "._a.txt",
+                 ".cache/huggingface/download/y.metadata", "b/.hidden/z.txt"]:  # fmt: skip
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text("not this")
+    (data / "a.txt").write_text("the deep well")
+    output = tmp_path / "out.bin"
+    done = run("--tokenizer", tokenizer_file, "--output", output, "--input", data)
+    assert done.returncode == 0, done.stderr
+    left_out = "._a.txt, .cache, .git, .hidden, .ipynb_checkpoints, ..."
+    assert f"note: {data}: left out what is hidden: {left_out}\n" in done.stderr
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    assert read_ids(output, "H") == tokenizer.encode("the deep well").ids
+    hidden = data / ".git" / "x"  # one that is named is wanted
+    assert run("--tokenizer", tokenizer_file, "--output", output, "--input", hidden).returncode == 0
