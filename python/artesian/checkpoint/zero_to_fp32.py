@@ -19,7 +19,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,11 @@ def shown(name: object) -> str:
 
 # XXH3, 64 bits with a seed and 128 bits without, as the C library computes them.
 
-MASK32 = (1 << 32) - 1
-MASK64 = (1 << 64) - 1
+MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 PRIME64_1, PRIME64_2, PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 PRIME64_4, PRIME64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-PRIME_MX1 = 0x165667919E3779F9
-GOLDEN_RATIO = 0x9E3779B97F4A7C15
+PRIME_MX1, GOLDEN_RATIO = 0x165667919E3779F9, 0x9E3779B97F4A7C15
 SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
     "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
@@ -184,8 +182,7 @@ def block_sum(seed: int, block: Bytes) -> int:
     rows = block[: whole * PIECE_BYTES].reshape(whole, PIECE_BYTES)
     total = sum(xxh3_64_of_rows(rows, seeds[:whole])) if whole else 0
     if block.size % PIECE_BYTES:
-        rest = block[whole * PIECE_BYTES :].reshape(1, -1)
-        total += sum(xxh3_64_of_rows(rest, seeds[whole:]))
+        total += sum(xxh3_64_of_rows(block[whole * PIECE_BYTES :].reshape(1, -1), seeds[whole:]))
     return total & MASK64
 
 
@@ -372,6 +369,18 @@ def _check_whole(manifest: Manifest, index: int) -> None:
         raise Damaged(f"{what}: it has " + ("weights of two kinds" if forms else "no weights"))
 
 
+def _name_outside(manifest: Manifest) -> None:
+    """Names parameters of `artesian train` as transformers does, a head that is tied as well."""
+    bodies = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
+    names = {each.name for each in manifest.parameters}
+    for table in bodies.keys() & names if "trainer" in manifest.raw else ():
+        outside = {n: n if n == "lm_head.weight" else bodies[table] + n for n in names}
+        manifest.parameters = [replace(p, name=outside[p.name]) for p in manifest.parameters]
+        manifest.excluded = [outside.get(name, name) for name in manifest.excluded]
+        if "lm_head.weight" not in names:
+            manifest.aliases["lm_head.weight"] = outside[table]
+
+
 def parse_manifest(text: bytes) -> Manifest:
     """Raises Damaged, or Refused for another version; without the file's name."""
     closing = b'"checksum":"'
@@ -401,6 +410,7 @@ def parse_manifest(text: bytes) -> Manifest:
         _read_array(manifest, entry)
     for index in range(len(manifest.parameters)):
         _check_whole(manifest, index)
+    _name_outside(manifest)
     return manifest
 
 
@@ -448,15 +458,12 @@ class VerifiedFile:
         if file.bytes != file.head_bytes + int(table[:, 1].sum()):
             raise Damaged(f"{path / sums_name}: its blocks do not fill the data file")
         self.verified = np.zeros(count, dtype=bool)
-        descriptor = _open_below(folder, file.name, path)
-        try:
-            size = os.fstat(descriptor).st_size
+        with os.fdopen(_open_below(folder, file.name, path), "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
             if size != file.bytes:
                 raise Damaged(f"{self.path}: got {size} bytes, the manifest says {file.bytes}")
-            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             self.data: Bytes = np.frombuffer(mapped, dtype=np.uint8)
-        finally:
-            os.close(descriptor)
         if digest(self.data[: file.head_bytes]) != file.head_digest:
             raise Damaged(f"{self.path}: its header does not have the digest in the manifest")
 
@@ -577,12 +584,8 @@ def in_pieces(
     read: Callable[[int, int, int], npt.NDArray[Any]], index: int, numel: int
 ) -> Callable[[], Iterator[npt.NDArray[Any]]]:
     """Calls `read` for a few elements of parameter `index` at a time."""
-
-    def pieces() -> Iterator[npt.NDArray[Any]]:
-        for first in range(0, numel, ELEMENTS_AT_ONCE):
-            yield read(index, first, min(ELEMENTS_AT_ONCE, numel - first))
-
-    return pieces
+    firsts = range(0, numel, ELEMENTS_AT_ONCE)
+    return lambda: (read(index, first, min(ELEMENTS_AT_ONCE, numel - first)) for first in firsts)
 
 
 def fp32_outputs(checkpoint: Checkpoint, exclude_frozen: bool) -> list[Output]:
