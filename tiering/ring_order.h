@@ -86,9 +86,11 @@ class RingOrder {
   /// Goes on until all tasks before that place are done, and starts as many more reads as it can
   /// without waiting. Errors: the port's.
   Result<void> advance_to(std::size_t end);
-  /// Goes on with the tasks before that place as far as their transfers are complete. Returns
-  /// whether they are done. Errors: the port's.
-  Result<bool> advance_within(std::size_t end);
+  /// The same for the tasks of a unit, and those before them.
+  Result<void> advance_past(std::uint32_t unit) { return advance_to(end_of(unit)); }
+  /// Goes on with the tasks of a unit, and those before them, as far as their transfers are
+  /// complete. Returns whether they are done. Errors: the port's.
+  Result<bool> advance_within(std::uint32_t unit);
   /// True if that would do anything now.
   bool may_advance() const noexcept { return worthwhile() || may_read_on(); }
   /// Starts as many more reads as it can without waiting. Errors: the port's.
@@ -392,7 +394,8 @@ bool RingOrder<Port>::worthwhile() const noexcept {
 }
 
 template <typename Port>
-Result<bool> RingOrder<Port>::advance_within(std::size_t end) {
+Result<bool> RingOrder<Port>::advance_within(std::uint32_t unit) {
+  const std::size_t end = end_of(unit);
   if (worthwhile()) {
     while (current_ < end && ready()) {
       ARTESIAN_TRY_VOID(advance_to(std::max(current_ + 1, together_up_to(end))));

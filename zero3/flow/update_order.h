@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/result.h"
 #include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {
@@ -169,5 +170,21 @@ class UpdateOrder {
   std::vector<bool> is_pending_;  // by unit
   bool may_try_ = true;
 };
+
+/// Gives back what was borrowed, updates what is next as long as `may()` holds and nothing has to
+/// be waited for, and reads on. `ring`: the pass's order (tiering/ring_order.h), or who hands these
+/// calls on to it. `updated(unit)` follows each. Errors: those of both, which end the pass.
+template <typename Ring, typename May, typename Updated>
+Result<void> update_ahead(UpdateOrder& order, Ring& ring, const May& may, const Updated& updated) {
+  ARTESIAN_TRY_VOID(ring.give_back_borrowed());
+  while (may() && ring.may_advance()) {
+    const std::uint32_t unit = order.next();
+    ARTESIAN_TRY(all, ring.advance_within(unit));
+    if (!all) return {};
+    order.update_next();
+    ARTESIAN_TRY_VOID(updated(unit));
+  }
+  return ring.may_read_on() ? ring.read_on() : Result<void>();
+}
 
 }  // namespace artesian::zero3

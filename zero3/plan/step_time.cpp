@@ -258,19 +258,13 @@ class Simulation {
 
   /// Updates what has been read, and of all ranks, by now; and reads on.
   void update_ahead() {
-    expect(ring_.give_back_borrowed());
-    while (may_update_next() && is_past(reduced_[order_.next()]) && ring_.may_advance()) {
-      auto done = ring_.advance_within(ring_.end_of(order_.next()));
-      ARTESIAN_CHECK(done.has_value());  // nothing fails here
-      if (!*done) return;
-      order_.update_next();
-    }
-    if (ring_.may_read_on()) expect(ring_.read_on());
+    const auto may = [this] { return may_update_next() && is_past(reduced_[order_.next()]); };
+    expect(zero3::update_ahead(order_, ring_, may, [](std::uint32_t) { return Result<void>(); }));
   }
 
   /// All sub-groups of the next unit that are left.
   void update_next() {
-    expect(ring_.advance_to(ring_.end_of(order_.next())));
+    expect(ring_.advance_past(order_.next()));
     order_.update_next();
   }
 

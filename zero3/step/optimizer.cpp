@@ -536,15 +536,9 @@ bool Optimizer::may_update_ahead() const noexcept {
 
 Result<void> Optimizer::update_ahead() noexcept {
   if (order_.phase() == UpdatePhase::Idle) return {};
-  ARTESIAN_TRY_VOID(stream_.give_back_borrowed());
-  while (may_update_next() && stream_.may_advance()) {
-    const std::uint32_t next = order_.next();
-    ARTESIAN_TRY(done, stream_.advance_within(next));
-    if (!done) return {};
-    order_.update_next();
-    ARTESIAN_TRY_VOID(residency_.end_refresh(next));
-  }
-  return stream_.may_read_on() ? stream_.read_on() : Result<void>();
+  return zero3::update_ahead(
+      order_, stream_, [this] { return may_update_next(); },
+      [this](std::uint32_t unit) { return residency_.end_refresh(unit); });
 }
 
 Result<void> Optimizer::finish_step() noexcept {

@@ -384,11 +384,11 @@ Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
 }
 
 Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
-  return order_.advance_to(order_.end_of(unit));
+  return order_.advance_past(unit);
 }
 
 Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
-  return order_.advance_within(order_.end_of(unit));
+  return order_.advance_within(unit);
 }
 
 Result<void> SubGroupStream::abandon() noexcept {
