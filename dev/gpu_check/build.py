@@ -14,7 +14,7 @@ PASSED, SKIPPED = "Passed", "***Skipped"
 
 
 def jobs(context):
-    """By all memory, not by what is free: a virtual machine's free memory may grow as it is used."""
+    """By all memory, not by what is free: a virtual machine's free memory may grow with use."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return context.options.jobs or max(1, min(os.cpu_count(), memory // BYTES_A_JOB))
 

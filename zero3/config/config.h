@@ -18,7 +18,7 @@ namespace artesian::zero3 {
 
 enum class Offload : std::uint8_t { None, Cpu, Nvme };
 
-/// Of counts of elements that a config need not bound, as budgets bound their bytes. A JSON integer.
+/// Of counts of elements that a config need not bound, as budgets bound bytes. A JSON integer.
 constexpr std::uint64_t no_limit = std::numeric_limits<std::int64_t>::max();
 
 struct OffloadConfig {
