@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # `make wheel`: builds the Python package into dist/, against the environment's torch. Called
-# through dev/setup.sh.
+# through dev/setup.sh. What it compiles is that of `make build`, in the same folder, so after one
+# there is little left to do; `pip install .` compiles everything by itself.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools="$(dev/extras.sh dev/requirements-wheel.lock)"
-PYTHONPATH="$tools" CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" \
-  "$ARTESIAN_PYTHON" -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . >&2
+dev/build.sh release artesian_python
+parts=build/wheel-parts
+rm -rf "$parts"
+cmake --install build --component python --prefix "$parts" >&2
+PYTHONPATH="$tools" "$ARTESIAN_PYTHON" -m pip wheel --no-deps --no-build-isolation --wheel-dir dist \
+  -C build-dir=build/wheel -C cmake.define.ARTESIAN_BUILT_PACKAGE="$PWD/$parts" . >&2
 ls dist/artesian-*.whl
