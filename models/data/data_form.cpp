@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <set>
 #include <string_view>
 
+#include "base/log.h"
+#include "base/safetensors_header.h"
 #include "base/utf8.h"
 #include "models/data/json_lines.h"
 #include "models/file_io.h"
@@ -108,6 +111,26 @@ bool ends_with(const std::string& path, std::string_view ending) {
                     [](char left, char right) { return left == (right | 0x20) || left == right; });
 }
 
+/// True of what editors, version control, downloads and archives leave in a folder.
+bool is_hidden(std::string_view name) {
+  return name.starts_with('.') || name == "__MACOSX";
+}
+
+void say_hidden(const std::string& path, const std::set<std::string>& names) {
+  constexpr std::size_t shown_max = 5;
+  if (names.empty()) return;
+  std::string shown;
+  std::size_t count = 0;
+  for (const std::string& name : names) {
+    if (count++ == shown_max) {
+      shown += ", ...";
+      break;
+    }
+    shown += (shown.empty() ? "" : ", ") + shown_name(name);
+  }
+  log_once(LogLevel::Info, "data: " + path + ": left out what is hidden: " + shown);
+}
+
 Result<DataFile> look_at(const std::string& path, const std::optional<std::string>& text_field) {
   ARTESIAN_TRY(file, InputFile::open(path));
   DataFile found{.path = path, .form = DataForm::Text, .size = file.size()};
@@ -157,12 +180,20 @@ Result<std::vector<DataFile>> list_data(const std::string& path,
     return found;
   }
   std::vector<std::filesystem::path> files;
+  std::set<std::string> hidden;
   std::filesystem::recursive_directory_iterator entry(path, failure);
   for (; !failure && entry != end(entry); entry.increment(failure)) {
+    const std::string name = entry->path().filename().string();
+    if (is_hidden(name)) {
+      hidden.insert(name);
+      entry.disable_recursion_pending();
+      continue;
+    }
     if (entry->is_regular_file(failure)) files.push_back(entry->path());
     failure.clear();  // a link to nothing, or a file that went away, is no file
   }
   if (failure) return data_error(path, "cannot list the folder: " + failure.message());
+  say_hidden(path, hidden);
   std::sort(files.begin(), files.end());
   for (const auto& name : files) {
     ARTESIAN_TRY(file, look_at(name.string(), text_field));

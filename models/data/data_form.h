@@ -20,7 +20,8 @@ struct DataFile {
   std::uint64_t size = 0;  // bytes
 };
 
-/// The file, or every regular file below the folder, sorted by the parts of their paths. `.bin` is
+/// The file, or every regular file below the folder, sorted by the parts of their paths, without
+/// what is hidden (names that begin with a dot, __MACOSX), which is logged. `.bin` is
 /// token ids, and alone; `.jsonl` and `.ndjson` are JSON lines, and so is any other file if
 /// `text_field` is given, or if its first two lines are objects with a string "text". Reads the
 /// beginning of each file, and of large ones samples. Errors: Io; Invalid (missing, a format that

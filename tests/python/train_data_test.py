@@ -212,3 +212,18 @@ def test_item_3_nothing_is_tokenised_where_the_run_cannot_be(
     assert not (place.folder / "tokenised").exists()
     errors_of(place.run(seq_len=16, config=place.at(place.nvme)), 2)
     assert (place.folder / "tokenised").exists() or name == "an empty model.safetensors"
+
+
+def test_item_2_hidden_files_in_a_folder_are_not_trained_on(place):
+    folder = place.folder / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(place.data.read_bytes())
+    expected = windows(place, data=folder)
+    for name in [".ipynb_checkpoints/a-checkpoint.txt", ".git/x", "__MACOSX/._a.txt", "._a.txt",
+                 ".cache/huggingface/download/y.metadata", "b/.hidden/z.txt"]:  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(place.data.read_bytes())
+    assert windows(place, data=folder) == expected
+    said = place.run(data=folder).stderr
+    note = [line for line in said.splitlines() if "left out what is hidden" in line]
+    assert len(note) == 1 and '".git", ".hidden", ".ipynb_checkpoints", ...' in note[0], said
