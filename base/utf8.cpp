@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include <fmt/core.h>
+
 namespace artesian {
 
 std::size_t utf8_sequence(std::string_view text) noexcept {
@@ -17,6 +19,23 @@ std::size_t utf8_sequence(std::string_view text) noexcept {
     if (byte(i) < low || byte(i) > high) return 0;
   }
   return length;  // cut by the end: as if it went on
+}
+
+std::string as_utf8(std::string_view bytes) {
+  std::string escaped;
+  bool all = true;
+  for (std::string_view rest = bytes; !rest.empty();) {
+    const std::size_t length = utf8_sequence(rest);
+    if (length == 0 || length > rest.size()) {
+      escaped += fmt::format("\\x{:02X}", static_cast<unsigned char>(rest.front()));
+      rest.remove_prefix(1);
+      all = false;
+      continue;
+    }
+    escaped += rest.front() == '\\' ? "\\\\" : std::string(rest.substr(0, length));
+    rest.remove_prefix(length);
+  }
+  return all ? std::string(bytes) : escaped;
 }
 
 }  // namespace artesian

@@ -227,3 +227,16 @@ def test_item_2_hidden_files_in_a_folder_are_not_trained_on(place):
     said = place.run(data=folder).stderr
     note = [line for line in said.splitlines() if "left out what is hidden" in line]
     assert len(note) == 1 and '".git", ".hidden", ".ipynb_checkpoints", ...' in note[0], said
+
+
+def test_item_7_a_path_that_is_not_utf8_is_saved(place):
+    name = os.fsencode(place.folder) + b"/t\xe9xt.txt"
+    with open(name, "wb") as file:
+        file.write(place.data.read_bytes())
+    saved = place.folder / "saved"
+    flags = {"data": os.fsdecode(name), "checkpoint_dir": saved, "log_jsonl": place.log}
+    for steps in (1, 2):
+        result = place.run("--quiet", "--resume", **flags, steps=steps)
+        assert result.returncode == 0, result.stderr
+    manifest = json.loads((saved / "global_step2" / "manifest.json").read_text())
+    assert "/t\\xE9xt.txt" in json.dumps(manifest["trainer"]).replace("\\\\", "\\")

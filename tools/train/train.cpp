@@ -15,6 +15,7 @@
 #include "base/launcher.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/utf8.h"
 #include "models/activation_bytes.h"
 #include "models/checkpoint_weights.h"
 #include "models/checkpoint_writer.h"
@@ -299,7 +300,7 @@ Result<void> TrainRun::identify() {
   std::string name;
   for (const std::string& path : options_.data) name += (name.empty() ? "" : ", ") + path;
   identity_.data = describe_data();
-  identity_.data.sources = {{name, data_->tokens(), digest}};
+  identity_.data.sources = {{as_utf8(name), data_->tokens(), digest}};
   std::ifstream config(options_.config, std::ios::binary);
   identity_.config.assign(std::istreambuf_iterator<char>(config), {});
   if (!zero3::is_utf8(identity_.config)) identity_.config.clear();
