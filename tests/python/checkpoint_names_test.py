@@ -1,5 +1,6 @@
 """Proves that what leaves a checkpoint of `artesian train` has the names of transformers: strict
-loading of zero_to_fp32's weights and of a DCP export, and the names in a universal checkpoint."""
+loading of zero_to_fp32's weights, of a DCP export and of a universal checkpoint's; and that a
+checkpoint with these names is gone on from, to the same bits."""
 
 import json
 import os
@@ -13,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from artesian.checkpoint import export_dcp, export_universal, zero_to_fp32  # noqa: E402
+from artesian.checkpoint import export_dcp, export_universal, import_dcp, zero_to_fp32  # noqa: E402
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256,
@@ -57,3 +58,18 @@ def test_item_6_exports_have_the_names_of_transformers(saved, tmp_path):
     assert export_universal.main([str(folder), str(tmp_path / "universal")]) == 0
     names = set(os.listdir(tmp_path / "universal/global_step3/zero")) - {"optimizer_state.pt"}
     assert names == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("saved", ["gpt2", "llama"], indirect=True)
+def test_item_6_a_checkpoint_with_these_names_is_gone_on_from(saved, place, tmp_path):  # noqa: F811
+    folder, _ = saved
+    assert export_dcp.main([str(folder), str(tmp_path / "dcp")]) == 0
+    assert import_dcp.main([str(tmp_path / "dcp"), str(tmp_path / "back")]) == 0
+    ends = []
+    for source, log in [(folder, "a"), (tmp_path / "back", "b")]:
+        path = place.folder / f"{log}.jsonl"
+        result = place.run("--quiet", f"--resume={source}", config=config_of(place, "fp32"),
+                           data_position=3, steps=5, log_jsonl=path, seq_len=8)  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        ends.append(json.loads(path.read_text().splitlines()[-1])["digest"])
+    assert ends[0] == ends[1]

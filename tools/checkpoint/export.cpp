@@ -50,7 +50,9 @@ Result<std::vector<models::TensorDeclaration>> declare(
                                                 parameter.name + "\"; export one that has it");
     }
     tensors.push_back(
-        {config.has_value() ? models::saved_name(*config, parameter.name) : parameter.name,
+        {config.has_value()
+             ? models::saved_name(*config, models::parameter_name(*config, parameter.name))
+             : parameter.name,
          {parameter.shape.begin(), parameter.shape.end()}});
   }
   return tensors;

@@ -208,7 +208,10 @@ void Checkpointing::note_changes(const zero3::CheckpointManifest& manifest) cons
 Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Progress& progress) {
   for (std::size_t index = 0;; ++index) {
     const std::uint64_t begin = monotonic_ns();
-    auto loaded = engine.load_checkpoint({.directory = found_in_, .tag = found_[index]}, progress);
+    auto loaded = engine.load_checkpoint({.directory = found_in_,
+                                          .tag = found_[index],
+                                          .other_name = identity_.other_name},
+                                         progress);
     if (loaded.has_value()) {
       log(LogLevel::Info,
           fmt::format("--resume: going on from {}, step {}, read in {}", found_[index],

@@ -30,6 +30,7 @@ struct RunIdentity {
   std::map<std::string, std::string> model_files;  // by name: config.json and the tokenizer's
   std::string config;                              // the configuration file's text
   zero3::SavedTrainer data;                        // but for next_sample and log_line
+  zero3::OtherName other_name;                     // what transformers calls a parameter
 };
 
 class Checkpointing {

@@ -296,6 +296,9 @@ Result<void> TrainRun::identify() {
   for (models::ModelFile& file : files) {
     identity_.model_files.emplace(std::move(file.name), std::move(file.text));
   }
+  identity_.other_name = [config = model_config_](const std::string& name) {
+    return models::saved_name(config, name);
+  };
   ARTESIAN_TRY(digest, naming("--data", data_->digest()));
   std::string name;
   for (const std::string& path : options_.data) name += (name.empty() ? "" : ", ") + path;

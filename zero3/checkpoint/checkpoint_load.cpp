@@ -13,7 +13,7 @@ Result<std::unique_ptr<CheckpointLoad>> CheckpointLoad::open(
   std::unique_ptr<CheckpointLoad> load(new CheckpointLoad(request, dtype));
   ARTESIAN_TRY(reader, CheckpointReader::open(files, request.directory, request.tag));
   load->reader_ = std::move(reader);
-  ARTESIAN_TRY(match, match_names(parameters, *load->reader_, request.strict));
+  ARTESIAN_TRY(match, match_names(parameters, *load->reader_, request.strict, request.other_name));
   load->match_ = std::move(match);
   ARTESIAN_CHECK(load->match_.saved.size() == parameters.size(), parameters.size());
   if (rest == Rest::IsMissing) ARTESIAN_TRY_VOID(load->check_missing(parameters));

@@ -29,6 +29,8 @@ struct LoadRequest {
   /// For parameters that the checkpoint left out, or, not strict, does not have. Null: these stay
   /// as they are, which a training that has no weights yet cannot.
   WeightSource* rest = nullptr;
+  /// What a parameter is called elsewhere: looked for where the checkpoint does not have its name.
+  OtherName other_name = nullptr;
 };
 
 /// Says what a parameter is that nothing is loaded for and that has no other source.

@@ -358,13 +358,15 @@ Result<std::vector<Error>> CheckpointReader::verify(const Progress& progress,
 }
 
 Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
-                              const CheckpointReader& reader, Strict strict) {
+                              const CheckpointReader& reader, Strict strict,
+                              const OtherName& other_name) {
   const CheckpointManifest& manifest = reader.manifest();
   NameMatch match;
   std::vector<bool> used(manifest.parameters.size(), false);
   std::string faults;
   for (const ParameterSpec& parameter : parameters) {
-    const auto saved = reader.find(parameter.name);
+    auto saved = reader.find(parameter.name);
+    if (!saved && other_name) saved = reader.find(other_name(parameter.name));
     const bool excluded = reader.is_excluded(parameter.name);
     match.saved.push_back(excluded ? std::nullopt : saved);
     if (saved) used[*saved] = true;

@@ -112,8 +112,13 @@ struct NameMatch {
 
 enum class Strict : std::uint8_t { No, Yes };
 
-/// Matches by name, or other name. Errors: Invalid: a shape differs; if strict: names differ.
+/// Another name of a parameter of the model.
+using OtherName = std::function<std::string(const std::string& name)>;
+
+/// Matches by name, or another name: the checkpoint's aliases, and then what `other_name` says, if
+/// it is not null. Errors: Invalid: a shape differs; if strict: names differ.
 Result<NameMatch> match_names(const std::vector<ParameterSpec>& parameters,
-                              const CheckpointReader& reader, Strict strict);
+                              const CheckpointReader& reader, Strict strict,
+                              const OtherName& other_name = nullptr);
 
 }  // namespace artesian::zero3
