@@ -25,6 +25,8 @@ struct Gpt2Config {
   bool scale_attention_by_inverse_layer_index = false;
   bool reorder_and_upcast_attention = false;
   bool tie_word_embeddings = true;
+
+  bool operator==(const Gpt2Config&) const = default;
 };
 
 /// Reads the keys of GPT-2. Faults and notes stay in `reader`.

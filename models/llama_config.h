@@ -38,6 +38,8 @@ struct LlamaConfig {
   /// not implemented. 0: all of them.
   std::int64_t window = 0;
   RotaryConfig rotary;
+
+  bool operator==(const LlamaConfig&) const = default;
 };
 
 enum class LlamaFamily : std::uint8_t { Llama, Mistral, Qwen2, Qwen3, Phi3 };

@@ -26,6 +26,8 @@ struct ModelConfig {
   Gpt2Config gpt2;
   LlamaConfig llama;
   std::vector<std::string> notes;  // for the user, one line each
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 /// Reads `directory`/config.json. Errors: Io; Invalid, one line per fault, at most 5.

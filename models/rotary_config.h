@@ -31,6 +31,7 @@ struct RotaryConfig {
 
   /// The longest sequence: max_position_embeddings, or what the scaling stretches the original to.
   std::int64_t longest() const;
+  bool operator==(const RotaryConfig&) const = default;
 };
 
 struct RotaryShape {

@@ -195,3 +195,22 @@ def test_a_stop_during_an_evaluation_takes_no_further_step(place):
     assert "eval_loss" not in steps[-1]
     assert len(steps) == 1
     assert (place.folder / "saved" / "latest").read_text() == "global_step1", errors
+
+
+def test_item_9_another_model_is_refused_by_key(place):
+    config = config_of(place, "fp32")
+    flags = words(place, 4)
+    assert place.run("--quiet", config=config, **{**flags, "steps": 3}).returncode == 0
+    path = place.model / "config.json"
+    model = json.loads(path.read_text())
+    path.write_text(json.dumps({**model, "layer_norm_epsilon": 1e-3, "activation_function": "relu",
+                                "transformers_version": "9.9"}))  # fmt: skip
+    error = errors_of(place.run("--resume", config=config, **flags), 2)
+    assert 'activation_function was not set, is "relu"; layer_norm_epsilon was not set' in error
+    assert "--allow-changed-model" in error and "transformers_version" not in error
+    path.write_text(json.dumps({**model, "transformers_version": "9.9", "initializer_range": 0.5}))
+    assert place.run("--quiet", "--resume", config=config, **flags).returncode == 0
+    path.write_text(json.dumps({**model, "layer_norm_epsilon": 1e-3}))
+    result = place.run("--resume", "--allow-changed-model", config=config, **{**flags, "steps": 5})
+    assert result.returncode == 0, result.stderr
+    assert "the model goes on as another: layer_norm_epsilon was not set, is 0.001" in result.stderr

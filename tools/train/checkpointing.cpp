@@ -12,6 +12,7 @@
 #include "base/durable_folder.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "models/model_changes.h"
 #include "tools/checkpoint/place.h"
 #include "tools/shell/print.h"
 #include "tools/shell/process_setup.h"
@@ -33,6 +34,19 @@ double seconds_of(std::uint64_t bytes, const zero3::Engine& engine) {
   const double rate = engine.checkpoints().write_rate();
   ARTESIAN_CHECK(rate > 0.0, rate);
   return static_cast<double>(bytes) / rate;
+}
+
+/// The config.json that a run has left in its checkpoint; empty: none, or none that can be read.
+std::string model_config_of(Folder& checkpoint, const zero3::CheckpointManifest& manifest) {
+  const std::string folder(zero3::model_folder_name);
+  for (const zero3::SavedSideFile& file : manifest.side_files) {
+    if (file.name != folder + "/config.json") continue;
+    const auto opened = checkpoint.open_folder(folder);
+    if (!opened.has_value()) return "";
+    auto text = zero3::read_with_digest(**opened, "config.json", file.bytes, file.digest);
+    return text.has_value() ? std::move(text).value() : "";
+  }
+  return "";
 }
 
 }  // namespace
@@ -62,6 +76,7 @@ Result<void> Checkpointing::find(const std::string& directory, const std::string
   ARTESIAN_TRY(chosen, folder->open_folder(found_.front()));
   ARTESIAN_TRY(manifest, zero3::read_manifest_of(*chosen));
   ARTESIAN_TRY_VOID(take_over(manifest));
+  model_config_ = model_config_of(*chosen, manifest);
   const auto threads = manifest.machine.find("threads");
   // NOLINTNEXTLINE(concurrency-mt-unsafe): there is one thread yet
   if (threads == manifest.machine.end() || std::getenv("OMP_NUM_THREADS") != nullptr) return {};
@@ -136,6 +151,22 @@ Result<void> Checkpointing::check_data(const zero3::SavedTrainer& now) const {
                         "to go on: --data-position N");
 }
 
+Result<void> Checkpointing::check_model(const std::string& config) const {
+  std::string changes;
+  for (const std::string& change : models::model_changes(model_config_, config)) {
+    changes += (changes.empty() ? "" : "; ") + change;
+  }
+  if (changes.empty()) return {};
+  if (!flags_.changed_model) {
+    return make_error(ErrorCode::Invalid,
+                      "--resume: config.json of --model is not the checkpoint's: " + changes +
+                          "; give the model that was trained, or go on as another: "
+                          "--allow-changed-model");
+  }
+  log(LogLevel::Warning, "--resume: the model goes on as another: " + changes);
+  return {};
+}
+
 /// Takes over from a checkpoint where the run goes on.
 Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest) {
   first_step_ = saved_step_ = manifest.state.step;
@@ -208,10 +239,9 @@ void Checkpointing::note_changes(const zero3::CheckpointManifest& manifest) cons
 Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Progress& progress) {
   for (std::size_t index = 0;; ++index) {
     const std::uint64_t begin = monotonic_ns();
-    auto loaded = engine.load_checkpoint({.directory = found_in_,
-                                          .tag = found_[index],
-                                          .other_name = identity_.other_name},
-                                         progress);
+    auto loaded = engine.load_checkpoint(
+        {.directory = found_in_, .tag = found_[index], .other_name = identity_.other_name},
+        progress);
     if (loaded.has_value()) {
       log(LogLevel::Info,
           fmt::format("--resume: going on from {}, step {}, read in {}", found_[index],

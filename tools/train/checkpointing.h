@@ -22,6 +22,7 @@ struct CheckpointFlags {
   std::string from;                            // its value; empty: the directory
   double grace = 30.0;                         // --grace, seconds
   std::optional<std::uint64_t> data_position;  // --data-position: a sample
+  bool changed_model = false;                  // --allow-changed-model
   bool optional = false;                       // --checkpoint-optional
 };
 
@@ -41,6 +42,9 @@ class Checkpointing {
   /// Compares what the run is to go on from with its data's description, of which sources and
   /// digest need not be known yet. Errors: Invalid.
   Result<void> check_data(const zero3::SavedTrainer& now) const;
+  /// Compares the text of the model's config.json with the checkpoint's. Errors: Invalid: it
+  /// computes something else, and --allow-changed-model is not given.
+  Result<void> check_model(const std::string& config) const;
 
   /// Opens the folder, by an engine that need not have its weights. `steps_total`: absent: not
   /// known yet. Errors, of which each refuses the run: those of Engine::open_checkpoints; NoSpace;
@@ -118,6 +122,7 @@ class Checkpointing {
   std::string found_in_;                      // the folder that the run goes on from
   std::vector<std::string> found_;            // tags there, the best first; empty: it starts afresh
   std::vector<std::string> damaged_;          // tags there, passed over
+  std::string model_config_;                  // the config.json in the best one; empty: none
   std::optional<zero3::SavedTrainer> saved_;  // what the best one says of its run
   std::uint64_t first_step_ = 0;
   std::uint64_t next_sample_ = 0;

@@ -15,6 +15,7 @@ CheckpointFlags read_checkpoint_flags(FlagReader& reader) {
   if (flags.resume) flags.from = reader.text("--resume");
   flags.grace = reader.number("--grace", 0, 1e6, "30").value_or(flags.grace);
   if (reader.given("--data-position")) flags.data_position = reader.seed("--data-position");
+  flags.changed_model = reader.given("--allow-changed-model");
   flags.optional = reader.given("--checkpoint-optional");
   if (!flags.directory.empty()) return flags;
   for (const char* flag : {"--checkpoint-every", "--checkpoint-keep", "--checkpoint-optional"}) {
@@ -80,6 +81,7 @@ void add_train_flags(CLI::App& train) {
         "Go on from a checkpoint (default: the last of --checkpoint-dir, if there is one)")
       ->expected(0, 1);
   value("--grace", "S", "Seconds that a stop may take, checkpoint included (default: 30)");
+  flag("--allow-changed-model", "Go on also where the model's config.json is not the checkpoint's");
   value("--data-position", "N", "First sample of the next step, where it is not the checkpoint's");
 }
 

@@ -89,6 +89,7 @@ class TrainRun {
   Result<void> prepare_save();
   void choose_steps();
   zero3::SavedTrainer describe_data() const;
+  Result<void> check_model() const;
   Result<void> identify();
   LogCut log_cut() const;
   Result<void> check_log() const;
@@ -150,6 +151,7 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(check_log());
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
+  ARTESIAN_TRY_VOID(check_model());
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
   const auto positions = static_cast<std::uint64_t>(model_config_.positions_max);
   length_ = options_.length.value_or(std::min<std::uint64_t>(positions, 1024));
@@ -280,6 +282,16 @@ Result<void> TrainRun::check_memory() const {
                   config_.micro_batch_size, length_,
                   static_cast<std::uint64_t>(available / needed *
                                              static_cast<double>(config_.micro_batch_size))));
+}
+
+/// Refuses to go on as a model that computes something else.
+Result<void> TrainRun::check_model() const {
+  if (!checkpointing_->goes_on()) return {};
+  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
+  for (const models::ModelFile& file : files) {
+    if (file.name == "config.json") return checkpointing_->check_model(file.text);
+  }
+  return {};
 }
 
 /// Says of the data what is known before it is read.
