@@ -103,7 +103,7 @@ class Artesian(WithEngine):
     def __init__(self, model, job):
         import artesian
 
-        self.engine = artesian.initialize(model=model, config=job["config"])[0]
+        self.engine = artesian.initialize(model=model, config=job["config"], device="cpu")[0]
 
 
 def train(job):

@@ -102,6 +102,7 @@ def main():
         model=model,
         training_data=data,
         config=config,
+        device="cpu",
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
             optimizer, max_lr=4e-3, total_steps=given.epochs * len(images) // 32
         ),

@@ -52,7 +52,7 @@ def main():
         "artesian": {"device_memory": "4MiB", "host_memory": "8MiB"},
     }
     print(artesian.explain(model))
-    engine, _, _, _ = artesian.initialize(model=model, config=config)
+    engine, _, _, _ = artesian.initialize(model=model, config=config, device="cpu")
     for step, ids in zip(range(given.steps), batches(64, 8, seed=1), strict=False):
         loss = engine(input_ids=ids, labels=ids).loss
         engine.backward(loss)

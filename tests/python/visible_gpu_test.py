@@ -164,3 +164,10 @@ def test_natively_a_gpu_is_refused(run):
     assert natively(run, 'config={}, device="toaster"') == [
         "InvalidError initialize(device=...): got 'toaster', allowed \"cpu\""
     ]
+
+
+@pytest.mark.parametrize("name", ["own_loop.py", "image_classifier.py"])
+def test_the_examples_train_there(run, name):
+    words = ["--steps", "2"] if name == "own_loop.py" else ["--epochs", "1"]
+    done = run(hf.EXAMPLES / name, *words)
+    assert "loss" in done.stdout and done.calls == []
