@@ -10,5 +10,6 @@ parts=build/wheel-parts
 rm -rf "$parts"
 cmake --install build --component python --prefix "$parts" >&2
 PYTHONPATH="$tools" "$ARTESIAN_PYTHON" -m pip wheel --no-deps --no-build-isolation \
-  --wheel-dir dist -C build-dir=build/wheel -C cmake.define.ARTESIAN_BUILT_PACKAGE="$PWD/$parts" . >&2
+  --wheel-dir dist -C build-dir=build/wheel \
+  -C cmake.define.ARTESIAN_BUILT_PACKAGE="$PWD/$parts" . >&2
 ls dist/artesian-*.whl
