@@ -443,8 +443,7 @@ TEST_F(StepCoreCheckpoints, ADamagedOneLeavesTheEngineForAnother) {
   Driver second({});
   second.fill();
   second.step(5);
-  const auto damaged =
-      second.core->load_checkpoint({.directory = folder(), .tag = "global_step2"});
+  const auto damaged = second.core->load_checkpoint({.directory = folder(), .tag = "global_step2"});
   ASSERT_FALSE(damaged.has_value());
   EXPECT_EQ(damaged.error().code, ErrorCode::Corrupt);
   EXPECT_NE(error_of(damaged).find("rank0.safetensors"), std::string::npos) << error_of(damaged);
