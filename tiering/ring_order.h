@@ -380,16 +380,21 @@ bool RingOrder<Port>::ready() const noexcept {
 
 /// True if enough is ready to go on: half of the ring, as the disk does better with some reads in a
 /// row, then some writes. Beside a separate device a task that reads nothing does not wait for
-/// that; where the host computes the model, too, it goes on when something has come.
+/// that, nor does one when all reads that were started are complete: where few tasks read, half of
+/// the ring would never come.
 template <typename Port>
 bool RingOrder<Port>::worthwhile() const noexcept {
   if (port_.computes_elsewhere() && under_way() && needs_[current_] != RingNeed::ToRead) {
     return ready();
   }
   std::uint32_t come = 0;
+  std::uint32_t reads = 0;
   for (std::size_t place = current_; place < issued_; ++place) {
-    come += items_[place] != nullptr && port_.is_idle(*items_[place]) ? 1 : 0;
+    if (items_[place] == nullptr) continue;
+    ++reads;
+    come += port_.is_idle(*items_[place]) ? 1 : 0;
   }
+  if (port_.computes_elsewhere() && come == reads) return ready();  // no more will come
   return 2 * come >= port_.count() && ready();
 }
 

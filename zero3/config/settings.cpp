@@ -66,10 +66,21 @@ std::string unknown_hint(const TreePosition& place, const std::string& name) {
     return "unknown key; write it as \"" + name.substr(0, dot) + "\": {\"" + name.substr(dot + 1) +
            "\": ...}";
   }
+  // Where keys of the same section have this name, those of others are not what is meant.
+  const auto in_this_section = [&](const ConfigKey& key) {
+    return !place.canonical.empty() && key.path.starts_with(place.canonical);
+  };
+  const auto has_the_name = [&](const ConfigKey& key) {
+    return key.path.size() > name.size() && key.path.ends_with("." + name);
+  };
+  const auto& keys = config_keys();
+  const bool here = std::any_of(keys.begin(), keys.end(), [&](const ConfigKey& key) {
+    return has_the_name(key) && in_this_section(key);
+  });
   std::string places;
   int count = 0;
-  for (const ConfigKey& key : config_keys()) {
-    if (key.path.size() > name.size() && key.path.ends_with("." + name)) {
+  for (const ConfigKey& key : keys) {
+    if (has_the_name(key) && (!here || in_this_section(key))) {
       places += (++count > 1 ? " or " : "") + std::string(key.path);
     }
   }
