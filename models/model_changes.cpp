@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What of a configuration bears on the numbers of a model that has its weights.
+/// Reads a configuration, without what changes no number of a model that has its weights.
 std::optional<ModelConfig> read(const std::string& text) {
   auto parsed = parse_model_config(text, "config.json");
   if (!parsed.has_value()) return std::nullopt;

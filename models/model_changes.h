@@ -1,4 +1,4 @@
-// What of a model's config.json has changed, for a run that goes on with another.
+// Compares a model's config.json with the one that its checkpoint was saved with.
 #pragma once
 
 #include <string>

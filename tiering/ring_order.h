@@ -141,7 +141,7 @@ class RingOrder {
   Result<void> run_task(std::size_t place);
 
   Port& port_;
-  // Of the pass under way:
+  // State of the pass under way:
   std::vector<RingTask> tasks_;
   std::vector<RingNeed> needs_;        // by task
   std::vector<std::size_t> unit_end_;  // by unit, the place after its last task; 0: no task

@@ -50,15 +50,16 @@ void note_device(const PlacementRequest& request, const Draft& draft, Notes& not
                     "smaller budget{} puts more on NVMe",
                     elements, slots_too ? ", or stage3_max_live_parameters," : ""));
   }
-  const std::uint64_t off = streamed_numel(plan) - elements;
-  if (request.config->zero.offload_param.device == Offload::Nvme && off != 0 &&
-      plan.param_dtype == plan.compute_dtype && !draft.device_full &&
-      request.config->zero.max_live_parameters < streamed_numel(plan)) {
+  const ZeroConfig& zero = request.config->zero;
+  const std::uint64_t all = streamed_numel(plan);
+  const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
+  const bool key_limits = zero.max_live_parameters < all && !draft.device_full;
+  if (meant_for_nvme && plan.param_dtype == plan.compute_dtype && key_limits && elements < all) {
     notes.push_back(
         fmt::format("stage3_max_live_parameters: {} keeps {} elements of parameters off the "
                     "device, for which artesian.device_memory may have room; raise it, or leave "
                     "it out",
-                    request.config->zero.max_live_parameters, off));
+                    zero.max_live_parameters, all - elements));
   }
   if (draft.persistence_cut) {
     notes.push_back(

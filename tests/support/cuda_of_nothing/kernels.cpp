@@ -40,7 +40,7 @@ struct Shape {
   cudaStream_t stream = nullptr;
 };
 
-/// Of launches that have begun: <<<...>>> pushes one before the kernel's stub takes it.
+/// Launches that have begun: <<<...>>> pushes one before the kernel's stub takes it.
 std::vector<Shape>& pending() {
   thread_local std::vector<Shape> shapes;
   return shapes;

@@ -78,7 +78,7 @@ cudaError_t copy(void* target, const void* source, std::size_t bytes, const char
 
 }  // namespace
 
-// Of the driver: addresses, memory, and the one put behind the other.
+// Answers for the driver: addresses, memory, and the one put behind the other.
 
 namespace driver {
 
