@@ -89,6 +89,10 @@ class TrainRun {
   Result<void> prepare_save();
   void choose_steps();
   zero3::SavedTrainer describe_data() const;
+  bool has_checkpoints() const noexcept {
+    return !options_.checkpoints.directory.empty() || options_.checkpoints.resume;
+  }
+  Result<void> read_model_files();
   Result<void> check_model() const;
   Result<void> identify();
   LogCut log_cut() const;
@@ -115,6 +119,7 @@ class TrainRun {
   const TrainOptions& options_;
   const CheckMemory& check_memory_;
   models::ModelConfig model_config_;
+  std::vector<models::ModelFile> model_files_;  // where checkpoints or --save want them
   std::optional<models::CheckpointWriter> save_;
   bool saved_ = false;
   zero3::Config config_;
@@ -151,6 +156,7 @@ Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(check_log());
   ARTESIAN_TRY(model_config, naming("--model", models::read_model_config(options_.model)));
   model_config_ = std::move(model_config);
+  ARTESIAN_TRY_VOID(read_model_files());
   ARTESIAN_TRY_VOID(check_model());
   for (const std::string& note : model_config_.notes) log(LogLevel::Info, note);
   const auto positions = static_cast<std::uint64_t>(model_config_.positions_max);
@@ -284,11 +290,19 @@ Result<void> TrainRun::check_memory() const {
                                              static_cast<double>(config_.micro_batch_size))));
 }
 
+/// Reads what checkpoints and --save have of the model beside its weights: now, as files may go
+/// while it trains.
+Result<void> TrainRun::read_model_files() {
+  if (!has_checkpoints() && options_.save.empty()) return {};
+  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
+  model_files_ = std::move(files);
+  return {};
+}
+
 /// Refuses to go on as a model that computes something else.
 Result<void> TrainRun::check_model() const {
   if (!checkpointing_->goes_on()) return {};
-  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
-  for (const models::ModelFile& file : files) {
+  for (const models::ModelFile& file : model_files_) {
     if (file.name == "config.json") return checkpointing_->check_model(file.text);
   }
   return {};
@@ -301,12 +315,11 @@ zero3::SavedTrainer TrainRun::describe_data() const {
           .sequence_length = length_};
 }
 
-/// Gathers what checkpoints say of the run, now, as files may go while it trains.
+/// Gathers what checkpoints say of the run.
 Result<void> TrainRun::identify() {
-  if (options_.checkpoints.directory.empty() && !options_.checkpoints.resume) return {};
-  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
-  for (models::ModelFile& file : files) {
-    identity_.model_files.emplace(std::move(file.name), std::move(file.text));
+  if (!has_checkpoints()) return {};
+  for (const models::ModelFile& file : model_files_) {
+    identity_.model_files.emplace(file.name, file.text);
   }
   identity_.other_name = [config = model_config_](const std::string& name) {
     return models::saved_name(config, name);
@@ -329,14 +342,13 @@ void TrainRun::choose_steps() {
   steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
 }
 
-/// Reads what is saved beside the weights now, and takes the room for all of it: what has been
-/// trained must not be lost because a folder has gone meanwhile, or a disk is full.
+/// Takes the room for all that is saved: what has been trained must not be lost because a disk is
+/// full.
 Result<void> TrainRun::prepare_save() {
   if (options_.save.empty()) return {};
-  ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
   ARTESIAN_TRY(writer, naming("--save", tools::prepare_save(config_, model_config_,
                                                             {.target = options_.save,
-                                                             .files = std::move(files),
+                                                             .files = model_files_,
                                                              .fp32 = options_.save_fp32})));
   save_.emplace(std::move(writer));
   return {};
