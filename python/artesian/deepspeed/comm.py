@@ -1,4 +1,4 @@
-"""deepspeed.comm: the process group, of one process so far."""
+"""deepspeed.comm: the process group, of one process so far; surface.py has what is PyTorch's."""
 
 from __future__ import annotations
 
@@ -7,54 +7,9 @@ import os
 from typing import Any
 
 import torch.distributed
-from torch.distributed import (
-    ReduceOp,
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_object,
-    all_reduce,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    broadcast_object_list,
-    destroy_process_group,
-    gather,
-    irecv,
-    is_available,
-    isend,
-    new_group,
-    recv,
-    reduce,
-    reduce_scatter_tensor,
-    scatter,
-    send,
-)
 
 from artesian.deepspeed import gpus
 from artesian.ranks import check_one_process
-
-__all__ = [
-    "ReduceOp",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "destroy_process_group",
-    "gather",
-    "irecv",
-    "is_available",
-    "isend",
-    "new_group",
-    "recv",
-    "reduce",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-]
 
 
 def is_initialized() -> bool:

@@ -56,14 +56,8 @@ COMMUNICATION = dict.fromkeys(
         "broadcast_object_list",
         "destroy_process_group",
         "gather",
-        "get_local_rank",
-        "get_rank",
-        "get_world_group",
-        "get_world_size",
-        "init_distributed",
         "irecv",
         "is_available",
-        "is_initialized",
         "isend",
         "new_group",
         "recv",
@@ -71,6 +65,16 @@ COMMUNICATION = dict.fromkeys(
         "reduce_scatter_tensor",
         "scatter",
         "send",
+    ),
+    "torch.distributed",
+) | dict.fromkeys(
+    (
+        "get_local_rank",
+        "get_rank",
+        "get_world_group",
+        "get_world_size",
+        "init_distributed",
+        "is_initialized",
     ),
     COMM,
 )
@@ -137,7 +141,7 @@ PARTITIONED = {
 }
 ADAM = {"DeepSpeedCPUAdam": SHIM, "FusedAdam": SHIM}
 
-# Module -> name -> the module of ours that has it.
+# Module -> name -> the module that has it: one of ours, or PyTorch's where DeepSpeed hands on.
 MODULES: dict[str, dict[str, str]] = {
     "deepspeed": {
         "DeepSpeedConfig": TYPES,
