@@ -69,6 +69,14 @@ std::uint64_t homes_in(const Placement& plan, Tier tier) {
   return bytes;
 }
 
+Result<StepPlan> step_of(const Case& given, const Placement& plan) {
+  return plan_step({.placement = &plan,
+                    .stages = &given.model.stages,
+                    .limits = PrefetchLimits::of(given.config.zero),
+                    .tokens = 16,
+                    .lookup_width = 32});
+}
+
 TEST(FrozenPlacement, HasParametersAloneAndKeepsToItsBudgets) {
   int planned = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
@@ -118,11 +126,7 @@ TEST(FrozenPlacement, PlansNoBackwardBelowWhatIsTrainable) {
     parameter.trainable = parameter.name == "h.1.in" || parameter.name == "ln_f";
   }
   const Placement plan = given.place().value();
-  const auto step = plan_step({.placement = &plan,
-                               .stages = &given.model.stages,
-                               .limits = PrefetchLimits::of(given.config.zero),
-                               .tokens = 16,
-                               .lookup_width = 32});
+  const auto step = step_of(given, plan);
   ASSERT_TRUE(step.has_value());
   std::vector<std::size_t> backward;
   for (const StepEvent& event : step->events) {
@@ -140,11 +144,7 @@ TEST(FrozenPlacement, PlansForwardAloneWhereNothingIsTrainable) {
   given.config.zero.offload_param.device = Offload::Nvme;
   for (ParameterSpec& parameter : given.model.parameters) parameter.trainable = false;
   const Placement plan = given.place().value();
-  const auto step = plan_step({.placement = &plan,
-                               .stages = &given.model.stages,
-                               .limits = PrefetchLimits::of(given.config.zero),
-                               .tokens = 16,
-                               .lookup_width = 32});
+  const auto step = step_of(given, plan);
   ASSERT_TRUE(step.has_value());
   for (const StepEvent& event : step->events) {
     EXPECT_NE(event.kind, StepEvent::Kind::Update);
