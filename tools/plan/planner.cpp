@@ -120,7 +120,6 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
                                  .tokens = tokens_of(plan),
                                  .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
                                  .rows = tokens_of(plan) * plan.config.accumulation_steps,
-                                 .ranks = plan.ranks,
                                  .under_backward = std::move(under_backward),
                                  .speculative = zero3::waits_for_norm(plan.config)}));
   Simulated done;

@@ -152,7 +152,7 @@ struct Candidate {
   std::optional<double> measured_seconds;  // of a step, where it was run
 };
 
-/// For each strategy that fits, in DeepSpeed's order of speed from DDP to ZeRO-Infinity, its
+/// For each strategy that fits, in DeepSpeed's order of speed from ZeRO-2 to ZeRO-Infinity, its
 /// fastest micro-batch at the same train_batch_size. Fastest first.
 std::vector<Candidate> search(const PlanCase& plan);
 

@@ -219,10 +219,9 @@ struct Strategy {
   Offload param, optimizer;
 };
 
-// In the order in which they are fast, says DeepSpeed's guide.
-constexpr std::array<Strategy, 9> strategies{{
-    {"DDP (stage 0)", 0, Offload::None, Offload::None},
-    {"ZeRO-1", 1, Offload::None, Offload::None},
+// In the order in which they are fast, says DeepSpeed's guide. Stages 0 and 1 are run as stage 2:
+// gradients and optimizer state are always cut among the ranks.
+constexpr std::array<Strategy, 7> strategies{{
     {"ZeRO-2", 2, Offload::None, Offload::None},
     {"ZeRO-2, optimizer on cpu", 2, Offload::None, Offload::Cpu},
     {"ZeRO-3", 3, Offload::None, Offload::None},

@@ -164,7 +164,7 @@ Draft with_params_on_device(const PlacementRequest& request, Draft draft) {
   const ZeroConfig& zero = request.config->zero;
   const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
   Placement& plan = draft.placement;
-  if (plan.sharding.param != 1 || (expands(plan) && request.separate_device)) return draft;
+  if (plan.params_cut || (expands(plan) && request.separate_device)) return draft;
   if (!meant_for_nvme || !request.spare_device) return draft;
   if (expands(plan)) plan = with_tables_on_device(request, draft.device_room, std::move(plan));
   const DeviceNeed need = device_need(request, plan);

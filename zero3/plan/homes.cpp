@@ -53,9 +53,8 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.param_dtype = config.param_dtype;
   plan.grad_dtype = config.grad_accum_dtype;
   plan.compute_dtype = request.compute_dtype;
-  plan.sharding = {.param = stage >= 3 ? request.ranks : 1,
-                   .grad = stage >= 2 ? request.ranks : 1,
-                   .optimizer = stage >= 1 ? request.ranks : 1};
+  plan.ranks = request.ranks;
+  plan.params_cut = stage >= 3 && request.ranks > 1;
   const PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
                                  std::min(persistent_max, config.zero.model_persistence_threshold)};
   plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks);

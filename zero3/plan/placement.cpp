@@ -9,20 +9,19 @@ namespace artesian::zero3 {
 using tiering::Route;
 using tiering::Tier;
 
-std::uint64_t Sharding::share(std::uint64_t image, std::uint64_t ranks) noexcept {
-  ARTESIAN_CHECK(ranks != 0 && image % ranks == 0, image,
-                 ranks);  // make_layout has made it of shares
-  return image / ranks;
+std::uint64_t Placement::param_numel(std::uint32_t unit) const noexcept {
+  ARTESIAN_CHECK(unit < layout.units.size(), unit, layout.units.size());
+  const Unit& of = layout.units[unit];
+  return params_cut ? of.share : of.image;
 }
 
 std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
-  ARTESIAN_CHECK(unit < layout.units.size(), unit, layout.units.size());
-  return Sharding::share(layout.units[unit].image, sharding.param) * dtype_size(param_dtype);
+  return param_numel(unit) * dtype_size(param_dtype);
 }
 
 std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {
   if (!layout.units[unit].trainable) return 0;
-  return Sharding::share(layout.units[unit].image, sharding.grad) * dtype_size(grad_dtype);
+  return layout.units[unit].share * dtype_size(grad_dtype);
 }
 
 std::uint64_t Placement::largest_stage_grad_bytes() const noexcept {
@@ -36,7 +35,7 @@ std::uint64_t Placement::largest_stage_grad_bytes() const noexcept {
 }
 
 std::uint64_t Placement::optimizer_bytes(std::uint32_t unit) const noexcept {
-  return Sharding::share(layout.units[unit].image, sharding.optimizer) * state_size(unit);
+  return layout.units[unit].share * state_size(unit);
 }
 
 std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const noexcept {
@@ -83,12 +82,11 @@ std::uint64_t Placement::device_homes() const noexcept {
 
 std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
   ARTESIAN_CHECK(sub_group != 0 && unit < layout.units.size(), sub_group, unit);
-  return (Sharding::share(layout.units[unit].image, sharding.optimizer) + sub_group - 1) /
-         sub_group;
+  return (layout.units[unit].share + sub_group - 1) / sub_group;
 }
 
 std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
-  const std::uint64_t share = Sharding::share(layout.units[unit].image, sharding.optimizer);
+  const std::uint64_t share = layout.units[unit].share;
   ARTESIAN_CHECK(index * sub_group < share, unit, index, share);
   return std::min(sub_group, share - index * sub_group);
 }
@@ -105,8 +103,7 @@ namespace {
 Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
   const bool in_reach =
       plan.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
-  const bool whole = plan.sharding.param == 1;
-  if (plan.param_dtype == place.computed && in_reach && whole) {
+  if (plan.param_dtype == place.computed && in_reach && !plan.params_cut) {
     return plan.separate_device ? Route::OnDevice : Route::InPlace;
   }
   if (plan.separate_device) return Route::Queues;

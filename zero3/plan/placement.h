@@ -45,23 +45,15 @@ struct UnitPlacement {
   bool updated_on_device() const noexcept { return update == tiering::Route::OnDevice; }
 };
 
-/// Among how many ranks each kind of state is cut (ZeRO): 1 where each rank has all of it.
-struct Sharding {
-  std::uint64_t param = 1;      // stage 3
-  std::uint64_t grad = 1;       // stage 2 and above
-  std::uint64_t optimizer = 1;  // stage 1 and above
-
-  /// Elements of one rank's share of an image that is cut among as many as it was laid out for, or
-  /// all of it.
-  static std::uint64_t share(std::uint64_t image, std::uint64_t ranks) noexcept;
-};
-
 struct Placement {
   /// The host cannot reach the device's memory: what else says so is derived from it.
   bool separate_device = false;
   Layout layout;
   std::vector<UnitPlacement> units;
-  Sharding sharding;
+  // Gradients and optimizer state are cut among the ranks, whatever the stage of ZeRO: each has its
+  // share of every image. Stage 3 cuts the parameters, too.
+  std::uint64_t ranks = 1;
+  bool params_cut = false;               // among several ranks
   DType param_dtype = DType::Float32;    // of the param shards
   DType grad_dtype = DType::Float32;     // of the accumulators
   DType compute_dtype = DType::Float32;  // of activations, and of what is gathered: computed
@@ -93,7 +85,9 @@ struct Placement {
   /// A frozen unit is cut alike, for its checksums, and has no records.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
-  /// Bytes of this rank's share of a unit, wherever it lives. Frozen ones have parameters alone.
+  /// Elements of what a rank has of a unit's parameters: all of its image, or a share of it.
+  std::uint64_t param_numel(std::uint32_t unit) const noexcept;
+  /// Bytes of what a rank has of a unit, wherever it lives. Frozen ones have parameters alone.
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t optimizer_bytes(std::uint32_t unit) const noexcept;
@@ -128,10 +122,8 @@ struct Placement {
     return units[unit].master == Master::Parameter || units[unit].master == Master::Split;
   }
   /// True if the sum of several micro-batches' gradients may take the place of one of them: they
-  /// have the dtype of the accumulator, and ranks do not share them.
-  bool sums_as_accumulated() const noexcept {
-    return grad_dtype == param_dtype && sharding.grad == 1;
-  }
+  /// have the dtype of the accumulator, and there is one rank.
+  bool sums_as_accumulated() const noexcept { return grad_dtype == param_dtype && ranks == 1; }
   /// True if a separate device may sum a unit's gradients before the sum comes to the host.
   bool sums_on_device(std::uint32_t unit) const noexcept {
     return units[unit].gradient == tiering::Route::Queues && sums_as_accumulated();

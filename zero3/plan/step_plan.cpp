@@ -44,12 +44,11 @@ Moved MovedByKind::total() const noexcept {
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   if (!plan.layout.units[unit].trainable) return {};
   const UnitPlacement& place = plan.units[unit];
-  ARTESIAN_CHECK(plan.state_size(unit) != 0, unit);
   const std::uint64_t updated =  // parameters that this rank makes anew
-      plan.optimizer_bytes(unit) / plan.state_size(unit) * dtype_size(plan.param_dtype);
+      plan.layout.units[unit].share * dtype_size(plan.param_dtype);
   MovedByKind moved;
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
-  const bool held = live || plan.sharding.param == 1;  // what the other ranks made anew comes back
+  const bool held = live || !plan.params_cut;  // what the other ranks made anew comes back
   if (held) moved.param.bus = whole - std::min(updated, whole);
   if (place.updated_on_device()) return moved;
   const std::uint64_t state = plan.optimizer_bytes(unit);
@@ -84,7 +83,6 @@ class DryRun {
                [this](const DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits),
         order_(placement_),
-        final_(last_in_backward(layout_, *request.stages)),
         updatable_(units_updated_after_stage()) {}
 
   Result<StepPlan> run() {
@@ -183,7 +181,7 @@ class DryRun {
   }
 
   Result<void> one_step() {
-    started_ = reduced_ = std::vector<bool>(layout_.units.size(), false);
+    started_ = std::vector<bool>(layout_.units.size(), false);
     prefetcher_.begin_step();
     const std::size_t stages = request_.stages->size() - layout_.first_trainable_stage;
     const std::size_t last_backward = accesses_.size() - stages;  // its first access
@@ -201,7 +199,6 @@ class DryRun {
       if (late) update_under_backward(access.stage + 1);
       if (!forward) add_gradients(access);
       const bool last = &access >= &accesses_[last_backward];
-      if (last) reduce(final_[access.stage]);
       ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
       if (last && !placement_.separate_device) update_under_backward(access.stage);
     }
@@ -245,26 +242,10 @@ class DryRun {
   /// Behind the last backward.
   void end_gradients() {
     add_rows();
-    std::vector<std::uint32_t> rest;  // not final before
     for (const std::uint32_t unit : order_.trained()) {
-      if (!reduced_[unit]) rest.push_back(unit);
       if (started_[unit]) continue;
       StepEvent& event = add(Kind::Zero, unit);
       if (spilled(unit)) move_spilled(unit, true, 0, event.moved.grad);
-    }
-    reduce(rest);
-  }
-
-  /// Once a step, as each rank has all of the gradients.
-  void reduce(const std::vector<std::uint32_t>& units) {
-    if (request_.ranks == 1 || placement_.sharding.grad != 1) return;
-    const std::uint64_t others = request_.ranks - 1;
-    const std::uint64_t passes = placement_.sharding.optimizer == 1 ? 2 : 1;  // all-reduce
-    for (const auto unit : units) {
-      ARTESIAN_CHECK(!reduced_[unit], unit);  // once a step
-      const std::uint64_t bytes = placement_.grad_bytes(unit);
-      add(Kind::Reduce, unit).moved.grad.bus = bytes / request_.ranks * others * passes;
-      reduced_[unit] = true;
     }
   }
 
@@ -319,9 +300,7 @@ class DryRun {
   void add_norm(std::uint32_t unit) {
     StepEvent& event = add(Kind::Norm, unit);
     if (placement_.units[unit].grad != Tier::Device) return;
-    const std::uint64_t elements =
-        Sharding::share(layout_.units[unit].image, placement_.sharding.grad);
-    event.moved.grad.to_host += elements / kernels::norm_leaf * 8;
+    event.moved.grad.to_host += layout_.units[unit].share / kernels::norm_leaf * 8;
   }
 
   bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
@@ -363,7 +342,7 @@ class DryRun {
   }
 
   Moved gradient_moves(const StepEvent& event, const std::vector<std::uint32_t>& parameters) {
-    const std::uint64_t ranks = placement_.sharding.grad;
+    const std::uint64_t ranks = placement_.ranks;
     const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
     const std::uint64_t times = placement_.additions(event.unit, event.micro_batches, event.sets);
     Moved moved;
@@ -381,7 +360,7 @@ class DryRun {
 
   /// Once for all micro-batches that run at once: so many elements, of a first addition all.
   void move_spilled(std::uint32_t unit, bool sets, std::uint64_t elements, Moved& moved) const {
-    const std::uint64_t bytes = grad_bytes(elements) / placement_.sharding.grad;
+    const std::uint64_t bytes = grad_bytes(elements) / placement_.ranks;
     moved.nvme_read = sets ? 0 : bytes;
     moved.nvme_write = sets ? placement_.grad_bytes(unit) : bytes;
   }
@@ -399,8 +378,7 @@ class DryRun {
     event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
     // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as
     // they are summed; or, where that is less, of their sums over the whole table, once a step.
-    // Where ranks do not share gradients, rows are in the accumulator that is reduced.
-    const std::uint64_t ranks = placement_.sharding.grad;
+    const std::uint64_t ranks = placement_.ranks;
     const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
     const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
     event.moved.grad.bus = std::min(sparse, dense) / ranks * (ranks - 1);
@@ -422,14 +400,12 @@ class DryRun {
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
   std::vector<bool> started_;  // by unit, as these: has a gradient this step
-  std::vector<bool> reduced_;  // over the ranks, once a step
   std::vector<bool> filled_;   // by unit: its slot is filled by the update
   StepPlan plan_;
   DrySlots slots_;
   Prefetcher prefetcher_;
   UpdateOrder order_;
-  const std::vector<std::vector<std::uint32_t>> final_;      // by stage, as
-  const std::vector<std::vector<std::uint32_t>> updatable_;  // what of it is updated there
+  const std::vector<std::vector<std::uint32_t>> updatable_;  // by stage: what is updated there
 };
 
 }  // namespace

@@ -6,9 +6,8 @@
 // depends on data and time: of a spilled table that is looked up every sub-group counts as touched,
 // and of its rows one for each token; what a separate device fetches ahead of the next step counts
 // in this one; a slot there that is given up before its unit is updated under backward gets no copy
-// of that. With several ranks the bytes are those of one. They reduce a unit's gradient once a
-// step, when it is final, where each has all of it (stages 0 and 1 of ZeRO); where they share it,
-// as often as something is added.
+// of that. With several ranks the bytes are those of one, which gets its share of what the others
+// add to a unit's gradient as often as something is added.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +54,6 @@ struct StepEvent {
     Gradients,  // `numel` elements of `unit` join its accumulator
     Rows,       // those of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: one of zeros
-    Reduce,     // over the ranks, of `unit`'s gradient, which is final: where each has all of it
     Norm,       // of `unit`'s accumulated gradient
     Update,     // the optimizer, all sub-groups of `unit`: of the step before, its slot is filled;
                 // or, `under_backward`, of this step
@@ -82,7 +80,6 @@ struct StepPlanRequest {
   std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
   std::uint64_t lookup_width = 0;  // elements of such a row
   std::uint64_t rows = 0;          // of the step that these stand for, if it has more micro-batches
-  std::uint64_t ranks = 1;
   /// By unit: it is updated under backward (units_under_backward); none where it is empty.
   std::vector<bool> under_backward{};
   bool speculative = false;  // that may be taken back, but is not

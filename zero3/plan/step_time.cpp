@@ -167,7 +167,6 @@ class Simulation {
       case Kind::Rows:
       case Kind::Zero:
       case Kind::Norm: return gradients(event);
-      case Kind::Reduce: return reduce(event);
       case Kind::Update: return update(event);
     }
   }
@@ -294,7 +293,7 @@ class Simulation {
     const std::uint64_t cast = !separate_ && computed != 4 ? computed + 4 : 0;
     const std::uint64_t each = cast + added + 2 * size;
     const std::uint64_t unread = event.sets ? size : 0;
-    return event.numel * (additions(event) * each - unread) / plan_.sharding.grad;
+    return event.numel * (additions(event) * each - unread) / plan_.ranks;
   }
 
   std::uint64_t additions(const StepEvent& event) const {
@@ -309,15 +308,7 @@ class Simulation {
         add(event.kind, Resource::Compute, seconds_for(bytes, rates_.device_memory), {computed_});
   }
 
-  /// Behind what is added last.
-  void reduce(const StepEvent& event) {
-    const bool on_device = plan_.units[event.unit].gradient == Route::OnDevice;
-    reduced_[event.unit] =
-        add(event.kind, Resource::Bus, seconds_for(event.moved.grad.bus, rates_.bus),
-            {on_device ? computed_ : worked_});
-  }
-
-  /// Over the bus where ranks share them, to the host where it is apart, then the kernels; where
+  /// Over the bus, to the host where it is apart, then the kernels; where
   /// they spill, in the ring. Who computes does not wait for the bus: its kernels count at once,
   /// though they add what comes later.
   void gradients(const StepEvent& event) {
@@ -391,9 +382,7 @@ class Simulation {
                              param * dtype_size(plan_.param_dtype));
   }
 
-  std::uint64_t elements(std::uint32_t unit) const {
-    return Sharding::share(plan_.layout.units[unit].image, plan_.sharding.optimizer);
-  }
+  std::uint64_t elements(std::uint32_t unit) const { return plan_.layout.units[unit].share; }
 
   /// The unit's slot, if it has one, has its parameters when they are copied or cast.
   void update(const StepEvent& event) {

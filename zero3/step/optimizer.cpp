@@ -182,7 +182,7 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
                                                [&](auto index) { return source.keeps(index); }));
     if (kept == each.parameters.size()) continue;
     (kept == 0 ? whole : in_part).push_back(unit);
-    total += Sharding::share(each.image, state_.placement().sharding.optimizer);
+    total += each.share;
   }
   std::uint64_t done = 0;
   std::mutex mutex;

@@ -60,9 +60,9 @@ class ModelState {
 
   const Placement& placement() const noexcept { return placement_; }
   const Layout& layout() const noexcept { return placement_.layout; }
-  /// The element of a unit's image with which this rank's share of its optimizer state begins.
+  /// The element of a unit's image with which this rank's share begins.
   std::uint64_t share_begin(std::uint32_t unit) const noexcept {
-    return placement_.sharding.optimizer == 1 ? 0 : rank_ * layout().units[unit].share;
+    return rank_ * layout().units[unit].share;
   }
   tiering::TierStore& store() noexcept { return *store_; }
   pinned::Pool& device_pool() noexcept { return *device_pool_; }

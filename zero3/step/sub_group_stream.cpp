@@ -101,12 +101,7 @@ SubGroup SubGroupStream::cut(const Task& task) const noexcept {
 
 /// Its first element in the home of the parameters: of the image, where each rank has all of it.
 std::uint64_t SubGroupStream::param_first(const SubGroup& group) const noexcept {
-  return state_.placement().sharding.param == 1 ? group.image_first : group.share_first;
-}
-
-/// The same of the gradients.
-std::uint64_t SubGroupStream::grad_first(const SubGroup& group) const noexcept {
-  return state_.placement().sharding.grad == 1 ? group.image_first : group.share_first;
+  return state_.placement().params_cut ? group.share_first : group.image_first;
 }
 
 SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
@@ -122,7 +117,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
                       param_offset());
   if (frozen(task.unit)) return group;
   group.grad =
-      place(state_.grad(task.unit), grad_first(group) * dtype_size(plan.grad_dtype), grad_offset());
+      place(state_.grad(task.unit), group.share_first * dtype_size(plan.grad_dtype), grad_offset());
   auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
   const Master master = plan.units[task.unit].master;
   if (master == Master::Parameter) group.master = reinterpret_cast<float*>(group.param);
@@ -162,7 +157,7 @@ Result<void> SubGroupStream::read(const Task& task, StagingItem& item) noexcept 
   if (!options_.read_grad) return {};
   const std::uint64_t size = dtype_size(plan.grad_dtype);
   ARTESIAN_CHECK(grad_offset() + group.count * size <= item.size(), grad_offset(), item.size());
-  return start(state_.grad(task.unit), grad_first(group) * size, group.count * size, grad_offset());
+  return start(state_.grad(task.unit), group.share_first * size, group.count * size, grad_offset());
 }
 
 /// The record of a sub-group's optimizer state, and its parameter.
@@ -246,7 +241,7 @@ Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& ite
 void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
   ARTESIAN_CHECK(route(state_.grad(group.unit)) == Route::Disk, group.unit);  // it spills
-  item.write(state_.grad(group.unit), {grad_first(group) * size, group.count * size},
+  item.write(state_.grad(group.unit), {group.share_first * size, group.count * size},
              grad_offset());
 }
 

@@ -111,12 +111,10 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     EXPECT_NE(found, all.end()) << name;
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
-  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3"));         // which has more on the bus
-  EXPECT_LE(of("ZeRO-2"), of("ZeRO-1"));         // which adds all gradients on each rank
-  EXPECT_LE(of("ZeRO-1"), of("DDP (stage 0)"));  // and updates all of them there
+  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3"));  // which has more on the bus
   for (const Candidate& candidate : all) {
     if (candidate.config.zero.offload_optimizer.device == Offload::None) continue;
-    EXPECT_GT(candidate.figures.time.seconds, of("DDP (stage 0)")) << candidate.name;
+    EXPECT_GT(candidate.figures.time.seconds, of("ZeRO-2")) << candidate.name;
   }
 }
 

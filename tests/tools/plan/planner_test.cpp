@@ -198,7 +198,7 @@ TEST_F(Planner, OffersNothingToAStepThatOnlyComputes) {
 TEST_F(Planner, FindsTheFastestThatFits) {
   const PlanCase roomy = plan(Offload::Nvme, Offload::Nvme);
   const auto all = search(roomy);
-  ASSERT_EQ(all.size(), 9u);  // every strategy
+  ASSERT_EQ(all.size(), 7u);  // every strategy
   for (std::size_t index = 0; index < all.size(); ++index) {
     const zero3::Config& config = all[index].config;
     EXPECT_EQ(config.micro_batch_size * config.accumulation_steps, 8u);

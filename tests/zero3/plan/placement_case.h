@@ -56,9 +56,9 @@ inline std::uint64_t bytes_in(const Placement& plan, Tier tier) {
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
     const std::uint64_t image = plan.layout.units[index].image;
-    const Sharding& cut = plan.sharding;
-    if (plan.units[index].param == tier) bytes += image / cut.param * dtype_size(plan.param_dtype);
-    if (plan.units[index].grad == tier) bytes += image / cut.grad * dtype_size(plan.grad_dtype);
+    const std::uint64_t cut = plan.params_cut ? plan.ranks : 1;
+    if (plan.units[index].param == tier) bytes += image / cut * dtype_size(plan.param_dtype);
+    if (plan.units[index].grad == tier) bytes += image / plan.ranks * dtype_size(plan.grad_dtype);
     for (std::uint64_t group = 0; group < plan.sub_group_count(index); ++group) {
       if (plan.optimizer_home(index, group) != tier) continue;
       bytes += plan.record_bytes(index, group);

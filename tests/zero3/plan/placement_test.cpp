@@ -452,7 +452,8 @@ TEST(Placement, MaxInCpuIsOfTheShareThatARankHolds) {
   }
 }
 
-/// Everything that is cut has exactly as many parts as there are ranks; the rest is whole.
+/// Gradients and optimizer state have as many parts as there are ranks, and so have the parameters
+/// of stage 3.
 TEST(Placement, RanksHoldExactlyTheirShares) {
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -466,16 +467,16 @@ TEST(Placement, RanksHoldExactlyTheirShares) {
         expect_within(given, plan);
         for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
           const std::uint64_t image = plan.layout.units[unit].image;
-          const auto cut_from = [&](int least) { return stage >= least ? ranks : 1; };
-          EXPECT_EQ(plan.param_bytes(unit) * cut_from(3), image * dtype_size(dtype));
-          EXPECT_EQ(plan.grad_bytes(unit) * cut_from(2), image * dtype_size(dtype));
-          EXPECT_EQ(plan.optimizer_bytes(unit) * cut_from(1), image * plan.state_size(unit));
+          const std::uint64_t params_cut = stage >= 3 ? ranks : 1;
+          EXPECT_EQ(plan.param_bytes(unit) * params_cut, image * dtype_size(dtype));
+          EXPECT_EQ(plan.grad_bytes(unit) * ranks, image * dtype_size(dtype));
+          EXPECT_EQ(plan.optimizer_bytes(unit) * ranks, image * plan.state_size(unit));
           std::uint64_t elements = 0;
           for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
             EXPECT_EQ(plan.sub_group_numel(unit, index) % image_alignment, 0u);
             elements += plan.sub_group_numel(unit, index);
           }
-          EXPECT_EQ(elements * cut_from(1), image);
+          EXPECT_EQ(elements * ranks, image);
         }
       }
     }

@@ -62,14 +62,12 @@ void write_all(Rank& rank) {
   SubGroupStream stream(*rank.state);
   const auto body = [&](const SubGroup& group) -> Result<void> {
     const Placement& plan = rank.state->placement();
-    const std::uint64_t of = plan.sharding.optimizer;
-    const std::uint64_t share = plan.layout.units[group.unit].image / of;
+    const std::uint64_t share = plan.layout.units[group.unit].image / plan.ranks;
     EXPECT_EQ(group.share_first, group.index * plan.sub_group);
-    EXPECT_EQ(group.image_first, (of == 1 ? 0 : rank.rank * share) + group.share_first);
+    EXPECT_EQ(group.image_first, rank.rank * share + group.share_first);
     EXPECT_LE(group.share_first + group.count, share);
     const std::byte* grads = rank.state->store().memory(rank.state->grad(group.unit));
-    EXPECT_EQ(group.grad,
-              grads + 4 * (plan.sharding.grad == 1 ? group.image_first : group.share_first));
+    EXPECT_EQ(group.grad, grads + 4 * group.share_first);
     for (std::uint64_t i = 0; i < group.count; ++i) {
       group.master[i] = value_at(group.unit, group.image_first + i, 1.0f);
       group.exp_avg[i] = value_at(group.unit, group.image_first + i, 0.5f);
@@ -108,7 +106,7 @@ void expect_params_of_its_share(Rank& rank) {
     const auto* values =
         reinterpret_cast<const float*>(rank.state->store().memory(rank.state->param(unit)));
     const std::uint64_t begin = rank.state->share_begin(unit);
-    const std::uint64_t share = plan.layout.units[unit].image / plan.sharding.optimizer;
+    const std::uint64_t share = plan.layout.units[unit].image / plan.ranks;
     for (std::uint64_t index = begin; index < begin + share; ++index) {
       ASSERT_EQ(values[index], value_at(unit, index, 1.0f)) << unit << " " << index;
     }
@@ -136,8 +134,7 @@ TEST_P(Shares, OfAllRanksAreTheWholeState) {
           round == 0 ? image : 1 + random_word(9, unit, round) % (image - first);
       std::vector<int> times(static_cast<std::size_t>(length));
       for (auto& rank : ranks) read_range(*rank, unit, first, length, times);
-      const int each = stage == 0 ? static_cast<int>(count) : 1;  // nothing is cut: all have it
-      EXPECT_EQ(times, std::vector<int>(times.size(), each)) << unit << " from " << first;
+      EXPECT_EQ(times, std::vector<int>(times.size(), 1)) << unit << " from " << first;
     }
   }
 }
