@@ -272,6 +272,11 @@ def add_results(report, name, found, plan_of_model):
             rss_steps=max(result["rss_steps"] for result in results),
             rss_process=max(result["rss_process"] for result in results),
             losses=losses,
+            updated_under_backward=[
+                step["updated_under_backward"]
+                for step in measured
+                if "updated_under_backward" in step
+            ],
             own_over_outside=[result.get("own_over_outside") for result in results],
         )
     return added

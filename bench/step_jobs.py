@@ -57,6 +57,10 @@ CONTESTANTS = {
         "Artesian from Python fp32, all in RAM", "python", "fp32", "ram"
     ),
     "python_bf16": Contestant("Artesian from Python bf16, offloaded to NVMe", "python", "bf16"),
+    "python_bf16_free": Contestant(
+        "Artesian from Python bf16, offloaded to NVMe, nothing clipped", "python", "bf16",
+        clipped=False,
+    ),
     "torch_bf16": Contestant("PyTorch bf16, fp32 master, all in RAM", "torch", "bf16"),
     "deepspeed_lim": Contestant(
         "DeepSpeed bf16, all on NVMe, least memory", "deepspeed", "bf16", "lim"
@@ -79,6 +83,7 @@ RIVALS = {
     "artesian_fp32_ram": ["torch_fp32"],
     "python_fp32_ram": ["torch_fp32", "artesian_fp32_ram"],
     "python_bf16": ["artesian_bf16", "deepspeed_lim", "deepspeed_mid"],
+    "python_bf16_free": ["artesian_bf16_free", "python_bf16"],
 }
 
 

@@ -82,8 +82,14 @@ class Plain:
                 torch._foreach_copy_(self.parameters, self.master)
         return loss.item()
 
+    def figures(self):
+        return {}
+
 
 class WithEngine:
+    def figures(self):
+        return {}
+
     def step(self, ids, targets):
         loss = loss_of(self.engine, ids, targets)
         self.engine.backward(loss)
@@ -105,6 +111,10 @@ class Artesian(WithEngine):
 
         self.engine = artesian.initialize(model=model, config=job["config"], device="cpu")[0]
 
+    def figures(self):
+        """Of the step that has just been made."""
+        return {"updated_under_backward": self.engine.last_step["updated_under_backward"]}
+
 
 def train(job):
     tokens = numpy.fromfile(job["tokens"], dtype=numpy.uint16)
@@ -121,7 +131,8 @@ def train(job):
         loss = trainer.step(ids, targets)
         seconds = time.perf_counter() - start
         moved = [after - then for after, then in zip(io_bytes(), before)]
-        steps.append({"seconds": seconds, "loss": loss, "read": moved[0], "written": moved[1]})
+        made = {"seconds": seconds, "loss": loss, "read": moved[0], "written": moved[1]}
+        steps.append(made | trainer.figures())
     in_steps = peak_memory()
     return {"steps": steps, "rss_steps": in_steps, "rss_process": max(peak, in_steps)}
 

@@ -54,6 +54,18 @@ def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
     core.close()
 
 
+def _constants_of(
+    optimizer: weakref.ref[AdamW],
+) -> Callable[[], list[tuple[float, float, float, float, float]]]:
+    """What the next step would be given, asked when its last backward begins."""
+
+    def constants() -> list[tuple[float, float, float, float, float]]:
+        alive = optimizer()
+        return [] if alive is None else alive.constants()
+
+    return constants
+
+
 def as_state(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", torch.float32).contiguous()
 
@@ -120,16 +132,16 @@ class Engine(Members):
         else:
             given = list(trainable.values()) if model_parameters is None else model_parameters
             self.optimizer = facade(self.config_values.optimizer, given)
-        groups = groups_of(self.optimizer, plan.parameters)
         self._core = _C.Engine(
             self.config_values,
             parameters=list(plan.parameters.items()),
-            groups=groups,
+            groups=groups_of(self.optimizer, plan.parameters),
             group_count=len(self.optimizer.param_groups),
             skip_unreached=manner is Manner.NATIVE,
             stages=stages_of(plan, tables, numbers),
             tables=[numbers[name] for name in tables],
             others=other_tensors(model, plan),
+            constants=_constants_of(weakref.ref(self.optimizer)),
         )
         self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}

@@ -45,11 +45,41 @@ struct EndWithoutGil {
 };
 using Holder = std::unique_ptr<HookedEngine, EndWithoutGil>;
 
-/// groups[i]: parameter i's, of `group_count`. A stage is a name, its parameters, and the one that
-/// it looks up; `tables`: those that are read by look_up and multiply alone.
+std::vector<zero3::GroupStep> group_steps(const Constants& groups) {
+  std::vector<zero3::GroupStep> steps;
+  for (const auto& [lr, weight_decay, beta1, beta2, eps] : groups) {
+    steps.push_back({lr, weight_decay, beta1, beta2, eps});
+  }
+  return steps;
+}
+
+/// Asks Python, from whichever thread. What it raises is not for the pass that is under way: then
+/// nothing is known.
+zero3::UnitUses::Constants asking(py::function ask) {
+  const auto without_python = [](py::function* held) {
+    const py::gil_scoped_acquire acquired;
+    delete held;
+  };
+  std::shared_ptr<py::function> held(new py::function(std::move(ask)), without_python);
+  return [held]() -> std::vector<zero3::GroupStep> {
+    const py::gil_scoped_acquire acquired;
+    try {
+      return group_steps((*held)().cast<Constants>());
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("artesian: constants of the next step");
+      return {};
+    } catch (const py::cast_error&) {
+      return {};
+    }
+  };
+}
+
+/// `constants`: returns those of the next step, as step() takes them. groups[i]: parameter i's, of
+/// `group_count`. A stage is a name, its parameters, and the one that it looks up; `tables`: those
+/// that are read by look_up and multiply alone.
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, const Stages& stages,
-              const Numbers& tables, const NamedTensors& others) {
+              const Numbers& tables, const NamedTensors& others, py::function constants) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -59,7 +89,8 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
   }
   const zero3::HookedEngineOptions options{
       .groups = std::vector<zero3::GroupOptions>(group_count),
-      .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros};
+      .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros,
+      .constants = asking(std::move(constants))};
   for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
   for (const auto& [name, indices, lookup] : stages) {
     shape.stages.push_back({.name = name, .parameters = indices, .lookup = lookup});
@@ -92,16 +123,15 @@ py::dict told(const zero3::StepResult& result) {
   values["overflow"] = result.overflow;
   values["overflow_parameter"] = result.overflow_parameter;
   values["grad_norm"] = result.grad_norm;
+  values["updated_under_backward"] = result.updated_under_backward;
+  values["taken_back"] = result.taken_back;
   values["bytes_nvme_read"] = result.bytes_nvme_read;
   values["bytes_nvme_write"] = result.bytes_nvme_write;
   return values;
 }
 
 py::dict step(HookedEngine& engine, const Constants& groups) {
-  zero3::StepRequest request;
-  for (const auto& [lr, weight_decay, beta1, beta2, eps] : groups) {
-    request.groups.push_back({lr, weight_decay, beta1, beta2, eps});
-  }
+  const zero3::StepRequest request{.groups = group_steps(groups)};
   zero3::UnitUses* uses = value_or_raise(engine.uses());
   auto result = without_gil([&] { return uses->step(request); });
   if (result.end.has_value()) raise(*result.end);
@@ -200,7 +230,7 @@ void bind_engine(py::module_& module) {
   bound
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
-           py::arg("tables"), py::arg("others"))
+           py::arg("tables"), py::arg("others"), py::arg("constants"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));

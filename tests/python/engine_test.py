@@ -670,3 +670,42 @@ def test_the_log_is_turned_away_while_a_thread_is_in_it(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "in it when set_log returned: False\n"
+
+
+@pytest.mark.parametrize(("accumulation", "clipping"), [(1, 1e6), (2, 0.0)])
+def test_updates_under_backward_leave_the_bits(tmp_path, accumulation, clipping):
+    """Whatever the loop does between the backward that seems to be the last one and step()."""
+
+    def run(tries):
+        model, batch = model_of("llama")
+        engine = small_models.engine_on_nvme(
+            model,
+            tmp_path,
+            gradient_accumulation_steps=accumulation,
+            train_micro_batch_size_per_gpu=1,
+            gradient_clipping=clipping,
+        )
+        told = []
+        for step in range(7):
+            for part in range(accumulation):
+                loss = engine(**batch(step * accumulation + part)).loss
+                if step % 2 == 0:
+                    engine.backward(loss)
+                else:  # a bare one, as plain PyTorch has it
+                    (loss / accumulation).backward()
+                if part + 1 < accumulation:
+                    engine.step()
+            if not tries or step == 4:
+                engine.full_gradient(next(model.parameters()))  # nothing stays begun
+            if step == 5:
+                engine.optimizer.param_groups[0]["lr"] *= 0.5
+            engine.step()
+            told.append(engine.last_step["updated_under_backward"])
+        digest = engine.digest()
+        engine.destroy()
+        return digest, told
+
+    early, _ = run(tries=True)
+    waited, told = run(tries=False)
+    assert early == waited
+    assert told == [0] * 7

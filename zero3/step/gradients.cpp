@@ -453,6 +453,17 @@ std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
   return std::isfinite(sum) ? std::optional(sum) : std::nullopt;
 }
 
+void Gradients::forget_sums() noexcept {
+  for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) {
+    if (!summed_[unit] || !trainable(unit)) continue;
+    summed_[unit] = started_[unit] = false;
+    for (const auto parameter : state_.layout().units[unit].parameters) {
+      set_[parameter] = reached_[parameter];  // of the others it has made zeros
+      started_[unit] = started_[unit] || reached_[parameter];
+    }
+  }
+}
+
 Result<GradientNorm> Gradients::norm() noexcept {
   ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {

@@ -87,6 +87,8 @@ class Gradients {
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
   /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
   std::optional<double> sum_final(std::uint32_t unit) noexcept;
+  /// Forgets what sum_final() has done: something may be added again.
+  void forget_sums() noexcept;
   /// Calls `sink` with the parameter's accumulated gradient of this step in fp32, in row-major
   /// order, in pieces; not of a separate device. What was added to units that spill is written back
   /// before. Errors: the sink's, Io, Corrupt, Timeout.

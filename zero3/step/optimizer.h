@@ -71,6 +71,10 @@ class Optimizer {
   bool under_backward() const noexcept { return order_.under_backward(); }
   /// It may be taken back.
   bool speculative() const noexcept { return order_.phase() == UpdatePhase::Tried; }
+  /// How many units are updated so.
+  std::size_t updated_under_backward() const noexcept {
+    return under_backward() ? order_.updated().size() : 0;
+  }
   /// Takes it back: weights, moments and gathered parameters are what they were before. What
   /// begin_step then begins is of all units. Errors: as update_up_to.
   Result<void> take_back() noexcept;

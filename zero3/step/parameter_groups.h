@@ -44,6 +44,8 @@ struct GroupStep {
   double beta1 = 0.0;
   double beta2 = 0.0;
   double eps = 0.0;
+
+  bool operator==(const GroupStep&) const = default;
 };
 
 /// Checks that these are constants of `count` groups, all in range. Errors: Invalid, of the first

@@ -72,7 +72,8 @@ Result<void> StepCore::build() {
   optimizer_ = std::make_unique<Optimizer>(*state_, *residency_, std::move(how));
   final_by_stage_ = final_after_stage(state_->placement(), shape_.stages);
   ARTESIAN_CHECK(final_by_stage_.size() == layout().stages.size(), final_by_stage_.size());
-  under_backward_.emplace(config_, *state_, shape_.stages, *gradients_, *optimizer_);
+  under_backward_.emplace(config_, *state_, shape_.stages, options_.hooked, *gradients_,
+                          *optimizer_);
   if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
   }
@@ -337,7 +338,7 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
 /// of what is final: the norm after it then finds them. Of what is updated there that is known.
 void StepCore::sum_ahead(std::size_t stage) noexcept {
   ARTESIAN_CHECK(stage < final_by_stage_.size(), stage, final_by_stage_.size());
-  if (!last_backward_ || !state_->separate_device()) return;
+  if (!last_backward_ || !state_->separate_device() || options_.hooked) return;
   const bool updates = optimizer_->under_backward();
   const auto summed = timed_gradients([&]() -> Result<void> {
     for (const std::uint32_t unit : final_by_stage_[stage]) {
@@ -449,7 +450,7 @@ double StepCore::rate_of(const StepRequest& request) const {
 /// True if an update that began under backward has these constants.
 bool StepCore::is_as_begun(const StepRequest& request) const {
   if (!rate_begun_.has_value()) return true;
-  return request.groups.empty() && rate_of(request) == *rate_begun_;
+  return request.groups == groups_begun_ && rate_of(request) == *rate_begun_;
 }
 
 std::optional<StepResult> StepCore::take_completed() noexcept {
@@ -542,6 +543,7 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& 
   const double clip = clip_divisor(result.grad_norm, config_.gradient_clipping);
   const bool as_begun = !result.overflow && clip == 1.0 && is_as_begun(request);
   result.taken_back = optimizer_->speculative() && !as_begun;
+  if (as_begun) result.updated_under_backward = optimizer_->updated_under_backward();
   ARTESIAN_TRY_VOID(under_backward_->judged(as_begun, result.overflow));
   if (!result.overflow) {
     const double multiplier = 1.0 / (result.loss_scale * clip);

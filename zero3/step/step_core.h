@@ -65,6 +65,9 @@ struct StepCoreOptions {
   std::vector<GroupOptions>
       groups{};  // parameter_groups.h; empty: one, with the config's constants
   Unreached unreached = Unreached::GetsZeros;
+  /// Somebody else runs the model: the driver finds out what is used when, says complete() of
+  /// units, and takes the update back before anything that should not see it.
+  bool hooked = false;
   /// FigureSources::memory_beside_tiers.
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers{};
 };
@@ -75,6 +78,8 @@ struct BackwardRequest {
   std::optional<bool> last{};
   /// The learning rate that step() will be given. Nothing: the schedule's.
   std::optional<double> learning_rate{};
+  /// StepRequest::groups that step() will be given.
+  std::vector<GroupStep> groups{};
   /// Losses of the micro-batches, from a driver that did not know them at end_forward().
   std::span<const double> losses{};
 };
@@ -138,6 +143,21 @@ class StepCore {
   /// All micro-batches of the group have added their gradients of a stage: writes back what spills,
   /// and updates under backward what is final. Errors: Io, Corrupt, NoSpace, Timeout.
   Result<void> stage_accumulated(std::size_t stage);
+  /// Of a hooked model, in the step's last backward: nothing is added to the unit's gradient any
+  /// more, as far as the driver knows. Before stage_accumulated().
+  void complete(std::uint32_t unit) { under_backward_->complete(unit); }
+  bool is_complete(std::uint32_t unit) const noexcept {
+    return in_last_backward() && under_backward_->is_complete(unit);
+  }
+  /// The step's last backward has begun, and with it what of the update it takes.
+  bool in_last_backward() const noexcept { return rate_begun_.has_value(); }
+  /// Something will be added to the unit all the same, or it is used again: take_update_back()
+  /// follows, and the unit is not updated under backward any more.
+  void reopen(std::uint32_t unit) noexcept { under_backward_->added_late(unit); }
+  /// Of a hooked model: whoever comes now needs gradients or weights as they are before the step's
+  /// update. Takes back what of that has begun; the backward that is open is not the last one.
+  /// Errors: Io, Corrupt, Timeout.
+  Result<void> take_update_back();
   /// `tokens`: of the group's micro-batches. Errors: those of updates between operators.
   Result<void> end_backward(std::uint64_t tokens);
 
@@ -345,7 +365,8 @@ class StepCore {
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
   std::vector<AccessOrder::Access> entered_;  // and not left
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
-  std::optional<double> rate_begun_;      // with which the update began under backward
+  std::optional<double> rate_begun_;      // with which the update began under backward, or
+  std::vector<GroupStep> groups_begun_;   // these
   std::uint64_t under_backward_ns_ = 0;   // updating
   std::uint64_t backward_begin_ns_ = 0;   // of the backward that is open
   std::uint64_t backward_ns_ = 0;         // from begin to end

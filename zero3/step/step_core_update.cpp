@@ -24,9 +24,12 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
     const double share = share_under_backward(update_times(*measured_, part));
     ARTESIAN_TRY_VOID(under_backward_->decide(share));
   }
-  rate_begun_ = request.learning_rate.value_or(scheduled_rate());
-  ARTESIAN_TRY_VOID(
-      under_backward_->begin(step_constants(*rate_begun_, 1.0 / scaler_.scale()), scaler_.scale()));
+  rate_begun_ = request.groups.empty() ? request.learning_rate.value_or(scheduled_rate())
+                                       : request.groups.front().lr;
+  groups_begun_ = request.groups;
+  StepConstants constants = step_constants(*rate_begun_, 1.0 / scaler_.scale());
+  if (!request.groups.empty()) constants.groups = request.groups;
+  ARTESIAN_TRY_VOID(under_backward_->begin(std::move(constants), scaler_.scale()));
   under_backward_ns_ += monotonic_ns() - begin;
   return {};
 }
@@ -43,11 +46,13 @@ UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
                     .backward_disk = part * others / 2,
                     .update = update,
                     .update_disk = update_disk};
-  if (!state_->separate_device()) return times;
-  // What the model's calls take is enqueuing. Backward ends when its last gradients are there, but
+  if (!state_->separate_device() && !options_.hooked) return times;
+  // Who runs a hooked model does not say what that takes; beside a separate device its calls only
+  // enqueue. Backward ends when its last gradients are there, but
   // this forward may have waited for the update: one computes half as much as backward, or a third.
   times.backward = part * measured_backward_s_;
   times.forward = times.backward / (config_.activation_checkpointing ? 3.0 : 2.0);
+  if (!state_->separate_device()) return times;
   times.update = 0.0;
   times.update_host = update;
   times.backward_host = part * whole.gradient_s;
@@ -112,6 +117,21 @@ Result<void> StepCore::complete_pending() {
   }
   ARTESIAN_CHECK(!optimizer_->step_under_way());
   return checkpoints_->copying() ? copy_rest() : Result<void>();
+}
+
+Result<void> StepCore::take_update_back() {
+  ARTESIAN_CHECK(options_.hooked);
+  if (!rate_begun_.has_value()) return {};
+  const auto take_back = [this]() -> Result<void> {
+    if (failed_ahead_.has_value()) return *failed_ahead_;
+    if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
+    ARTESIAN_TRY_VOID(under_backward_->give_up());
+    gradients_->forget_sums();
+    rate_begun_.reset();
+    last_backward_ = false;
+    return {};
+  };
+  return remember(take_back());
 }
 
 Result<void> StepCore::finish_update() {

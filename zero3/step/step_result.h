@@ -15,14 +15,15 @@ struct StepResult {
   double loss = 0.0;       // mean over the micro-batches
   double lr = 0.0;
   double loss_scale = 1.0;
-  bool overflow = false;           // skipped: a loss or gradient was not finite
-  bool taken_back = false;         // what of the update was made under backward: under_backward.h
-  std::string overflow_parameter;  // the first with a non-finite gradient
-  std::optional<Error> end;        // set: no step may follow, and every later call returns it
-  double grad_norm = 0.0;          // before clipping; not finite on overflow
-  std::uint64_t tokens = 0;        // ids where stage 0 looks them up, else samples
-  double step_s = 0.0;             // first forward to step(), with the update of the step before it
-  double predicted_step_s = 0.0;   // not finite before the first prediction
+  bool overflow = false;    // skipped: a loss or gradient was not finite
+  bool taken_back = false;  // what of the update was made under backward: under_backward.h
+  std::uint64_t updated_under_backward = 0;  // units, for good, before the norm was known
+  std::string overflow_parameter;            // the first with a non-finite gradient
+  std::optional<Error> end;       // set: no step may follow, and every later call returns it
+  double grad_norm = 0.0;         // before clipping; not finite on overflow
+  std::uint64_t tokens = 0;       // ids where stage 0 looks them up, else samples
+  double step_s = 0.0;            // first forward to step(), with the update of the step before it
+  double predicted_step_s = 0.0;  // not finite before the first prediction
   // What no schedule can beat: the longer of what this step computed, and of what it moved within
   // step_s takes at the disk's probed speed.
   double computed_s = 0.0, disk_s = 0.0;

@@ -62,7 +62,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
   ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
-  StepCoreOptions options{.groups = given.groups, .unreached = given.unreached};
+  StepCoreOptions options{.groups = given.groups, .unreached = given.unreached, .hooked = true};
   ARTESIAN_TRY(core, make_core(std::move(shape), config, device, std::move(options), *executor_));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;
@@ -70,7 +70,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY_VOID(core_->initialize(weights, {}));
   ARTESIAN_TRY(adopted, ParameterTensors::adopt(parameters, core_->placement(), tensors, others));
   tensors_ = std::move(adopted);
-  uses_ = std::make_unique<UnitUses>(*core_, *tensors_);
+  uses_ = std::make_unique<UnitUses>(*core_, *tensors_, given.constants);
   return {};
 }
 

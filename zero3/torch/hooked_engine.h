@@ -22,6 +22,7 @@ namespace artesian::zero3 {
 struct HookedEngineOptions {
   std::vector<GroupOptions> groups{};  // StepCoreOptions::groups
   Unreached unreached = Unreached::IsSkipped;
+  UnitUses::Constants constants{};  // called on the thread that asks for gradients
 };
 
 class HookedEngine {

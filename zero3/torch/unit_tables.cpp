@@ -178,6 +178,7 @@ Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& fact
                                  const at::Tensor& input) {
   ARTESIAN_TRY_VOID(check_added(parameter, factor));
   ARTESIAN_TRY_VOID(ready_for_gradients());
+  ARTESIAN_TRY_VOID(reopen(layout_.places[parameter].unit));
   added_[parameter] = true;
   Gradients& gradients = core_.gradients();
   ARTESIAN_TRY_VOID(core_.remember(gradients.begin_parts(parameter)));

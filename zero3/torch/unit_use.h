@@ -45,7 +45,7 @@ struct UnitUses::Word {
 };
 
 struct UnitUses::Link {
-  explicit Link(UnitUses* owner) : uses(owner) {}
+  Link(UnitUses* owner, std::size_t units) : uses(owner), awaited(units) {}
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
   ~Link() { forget(words.exchange(nullptr)); }
@@ -65,6 +65,7 @@ struct UnitUses::Link {
   UnitUses* uses;  // null once it is gone; the caller's thread only
   std::atomic<Word*> words{nullptr};
   std::atomic<std::size_t> alive{0};
+  std::vector<std::atomic<std::uint32_t>> awaited;  // by unit: uses that backward may still come to
   const pid_t process = getpid();
 };
 
@@ -88,16 +89,21 @@ struct UnitUses::Use {
   };
 
   Use(std::shared_ptr<Link> owner, const std::vector<std::uint32_t>& its_stages,
-      std::vector<std::uint32_t> its_accesses)
+      std::vector<std::uint32_t> its_units, std::vector<std::uint32_t> its_accesses)
       : link(std::move(owner)),
         stages(its_stages),
+        units(std::move(its_units)),
         accesses(std::move(its_accesses)),
         word(std::make_unique<Word>()) {
     link->alive.fetch_add(1, std::memory_order_relaxed);
+    for (const std::uint32_t unit : units) {
+      link->awaited[unit].fetch_add(1, std::memory_order_relaxed);
+    }
     word->accesses = accesses;
   }
   ~Use() {
     link->alive.fetch_sub(1, std::memory_order_relaxed);
+    came_by();
     if (holds) link->leave_word(std::move(word));
   }
   Use(const Use&) = delete;
@@ -109,13 +115,22 @@ struct UnitUses::Use {
     }
     return inner.sums.emplace_back(Sum{.parameter = parameter});
   }
+  /// Backward has been here, or never will be.
+  void came_by() noexcept {
+    if (!std::exchange(awaited, false)) return;
+    for (const std::uint32_t unit : units) {
+      link->awaited[unit].fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
   bool is_open_in(int current) const noexcept { return inner.open && inner.task == current; }
 
   const std::shared_ptr<Link> link;
   const std::vector<std::uint32_t> stages;    // the module's, and others' that it reads
+  const std::vector<std::uint32_t> units;     // of these, each once
   const std::vector<std::uint32_t> accesses;  // what is entered for them in backward
   std::vector<Ender> enders;
   std::unique_ptr<Word> word;
+  bool awaited = true;         // by Link::awaited
   bool holds = false;          // its accesses
   Opened inner;                // of the task that has opened it last
   std::vector<Opened> around;  // of those around that one in which it is open, the outermost first

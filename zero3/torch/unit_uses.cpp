@@ -60,9 +60,11 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     const int task = current_task();
-    if (use_->inner.task == task) return gradients;  // it is open, or done
     UnitUses* uses = use_->link->uses;
-    if (uses != nullptr) uses->raise(uses->open(use_, task));
+    if (uses == nullptr) return gradients;
+    const bool known = use_->inner.task == task;  // it is open, or done
+    if (!known) uses->raise(uses->open(use_, task));
+    uses->core_.update_between_operators();
     return gradients;
   }
 
@@ -125,12 +127,13 @@ class UnitUses::AccumulateHook final : public torch::autograd::FunctionPostHook 
   std::uint32_t parameter_;
 };
 
-UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors)
+UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants)
     : core_(core),
       tensors_(tensors),
       layout_(core.layout()),
+      constants_(std::move(constants)),
       watch_(core, tensors),
-      link_(std::make_shared<Link>(this)),
+      link_(std::make_shared<Link>(this, layout_.units.size())),
       accesses_(layout_.stages),
       unit_holds_(layout_.units.size(), 0),
       away_(layout_.units.size(), false),
@@ -218,7 +221,11 @@ Result<void> UnitUses::hold(std::uint32_t access) {
   if (holds_[access]++ > 0) return {};
   const AccessOrder::Access& units = accesses_[access];
   if (units.empty()) return {};
-  auto entered = core_.remember(core_.enter(units));
+  auto entered = Result<void>();
+  for (const std::uint32_t unit : units) {
+    if (entered.has_value()) entered = reopen(unit);
+  }
+  if (entered.has_value()) entered = core_.remember(core_.enter(units));
   if (!entered.has_value()) {
     --holds_[access];
     return entered;
@@ -281,6 +288,7 @@ Result<void> UnitUses::begin_call(Pass pass) {
 Result<void> UnitUses::begin_pass(Pass pass) {
   ARTESIAN_TRY_VOID(check_whole());
   ARTESIAN_TRY_VOID(watch_.check());
+  ARTESIAN_TRY_VOID(take_update_back());
   if (pass == Pass::Train) {
     ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
     return open_forward();
@@ -417,7 +425,8 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
     // Who reads another module's table may need it in backward.
     if (access == frame.module) access = in_backward_[access];
   }
-  auto use = std::make_shared<Use>(link_, frame.stages, std::move(accesses));
+  auto use =
+      std::make_shared<Use>(link_, frame.stages, units_of(frame.stages), std::move(accesses));
   for (std::size_t index = 0; index < found.size(); ++index) {  // grows
     Node& node = *found[index];
     auto ending = std::make_unique<EndingHook>(use, node);
@@ -472,6 +481,7 @@ void UnitUses::follow_task(int task) {
   const bool outermost = tasks_.empty();
   tasks_.push_back(task);
   if (outermost) {
+    if (backwards_ >= backwards_before_) raise(take_update_back());  // one more than before
     raise(drop_gradients_if_the_caller_did());
     watch_.take_gradients_away();
   }
@@ -530,7 +540,9 @@ Result<void> UnitUses::close(Use& use) {
     return alive == nullptr || alive.get() == &use;
   });
   ARTESIAN_TRY_VOID(release_all(use.accesses));
+  use.came_by();
   if (!added) return {};
+  complete_units(use);
   return core_.remember(core_.stage_accumulated(use.stages.front()));
 }
 
@@ -569,6 +581,7 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
   ARTESIAN_TRY_VOID(check_added(parameter, gradient));
   ARTESIAN_TRY_VOID(ready_for_gradients());
   const ParameterPlace& place = layout_.places[parameter];
+  ARTESIAN_TRY_VOID(reopen(place.unit));
   ARTESIAN_CHECK(gradient.numel() == static_cast<std::int64_t>(place.numel), parameter);
   const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
   const at::Tensor given = gradient.to(dtype).contiguous();
@@ -594,7 +607,11 @@ Result<void> UnitUses::ready_for_gradients() {
     ARTESIAN_TRY_VOID(core_.end_forward({}));
   }
   const double losses[] = {loss_.value_or(0.0)};
-  return core_.begin_backward({.last = false, .learning_rate = {}, .losses = losses});
+  std::vector<GroupStep> constants = constants_if_last();
+  return core_.begin_backward({.last = !constants.empty(),
+                               .learning_rate = {},
+                               .groups = std::move(constants),
+                               .losses = losses});
 }
 
 /// Autograd is done with a graph task, and has not failed.
@@ -610,7 +627,10 @@ Result<void> UnitUses::end_task(int task) {
     ARTESIAN_TRY_VOID(close(*use));
   }
   std::erase(tasks_, task);
-  if (outermost) watch_.place_gradients(added_);
+  if (outermost) {
+    ++backwards_;
+    watch_.place_gradients(added_);
+  }
   return read_words();
 }
 
@@ -674,11 +694,16 @@ Result<void> UnitUses::drop_gradients_if_the_caller_did() {
   return dropped ? zero_gradients() : Result<void>();
 }
 
-Result<void> UnitUses::settle() {
+Result<void> UnitUses::end_passes() {
   ARTESIAN_TRY_VOID(unwind());
   ARTESIAN_TRY_VOID(read_words());
   ARTESIAN_TRY_VOID(check_whole());
   return close_forward_and_backward();
+}
+
+Result<void> UnitUses::settle() {
+  ARTESIAN_TRY_VOID(end_passes());
+  return take_update_back();
 }
 
 Result<void> UnitUses::leave_step() {
@@ -707,7 +732,7 @@ Result<void> UnitUses::check_whole() {
 }
 
 Result<StepResult> UnitUses::step(const StepRequest& request) {
-  ARTESIAN_TRY_VOID(settle());
+  ARTESIAN_TRY_VOID(end_passes());
   ARTESIAN_TRY_VOID(watch_.check());
   ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
   if (watch_.lends()) {
@@ -716,7 +741,7 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
                       "leave that first");
   }
   if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss that nobody wanted
-    ARTESIAN_TRY_VOID(core_.begin_backward({.last = false, .learning_rate = {}, .losses = {}}));
+    ARTESIAN_TRY_VOID(core_.begin_backward({.last = false}));
     ARTESIAN_TRY_VOID(core_.end_backward(0));
   }
   ARTESIAN_TRY_VOID(core_.check(StepCall::FinishUpdate, "step"));
@@ -730,6 +755,7 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   ARTESIAN_TRY(result, core_.step(all));
   watch_.take_gradients_away();
   added_.assign(added_.size(), false);
+  backwards_before_ = std::exchange(backwards_, 0);
   if (result.overflow) return result;
   tensors_.bump_versions();
   put_persistent_away();
@@ -745,6 +771,7 @@ Result<void> UnitUses::zero_gradients() {
   if (whole && !some) return {};
   ARTESIAN_TRY_VOID(core_.abandon_step());
   damaged_ = false;
+  backwards_ = 0;
   added_.assign(added_.size(), false);
   error_.reset();
   return {};

@@ -25,6 +25,12 @@
 // Persistent units can be read between passes; from step() to the next pass they cannot, since
 // their update is pending.
 //
+// A step whose caller asked for as many gradients as in the step before is taken to have had its
+// last backward: under it units are updated, as soon as no use of them is left for backward to come
+// to. Whatever else comes between it and step(), another backward, a forward, a look at state,
+// other constants, takes that back, and so does a use, or a gradient, of a unit that seemed to have
+// had its last. The bits are those of an update that waited for step().
+//
 // What is frozen when the engine is made, stays so: it has no optimizer state. What is trainable
 // may be switched off for a while; a step in which no gradient has come for it leaves it out.
 //
@@ -44,6 +50,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -61,8 +68,11 @@ enum class Pass : std::uint8_t { Train, Evaluate };
 
 class UnitUses {
  public:
-  /// Tensors that were adopted. Both must outlive it, and the core must have its weights.
-  UnitUses(StepCore& core, ParameterTensors& tensors);
+  /// The constants by parameter group that the next step() would be given now; none: not known.
+  using Constants = std::function<std::vector<GroupStep>()>;
+  /// Tensors that were adopted. Both must outlive it, and the core, a hooked one, must have its
+  /// weights. `constants` may be null; then nothing is updated under backward.
+  UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants);
   /// Uses that are alive do nothing any more.
   ~UnitUses();
   UnitUses(const UnitUses&) = delete;
@@ -170,6 +180,12 @@ class UnitUses {
   Result<void> add_tiles(std::uint32_t parameter, const at::Tensor& factor,
                          const at::Tensor& input);
   Result<void> ready_for_gradients();
+  std::vector<GroupStep> constants_if_last() const;
+  Result<void> take_update_back();
+  Result<void> reopen(std::uint32_t unit);
+  std::vector<std::uint32_t> units_of(const std::vector<std::uint32_t>& stages) const;
+  void complete_units(const Use& use);
+  Result<void> end_passes();
   Result<void> end_task(int task);
   Result<void> release_open();
   Result<void> release_ahead();
@@ -182,6 +198,7 @@ class UnitUses {
   StepCore& core_;
   ParameterTensors& tensors_;
   const Layout& layout_;
+  const Constants constants_;
   ParameterWatch watch_;
   std::shared_ptr<Link> link_;
   std::vector<Frame> frames_;
@@ -198,8 +215,10 @@ class UnitUses {
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
   std::vector<int> tasks_;                                       // of autograd, that have not ended
-  std::optional<double> loss_;  // of the backward that was announced
-  std::vector<bool> added_;     // by parameter: since the last step
+  std::optional<double> loss_;          // of the backward that was announced
+  std::vector<bool> added_;             // by parameter: since the last step
+  std::uint64_t backwards_ = 0;         // calls of autograd that have ended, since then
+  std::uint64_t backwards_before_ = 0;  // of the step before
   bool damaged_ = false;
   std::optional<Error> error_;  // what a hook ran into
   std::size_t open_max_ = 0;

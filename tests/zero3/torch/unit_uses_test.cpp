@@ -45,20 +45,30 @@ at::Tensor block(const Tensors& p, std::uint32_t stage, const at::Tensor& x) {
   return at::tanh(x.matmul(p[2 * stage]) + p[2 * stage + 1]);
 }
 
-/// The same loop, three steps of it, over both. Returns the hooked one for a closer look.
+/// The same loop, five steps of it, over both, with and without updates under backward. Returns the
+/// hooked one without, for a closer look.
 std::unique_ptr<HookedModel> expect_same_bits(const ModelShape& shape, const Loop& loop,
-                                              const UsesCase& run = {}) {
+                                              UsesCase run = {}) {
+  constexpr int steps = 5;
   PlainModel plain(shape, run);
-  auto hooked = std::make_unique<HookedModel>(shape, run);
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < steps; ++step) {
     plain.micro_batch([&] { loop(plain.values, call_plainly); });
     plain.step();
-    loop(hooked->parameters, hooked->caller());
-    hooked->step();
   }
-  EXPECT_EQ(hooked->digest(), plain.digest());
-  EXPECT_EQ(hooked->uses->closed_late(), 0u);
-  EXPECT_EQ(hooked->uses->uses_alive(), 0u);
+  const std::string digest = plain.digest();
+  std::unique_ptr<HookedModel> hooked;
+  for (const bool under_backward : {true, false}) {
+    SCOPED_TRACE(under_backward ? "updated under backward" : "updated at the step");
+    run.under_backward = under_backward;
+    hooked = std::make_unique<HookedModel>(shape, run);
+    for (int step = 0; step < steps; ++step) {
+      loop(hooked->parameters, hooked->caller());
+      hooked->step();
+    }
+    EXPECT_EQ(hooked->digest(), digest);
+    EXPECT_EQ(hooked->uses->closed_late(), 0u);
+    EXPECT_EQ(hooked->uses->uses_alive(), 0u);
+  }
   return hooked;
 }
 

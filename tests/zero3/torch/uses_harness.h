@@ -31,6 +31,8 @@ struct UsesCase {
   DType dtype = DType::Float32;
   std::uint64_t accumulation = 1;
   std::uint64_t persistent = 0;  // elements: stage3_param_persistence_threshold
+  bool under_backward = false;   // units are updated there, as soon as they seem to be final
+  double clipping = 0.0;
 };
 
 inline Tensors values_for(const ModelShape& shape) {
@@ -49,9 +51,11 @@ class CoreOnDisk {
       : config_(config_on_nvme(directory_.path())) {
     config_.accumulation_steps = run.accumulation;
     config_.param_dtype = config_.grad_accum_dtype = run.dtype;
-    config_.gradient_clipping = 0;
+    config_.gradient_clipping = run.clipping;
     config_.zero.param_persistence_threshold = run.persistent;
-    const StepCoreOptions options = options_on_nvme(shape, config_);
+    StepCoreOptions options = options_on_nvme(shape, config_);
+    options.hooked = run.under_backward;
+    if (run.under_backward) options.share_under_backward = 1.0;
     auto made = StepCore::create(shape, config_, options, executor_);
     EXPECT_EQ(error_of(made), "");
     core = std::move(made).value();
@@ -122,6 +126,9 @@ class PlainModel : public CoreOnDisk {
 class HookedModel : public CoreOnDisk {
  public:
   explicit HookedModel(const ModelShape& shape, const UsesCase& run = {}) : CoreOnDisk(shape, run) {
+    if (run.under_backward) {
+      groups = make_step_constants(config_.optimizer, {}, config_.optimizer.lr, 1.0).groups;
+    }
     for (const at::Tensor& value : values) {
       parameters.push_back(value.clone().requires_grad_(true));
     }
@@ -129,7 +136,7 @@ class HookedModel : public CoreOnDisk {
         ParameterTensors::adopt(shape.parameters, core->placement(), parameters, /*others=*/{});
     EXPECT_EQ(error_of(adopted), "");
     tensors = std::move(adopted).value();
-    uses = std::make_unique<UnitUses>(*core, *tensors);
+    uses = std::make_unique<UnitUses>(*core, *tensors, [this] { return groups; });
   }
   Tensors call(std::uint32_t stage, const Tensors& inputs, const Function& function) {
     const Pass pass = at::GradMode::is_enabled() ? Pass::Train : Pass::Evaluate;
@@ -144,9 +151,17 @@ class HookedModel : public CoreOnDisk {
       return call(stage, inputs, function);
     };
   }
-  void step() { ASSERT_EQ(error_of(uses->step({})), ""); }
+  void step() {
+    const auto result = uses->step({.groups = groups});
+    ASSERT_EQ(error_of(result), "");
+    updated_early += result->updated_under_backward;
+    taken_back += result->taken_back ? 1 : 0;
+  }
 
   Tensors parameters;
+  std::vector<GroupStep> groups;    // by which steps are made; none: the config's
+  std::uint64_t updated_early = 0;  // units, in all steps
+  std::uint64_t taken_back = 0;     // steps
   std::unique_ptr<ParameterTensors> tensors;
   std::unique_ptr<UnitUses> uses;
 };

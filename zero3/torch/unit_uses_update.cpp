@@ -1,0 +1,49 @@
+// UnitUses' functions of the update under backward: which backward is taken to be a step's last
+// one, and what takes the update back.
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "zero3/torch/unit_use.h"
+#include "zero3/torch/unit_uses.h"
+
+namespace artesian::zero3 {
+
+/// What step() will be given, if the backward that begins seems to be the step's last; else none.
+std::vector<GroupStep> UnitUses::constants_if_last() const {
+  if (!constants_ || backwards_ + 1 != backwards_before_ || watch_.lends()) return {};
+  return constants_();
+}
+
+std::vector<std::uint32_t> UnitUses::units_of(const std::vector<std::uint32_t>& stages) const {
+  std::vector<std::uint32_t> units;
+  for (const std::uint32_t stage : stages) {
+    const AccessOrder::Access& own = layout_.stages[stage];
+    units.insert(units.end(), own.begin(), own.end());
+  }
+  std::sort(units.begin(), units.end());
+  units.erase(std::unique(units.begin(), units.end()), units.end());
+  return units;
+}
+
+/// Units of a use that backward is done with, and that no other use has.
+void UnitUses::complete_units(const Use& use) {
+  if (!core_.in_last_backward()) return;
+  for (const std::uint32_t unit : use.units) {
+    if (link_->awaited[unit].load(std::memory_order_relaxed) != 0) continue;
+    if (layout_.units[unit].trainable && !core_.is_complete(unit)) core_.complete(unit);
+  }
+}
+
+Result<void> UnitUses::take_update_back() {
+  return core_.in_last_backward() ? core_.take_update_back() : Result<void>();
+}
+
+/// Somebody uses a unit, or adds to its gradient, whose last use seemed to be over.
+Result<void> UnitUses::reopen(std::uint32_t unit) {
+  if (!core_.is_complete(unit)) return {};
+  core_.reopen(unit);
+  return core_.take_update_back();
+}
+
+}  // namespace artesian::zero3
