@@ -56,7 +56,13 @@ def loss_of(model, ids, targets):
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-class Plain:
+class Trainer:
+    def figures(self):
+        """What else there is to say of the step that has just been made."""
+        return {}
+
+
+class Plain(Trainer):
     """Everything in RAM. In bf16 the optimizer works on an fp32 copy of the weights."""
 
     def __init__(self, model, job):
@@ -82,14 +88,8 @@ class Plain:
                 torch._foreach_copy_(self.parameters, self.master)
         return loss.item()
 
-    def figures(self):
-        return {}
 
-
-class WithEngine:
-    def figures(self):
-        return {}
-
+class WithEngine(Trainer):
     def step(self, ids, targets):
         loss = loss_of(self.engine, ids, targets)
         self.engine.backward(loss)
@@ -112,7 +112,6 @@ class Artesian(WithEngine):
         self.engine = artesian.initialize(model=model, config=job["config"], device="cpu")[0]
 
     def figures(self):
-        """Of the step that has just been made."""
         return {"updated_under_backward": self.engine.last_step["updated_under_backward"]}
 
 

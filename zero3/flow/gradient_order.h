@@ -36,7 +36,8 @@ class GradientOrder {
   void added_late(std::uint32_t unit) noexcept { added_late_[unit] = true; }
   /// The next of the units that are expected, if it is complete; each once.
   std::optional<std::uint32_t> next();
-  /// Of `chosen`, by unit: what the step's last backward is to expect, by the one before it.
+  /// Returns those of `chosen`, by unit, that were complete in the last backward of the step
+  /// before, in that order: what this one is to expect.
   std::vector<std::uint32_t> as_before(const std::vector<bool>& chosen) const;
 
  private:

@@ -40,7 +40,7 @@ std::vector<std::uint64_t> order_of_state(const Placement& plan, const Placement
 }  // namespace
 
 std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexcept {
-  return std::min(unit.numel, plan.params_cut ? unit.share : unit.image);
+  return std::min(unit.numel, plan.param_numel(unit));
 }
 
 std::vector<Candidate> candidates_but_state(const Placement& plan, const Config& config,

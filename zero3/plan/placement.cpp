@@ -9,14 +9,9 @@ namespace artesian::zero3 {
 using tiering::Route;
 using tiering::Tier;
 
-std::uint64_t Placement::param_numel(std::uint32_t unit) const noexcept {
-  ARTESIAN_CHECK(unit < layout.units.size(), unit, layout.units.size());
-  const Unit& of = layout.units[unit];
-  return params_cut ? of.share : of.image;
-}
-
 std::uint64_t Placement::param_bytes(std::uint32_t unit) const noexcept {
-  return param_numel(unit) * dtype_size(param_dtype);
+  ARTESIAN_CHECK(unit < layout.units.size(), unit, layout.units.size());
+  return param_numel(layout.units[unit]) * dtype_size(param_dtype);
 }
 
 std::uint64_t Placement::grad_bytes(std::uint32_t unit) const noexcept {

@@ -86,7 +86,9 @@ struct Placement {
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
   /// Elements of what a rank has of a unit's parameters: all of its image, or a share of it.
-  std::uint64_t param_numel(std::uint32_t unit) const noexcept;
+  std::uint64_t param_numel(const Unit& unit) const noexcept {
+    return params_cut ? unit.share : unit.image;
+  }
   /// Bytes of what a rank has of a unit, wherever it lives. Frozen ones have parameters alone.
   std::uint64_t param_bytes(std::uint32_t unit) const noexcept;
   std::uint64_t grad_bytes(std::uint32_t unit) const noexcept;

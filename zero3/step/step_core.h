@@ -143,8 +143,8 @@ class StepCore {
   /// All micro-batches of the group have added their gradients of a stage: writes back what spills,
   /// and updates under backward what is final. Errors: Io, Corrupt, NoSpace, Timeout.
   Result<void> stage_accumulated(std::size_t stage);
-  /// Of a hooked model, in the step's last backward: nothing is added to the unit's gradient any
-  /// more, as far as the driver knows. Before stage_accumulated().
+  /// Notes, in the step's last backward, that nothing is added to the unit's gradient any more, as
+  /// far as the driver of a hooked model knows. Before stage_accumulated().
   void complete(std::uint32_t unit) { under_backward_->complete(unit); }
   bool is_complete(std::uint32_t unit) const noexcept {
     return in_last_backward() && under_backward_->is_complete(unit);
@@ -154,9 +154,9 @@ class StepCore {
   /// Something will be added to the unit all the same, or it is used again: take_update_back()
   /// follows, and the unit is not updated under backward any more.
   void reopen(std::uint32_t unit) noexcept { under_backward_->added_late(unit); }
-  /// Of a hooked model: whoever comes now needs gradients or weights as they are before the step's
-  /// update. Takes back what of that has begun; the backward that is open is not the last one.
-  /// Errors: Io, Corrupt, Timeout.
+  /// Takes back what a hooked model's step has begun of its update, for whoever needs gradients or
+  /// weights as they are before it; the backward that is open is not the last one. Errors: Io,
+  /// Corrupt, Timeout.
   Result<void> take_update_back();
   /// `tokens`: of the group's micro-batches. Errors: those of updates between operators.
   Result<void> end_backward(std::uint64_t tokens);

@@ -120,8 +120,8 @@ Result<void> StepCore::complete_pending() {
 }
 
 Result<void> StepCore::take_update_back() {
+  if (!in_last_backward()) return {};
   ARTESIAN_CHECK(options_.hooked);
-  if (!rate_begun_.has_value()) return {};
   const auto take_back = [this]() -> Result<void> {
     if (failed_ahead_.has_value()) return *failed_ahead_;
     if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());

@@ -288,7 +288,7 @@ Result<void> UnitUses::begin_call(Pass pass) {
 Result<void> UnitUses::begin_pass(Pass pass) {
   ARTESIAN_TRY_VOID(check_whole());
   ARTESIAN_TRY_VOID(watch_.check());
-  ARTESIAN_TRY_VOID(take_update_back());
+  ARTESIAN_TRY_VOID(core_.take_update_back());
   if (pass == Pass::Train) {
     ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
     return open_forward();
@@ -481,7 +481,7 @@ void UnitUses::follow_task(int task) {
   const bool outermost = tasks_.empty();
   tasks_.push_back(task);
   if (outermost) {
-    if (backwards_ >= backwards_before_) raise(take_update_back());  // one more than before
+    if (backwards_ >= backwards_before_) raise(core_.take_update_back());  // one more than before
     raise(drop_gradients_if_the_caller_did());
     watch_.take_gradients_away();
   }
@@ -703,7 +703,7 @@ Result<void> UnitUses::end_passes() {
 
 Result<void> UnitUses::settle() {
   ARTESIAN_TRY_VOID(end_passes());
-  return take_update_back();
+  return core_.take_update_back();
 }
 
 Result<void> UnitUses::leave_step() {

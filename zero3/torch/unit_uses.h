@@ -181,7 +181,6 @@ class UnitUses {
                          const at::Tensor& input);
   Result<void> ready_for_gradients();
   std::vector<GroupStep> constants_if_last() const;
-  Result<void> take_update_back();
   Result<void> reopen(std::uint32_t unit);
   std::vector<std::uint32_t> units_of(const std::vector<std::uint32_t>& stages) const;
   void complete_units(const Use& use);

@@ -9,7 +9,8 @@
 
 namespace artesian::zero3 {
 
-/// What step() will be given, if the backward that begins seems to be the step's last; else none.
+/// Returns what step() will be given, if the backward that begins seems to be the step's last; else
+/// none.
 std::vector<GroupStep> UnitUses::constants_if_last() const {
   if (!constants_ || backwards_ + 1 != backwards_before_ || watch_.lends()) return {};
   return constants_();
@@ -33,10 +34,6 @@ void UnitUses::complete_units(const Use& use) {
     if (link_->awaited[unit].load(std::memory_order_relaxed) != 0) continue;
     if (layout_.units[unit].trainable && !core_.is_complete(unit)) core_.complete(unit);
   }
-}
-
-Result<void> UnitUses::take_update_back() {
-  return core_.in_last_backward() ? core_.take_update_back() : Result<void>();
 }
 
 /// Somebody uses a unit, or adds to its gradient, whose last use seemed to be over.

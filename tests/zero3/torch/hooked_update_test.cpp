@@ -27,20 +27,27 @@ ModelShape chain() {
   return shape;
 }
 
-/// All stages, each on the one before. Backward takes a while in each, in which the disk reads.
-at::Tensor forward(HookedModel& model) {
+/// Backward takes a while to come by here, in which the disk reads.
+at::Tensor slowly(const at::Tensor& x) {
+  if (!x.requires_grad()) return x;
+  x.register_hook([](const at::Tensor& gradient) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return gradient;
+  });
+  return x;
+}
+
+at::Tensor block(HookedModel& model, std::uint32_t stage, const at::Tensor& x) {
   const Tensors& p = model.parameters;
+  return model.call(stage, {x}, [&](const Tensors& in) -> Tensors {
+    return {at::tanh(in[0].matmul(p[2 * stage]) + p[2 * stage + 1])};
+  })[0];
+}
+
+/// All stages, each on the one before.
+at::Tensor forward(HookedModel& model) {
   at::Tensor x = at::arange(3 * width, at::kFloat).view({3, width}) / 20;
-  for (std::uint32_t stage = 0; stage < stages; ++stage) {
-    x = model.call(stage, {x}, [&](const Tensors& in) -> Tensors {
-      return {at::tanh(in[0].matmul(p[2 * stage]) + p[2 * stage + 1])};
-    })[0];
-    if (!x.requires_grad()) continue;
-    x.register_hook([](const at::Tensor& gradient) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      return gradient;
-    });
-  }
+  for (std::uint32_t stage = 0; stage < stages; ++stage) x = slowly(block(model, stage, x));
   return x.pow(2).sum();
 }
 
@@ -88,6 +95,26 @@ void expect_taken_back(const Between& between, UsesCase run = {}) {
 
 void nothing(HookedModel&) {}
 
+/// Trains by these parts with and without updates under backward: with the same bits. Returns how
+/// many units were updated early. `prepare` may be null.
+std::uint64_t expect_same_bits(const std::function<void(HookedModel&)>& prepare,
+                               const std::function<void(HookedModel&, int step)>& pass) {
+  std::string digests[2];
+  std::uint64_t updated = 0;
+  for (const bool under_backward : {false, true}) {
+    HookedModel model(chain(), {.under_backward = under_backward});
+    if (prepare) prepare(model);
+    for (int step = 0; step < steps; ++step) {
+      pass(model, step);
+      model.step();
+    }
+    digests[under_backward ? 1 : 0] = model.digest();
+    updated = model.updated_early;
+  }
+  EXPECT_EQ(digests[1], digests[0]);
+  return updated;
+}
+
 TEST(HookedUpdate, IsMadeUnderBackwardWithTheBitsOfOneThatWaited) {
   for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
     for (const double clipping : {0.0, 1000.0, 1e-3}) {
@@ -104,19 +131,11 @@ TEST(HookedUpdate, IsMadeUnderBackwardWithTheBitsOfOneThatWaited) {
 }
 
 TEST(HookedUpdate, IsTakenBackByAnotherBackward) {
-  UsesCase run{};
-  const auto twice = [&](bool under_backward) {
-    run.under_backward = under_backward;
-    HookedModel model(chain(), run);
-    for (int step = 0; step < steps; ++step) {
-      const at::Tensor loss = forward(model);
-      backward(loss, /*retain=*/true);
-      if (step % 3 == 2) backward(loss * 2);  // one more than in the step before
-      model.step();
-    }
-    return model.digest();
-  };
-  EXPECT_EQ(twice(true), twice(false));
+  expect_same_bits(nullptr, [](HookedModel& model, int step) {
+    const at::Tensor loss = forward(model);
+    backward(loss, /*retain=*/true);
+    if (step % 3 == 2) backward(loss * 2);  // one more than in the step before
+  });
 }
 
 TEST(HookedUpdate, IsTakenBackByAForward) {
@@ -183,84 +202,49 @@ TEST(HookedUpdate, IsTakenBackByOtherConstants) {
 }
 
 TEST(HookedUpdate, IsDroppedWithTheGradients) {
-  const auto train_with = [](bool under_backward) {
-    HookedModel model(chain(), {.under_backward = under_backward});
-    for (int step = 0; step < steps; ++step) {
-      backward(forward(model));
-      if (step > 1) {
-        EXPECT_EQ(error_of(model.uses->zero_gradients()), "");
-        EXPECT_FALSE(model.core->in_last_backward());
-        backward(forward(model));
-      }
-      model.step();
-    }
-    return model.digest();
-  };
-  EXPECT_EQ(train_with(true), train_with(false));
+  expect_same_bits(nullptr, [](HookedModel& model, int step) {
+    backward(forward(model));
+    if (step <= 1) return;
+    EXPECT_EQ(error_of(model.uses->zero_gradients()), "");
+    EXPECT_FALSE(model.core->in_last_backward());
+    backward(forward(model));
+  });
 }
 
 TEST(HookedUpdate, IsTakenBackByABackwardThatFails) {
-  const auto train_with = [](bool under_backward) {
-    HookedModel model(chain(), {.under_backward = under_backward});
-    bool fails = false;  // in the first stage, when all others are final
+  bool fails = false;  // in the first stage, when all others are final
+  const auto prepare = [&](HookedModel& model) {
     model.parameters[0].register_hook([&](const at::Tensor& gradient) {
       TORCH_CHECK(!fails, "on purpose");
       return gradient;
     });
-    for (int step = 0; step < steps; ++step) {
-      if (step % 2 == 0) {
-        fails = true;
-        EXPECT_ANY_THROW(backward(forward(model)));
-        fails = false;
-        static_cast<void>(model.uses->backward_ended(/*failed=*/true).has_value());
-        EXPECT_EQ(error_of(model.uses->zero_gradients()), "");
-      }
-      backward(forward(model));
-      model.step();
-    }
-    return model.digest();
   };
-  EXPECT_EQ(train_with(true), train_with(false));
+  expect_same_bits(prepare, [&](HookedModel& model, int step) {
+    if (step % 2 == 0) {
+      fails = true;
+      EXPECT_ANY_THROW(backward(forward(model)));
+      fails = false;
+      static_cast<void>(model.uses->backward_ended(/*failed=*/true).has_value());
+      EXPECT_EQ(error_of(model.uses->zero_gradients()), "");
+    }
+    backward(forward(model));
+  });
 }
 
 /// A stage that reads another one's parameter only in backward's own second forward, as a reentrant
 /// checkpoint does, seemed to have had its last use.
 TEST(HookedUpdate, IsTakenBackByAUseThatBackwardMakes) {
-  const auto train_with = [](bool under_backward, std::uint64_t& updated) {
-    HookedModel model(chain(), {.under_backward = under_backward});
-    const Tensors& p = model.parameters;
-    for (int step = 0; step < steps; ++step) {
-      at::Tensor x = at::ones({3, width});
-      x = model.call(0, {x}, [&](const Tensors& in) -> Tensors {
-        return {at::tanh(in[0].matmul(p[0]) + p[1])};
-      })[0];
-      // Backward calls stage 1 once more, after its own use of it.
-      x.register_hook([&](const at::Tensor& gradient) {
-        const at::AutoGradMode mode(true);
-        const at::Tensor again = model.call(1, {at::ones({3, width})}, [&](const Tensors& in) {
-          return Tensors{at::tanh(in[0].matmul(p[2]) + p[3])};
-        })[0];
-        torch::autograd::backward({again.sum()}, {});
-        return gradient;
-      });
-      for (std::uint32_t stage = 1; stage < stages; ++stage) {
-        x = model.call(stage, {x}, [&](const Tensors& in) -> Tensors {
-          return {at::tanh(in[0].matmul(p[2 * stage]) + p[2 * stage + 1])};
-        })[0];
-        x.register_hook([](const at::Tensor& gradient) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          return gradient;
-        });
-      }
-      backward(x.sum());
-      model.step();
-    }
-    updated = model.updated_early;
-    return model.digest();
-  };
-  std::uint64_t early = 0;
-  std::uint64_t none = 0;
-  EXPECT_EQ(train_with(true, early), train_with(false, none));
+  const std::uint64_t early = expect_same_bits(nullptr, [](HookedModel& model, int) {
+    at::Tensor x = block(model, 0, at::ones({3, width}));
+    // Backward calls stage 1 once more, after its own use of it.
+    x.register_hook([&](const at::Tensor& gradient) {
+      const at::AutoGradMode mode(true);
+      torch::autograd::backward({block(model, 1, at::ones({3, width})).sum()}, {});
+      return gradient;
+    });
+    for (std::uint32_t stage = 1; stage < stages; ++stage) x = slowly(block(model, stage, x));
+    backward(x.sum());
+  });
   EXPECT_GT(early, 0u);  // of the other stages, once it is known of stage 1
 }
 
@@ -284,20 +268,11 @@ TEST(HookedUpdate, LeavesWhatStaysGatheredToTheStep) {
 }
 
 TEST(HookedUpdate, GradientsThatComeBehindTheirUnitAreLearnedFrom) {
-  const auto train_with = [](bool under_backward, std::uint64_t& updated) {
-    HookedModel model(chain(), {.under_backward = under_backward});
+  const auto prepare = [](HookedModel& model) {
     model.parameters[4].register_hook([](const at::Tensor& gradient) { return gradient * 2; });
-    for (int step = 0; step < steps; ++step) {
-      backward(forward(model));
-      model.step();
-    }
-    updated = model.updated_early;
-    return model.digest();
   };
-  std::uint64_t early = 0;
-  std::uint64_t none = 0;
-  EXPECT_EQ(train_with(true, early), train_with(false, none));
-  EXPECT_GT(early, 0u);
+  EXPECT_GT(expect_same_bits(prepare, [](HookedModel& model, int) { backward(forward(model)); }),
+            0u);
 }
 
 }  // namespace
