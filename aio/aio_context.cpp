@@ -13,8 +13,6 @@
 namespace artesian::aio {
 namespace {
 
-constexpr std::uint32_t refusals_max = 64;
-
 bool is_wake(const iocb& control) {
   return control.data == nullptr;
 }

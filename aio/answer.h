@@ -7,6 +7,9 @@
 
 namespace artesian::aio {
 
+/// Refusals of the kernel in a row that are borne; one more is an error.
+inline constexpr std::uint32_t refusals_max = 64;
+
 /// Bytes, or -errno.
 struct Answer {
   Block* block = nullptr;

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "aio/answer.h"
 #include "aio/threads.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
@@ -20,7 +21,6 @@
 namespace artesian::aio {
 namespace {
 
-constexpr std::uint32_t refusals_max = 64;    // in a row; one more is an error
 constexpr std::uint64_t page_size = 4096;     // of the page cache
 constexpr double callbacks_seconds_max = 60;  // of an engine that ends
 

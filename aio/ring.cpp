@@ -17,8 +17,6 @@
 namespace artesian::aio {
 namespace {
 
-constexpr std::uint32_t refusals_max = 64;
-
 // liburing maps and unmaps by system calls of its own, which ThreadSanitizer does not see: where a
 // ring comes to lie in the memory of one that another thread has closed, it has to be told that the
 // one came after the other.

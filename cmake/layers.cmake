@@ -25,9 +25,12 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)
   target_compile_options(artesian_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow ${werror} -ffp-contract=off>)
 else()
+  # Of sources compiled as one, a local name may be that of another's function, and a type of one
+  # source stands in what looks like a header.
+  set(shadow $<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,-Wshadow=local;-Wno-subobject-linkage,-Wshadow>)
   # -Wno-restrict: g++ 12 warns falsely about "text" + std::string (GCC bug 105651).
   target_compile_options(artesian_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow ${werror} -Wno-restrict -ffp-contract=off>)
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion ${shadow} ${werror} -Wno-restrict -ffp-contract=off>)
 endif()
 target_include_directories(artesian_flags INTERFACE ${CMAKE_SOURCE_DIR})
 if(ARTESIAN_SANITIZE)
@@ -47,6 +50,18 @@ function(artesian_format_beside_torch target)
   target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
 endfunction()
 
+# artesian_joined(target): compiles several of its sources as one, since most of a source's time goes
+# into headers that its neighbours include as well. Names in a namespace without a name must
+# therefore differ within a library. -DARTESIAN_JOINED=OFF compiles each by itself.
+set(joined OFF)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  set(joined ON)
+endif()
+option(ARTESIAN_JOINED "Compile several sources of a library as one" ${joined})
+function(artesian_joined target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${ARTESIAN_JOINED} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
 # artesian_layer(name [DEPENDS layers...] [LIBRARIES third-party...] [EXCLUDE files...] [FILES files...])
 function(artesian_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;LIBRARIES;EXCLUDE;FILES" ${ARGN})
@@ -62,6 +77,7 @@ function(artesian_layer name)
   if(sources)
     add_library(artesian_${name} STATIC ${sources})
     target_link_libraries(artesian_${name} PRIVATE artesian::fmt)
+    artesian_joined(artesian_${name})
     set(scope PUBLIC)
   else()
     add_library(artesian_${name} INTERFACE)  # headers only

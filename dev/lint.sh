@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Layout, rules of the tree and clang-tidy over everything, ruff and mypy over the Python package:
 # the checks of code that no test runs.
-# Called through dev/setup.sh by `make lint`; needs the compile commands of the release preset.
+# Called through dev/setup.sh by `make lint`.
 #
 #   dev/lint.sh [--layout]     --layout: only what takes seconds (format and dev/tidy.py)
 #
@@ -29,7 +29,7 @@ clang_tidy_check() {
   local files
   mapfile -t files < <(git ls-files '*.cpp' | grep -vE '^(tests|examples)/')
   printf '%s\0' "${files[@]}" |
-    xargs -0 -n 1 -P "$(nproc)" clang-tidy-14 -p build --quiet --warnings-as-errors='*' \
+    xargs -0 -n 1 -P "$(nproc)" clang-tidy-14 -p build-lint --quiet --warnings-as-errors='*' \
       --extra-arg=-Wno-unknown-warning-option 2>/dev/null &&
     echo "${#files[@]} sources, nothing found"
 }
@@ -46,7 +46,11 @@ python_check() {
 check "format" format_check
 check "tidy" python3 dev/tidy.py
 if [ "${1:-}" != --layout ]; then
-  dev/build.sh release artesian_base || exit 1  # for its compile commands
+  # Each source with a compile command of its own, so that one which lacks an include is noticed.
+  cmake --preset release -B build-lint -DARTESIAN_JOINED=OFF \
+    -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" \
+    -DARTESIAN_TORCH_DIR="$ARTESIAN_TORCH_DIR" -DARTESIAN_PYTHON="$ARTESIAN_PYTHON" \
+    >/dev/null || exit 1
   check "clang-tidy" clang_tidy_check
   check "Python" python_check
 fi

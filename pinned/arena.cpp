@@ -15,8 +15,6 @@
 namespace artesian::pinned {
 namespace {
 
-constexpr std::uint64_t page_size = 4096;
-
 bool addresses_are_limited() {
   rlimit limit{};
   return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;

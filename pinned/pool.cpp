@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/huge_page.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "pinned/free_list.h"
@@ -12,8 +13,6 @@
 
 namespace artesian::pinned {
 namespace {
-
-constexpr std::uint64_t page_size = 4096;
 
 // 0 where rounding up would wrap: such a request never fits.
 std::uint64_t rounded_size(std::uint64_t bytes) {

@@ -5,8 +5,9 @@
 
 namespace artesian::tiering {
 
-/// Offset and length are multiples of 4096; 0 < length <= bytes_max.
+/// Offset and length are multiples of grain; 0 < length <= bytes_max.
 struct SnapshotBlock {
+  static constexpr std::uint64_t grain = 4096;
   static constexpr std::uint64_t bytes_max = 1 << 20;
   std::uint64_t offset = 0;  // bytes into the file
   std::uint64_t length = 0;

@@ -13,7 +13,6 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t grain = 4096;
 constexpr std::uint64_t head_piece_bytes = 1 << 20;
 
 Result<std::unique_ptr<aio::Engine>> make_own_engine(double stop_seconds) noexcept {
@@ -37,7 +36,9 @@ SnapshotFile::SnapshotFile(std::vector<SnapshotBlock> blocks, SnapshotFileOption
       has_(blocks_.size(), 0) {
   for (std::size_t index = 0; index < blocks_.size(); ++index) {
     const SnapshotBlock& block = blocks_[index];
-    ARTESIAN_CHECK(block.offset % grain == 0 && block.length % grain == 0, block.offset);
+    ARTESIAN_CHECK(
+        block.offset % SnapshotBlock::grain == 0 && block.length % SnapshotBlock::grain == 0,
+        block.offset);
     ARTESIAN_CHECK(block.length > 0 && block.length <= SnapshotBlock::bytes_max, block.length);
     if (index == 0) continue;
     const SnapshotBlock& before = blocks_[index - 1];

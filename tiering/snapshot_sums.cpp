@@ -12,8 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the file is little endian");
 
-constexpr std::string_view magic = "ARTSUMS1";
-constexpr std::uint64_t grain = 4096;
+constexpr std::string_view sums_magic = "ARTSUMS1";
 
 Error corrupt(std::string message) {
   return make_error(ErrorCode::Corrupt, "checksums: " + std::move(message));
@@ -25,7 +24,7 @@ std::string write_snapshot_sums(const std::vector<SnapshotSum>& sums) {
   std::string text(snapshot_sums_size(sums.size()), '\0');
   const std::uint64_t count = sums.size();
   ARTESIAN_CHECK(text.size() == 16 + count * sizeof(SnapshotSum), text.size(), count);
-  std::memcpy(text.data(), magic.data(), magic.size());
+  std::memcpy(text.data(), sums_magic.data(), sums_magic.size());
   std::memcpy(text.data() + 8, &count, sizeof count);
   static_assert(sizeof(SnapshotSum) == 16, "an entry of the file");
   if (count != 0) std::memcpy(text.data() + 16, sums.data(), count * sizeof(SnapshotSum));
@@ -34,7 +33,7 @@ std::string write_snapshot_sums(const std::vector<SnapshotSum>& sums) {
 
 Result<std::vector<SnapshotSum>> read_snapshot_sums(std::string_view text,
                                                     std::uint64_t data_bytes) {
-  if (text.size() < 16 || !text.starts_with(magic)) return corrupt("not a file of checksums");
+  if (text.size() < 16 || !text.starts_with(sums_magic)) return corrupt("not a file of checksums");
   std::uint64_t count = 0;
   std::memcpy(&count, text.data() + 8, sizeof count);
   if (count != (text.size() - 16) / 16 || text.size() % 16 != 0) {
@@ -45,7 +44,8 @@ Result<std::vector<SnapshotSum>> read_snapshot_sums(std::string_view text,
   std::uint64_t left = data_bytes;
   for (std::size_t index = 0; index < sums.size(); ++index) {
     const std::uint64_t length = sums[index].length;
-    if (length == 0 || length % grain != 0 || length > SnapshotBlock::bytes_max || length > left) {
+    if (length == 0 || length % SnapshotBlock::grain != 0 || length > SnapshotBlock::bytes_max ||
+        length > left) {
       return corrupt(fmt::format("block {}: got a length of {} bytes", index, length));
     }
     left -= length;

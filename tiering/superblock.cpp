@@ -15,7 +15,7 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t magic = 0x3150415753545241;  // "ARTSWAP1" as bytes
+constexpr std::uint64_t superblock_magic = 0x3150415753545241;  // "ARTSWAP1" as bytes
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
 struct Record {
@@ -41,7 +41,8 @@ std::uint64_t checksum_of(const Record& record) {
 std::optional<Superblock> decode(const Block& block) {
   Record record;
   std::memcpy(&record, block.bytes, sizeof(record));
-  if (record.magic != magic || record.checksum != checksum_of(record)) return std::nullopt;
+  if (record.magic != superblock_magic || record.checksum != checksum_of(record))
+    return std::nullopt;
   return Superblock{.version = record.version,
                     .rank = record.rank,
                     .run_id = record.run_id,
@@ -53,7 +54,7 @@ std::optional<Superblock> decode(const Block& block) {
 
 Result<void> write_superblock(File& file, const Superblock& superblock) noexcept {
   ARTESIAN_CHECK(superblock.version == superblock_version, superblock.version);
-  Record record{.magic = magic,
+  Record record{.magic = superblock_magic,
                 .version = superblock.version,
                 .rank = superblock.rank,
                 .run_id = superblock.run_id,

@@ -19,7 +19,6 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t sector_size = 4096;  // what every range is a multiple of
 constexpr std::uint64_t block_bytes_max = 1 << 20;
 constexpr std::uint64_t sample_stride = 16;  // Verify::Sample looks at every 16th block
 constexpr std::uint64_t probe_bytes = 64 << 20;

@@ -56,10 +56,6 @@ constexpr std::array known_forms{
 constexpr std::size_t magic_of_ids_least = 4;
 constexpr std::size_t tar_magic_offset = 257;
 
-Error data_error(const std::string& path, const std::string& text) {
-  return make_error(ErrorCode::Invalid, "data: " + path + ": " + text);
-}
-
 Error other_form(const std::string& path, const Magic& magic, bool ids) {
   return data_error(path, std::string("got ") + magic.name + ", allowed " +
                               (ids ? "little-endian token ids" : "text (UTF-8) or JSON lines") +
@@ -150,6 +146,10 @@ Result<DataFile> look_at(const std::string& path, const std::optional<std::strin
 }
 
 }  // namespace
+
+Error data_error(const std::string& path, const std::string& text) {
+  return make_error(ErrorCode::Invalid, "data: " + path + ": " + text);
+}
 
 std::uint64_t bad_text_bytes(const std::string& block) noexcept {
   std::string_view rest = block;

@@ -29,6 +29,9 @@ struct DataFile {
 Result<std::vector<DataFile>> list_data(const std::string& path,
                                         const std::optional<std::string>& text_field = {});
 
+/// Invalid, "data: PATH: TEXT": how everything begins that is said of `--data`.
+Error data_error(const std::string& path, const std::string& text);
+
 /// Bytes that no UTF-8 text has: NUL, and those that are not UTF-8. The ends may cut a character.
 std::uint64_t bad_text_bytes(const std::string& block) noexcept;
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "kernels/checksum.h"
+#include "models/data/data_form.h"
 #include "models/data/token_cache.h"
 #include "models/data/tokenize.h"
 
@@ -20,11 +21,7 @@ constexpr std::uint64_t much_bytes = 256 << 20;
 constexpr std::uint64_t shuffle_streams = std::uint64_t{1} << 63;  // apart from those of parameters
 constexpr unsigned feistel_rounds = 6;
 
-Error data_error(const std::string& path, const std::string& text) {
-  return make_error(ErrorCode::Invalid, "data: " + path + ": " + text);
-}
-
-bool exists(const std::string& path) {
+bool file_exists(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::exists(path, ignored);
 }
@@ -75,9 +72,9 @@ Result<std::unique_ptr<TokenSource>> tokenize(const TokenDataOptions& options, c
 
 Result<std::unique_ptr<TokenSource>> open_text(const TokenDataOptions& options, const Text& text) {
   const std::string tokenizer = options.model_directory + "/tokenizer.json";
-  if (exists(tokenizer)) return tokenize(options, text, tokenizer);
+  if (file_exists(tokenizer)) return tokenize(options, text, tokenizer);
   for (const char* name : {"vocab.json", "merges.txt", "tokenizer.model"}) {
-    if (!exists(options.model_directory + "/" + name)) continue;
+    if (!file_exists(options.model_directory + "/" + name)) continue;
     return data_error(text.paths.front(),
                       options.model_directory + " has " + name +
                           " but no tokenizer.json, which is the form that is read; "

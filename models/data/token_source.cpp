@@ -7,24 +7,21 @@
 #include <cstring>
 #include <optional>
 
+#include "models/data/data_form.h"
 #include "models/data/json_lines.h"
 #include "models/file_io.h"
 
 namespace artesian::models {
 namespace {
 
-constexpr std::uint64_t piece_size = 64 << 10;  // bytes on the stack per read
-
-Error data_error(const std::string& path, const std::string& text) {
-  return make_error(ErrorCode::Invalid, "data: " + path + ": " + text);
-}
+constexpr std::uint64_t read_piece_size = 64 << 10;  // bytes on the stack per read
 
 /// Reads `target.size()` unsigned integers of `width` bytes at `offset`.
 Result<void> read_ids(const InputFile& file, std::uint64_t width, std::uint64_t offset,
                       std::span<std::int64_t> target) noexcept {
-  std::array<std::byte, piece_size> bytes;
+  std::array<std::byte, read_piece_size> bytes;
   while (!target.empty()) {
-    const std::size_t count = std::min<std::size_t>(target.size(), piece_size / width);
+    const std::size_t count = std::min<std::size_t>(target.size(), read_piece_size / width);
     ARTESIAN_TRY_VOID(file.read_at(bytes.data(), count * width, offset));
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t id = 0;  // the machine is little endian, as the files are
@@ -85,7 +82,7 @@ Result<void> check_ids(TokenSource& source, const InputFile& file, std::int64_t 
   const std::string& path = file.path();
   const std::uint64_t width = id_width(vocab_size);
   SecondIds second;
-  std::vector<std::int64_t> ids(piece_size);
+  std::vector<std::int64_t> ids(read_piece_size);
   for (std::uint64_t first = 0; first < source.count(); first += ids.size()) {
     const auto count = std::min<std::uint64_t>(ids.size(), source.count() - first);
     const std::span<std::int64_t> piece(ids.data(), count);

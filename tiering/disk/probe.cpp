@@ -12,7 +12,6 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t sector_size = 4096;
 constexpr std::uint64_t piece_size_max = 2 << 20;
 constexpr std::size_t pieces_in_flight = 8;
 

@@ -12,7 +12,6 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t sector_size = 4096;
 constexpr double equal_from = 0.9;   // a probe of a part of a second is no more exact
 constexpr double weight_steps = 64;  // weights are multiples of 1 / 64
 

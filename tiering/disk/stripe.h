@@ -14,6 +14,9 @@
 
 namespace artesian::tiering {
 
+/// Every range of a swap file is a multiple of it.
+inline constexpr std::uint64_t sector_size = 4096;
+
 struct DiskSpeed {
   double read_bytes_per_s = 0;  // 0: not known
   double write_bytes_per_s = 0;

@@ -54,7 +54,7 @@ struct Comparison {
   Contestant ours, fio;
 };
 
-CompareOptions read_flags(const CLI::App& command, Faults& faults) {
+CompareOptions read_compare_flags(const CLI::App& command, Faults& faults) {
   FlagReader flags(command, faults);
   CompareOptions options;
   options.directory = flags.directory("--path");
@@ -368,7 +368,7 @@ void add_compare_flags(CLI::App& command) {
 
 int compare_command(const CLI::App& command) {
   Faults faults;
-  const CompareOptions options = read_flags(command, faults);
+  const CompareOptions options = read_compare_flags(command, faults);
   if (faults.any()) return faults.print();
   check_space(options.directory, 2 * options.size, faults);
   check_memory(2 * slot_count(options.engine, options.size) * options.engine.block_size,

@@ -38,7 +38,7 @@ std::uint64_t free_pages() {
 /// Holds what a handler of signals can use: no memory is allocated.
 std::array<char, 4096> taken_setting;
 std::array<char, 24> taken_before;
-std::atomic<bool> taken = false;
+std::atomic<bool> pages_taken = false;
 
 }  // namespace
 
@@ -58,7 +58,7 @@ Result<HugePageReservation> HugePageReservation::make(std::uint64_t pages,
   HugePageReservation reservation(setting, before);
   if (!write_number(setting, before + pages - free)) {
     reservation.setting_.clear();
-    taken = false;
+    pages_taken = false;
     return make_error(ErrorCode::Unsupported, setting + " cannot be written, which needs root");
   }
   const std::uint64_t got = counters.free();
@@ -73,11 +73,11 @@ HugePageReservation::HugePageReservation(std::string setting, std::uint64_t befo
   std::snprintf(taken_setting.data(), taken_setting.size(), "%s", setting_.c_str());
   std::snprintf(taken_before.data(), taken_before.size(), "%llu\n",
                 static_cast<unsigned long long>(before_));
-  taken = true;
+  pages_taken = true;
 }
 
 void give_back_huge_pages() noexcept {
-  if (!taken.exchange(false)) return;
+  if (!pages_taken.exchange(false)) return;
   const int file = ::open(taken_setting.data(), O_WRONLY | O_TRUNC | O_CLOEXEC);
   if (file < 0) return;
   std::size_t length = 0;
@@ -91,7 +91,7 @@ HugePageReservation::HugePageReservation(HugePageReservation&& other) noexcept
 
 HugePageReservation::~HugePageReservation() {
   if (setting_.empty()) return;
-  taken = false;
+  pages_taken = false;
   if (write_number(setting_, before_)) return;
   log(LogLevel::Warning, fmt::format("{} could not be set back to {}", setting_, before_));
 }

@@ -14,7 +14,7 @@
 namespace artesian::bench {
 namespace {
 
-RunOptions read_flags(const CLI::App& command, Faults& faults, std::string& json) {
+RunOptions read_run_flags(const CLI::App& command, Faults& faults, std::string& json) {
   FlagReader flags(command, faults);
   RunOptions options;
   Transfers& transfers = options.transfers;
@@ -186,7 +186,7 @@ void add_run_flags(CLI::App& command) {
 int run_command(const CLI::App& command) {
   Faults faults;
   std::string json;
-  const RunOptions options = read_flags(command, faults, json);
+  const RunOptions options = read_run_flags(command, faults, json);
   if (faults.any()) return faults.print();
   check_space(options.directory, options.size, faults);
   check_memory(buffer_bytes(options), "--block-size x --queue-depth x --threads", faults);

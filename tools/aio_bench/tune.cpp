@@ -50,7 +50,7 @@ std::string now_utc() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-TuneOptions read_flags(const CLI::App& command, Faults& faults) {
+TuneOptions read_tune_flags(const CLI::App& command, Faults& faults) {
   FlagReader flags(command, faults);
   TuneOptions options;
   options.directories = flags.directories("--path");
@@ -497,7 +497,7 @@ void add_tune_flags(CLI::App& command) {
 
 int tune_command(const CLI::App& command) {
   Faults faults;
-  const TuneOptions options = read_flags(command, faults);
+  const TuneOptions options = read_tune_flags(command, faults);
   if (faults.any()) return faults.print();
   const std::string one_disk = check_striping(options.directories, faults);
   for (const std::string& directory : options.directories) {

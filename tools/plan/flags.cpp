@@ -6,11 +6,11 @@
 namespace artesian::tools {
 namespace {
 
-constexpr double giga = 1e9;
+constexpr double per_giga = 1e9;
 
 std::optional<double> bandwidth(FlagReader& reader, const char* flag, const char* example) {
   const auto value = reader.number(flag, 0.0, 1e6, example);
-  return value.has_value() ? std::optional(*value * giga) : std::nullopt;
+  return value.has_value() ? std::optional(*value * per_giga) : std::nullopt;
 }
 
 void read_model(FlagReader& reader, PlanOptions& options) {

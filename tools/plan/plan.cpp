@@ -24,7 +24,6 @@
 namespace artesian::tools {
 namespace {
 
-constexpr const char* program = "artesian";
 constexpr std::uint64_t gpus_of_a_node = 8;
 constexpr std::uint64_t assumed_gpu_memory = 80'000'000'000;
 constexpr std::uint64_t assumed_host_memory = 128'000'000'000;  // of one rank of a node
@@ -35,13 +34,13 @@ class PlanRun {
 
   int run() {
     const auto planned = answer();
-    if (!planned.has_value()) return report_error(program, planned.error(), 2);
+    if (!planned.has_value()) return report_error("artesian", planned.error(), 2);
     const auto measured = measure();
     const auto written = write();  // also where that failed, or was stopped: the plan stands
     if (!measured.has_value() && stop_requested() == 0) {
-      report_error(program, measured.error(), 1);
+      report_error("artesian", measured.error(), 1);
     }
-    if (!written.has_value()) report_error(program, written.error(), 1);
+    if (!written.has_value()) report_error("artesian", written.error(), 1);
     if (stop_requested() != 0) return stop_exit_code();
     return measured.has_value() && written.has_value() ? 0 : 1;
   }

@@ -17,9 +17,9 @@ constexpr double giga = 1e9;
 // that H100-class GPUs sustain, and an eighth of it in fp32; memory and links of such machines.
 constexpr tiering::DiskSpeed assumed_disk{3.0 * giga, 2.0 * giga};
 constexpr double assumed_gpu_tflops = 400.0;
-constexpr double assumed_attention_share = 0.5;      // of that rate
-constexpr double assumed_launch = 5e-6;              // seconds of the host's thread
-constexpr double assumed_host_memory = 25.0 * giga;  // of one rank of a node
+constexpr double assumed_attention_share = 0.5;       // of that rate
+constexpr double assumed_launch = 5e-6;               // seconds of the host's thread
+constexpr double assumed_memory_speed = 25.0 * giga;  // of one rank of a node
 constexpr double assumed_device_memory = 2000.0 * giga;
 constexpr double assumed_link = 25.0 * giga;
 constexpr double assumed_bus = 200.0 * giga;
@@ -117,7 +117,7 @@ class Chooser {
     const bool measures = !plan_.gpu && !options_.memory.has_value();
     const ProbedMemory probed = measures ? probe_memory() : ProbedMemory{};
     rates.memory =
-        given_or("cpu_kernels", options_.memory, measures ? probed.kernels : assumed_host_memory,
+        given_or("cpu_kernels", options_.memory, measures ? probed.kernels : assumed_memory_speed,
                  measures ? "measured: Adam on all threads" : "assumed");
     rates.checksum = measures ? probed.checksum : rates.memory;
     if (plan_.config.artesian.verify == zero3::VerifyMode::Off) {

@@ -43,8 +43,6 @@
 namespace artesian::tools {
 namespace {
 
-constexpr const char* program = "artesian";
-
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const CheckMemory& check_memory)
@@ -55,7 +53,7 @@ class TrainRun {
     if (prepared.has_value()) prepared = build();
     if (!prepared.has_value()) {
       static_cast<void>(close().has_value());
-      if (stop_requested() == 0) return report_error(program, prepared.error(), 2);
+      if (stop_requested() == 0) return report_error("artesian", prepared.error(), 2);
       say_end();
       return stop_exit_code();
     }
@@ -63,7 +61,7 @@ class TrainRun {
     progress_->finish();
     finish();
     note(close());
-    if (!faults_.empty()) report_error(program, faults_, 1);
+    if (!faults_.empty()) report_error("artesian", faults_, 1);
     say_end();
     if (!faults_.empty()) return 1;
     return stop_requested() != 0 ? stop_exit_code() : 0;

@@ -15,8 +15,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view checksum_key = R"("checksum":")";
-
 Json numbers_of(const std::vector<std::uint64_t>& numbers) {
   Json list = Json::array();
   for (const std::uint64_t number : numbers) list.push_back(number);
@@ -238,7 +236,7 @@ Result<std::string> write_manifest(const CheckpointManifest& manifest) {
   ARTESIAN_TRY_VOID(check_texts(manifest));
   std::string text = rest_of(manifest).dump();
   text.pop_back();
-  text += ",\"arrays\":" + arrays_text(manifest) + "," + std::string(checksum_key);
+  text += ",\"arrays\":" + arrays_text(manifest) + "," + std::string(manifest_checksum_key);
   text += digest_of(text) + "\"}";
   if (text.size() > manifest_size_max) {
     return make_error(

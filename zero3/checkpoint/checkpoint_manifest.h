@@ -23,6 +23,9 @@
 
 namespace artesian::zero3 {
 
+/// Stands before the digest that closes the text.
+inline constexpr std::string_view manifest_checksum_key = R"("checksum":")";
+
 inline constexpr std::uint64_t checkpoint_version = 1;
 inline constexpr std::uint64_t manifest_size_max = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t side_file_bytes_max = std::uint64_t{1} << 30;

@@ -15,9 +15,8 @@
 namespace artesian::zero3 {
 namespace {
 
-using Json = nlohmann::json;
+using Tree = nlohmann::json;
 
-constexpr std::string_view checksum_key = R"("checksum":")";
 constexpr std::size_t digest_size = 32;
 constexpr int depth_max = 16;
 constexpr std::uint64_t count_max = std::uint64_t{1} << 62;  // of anything; sums cannot wrap
@@ -28,13 +27,13 @@ Error corrupt(std::string message, ErrorCode code = ErrorCode::Corrupt) {
 
 /// The text is closed by the digest of what is before it.
 Result<void> check_closing(std::string_view text) {
-  const std::size_t closing = checksum_key.size() + digest_size + 2;
+  const std::size_t closing = manifest_checksum_key.size() + digest_size + 2;
   if (text.size() > manifest_size_max) {
     return corrupt(fmt::format("got {} bytes, allowed 64 MiB", text.size()));
   }
   if (text.size() < closing || !text.ends_with("\"}")) return corrupt("it is cut off");
   const std::string_view before = text.substr(0, text.size() - digest_size - 2);
-  if (!before.ends_with(checksum_key)) return corrupt("it does not end with its checksum");
+  if (!before.ends_with(manifest_checksum_key)) return corrupt("it does not end with its checksum");
   if (digest_of(before) != text.substr(before.size(), digest_size)) {
     return corrupt("its checksum does not match its bytes");
   }
@@ -42,23 +41,23 @@ Result<void> check_closing(std::string_view text) {
 }
 
 /// A tree of the text, within depth_max and without a key that comes twice.
-Result<Json> parse(std::string_view text) {
+Result<Tree> parse(std::string_view text) {
   std::string fault;
   std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+  const auto watch = [&](int depth, Tree::parse_event_t event, Tree& value) {
     if (depth > depth_max) {
       fault = "it is nested too deeply";
       return false;
     }
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key) {
+    if (event == Tree::parse_event_t::object_start) keys.emplace_back();
+    if (event == Tree::parse_event_t::object_end) keys.pop_back();
+    if (event == Tree::parse_event_t::key) {
       const auto& key = value.get_ref<const std::string&>();
       if (!keys.back().insert(key).second) fault = "key " + shown_name(key) + " comes twice";
     }
     return true;
   };
-  Json tree = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
+  Tree tree = Tree::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
   if (!fault.empty()) return corrupt(fault);
   if (!tree.is_object()) return corrupt("it is not a JSON object");
   return tree;
@@ -73,8 +72,8 @@ class Fields {
     if (fault_.empty()) fault_ = std::move(what);
   }
 
-  const Json& get(const Json& object, const char* key) {
-    static const Json nothing;
+  const Tree& get(const Tree& object, const char* key) {
+    static const Tree nothing;
     if (!object.is_object()) {
       fail(std::string("the object around ") + key + " is none");
       return nothing;
@@ -84,28 +83,28 @@ class Fields {
     fail(std::string(key) + " is missing");
     return nothing;
   }
-  std::uint64_t whole(const Json& value, const char* key, std::uint64_t most = count_max) {
+  std::uint64_t whole(const Tree& value, const char* key, std::uint64_t most = count_max) {
     if (value.is_number_unsigned() && value.get<std::uint64_t>() <= most) {
       return value.get<std::uint64_t>();
     }
     fail(fmt::format("{}: got something that is no whole number up to {}", key, most));
     return 0;
   }
-  std::uint64_t number(const Json& object, const char* key, std::uint64_t most = count_max) {
+  std::uint64_t number(const Tree& object, const char* key, std::uint64_t most = count_max) {
     return whole(get(object, key), key, most);
   }
-  double real(const Json& value, const char* key) {
+  double real(const Tree& value, const char* key) {
     if (value.is_number() && std::isfinite(value.get<double>())) return value.get<double>();
     fail(std::string(key) + ": got something that is no finite number");
     return 0.0;
   }
-  std::string text(const Json& object, const char* key) { return element(get(object, key), key); }
-  std::uint64_t id(const Json& object, const char* key) {
+  std::string text(const Tree& object, const char* key) { return element(get(object, key), key); }
+  std::uint64_t id(const Tree& object, const char* key) {
     const auto number = parse_hex(text(object, key));
     if (!number) fail(std::string(key) + ": got something that is no 16 hex digits");
     return number.value_or(0);
   }
-  std::string digest(const Json& object, const char* key) {
+  std::string digest(const Tree& object, const char* key) {
     std::string value = text(object, key);
     const bool hex = std::all_of(value.begin(), value.end(), [](char c) {
       return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
@@ -113,32 +112,32 @@ class Fields {
     if (!hex || value.size() != digest_size) fail(std::string(key) + ": got no 32 hex digits");
     return value;
   }
-  const Json& list(const Json& object, const char* key) {
-    static const Json none = Json::array();
-    const Json& value = get(object, key);
+  const Tree& list(const Tree& object, const char* key) {
+    static const Tree none = Tree::array();
+    const Tree& value = get(object, key);
     if (value.is_array()) return value;
     fail(std::string(key) + ": got something that is no list");
     return none;
   }
-  const Json& map(const Json& object, const char* key) {
-    static const Json none = Json::object();
-    const Json& value = get(object, key);
+  const Tree& map(const Tree& object, const char* key) {
+    static const Tree none = Tree::object();
+    const Tree& value = get(object, key);
     if (value.is_object()) return value;
     fail(std::string(key) + ": got something that is no object");
     return none;
   }
-  std::string element(const Json& value, const char* key) {
+  std::string element(const Tree& value, const char* key) {
     if (value.is_string()) return value.get<std::string>();
     fail(std::string(key) + ": got something that is no text");
     return {};
   }
-  std::vector<std::uint64_t> numbers(const Json& object, const char* key) {
+  std::vector<std::uint64_t> numbers(const Tree& object, const char* key) {
     std::vector<std::uint64_t> all;
-    for (const Json& each : list(object, key)) all.push_back(whole(each, key));
+    for (const Tree& each : list(object, key)) all.push_back(whole(each, key));
     return all;
   }
   /// A shape whose product, in bits of any dtype, is at most count_max.
-  std::vector<std::uint64_t> shape(const Json& object) {
+  std::vector<std::uint64_t> shape(const Tree& object) {
     std::vector<std::uint64_t> all = numbers(object, "shape");
     std::uint64_t product = 1;
     bool overflow = false;
@@ -148,7 +147,7 @@ class Fields {
     if (overflow || product > count_max / 64) fail("shape: its product is too large");
     return good() ? all : std::vector<std::uint64_t>{};
   }
-  const SafetensorsType* type(const Json& object) {
+  const SafetensorsType* type(const Tree& object) {
     const std::string name = text(object, "dtype");
     const SafetensorsType* found = find_safetensors_type(name);
     if (found == nullptr) fail("dtype: got " + shown_name(name) + ", which is none");
@@ -174,18 +173,18 @@ std::string bytes_of_hex(Fields& fields, const std::string& hex) {
   return bytes;
 }
 
-TrainingState read_state(Fields& fields, const Json& root) {
-  const Json& json = fields.map(root, "state");
+TrainingState read_state(Fields& fields, const Tree& root) {
+  const Tree& json = fields.map(root, "state");
   TrainingState state;
   state.step = fields.number(json, "step");
   state.updates = fields.number(json, "updates", state.step);
   state.skipped_in_a_row = fields.number(json, "skipped_in_a_row", state.step);
-  const Json& scaler = fields.map(json, "loss_scaler");
+  const Tree& scaler = fields.map(json, "loss_scaler");
   state.scaler.scale = fields.real(fields.get(scaler, "scale"), "scale");
   state.scaler.hysteresis_left =
       static_cast<std::uint32_t>(fields.number(scaler, "hysteresis_left", ~std::uint32_t{0}));
   state.scaler.iteration = fields.number(scaler, "iteration");
-  const Json& last = fields.get(scaler, "overflow_last");
+  const Tree& last = fields.get(scaler, "overflow_last");
   const std::int64_t overflow = last.is_number_integer() ? last.get<std::int64_t>() : -2;
   if (overflow < -1 || overflow >= static_cast<std::int64_t>(state.scaler.iteration)) {
     if (overflow != -1) fields.fail("overflow_last: got no iteration that has been");
@@ -200,12 +199,12 @@ TrainingState read_state(Fields& fields, const Json& root) {
   return state;
 }
 
-void read_parameters(Fields& fields, const Json& root, CheckpointManifest& manifest) {
+void read_parameters(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
   std::unordered_set<std::string> names;
-  for (const Json& json : fields.list(root, "parameters")) {
+  for (const Tree& json : fields.list(root, "parameters")) {
     SavedParameter parameter{.name = fields.text(json, "name"), .shape = fields.shape(json)};
     if (json.is_object() && json.contains("trainable")) {
-      const Json& trainable = fields.get(json, "trainable");
+      const Tree& trainable = fields.get(json, "trainable");
       if (!trainable.is_boolean()) fields.fail("trainable: got neither true nor false");
       parameter.trainable = trainable.is_boolean() && trainable.get<bool>();
     }
@@ -221,12 +220,12 @@ void read_parameters(Fields& fields, const Json& root, CheckpointManifest& manif
   }
 }
 
-void read_groups(Fields& fields, const Json& root, CheckpointManifest& manifest) {
+void read_groups(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
   const std::size_t count = manifest.parameters.size();
   std::vector<bool> in_group(count, false);
-  for (const Json& json : fields.list(root, "groups")) {
+  for (const Tree& json : fields.list(root, "groups")) {
     SavedGroup group{.optimizer = fields.text(json, "optimizer")};
-    const Json& betas = fields.list(json, "betas");
+    const Tree& betas = fields.list(json, "betas");
     if (betas.size() != 2) fields.fail(fmt::format("betas: got {}", betas.size()));
     if (!fields.good()) return;
     group.beta1 = fields.real(betas[0], "betas");
@@ -247,9 +246,9 @@ void read_groups(Fields& fields, const Json& root, CheckpointManifest& manifest)
   }
 }
 
-void read_files(Fields& fields, const Json& root, CheckpointManifest& manifest) {
+void read_files(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
   std::set<std::string> names;
-  for (const Json& json : fields.list(root, "files")) {
+  for (const Tree& json : fields.list(root, "files")) {
     SavedDataFile file{.name = fields.text(json, "name")};
     file.rank = static_cast<std::uint32_t>(fields.number(json, "rank", ~std::uint32_t{0}));
     file.node = fields.text(json, "node");
@@ -257,7 +256,7 @@ void read_files(Fields& fields, const Json& root, CheckpointManifest& manifest) 
     file.head_bytes = fields.number(json, "head_bytes", file.bytes);
     file.head_digest = fields.digest(json, "head_digest");
     file.sums_digest = fields.digest(json, "sums_digest");
-    const Json& seed = fields.map(json, "sums_of");
+    const Tree& seed = fields.map(json, "sums_of");
     file.seed.checkpoint = fields.id(seed, "id");
     file.seed.step = fields.number(seed, "step");
     file.seed.rank = static_cast<std::uint32_t>(fields.number(seed, "rank", ~std::uint32_t{0}));
@@ -269,7 +268,7 @@ void read_files(Fields& fields, const Json& root, CheckpointManifest& manifest) 
     }
     manifest.files.push_back(std::move(file));
   }
-  for (const Json& json : fields.list(root, "side_files")) {
+  for (const Tree& json : fields.list(root, "side_files")) {
     SavedSideFile file{.name = fields.text(json, "name"),
                        .bytes = fields.number(json, "bytes", side_file_bytes_max),
                        .digest = fields.digest(json, "digest")};
@@ -289,7 +288,7 @@ bool lies_in(const CheckpointManifest& manifest, std::uint32_t file, std::uint64
   return offset >= at.head_bytes && offset <= at.bytes && bytes <= at.bytes - offset;
 }
 
-void read_part(Fields& fields, const Json& row, SavedPart part, CheckpointManifest& manifest) {
+void read_part(Fields& fields, const Tree& row, SavedPart part, CheckpointManifest& manifest) {
   if (!row.is_array() || row.size() != 5) return fields.fail("parts: a row is not five numbers");
   const std::uint64_t parameter = fields.whole(row[0], "parts");
   part.first = fields.whole(row[1], "parts");
@@ -314,8 +313,8 @@ void read_part(Fields& fields, const Json& row, SavedPart part, CheckpointManife
   manifest.parts.push_back(part);
 }
 
-Result<void> read_arrays(Fields& fields, const Json& root, CheckpointManifest& manifest) {
-  for (const Json& json : fields.list(root, "arrays")) {
+Result<void> read_arrays(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
+  for (const Tree& json : fields.list(root, "arrays")) {
     const std::string dtype = fields.text(json, "dtype");
     const std::string name = fields.text(json, "array");
     const std::string role = fields.text(json, "role");
@@ -324,15 +323,15 @@ Result<void> read_arrays(Fields& fields, const Json& root, CheckpointManifest& m
     auto array = find_saved_array(name, role, encoding, dtype);
     if (!array.has_value()) return corrupt(array.error().message, array.error().code);
     const SavedPart part{.array = *array, .type = find_safetensors_type(dtype)};
-    for (const Json& row : fields.list(json, "parts")) read_part(fields, row, part, manifest);
+    for (const Tree& row : fields.list(json, "parts")) read_part(fields, row, part, manifest);
     if (!fields.good()) return {};
   }
   return {};
 }
 
-void read_buffers(Fields& fields, const Json& root, CheckpointManifest& manifest) {
+void read_buffers(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
   std::set<std::string> names;
-  for (const Json& json : fields.list(root, "buffers")) {
+  for (const Tree& json : fields.list(root, "buffers")) {
     SavedBufferPlace place;
     place.buffer = {fields.text(json, "name"), fields.type(json), fields.shape(json)};
     place.file = static_cast<std::uint32_t>(fields.number(json, "file", ~std::uint32_t{0}));
@@ -378,9 +377,9 @@ void check_overlaps(Fields& fields, const CheckpointManifest& manifest) {
   if (overlap(elements)) fields.fail("arrays: two parts share elements of a parameter");
 }
 
-void read_trainer(Fields& fields, const Json& root, CheckpointManifest& manifest) {
+void read_trainer(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
   if (!root.contains("trainer")) return;
-  const Json& json = fields.map(root, "trainer");
+  const Tree& json = fields.map(root, "trainer");
   SavedTrainer trainer;
   trainer.next_sample = fields.number(json, "next_sample");
   trainer.seed = fields.number(json, "seed", ~std::uint64_t{0});
@@ -388,14 +387,14 @@ void read_trainer(Fields& fields, const Json& root, CheckpointManifest& manifest
   trainer.sequence_length = fields.number(json, "sequence_length");
   trainer.tokenizer_digest = fields.text(json, "tokenizer_digest");
   trainer.log_line = fields.text(json, "log_line");
-  for (const Json& source : fields.list(json, "sources")) {
+  for (const Tree& source : fields.list(json, "sources")) {
     trainer.sources.push_back({fields.text(source, "name"), fields.number(source, "tokens"),
                                fields.text(source, "digest")});
   }
   manifest.trainer = std::move(trainer);
 }
 
-void read_rest(Fields& fields, const Json& root, CheckpointManifest& manifest) {
+void read_rest(Fields& fields, const Tree& root, CheckpointManifest& manifest) {
   manifest.link = {.id = fields.id(root, "id"),
                    .parent = root.contains("parent") ? fields.id(root, "parent") : 0,
                    .lineage = fields.id(root, "lineage"),
@@ -410,7 +409,7 @@ void read_rest(Fields& fields, const Json& root, CheckpointManifest& manifest) {
   for (const auto& [alias, name] : fields.map(root, "aliases").items()) {
     manifest.aliases.emplace_back(alias, fields.element(name, "aliases"));
   }
-  for (const Json& name : fields.list(root, "excluded")) {
+  for (const Tree& name : fields.list(root, "excluded")) {
     manifest.excluded.push_back(fields.element(name, "excluded"));
   }
 }

@@ -10,11 +10,10 @@ using enum KeyEffect;
 constexpr std::string_view log_figures =
     "the figures are in --log-jsonl, --trace and the table at the end";
 constexpr std::string_view other_engine = "it is about DeepSpeed's own machinery";
-constexpr std::string_view one_rank = "nothing is exchanged between ranks at world size 1";
 constexpr std::string_view no_modules = "the models are C++; there is nothing to compile";
 constexpr std::string_view own_writer = "files are written by Artesian's own writer";
 
-constexpr ConfigKey keys[] = {
+constexpr ConfigKey other_rows[] = {
     {.path = "sparse_gradients",
      .fallback = "false",
      .effect = NoEffect,
@@ -33,7 +32,7 @@ constexpr ConfigKey keys[] = {
     {.path = "disable_allgather",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "old"},
     {.path = "dataloader_drop_last",
      .fallback = "false",
@@ -73,7 +72,7 @@ constexpr ConfigKey keys[] = {
     {.path = "use_data_before_expert_parallelism",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "order of the ranks"},
     {.path = "sequence_parallel_size",
      .type = Integer,
@@ -157,7 +156,7 @@ constexpr ConfigKey keys[] = {
      .type = Choice,
      .fallback = "\"Warn\"",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .choices = "Warn|Ignore|Fail",
      .case_matters = false,
      .text = "compare the tag over the ranks"},
@@ -169,7 +168,7 @@ constexpr ConfigKey keys[] = {
     {.path = "checkpoint.use_node_local_storage",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "one folder a node"},
     {.path = "checkpoint.parallel_write",
      .type = OpenSection,
@@ -495,7 +494,7 @@ constexpr ConfigKey keys[] = {
 }  // namespace
 
 std::span<const ConfigKey> other_keys() {
-  return keys;
+  return other_rows;
 }
 
 }  // namespace artesian::zero3::detail

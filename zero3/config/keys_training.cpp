@@ -9,10 +9,10 @@ using enum KeyEffect;
 
 constexpr double count_max = 2147483647.0;
 
-constexpr std::string_view one_rank = "nothing is reduced between ranks at world size 1";
+constexpr std::string_view no_reduction = "nothing is reduced between ranks at world size 1";
 constexpr std::string_view one_adam = "there is one Adam kernel on every device";
 
-constexpr ConfigKey keys[] = {
+constexpr ConfigKey training_rows[] = {
     {.path = "train_batch_size",
      .type = Integer,
      .fallback = "null",
@@ -265,7 +265,7 @@ constexpr ConfigKey keys[] = {
      .type = Choice,
      .fallback = "null",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_reduction,
      .choices = "fp16|bf16|fp32",
      .case_matters = false,
      .nullable = true,
@@ -274,7 +274,7 @@ constexpr ConfigKey keys[] = {
      .type = Choice,
      .fallback = "\"fp32\"",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_reduction,
      .choices = "fp16|bf16|fp32",
      .case_matters = false,
      .nullable = true,
@@ -286,13 +286,13 @@ constexpr ConfigKey keys[] = {
     {.path = "prescale_gradients",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_reduction,
      .text = "divide before the reduction"},
     {.path = "gradient_predivide_factor",
      .type = Real,
      .fallback = "1.0",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_reduction,
      .low_excluded = true,
      .text = "divide by this before, by the rest after"},
     {.path = "gradient_allreduce_op",
@@ -308,7 +308,7 @@ constexpr ConfigKey keys[] = {
 }  // namespace
 
 std::span<const ConfigKey> training_keys() {
-  return keys;
+  return training_rows;
 }
 
 }  // namespace artesian::zero3::detail

@@ -8,7 +8,6 @@ namespace {
 using enum KeyType;
 using enum KeyEffect;
 
-constexpr std::string_view one_rank = "nothing is exchanged between ranks at world size 1";
 constexpr std::string_view in_place = "gradients go straight to their home, without a bucket";
 constexpr std::string_view cpp_model = "the models are C++; there are no Python modules to wrap";
 constexpr std::string_view always_overlapped =
@@ -17,7 +16,7 @@ constexpr std::string_view pinned =
     "page-locks host memory, unless it is false in either section; buffers of copies to and from a "
     "GPU are page-locked in any case (docs/memory.md)";
 
-constexpr ConfigKey keys[] = {
+constexpr ConfigKey zero_rows[] = {
     {.path = "zero_optimization", .type = Section, .text = "true: stage 1 with the defaults"},
     {.path = "zero_optimization.stage",
      .type = Integer,
@@ -189,40 +188,40 @@ constexpr ConfigKey keys[] = {
     {.path = "zero_optimization.reduce_scatter",
      .fallback = "true",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "reduce-scatter instead of all-reduce"},
     {.path = "zero_optimization.reduce_bucket_size",
      .type = Integer,
      .fallback = "500000000",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "elements of one reduction"},
     {.path = "zero_optimization.use_multi_rank_bucket_allreduce",
      .fallback = "true",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "join the ranks' buckets"},
     {.path = "zero_optimization.allgather_partitions",
      .fallback = "true",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "all-gather instead of broadcasts"},
     {.path = "zero_optimization.allgather_bucket_size",
      .type = Integer,
      .fallback = "500000000",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "elements of one all-gather"},
     {.path = "allgather_size",
      .type = Integer,
      .fallback = "500000000",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "old: beside zero_optimization: true"},
     {.path = "zero_optimization.overlap_comm",
      .fallback = "null",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .nullable = true,
      .text = "reduce on a side stream"},
     {.path = "zero_optimization.load_from_fp32_weights",
@@ -259,7 +258,7 @@ constexpr ConfigKey keys[] = {
     {.path = "zero_optimization.use_all_reduce_for_fetch_params",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "gather by all-reduce"},
     {.path = "zero_optimization.stage3_use_all_reduce_for_fetch_params",
      .effect = Alias,
@@ -267,7 +266,7 @@ constexpr ConfigKey keys[] = {
     {.path = "zero_optimization.allgather_sequential",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "gather parameter by parameter"},
     {.path = "zero_optimization.stage3_allgather_sequential",
      .effect = Alias,
@@ -290,7 +289,7 @@ constexpr ConfigKey keys[] = {
     {.path = "zero_optimization.round_robin_gradients",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "deal gradients to the ranks"},
     {.path = "zero_optimization.legacy_stage1",
      .fallback = "false",
@@ -345,7 +344,7 @@ constexpr ConfigKey keys[] = {
     {.path = "zero_optimization.pipeline_loading_checkpoint",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = one_rank,
+     .detail = no_exchange,
      .text = "ranks load in turn"},
     {.path = "zero_optimization.override_module_apply",
      .fallback = "true",
@@ -514,7 +513,7 @@ constexpr ConfigKey keys[] = {
 }  // namespace
 
 std::span<const ConfigKey> zero_keys() {
-  return keys;
+  return zero_rows;
 }
 
 }  // namespace artesian::zero3::detail

@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/huge_page.h"
 #include "base/units.h"
 
 namespace artesian::zero3 {
 
 using tiering::SlotState;
-
-namespace {
-
-constexpr std::uint64_t page_size = 4096;  // the grain of the pools
-
-}  // namespace
 
 DrySlots::DrySlots(std::vector<DryUnit> units, std::uint64_t pool_bytes, std::uint64_t fixed_bytes,
                    std::function<void(const DryMove&)> moved)
