@@ -36,6 +36,10 @@
 //   Result<void> work(std::size_t place, const RingTask&, Item*); and starts to write
 //   std::size_t together_max() const;                             tasks; 1: none are
 //   Result<void> work_together(std::size_t first, std::span<const RingTask>);
+//
+// Note [Open passes]: a pass may be given more tasks while it is under way, and have some of them
+// cancelled or done first. Its callers name tasks by their unit alone. An error of such a call
+// leaves the pass as it is: a transfer that a hung disk has not ended may be waited for again.
 #pragma once
 
 #include <algorithm>
@@ -61,11 +65,9 @@ struct RingTask {
 
 enum class RingNeed : std::uint8_t { Nothing, ToWrite, ToRead };  // to read, and maybe to write
 
-template <typename Port>
+template <typename Port, typename Item = typename Port::Item>
 class RingOrder {
  public:
-  using Item = typename Port::Item;
-
   /// The port must outlive it.
   explicit RingOrder(Port& port) noexcept : port_(port) {}
 
@@ -74,14 +76,13 @@ class RingOrder {
   void allow_out_of_turn(std::function<bool(std::uint32_t unit)> may) noexcept {
     out_of_turn_ = std::move(may);
   }
-  /// Begins a pass over these tasks, of units below `units`: starts its first reads. An error, here
-  /// or below, ends the pass. Errors: the port's.
-  Result<void> begin(std::vector<RingTask> tasks, std::size_t units);
-  bool under_way() const noexcept { return current_ < tasks_.size(); }
+  /// Begins a pass over these tasks: starts its first reads. An error, here or below, ends the
+  /// pass. Errors: the port's.
+  Result<void> begin(std::span<const RingTask> tasks);
+  bool under_way() const noexcept { return current_ < places_.size(); }
   /// The place after the last task of a unit; 0: it has none.
   std::size_t end_of(std::uint32_t unit) const noexcept {
-    ARTESIAN_CHECK(unit < unit_end_.size(), unit, unit_end_.size());
-    return unit_end_[unit];
+    return unit < unit_end_.size() ? unit_end_[unit] : 0;
   }
   /// Goes on until all tasks before that place are done, and starts as many more reads as it can
   /// without waiting. Errors: the port's.
@@ -97,13 +98,32 @@ class RingOrder {
   Result<void> read_on() { return advance_to(current_); }
   /// True if that would do anything now.
   bool may_read_on() const noexcept {
-    return under_way() && issued_ < tasks_.size() && (may_look_ahead() || may_borrow());
+    return under_way() && issued_ < places_.size() && (may_look_ahead() || may_borrow());
   }
   /// The rest of the pass. Errors: the port's.
-  Result<void> finish() { return advance_to(tasks_.size()); }
+  Result<void> finish() { return advance_to(places_.size()); }
+  /// Goes on until all reads have been started. Errors: the port's.
+  Result<void> start_all();
   /// Ends a pass that is done in turn where it is: waits for what it reads, and forgets it. Returns
   /// the tasks that were done. Errors: the port's.
   Result<std::vector<RingTask>> abandon();
+
+  /// Note [Open passes]. Adds tasks to the pass, or begins one. Errors: the port's.
+  Result<void> append(std::span<const RingTask> tasks);
+  /// The unit of the first task that is not done. The pass is under way.
+  std::uint32_t next_unit() const noexcept {
+    ARTESIAN_CHECK(under_way(), current_, places_.size());
+    return places_[current_].task.unit;
+  }
+  /// Works on whatever has come, in any order, and starts reads; waits for nothing. Errors: the
+  /// port's.
+  Result<void> advance_come();
+  /// Goes on by one task, of this unit if any of it is being read or an item can be had for it.
+  /// Errors: the port's.
+  Result<void> demand(std::uint32_t unit);
+  /// Cancels a unit's tasks, after waiting for what is read of them. Errors: of what is still in
+  /// flight then; ask again.
+  Result<void> forget(std::uint32_t unit);
 
   /// Gives back what is borrowed and has nothing in flight. Errors: those of its writes.
   Result<void> give_back_borrowed();
@@ -124,13 +144,24 @@ class RingOrder {
     std::optional<Error> failed{};    // what came of it, once known
   };
 
+  struct Place {
+    RingTask task{};
+    RingNeed need = RingNeed::Nothing;
+    bool ran = false;      // the task is done
+    Item* item = nullptr;  // may be null; of one that is done, null
+  };
+  static constexpr std::size_t none = ~std::size_t{0};
+
   std::size_t writer_of(const RingTask& task) const noexcept;
   std::size_t free_item() const noexcept;
   Result<Item*> take_item(const RingTask& task);
   std::uint32_t own_free_items() const noexcept;
   bool may_look_ahead() const noexcept;
   bool may_borrow() const noexcept;
-  Result<void> read_ahead(bool wait);
+  Result<void> begin_empty();
+  void add(std::span<const RingTask> tasks);
+  void list_ends() noexcept;
+  Result<void> read_ahead(std::size_t may_wait_for);
   std::size_t next_task() const noexcept;
   bool in_flight() const noexcept;
   std::size_t together_up_to(std::size_t end) const noexcept;
@@ -139,33 +170,33 @@ class RingOrder {
   Result<void> run_next(std::size_t end);
   Result<void> run_together(std::size_t end);
   Result<void> run_task(std::size_t place);
+  void skip_done() noexcept;
+  Result<void> end_if_failed(Result<void> outcome) noexcept;
 
   Port& port_;
   // State of the pass under way:
-  std::vector<RingTask> tasks_;
-  std::vector<RingNeed> needs_;        // by task
-  std::vector<std::size_t> unit_end_;  // by unit, the place after its last task; 0: no task
-  std::vector<Item*> items_;           // by task, or null; of one that is done, null
-  std::vector<bool> ran_;              // by task: it is done
+  std::vector<Place> places_;
+  std::vector<std::size_t> unit_end_;               // by unit, as end_of
+  std::vector<RingTask> together_;                  // of one region
   std::function<bool(std::uint32_t)> out_of_turn_;  // may be null
-  std::size_t current_ = 0;                         // the first task that is not done
-  std::size_t issued_ = 0;                          // tasks of which all reads have been started
+  std::size_t current_ = 0;                         // the first place that is not done
+  std::size_t issued_ = 0;                          // places of which all reads have been started
   std::uint32_t writers_waiting_ = 0;  // of these, those that will take an item to write
   std::vector<FreeItem> free_items_;   // not of a task; the first was given back first
 };
 
 /// The place of the free item from which the sub-group was last written, if any: it is neither read
 /// nor written again before that is done.
-template <typename Port>
-std::size_t RingOrder<Port>::writer_of(const RingTask& task) const noexcept {
+template <typename Port, typename Item>
+std::size_t RingOrder<Port, Item>::writer_of(const RingTask& task) const noexcept {
   const auto writer = std::find_if(free_items_.begin(), free_items_.end(),
                                    [&](const FreeItem& free) { return free.wrote == task; });
   return static_cast<std::size_t>(writer - free_items_.begin());
 }
 
 /// The place of the first free item that needs no waiting, if any.
-template <typename Port>
-std::size_t RingOrder<Port>::free_item() const noexcept {
+template <typename Port, typename Item>
+std::size_t RingOrder<Port, Item>::free_item() const noexcept {
   const auto idle = std::find_if(free_items_.begin(), free_items_.end(),
                                  [&](const FreeItem& free) { return port_.is_free(*free.item); });
   return static_cast<std::size_t>(idle - free_items_.begin());
@@ -173,8 +204,8 @@ std::size_t RingOrder<Port>::free_item() const noexcept {
 
 /// A free item with its transfers of last time finished: the one that has written the sub-group, or
 /// one that needs no waiting, or else the one that was given back first.
-template <typename Port>
-Result<typename Port::Item*> RingOrder<Port>::take_item(const RingTask& task) {
+template <typename Port, typename Item>
+Result<Item*> RingOrder<Port, Item>::take_item(const RingTask& task) {
   ARTESIAN_CHECK(!free_items_.empty());
   std::size_t chosen = writer_of(task);
   if (chosen == free_items_.size()) chosen = free_item();
@@ -191,8 +222,8 @@ Result<typename Port::Item*> RingOrder<Port>::take_item(const RingTask& task) {
 }
 
 /// Free items that are not borrowed.
-template <typename Port>
-std::uint32_t RingOrder<Port>::own_free_items() const noexcept {
+template <typename Port, typename Item>
+std::uint32_t RingOrder<Port, Item>::own_free_items() const noexcept {
   const auto own = std::count_if(free_items_.begin(), free_items_.end(),
                                  [&](const FreeItem& free) { return !port_.borrowed(*free.item); });
   return static_cast<std::uint32_t>(own);
@@ -200,23 +231,23 @@ std::uint32_t RingOrder<Port>::own_free_items() const noexcept {
 
 /// Without waiting, and with an item left for tasks before it that only write: these take theirs
 /// when they come, so that they hold none from reading ahead.
-template <typename Port>
-bool RingOrder<Port>::may_look_ahead() const noexcept {
-  ARTESIAN_CHECK(issued_ < tasks_.size(), issued_, tasks_.size());
+template <typename Port, typename Item>
+bool RingOrder<Port, Item>::may_look_ahead() const noexcept {
+  ARTESIAN_CHECK(issued_ < places_.size(), issued_, places_.size());
   if (own_free_items() <= (writers_waiting_ != 0 ? 1u : 0u)) return false;
-  const std::size_t writer = writer_of(tasks_[issued_]);
+  const std::size_t writer = writer_of(places_[issued_].task);
   if (writer < free_items_.size()) return port_.is_free(*free_items_[writer].item);
   return free_item() < free_items_.size();
 }
 
 /// True if the next task may be read to borrowed memory: nothing of it is being written.
-template <typename Port>
-bool RingOrder<Port>::may_borrow() const noexcept {
-  return port_.may_borrow() && writer_of(tasks_[issued_]) == free_items_.size();
+template <typename Port, typename Item>
+bool RingOrder<Port, Item>::may_borrow() const noexcept {
+  return port_.may_borrow() && writer_of(places_[issued_].task) == free_items_.size();
 }
 
-template <typename Port>
-Result<void> RingOrder<Port>::give_back_borrowed() {
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::give_back_borrowed() {
   Result<void> first;
   for (std::size_t place = 0; place < free_items_.size();) {
     Item& item = *free_items_[place].item;
@@ -232,52 +263,80 @@ Result<void> RingOrder<Port>::give_back_borrowed() {
   return first;
 }
 
-template <typename Port>
-Result<void> RingOrder<Port>::begin(std::vector<RingTask> tasks, std::size_t units) {
-  ARTESIAN_CHECK(!under_way(), current_, tasks_.size());
-  tasks_ = std::move(tasks);
-  needs_.clear();
-  unit_end_.assign(units, 0);
-  for (std::size_t place = 0; place < tasks_.size(); ++place) {
-    ARTESIAN_CHECK(tasks_[place].unit < units, tasks_[place].unit);
-    unit_end_[tasks_[place].unit] = place + 1;
-    needs_.push_back(port_.need(tasks_[place]));
-  }
-  items_.assign(tasks_.size(), nullptr);
-  ran_.assign(tasks_.size(), false);
+/// No tasks, and all items of the ring.
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::begin_empty() {
+  ARTESIAN_CHECK(!under_way(), current_, places_.size());
+  places_.clear();
+  list_ends();
   out_of_turn_ = nullptr;
   writers_waiting_ = 0;
-  current_ = issued_ = tasks_.size();  // no pass, if this fails
-  ARTESIAN_TRY_VOID(give_back_borrowed());
   current_ = issued_ = 0;
-  if (own_free_items() != port_.count()) {  // else in the order in which they were given back
-    free_items_.clear();
-    for (std::uint32_t index = 0; index < port_.count(); ++index) {
-      free_items_.push_back({&port_.own(index)});
-    }
+  ARTESIAN_TRY_VOID(give_back_borrowed());
+  if (own_free_items() == port_.count()) return {};  // in the order in which they were given back
+  free_items_.clear();
+  for (std::uint32_t index = 0; index < port_.count(); ++index) {
+    free_items_.push_back({&port_.own(index)});
   }
+  return {};
+}
+
+template <typename Port, typename Item>
+void RingOrder<Port, Item>::list_ends() noexcept {
+  std::fill(unit_end_.begin(), unit_end_.end(), 0);
+  for (std::size_t place = 0; place < places_.size(); ++place) {
+    unit_end_[places_[place].task.unit] = place + 1;
+  }
+}
+
+template <typename Port, typename Item>
+void RingOrder<Port, Item>::add(std::span<const RingTask> tasks) {
+  places_.reserve(places_.size() + tasks.size());
+  for (const RingTask& task : tasks) {
+    places_.push_back({.task = task, .need = port_.need(task)});
+    if (task.unit >= unit_end_.size()) unit_end_.resize(task.unit + 1, 0);
+    unit_end_[task.unit] = places_.size();
+  }
+}
+
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::begin(std::span<const RingTask> tasks) {
+  ARTESIAN_TRY_VOID(begin_empty());
+  add(tasks);
   return advance_to(0);
 }
 
-/// Starts reads as long as none has to wait, or only the current task's.
-template <typename Port>
-Result<void> RingOrder<Port>::read_ahead(bool wait) {
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::append(std::span<const RingTask> tasks) {
+  if (!under_way()) {
+    ARTESIAN_TRY_VOID(begin_empty());
+  } else {  // a pass that is given more and more may never end: what is done goes
+    places_.erase(places_.begin(), places_.begin() + static_cast<std::ptrdiff_t>(current_));
+    issued_ -= std::exchange(current_, 0);
+    list_ends();
+  }
+  add(tasks);
+  return read_ahead(none);
+}
+
+/// Starts reads as long as none has to wait, or only that one's.
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::read_ahead(std::size_t may_wait_for) {
   ARTESIAN_TRY_VOID(give_back_borrowed());
-  for (; issued_ < tasks_.size(); ++issued_) {
-    const RingTask& task = tasks_[issued_];
-    ARTESIAN_CHECK(items_[issued_] == nullptr && !ran_[issued_], issued_);
-    if (needs_[issued_] == RingNeed::ToRead) {
+  for (; issued_ < places_.size(); ++issued_) {
+    Place& place = places_[issued_];
+    ARTESIAN_CHECK(place.item == nullptr && !place.ran, issued_);
+    if (place.need == RingNeed::ToRead) {
       const bool free = may_look_ahead();
       Item* item = !free && may_borrow() ? port_.borrow() : nullptr;
       if (item == nullptr) {
-        const bool may_wait = wait && issued_ == current_;
-        if (!free && !may_wait) return {};
-        ARTESIAN_TRY(taken, take_item(task));
+        if (!free && issued_ != may_wait_for) return {};
+        ARTESIAN_TRY(taken, take_item(place.task));
         item = taken;
       }
-      items_[issued_] = item;
-      ARTESIAN_TRY_VOID(port_.read(task, *item));
-    } else if (needs_[issued_] == RingNeed::ToWrite) {
+      place.item = item;
+      ARTESIAN_TRY_VOID(port_.read(place.task, *item));
+    } else if (place.need == RingNeed::ToWrite) {
       ++writers_waiting_;
     }
   }
@@ -285,94 +344,116 @@ Result<void> RingOrder<Port>::read_ahead(bool wait) {
 }
 
 /// The first that is not done; or if that is in memory, the first that has come and may go before.
-template <typename Port>
-std::size_t RingOrder<Port>::next_task() const noexcept {
-  if (!out_of_turn_ || needs_[current_] != RingNeed::Nothing) return current_;
-  for (std::size_t place = current_ + 1; place < issued_; ++place) {
-    const bool come = items_[place] != nullptr && port_.is_idle(*items_[place]);
-    if (come && out_of_turn_(tasks_[place].unit)) return place;
+template <typename Port, typename Item>
+std::size_t RingOrder<Port, Item>::next_task() const noexcept {
+  if (!out_of_turn_ || places_[current_].need != RingNeed::Nothing) return current_;
+  for (std::size_t next = current_ + 1; next < issued_; ++next) {
+    const Place& place = places_[next];
+    const bool come = place.item != nullptr && port_.is_idle(*place.item);
+    if (come && out_of_turn_(place.task.unit)) return next;
   }
   return current_;
 }
 
 /// True if an item of the ring is being read, written or copied.
-template <typename Port>
-bool RingOrder<Port>::in_flight() const noexcept {
-  const auto moves = [&](const Item* item) { return item != nullptr && !port_.is_idle(*item); };
-  return std::any_of(free_items_.begin(), free_items_.end(),
-                     [&](const FreeItem& free) { return moves(free.item); }) ||
-         std::any_of(items_.begin() + static_cast<std::ptrdiff_t>(current_),
-                     items_.begin() + static_cast<std::ptrdiff_t>(issued_), moves);
+template <typename Port, typename Item>
+bool RingOrder<Port, Item>::in_flight() const noexcept {
+  const auto moves = [&](const auto& held) {
+    return held.item != nullptr && !port_.is_idle(*held.item);
+  };
+  const auto begin = places_.begin();
+  return std::any_of(free_items_.begin(), free_items_.end(), moves) ||
+         std::any_of(begin + static_cast<std::ptrdiff_t>(current_),
+                     begin + static_cast<std::ptrdiff_t>(issued_), moves);
 }
 
 /// The place after the last of the sub-groups from the current one on, below `end`, that one region
 /// does: Note [Together].
-template <typename Port>
-std::size_t RingOrder<Port>::together_up_to(std::size_t end) const noexcept {
+template <typename Port, typename Item>
+std::size_t RingOrder<Port, Item>::together_up_to(std::size_t end) const noexcept {
   std::size_t last = current_;
   const std::size_t together = port_.together_max();
-  if (together < 2 || needs_[current_] != RingNeed::Nothing || in_flight()) return last;
+  if (together < 2 || places_[current_].need != RingNeed::Nothing || in_flight()) return last;
   end = std::min({end, issued_, current_ + together});
-  while (last < end && !ran_[last] && needs_[last] == RingNeed::Nothing) ++last;
+  while (last < end && !places_[last].ran && places_[last].need == RingNeed::Nothing) ++last;
   return last;
 }
 
-template <typename Port>
-Result<void> RingOrder<Port>::run_together(std::size_t end) {
-  const std::size_t count = end - current_;
-  ARTESIAN_TRY_VOID(port_.work_together(current_, std::span(tasks_).subspan(current_, count)));
-  for (std::size_t place = current_; place < end; ++place) ran_[place] = true;
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::run_together(std::size_t end) {
+  together_.clear();
+  for (std::size_t place = current_; place < end; ++place) together_.push_back(places_[place].task);
+  ARTESIAN_TRY_VOID(port_.work_together(current_, together_));
+  for (std::size_t place = current_; place < end; ++place) places_[place].ran = true;
   return {};
 }
 
 /// Goes on by one sub-group, or by several that are done together, none of them at `end` or behind.
-template <typename Port>
-Result<void> RingOrder<Port>::run_next(std::size_t end) {
-  ARTESIAN_TRY_VOID(read_ahead(/*wait=*/true));
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::run_next(std::size_t end) {
+  ARTESIAN_TRY_VOID(read_ahead(current_));
   const std::size_t next = next_task();
   ARTESIAN_CHECK(current_ <= next && next < issued_, current_, next, issued_);
   const std::size_t last = next == current_ ? together_up_to(end) : next;
   ARTESIAN_TRY_VOID(last > next + 1 ? run_together(last) : run_task(next));
-  while (under_way() && ran_[current_]) ++current_;
+  skip_done();
   return {};
 }
 
-template <typename Port>
-Result<void> RingOrder<Port>::run_task(std::size_t place) {
-  const RingTask& task = tasks_[place];
-  if (needs_[place] == RingNeed::ToWrite) {
-    ARTESIAN_CHECK(items_[place] == nullptr, place);
-    ARTESIAN_TRY(item, take_item(task));
-    items_[place] = item;
+template <typename Port, typename Item>
+void RingOrder<Port, Item>::skip_done() noexcept {
+  while (under_way() && places_[current_].ran) ++current_;
+}
+
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::run_task(std::size_t index) {
+  Place& place = places_[index];
+  if (place.need == RingNeed::ToWrite) {
+    ARTESIAN_CHECK(place.item == nullptr, index);
+    ARTESIAN_TRY(item, take_item(place.task));
+    place.item = item;
     ARTESIAN_CHECK(writers_waiting_ != 0);
     --writers_waiting_;
   }
-  ARTESIAN_TRY_VOID(port_.work(place, task, items_[place]));
-  ARTESIAN_CHECK(!ran_[place], place);
-  ran_[place] = true;
-  Item* const item = std::exchange(items_[place], nullptr);
+  ARTESIAN_TRY_VOID(port_.work(index, place.task, place.item));
+  ARTESIAN_CHECK(!place.ran, index);
+  place.ran = true;
+  Item* const item = std::exchange(place.item, nullptr);
   if (item == nullptr) return {};
-  free_items_.push_back({item, port_.writes() ? std::optional(task) : std::nullopt});
+  free_items_.push_back({item, port_.writes() ? std::optional(place.task) : std::nullopt});
   return {};
 }
 
-template <typename Port>
-Result<void> RingOrder<Port>::advance_to(std::size_t end) {
-  ARTESIAN_CHECK(end <= tasks_.size(), end, tasks_.size());
-  Result<void> outcome;
-  while (outcome.has_value() && current_ < end) outcome = run_next(end);
-  if (outcome.has_value()) outcome = read_ahead(/*wait=*/false);
-  if (!outcome.has_value()) current_ = issued_ = tasks_.size();
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::end_if_failed(Result<void> outcome) noexcept {
+  if (!outcome.has_value()) current_ = issued_ = places_.size();
   return outcome;
 }
 
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::advance_to(std::size_t end) {
+  ARTESIAN_CHECK(end <= places_.size(), end, places_.size());
+  Result<void> outcome;
+  while (outcome.has_value() && current_ < end) outcome = run_next(end);
+  if (outcome.has_value()) outcome = read_ahead(none);
+  return end_if_failed(std::move(outcome));
+}
+
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::start_all() {
+  Result<void> outcome;
+  while (outcome.has_value() && issued_ < places_.size()) outcome = run_next(places_.size());
+  return end_if_failed(std::move(outcome));
+}
+
 /// True if the next task has all that it needs.
-template <typename Port>
-bool RingOrder<Port>::ready() const noexcept {
+template <typename Port, typename Item>
+bool RingOrder<Port, Item>::ready() const noexcept {
   if (!under_way()) return false;
-  switch (needs_[current_]) {
+  const Place& place = places_[current_];
+  switch (place.need) {
     case RingNeed::Nothing: return true;
-    case RingNeed::ToRead: return current_ < issued_ && port_.is_idle(*items_[current_]);
+    case RingNeed::ToRead: return current_ < issued_ && port_.is_idle(*place.item);
     case RingNeed::ToWrite: break;
   }
   return free_item() < free_items_.size();
@@ -382,24 +463,25 @@ bool RingOrder<Port>::ready() const noexcept {
 /// row, then some writes. Beside a separate device a task that reads nothing does not wait for
 /// that, nor does one when all reads that were started are complete: where few tasks read, half of
 /// the ring would never come.
-template <typename Port>
-bool RingOrder<Port>::worthwhile() const noexcept {
-  if (port_.computes_elsewhere() && under_way() && needs_[current_] != RingNeed::ToRead) {
+template <typename Port, typename Item>
+bool RingOrder<Port, Item>::worthwhile() const noexcept {
+  if (port_.computes_elsewhere() && under_way() && places_[current_].need != RingNeed::ToRead) {
     return ready();
   }
   std::uint32_t come = 0;
   std::uint32_t reads = 0;
   for (std::size_t place = current_; place < issued_; ++place) {
-    if (items_[place] == nullptr) continue;
+    const Item* const item = places_[place].item;
+    if (item == nullptr) continue;
     ++reads;
-    come += port_.is_idle(*items_[place]) ? 1 : 0;
+    come += port_.is_idle(*item) ? 1 : 0;
   }
   if (port_.computes_elsewhere() && come == reads) return ready();  // no more will come
   return 2 * come >= port_.count() && ready();
 }
 
-template <typename Port>
-Result<bool> RingOrder<Port>::advance_within(std::uint32_t unit) {
+template <typename Port, typename Item>
+Result<bool> RingOrder<Port, Item>::advance_within(std::uint32_t unit) {
   const std::size_t end = end_of(unit);
   if (worthwhile()) {
     while (current_ < end && ready()) {
@@ -411,28 +493,89 @@ Result<bool> RingOrder<Port>::advance_within(std::uint32_t unit) {
   return done;
 }
 
-template <typename Port>
-Result<std::vector<RingTask>> RingOrder<Port>::abandon() {
+template <typename Port, typename Item>
+Result<std::vector<RingTask>> RingOrder<Port, Item>::abandon() {
   ARTESIAN_CHECK(!out_of_turn_);  // the first ones are done, and no others
   Result<void> first;
-  for (std::size_t place = current_; place < issued_; ++place) {
-    if (items_[place] == nullptr) continue;
-    auto outcome = port_.finish(*items_[place]);
+  std::vector<RingTask> done;
+  for (std::size_t place = 0; place < issued_; ++place) {
+    if (place < current_) done.push_back(places_[place].task);
+    Item* const item = std::exchange(places_[place].item, nullptr);
+    if (item == nullptr) continue;
+    auto outcome = port_.finish(*item);
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
-    free_items_.push_back({items_[place]});
+    free_items_.push_back({item});
   }
-  std::vector<RingTask> done = std::move(tasks_);
-  done.resize(std::exchange(current_, 0));
-  tasks_.clear();
-  issued_ = 0;
+  places_.clear();
+  list_ends();
+  current_ = issued_ = 0;
   auto given_back = give_back_borrowed();
   if (first.has_value()) first = std::move(given_back);
   if (!first.has_value()) return std::move(first).error();
   return done;
 }
 
-template <typename Port>
-Result<void> RingOrder<Port>::finish_left() {
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::advance_come() {
+  for (std::size_t place = current_; place < issued_; ++place) {
+    const Item* const item = places_[place].item;
+    if (item != nullptr && port_.is_idle(*item)) ARTESIAN_TRY_VOID(run_task(place));
+  }
+  skip_done();
+  return read_ahead(none);
+}
+
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::demand(std::uint32_t unit) {
+  ARTESIAN_CHECK(under_way(), unit);
+  const auto wanted = [&](const Place& place) { return place.task.unit == unit && !place.ran; };
+  const auto begin = places_.begin();
+  std::stable_partition(begin + static_cast<std::ptrdiff_t>(issued_), places_.end(), wanted);
+  list_ends();
+  ARTESIAN_TRY_VOID(read_ahead(none));
+  const auto read = begin + static_cast<std::ptrdiff_t>(issued_);
+  const auto found = std::find_if(begin + static_cast<std::ptrdiff_t>(current_), read, wanted);
+  auto next = static_cast<std::size_t>(found - begin);
+  if (found == read) {
+    if (free_items_.empty()) {
+      next = current_;
+    } else {
+      ARTESIAN_TRY_VOID(read_ahead(issued_));
+    }
+  }
+  ARTESIAN_TRY_VOID(run_task(next));
+  skip_done();
+  return {};
+}
+
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::forget(std::uint32_t unit) {
+  std::size_t kept = current_;
+  for (std::size_t index = current_; index < issued_; ++index) {
+    Place& place = places_[index];
+    if (place.task.unit != unit || place.item == nullptr) continue;
+    auto outcome = port_.finish(*place.item);
+    if (!port_.is_idle(*place.item)) return outcome;
+    free_items_.push_back({std::exchange(place.item, nullptr)});
+  }
+  const std::size_t issued = issued_;
+  for (std::size_t index = current_; index < places_.size(); ++index) {
+    const Place& place = places_[index];
+    if (place.task.unit != unit) {
+      places_[kept++] = place;
+    } else if (index < issued) {
+      --issued_;
+      if (place.need == RingNeed::ToWrite && !place.ran) --writers_waiting_;
+    }
+  }
+  places_.resize(kept);
+  list_ends();
+  skip_done();
+  return {};
+}
+
+template <typename Port, typename Item>
+Result<void> RingOrder<Port, Item>::finish_left() {
   Result<void> first;
   for (const FreeItem& free : free_items_) {
     auto outcome = free.failed.has_value() ? Result<void>(*free.failed) : port_.finish(*free.item);

@@ -49,13 +49,13 @@ Result<void> StagingItem::copy_to_device(std::byte* target, std::uint64_t item_o
                                          std::uint64_t bytes) noexcept {
   ARTESIAN_CHECK(item_offset + bytes <= memory_.size(), item_offset, bytes, memory_.size());
   ARTESIAN_TRY_VOID(device_.copy_to_device(target, memory_.data() + item_offset, bytes));
-  return hold();
+  return hold().and_then([](DeviceFence) { return Result<void>(); });
 }
 
-Result<void> StagingItem::hold() noexcept {
+Result<DeviceFence> StagingItem::hold() noexcept {
   ARTESIAN_TRY(end, device_.record(Queue::ToDevice));
   to_device_ = end;
-  return {};
+  return end;
 }
 
 Result<void> StagingItem::finish() noexcept {

@@ -36,8 +36,8 @@ class StagingItem final : public BufferOwner {
                             std::uint64_t bytes) noexcept;
   Result<void> copy_to_device(std::byte* target, std::uint64_t item_offset,
                               std::uint64_t bytes) noexcept;
-  /// This item's bytes belong to what has been enqueued in ToDevice so far.
-  Result<void> hold() noexcept;
+  /// This item's bytes belong to what has been enqueued in ToDevice so far: until that fence.
+  Result<DeviceFence> hold() noexcept;
   /// Waits for all transfers of this item. Errors: the first one's.
   Result<void> finish() noexcept;
   /// True if `finish` would return without waiting.
@@ -73,6 +73,7 @@ class StagingRing {
   static Result<std::unique_ptr<StagingRing>> create(TierStore& store, pinned::Pool& pool,
                                                      std::uint64_t item_bytes, std::uint32_t count,
                                                      Device& device = host_device());
+  TierStore& store() const noexcept { return store_; }
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(items_.size()); }
   /// Item number `turn` of an endless sequence. It may have transfers in flight: `finish` first.
   StagingItem& at(std::uint64_t turn) noexcept {

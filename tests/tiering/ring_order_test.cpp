@@ -123,7 +123,7 @@ std::vector<std::uint64_t> up_to(std::size_t count) {
 }
 
 void begin(RingOrder<Clocked>& order, const Clocked& port) {
-  ASSERT_TRUE(order.begin(tasks_of(port), port.needs.size() / 2 + 1).has_value());
+  ASSERT_TRUE(order.begin(tasks_of(port)).has_value());
 }
 
 TEST(RingOrder, DoesEveryTaskOnceAndInTurnWhoeverAsks) {
@@ -292,6 +292,70 @@ TEST(RingOrder, AnErrorEndsThePass) {
   EXPECT_EQ(outcome.error().code, ErrorCode::Io);
   EXPECT_FALSE(order.under_way());
   EXPECT_TRUE(order.finish().has_value());  // there is none
+}
+
+std::vector<RingTask> tasks_of_unit(std::uint32_t unit, std::uint64_t first, std::uint64_t count) {
+  std::vector<RingTask> tasks;
+  for (std::uint64_t index = first; index < first + count; ++index) tasks.push_back({unit, index});
+  return tasks;
+}
+
+// Units are added, demanded and cancelled while the pass is under way, in any order.
+TEST(RingOrder, AnOpenPassDoesWhatItIsGivenAndNothingThatIsCancelled) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::uint64_t draws = 0;
+    const auto draw = [&](std::uint64_t count) { return random_word(11, seed, draws++) % count; };
+    Clocked port(static_cast<std::uint32_t>(1 + draw(4)));
+    port.task = draw(3);
+    port.transfer = 1 + draw(6);
+    port.needs.assign(60, read);
+    RingOrder<Clocked> order(port);
+    std::vector<std::uint64_t> expected;
+    for (std::uint32_t unit = 0; unit < 20; ++unit) {
+      ASSERT_TRUE(order.append(tasks_of_unit(unit, unit * 3, 3)).has_value());
+      const auto other = static_cast<std::uint32_t>(draw(unit + 1));
+      port.now += draw(9);
+      switch (draw(4)) {
+        case 0: ASSERT_TRUE(order.advance_come().has_value()); break;
+        case 1: ASSERT_TRUE(order.start_all().has_value()); break;
+        case 2:
+          while (order.end_of(other) > 0 && order.under_way()) {
+            const auto has = [&](std::uint64_t index) {
+              return std::count(port.done.begin(), port.done.end(), other * 3 + index) != 0;
+            };
+            if (has(0) && has(1) && has(2)) break;
+            ASSERT_TRUE(order.demand(other).has_value());
+          }
+          break;
+        default: {
+          const auto before = port.done;
+          ASSERT_TRUE(order.forget(unit).has_value());
+          EXPECT_EQ(port.done, before);
+          continue;
+        }
+      }
+      for (std::uint64_t index = 0; index < 3; ++index) expected.push_back(unit * 3 + index);
+    }
+    ASSERT_TRUE(order.finish().has_value());
+    std::sort(port.done.begin(), port.done.end());
+    ASSERT_EQ(port.done, expected);
+  }
+}
+
+TEST(RingOrder, WhatIsDemandedWaitsForOneTaskOfOthersAtMost) {
+  Clocked port(2);
+  port.task = 0;
+  port.needs.assign(12, read);
+  RingOrder<Clocked> order(port);
+  ASSERT_TRUE(order.append(tasks_of_unit(0, 0, 6)).has_value());
+  ASSERT_TRUE(order.append(tasks_of_unit(1, 6, 3)).has_value());
+  EXPECT_EQ(port.started, up_to(2));
+  while (std::count(port.done.begin(), port.done.end(), 8u) == 0) {
+    ASSERT_TRUE(order.demand(1).has_value());
+  }
+  EXPECT_EQ(port.started, (std::vector<std::uint64_t>{0, 1, 6, 7, 8}));
+  EXPECT_EQ(std::count_if(port.done.begin(), port.done.end(), [](auto i) { return i < 6; }), 1);
 }
 
 }  // namespace

@@ -539,7 +539,7 @@ class Simulation {
       }
     }
     not_before_ = not_before;
-    expect(ring_.begin(std::move(tasks), updates_.size()));
+    expect(ring_.begin(tasks));
   }
 
   /// `done`: of the item, before and after.

@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/clock.h"
-
 namespace artesian::zero3 {
 namespace {
 
@@ -54,34 +52,6 @@ RingNeed SubGroupStream::need(const Task& task) const noexcept {
                     .write_state = options_.write_state,
                     .write_grad = options_.write_grad,
                     .restore_param = options_.restore_param});
-}
-
-void SubGroupStream::count_wait(std::uint64_t begin_ns) noexcept {
-  const std::uint64_t end_ns = monotonic_ns();
-  wait_ns_ += end_ns - begin_ns;
-  Timeline* const timeline = state_.store().timeline();
-  if (timeline != nullptr) timeline->add_wait(waits_for_, begin_ns, end_ns);
-}
-
-Result<void> SubGroupStream::finish(StagingItem& item) noexcept {
-  const std::uint64_t before = monotonic_ns();
-  auto finished = item.finish();
-  count_wait(before);
-  return finished;
-}
-
-bool SubGroupStream::may_borrow() const noexcept {
-  return lender_ != nullptr && state_.ring().count() != 0 &&
-         lender_->may_lend(state_.ring().item_bytes());
-}
-
-StagingItem* SubGroupStream::borrow() {
-  BufferLease memory = lender_->borrow(state_.ring().item_bytes());
-  return memory ? &state_.ring().add_borrowed(std::move(memory)) : nullptr;
-}
-
-Result<void> SubGroupStream::give_back_borrowed() noexcept {
-  return state_.ring().borrowed() == 0 ? Result<void>() : order_.give_back_borrowed();
 }
 
 /// A sub-group as which elements it is.
@@ -133,7 +103,7 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
 Result<void> SubGroupStream::read(const Task& task, StagingItem& item) noexcept {
   const Placement& plan = state_.placement();
   const SubGroup group = cut(task);
-  ARTESIAN_CHECK(item.size() >= state_.ring().item_bytes(), item.size());
+  ARTESIAN_CHECK(item.size() >= ring().item_bytes(), item.size());
   const auto start = [&](ShardId id, std::uint64_t offset, std::uint64_t bytes,
                          std::uint64_t item_offset) -> Result<void> {
     const Route road = route(id);
@@ -345,14 +315,14 @@ Result<void> SubGroupStream::work_together(std::size_t first,
 Result<void> SubGroupStream::begin_tasks(std::vector<Task> tasks,
                                          const SubGroupStreamOptions& options,
                                          SlicedBody body) noexcept {
-  ARTESIAN_CHECK(!order_.under_way());
+  ARTESIAN_CHECK(!under_way());
   options_ = options;
   uses_queues_ = may_use_queues(tasks);
   // Copies follow whatever has used the device's state, and it is used again after them.
   if (uses_queues_) ARTESIAN_TRY_VOID(state_.device().join_queues());
   body_ = std::move(body);
   saved_end_ = 0;
-  return order_.begin(std::move(tasks), state_.layout().units.size());
+  return Order::begin(tasks);
 }
 
 std::vector<SubGroupStream::Task> SubGroupStream::list_tasks(
@@ -374,20 +344,12 @@ Result<void> SubGroupStream::begin(const std::vector<std::uint32_t>& units,
                                    const SubGroupStreamOptions& options, SlicedBody body) noexcept {
   auto begun = begin_tasks(list_tasks(units), options, std::move(body));
   ARTESIAN_CHECK(options.units_saved <= units.size(), options.units_saved, units.size());
-  if (options.units_saved != 0) saved_end_ = order_.end_of(units[options.units_saved - 1]);
+  if (options.units_saved != 0) saved_end_ = end_of(units[options.units_saved - 1]);
   return begun;
 }
 
-Result<void> SubGroupStream::advance_past(std::uint32_t unit) noexcept {
-  return order_.advance_past(unit);
-}
-
-Result<bool> SubGroupStream::advance_within(std::uint32_t unit) noexcept {
-  return order_.advance_within(unit);
-}
-
 Result<void> SubGroupStream::abandon() noexcept {
-  ARTESIAN_TRY(done, order_.abandon());
+  ARTESIAN_TRY(done, Order::abandon());
   done_ = std::move(done);
   return {};
 }
@@ -396,10 +358,6 @@ Result<void> SubGroupStream::run_on_done(const SubGroupStreamOptions& options,
                                          SlicedBody body) noexcept {
   ARTESIAN_TRY_VOID(begin_tasks(std::exchange(done_, {}), options, std::move(body)));
   return finish();
-}
-
-Result<void> SubGroupStream::finish() noexcept {
-  return order_.finish();
 }
 
 Result<void> SubGroupStream::run(const std::vector<std::uint32_t>& units,
@@ -448,10 +406,6 @@ Result<void> SubGroupStream::run_some(std::uint32_t unit, const std::vector<std:
   for (const std::uint64_t index : indices) tasks.push_back({unit, index});
   ARTESIAN_TRY_VOID(begin_tasks(std::move(tasks), options, {.slice = {}, .after = body}));
   return finish();
-}
-
-Result<void> SubGroupStream::finish_left() noexcept {
-  return order_.finish_left();
 }
 
 }  // namespace artesian::zero3

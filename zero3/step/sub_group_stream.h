@@ -14,8 +14,8 @@
 // error. Nothing of that sub-group is sealed or written then, and nothing of what is in memory may
 // be used again: the engine remembers the error, and answers every later call with it.
 //
-// The order of all this, with its Notes [Out of turn], [Together] and [Borrowed items], is that of
-// tiering/ring_order.h. Here is what moves, and what a sub-group is in memory.
+// It is a tiering/pipeline.h, and its order that of tiering/ring_order.h, with its Notes [Out of
+// turn], [Together] and [Borrowed items]. Here is what moves, and what a sub-group is in memory.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@
 #include <optional>
 #include <vector>
 
+#include "tiering/pipeline.h"
 #include "zero3/flow/ring_need.h"
 #include "zero3/step/group_blocks.h"
 #include "zero3/step/state.h"
@@ -72,7 +73,8 @@ struct SubGroupStreamOptions {
   aio::Priority read_priority = aio::Priority::OptimizerRead;
 };
 
-class SubGroupStream {
+/// How a pass goes on, waits, borrows and ends: tiering/ring_order.h and tiering/pipeline.h.
+class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
  public:
   /// May enqueue copies of the sub-group's memory in the queue ToDevice.
   using Body = std::function<Result<void>(const SubGroup&)>;
@@ -87,49 +89,18 @@ class SubGroupStream {
 
   /// `waits_for`: what the timeline calls the waits.
   explicit SubGroupStream(ModelState& state, const char* waits_for = "sub-groups") noexcept
-      : state_(state), waits_for_(waits_for), order_(*this) {}
-  SubGroupStream(const SubGroupStream&) = delete;
-  SubGroupStream& operator=(const SubGroupStream&) = delete;
-  /// Reads may go to memory of this lender, too, which outlives the stream, or of nobody: null.
-  /// Items that are borrowed already go back by themselves: Note [Borrowed items].
-  void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
-  /// From here to the end of the pass: sub-groups of units that `may` holds of are done out of
-  /// turn, before sub-groups in memory: Note [Out of turn].
-  void allow_out_of_turn(std::function<bool(std::uint32_t unit)> may) noexcept {
-    order_.allow_out_of_turn(std::move(may));
-  }
-  /// Gives back what has nothing in flight. Errors: Io: what was written from it was not.
-  Result<void> give_back_borrowed() noexcept;
-  /// True if that would do anything now.
-  bool may_give_back() const noexcept {
-    return state_.ring().borrowed() != 0 && order_.may_give_back();
-  }
+      : Pipeline(state.ring(), waits_for), state_(state) {}
   /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
   /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                      Body body) noexcept;
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                      SlicedBody body) noexcept;
-  /// Goes on until the sub-groups of `unit`, and of those before it, are done, and starts as many
-  /// more reads as it can without waiting. Errors: Io, Corrupt, NoSpace, Timeout, and those of the
-  /// body.
-  Result<void> advance_past(std::uint32_t unit) noexcept;
-  /// Goes on with the sub-groups of `unit`, and of those before it, as far as their transfers are
-  /// complete. Returns whether they are done. Errors: as advance_past.
-  Result<bool> advance_within(std::uint32_t unit) noexcept;
-  /// True if that would do anything now.
-  bool may_advance() const noexcept { return order_.may_advance(); }
-  /// Starts as many more reads as it can without waiting. Errors: Io, Timeout.
-  Result<void> read_on() noexcept { return order_.read_on(); }
-  /// True if that would do anything now.
-  bool may_read_on() const noexcept { return order_.may_read_on(); }
   /// Ends a pass that is done in turn where it is: waits for what it reads, and forgets it. Errors:
   /// Io, Timeout.
   Result<void> abandon() noexcept;
   /// Runs `body` on the sub-groups that the pass had done when it was abandoned.
   Result<void> run_on_done(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
-  /// The rest of the pass. Writes may still be in flight in the ring. Errors: as advance_past.
-  Result<void> finish() noexcept;
   /// begin and finish.
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const Body& body) noexcept;
@@ -146,29 +117,14 @@ class SubGroupStream {
   /// Runs `body` on these sub-groups of one unit, in this order.
   Result<void> run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
                         const SubGroupStreamOptions& options, const Body& body) noexcept;
-  /// Waits for what passes have left in flight in the ring, what is oldest first: a write that
-  /// failed is why later ones of its file did. Errors: the first one's.
-  Result<void> finish_left() noexcept;
   /// A sub-group in its homes: memory, of the device where that is separate, or null.
   SubGroup at_home(std::uint32_t unit, std::uint64_t index) noexcept {
     return locate({unit, index}, nullptr);
   }
-  /// Seconds spent waiting for the disk so far.
-  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
  private:
   using Task = tiering::RingTask;
-  friend class tiering::RingOrder<SubGroupStream>;  // which this is the port of:
-  using Item = tiering::StagingItem;
-  std::uint32_t count() const noexcept { return state_.ring().count(); }
-  Item& own(std::uint32_t index) noexcept { return state_.ring().at(index); }
-  static bool borrowed(const Item& item) noexcept { return item.borrowed(); }
-  static bool is_free(const Item& item) noexcept { return item.idle(); }
-  static bool is_idle(const Item& item) noexcept { return item.idle(); }
-  Result<void> finish(Item& item) noexcept;
-  bool may_borrow() const noexcept;
-  Item* borrow();
-  void give_back(const Item& item) noexcept { state_.ring().remove(item); }
+  friend Order;  // which this is the port of:
   bool computes_elsewhere() const noexcept { return state_.separate_device(); }
   bool writes() const noexcept {
     return options_.write_state || options_.write_grad || options_.restore_param;
@@ -211,20 +167,13 @@ class SubGroupStream {
   std::uint64_t grad_offset() const noexcept;
   std::uint64_t saved_offset() const noexcept { return grad_offset(); }
 
-  /// Counts what has been waited for since then.
-  void count_wait(std::uint64_t begin_ns) noexcept;
-
   ModelState& state_;
-  const char* const waits_for_;
-  BufferLender* lender_ = nullptr;
   // Of the pass under way:
   SubGroupStreamOptions options_;
   bool uses_queues_ = false;   // between its items and a separate device
   SlicedBody body_;            // without slices: `after` is the whole work
   std::size_t saved_end_ = 0;  // the place after the last of units_saved
   std::vector<Task> done_;     // of a pass that was abandoned
-  tiering::RingOrder<SubGroupStream> order_;
-  std::uint64_t wait_ns_ = 0;
 };
 
 }  // namespace artesian::zero3
