@@ -1,8 +1,8 @@
 // Depot: byte arrays that wait in a tier until they are wanted back, in an order that is known by
 // then: what forward keeps for backward. Each has a shard of the tier store as its place: in host
 // memory one copy puts it there and one takes it back; on nvme it passes, block by block, through a
-// ring of page-locked buffers, sealed when it is written and verified when it is read. Writes go
-// behind the caller's back, reads ahead of it: as far as there are buffers.
+// pipeline of page-locked buffers, sealed when it is written and verified when it is read. Writes
+// go behind the caller's back, reads ahead of it: as far as there are buffers.
 //
 // With a device whose memory the host cannot reach, what is put is copied in the queue ToHost and
 // what is taken in the queue ToDevice; the caller holds the source, and leaves the target alone,
@@ -13,19 +13,18 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "base/executor.h"
 #include "tiering/device/device.h"
-#include "tiering/staging_ring.h"
+#include "tiering/pipeline.h"
 #include "tiering/tier_store.h"
 
 namespace artesian::tiering {
 
-class Depot {
+class Depot : private Pipeline<Depot> {
  public:
   struct Options {
     std::uint64_t buffer_bytes = 0;  // at least the blocks of every shard on nvme
@@ -56,37 +55,40 @@ class Depot {
   /// Nothing more will be taken. Errors: Io, Timeout.
   Result<void> forget() noexcept;
   /// Waits for all transfers. Errors: the first one's.
-  Result<void> finish() noexcept;
+  Result<void> finish() noexcept { return drain(); }
 
   /// Lists the host memory that blocks on their way to or from nvme pass through.
   std::vector<std::span<std::byte>> buffers() const { return ring_->buffers(); }
   /// Bytes that the CPU itself has copied, where the device is host-accessible.
   std::uint64_t bytes_put() const noexcept { return bytes_put_; }
   std::uint64_t bytes_taken() const noexcept { return bytes_taken_; }
-  double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
+  using Pipeline::wait_seconds;
 
  private:
-  struct Block {
-    ShardId shard{};
-    std::uint64_t index = 0;
-    std::uint64_t bytes = 0;      // of the array; the rest of the block is zero
-    StagingItem* item = nullptr;  // being read into, or copied into from the device
-  };
-  Depot(TierStore& store, Device& device, Executor& executor)
-      : store_(store), device_(device), executor_(executor) {}
-  std::vector<Block> blocks_of(ShardId shard, std::uint64_t bytes) const;
-  ByteRange range_of(const Block& block) const noexcept;
+  friend Pipeline<Depot>;
+  using Pipeline::finish;
+  friend Order;  // which this is the port of. A task is a block: of a shard, the one with that
+                 // index
+  Depot(std::unique_ptr<StagingRing> ring, TierStore& store, Device& device, Executor& executor)
+      : Pipeline(*ring, "kept inputs"),
+        store_(store),
+        device_(device),
+        executor_(executor),
+        ring_(std::move(ring)) {}
+  /// What the host copies is put by tasks that only write, what a device does by such that read.
+  RingNeed need(const RingTask&) const noexcept {
+    return puts_ && !separate() ? RingNeed::ToWrite : RingNeed::ToRead;
+  }
+  bool writes() const noexcept { return puts_; }
+  Result<void> read(const RingTask& task, StagingItem& item) noexcept;
+  Result<void> work(std::size_t, const RingTask& task, StagingItem* item) noexcept;
+
+  std::vector<RingTask> blocks_of(ShardId shard, std::uint64_t bytes) const;
+  ByteRange range_of(const RingTask& block) const noexcept;
   bool separate() const noexcept { return !device_.host_accessible(); }
   void copy(std::byte* target, const std::byte* source, std::uint64_t bytes) noexcept;
-  template <typename Wait>
-  auto timed(const Wait& wait) noexcept;
   Result<void> put_on_nvme(ShardId shard, std::span<const std::byte> source) noexcept;
-  Result<StagingItem*> next_item() noexcept;
-  Result<void> write(const Block& block) noexcept;
-  Result<void> write_copied(bool wait) noexcept;
-  Result<void> read_ahead() noexcept;
-  Result<void> drop_until(ShardId shard) noexcept;
-  Error cause_of(Error read) noexcept;
+  std::uint64_t begin_to_put(const RingTask& block, StagingItem& item) const noexcept;
   Result<void> take_from_nvme(ShardId shard, std::span<std::byte> target,
                               DeviceFence free) noexcept;
 
@@ -94,16 +96,13 @@ class Depot {
   Device& device_;
   Executor& executor_;
   std::unique_ptr<StagingRing> ring_;
-  std::uint64_t turn_ = 0;
-  std::deque<Block> copied_;  // from the device, and not written yet
-  std::vector<Block> order_;  // to be read
-  std::size_t current_ = 0;   // of these, the first that was not taken
-  std::size_t issued_ = 0;    // of these, the first whose read was not started
-  DeviceFence last_put_;      // of homes in host memory: what was copied into them
-  DeviceFence last_taken_;    // and out of them
+  bool puts_ = true;                     // the pass: else it takes
+  std::span<const std::byte> source_{};  // of the shard that is being put
+  std::span<std::byte> target_{};        // of the one that is being taken
+  DeviceFence last_put_;                 // of homes in host memory: what was copied into them
+  DeviceFence last_taken_;               // and out of them
   std::uint64_t bytes_put_ = 0;
   std::uint64_t bytes_taken_ = 0;
-  std::uint64_t wait_ns_ = 0;
 };
 
 }  // namespace artesian::tiering
