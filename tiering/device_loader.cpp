@@ -23,46 +23,25 @@ class DeviceLoader::Turn {
   bool& busy_;
 };
 
-/// One piece of pinned host memory: free, being read into, or being copied from.
-class DeviceLoader::Buffer final : public BufferOwner {
- public:
-  explicit Buffer(BufferLease lease) : memory(std::move(lease)) {}
-  ~Buffer() { ARTESIAN_CHECK(!lent && load == nullptr); }
-  void give_back(std::byte*, std::uint64_t) noexcept override {
-    ARTESIAN_CHECK(lent);
-    lent = false;
-  }
-  BufferLease lend() noexcept {
-    ARTESIAN_CHECK(!lent && length <= memory.size(), length, memory.size());
-    lent = true;
-    return {memory.data(), length, this};
-  }
-
-  BufferLease memory;
-  Transfer transfer;
-  DeviceLoad* load = nullptr;  // set: being read into, for this load
-  std::uint64_t offset = 0;    // of the piece within the shard
-  std::uint64_t length = 0;
-  std::uint64_t turn = 0;  // when it was last taken
-  DeviceFence copied;      // what is in it may be overwritten after this
-  bool lent = false;
-};
-
-DeviceLoader::DeviceLoader(const Options& options, Device& device, TierStore& store,
-                           Executor& executor)
-    : options_(options), device_(device), store_(store), executor_(executor) {}
+DeviceLoader::DeviceLoader(const Options& options, std::unique_ptr<StagingRing> ring,
+                           Device& device, TierStore& store, Executor& executor)
+    : Pipeline(*ring, nullptr),
+      options_(options),
+      device_(device),
+      store_(store),
+      executor_(executor),
+      ring_(std::move(ring)) {}
 
 Result<std::unique_ptr<DeviceLoader>> DeviceLoader::create(const Options& options, Device& device,
                                                            TierStore& store, Executor& executor,
                                                            pinned::Pool& device_pool,
                                                            pinned::Pool& host_pool) {
   ARTESIAN_CHECK(!device.host_accessible());
-  std::unique_ptr<DeviceLoader> loader(new DeviceLoader(options, device, store, executor));
   ARTESIAN_CHECK(options.staging_count == 0 || options.staging_bytes != 0);
-  for (std::uint32_t index = 0; index < options.staging_count; ++index) {
-    ARTESIAN_TRY(memory, host_pool.lease(options.staging_bytes, pinned::Placement::High));
-    loader->buffers_.push_back(std::make_unique<Buffer>(std::move(memory)));
-  }
+  ARTESIAN_TRY(ring, StagingRing::create(store, host_pool, options.staging_bytes,
+                                         options.staging_count, device));
+  std::unique_ptr<DeviceLoader> loader(
+      new DeviceLoader(options, std::move(ring), device, store, executor));
   if (options.expansion_bytes != 0) {
     ARTESIAN_TRY(memory, device_pool.lease(options.expansion_bytes, pinned::Placement::High));
     loader->expansion_ = std::move(memory);
@@ -79,14 +58,6 @@ DeviceLoader::~DeviceLoader() {
   ARTESIAN_CHECK(reading_.empty(), reading_.size());
 }
 
-std::vector<std::span<std::byte>> DeviceLoader::buffers() const {
-  std::vector<std::span<std::byte>> list;
-  for (const auto& buffer : buffers_) {
-    list.emplace_back(buffer->memory.data(), static_cast<std::size_t>(buffer->memory.size()));
-  }
-  return list;
-}
-
 std::uint64_t DeviceLoader::bytes_of(const DeviceLoad& load) const noexcept {
   return load.image * dtype_size(load.stored);
 }
@@ -97,7 +68,7 @@ bool DeviceLoader::complete(const DeviceLoad& load) const noexcept {
 
 Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
   const Turn turn(busy_);
-  load.bytes_asked = load.bytes_loaded = 0;
+  load.bytes_loaded = 0;
   load.failed.reset();
   load.loaded = {};
   ARTESIAN_CHECK(load.target != nullptr && bytes_of(load) <= store_.shard(load.shard).bytes,
@@ -105,10 +76,13 @@ Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
   ARTESIAN_CHECK(std::find(reading_.begin(), reading_.end(), &load) == reading_.end());
   const Tier home = store_.shard(load.shard).home;
   if (home == Tier::Nvme) {
-    ARTESIAN_CHECK(!buffers_.empty());
+    ARTESIAN_CHECK(ring_->count() != 0);
     reading_.push_back(&load);
-    read_more(load);
-    return {};
+    std::vector<RingTask> pieces;
+    for (std::uint64_t piece = 0; piece * options_.staging_bytes < bytes_of(load); ++piece) {
+      pieces.push_back({static_cast<std::uint32_t>(load.shard), piece});
+    }
+    return append(pieces);
   }
   if (home == Tier::Device) {
     ARTESIAN_TRY_VOID(load_from_device(load));
@@ -146,49 +120,33 @@ Result<void> DeviceLoader::copy(const std::byte* source, DType stored, std::byte
   return {};
 }
 
-DeviceLoader::Buffer* DeviceLoader::free_buffer() noexcept {
-  for (const auto& buffer : buffers_) {
-    if (buffer->load == nullptr && device_.ready(buffer->copied)) return buffer.get();
-  }
-  return nullptr;
+DeviceLoad& DeviceLoader::load_of(const RingTask& task) const noexcept {
+  const auto load = std::find_if(reading_.begin(), reading_.end(), [&](const DeviceLoad* reading) {
+    return reading->shard == ShardId(task.unit);
+  });
+  ARTESIAN_CHECK(load != reading_.end(), task.unit, task.index);
+  return **load;
 }
 
-/// The buffer that was taken first among those being read into (for one load, or any), or among
-/// those being copied from.
-DeviceLoader::Buffer* DeviceLoader::oldest(const DeviceLoad* of, bool reading) noexcept {
-  Buffer* found = nullptr;
-  for (const auto& buffer : buffers_) {
-    if ((buffer->load != nullptr) != reading) continue;
-    if (of != nullptr && buffer->load != of) continue;
-    if (found == nullptr || buffer->turn < found->turn) found = buffer.get();
-  }
-  return found;
+ByteRange DeviceLoader::range_of(const RingTask& task) const noexcept {
+  const std::uint64_t offset = task.index * options_.staging_bytes;
+  return {offset, std::min(options_.staging_bytes, bytes_of(load_of(task)) - offset)};
 }
 
-void DeviceLoader::read_more(DeviceLoad& load) noexcept {
-  const std::uint64_t total = bytes_of(load);
-  ARTESIAN_CHECK(load.bytes_loaded <= load.bytes_asked && load.bytes_asked <= total,
-                 load.bytes_loaded, load.bytes_asked, total);
-  while (!load.failed.has_value() && load.bytes_asked < total) {
-    Buffer* buffer = free_buffer();
-    if (buffer == nullptr) return;
-    buffer->load = &load;
-    buffer->turn = turn_++;
-    buffer->offset = load.bytes_asked;
-    buffer->length = std::min(options_.staging_bytes, total - load.bytes_asked);
-    load.bytes_asked += buffer->length;
-    store_.read(buffer->transfer, load.shard, {buffer->offset, buffer->length}, buffer->lend(),
-                load.priority);
-  }
+Result<void> DeviceLoader::read(const RingTask& task, StagingItem& item) noexcept {
+  item.read(ShardId(task.unit), range_of(task), 0, load_of(task).priority);
+  return {};
 }
 
-Result<void> DeviceLoader::verify(const DeviceLoad& load, const Buffer& buffer) noexcept {
-  const std::uint64_t block_bytes = store_.shard(load.shard).block_bytes;
-  ARTESIAN_CHECK(buffer.offset % block_bytes == 0, buffer.offset, block_bytes);
-  const std::uint64_t first = buffer.offset / block_bytes;
-  const std::uint64_t count = (buffer.length + block_bytes - 1) / block_bytes;
+Result<void> DeviceLoader::verify(const RingTask& task, const std::byte* data) noexcept {
+  const auto shard = ShardId(task.unit);
+  const ByteRange range = range_of(task);
+  const std::uint64_t block_bytes = store_.shard(shard).block_bytes;
+  ARTESIAN_CHECK(range.offset % block_bytes == 0, range.offset, block_bytes);
+  const std::uint64_t first = range.offset / block_bytes;
+  const std::uint64_t count = (range.length + block_bytes - 1) / block_bytes;
   const auto check = [&](std::uint64_t block) {
-    return store_.verify(load.shard, first + block, buffer.memory.data() + block * block_bytes);
+    return store_.verify(shard, first + block, data + block * block_bytes);
   };
   std::atomic<std::uint64_t> bad{count};
   executor_.parallel_for(count, 1, [&](std::uint64_t from, std::uint64_t to) {
@@ -199,85 +157,55 @@ Result<void> DeviceLoader::verify(const DeviceLoad& load, const Buffer& buffer) 
   return bad == count ? Result<void>() : check(bad);
 }
 
-/// Waits for the buffer's read, and enqueues its copy. What is wrong with the data is the load's
-/// failure; errors here are the device's, which fail the load, too, as advance() may have nobody to
-/// tell; and Timeout, after which the read is still in flight.
-Result<void> DeviceLoader::pass_on(Buffer& buffer) noexcept {
-  ARTESIAN_CHECK(buffer.load != nullptr && buffer.length != 0, buffer.length);
-  DeviceLoad& load = *buffer.load;
-  auto outcome = store_.wait(buffer.transfer, load.shard);
-  if (!buffer.transfer.ready()) return outcome;
-  buffer.transfer.take_buffer().reset();
-  ARTESIAN_CHECK(!buffer.lent);
-  buffer.load = nullptr;
-  if (outcome.has_value()) outcome = verify(load, buffer);
+/// Waits for the piece, and enqueues its copy. What is wrong with the data is the load's failure;
+/// errors here are the device's, which fail the load, too, as advance() may have nobody to tell;
+/// and Timeout, after which the read is still in flight.
+Result<void> DeviceLoader::work(std::size_t, const RingTask& task, StagingItem* item) noexcept {
+  DeviceLoad& load = load_of(task);
+  auto outcome = finish(*item);
+  if (!item->idle()) return outcome;
+  if (load.failed.has_value()) return {};
+  if (outcome.has_value()) outcome = verify(task, item->data());
   if (!outcome.has_value()) {
     load.failed = std::move(outcome).error();
     return {};
   }
-  const std::uint64_t first = buffer.offset / dtype_size(load.stored);
-  std::byte* target = load.target + first * dtype_size(load.computed);
-  auto end = copy(buffer.memory.data(), load.stored, target, load.computed,
-                  buffer.length / dtype_size(load.stored))
-                 .and_then([&] { return device_.record(Queue::ToDevice); });
+  const ByteRange range = range_of(task);
+  std::byte* target =
+      load.target + range.offset / dtype_size(load.stored) * dtype_size(load.computed);
+  auto end =
+      copy(item->data(), load.stored, target, load.computed, range.length / dtype_size(load.stored))
+          .and_then([&] { return item->hold(); });
   if (!end.has_value()) {
     load.failed = end.error();
     return std::move(end).error();
   }
-  buffer.copied = load.loaded = end.value();
-  load.bytes_loaded += buffer.length;
-  ARTESIAN_CHECK(load.bytes_loaded <= load.bytes_asked, load.bytes_loaded, load.bytes_asked);
-  if (complete(load)) forget(load);
+  load.loaded = end.value();
+  load.bytes_loaded += range.length;
+  ARTESIAN_CHECK(load.bytes_loaded <= bytes_of(load), load.bytes_loaded, bytes_of(load));
   return {};
-}
-
-void DeviceLoader::forget(DeviceLoad& load) noexcept {
-  std::erase(reading_, &load);
 }
 
 Result<void> DeviceLoader::finish(DeviceLoad& load) noexcept {
   const Turn turn(busy_);
   while (!complete(load)) {
     if (load.failed.has_value()) return *load.failed;
-    read_more(load);
-    Buffer* next = oldest(&load, /*reading=*/true);
-    if (next == nullptr) {  // none of the buffers is ours yet
-      next = oldest(nullptr, /*reading=*/false);
-      if (next != nullptr) {
-        ARTESIAN_TRY_VOID(device_.finish(next->copied));
-        continue;
-      }
-      next = oldest(nullptr, /*reading=*/true);
-    }
-    ARTESIAN_CHECK(next != nullptr);
-    ARTESIAN_TRY_VOID(pass_on(*next));
+    ARTESIAN_TRY_VOID(demand(static_cast<std::uint32_t>(load.shard)));
   }
+  std::erase(reading_, &load);
   return {};
 }
 
 Result<void> DeviceLoader::cancel(DeviceLoad& load) noexcept {
   const Turn turn(busy_);
-  for (const auto& buffer : buffers_) {
-    if (buffer->load != &load) continue;
-    auto outcome = store_.wait(buffer->transfer, load.shard);
-    if (!buffer->transfer.ready()) return outcome;
-    buffer->transfer.take_buffer().reset();
-    ARTESIAN_CHECK(!buffer->lent);
-    buffer->load = nullptr;
-  }
-  forget(load);
+  ARTESIAN_TRY_VOID(forget(static_cast<std::uint32_t>(load.shard)));
+  std::erase(reading_, &load);
   return {};
 }
 
 Result<void> DeviceLoader::advance() noexcept {
   const Turn turn(busy_);
-  for (const auto& buffer : buffers_) {
-    if (buffer->load != nullptr && buffer->transfer.ready()) {
-      ARTESIAN_TRY_VOID(pass_on(*buffer));
-    }
-  }
-  for (DeviceLoad* load : reading_) read_more(*load);
-  return {};
+  return advance_come();
 }
 
 }  // namespace artesian::tiering

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +23,7 @@
 
 #include "base/executor.h"
 #include "tiering/device/device.h"
-#include "tiering/tier_store.h"
+#include "tiering/pipeline.h"
 
 namespace artesian::tiering {
 
@@ -38,13 +37,12 @@ struct DeviceLoad {
   aio::Priority priority = aio::Priority::Demand;
 
   // The loader's:
-  std::uint64_t bytes_asked = 0;   // reads of them have been submitted
   std::uint64_t bytes_loaded = 0;  // copies of them have been enqueued
   std::optional<Error> failed;
   DeviceFence loaded;  // of the last copy
 };
 
-class DeviceLoader {
+class DeviceLoader : private Pipeline<DeviceLoader> {
  public:
   struct Options {
     std::uint64_t staging_bytes = 0;    // of one host buffer; a multiple of every shard's blocks
@@ -79,31 +77,35 @@ class DeviceLoader {
                     std::uint64_t count) noexcept;
   Device& device() noexcept { return device_; }
   /// Lists the host memory that what comes from nvme passes through.
-  std::vector<std::span<std::byte>> buffers() const;
+  std::vector<std::span<std::byte>> buffers() const { return ring_->buffers(); }
 
  private:
-  class Buffer;
   class Turn;
-  DeviceLoader(const Options& options, Device& device, TierStore& store, Executor& executor);
+  friend Pipeline<DeviceLoader>;
+  using Pipeline::finish;
+  friend Order;  // which this is the port of. A task is a piece of a shard
+  DeviceLoader(const Options& options, std::unique_ptr<StagingRing> ring, Device& device,
+               TierStore& store, Executor& executor);
+  static RingNeed need(const RingTask&) noexcept { return RingNeed::ToRead; }
+  static bool writes() noexcept { return false; }
+  Result<void> read(const RingTask& task, StagingItem& item) noexcept;
+  Result<void> work(std::size_t, const RingTask& task, StagingItem* item) noexcept;
+
   std::uint64_t bytes_of(const DeviceLoad& load) const noexcept;
   bool complete(const DeviceLoad& load) const noexcept;
-  Buffer* free_buffer() noexcept;
-  Buffer* oldest(const DeviceLoad* of, bool reading) noexcept;
-  void read_more(DeviceLoad& load) noexcept;
-  Result<void> pass_on(Buffer& buffer) noexcept;
-  Result<void> verify(const DeviceLoad& load, const Buffer& buffer) noexcept;
+  DeviceLoad& load_of(const RingTask& task) const noexcept;
+  ByteRange range_of(const RingTask& task) const noexcept;
+  Result<void> verify(const RingTask& task, const std::byte* data) noexcept;
   Result<void> load_from_device(DeviceLoad& load) noexcept;
-  void forget(DeviceLoad& load) noexcept;
 
   const Options options_;
   Device& device_;
   TierStore& store_;
   Executor& executor_;
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::unique_ptr<StagingRing> ring_;
   BufferLease expansion_;
-  std::deque<DeviceLoad*> reading_;  // loads from nvme, in the order of their start
-  std::uint64_t turn_ = 0;
-  bool busy_ = false;  // a call is under way
+  std::vector<DeviceLoad*> reading_;  // loads from nvme, each in the pass
+  bool busy_ = false;                 // a call is under way
 };
 
 }  // namespace artesian::tiering
