@@ -11,7 +11,7 @@
 #include <memory>
 #include <span>
 
-#include "tiering/staging_ring.h"
+#include "tiering/tier_store.h"
 
 namespace artesian::tiering {
 
@@ -20,14 +20,26 @@ struct ShardStreamOptions {
   std::uint32_t buffers = 2;            // pieces in memory at once, 1 and more
 };
 
-class ShardReader {
+/// What both are: the pieces of a shard in the pipeline, one of them with the caller.
+class ShardStream {
+ public:
+  ShardStream(ShardStream&&) noexcept;
+  ~ShardStream();
+
+ protected:
+  class Pieces;
+  explicit ShardStream(std::unique_ptr<Pieces> pieces) noexcept;
+  static Result<std::unique_ptr<Pieces>> open(TierStore& store, ShardId shard, pinned::Pool& pool,
+                                              const ShardStreamOptions& options, bool reads);
+  std::unique_ptr<Pieces> pieces_;
+};
+
+class ShardReader : public ShardStream {
  public:
   /// Starts reading. The shard's home is nvme, and nothing may be writing to it.
   /// Errors: Exhausted (the pool).
   static Result<ShardReader> open(TierStore& store, ShardId shard, pinned::Pool& pool,
                                   const ShardStreamOptions& options = {});
-  ShardReader(ShardReader&&) noexcept = default;
-  ~ShardReader();
   /// The next piece, verified; valid until the next call. Empty at the end of the shard.
   /// Errors: Io, Corrupt, Timeout.
   Result<std::span<const std::byte>> next();
@@ -35,27 +47,14 @@ class ShardReader {
   Result<void> close();
 
  private:
-  ShardReader(TierStore& store, ShardId shard, std::uint64_t piece_bytes)
-      : store_(&store), shard_(shard), piece_bytes_(piece_bytes) {}
-  void start_piece();
-
-  TierStore* store_;
-  ShardId shard_;
-  std::uint64_t piece_bytes_;
-  std::uint64_t offset_asked_ = 0;  // bytes whose reads were started
-  std::uint64_t offset_given_ = 0;  // bytes handed out
-  std::uint64_t turn_asked_ = 0;
-  std::uint64_t turn_given_ = 0;
-  std::unique_ptr<StagingRing> ring_;
+  using ShardStream::ShardStream;
 };
 
-class ShardWriter {
+class ShardWriter : public ShardStream {
  public:
   /// Errors: Exhausted (the pool).
   static Result<ShardWriter> open(TierStore& store, ShardId shard, pinned::Pool& pool,
                                   const ShardStreamOptions& options = {});
-  ShardWriter(ShardWriter&&) noexcept = default;
-  ~ShardWriter();
   /// Returns where the next piece's bytes go; fill all of it before the next call, which starts
   /// writing it. Empty at the end of the shard. Errors: Io, NoSpace, Timeout, of earlier pieces.
   Result<std::span<std::byte>> next();
@@ -63,17 +62,7 @@ class ShardWriter {
   Result<void> close();
 
  private:
-  ShardWriter(TierStore& store, ShardId shard, std::uint64_t piece_bytes)
-      : store_(&store), shard_(shard), piece_bytes_(piece_bytes) {}
-  void write_pending();
-
-  TierStore* store_;
-  ShardId shard_;
-  std::uint64_t piece_bytes_;
-  std::uint64_t offset_ = 0;          // of the piece that comes next
-  std::uint64_t pending_length_ = 0;  // of the piece that the caller is filling
-  std::uint64_t turn_ = 0;
-  std::unique_ptr<StagingRing> ring_;
+  using ShardStream::ShardStream;
 };
 
 }  // namespace artesian::tiering
