@@ -111,9 +111,7 @@ class Residency::Slot final : public BufferOwner {
   std::atomic<Refresh> refresh{Refresh::None};
   std::uint32_t pins = 0;
   BufferLease memory;
-  std::deque<Transfer> pieces;
-  std::uint64_t pieces_issued = 0;
-  std::uint64_t pieces_awaited = 0;
+  std::deque<Transfer> pieces;  // all of the shard, each into its part of the slot
   std::uint64_t piece_bytes = 0;
   std::atomic<int> leases{0};
   // With a loader only:
@@ -249,35 +247,33 @@ Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
 }
 
 Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept {
-  ARTESIAN_CHECK(slot.pieces_awaited == slot.pieces_issued, slot.pieces_awaited,
-                 slot.pieces_issued);  // else their transfers are begun a second time
-  slot.pieces_issued = slot.pieces_awaited = 0;
-  const std::uint64_t total = slot.stored_bytes();
+  std::uint64_t offset = 0;
   for (Transfer& piece : slot.pieces) {
-    const std::uint64_t offset = slot.pieces_issued * slot.piece_bytes;
-    ARTESIAN_CHECK(offset < total, offset, total);
-    const std::uint64_t length = std::min(slot.piece_bytes, total - offset);
+    ARTESIAN_CHECK(!piece.busy() && offset < slot.stored_bytes(), offset, slot.stored_bytes());
+    const std::uint64_t length = std::min(slot.piece_bytes, slot.stored_bytes() - offset);
     store_.read(piece, slot.unit.shard, {offset, length},
                 slot.lease(slot.tail_offset() + offset, length), priority);
-    ++slot.pieces_issued;
+    offset += length;
   }
   return {};
 }
 
+/// After an error that leaves it in flight, it may be awaited again.
+Result<void> Residency::await_piece(const Slot& slot, Transfer& piece) noexcept {
+  if (!piece.busy()) return {};
+  const std::uint64_t begin_ns = monotonic_ns();
+  auto outcome = store_.wait(piece, slot.unit.shard);
+  waited_since(begin_ns);
+  if (piece.ready()) piece.take_buffer().reset();
+  return outcome;
+}
+
 Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noexcept {
-  if (slot.pieces.empty()) return {};
   ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);
   const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
-  while (slot.pieces_awaited < slot.pieces_issued &&
-         slot.pieces_awaited * slot.piece_bytes < bytes) {
-    Transfer& piece = slot.pieces[static_cast<std::size_t>(slot.pieces_awaited)];
-    const std::uint64_t begin_ns = monotonic_ns();
-    const auto outcome = store_.wait(piece, slot.unit.shard);
-    waited_since(begin_ns);
-    if (!piece.ready()) return outcome.error();  // still in flight, and to be awaited again
-    ++slot.pieces_awaited;
-    piece.take_buffer().reset();
-    if (!outcome.has_value()) return outcome.error();
+  for (std::size_t piece = 0; piece < slot.pieces.size(); ++piece) {
+    if (piece * slot.piece_bytes >= bytes) break;
+    ARTESIAN_TRY_VOID(await_piece(slot, slot.pieces[piece]));
   }
   return {};
 }
@@ -374,9 +370,9 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.pins == 0, slot.pins);
   if (slot.state() == SlotState::Absent) return {};
-  while (slot.pieces_awaited < slot.pieces_issued) {  // all must come back before the memory may go
-    const auto outcome = await_pieces(slot, slot.unit.image);
-    if (!outcome.has_value() && outcome.error().code == ErrorCode::Timeout) return outcome.error();
+  for (Transfer& piece : slot.pieces) {  // all must come back before the memory may go
+    auto outcome = await_piece(slot, piece);
+    if (piece.busy()) return outcome;
   }
   ARTESIAN_CHECK(slot.leases == 0, slot.leases.load());
   if (loader_ != nullptr && !slot.aliased()) {

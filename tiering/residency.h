@@ -92,6 +92,7 @@ class Residency final : public UnitSlots {
   void go(Slot& slot, SlotState to) noexcept;
   Result<void> finish_writes(const Slot& slot) noexcept;
   Result<void> read_pieces(Slot& slot, aio::Priority priority) noexcept;
+  Result<void> await_piece(const Slot& slot, Transfer& piece) noexcept;
   Result<void> await_pieces(Slot& slot, std::uint64_t element_end) noexcept;
   Result<void> load(Slot& slot) noexcept;
   Result<void> load_missed(Slot& slot) noexcept;

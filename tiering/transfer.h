@@ -22,6 +22,8 @@ class Transfer final : public BufferOwner {
   ~Transfer() = default;  // the completions check that they are not in flight
 
   bool in_flight() const noexcept;
+  /// True from its start until its buffer is taken.
+  bool busy() const noexcept { return buffer_ || in_flight(); }
   /// True once every part is finished, successfully or not.
   bool ready() const noexcept;
   /// Takes the buffer back; an empty lease where the kernel may still write to it. Only when ready.
