@@ -3,6 +3,7 @@ with exit code 2, and that nothing is left behind, whatever ends the program."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -332,3 +333,23 @@ def test_signals_leave_nothing_behind(folder, number):
     command = [PROGRAM, "run", "--path", folder, "--size", "8MiB", "--seconds", "600"]
     output, _ = stop_while_measuring(command, number)
     assert output == ""
+
+
+@pytest.mark.skipif(shutil.which("gocryptfs") is None, reason="gocryptfs is not installed")
+def test_item_12_a_file_system_that_cannot_sync_files_without_a_name(folder, tmp_path):
+    """gocryptfs looks files up by their paths: the file keeps its name until the end."""
+    below = tmp_path / "below"
+    below.mkdir()
+    secret = ["-q", "-extpass", "echo secret"]
+    for words in [["-init", "-scryptn", "10", *secret, below], [*secret, below, folder]]:
+        done = subprocess.run(["gocryptfs", *map(str, words)], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount gocryptfs here: {done.stderr.strip()}")
+    try:
+        for flags in [[], ["--no-direct", "--op", "mixed"]]:
+            figures, lines = measured_aloud(folder, *flags, size="4MiB")
+            assert figures["verified"] is True
+            assert any("cannot sync a file without a name" in line for line in lines), lines
+            assert list(folder.iterdir()) == []
+    finally:
+        subprocess.run(["umount", folder], check=True)

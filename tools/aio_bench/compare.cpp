@@ -109,7 +109,7 @@ class Comparer {
   std::optional<HugePageReservation> huge_pages_;
   std::string memory_note_;
   std::unique_ptr<Ground> ground_;
-  std::unique_ptr<File> fio_file_;
+  BenchFile fio_file_;
   const char* engine_ = "";
   const char* fio_engine_ = "io_uring";
   bool verified_ = true;
@@ -184,7 +184,7 @@ Result<void> Comparer::make_files() {
   ARTESIAN_TRY_VOID(ground_->fill(transfers_of(Access::Write), [&](const Pass& now) {
     progress_->show(pass_line("writing", options_.size, now));
   }));
-  ARTESIAN_TRY(file, open_unnamed_file(options_.directory, Direct::Never, options_.size));
+  ARTESIAN_TRY(file, create_bench_file(options_.directory, Direct::Never, options_.size));
   fio_file_ = std::move(file);
   FioJob filling = job_of(Access::Write);
   filling.seconds = 0;

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <random>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -51,6 +53,38 @@ std::function<void()> telling(const Sweep& sweep, std::uint64_t size, const Pass
   };
 }
 
+Result<BenchFile> open_new_file(const std::string& directory, Direct direct) {
+  std::random_device device;
+  const std::string path =
+      fmt::format("{}/artesian-aio-bench-{}-{}", directory, getpid(), device());
+  BenchFile opened;
+  ARTESIAN_TRY(file, system_files().open(path, {.create = Create::Exclusive, .direct = direct}));
+  opened.file = std::move(file);
+  opened.name.reset(new std::string(path));
+  return opened;
+}
+
+/// Tries the calls that are made on the file later. A file system that looks files up by their
+/// paths fails them (ENOENT, ESTALE); fio opens the file by its descriptor.
+bool works_without_name(File& file) {
+  constexpr std::uint64_t tried = 4096;
+  const auto lacks_name = [](const Error& error) {
+    return error.system_error == ENOENT || error.system_error == ESTALE;
+  };
+  const auto size = file.size();
+  if (!size.has_value()) return !lacks_name(size.error());
+  const auto allocated = file.allocate(tried);
+  if (!allocated.has_value()) return !lacks_name(allocated.error());
+  const auto synced = file.sync();
+  if (!synced.has_value()) return !lacks_name(synced.error());
+  if (::access("/proc/self/fd", X_OK) != 0) return true;
+  const std::string own = fmt::format("/proc/self/fd/{}", file.descriptor());
+  const int again = ::open(own.c_str(), O_RDWR | O_CLOEXEC);
+  const int system_error = errno;
+  if (again >= 0) ::close(again);
+  return again >= 0 || (system_error != ENOENT && system_error != ESTALE);
+}
+
 }  // namespace
 
 double Pass::gb_per_s() const noexcept {
@@ -62,15 +96,28 @@ double Pass::seconds_left() const noexcept {
   return rest * seconds / std::max(static_cast<double>(done), 1.0);
 }
 
-Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
-                                                std::uint64_t size) {
-  std::random_device device;
-  const std::string path =
-      fmt::format("{}/artesian-aio-bench-{}-{}", directory, getpid(), device());
-  ARTESIAN_TRY(file, system_files().open(path, {.create = Create::Exclusive, .direct = direct}));
+void BenchFile::RemoveName::operator()(std::string* path) const noexcept {
+  (void)system_files().remove(*path).has_value();
+  delete path;
+}
+
+Result<BenchFile> create_bench_file(const std::string& directory, Direct direct,
+                                    std::uint64_t size) {
+  ARTESIAN_TRY(unnamed, open_new_file(directory, direct));
+  const std::string path = *unnamed.name;
   ARTESIAN_TRY_VOID(system_files().remove(path));
-  ARTESIAN_TRY_VOID(file->allocate(size));
-  return file;
+  std::unique_ptr<std::string>(unnamed.name.release()).reset();
+  if (works_without_name(*unnamed.file)) {
+    ARTESIAN_TRY_VOID(unnamed->allocate(size));
+    return unnamed;
+  }
+  unnamed.file.reset();
+  log_once(LogLevel::Warning, "the file system of " + directory +
+                                  " cannot sync a file without a name: the temporary file keeps "
+                                  "its name, and stays if the program is killed");
+  ARTESIAN_TRY(named, open_new_file(directory, direct));
+  ARTESIAN_TRY_VOID(named->allocate(size));
+  return named;
 }
 
 const char* access_name(Access access) noexcept {
@@ -96,7 +143,7 @@ Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
   std::unique_ptr<Ground> ground(new Ground(options, stop));
   const std::uint64_t size = round_up(options.size / options.directories.size(), 4096);
   for (const std::string& directory : options.directories) {
-    ARTESIAN_TRY(file, open_unnamed_file(directory, options.direct, size));
+    ARTESIAN_TRY(file, create_bench_file(directory, options.direct, size));
     const std::uint64_t granules = round_up(size, options.granule) / options.granule;
     ground->files_.push_back(
         {.file = std::move(file), .size = size, .writers = std::vector<Writer>(granules)});

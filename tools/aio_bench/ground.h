@@ -2,6 +2,8 @@
 // pool of buffers. Filled once, it serves any number of measurements.
 //
 // The files are unlinked as soon as they are open: whatever ends the program, nothing stays behind.
+// Some file systems (gocryptfs) cannot sync a file without a name. There the file keeps its name
+// until it is closed.
 // Each granule of a file remembers the pass and the buffer that wrote it last, so that every block
 // read, by any measurement, can be told right from wrong (tools/aio_bench/bench_pattern.h). With
 // several directories block i goes to file i modulo their number.
@@ -19,6 +21,16 @@
 #include "tools/aio_bench/bench_pattern.h"
 
 namespace artesian::bench {
+
+/// An open file. `name` is its path where it has one, which is removed with it.
+struct BenchFile {
+  struct RemoveName {
+    void operator()(std::string* path) const noexcept;
+  };
+  std::unique_ptr<std::string, RemoveName> name;  // before `file`: removed after it is closed
+  std::unique_ptr<File> file;
+  File* operator->() const noexcept { return file.get(); }
+};
 
 /// Says what a measurement does. Mixed is what an optimizer does: reads run ahead, and what was
 /// read is written back behind them, to where it came from.
@@ -112,7 +124,7 @@ class Ground {
     std::uint32_t buffer = 0;
   };
   struct WorkFile {
-    std::unique_ptr<File> file;
+    BenchFile file;
     std::uint64_t size = 0;
     std::vector<Writer> writers;  // of its granules
   };
@@ -131,9 +143,10 @@ class Ground {
   std::atomic<std::uint32_t> buffer_next_ = 0;
 };
 
-/// A new file of `size` bytes, reserved, that no directory names any more. Errors: Io, NoSpace.
-Result<std::unique_ptr<File>> open_unnamed_file(const std::string& directory, Direct direct,
-                                                std::uint64_t size);
+/// Creates a file of `size` bytes, reserved, without a name where the file system can sync such a
+/// file. Errors: Io, NoSpace.
+Result<BenchFile> create_bench_file(const std::string& directory, Direct direct,
+                                    std::uint64_t size);
 
 /// Blocks that these transfers have in flight at most, over files of so many bytes.
 std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept;

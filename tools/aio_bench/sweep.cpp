@@ -146,7 +146,7 @@ void Sweep::give_up(double patience) {
     lock.lock();
     still_.wait_for(lock, watch_every, [&] { return moving_ == 0; });
   }
-  for (Ground::WorkFile& each : ground_.files_) keep_for_ever(std::move(each.file));
+  for (Ground::WorkFile& each : ground_.files_) keep_for_ever(std::move(each.file.file));
 }
 
 std::optional<std::uint64_t> Sweep::next_sequence() noexcept {
@@ -216,7 +216,7 @@ void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noe
   }
   slot.completion.prepare({.operation = operation,
                            .priority = priority,
-                           .file = file_of(slot.block).file.get(),
+                           .file = file_of(slot.block).file.file.get(),
                            .offset = offset_of(slot.block),
                            .length = slot.length},
                           std::move(buffer), finished, &slot);
