@@ -22,6 +22,14 @@ class Faults {
     if (lines_.empty()) code_ = ErrorCode::Unsupported;
     lines_.push_back("not supported yet: " + line);
   }
+  /// One line: "KEY.PATH: ...", and that DeepSpeed 0.19.8 has removed it. `line`: the path, and
+  /// what was got and is allowed where a value is at fault.
+  void removed(const std::string& line) {
+    if (lines_.empty()) code_ = ErrorCode::Unsupported;
+    const bool of_value = line.find(": got ") != std::string::npos;
+    lines_.push_back(line + (of_value ? "; " : ": ") +
+                     "DeepSpeed 0.19.8 has removed this feature, and Artesian does not have it");
+  }
 
   bool empty() const noexcept { return lines_.empty(); }
   /// More faults are only counted.

@@ -84,6 +84,31 @@ const std::vector<ConfigKey>& config_keys() {
   return keys;
 }
 
+bool removed_from_deepspeed(const ConfigKey& key, std::string_view value) noexcept {
+  constexpr std::string_view keys[] = {"amp",
+                                       "compression_training",
+                                       "curriculum_learning",
+                                       "eigenvalue",
+                                       "elasticity",
+                                       "graph_harvesting",
+                                       "nebula",
+                                       "progressive_layer_drop",
+                                       "quantize_training",
+                                       "sparse_attention",
+                                       "sparse_gradients",
+                                       "zero_optimization.mics_hierarchical_params_gather",
+                                       "zero_optimization.mics_shard_size",
+                                       "zero_optimization.zeropp_loco_param"};
+  constexpr std::string_view optimizers[] = {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
+  const auto is_key = [&](std::string_view each) {
+    return key.path == each || (key.path.starts_with(each) && key.path[each.size()] == '.');
+  };
+  const auto is_value = [&](std::string_view each) { return value == each; };
+  return std::any_of(std::begin(keys), std::end(keys), is_key) ||
+         (key.path == "optimizer.type" &&
+          std::any_of(std::begin(optimizers), std::end(optimizers), is_value));
+}
+
 const ConfigKey* find_config_key(std::string_view path) {
   static const auto index = [] {
     std::unordered_map<std::string_view, const ConfigKey*> by_path;

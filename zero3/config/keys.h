@@ -64,6 +64,11 @@ const std::vector<ConfigKey>& config_keys();
 /// The row of a path, or null.
 const ConfigKey* find_config_key(std::string_view path);
 
+/// True if DeepSpeed 0.19.8 has removed the feature that the key, or this name as its value, turns
+/// on, and refuses it. Source: _REMOVED_TOP_LEVEL_CONFIG_KEYS and _REMOVED_ZERO_CONFIG_KEYS of its
+/// runtime/config.py; DeepSpeed#8489 for the optimizers.
+bool removed_from_deepspeed(const ConfigKey& key, std::string_view value) noexcept;
+
 /// "an integer from 0 to 3", "none, cpu or nvme": what a key accepts.
 std::string allowed_text(const ConfigKey& key);
 

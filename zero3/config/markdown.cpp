@@ -10,9 +10,9 @@ reader itself uses (`zero3/config/keys*.cpp`); a test compares the two. To print
 `ARTESIAN_WRITE_DOCS=1 build/tests/zero3_config_keys_test`.
 
 - Every key is *in effect*, *refused* with "not supported yet: KEY" unless it has one of the values
-  listed, or *accepted* and said once to have no effect here. An unknown key is an error that offers
-  the nearest name. Errors come at most 5 at a time, each with the key's path, the value and what is
-  allowed.
+  listed, or *accepted* and said once to have no effect here. Where DeepSpeed 0.19.8 has removed a
+  feature, the refusal says that. An unknown key is an error that offers the nearest name. Errors
+  come at most 5 at a time, each with the key's path, the value and what is allowed.
 - Accepted as people paste them: a byte order mark, non-breaking spaces, comments (`//`, `/* */`,
   `#`), trailing commas, `Infinity` where a count may be endless. Keys given twice, or under two
   names, are errors.

@@ -156,7 +156,8 @@ class SettingsReader {
   }
 
   void unsupported(const Setting& setting, const std::string& line) {
-    faults_.unsupported(line);
+    removed_from_deepspeed(*setting.key, setting.value.text) ? faults_.removed(line)
+                                                             : faults_.unsupported(line);
     settings_.broken_.emplace(setting.key->path, setting.typed_path);
   }
 
