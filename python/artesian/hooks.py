@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -145,6 +146,14 @@ class Tree:
         self._remember()
 
 
+class Calls(threading.local):
+    """What is under way on this thread. On a device a checkpoint computes on another one."""
+
+    outermost: nn.Module | None = None
+    reading = False  # the mode is on
+    pass_begun = (0, False)  # of which module, and whether it is an evaluation
+
+
 class Hooks:
     """From construction until its handles are removed, the model's calls go through the engine."""
 
@@ -159,13 +168,11 @@ class Hooks:
         self.core = core
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
-        self.outermost: nn.Module | None = None
+        self.calls = Calls()
         numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
         self.tables = AsComputed((plan.parameters[name] for name in tables), self.compute_dtype)
         self.reads = Reads(core, numbers, self.tables)
         self.tree = Tree(model, set(numbers))
-        self.reading = False  # the mode is on
-        self.pass_begun = (0, False)  # of which module, and whether it is an evaluation
         self.seen: set[tuple[int, bool]] = set()  # passes whose reads are known
         by_name = {name: number for number, name in enumerate(plan.parameters)}
         self.handles: list[Removable] = [*give_forwards(core, tables, by_name)]
@@ -186,17 +193,17 @@ class Hooks:
         core = self.core
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if core.depth > 0 and self.outermost is not module:
+            if core.depth > 0 and self.calls.outermost is not module:
                 core.enter(number, False)  # of which pass it is has been decided
                 return None
             return self._begin_pass(module, args, kwargs, number)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            if self.reading and self.outermost is module:
+            if self.calls.reading and self.calls.outermost is module:
                 self._stop_reading()
                 # Without an output, an exception has ended it. Copies are made in each pass.
                 if output is not None and not self.tables.has_copied:
-                    self.seen.add(self.pass_begun)
+                    self.seen.add(self.calls.pass_begun)
             found: list[torch.Tensor] = []
             collect(output, found)
             core.leave(number, found)
@@ -213,10 +220,10 @@ class Hooks:
         self.tree.check()
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
-        self.outermost = module
-        self.pass_begun = (number, evaluate)
-        if self.pass_begun not in self.seen:
-            self.reading = True
+        self.calls.outermost = module
+        self.calls.pass_begun = (number, evaluate)
+        if self.calls.pass_begun not in self.seen:
+            self.calls.reading = True
             self.reads.__enter__()  # type: ignore[no-untyped-call]
         if self.compute_dtype == self.param_dtype:
             return None
@@ -226,8 +233,8 @@ class Hooks:
         )
 
     def _stop_reading(self) -> None:
-        if self.reading:
-            self.reading = False
+        if self.calls.reading:
+            self.calls.reading = False
             # Ctrl-C may have come before it was entered.
             modes: Any = torch.overrides
             if self.reads in modes._get_current_function_mode_stack():

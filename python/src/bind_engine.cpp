@@ -145,6 +145,12 @@ void call_uses(HookedEngine& engine, Arguments... arguments) {
   without_gil([&] { return (uses->*Function)(arguments...); });
 }
 
+void lend(HookedEngine& engine, std::uint32_t parameter, bool lent) {
+  zero3::UnitUses* uses = value_or_raise(engine.uses());
+  const py::gil_scoped_release released;
+  uses->lend(parameter, lent);
+}
+
 void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tensor>& outputs) {
   zero3::UnitUses* uses = value_or_raise(engine.uses());
   without_gil([&] { return uses->leave(stage, outputs); });
@@ -237,8 +243,7 @@ void bind_engine(py::module_& module) {
            })
       .def("leave", &leave)
       .def("gather", &call_uses<&UnitUses::gather, std::uint32_t>)
-      .def("lend", [](HookedEngine& engine, std::uint32_t parameter,
-                      bool lent) { value_or_raise(engine.uses())->lend(parameter, lent); })
+      .def("lend", &lend)
       .def("unwind", &call_uses<&UnitUses::unwind>)
       .def("begin_backward", &call_uses<&UnitUses::begin_backward, double>)
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)

@@ -3,6 +3,7 @@ unit's parameters gathered only while it is used: what is changed in place, hand
 of the loss, taken out by a side channel, read by loops, checkpointed inside of a unit or around
 several, compiled, or run in 16 bit."""
 
+import concurrent.futures
 import copy
 import gc
 
@@ -302,6 +303,24 @@ def test_gradients_are_those_of_plain_pytorch(kind, mode):
         if parameter.numel() > 1:
             with pytest.raises(RuntimeError, match="is released"):
                 parameter.sum()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [Blocks, CheckpointsInside, CapturesWhatComesBefore])
+def test_backward_on_a_thread_of_its_own_has_the_gradients_of_plain_pytorch(kind, mode):
+    """As on a device: what is computed once more there has nodes that another thread numbers."""
+    model = kind(mode)
+    plain = copy.deepcopy(model)
+    engine = start(model)
+    for _ in range(100):  # so that this thread's numbers are the larger ones
+        torch.ones(1, requires_grad=True) * 2
+    loss, expected = engine(batch(0)), plain(batch(0))
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        other.submit(engine.backward, loss).result()
+        other.submit(expected.backward).result()
+    assert_same_gradients(engine, model, plain)
+    assert engine._core.closed_late == 0
+    engine.step()
 
 
 @pytest.mark.parametrize("place", ["memory", "nvme"])

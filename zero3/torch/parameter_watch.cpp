@@ -106,7 +106,10 @@ void ParameterWatch::place_gradients(const std::vector<bool>& added) {
     at::Tensor tensor = tensors_.at(parameter);
     at::Tensor& gradient = refused_gradients_[parameter];
     if (!gradient.defined()) {
-      gradient = at::for_blob(nullptr, tensor.sizes()).options(tensor.options()).make_tensor();
+      gradient = at::for_blob(nullptr, tensor.sizes())
+                     .options(tensor.options())
+                     .target_device(tensor.device())  // else the driver is asked about the address
+                     .make_tensor();
       refuse(*gradient.storage().unsafeGetStorageImpl(),
              fmt::format("the gradient of parameter \"{}\" is the engine's: clip by "
                          "gradient_clipping in the config, and ask get_global_grad_norm() for the "

@@ -33,10 +33,16 @@ struct UnitUses::Table final : torch::CustomClassHolder {
     return static_cast<const Table&>(*context.saved_data.at(key()).toCapsule());
   }
 
-  /// Who takes the gradient by itself; null: it goes to autograd.
-  UnitUses* taker() const {
-    UnitUses* const uses = link->uses;
-    return uses != nullptr && uses->takes_by_itself(parameter) ? uses : nullptr;
+  /// Hands the gradient to whoever takes it by itself. False: it goes to autograd.
+  template <typename Add>
+  bool give(const Add& add) const {
+    bool takes = true;
+    const bool alive = link->with_uses([&](UnitUses& uses) {
+      const bool failed = uses.has_failed(current_task());
+      takes = failed || uses.takes_by_itself(parameter);
+      if (takes && !failed) uses.raise(add(uses));
+    });
+    return alive && takes;
   }
 
   const std::shared_ptr<Link> link;
@@ -61,10 +67,10 @@ struct UnitUses::LookUp : torch::autograd::Function<LookUp> {
       const at::Tensor ids = context->get_saved_variables()[0];
       const std::int64_t padding = context->saved_data["padding"].toInt();
       const Table& table = Table::of(*context);
-      UnitUses* const taker = table.taker();
-      if (taker != nullptr) {
-        taker->raise(taker->add_rows(table.parameter, ids, gradients[0], padding));
-      } else {
+      const bool given = table.give([&](UnitUses& uses) {
+        return uses.add_rows(table.parameter, ids, gradients[0], padding);
+      });
+      if (!given) {
         whole = at::embedding_dense_backward(gradients[0], ids, context->saved_data["rows"].toInt(),
                                              padding, /*scale_grad_by_freq=*/false);
       }
@@ -108,12 +114,9 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
     at::Tensor of_weight;
     if (context->needs_input_grad(1)) {
       const Table& table = Table::of(*context);
-      UnitUses* const taker = table.taker();
-      if (taker != nullptr) {
-        taker->raise(taker->add_tiles(table.parameter, factor, rows_of(input)));
-      } else {
-        of_weight = at::mm(factor.t(), rows_of(input));
-      }
+      const bool given = table.give(
+          [&](UnitUses& uses) { return uses.add_tiles(table.parameter, factor, rows_of(input)); });
+      if (!given) of_weight = at::mm(factor.t(), rows_of(input));
     }
     at::Tensor of_bias;
     const bool has_bias = context->saved_data["bias"].toBool();
@@ -134,9 +137,10 @@ at::Tensor UnitUses::look_up(std::uint32_t parameter, const at::Tensor& ids, std
 
 at::Tensor UnitUses::multiply(std::uint32_t parameter, const at::Tensor& input,
                               const at::Tensor& bias) {
-  const bool casts = at::autocast::is_autocast_enabled(at::kCPU);
+  const auto device = input.device().type();
+  const bool casts = at::autocast::is_autocast_enabled(device);
   const auto dtype =
-      casts ? at::autocast::get_autocast_dtype(at::kCPU) : scalar_type(core_.compute_dtype());
+      casts ? at::autocast::get_autocast_dtype(device) : scalar_type(core_.compute_dtype());
   const auto added = bias.defined() ? std::optional(bias.to(dtype)) : std::nullopt;
   return Multiply::apply(input.to(dtype), tensors_.at(parameter), added,
                          c10::make_intrusive<Table>(link_, parameter));

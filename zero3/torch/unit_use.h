@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -62,7 +63,18 @@ struct UnitUses::Link {
     }
   }
 
-  UnitUses* uses;  // null once it is gone; the caller's thread only
+  /// Calls with what the link leads to, alone. False if that is gone.
+  template <typename Call>
+  bool with_uses(const Call& call) {
+    const std::lock_guard held(mutex);
+    if (uses != nullptr) call(*uses);
+    return uses != nullptr;
+  }
+
+  /// Held in each function and hook of UnitUses. Nobody waits for it with Python's GIL held, as its
+  /// holder may need that. Recursive: what is done under it may run Python, and so call again.
+  std::recursive_mutex mutex;
+  UnitUses* uses;  // null once it is gone
   std::atomic<Word*> words{nullptr};
   std::atomic<std::size_t> alive{0};
   std::vector<std::atomic<std::uint32_t>> awaited;  // by unit: uses that backward may still come to

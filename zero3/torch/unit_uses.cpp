@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -59,12 +60,13 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
   explicit OpeningHook(std::shared_ptr<Use> use) : use_(std::move(use)) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    const int task = current_task();
-    UnitUses* uses = use_->link->uses;
-    if (uses == nullptr) return gradients;
-    const bool known = use_->inner.task == task;  // it is open, or done
-    if (!known) uses->raise(uses->open(use_, task));
-    uses->core_.update_between_operators();
+    use_->link->with_uses([&](UnitUses& uses) {
+      const int task = current_task();
+      if (uses.has_failed(task)) return;
+      const bool known = use_->inner.task == task;  // it is open, or done
+      if (!known) uses.raise(uses.open(use_, task));
+      uses.core_.update_between_operators();
+    });
     return gradients;
   }
 
@@ -82,19 +84,24 @@ class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
   EndingHook(std::shared_ptr<Use> use, Node& node) : use_(std::move(use)), node_(node) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    UnitUses* uses = use_->link->uses;
-    if (uses == nullptr || !use_->is_open_in(current_task())) return outputs;
     variable_list rest = outputs;
-    for (const auto& [edge, parameter] : taken) {
-      at::Tensor gradient;
-      Node* const accumulator = node_.next_edge(edge).function.get();
-      // Hooks of the caller's may have come since the forward.
-      if (accumulates_in_current_task(accumulator) && !has_hooks(*accumulator)) {
-        gradient = std::exchange(rest[edge], at::Tensor());
+    use_->link->with_uses([&](UnitUses& uses) {
+      if (uses.has_failed(current_task())) {  // nobody may take them for the next backward's
+        for (const Taken& each : taken) rest[each.edge] = at::Tensor();
+        return;
       }
-      uses->raise(uses->take(*use_, parameter, std::move(gradient)));
-    }
-    uses->raise(uses->strike(*use_));
+      if (!use_->is_open_in(current_task())) return;
+      for (const auto& [edge, parameter] : taken) {
+        at::Tensor gradient;
+        Node* const accumulator = node_.next_edge(edge).function.get();
+        // Hooks of the caller's may have come since the forward.
+        if (accumulates_in_current_task(accumulator) && !has_hooks(*accumulator)) {
+          gradient = std::exchange(rest[edge], at::Tensor());
+        }
+        uses.raise(uses.take(*use_, parameter, std::move(gradient)));
+      }
+      uses.raise(uses.strike(*use_));
+    });
     return rest;
   }
 
@@ -112,13 +119,14 @@ class UnitUses::AccumulateHook final : public torch::autograd::FunctionPostHook 
       : link_(std::move(link)), parameter_(parameter) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    UnitUses* uses = link_->uses;
-    if (uses == nullptr) return outputs;
-    at::Tensor tensor = uses->tensors_.at(parameter_);
-    if (!tensor.grad().defined()) return outputs;
-    const at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
-    uses->follow_task(current_task());
-    uses->raise(uses->add(parameter_, gradient));
+    link_->with_uses([&](UnitUses& uses) {
+      at::Tensor tensor = uses.tensors_.at(parameter_);
+      if (!tensor.grad().defined()) return;
+      const at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
+      if (uses.has_failed(current_task())) return;
+      uses.follow_task(current_task());
+      uses.raise(uses.add(parameter_, gradient));
+    });
     return outputs;
   }
 
@@ -202,6 +210,7 @@ Result<void> UnitUses::bring_persistent_back() {
 }
 
 UnitUses::~UnitUses() {
+  const std::lock_guard held(link_->mutex);  // a hook that is at work ends first
   watch_.take_gradients_away();
   link_->uses = nullptr;
 }
@@ -238,7 +247,7 @@ Result<void> UnitUses::hold(std::uint32_t access) {
   }
   const auto open = static_cast<std::size_t>(
       std::count_if(holds_.begin(), holds_.end(), [](std::uint32_t holds) { return holds > 0; }));
-  open_max_ = std::max(open_max_, open);
+  open_max_ = std::max(open_max_.load(), open);
   return {};
 }
 
@@ -279,12 +288,6 @@ Result<void> UnitUses::read_words() {
   return outcome;
 }
 
-Result<void> UnitUses::begin_call(Pass pass) {
-  ARTESIAN_TRY_VOID(read_words());
-  if (current_task() != no_task) return release_ahead();
-  return frames_.empty() ? begin_pass(pass) : Result<void>();
-}
-
 Result<void> UnitUses::begin_pass(Pass pass) {
   ARTESIAN_TRY_VOID(check_whole());
   ARTESIAN_TRY_VOID(watch_.check());
@@ -319,14 +322,8 @@ Result<void> UnitUses::close_forward_and_backward() {
   return {};
 }
 
-Result<void> UnitUses::end_call() {
-  frames_.pop_back();
-  if (!frames_.empty() || current_task() != no_task) return {};
-  if (!std::exchange(evaluating_, false)) return bring_persistent_back();
-  return core_.end_evaluation(/*refused=*/false);
-}
-
 Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
+  const auto held_alone = alone();
   ARTESIAN_TRY_VOID(begin_call(pass));
   std::vector<std::uint32_t> stages;
   if (module < layout_.stages.size()) stages.push_back(module);
@@ -334,11 +331,13 @@ Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
   if (others != others_.end()) {
     stages.insert(stages.end(), others->second.begin(), others->second.end());
   }
-  frames_.push_back({.module = module, .first_node = at::sequence_number::peek()});
+  push({.module = module,
+        .thread = at::RecordFunction::currentThreadId(),
+        .first_node = at::sequence_number::peek()});
   for (const std::uint32_t stage : stages) {
     auto held = hold(stage);
     if (held.has_value()) {
-      frames_.back().stages.push_back(stage);
+      frames()->back().stages.push_back(stage);
       continue;
     }
     static_cast<void>(end_call().has_value());  // the first error is the one that matters
@@ -348,7 +347,8 @@ Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
 }
 
 Result<void> UnitUses::gather(std::uint32_t parameter) {
-  if (unit_holds_[layout_.places[parameter].unit] > 0 || frames_.empty()) return {};
+  const auto held_alone = alone();
+  if (unit_holds_[layout_.places[parameter].unit] > 0 || frames() == nullptr) return {};
   const auto& stages = core_.shape().stages;
   const auto owner = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
     const auto& own = stage.parameters;
@@ -357,14 +357,16 @@ Result<void> UnitUses::gather(std::uint32_t parameter) {
   ARTESIAN_CHECK(owner != stages.end(), parameter);
   const auto stage = static_cast<std::uint32_t>(owner - stages.begin());
   ARTESIAN_TRY_VOID(hold(stage));
-  frames_.back().stages.push_back(stage);
-  others_[frames_.back().module].push_back(stage);
+  frames()->back().stages.push_back(stage);
+  others_[frames()->back().module].push_back(stage);
   return {};
 }
 
 Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> outputs) {
-  if (frames_.empty() || frames_.back().module != module) return {};
-  const Frame frame = std::move(frames_.back());
+  const auto held_alone = alone();
+  Frames* const calls = frames();
+  if (calls == nullptr || calls->back().module != module) return {};
+  const Frame frame = std::move(calls->back());
   std::shared_ptr<Use> use;
   if (at::GradMode::is_enabled() && !frame.stages.empty()) use = walk(frame, outputs);
   hand_over(frame, outputs);
@@ -380,8 +382,9 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
 /// A call may return a parameter, or a view of one, whose stage is then the caller's, too, as if
 /// that had read the parameter itself.
 void UnitUses::hand_over(const Frame& frame, std::span<const at::Tensor> outputs) {
-  if (frames_.size() < 2) return;
-  auto& callers = frames_[frames_.size() - 2].stages;
+  Frames& calls = *frames();
+  if (calls.size() < 2) return;
+  auto& callers = calls[calls.size() - 2].stages;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.has_storage()) continue;
     const auto known = parameter_of_.find(output.storage().unsafeGetStorageImpl());
@@ -407,9 +410,12 @@ Result<void> UnitUses::release_ahead() {
 /// Finds the nodes of a call, and hooks them. Null if there are none.
 std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
                                               std::span<const at::Tensor> outputs) {
-  // Leaves' nodes have the largest number; what the call has made, those from the first on.
+  // Leaves' nodes have the largest number; what the call has made, those of its thread from the
+  // first on. Each thread counts for itself: in a recomputation on a device's thread the input's
+  // node may well have the larger number.
   const auto is_outside = [&](const Node* node) {
-    return as_accumulator(node) != nullptr || node->sequence_nr() < frame.first_node;
+    return as_accumulator(node) != nullptr || node->thread_id() != frame.thread ||
+           node->sequence_nr() < frame.first_node;
   };
   std::vector<Node*> found;
   std::unordered_set<const Node*> seen;
@@ -477,17 +483,22 @@ std::optional<std::uint32_t> UnitUses::stage_of(std::uint32_t parameter,
 
 /// Notes a graph task, and has autograd tell us of its end.
 void UnitUses::follow_task(int task) {
-  if (std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
+  const auto is_it = [task](const Task& known) { return known.number == task; };
+  if (std::any_of(tasks_.begin(), tasks_.end(), is_it)) return;
   const bool outermost = tasks_.empty();
-  tasks_.push_back(task);
+  auto runs = std::make_shared<const int>(task);  // lives as long as the task has its callback
+  tasks_.push_back({.number = task, .runs = runs});
   if (outermost) {
     if (backwards_ >= backwards_before_) raise(core_.take_update_back());  // one more than before
     raise(drop_gradients_if_the_caller_did());
     watch_.take_gradients_away();
   }
-  torch::autograd::Engine::get_default_engine().queue_callback([link = link_, task] {
-    if (link->uses != nullptr) link->uses->raise(link->uses->end_task(task));
-  });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [link = link_, runs = std::move(runs)] {
+        link->with_uses([&](UnitUses& uses) {
+          if (!uses.has_failed(*runs)) uses.raise(uses.end_task(*runs));
+        });
+      });
 }
 
 Result<void> UnitUses::hold_all(const std::shared_ptr<Use>& use) {
@@ -626,7 +637,7 @@ Result<void> UnitUses::end_task(int task) {
     late_ += inner.open && inner.left > 0 ? 1 : 0;
     ARTESIAN_TRY_VOID(close(*use));
   }
-  std::erase(tasks_, task);
+  std::erase_if(tasks_, [task](const Task& ended) { return ended.number == task; });
   if (outermost) {
     ++backwards_;
     watch_.place_gradients(added_);
@@ -636,6 +647,8 @@ Result<void> UnitUses::end_task(int task) {
 
 /// After a failure: what is open is forgotten.
 Result<void> UnitUses::release_open() {
+  // A node of theirs may still run on another thread: its hooks do nothing any more.
+  for (const Task& task : tasks_) failed_through_ = std::max(failed_through_, task.number);
   tasks_.clear();
   for (const std::weak_ptr<Use>& weak : std::exchange(open_, {})) {
     const std::shared_ptr<Use> use = weak.lock();
@@ -648,22 +661,8 @@ Result<void> UnitUses::release_open() {
   return read_words();
 }
 
-Result<void> UnitUses::unwind() {
-  if (frames_.empty()) return {};
-  const bool evaluated = std::exchange(evaluating_, false);
-  if (!evaluated) {
-    damaged_ = true;
-    core_.break_pass();
-  }
-  while (!frames_.empty()) {
-    const Frame frame = std::move(frames_.back());
-    frames_.pop_back();
-    ARTESIAN_TRY_VOID(release_all(frame.stages));
-  }
-  return evaluated ? core_.end_evaluation(/*refused=*/true) : Result<void>();
-}
-
 Result<void> UnitUses::begin_backward(double loss) {
+  const auto held_alone = alone();
   ARTESIAN_TRY_VOID(read_words());
   if (damaged_) return settle();
   ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
@@ -673,19 +672,21 @@ Result<void> UnitUses::begin_backward(double loss) {
 }
 
 Result<void> UnitUses::backward_ended(bool failed) {
+  const auto held_alone = alone();
   loss_.reset();
   if (!failed) return {};
   damaged_ = true;
   core_.break_pass();
   ARTESIAN_TRY_VOID(release_open());
-  ARTESIAN_TRY_VOID(unwind());
+  ARTESIAN_TRY_VOID(unwind_calls(/*of_all_threads=*/true));
   if (!error_.has_value()) return {};
   return *std::exchange(error_, std::nullopt);
 }
 
 void UnitUses::let_go() {
+  const std::lock_guard held(link_->mutex);
   static_cast<void>(release_open().has_value());
-  static_cast<void>(unwind().has_value());
+  static_cast<void>(unwind_calls(/*of_all_threads=*/true).has_value());
 }
 
 /// Module.zero_grad() takes away all gradients that it finds, and the step's are dropped with them.
@@ -695,18 +696,26 @@ Result<void> UnitUses::drop_gradients_if_the_caller_did() {
 }
 
 Result<void> UnitUses::end_passes() {
-  ARTESIAN_TRY_VOID(unwind());
+  ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
+  ARTESIAN_TRY_VOID(unwind_calls(/*of_all_threads=*/false));
+  if (!stacks_.empty()) {
+    return make_error(ErrorCode::Invalid,
+                      "a call of the model on another thread has not ended; wait for it, or, if it "
+                      "was broken off, call zero_grad()");
+  }
   ARTESIAN_TRY_VOID(read_words());
   ARTESIAN_TRY_VOID(check_whole());
   return close_forward_and_backward();
 }
 
 Result<void> UnitUses::settle() {
+  const auto held_alone = alone();
   ARTESIAN_TRY_VOID(end_passes());
   return core_.take_update_back();
 }
 
 Result<void> UnitUses::leave_step() {
+  const auto held_alone = alone();
   ARTESIAN_TRY_VOID(settle());
   const bool forgotten =
       core_.state_of_step() == StepState::AwaitsBackward && core_.micro_batches() == 0;
@@ -714,12 +723,14 @@ Result<void> UnitUses::leave_step() {
 }
 
 void UnitUses::weights_replaced() {
+  const std::lock_guard held(link_->mutex);
   tensors_.bump_versions();
   bind_persistent();
 }
 
 /// Nothing has broken off.
 Result<void> UnitUses::check_whole() {
+  ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
   if (!tasks_.empty() && current_task() == no_task) {  // a backward that nobody has told us of
     damaged_ = true;
     core_.break_pass();
@@ -732,6 +743,7 @@ Result<void> UnitUses::check_whole() {
 }
 
 Result<StepResult> UnitUses::step(const StepRequest& request) {
+  const auto held_alone = alone();
   ARTESIAN_TRY_VOID(end_passes());
   ARTESIAN_TRY_VOID(watch_.check());
   ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
@@ -763,7 +775,9 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
 }
 
 Result<void> UnitUses::zero_gradients() {
-  ARTESIAN_TRY_VOID(unwind());
+  const auto held_alone = alone();
+  ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
+  ARTESIAN_TRY_VOID(unwind_calls(/*of_all_threads=*/true));
   ARTESIAN_TRY_VOID(read_words());
   watch_.take_gradients_away();
   const bool whole = check_whole().has_value();

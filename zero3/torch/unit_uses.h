@@ -43,15 +43,21 @@
 // exact for one micro-batch as autograd would add it; from the second on, where a parameter has
 // several uses, each is added to the sum by itself.
 //
-// Used from one thread; graphs are the CPU's.
+// Used from any thread, one at a time: each call and hook holds the link's lock. On a device
+// autograd runs nodes, their hooks and what a checkpoint computes once more on a thread of the
+// device's. Each thread has a stack of calls of its own; the first call of all begins the pass, and
+// the last one to end ends it. While a graph task runs, threads that have no part in it are
+// refused.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -100,9 +106,10 @@ class UnitUses {
   /// The innermost call is about to read a parameter. Where that belongs to another module, it is
   /// gathered at once, and from here on with each call of this one. Errors: as enter.
   Result<void> gather(std::uint32_t parameter);
-  std::size_t depth() const noexcept { return frames_.size(); }
-  /// Calls that have not ended were broken off (by a signal's exception): ends them. In a training
-  /// pass the step is damaged by it. Errors: Io, Timeout.
+  /// This thread's calls that have not ended. Never waits for a call.
+  std::size_t depth() const;
+  /// This thread's calls that have not ended were broken off (by a signal's exception): ends them.
+  /// In a training pass the step is damaged by it. Errors: Io, Timeout.
   Result<void> unwind();
 
   /// The caller is about to ask autograd for gradients of this loss. Without it, the first gradient
@@ -123,7 +130,7 @@ class UnitUses {
   /// forgotten. Errors: as settle, and StepCore::abandon_step.
   Result<void> leave_step();
   /// The caller has given the parameter memory of its own, until it says the contrary.
-  void lend(std::uint32_t parameter, bool lent) { watch_.lend(parameter, lent); }
+  void lend(std::uint32_t parameter, bool lent);
   /// Before the core is closed: nothing stays pinned, whatever broke off.
   void let_go();
   /// Weights have been replaced, or are gone: no graph from before can be asked for gradients.
@@ -146,9 +153,23 @@ class UnitUses {
 
   struct Frame {
     std::uint32_t module = 0;
+    std::uint64_t thread = 0;             // whose nodes are numbered by themselves
     std::uint64_t first_node = 0;         // sequence number of the first node that it can have made
     std::vector<std::uint32_t> stages{};  // that it holds
   };
+  using Frames = std::vector<Frame>;
+  struct Task {
+    int number = 0;
+    std::weak_ptr<const void> runs;  // expires with autograd's graph task
+  };
+  std::unique_lock<std::recursive_mutex> alone() const;
+  Frames* frames();
+  void push(Frame frame);
+  void pop();
+  Result<void> unwind_calls(bool of_all_threads);
+  bool backward_runs() const;
+  Result<void> check_no_backward_elsewhere() const;
+  bool has_failed(int task) const noexcept { return task != -1 && task <= failed_through_; }
   Result<void> begin_call(Pass pass);
   Result<void> end_call();
   Result<void> begin_pass(Pass pass);
@@ -200,7 +221,10 @@ class UnitUses {
   const Constants constants_;
   ParameterWatch watch_;
   std::shared_ptr<Link> link_;
-  std::vector<Frame> frames_;
+  /// By thread, of those that have any. Changed with both locks held; `depths_`, which is held for
+  /// a moment only, is enough to read.
+  std::unordered_map<std::uint64_t, Frames> stacks_;
+  mutable std::mutex depths_;
   bool evaluating_ = false;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> others_;  // stages, by module
   /// Units that are entered for a stage, by its number; and behind all, for those whose backward
@@ -213,15 +237,16 @@ class UnitUses {
   std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor, and by storage
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
-  std::vector<int> tasks_;                                       // of autograd, that have not ended
+  std::vector<Task> tasks_;                                      // of autograd, that have not ended
+  int failed_through_ = -1;             // numbers of tasks that failed; they rise
   std::optional<double> loss_;          // of the backward that was announced
   std::vector<bool> added_;             // by parameter: since the last step
   std::uint64_t backwards_ = 0;         // calls of autograd that have ended, since then
   std::uint64_t backwards_before_ = 0;  // of the step before
   bool damaged_ = false;
   std::optional<Error> error_;  // what a hook ran into
-  std::size_t open_max_ = 0;
-  std::size_t late_ = 0;
+  std::atomic<std::size_t> open_max_ = 0;
+  std::atomic<std::size_t> late_ = 0;
 };
 
 }  // namespace artesian::zero3
