@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import math
 import os
@@ -32,6 +34,37 @@ def expand_dotted(values: dict[str, Any]) -> dict[str, Any]:
             section[last].update(value)
         else:
             section[last] = expand_dotted(value) if isinstance(value, dict) else value
+    return result
+
+
+def nvme_paths(values: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
+    """The sections of an expanded config that name folders on NVMe, with those folders."""
+    zero = values.get("zero_optimization")
+    found = []
+    for name in ("offload_param", "offload_optimizer"):
+        section = zero.get(name) if isinstance(zero, dict) else None
+        path = section.get("nvme_path") if isinstance(section, dict) else None
+        if path and section is not None and section.get("device") == "nvme":
+            paths = path.split(",") if isinstance(path, str) else list(path)
+            found.append((section, [os.fspath(each).strip() for each in paths]))
+    return found
+
+
+def folders_of(values: dict[str, Any]) -> set[str]:
+    """The folders on NVMe that an expanded config names."""
+    return {os.path.realpath(path) for _, paths in nvme_paths(values) for path in paths}
+
+
+def with_own_folders(values: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+    """The config, expanded; where other engines have a folder on NVMe that it names, with one of
+    its own below each."""
+    for number in itertools.count(1):
+        result = expand_dotted(copy.deepcopy(values))
+        if number > 1:
+            for section, paths in nvme_paths(result):
+                section["nvme_path"] = ",".join(f"{path}/engine-{number}" for path in paths)
+        if not folders_of(result) & taken:
+            break
     return result
 
 

@@ -16,9 +16,16 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from artesian.checkpoint.zero_to_fp32 import other_weights
-from artesian.config import ConfigLike, read_config, torch_dtype, values_of
+from artesian.config import (
+    ConfigLike,
+    folders_of,
+    read_config,
+    torch_dtype,
+    values_of,
+    with_own_folders,
+)
 from artesian.devices import check_device, check_inputs
-from artesian.errors import InvalidError, UnsupportedError
+from artesian.errors import Error, InvalidError, UnsupportedError
 from artesian.hooks import Hooks, Removable
 from artesian.masters import SavedMasters
 from artesian.members import Members
@@ -27,11 +34,20 @@ from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
 from artesian.ranks import check_one_process
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule, take_rates
-from artesian.state import SMALL, consolidated_state_dict, empty_in_file
+from artesian.state import (
+    SMALL,
+    consolidated_state_dict,
+    empty_in_file,
+    values_of_parameters,
+)
 from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
+from artesian.zero import engine_of
 
 Scheduler = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+LIVE: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Manner(enum.Enum):
@@ -112,6 +128,8 @@ class Engine(Members):
         if optimizer is not None:
             values = {**values, "optimizer": section_of(optimizer)}
         values, self._rates = take_rates(values, zero_is_one=manner is Manner.DEEPSPEED)
+        values = with_own_folders(values, set().union(*map(Engine._folders_of, list(LIVE))))
+        self._folders = folders_of(values)
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
         self.config_values = read_config(
             values,
@@ -120,18 +138,11 @@ class Engine(Members):
             note_unknown_keys=manner is Manner.DEEPSPEED,
         )
         self.param_dtype = torch_dtype(self.config_values.param_dtype)
-        for note in self.config_values.notes:
-            ignored = ": ignored; unknown key" in note
-            logging.getLogger("artesian").log(logging.WARNING if ignored else logging.INFO, note)
+        self._tell_notes()
         numbers = {name: index for index, name in enumerate(plan.parameters)}
         tables = find_tables(model, plan)
-        if isinstance(optimizer, AdamW):
-            self.optimizer = optimizer
-        elif optimizer is not None:
-            self.optimizer = facade_of(optimizer)
-        else:
-            given = list(trainable.values()) if model_parameters is None else model_parameters
-            self.optimizer = facade(self.config_values.optimizer, given)
+        given = list(trainable.values()) if model_parameters is None else model_parameters
+        self.optimizer = self._facade_for(optimizer, given)
         self._core = _C.Engine(
             self.config_values,
             parameters=list(plan.parameters.items()),
@@ -144,14 +155,17 @@ class Engine(Members):
             constants=_constants_of(weakref.ref(self.optimizer)),
         )
         self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
+        self._managed = list(plan.parameters.values())
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         for parameter in plan.parameters.values():
             # For zero.GatheredParameters.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
         self._hooks = Hooks(self._core, model, plan, tables, self.param_dtype)
         # Also when the engine is collected, and at the interpreter's end.
-        self._close = weakref.finalize(self, close, self._core, self._hooks.handles, os.getpid())
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, close, self._core, self._hooks.handles, self._process)
         self.module = model
+        LIVE.add(self)
         self.optimizer.attach(self)
         self.lr_scheduler: LRScheduler | None = None
         self.global_steps = 0
@@ -162,6 +176,21 @@ class Engine(Members):
         self._micro_batch_size = self.config_values.micro_batch_size
         self._stepped = False
         self._last: dict[str, Any] | None = None
+
+    def _folders_of(self) -> set[str]:
+        return set() if self.is_closed else self._folders
+
+    def _tell_notes(self) -> None:
+        for note in self.config_values.notes:
+            ignored = ": ignored; unknown key" in note
+            logging.getLogger("artesian").log(logging.WARNING if ignored else logging.INFO, note)
+
+    def _facade_for(self, optimizer: torch.optim.Optimizer | None, given: Any) -> AdamW:
+        if isinstance(optimizer, AdamW):
+            return optimizer
+        if optimizer is not None:
+            return facade_of(optimizer)
+        return facade(self.config_values.optimizer, given)
 
     # Calls
 
@@ -421,9 +450,31 @@ class Engine(Members):
         )
 
     def destroy(self) -> None:
-        """Closes the engine: nothing stays on the disk, and the parameters have no memory."""
+        """Closes the engine: nothing of it stays on the disk. The model's parameters are plain
+        tensors again, in the dtype that they were stored in: in mapped files without names where
+        the engine has a folder on NVMe, as in consolidated_state_dict(). Where they cannot be read,
+        or have no room, they have no memory, and a line of the log says so."""
+        if self.is_closed or os.getpid() != self._process:
+            return
+        returned = self._values_to_return()
         self.saved_masters.clear()
         self._close()
+        for parameter in self._managed:
+            vars(parameter).pop("_artesian_engine", None)
+            if id(parameter) in returned:
+                parameter.data = returned[id(parameter)]
+
+    def _values_to_return(self) -> dict[int, torch.Tensor]:
+        try:
+            self._core.zero_gradients()  # of a step that is not whole
+            return values_of_parameters(self, self._managed)
+        except (Error, OSError, MemoryError) as error:
+            logging.getLogger("artesian").warning(
+                "destroy(): the model's parameters have no memory any more, since their values "
+                "cannot be read into it: %s",
+                error,
+            )
+            return {}
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -465,6 +516,18 @@ def initialize(
     )
 
 
+def take_over(model: nn.Module) -> None:
+    """Ends an engine that has the model's parameters: the later one wins."""
+    for parameter in model.parameters():
+        earlier = engine_of(parameter)
+        if earlier is not None and not earlier.is_closed:
+            logging.getLogger("artesian").warning(
+                "initialize(): the model has an engine already, which is closed; its optimizer "
+                "state is gone"
+            )
+            earlier.destroy()
+
+
 def begin(
     *,
     args: Any,
@@ -486,6 +549,7 @@ def begin(
     if chosen is None:
         raise InvalidError("initialize(config=...): got none, allowed a dict, path or JSON text")
     check_device(device, values_of(chosen)[0])
+    take_over(model)
     if model_parameters is not None:
         model_parameters = list(model_parameters)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):

@@ -101,6 +101,8 @@ class Reads(TorchFunctionMode):
 
 
 def refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    if any(getattr(p, "_artesian_lent", False) for p in module.parameters()):
+        return  # what is not gathered there raises where it is read
     raise UnsupportedError(
         "state_dict(): the parameters' memory is the engine's; call "
         "engine.consolidated_state_dict()"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,23 +50,34 @@ def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
+def values_of_parameters(
+    engine: Engine, parameters: Iterable[torch.nn.Parameter]
+) -> dict[int, torch.Tensor]:
+    """Copies of the engine's parameters, by id, in the dtype that they are stored in; in mapped
+    files, as consolidated_state_dict() says."""
+    folder, dtype = engine.config_values.nvme_path, engine.param_dtype
+    values = {}
+    for parameter in parameters:
+        target = None
+        if folder is not None and parameter.numel() * dtype.itemsize >= SMALL:
+            target = empty_in_file(parameter.shape, dtype, folder)
+        values[id(parameter)] = engine.full_parameter(parameter, target).to(dtype)
+    return values
+
+
 def consolidated_state_dict(
     engine: Engine, exclude_frozen_parameters: bool = False
 ) -> dict[str, torch.Tensor]:
     """The model's state_dict(), parameters in the dtype that they are stored in. Where the engine
     has a folder on NVMe, those that are not small are mapped files there, whose bytes go when the
     tensors do: a model that memory cannot hold can be saved. Tied ones are one tensor."""
-    folder = engine.config_values.nvme_path
     tensors: dict[int, torch.Tensor] = {}
 
     def read(parameter: torch.nn.Parameter) -> torch.Tensor:
         if not engine.manages(parameter):
             return parameter.detach()
         if id(parameter) not in tensors:
-            dtype, target = engine.param_dtype, None
-            if folder is not None and parameter.numel() * dtype.itemsize >= SMALL:
-                target = empty_in_file(parameter.shape, dtype, folder)
-            tensors[id(parameter)] = engine.full_parameter(parameter, target).to(dtype)
+            tensors.update(values_of_parameters(engine, [parameter]))
         return tensors[id(parameter)]
 
     buffers = dict(persistent_buffers(engine.module))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import logging
 import os
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from artesian.config import expand_dotted, values_of
-from artesian.errors import InvalidError
+from artesian.described import describe
 from artesian.state import SMALL, empty_in_file, is_mapped
 
 if TYPE_CHECKING:
@@ -30,6 +32,14 @@ def spool_folder(config: Any) -> str | None:
         return None
     path = os.fspath(offload.get("nvme_path") or "")
     return path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+
+
+def stage_of(config: Any) -> Any:
+    """The stage that a config asks for; without one, that of whom Init is made for."""
+    if config is None:
+        return 3
+    section = expand_dotted(values_of(config)[0]).get("zero_optimization", {})
+    return section.get("stage", 0) if isinstance(section, dict) else int(bool(section))
 
 
 def spool(parameter: nn.Parameter, folder: str) -> None:
@@ -66,23 +76,26 @@ class Init(contextlib.AbstractContextManager["Init"]):
         self.enabled = enabled
         given = config_dict_or_path if config_dict_or_path is not None else config
         self.folder = spool_folder(given) if enabled else None
+        self.partitioned = enabled and stage_of(given) == 3
         self.handle: torch.utils.hooks.RemovableHandle | None = None
-        if module is not None and self.folder is not None:
+        if module is not None:
             for parameter in module.parameters():
-                spool(parameter, self.folder)
+                self._take(module, "", parameter)
 
     def __enter__(self) -> Init:
         if self.enabled:
             from artesian.deepspeed import comm
 
             comm.init_distributed()  # scripts count on it from here on
-        if self.folder is not None:
-            self.handle = register_module_parameter_registration_hook(self._spool)
+        if self.enabled:
+            self.handle = register_module_parameter_registration_hook(self._take)
         return self
 
-    def _spool(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        assert self.folder is not None
-        spool(parameter, self.folder)
+    def _take(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if self.folder is not None:
+            spool(parameter, self.folder)
+        if self.partitioned and isinstance(parameter, nn.Parameter):
+            describe(parameter)
 
     def __exit__(self, *error: object) -> None:
         if self.handle is not None:
@@ -112,10 +125,11 @@ class Lent:
 
 class GatheredParameters(contextlib.AbstractContextManager[None]):
     """Parameters can be read inside of it: each has a copy of its values, all in memory at once.
-    What the engine does not have is left alone. With a `modifier_rank`, what is changed inside is
-    written back at the end, unless an exception ends it: elements that are as they were keep their
-    master weights, and a swap that is undone before the next step restores them. Without one,
-    changes are an error. Not inside a module's call."""
+    Inside of a module's call they are gathered for that module, until its end, and cannot be
+    changed. What the engine does not have is left alone. With a `modifier_rank`, what is changed
+    inside is written back at the end, unless an exception ends it: elements that are as they were
+    keep their master weights, and a swap that is undone before the next step restores them. Without
+    one, changes are dropped, with one warning."""
 
     def __init__(
         self,
@@ -143,10 +157,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         engine = engine_of(parameter)
         assert engine is not None
         if engine._core.depth > 0:
-            raise InvalidError(
-                "GatheredParameters: a module's call is under way; use it outside of the forward, "
-                "or call the module that owns the parameter"
-            )
+            engine._core.gather(engine._number(parameter))
+            return
         values = engine.full_parameter(parameter).to(parameter.dtype)
         self.lent.append(Lent(parameter, parameter.detach(), parameter._version, checksum(values)))
         engine._core.lend(engine._number(parameter), True)
@@ -175,12 +187,17 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         if not changed or error is not None:
             return
         if not self.writes:
-            shapes = ", ".join(str(tuple(parameter.shape)) for parameter, _ in changed)
-            raise InvalidError(
-                f"GatheredParameters: got changed parameters of shape {shapes}, allowed none "
-                "without modifier_rank=0, with which they are written back"
-            )
+            tell_dropped_once()
+            return
         write_back(changed)
+
+
+@functools.cache
+def tell_dropped_once() -> None:
+    logging.getLogger("artesian").warning(
+        "GatheredParameters: changes of parameters are dropped at the end, since modifier_rank is "
+        "not given; with modifier_rank=0 they are written back (said once)"
+    )
 
 
 def write_back(changed: list[tuple[nn.Parameter, torch.Tensor]]) -> None:

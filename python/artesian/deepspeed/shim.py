@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import enum
-import functools
 import glob
 import os
 from collections.abc import Callable, Iterable
@@ -15,6 +13,7 @@ from torch import nn
 
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.deepspeed import comm, surface
+from artesian.described import describe
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import UnsupportedError
 from artesian.optim import DEFAULTS, AdamW
@@ -62,15 +61,8 @@ def initialize(
 
 def describe_parameters(engine: Engine) -> None:
     """What libraries ask of a parameter that is not there."""
-    for number, parameter in enumerate(filter(engine.manages, engine.module.parameters())):
-        vars(parameter).update(
-            ds_id=number,
-            ds_numel=parameter.numel(),
-            ds_shape=parameter.shape,
-            ds_status=ZeroParamStatus.NOT_AVAILABLE,
-            ds_active_sub_modules=set(),
-            partition_numel=functools.partial(int, parameter.numel()),  # of one rank
-        )
+    for parameter in filter(engine.manages, engine.module.parameters()):
+        describe(parameter)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -125,14 +117,6 @@ class FusedAdam(DeepSpeedCPUAdam):
         super().__init__(
             params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode
         )
-
-
-class ZeroParamStatus(enum.Enum):
-    """Of a parameter: ds_status."""
-
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3
 
 
 class Accelerator:

@@ -16,6 +16,7 @@ COMM = "artesian.deepspeed.comm"
 ZERO = "artesian.zero"
 SCHEDULERS = "artesian.schedulers"
 CHECKPOINTING = "artesian.deepspeed.checkpointing"
+DESCRIBED = "artesian.described"
 FRAGMENTS = "artesian.deepspeed.fragments"
 LEAVES = "artesian.deepspeed.leaves"
 TYPES = "artesian.deepspeed.types"
@@ -186,14 +187,14 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "deepspeed.runtime.zero": PARTITIONED
     | {
-        "ZeroParamStatus": SHIM,
+        "ZeroParamStatus": DESCRIBED,
         "ZeroParamType": TYPES,
         "unwrap_model_for_generation": TYPES,
     },
     "deepspeed.runtime.zero.offload_config": OFFLOAD,
     "deepspeed.runtime.zero.partition_parameters": PARTITIONED
     | {
-        "ZeroParamStatus": SHIM,
+        "ZeroParamStatus": DESCRIBED,
         "ZeroParamType": TYPES,
         "_orig_torch_arange": SHIM,
         "get_accelerator": SHIM,
