@@ -151,7 +151,7 @@ class Tree:
 class Calls(threading.local):
     """What is under way on this thread. On a device a checkpoint computes on another one."""
 
-    outermost: nn.Module | None = None
+    outermost = -1  # its number: torch.compile can guard on that, and on no object of a thread's
     reading = False  # the mode is on
     pass_begun = (0, False)  # of which module, and whether it is an evaluation
 
@@ -195,13 +195,13 @@ class Hooks:
         core = self.core
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if core.depth > 0 and self.calls.outermost is not module:
+            if core.depth > 0 and self.calls.outermost != number:
                 core.enter(number, False)  # of which pass it is has been decided
                 return None
             return self._begin_pass(module, args, kwargs, number)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            if self.calls.reading and self.calls.outermost is module:
+            if self.calls.reading and self.calls.outermost == number:
                 self._stop_reading()
                 # Without an output, an exception has ended it. Copies are made in each pass.
                 if output is not None and not self.tables.has_copied:
@@ -222,7 +222,7 @@ class Hooks:
         self.tree.check()
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
-        self.calls.outermost = module
+        self.calls.outermost = number
         self.calls.pass_begun = (number, evaluate)
         if self.calls.pass_begun not in self.seen:
             self.calls.reading = True
