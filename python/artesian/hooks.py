@@ -11,7 +11,7 @@ import dataclasses
 import operator
 import sys
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,10 +21,14 @@ from torch.utils.checkpoint import CheckpointFunction
 from artesian.config import torch_dtype
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.native import _C
-from artesian.tables import AsComputed, Forward, give_forwards
+from artesian.tables import AsComputed, give_forwards
 from artesian.units import Plan
 
-Removable = torch.utils.hooks.RemovableHandle | Forward
+class Removable(Protocol):
+    """What an engine has put into a model, or around it."""
+
+    def remove(self) -> None: ...
+
 
 CHECKPOINT_FORWARD = CheckpointFunction.forward.__code__
 # What is asked of a parameter without reading it.
@@ -81,6 +85,19 @@ class Reads(TorchFunctionMode):
         self.core = core
         self.numbers = numbers
         self.tables = tables
+
+    def remove(self) -> None:
+        """Knows no parameters from here on: Ctrl-C may leave it on for as long as a thread runs,
+        and other tensors get the memory, and the identity, of those that are gone."""
+        self.numbers = {}
+        self.tables = AsComputed((), self.tables.dtype)
+        self.leave()
+
+    def leave(self) -> None:
+        """Ends it on this thread, if it is on: Ctrl-C may have come before it was entered."""
+        modes: Any = torch.overrides
+        if self in modes._get_current_function_mode_stack():
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def look(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -177,7 +194,7 @@ class Hooks:
         self.tree = Tree(model, set(numbers))
         self.seen: set[tuple[int, bool]] = set()  # passes whose reads are known
         by_name = {name: number for number, name in enumerate(plan.parameters)}
-        self.handles: list[Removable] = [*give_forwards(core, tables, by_name)]
+        self.handles: list[Removable] = [self.reads, *give_forwards(core, tables, by_name)]
         modules = [unit.module for unit in plan.units] + [module for _, module in plan.containers]
         for number, module in enumerate(modules):
             self._register(module, number)
@@ -219,6 +236,7 @@ class Hooks:
         core = self.core
         if core.depth > 0:  # the outermost module is called once more: its call was broken off
             self.unwind()
+        self._stop_reading()  # of one that zero_grad() has ended
         self.tree.check()
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
@@ -237,7 +255,4 @@ class Hooks:
     def _stop_reading(self) -> None:
         if self.calls.reading:
             self.calls.reading = False
-            # Ctrl-C may have come before it was entered.
-            modes: Any = torch.overrides
-            if self.reads in modes._get_current_function_mode_stack():
-                self.reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.reads.leave()

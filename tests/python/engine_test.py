@@ -303,7 +303,8 @@ def test_what_another_module_reads_comes_with_it_from_then_on(tmp_path):
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_ctrl_c_in_the_first_pass_leaves_no_mode_behind():
+@pytest.mark.parametrize("how", ["engine", "model", "destroyed"])
+def test_ctrl_c_in_the_first_pass_leaves_no_mode_behind(how):
     model, batch = model_of()
     engine = start(model)
 
@@ -312,12 +313,17 @@ def test_ctrl_c_in_the_first_pass_leaves_no_mode_behind():
 
     handle = model.transformer.h[1].mlp.register_forward_pre_hook(throw)
     with pytest.raises(KeyboardInterrupt):
-        engine(**batch(0))
+        (engine if how == "engine" else model)(**batch(0))
     handle.remove()
-    assert not torch.overrides._get_current_function_mode_stack()
-    engine.zero_grad()
-    train(engine, batch, 2)
-    assert engine.digest() == digest_after(2)
+    modes = torch.overrides._get_current_function_mode_stack
+    assert how != "engine" or not modes()
+    if how == "destroyed":
+        engine.destroy()
+    else:
+        engine.zero_grad()
+        train(engine, batch, 2)
+        assert engine.digest() == digest_after(2)
+    assert not modes()
 
 
 def test_the_example_runs(tmp_path):
