@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
-import threading
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -165,12 +164,12 @@ class Tree:
         self._remember()
 
 
-class Calls(threading.local):
-    """What is under way on this thread. On a device a checkpoint computes on another one."""
+class Pass(NamedTuple):
+    """What is under way on a thread. On a device a checkpoint computes on another one."""
 
-    outermost = -1  # its number: torch.compile can guard on that, and on no object of a thread's
-    reading = False  # the mode is on
-    pass_begun = (0, False)  # of which module, and whether it is an evaluation
+    outermost: int = -1  # the number of the module that was called
+    evaluates: bool = False
+    is_read: bool = False  # Reads is on
 
 
 class Hooks:
@@ -187,7 +186,7 @@ class Hooks:
         self.core = core
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
-        self.calls = Calls()
+        self.passes = _C.ThreadLocal(Pass())
         numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
         self.tables = AsComputed((plan.parameters[name] for name in tables), self.compute_dtype)
         self.reads = Reads(core, numbers, self.tables)
@@ -212,17 +211,18 @@ class Hooks:
         core = self.core
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if core.depth > 0 and self.calls.outermost != number:
+            if core.depth > 0 and self.passes.get().outermost != number:
                 core.enter(number, False)  # of which pass it is has been decided
                 return None
             return self._begin_pass(module, args, kwargs, number)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            if self.calls.reading and self.calls.outermost == number:
+            begun = self.passes.get()
+            if begun.is_read and begun.outermost == number:
                 self._stop_reading()
                 # Without an output, an exception has ended it. Copies are made in each pass.
                 if output is not None and not self.tables.has_copied:
-                    self.seen.add(self.calls.pass_begun)
+                    self.seen.add((number, begun.evaluates))
             found: list[torch.Tensor] = []
             collect(output, found)
             core.leave(number, found)
@@ -240,10 +240,9 @@ class Hooks:
         self.tree.check()
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
-        self.calls.outermost = number
-        self.calls.pass_begun = (number, evaluate)
-        if self.calls.pass_begun not in self.seen:
-            self.calls.reading = True
+        is_read = (number, evaluate) not in self.seen
+        self.passes.set(Pass(number, evaluate, is_read))
+        if is_read:
             self.reads.__enter__()  # type: ignore[no-untyped-call]
         if self.compute_dtype == self.param_dtype:
             return None
@@ -253,6 +252,7 @@ class Hooks:
         )
 
     def _stop_reading(self) -> None:
-        if self.calls.reading:
-            self.calls.reading = False
+        begun = self.passes.get()
+        if begun.is_read:
+            self.passes.set(begun._replace(is_read=False))
             self.reads.leave()

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <string>
+#include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "base/launcher.h"
@@ -39,6 +41,22 @@ void set_log(const py::object& target) {
   });
 }
 
+/// A value for each thread, held with the GIL. torch.compile cannot look inside of it: that takes
+/// what a threading.local has for constants.
+class ThreadLocal {
+ public:
+  explicit ThreadLocal(py::object initial) : initial_(std::move(initial)) {}
+  py::object get() const {
+    const auto found = values_.find(std::this_thread::get_id());
+    return found == values_.end() ? initial_ : found->second;
+  }
+  void set(py::object value) { values_[std::this_thread::get_id()] = std::move(value); }
+
+ private:
+  py::object initial_;
+  std::unordered_map<std::thread::id, py::object> values_;
+};
+
 }  // namespace
 }  // namespace artesian::python
 
@@ -47,6 +65,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("set_log", &artesian::python::set_log, py::arg("target"));
   module.def("check_one_process",
              [] { artesian::python::value_or_raise(artesian::check_one_process()); });
+  namespace py = pybind11;
+  using artesian::python::ThreadLocal;
+  py::class_<ThreadLocal>(module, "ThreadLocal")
+      .def(py::init<py::object>(), py::arg("initial"))
+      .def("get", &ThreadLocal::get)
+      .def("set", &ThreadLocal::set, py::arg("value"));
   artesian::python::bind_config(module);
   artesian::python::bind_engine(module);
 }
