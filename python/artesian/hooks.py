@@ -23,6 +23,7 @@ from artesian.native import _C
 from artesian.tables import AsComputed, give_forwards
 from artesian.units import Plan
 
+
 class Removable(Protocol):
     """What an engine has put into a model, or around it."""
 
