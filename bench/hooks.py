@@ -4,7 +4,8 @@ each with all state in memory.
 What they cost does not depend on how large a unit is: so it is measured where there is nothing
 else to wait for, in units of 72 parameters. Forward and backward with hooks and without, in turn;
 the difference of the medians of each 20 of both is set against the median step of the large units.
-Beside it, that step against plain PyTorch's with the same modules and its fused AdamW."""
+Beside it, that step against plain PyTorch's with the same modules and its fused AdamW, and against
+one at stage 2, which completes its update before it returns and looks for what the caller wrote."""
 
 import os
 import statistics
@@ -48,15 +49,18 @@ def run(report, options, programs):
     parameters = {"units": UNITS, "samples": options.hooks_samples}
     step = report.add("step, 1M parameters a unit", parameters, seconds["step"])
     plain = report.add("step of plain PyTorch", parameters, seconds["plain_step"])
+    resident = report.add("step at stage 2", parameters, seconds["stage_2"])
     ours, plain_passes = medians(seconds["passes"]), medians(seconds["plain_passes"])
     differences = [a - b for a, b in zip(ours, plain_passes, strict=True)]
     hooks = report.add("hooks of forward and backward", parameters, differences)
     middle = step["seconds"]["median"]
     report.ratio("hooks over step", summary(each / middle for each in differences), AIM)
     report.ratio("step over plain PyTorch's", paired_ratio(seconds["step"], seconds["plain_step"]))
+    report.ratio("step at stage 2 over 3", paired_ratio(seconds["stage_2"], seconds["step"]))
     say(f"hooks: {hooks['seconds']['median'] * 1e6:.0f} us of {middle * 1e3:.1f} ms")
     rows = [
         ["a step", spread(scaled(step["seconds"], 1e3))],
+        ["the same at stage 2", spread(scaled(resident["seconds"], 1e3))],
         ["the same in plain PyTorch", spread(scaled(plain["seconds"], 1e3))],
         ["hooks", spread(scaled(hooks["seconds"], 1e3))],
     ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from artesian import checkpoint, errors, optim, schedulers, zero
     from artesian.build_facts import VERSION as __version__
-    from artesian.engine import Engine, initialize
+    from artesian.engine import Engine, init_inference, initialize
     from artesian.errors import Error
     from artesian.units import explain
 
@@ -28,6 +28,7 @@ __all__ = [
     "checkpoint",
     "errors",
     "explain",
+    "init_inference",
     "initialize",
     "optim",
     "schedulers",
@@ -40,6 +41,7 @@ PLACES = {
     "Error": ("errors", "Error"),
     "__version__": ("build_facts", "VERSION"),
     "explain": ("units", "explain"),
+    "init_inference": ("engine", "init_inference"),
     "initialize": ("engine", "initialize"),
 }
 MODULES = ("checkpoint", "engine", "errors", "optim", "schedulers", "units", "zero")

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from artesian.checkpoint.zero_to_fp32 import other_weights
 from artesian.config import (
     ConfigLike,
+    expand_dotted,
     folders_of,
     read_config,
     torch_dtype,
@@ -25,24 +26,34 @@ from artesian.config import (
     with_own_folders,
 )
 from artesian.devices import check_device, check_inputs
+from artesian.dispatched import take_hooks_off
 from artesian.errors import Error, InvalidError, UnsupportedError
 from artesian.hooks import Hooks, Removable
 from artesian.masters import SavedMasters
 from artesian.members import Members
 from artesian.native import _C
-from artesian.optim import AdamW, facade, facade_of, groups_of, section_of
+from artesian.optim import (
+    AdamW,
+    NoOptimizer,
+    facade,
+    facade_of,
+    groups_of,
+    refuse_training,
+    section_of,
+)
 from artesian.ranks import check_one_process
 from artesian.saving import load, save
 from artesian.schedulers import ConfigSchedule, take_rates
 from artesian.state import (
     SMALL,
+    AsStored,
     consolidated_state_dict,
     empty_in_file,
     values_of_parameters,
 )
 from artesian.tables import find_tables, stages_of
 from artesian.units import Plan, make_plan, other_tensors
-from artesian.zero import engine_of
+from artesian.zero import engine_of, spool_folder
 
 Scheduler = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -88,6 +99,13 @@ def as_state(values: torch.Tensor) -> torch.Tensor:
 
 def check_model(model: nn.Module, plan: Plan) -> None:
     """Refuses what would train to wrong numbers, or nothing."""
+    for option in ("is_loaded_in_8bit", "is_loaded_in_4bit", "is_quantized"):
+        if getattr(model, option, False):
+            raise UnsupportedError(
+                f"model: got quantized weights ({option} is True), allowed fp32, fp16 or bf16; "
+                "load it without load_in_8bit, load_in_4bit and quantization_config: parameters "
+                "on NVMe take 2 bytes each there, and no memory"
+            )
     empty = [name for name, parameter in plan.parameters.items() if parameter.is_meta]
     if empty:
         raise InvalidError(
@@ -121,8 +139,6 @@ class Engine(Members):
         plan = make_plan(model)
         check_model(model, plan)
         trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
-        if not trainable:
-            raise InvalidError("model: got no trainable parameter, allowed 1 and more")
         values, path = values_of(config)
         self.config = values
         if optimizer is not None:
@@ -141,17 +157,17 @@ class Engine(Members):
         self._tell_notes()
         numbers = {name: index for index, name in enumerate(plan.parameters)}
         tables = find_tables(model, plan)
-        given = list(trainable.values()) if model_parameters is None else model_parameters
-        self.optimizer = self._facade_for(optimizer, given)
+        self.optimizer = self._facade_for(optimizer, trainable, model_parameters)
         self._core = _C.Engine(
             self.config_values,
             parameters=list(plan.parameters.items()),
             groups=groups_of(self.optimizer, plan.parameters),
-            group_count=len(self.optimizer.param_groups),
+            group_count=max(1, len(self.optimizer.param_groups)),
             skip_unreached=manner is Manner.NATIVE,
             stages=stages_of(plan, tables, numbers),
             tables=[numbers[name] for name in tables],
             others=other_tensors(model, plan),
+            engines=1 + sum(not engine.is_closed for engine in list(LIVE)),
             constants=_constants_of(weakref.ref(self.optimizer)),
         )
         self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
@@ -160,7 +176,9 @@ class Engine(Members):
         for parameter in plan.parameters.values():
             # For zero.GatheredParameters.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
-        self._hooks = Hooks(self._core, model, plan, tables, self.param_dtype)
+        self.resident = self._core.resident
+        self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
+        self._hooks = self._make_hooks(model, plan, tables)
         # Also when the engine is collected, and at the interpreter's end.
         self._process = os.getpid()
         self._close = weakref.finalize(self, close, self._core, self._hooks.handles, self._process)
@@ -171,6 +189,7 @@ class Engine(Members):
         self.global_steps = 0
         self.micro_steps = 0
         self.skipped_steps = 0
+        self._frozen: list[nn.Parameter] = []  # for as long as the engine is there
         self._boundary: bool | None = None
         self._accumulation_steps = self.config_values.accumulation_steps
         self._micro_batch_size = self.config_values.micro_batch_size
@@ -185,12 +204,27 @@ class Engine(Members):
             ignored = ": ignored; unknown key" in note
             logging.getLogger("artesian").log(logging.WARNING if ignored else logging.INFO, note)
 
-    def _facade_for(self, optimizer: torch.optim.Optimizer | None, given: Any) -> AdamW:
+    def _facade_for(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        trainable: dict[str, nn.Parameter],
+        model_parameters: Any,
+    ) -> AdamW:
+        if not trainable:
+            return NoOptimizer()
         if isinstance(optimizer, AdamW):
             return optimizer
         if optimizer is not None:
             return facade_of(optimizer)
+        given = list(trainable.values()) if model_parameters is None else model_parameters
         return facade(self.config_values.optimizer, given)
+
+    def _make_hooks(
+        self, model: nn.Module, plan: Plan, tables: dict[str, list[nn.Module]]
+    ) -> Hooks:
+        taking = weakref.WeakMethod(self.take_changes) if self.resident else None
+        as_stored = AsStored(self._managed, self.param_dtype, self.config_values.nvme_path)
+        return Hooks(self._core, model, plan, tables, self.param_dtype, taking, as_stored)
 
     # Calls
 
@@ -207,6 +241,8 @@ class Engine(Members):
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
         """Gradients of the loss, divided by the accumulation steps, times the loss scale."""
+        if self.evaluates:
+            raise refuse_training("backward(loss)")
         if loss.numel() != 1 or not loss.requires_grad:
             raise InvalidError(
                 f"backward(loss): got a tensor of shape {tuple(loss.shape)} with requires_grad="
@@ -229,6 +265,8 @@ class Engine(Members):
 
     def step(self) -> None:
         """At the end of an accumulation, the optimizer's step and the scheduler's; else nothing."""
+        if self.evaluates:
+            raise refuse_training("step()")
         self._stepped = self.is_gradient_accumulation_boundary()
         if self._stepped:
             self.optimizer.step()
@@ -238,11 +276,29 @@ class Engine(Members):
 
     def take_step(self) -> None:
         """One optimizer step over all gradients since the last one."""
+        self.take_changes()
         self._last = self._core.step(self.optimizer.constants())
         self.saved_masters.clear()
         self.optimizer.overflow = self._last["overflow"]
         self.global_steps += 1
         self.skipped_steps += self._last["overflow"]
+
+    def take_changes(self, values: bool = True) -> None:
+        """Below stage 3, what the caller has written into parameters becomes their master weights.
+        `values` False: what is written through `data` is not looked for, which costs a pass over
+        the parameters, nor needed for a pass, which reads what is there."""
+        if not self.resident:
+            return
+        looks = {number: self._managed[number] for number in self._core.changed(values=values)}
+        # Others are an error of the next pass or step.
+        changed = {n: p for n, p in looks.items() if (p.dtype, p.shape) == self._looks[n]}
+        if not changed:
+            return
+        self.saved_masters.take_room(self, list(changed.values()))
+        for number, parameter in changed.items():
+            written = parameter.detach().clone()
+            self._core.accept([number])
+            self.saved_masters.write(self, parameter, written)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients since the last step; after a pass that broke off, goes on from there."""
@@ -294,6 +350,21 @@ class Engine(Members):
         return self.config_values.stage
 
     @property
+    def evaluates(self) -> bool:
+        """True if it has nothing to train."""
+        return isinstance(self.optimizer, NoOptimizer)
+
+    @property
+    def bytes_nvme_read(self) -> int:
+        """Of all passes and updates since the engine was made."""
+        return self._core.bytes_nvme_read
+
+    def planned_pass(self) -> int:
+        """Bytes that an evaluation, or a token of a generation, reads from NVMe once those before
+        it were alike: of each parameter that is there and not kept in memory, by the plan."""
+        return self._core.planned_pass()
+
+    @property
     def last_step(self) -> dict[str, Any] | None:
         """What the last optimizer step did: loss, lr, grad_norm, overflow, bytes and more."""
         return self._last
@@ -306,7 +377,12 @@ class Engine(Members):
         self, parameter: nn.Parameter, target: torch.Tensor | None = None
     ) -> torch.Tensor:
         """A copy of a parameter's master weights, fp32; or in `target`, rounded to its dtype."""
-        return self._core.read_state(self._number(parameter), "fp32", target)
+        number = self._number(parameter)
+        self.take_changes()
+        return self._read_master(number, target)
+
+    def _read_master(self, number: int, target: torch.Tensor | None) -> torch.Tensor:
+        return self._core.read_state(number, "fp32", target)
 
     def full_state(
         self, parameter: nn.Parameter, kind: str, target: torch.Tensor | None = None
@@ -341,6 +417,7 @@ class Engine(Members):
                 f"parameter, {tuple(parameter.shape)}"
             )
         if kind == "fp32":
+            self.take_changes()
             self.saved_masters.forget(number)
             self._write_master(number, values)
         else:
@@ -360,6 +437,7 @@ class Engine(Members):
     ) -> dict[str, torch.Tensor]:
         """The model's state_dict(), parameters in the dtype that they are stored in; where the
         engine has a folder on NVMe, in mapped files there, so that it need not fit into memory."""
+        self.take_changes()
         return consolidated_state_dict(self, exclude_frozen_parameters)
 
     _zero3_consolidated_16bit_state_dict = consolidated_state_dict
@@ -398,14 +476,12 @@ class Engine(Members):
         `save_dir`/`tag`, "global_stepN" unless given; returns when that is durable.
 
         `client_state`: numbers, texts, tensors, arrays, lists and dicts of them, which come back
-        from load_checkpoint(). `exclude_frozen_parameters`: whoever loads it has those.
+        from load_checkpoint(). `save_latest` False: only who names the tag loads it.
+        `exclude_frozen_parameters`: whoever loads it has those.
         """
-        if not save_latest:
-            raise UnsupportedError(
-                "save_checkpoint: save_latest=False is not supported; give load_checkpoint() a tag"
-            )
+        self.take_changes()
         replace_any = self.manner is Manner.DEEPSPEED
-        save(self, save_dir, tag, client_state, exclude_frozen_parameters, replace_any)
+        save(self, save_dir, tag, client_state, exclude_frozen_parameters, replace_any, save_latest)
         return True
 
     def load_checkpoint(
@@ -425,6 +501,7 @@ class Engine(Members):
         `load_module_strict` False: what only one of both has is left alone. `load_module_only`, or
         `load_optimizer_states` False: weights and buffers alone; moments and counts start anew.
         """
+        self.take_changes()
         return load(
             self,
             load_dir,
@@ -437,6 +514,7 @@ class Engine(Members):
 
     def digest(self) -> str:
         """XXH3-128 over names, master weights and moments: the same for every placement."""
+        self.take_changes()
         return self._core.digest()
 
     @property
@@ -463,10 +541,12 @@ class Engine(Members):
             vars(parameter).pop("_artesian_engine", None)
             if id(parameter) in returned:
                 parameter.data = returned[id(parameter)]
+        thaw(self._frozen)
 
     def _values_to_return(self) -> dict[int, torch.Tensor]:
         try:
             self._core.zero_gradients()  # of a step that is not whole
+            self.take_changes()
             return values_of_parameters(self, self._managed)
         except (Error, OSError, MemoryError) as error:
             logging.getLogger("artesian").warning(
@@ -495,7 +575,7 @@ def initialize(
     config: ConfigLike | None = None,
     config_params: ConfigLike | None = None,
     device: torch.device | str | None = None,
-) -> tuple[Engine, AdamW, Any, LRScheduler | None]:
+) -> tuple[Engine, AdamW | None, Any, LRScheduler | None]:
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
     The model's parameters must be on the CPU; from here on the engine has them. Without
@@ -528,6 +608,33 @@ def take_over(model: nn.Module) -> None:
             earlier.destroy()
 
 
+def asks_to_evaluate(
+    model: nn.Module, optimizer: Any, model_parameters: Any, config: ConfigLike, manner: Manner
+) -> bool:
+    """True if there is nothing to train, or, as DeepSpeed has it, no optimizer to train it with."""
+    if not any(p.requires_grad for p in model.parameters()):
+        return True
+    if optimizer is not None:
+        return False
+    return model_parameters == [] or (
+        manner is Manner.DEEPSPEED and "optimizer" not in expand_dotted(values_of(config)[0])
+    )
+
+
+def freeze(model: nn.Module) -> list[nn.Parameter]:
+    """Returns those that were not frozen before."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    return trainable
+
+
+def thaw(parameters: list[nn.Parameter]) -> None:
+    """Undoes freeze()."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+
+
 def begin(
     *,
     args: Any,
@@ -540,7 +647,7 @@ def begin(
     manner: Manner,
     collate_fn: Callable[..., Any] | None = None,
     device: torch.device | str | None = None,
-) -> tuple[Engine, AdamW, Any, LRScheduler | None]:
+) -> tuple[Engine, AdamW | None, Any, LRScheduler | None]:
     """initialize(), in either manner."""
     check_one_process()
     if model is None:
@@ -552,19 +659,37 @@ def begin(
     take_over(model)
     if model_parameters is not None:
         model_parameters = list(model_parameters)
+    frozen: list[nn.Parameter] = []
+    if asks_to_evaluate(model, optimizer, model_parameters, chosen, manner):
+        optimizer = lr_scheduler = model_parameters = None
+        frozen = freeze(model)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         parameters = model_parameters
         if parameters is None:
             parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = optimizer(parameters)
-    engine = Engine(model, chosen, optimizer, model_parameters, manner)
+    try:
+        engine = Engine(model, chosen, optimizer, model_parameters, manner)
+    except BaseException:
+        thaw(frozen)
+        raise
+    engine._frozen = frozen
     if isinstance(lr_scheduler, LRScheduler):
         engine.lr_scheduler = lr_scheduler
     elif lr_scheduler is not None:
         engine.lr_scheduler = lr_scheduler(engine.optimizer)
-    elif engine.config_values.has_schedule:
+    elif engine.config_values.has_schedule and not engine.evaluates:
         engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values, engine._rates)
     engine.collate_fn = collate_fn
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
-    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+    returned = None if engine.evaluates else engine.optimizer
+    return engine, returned, engine.training_dataloader, engine.lr_scheduler
+
+
+def init_inference(model: nn.Module, config: ConfigLike, device: Any = None) -> Engine:
+    """An engine that only evaluates: its parameters, which are frozen, are in the tiers that the
+    config names, in the dtype of the config, and there are no moments and no master weights. They
+    are frozen until destroy(). The model may have been loaded with `device_map`."""
+    take_hooks_off(model, spool_folder(config))
+    return initialize(model=model, config=config, model_parameters=[], device=device)[0]

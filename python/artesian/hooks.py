@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
+import weakref
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from artesian.config import torch_dtype
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.native import _C
+from artesian.state import AsStored
 from artesian.tables import AsComputed, give_forwards
 from artesian.units import Plan
 
@@ -183,8 +185,11 @@ class Hooks:
         plan: Plan,
         tables: dict[str, list[nn.Module]],
         param_dtype: torch.dtype,
+        take_changes: weakref.WeakMethod[Any] | None,
+        as_stored: AsStored,
     ) -> None:
         self.core = core
+        self.take_changes = take_changes  # None: parameters are not resident
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
         self.passes = _C.ThreadLocal(Pass())
@@ -200,24 +205,41 @@ class Hooks:
             self._register(module, number)
         for each in dict.fromkeys([model, *modules]):
             untyped: Any = each
-            self.handles.append(untyped.register_state_dict_pre_hook(refuse_state_dict))
-            self.handles.append(untyped.register_load_state_dict_pre_hook(refuse_load_state_dict))
+            if take_changes is None:
+                self.handles.append(untyped.register_state_dict_pre_hook(refuse_state_dict))
+                self.handles.append(
+                    untyped.register_load_state_dict_pre_hook(refuse_load_state_dict)
+                )
+            else:
+                self._give_as_stored(untyped, as_stored, is_model=each is model)
 
     def unwind(self) -> None:
         """Ends calls that Ctrl-C has broken off, of whose end torch tells no hook."""
         self._stop_reading()
         self.core.unwind()
 
+    def _give_as_stored(self, module: Any, as_stored: AsStored, is_model: bool) -> None:
+        def after(module: nn.Module, values: Any, prefix: str, metadata: Any) -> None:
+            if is_model or not prefix:  # else the module above does it
+                as_stored(values)
+
+        self.handles.append(module.register_state_dict_post_hook(after))
+
     def _register(self, module: nn.Module, number: int) -> None:
         core = self.core
+        registered = weakref.ref(module)  # and no copy that somebody has made of it
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if module is not registered():
+                return None
             if core.depth > 0 and self.passes.get().outermost != number:
                 core.enter(number, False)  # of which pass it is has been decided
                 return None
             return self._begin_pass(module, args, kwargs, number)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
+            if module is not registered():
+                return
             begun = self.passes.get()
             if begun.is_read and begun.outermost == number:
                 self._stop_reading()
@@ -239,6 +261,9 @@ class Hooks:
             self.unwind()
         self._stop_reading()  # of one that zero_grad() has ended
         self.tree.check()
+        take_changes = None if self.take_changes is None else self.take_changes()
+        if take_changes is not None:
+            take_changes(False)
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
         is_read = (number, evaluate) not in self.seen

@@ -63,8 +63,10 @@ class SavedMasters:
         number = engine._number(parameter)
         room = self.taken.pop(number, None)
         saved = self.tensors.get(number)
-        master = engine.full_parameter(parameter, room)
-        changed = master.to(values.dtype) != values
+        master = engine._read_master(number, room)
+        # What is resident has been rounded before the caller sees it.
+        before = master.to(self.dtype) if engine.resident else master
+        changed = before.to(values.dtype) != values
         if not changed.any():
             return
         if room is not None:

@@ -183,6 +183,38 @@ class AdamW(torch.optim.Optimizer):
             self.state = Moments(self)  # type: ignore[assignment]
 
 
+def refuse_training(call: str) -> InvalidError:
+    """The error of a call that an engine without an optimizer cannot answer."""
+    return InvalidError(
+        f"{call}: this engine only evaluates: it was made without an optimizer, or with nothing to "
+        "train; call initialize() again, with an optimizer, or a section of the config that says "
+        "which, and parameters whose requires_grad is True"
+    )
+
+
+class NoOptimizer(AdamW):
+    """Of an engine that only evaluates: no groups, no state, and no step."""
+
+    def __init__(self) -> None:
+        self._engine = self._client = None
+        self.param_groups = []
+        self.defaults = {}
+        self.state = {}  # type: ignore[assignment]
+        self.overflow = False
+
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        raise refuse_training("step()")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": {}, "param_groups": []}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
 class Adam(AdamW):
     """torch.optim.Adam's constants: weight decay is part of the gradient."""
 

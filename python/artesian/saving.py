@@ -106,6 +106,7 @@ def save(
     client_state: dict[str, Any] | None,
     exclude_frozen_parameters: bool,
     replace_any: bool,
+    becomes_latest: bool,
 ) -> str:
     """Returns the checkpoint's tag once it is durable."""
     folder = os.fspath(save_dir)
@@ -137,6 +138,7 @@ def save(
         config=json.dumps(engine.config, default=str),
         exclude_frozen=exclude_frozen_parameters,
         replace_any=replace_any,
+        becomes_latest=becomes_latest,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,37 @@ def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.T
     return mapped.view(shape)
 
 
+class AsStored:
+    """For a model whose parameters are resident, and computed with in another dtype than they are
+    stored in: has state_dict() give the latter, as consolidated_state_dict() does. Called on what
+    `module`.state_dict() gives; of a module below the model, if it is asked by itself."""
+
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], dtype: torch.dtype, folder: str | None
+    ) -> None:
+        self.parameters = [weakref.ref(parameter) for parameter in parameters]
+        self.dtype = dtype
+        self.folder = folder
+
+    def __call__(self, values: dict[str, Any]) -> None:
+        alive = [parameter for each in self.parameters if (parameter := each()) is not None]
+        ours = {p.data_ptr() for p in alive if p.dtype != self.dtype}
+        converted: dict[int, torch.Tensor] = {}  # tied ones are one tensor
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
+                continue
+            if value.dtype == self.dtype or value.data_ptr() not in ours:
+                continue
+            if value.data_ptr() not in converted:
+                converted[value.data_ptr()] = self.convert(value)
+            values[name] = converted[value.data_ptr()]
+
+    def convert(self, value: torch.Tensor) -> torch.Tensor:
+        if self.folder is None or value.numel() * self.dtype.itemsize < SMALL:
+            return value.to(self.dtype)
+        return empty_in_file(value.shape, self.dtype, self.folder).copy_(value)
+
+
 def is_mapped(tensor: torch.Tensor) -> bool:
     """True if a tensor's memory is that of a file, as empty_in_file()'s is."""
     return tensor.untyped_storage().filename is not None
@@ -61,7 +93,8 @@ def values_of_parameters(
         target = None
         if folder is not None and parameter.numel() * dtype.itemsize >= SMALL:
             target = empty_in_file(parameter.shape, dtype, folder)
-        values[id(parameter)] = engine.full_parameter(parameter, target).to(dtype)
+        number = engine._number(parameter)
+        values[id(parameter)] = engine._read_master(number, target).to(dtype)
     return values
 
 

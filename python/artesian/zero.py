@@ -109,6 +109,12 @@ def engine_of(parameter: Any) -> Engine | None:
     return None if reference is None else reference()
 
 
+def is_released(parameter: Any) -> bool:
+    """True if an engine has the parameter's memory, and it is not resident."""
+    engine = engine_of(parameter)
+    return engine is not None and not engine.resident
+
+
 def checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
@@ -126,10 +132,10 @@ class Lent:
 class GatheredParameters(contextlib.AbstractContextManager[None]):
     """Parameters can be read inside of it: each has a copy of its values, all in memory at once.
     Inside of a module's call they are gathered for that module, until its end, and cannot be
-    changed. What the engine does not have is left alone. With a `modifier_rank`, what is changed
-    inside is written back at the end, unless an exception ends it: elements that are as they were
-    keep their master weights, and a swap that is undone before the next step restores them. Without
-    one, changes are dropped, with one warning."""
+    changed. What the engine does not have, or has resident, is left alone. With a `modifier_rank`,
+    what is changed inside is written back at the end, unless an exception ends it: elements that
+    are as they were keep their master weights, and a swap that is undone before the next step
+    restores them. Without one, changes are dropped, with one warning."""
 
     def __init__(
         self,
@@ -140,7 +146,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
     ) -> None:
         given: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
         # Each once, and not those that a context around this one has gathered.
-        self.parameters = {id(p): p for p in given if enabled and engine_of(p) is not None}
+        self.parameters = {id(p): p for p in given if enabled and is_released(p)}
         self.writes = modifier_rank is not None
         self.lent: list[Lent] = []
 

@@ -12,6 +12,7 @@
 
 #include "python/src/bind.h"
 #include "python/src/errors.h"
+#include "zero3/plan/evaluation_plan.h"
 #include "zero3/torch/hooked_engine.h"
 #include "zero3/torch/saved_facts.h"
 
@@ -79,7 +80,8 @@ zero3::UnitUses::Constants asking(py::function ask) {
 /// that are read by look_up and multiply alone.
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, const Stages& stages,
-              const Numbers& tables, const NamedTensors& others, py::function constants) {
+              const Numbers& tables, const NamedTensors& others, std::uint64_t engines,
+              py::function constants) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -90,6 +92,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
   const zero3::HookedEngineOptions options{
       .groups = std::vector<zero3::GroupOptions>(group_count),
       .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros,
+      .engines = engines,
       .constants = asking(std::move(constants))};
   for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
   for (const auto& [name, indices, lookup] : stages) {
@@ -186,16 +189,66 @@ void bind_tables(py::class_<HookedEngine, Holder>& bound) {
           py::arg("parameter"), py::arg("bias"), py::arg("input"));
 }
 
+void bind_state(py::class_<HookedEngine, Holder>& bound) {
+  bound
+      .def(
+          "read_state",
+          [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
+             const std::optional<at::Tensor>& target) {
+            const StateKind state = state_kind(kind);
+            const at::Tensor into = target.value_or(at::Tensor());
+            return without_gil([&] { return engine.read_state(parameter, state, into); });
+          },
+          py::arg("parameter"), py::arg("kind"), py::arg("target") = py::none())
+      .def("write_state",
+           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
+              const at::Tensor& values) {
+             const StateKind state = state_kind(kind);
+             without_gil([&] { return engine.write_state(parameter, state, values); });
+           })
+      .def("read_gradient",
+           [](HookedEngine& engine, std::uint32_t parameter) -> std::optional<at::Tensor> {
+             at::Tensor read = without_gil([&] { return engine.read_gradient(parameter); });
+             if (!read.defined()) return std::nullopt;
+             return read;
+           })
+      .def(
+          "changed",
+          [](HookedEngine& engine, bool values) {
+            const auto look = values ? zero3::LookFor::Values : zero3::LookFor::VersionsAndMemory;
+            return without_gil([&] { return engine.changed(look); });
+          },
+          py::kw_only(), py::arg("values"))
+      .def("accept",
+           [](HookedEngine& engine, const Numbers& parameters) {
+             without_gil([&] { return engine.accept(parameters); });
+           })
+      .def("planned_pass",
+           [](HookedEngine& engine) {
+             const zero3::StepCore& core = engine.core();
+             return value_or_raise(
+                        zero3::plan_evaluation(core.placement(), core.shape().stages,
+                                               zero3::PrefetchLimits::of(core.config().zero)))
+                 .nvme_read;
+           })
+      .def_property_readonly("bytes_nvme_read",
+                             [](HookedEngine& engine) { return engine.core().bytes_nvme_read(); })
+      .def_property_readonly("resident",
+                             [](HookedEngine& engine) { return engine.core().resident(); });
+}
+
 /// Returns the checkpoint's tag.
 std::string save_checkpoint(HookedEngine& engine, const std::string& directory,
                             const std::string& tag, const Files& client, const Files& model,
                             const NamedTensors& buffers, const Names& aliases,
-                            const std::string& config, bool exclude_frozen, bool replace_any) {
+                            const std::string& config, bool exclude_frozen, bool replace_any,
+                            bool becomes_latest) {
   zero3::SaveRequest request{.directory = directory, .tag = tag, .client = client, .model = model};
   request.config = config;
   request.aliases = aliases;
   request.exclude_frozen = exclude_frozen;
   request.replaces = replace_any ? zero3::Replaces::AnyLineage : zero3::Replaces::OwnLineage;
+  request.latest = becomes_latest ? zero3::Latest::Becomes : zero3::Latest::Stays;
   const std::vector<NamedTensor> tensors = named(buffers);
   return without_gil([&]() -> Result<std::string> {
     ARTESIAN_TRY(saved, engine.save_checkpoint(std::move(request), tensors));
@@ -233,10 +286,11 @@ void bind_engine(py::module_& module) {
   using zero3::UnitUses;
   py::class_<HookedEngine, Holder> bound(module, "Engine");
   bind_tables(bound);
+  bind_state(bound);
   bound
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
-           py::arg("tables"), py::arg("others"), py::arg("constants"))
+           py::arg("tables"), py::arg("others"), py::arg("engines"), py::arg("constants"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));
@@ -249,30 +303,10 @@ void bind_engine(py::module_& module) {
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)
       .def("zero_gradients", &call_uses<&UnitUses::zero_gradients>)
       .def("step", &step, py::arg("groups"))
-      .def(
-          "read_state",
-          [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
-             const std::optional<at::Tensor>& target) {
-            const StateKind state = state_kind(kind);
-            const at::Tensor into = target.value_or(at::Tensor());
-            return without_gil([&] { return engine.read_state(parameter, state, into); });
-          },
-          py::arg("parameter"), py::arg("kind"), py::arg("target") = py::none())
-      .def("write_state",
-           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
-              const at::Tensor& values) {
-             const StateKind state = state_kind(kind);
-             without_gil([&] { return engine.write_state(parameter, state, values); });
-           })
-      .def("read_gradient",
-           [](HookedEngine& engine, std::uint32_t parameter) -> std::optional<at::Tensor> {
-             at::Tensor read = without_gil([&] { return engine.read_gradient(parameter); });
-             if (!read.defined()) return std::nullopt;
-             return read;
-           })
       .def("save_checkpoint", &save_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
            py::arg("client"), py::arg("model"), py::arg("buffers"), py::arg("aliases"),
-           py::arg("config"), py::arg("exclude_frozen"), py::arg("replace_any"))
+           py::arg("config"), py::arg("exclude_frozen"), py::arg("replace_any"),
+           py::arg("becomes_latest"))
       .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
            py::arg("strict"), py::arg("optimizer_states"))
       .def("digest",

@@ -255,8 +255,13 @@ def test_what_cannot_be_saved_or_loaded_is_an_error(tmp_path):
     assert not (tmp_path / "other").exists()
     with pytest.raises(artesian.Error, match="checkpoint tag"):
         engine.save_checkpoint(tmp_path / "saved", tag="../up")
-    with pytest.raises(NotImplementedError, match="save_latest"):
-        engine.save_checkpoint(tmp_path / "saved", save_latest=False)
+    latest = (tmp_path / "saved" / "latest").read_text()
+    engine.save_checkpoint(tmp_path / "saved", tag="aside", save_latest=False)
+    assert (tmp_path / "saved" / "latest").read_text() == latest != "aside"
+    assert engine.load_checkpoint(tmp_path / "saved", tag="aside")[0] == str(
+        tmp_path / "saved" / "aside"
+    )
+    assert engine.load_checkpoint(tmp_path / "saved")[0] == str(tmp_path / "saved" / latest)
     with pytest.raises(NotImplementedError, match="custom_load_fn"):
         engine.load_checkpoint(tmp_path / "saved", custom_load_fn=print)
     take_steps(engine, batch, 1, 2)

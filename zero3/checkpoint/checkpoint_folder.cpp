@@ -379,15 +379,16 @@ Result<void> CheckpointFolder::give_back_spare() noexcept {
   return folder_->remove(name);
 }
 
-Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag,
-                                                Replaces replaces) noexcept {
+Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag, Replaces replaces,
+                                                Latest latest) noexcept {
   ARTESIAN_TRY_VOID(check_checkpoint_tag(tag));
   if (is_damaged_name(tag)) {
     return make_error(ErrorCode::Invalid,
                       "checkpoint tag: got " + shown_name(tag) +
                           ", which damaged checkpoints are called; use another");
   }
-  CheckpointDraft draft{.tag = tag, .link = next_link(), .name = {}, .folder = {}};
+  CheckpointDraft draft{
+      .tag = tag, .link = next_link(), .name = {}, .folder = {}, .latest = latest};
   draft.link.id = draw_id();
   if (draft.link.lineage == 0) draft.link.lineage = draw_id();
   ARTESIAN_TRY(there, is_there(*folder_, tag));
@@ -506,9 +507,11 @@ Result<void> CheckpointFolder::publish(CheckpointDraft& draft,
   ours_.insert(draft.link.id);
   std::erase_if(content_.found, [&](const auto& each) { return each.tag == draft.tag; });
   content_.found.push_back({draft.tag, draft.link, manifest.state.step});
-  const std::string temporary = DotName{DotName::Kind::Latest, {}, draft.link.id}.name();
-  ARTESIAN_TRY_VOID(replace_durable_file(*folder_, as_string(latest_name), temporary, draft.tag));
-  content_.latest = draft.tag;
+  if (draft.latest == Latest::Becomes) {
+    const std::string temporary = DotName{DotName::Kind::Latest, {}, draft.link.id}.name();
+    ARTESIAN_TRY_VOID(replace_durable_file(*folder_, as_string(latest_name), temporary, draft.tag));
+    content_.latest = draft.tag;
+  }
   if (!replaced) return {};
   auto removed = remove_replaced(*replaced, draft.tag);
   if (!removed.has_value()) {

@@ -98,11 +98,15 @@ struct SideFile {
 };
 
 /// A checkpoint that is being written.
+/// Whether `latest` names a checkpoint once that is durable.
+enum class Latest : std::uint8_t { Becomes, Stays };
+
 struct CheckpointDraft {
   std::string tag{};
   CheckpointLink link{};
   std::string name{};  // of its folder
   std::unique_ptr<Folder> folder{};
+  Latest latest = Latest::Becomes;
 };
 
 /// Whose checkpoint gives way to a new one of its tag.
@@ -135,7 +139,8 @@ class CheckpointFolder {
 
   /// Begins a checkpoint. Errors: Invalid: no tag, or one that a checkpoint which may not be
   /// replaced, or something else, has; Io, NoSpace.
-  Result<CheckpointDraft> begin(const std::string& tag, Replaces replaces) noexcept;
+  Result<CheckpointDraft> begin(const std::string& tag, Replaces replaces,
+                                Latest latest = Latest::Becomes) noexcept;
   /// A file of so many bytes in it, with their room. Errors: NoSpace, Io.
   Result<std::unique_ptr<File>> make_data_file(CheckpointDraft& draft, const std::string& name,
                                                std::uint64_t bytes) noexcept;

@@ -68,8 +68,8 @@ void CheckpointSaver::go_on_from(const CheckpointLink& parent) noexcept {
   folder_->go_on_from(parent);
 }
 
-Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step,
-                                    Replaces replaces) noexcept {
+Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step, Replaces replaces,
+                                    Latest latest) noexcept {
   ARTESIAN_CHECK(save_ == nullptr, tag);
   if (commit_) {
     return make_error(ErrorCode::Busy, "checkpoint: the former save is still under way");
@@ -79,8 +79,8 @@ Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step,
   save->step = step;
   save->keep = options_.keep;
   save->reserves = options_.reserve_bytes != 0;
-  const auto begin = [save, tag, replaces]() -> Result<void> {
-    ARTESIAN_TRY(draft, save->folder->begin(tag, replaces));
+  const auto begin = [save, tag, replaces, latest]() -> Result<void> {
+    ARTESIAN_TRY(draft, save->folder->begin(tag, replaces, latest));
     save->draft = std::move(draft);
     return {};
   };

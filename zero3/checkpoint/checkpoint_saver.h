@@ -65,7 +65,8 @@ class CheckpointSaver {
   /// Begins to save the state of `step`. Errors: Busy: the disk still holds a former save; those of
   /// CheckpointFolder::begin; Timeout. Nothing is begun then.
   Result<void> begin(const std::string& tag, std::uint64_t step,
-                     Replaces replaces = Replaces::OwnLineage) noexcept;
+                     Replaces replaces = Replaces::OwnLineage,
+                     Latest latest = Latest::Becomes) noexcept;
   bool begun() const noexcept { return save_ != nullptr; }
   /// A data file of this layout, which is kept until the save has ended. The pointer holds until
   /// commit or abandon. Errors: NoSpace, Io, Timeout: call abandon.

@@ -146,7 +146,7 @@ Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
 Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t step) {
   ARTESIAN_TRY_VOID(lay_out(request.buffers));
   const std::string tag = request.tag.empty() ? fmt::format("global_step{}", step) : request.tag;
-  ARTESIAN_TRY_VOID(saver_->begin(tag, step, request.replaces));
+  ARTESIAN_TRY_VOID(saver_->begin(tag, step, request.replaces, request.latest));
   ARTESIAN_TRY(trained, saver_->add_file(rank_file_name(0), 0, trained_layout_));
   copy_.emplace(trained_, *trained_layout_, *trained, *buffers_, from_.team);
   frozen_copy_.reset();

@@ -67,6 +67,7 @@ struct SaveRequest {
   std::vector<std::pair<std::string, std::string>> aliases{};  // another name, the parameter's
   bool exclude_frozen = false;  // what is not trained is left out: who loads it has that
   Replaces replaces = Replaces::OwnLineage;  // a checkpoint that has the tag
+  Latest latest = Latest::Becomes;           // whom no tag is named goes on from it
   /// Told of the bytes that have been copied, and of all that will be; within calls of the engine,
   /// until all state is copied. It must not throw.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = nullptr;

@@ -22,7 +22,7 @@ constexpr ConfigKey zero_rows[] = {
      .type = Integer,
      .fallback = "0",
      .high = 3,
-     .text = "0, 1, 2 run as stage 3 with everything of that stage resident; same results"},
+     .text = "0, 1, 2: parameters are resident, and the results are those of stage 3"},
     {.path = "zero_optimization.sub_group_size",
      .type = Integer,
      .fallback = "1000000000",
@@ -112,7 +112,7 @@ constexpr ConfigKey zero_rows[] = {
      .type = Choice,
      .fallback = "\"none\"",
      .choices = "none|cpu|nvme",
-     .text = "nvme needs stage 3; spare host memory keeps what fits into it"},
+     .text = "nvme: spare host memory keeps what fits into it"},
     {.path = "zero_optimization.offload_optimizer.nvme_path",
      .type = Folders,
      .fallback = "null",
@@ -473,7 +473,7 @@ constexpr ConfigKey zero_rows[] = {
      .choices = "auto|fp32|fp16|bf16",
      .text = "type in which layers compute; auto: that of the parameters where the device "
              "multiplies in it natively (GPUs; bf16 on CPUs with AMX, or of AMD with "
-             "AVX512_BF16), else fp32"},
+             "AVX512_BF16), or nothing is trained, else fp32"},
     {.path = "artesian.determinism",
      .type = Choice,
      .fallback = "\"required\"",

@@ -255,8 +255,8 @@ class Resolver {
     zero.max_reuse_distance = settings_.integer("zero_optimization.max_reuse_distance");
     if (settings_.given("zero_optimization.stage") && zero.stage < 3) {
       note(
-          fmt::format("zero_optimization.stage: {} runs as stage 3 with everything of this stage "
-                      "resident; the results are the same",
+          fmt::format("zero_optimization.stage: {} keeps parameters resident; the results are "
+                      "those of stage 3",
                       zero.stage));
     }
   }

@@ -43,16 +43,12 @@ void check_offload(const Settings& settings, const std::string& section, const c
   const std::string device = by_legacy ? "cpu" : settings.text(device_path);
   if (device == "none") return;
   const std::uint64_t stage = settings.integer("zero_optimization.stage");
-  const std::uint64_t needed = device == "nvme" ? 3 : stage_least;
-  if (stage < needed) {
+  if (stage < stage_least) {
     const std::string where = by_legacy ? settings.name(legacy) : settings.name(device_path);
     const std::string got = by_legacy ? settings.typed(legacy) : "\"" + device + "\"";
-    faults.invalid(fmt::format(
-        "{}: got {}, allowed {} at zero_optimization.stage {}; set the stage to {}", where, got,
-        by_legacy              ? "false"
-        : stage >= stage_least ? "none or cpu"
-                               : "none",
-        stage, needed));
+    faults.invalid(
+        fmt::format("{}: got {}, allowed {} at zero_optimization.stage {}; set the stage to {}",
+                    where, got, by_legacy ? "false" : "none", stage, stage_least));
   }
   const std::string path_key = section + ".nvme_path";
   if (!sound(settings, path_key)) return;

@@ -273,7 +273,7 @@ Result<Draft> place_in_device(const PlacementRequest& request) {
       draft.persistence_cut = cut;
       return draft;
     }
-    if (persistent == 0) return device_error(request, plan, need, minimum);
+    if (persistent == 0 || request.resident) return device_error(request, plan, need, minimum);
     persistent_max = persistent / 2;
   }
 }

@@ -10,6 +10,17 @@ namespace artesian::zero3 {
 
 using tiering::SlotState;
 
+std::vector<DryUnit> dry_units(const Placement& placement) {
+  std::vector<DryUnit> units;
+  for (std::size_t unit = 0; unit < placement.units.size(); ++unit) {
+    const UnitPlacement& place = placement.units[unit];
+    const std::uint64_t bytes = placement.layout.units[unit].image * dtype_size(place.computed);
+    units.push_back({.slot_bytes = place.aliased() ? 0 : bytes,
+                     .persistent = placement.layout.units[unit].persistent});
+  }
+  return units;
+}
+
 DrySlots::DrySlots(std::vector<DryUnit> units, std::uint64_t pool_bytes, std::uint64_t fixed_bytes,
                    std::function<void(const DryMove&)> moved)
     : units_(std::move(units)),

@@ -9,6 +9,7 @@
 
 #include "pinned/free_list.h"
 #include "tiering/unit_slots.h"
+#include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {
 
@@ -16,6 +17,9 @@ struct DryUnit {
   std::uint64_t slot_bytes = 0;  // 0: aliased, nothing moves
   bool persistent = false;       // its slot comes from the far end
 };
+
+/// Those of a placement.
+std::vector<DryUnit> dry_units(const Placement& placement);
 
 struct DryMove {
   tiering::SlotState to = tiering::SlotState::Absent;

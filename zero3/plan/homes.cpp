@@ -55,8 +55,11 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.compute_dtype = request.compute_dtype;
   plan.ranks = request.ranks;
   plan.params_cut = stage >= 3 && request.ranks > 1;
-  const PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
-                                 std::min(persistent_max, config.zero.model_persistence_threshold)};
+  PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
+                           std::min(persistent_max, config.zero.model_persistence_threshold)};
+  if (request.resident) {
+    limits = {.param_numel_max = persistent_max, .model_numel_max = persistent_max};
+  }
   plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks);
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
   return with_routes(std::move(plan));

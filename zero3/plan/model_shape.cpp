@@ -75,19 +75,22 @@ std::size_t first_trainable_stage(const std::vector<ParameterSpec>& parameters,
   return static_cast<std::size_t>(first - stages.begin());
 }
 
+Result<void> check_trainable(const std::vector<ParameterSpec>& parameters) {
+  const bool some = std::any_of(parameters.begin(), parameters.end(),
+                                [](const auto& parameter) { return parameter.trainable; });
+  if (some || parameters.empty()) return {};
+  return make_error(ErrorCode::Invalid,
+                    fmt::format("module.parameters(): all {} are frozen (trainable is false), "
+                                "allowed all but one: there is nothing to train",
+                                parameters.size()));
+}
+
 Result<void> check_shape(const std::vector<ParameterSpec>& parameters,
                          const std::vector<StageSpec>& stages) {
   Faults faults;
   if (parameters.empty()) faults.add("module.parameters()", "got none, allowed 1 and more");
   if (stages.empty()) faults.add("module.stages()", "got none, allowed 1 and more");
   check_parameters(parameters, faults);
-  const bool all_frozen = std::none_of(parameters.begin(), parameters.end(),
-                                       [](const auto& parameter) { return parameter.trainable; });
-  if (all_frozen && !parameters.empty()) {
-    faults.add("module.parameters()", fmt::format("all {} are frozen (trainable is false), allowed "
-                                                  "all but one: there is nothing to train",
-                                                  parameters.size()));
-  }
   std::vector<bool> used(parameters.size(), false);
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     const StageSpec& spec = stages[stage];

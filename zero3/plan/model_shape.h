@@ -61,7 +61,10 @@ std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
 std::size_t first_trainable_stage(const std::vector<ParameterSpec>& parameters,
                                   const std::vector<StageSpec>& stages);
 
-/// Checks that a model of this shape can be trained. Errors: Invalid, one line per fault.
+/// Checks that there is something to train. Errors: Invalid.
+Result<void> check_trainable(const std::vector<ParameterSpec>& parameters);
+
+/// Checks that a model of this shape can be run. Errors: Invalid, one line per fault.
 Result<void> check_shape(const std::vector<ParameterSpec>& parameters,
                          const std::vector<StageSpec>& stages);
 

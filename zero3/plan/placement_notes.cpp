@@ -140,6 +140,12 @@ Notes placement_notes(const PlacementRequest& request, const Draft& draft) {
 Error device_error(const PlacementRequest& request, const Placement& plan, const DeviceNeed& need,
                    std::uint64_t minimum) {
   ARTESIAN_CHECK(request.device_bytes < minimum, request.device_bytes, minimum);
+  const char* way_out = "";
+  if (request.resident) {
+    way_out = ", or set zero_optimization.stage to 3, which gathers parameters as they are used";
+  } else if (need.fixed > need.stage) {
+    way_out = ", or offload_param / offload_optimizer to cpu or nvme";
+  }
   return make_error(
       ErrorCode::Exhausted,
       fmt::format(
@@ -147,8 +153,7 @@ Error device_error(const PlacementRequest& request, const Placement& plan, const
           "of parameters of \"{}\", {} of gradients and {} kept on the device; raise it{}",
           format_size(request.device_bytes), minimum, format_size(minimum),
           minimum - request.device_bytes, format_size(need.stage), need.largest_stage,
-          format_size(plan.device_gradient_bytes), format_size(need.fixed),
-          need.fixed > need.stage ? ", or offload_param / offload_optimizer to cpu or nvme" : ""));
+          format_size(plan.device_gradient_bytes), format_size(need.fixed), way_out));
 }
 
 Error host_error(const PlacementRequest& request, const Placement& plan, std::uint64_t must) {

@@ -79,7 +79,7 @@ class DryRun {
         placement_(*request.placement),
         layout_(placement_.layout),
         accesses_(step_accesses(layout_, *request.stages, request.micro_batches, request.group)),
-        slots_(dry_units(), placement_.device_pool_bytes, placement_.device_homes(),
+        slots_(dry_units(placement_), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits),
         order_(placement_),
@@ -114,17 +114,6 @@ class DryRun {
       ARTESIAN_CHECK(norms[unit] == once && updates[unit] == once, unit, norms[unit],
                      updates[unit]);
     }
-  }
-
-  std::vector<DryUnit> dry_units() const {
-    std::vector<DryUnit> units;
-    for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
-      const UnitPlacement& place = placement_.units[unit];
-      const std::uint64_t bytes = layout_.units[unit].image * dtype_size(place.computed);
-      units.push_back({.slot_bytes = place.aliased() ? 0 : bytes,
-                       .persistent = layout_.units[unit].persistent});
-    }
-    return units;
   }
 
   /// By stage: what is updated under backward once that is done with it.

@@ -99,9 +99,7 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
       stream_(state, "optimizer state"),
       order_(state.placement()),
       cuts_(state.layout().units.size()),
-      counts_(state.layout().places.size()) {
-  ARTESIAN_CHECK(!order_.trained().empty());
-}
+      counts_(state.layout().places.size()) {}
 
 /// Reads what elements of a sub-group from `begin` on are, some of which stay: `master` is theirs,
 /// where that is apart, and split ones are joined.

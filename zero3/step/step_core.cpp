@@ -112,6 +112,7 @@ Result<Placement> StepCore::place() const {
                                           .host_bytes = options_.budgets.host,
                                           .split_master = options_.split_master,
                                           .spare_device = options_.spare_device,
+                                          .resident = options_.resident,
                                           .input_elements = options_.input_elements,
                                           .activation_bytes = options_.budgets.activations}));
   if (config_.cpu_checkpointing && !placement.inputs.some()) {
@@ -429,7 +430,12 @@ Result<void> StepCore::begin_evaluation() {
 
 Result<void> StepCore::end_evaluation(bool refused) {
   if (refused) prefetcher_->rewind(0);
-  ARTESIAN_TRY_VOID(remember(prefetcher_->begin_pass(Course::Steps)));
+  // Where nothing is trained the next evaluation follows, of a token say, and what it needs first
+  // is fetched and kept for it.
+  const auto& units = layout().units;
+  const bool trains =
+      std::any_of(units.begin(), units.end(), [](const Unit& unit) { return unit.trainable; });
+  if (trains) ARTESIAN_TRY_VOID(remember(prefetcher_->begin_pass(Course::Steps)));
   figures_->leave_out(evaluation_begin_);
   return {};
 }

@@ -59,6 +59,7 @@ struct StepCoreOptions {
   double wait_seconds = 60.0;   // deadline of every wait for the disk
   bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
   bool spare_device = true;     // false: nothing that is meant for NVMe has a home there
+  bool resident = false;        // PlacementRequest::resident
   std::optional<double> share_under_backward{};
   std::vector<tiering::PathDisk> path_disks{};
   std::vector<std::uint64_t> input_elements{};
@@ -239,8 +240,9 @@ class StepCore {
   /// now. What comes is multiplied by the loss scale. Errors: as read_state.
   Result<bool> read_gradient(std::uint32_t parameter,
                              const std::function<Result<void>(std::span<const float>)>& sink);
-  /// Optimizer::write_state, of no step, between two steps or two groups of micro-batches: what is
-  /// computed from here on has the new values. Errors: as read_state.
+  /// Optimizer::write_state, of no step, while no group of micro-batches is under way: what is
+  /// computed from here on, the update of the step under way too, has the new values. Errors: as
+  /// read_state.
   Result<void> write_state(
       std::uint32_t parameter, StateKind kind,
       const std::function<void(std::uint64_t first, std::span<float> values)>& source);
@@ -259,6 +261,7 @@ class StepCore {
   const ModelShape& shape() const noexcept { return shape_; }
   const Config& config() const noexcept { return config_; }
   DType compute_dtype() const noexcept { return options_.compute_dtype; }
+  bool resident() const noexcept { return options_.resident; }
   const Budgets& budgets() const noexcept { return options_.budgets; }
   const Placement& placement() const noexcept { return state_->placement(); }
   const Layout& layout() const noexcept { return state_->layout(); }
@@ -274,6 +277,8 @@ class StepCore {
     return under_backward_->units();
   }
   std::string describe_io() const;
+  /// Of all that has run since the state was made.
+  std::uint64_t bytes_nvme_read() const { return figures_->mark().counters.bytes_nvme_read; }
   std::vector<SwapPathUse> path_use() const { return state_->path_use(); }
   /// Drains and removes the swap files. A pending update is dropped with the weights.
   /// Errors: Io, Timeout.

@@ -67,7 +67,7 @@ constexpr bool is_legal(StepState state, StepCall call) noexcept {
     case StepCall::Evaluate: return is_one_of(S::Ready, S::AwaitsBackward, S::Accumulated, S::Full);
     case StepCall::ReadState:
       return is_one_of(S::Ready, S::AwaitsBackward, S::Accumulated, S::Full, S::EndedWhole);
-    case StepCall::WriteState: return is_one_of(S::Ready, S::Accumulated);
+    case StepCall::WriteState: return is_one_of(S::Ready, S::Accumulated, S::Full);
     case StepCall::AbandonStep:
       return is_one_of(S::Ready, S::Forward, S::AwaitsBackward, S::Backward, S::Accumulated,
                        S::Full, S::Broken);

@@ -66,6 +66,7 @@ Result<void> check_lookups(const std::vector<StageSpec>& stages) {
 Result<void> Engine::Impl::build() {
   make_first_calls();
   ARTESIAN_TRY_VOID(check_shape(module.parameters(), module.stages()));
+  ARTESIAN_TRY_VOID(check_trainable(module.parameters()));
   ARTESIAN_TRY_VOID(check_lookups(module.stages()));
   ARTESIAN_TRY_VOID(open_device());
   StepCoreOptions core_options{

@@ -233,9 +233,10 @@ using PlannedActivations = std::function<Result<std::uint64_t>(const Budgets& bu
 
 /// The config's budgets, or shares of what this machine and the device have left.
 /// On a GPU the device tier gets what is free of its memory beside these activations and what CUDA
-/// takes (cuda_bytes), but a tenth of it at least; without `planned`, nine tenths. Errors: those of
-/// opening the device, where it is asked for its memory.
+/// takes (cuda_bytes), but a tenth of it at least; without `planned`, nine tenths. `engines`: how
+/// many of the process share the machine's memory, this one included. Errors: those of opening the
+/// device, where it is asked for its memory.
 Result<Budgets> choose_budgets(const Config& config, const std::string& device = "cpu",
-                               const PlannedActivations& planned = {});
+                               const PlannedActivations& planned = {}, std::uint64_t engines = 1);
 
 }  // namespace artesian::zero3

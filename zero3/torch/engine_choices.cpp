@@ -1,6 +1,7 @@
 // What an engine takes where its caller or the config leaves it open.
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "zero3/torch/compute_device.h"
@@ -28,8 +29,9 @@ void tell_compute_dtype(const Config& config, DType chosen) {
 }
 
 Result<Budgets> choose_budgets(const Config& config, const std::string& device,
-                               const PlannedActivations& planned) {
-  const std::uint64_t available = available_memory();
+                               const PlannedActivations& planned, std::uint64_t engines) {
+  ARTESIAN_CHECK(engines > 0);
+  const std::uint64_t available = available_memory() / engines;
   const ArtesianConfig& given = config.artesian;
   Budgets budgets{.device = given.device_memory.value_or(available / 4),
                   .host = given.host_memory.value_or(available / 2),

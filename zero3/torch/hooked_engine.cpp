@@ -62,8 +62,12 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
   ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
-  StepCoreOptions options{.groups = given.groups, .unreached = given.unreached, .hooked = true};
-  ARTESIAN_TRY(core, make_core(std::move(shape), config, device, std::move(options), *executor_));
+  StepCoreOptions options{.resident = config.zero.stage < 3,
+                          .groups = given.groups,
+                          .unreached = given.unreached,
+                          .hooked = true};
+  ARTESIAN_TRY(core, make_core(std::move(shape), config, device, std::move(options), *executor_,
+                               given.engines));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;
   ARTESIAN_TRY(weights, TensorWeights::create(parameters, {tensors.begin(), tensors.end()}));
@@ -155,8 +159,24 @@ Result<void> HookedEngine::write_state(std::uint32_t parameter, StateKind kind,
       core_->write_state(parameter, kind, [source](std::uint64_t first, std::span<float> target) {
         std::copy_n(source + first, target.size(), target.data());
       }));
-  if (kind == StateKind::Master) open->weights_replaced();
+  if (kind == StateKind::Master) open->weights_replaced(core_->layout().places[parameter].unit);
   return {};
+}
+
+Result<std::vector<std::uint32_t>> HookedEngine::changed(LookFor look) {
+  ARTESIAN_TRY(open, uses());
+  return from_torch([&]() -> Result<std::vector<std::uint32_t>> { return open->changed(look); });
+}
+
+Result<void> HookedEngine::accept(std::span<const std::uint32_t> parameters) {
+  ARTESIAN_TRY(open, uses());
+  return from_torch([&]() -> Result<void> {
+    for (const std::uint32_t parameter : parameters) {
+      ARTESIAN_TRY_VOID(tensors_->take_memory_back(parameter));
+    }
+    open->remember(parameters);
+    return {};
+  });
 }
 
 Result<std::string> HookedEngine::digest() {

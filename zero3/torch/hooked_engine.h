@@ -22,6 +22,7 @@ namespace artesian::zero3 {
 struct HookedEngineOptions {
   std::vector<GroupOptions> groups{};  // StepCoreOptions::groups
   Unreached unreached = Unreached::IsSkipped;
+  std::uint64_t engines = 1;        // of the process, this one included: they share default budgets
   UnitUses::Constants constants{};  // called on the thread that asks for gradients
 };
 
@@ -52,6 +53,12 @@ class HookedEngine {
   /// has asked a gradient of is forgotten. Errors: as StepCore::write_state; Invalid (another
   /// tensor).
   Result<void> write_state(std::uint32_t parameter, StateKind kind, const at::Tensor& values);
+  /// Below stage 3: the parameters whose values the caller has changed in place, or given by other
+  /// memory, since the engine last looked. Errors: as uses().
+  Result<std::vector<std::uint32_t>> changed(LookFor look);
+  /// They have the engine's memory again, whose values are from here on what they shall be: the
+  /// caller has written them. Errors: Invalid (another shape or dtype).
+  Result<void> accept(std::span<const std::uint32_t> parameters);
   /// A parameter's gradient since the last step, not multiplied by the loss scale, fp32, in its
   /// shape; an undefined tensor: there is none. Errors: as StepCore::read_gradient.
   Result<at::Tensor> read_gradient(std::uint32_t parameter);

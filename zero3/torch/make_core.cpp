@@ -1,5 +1,6 @@
 #include "zero3/torch/make_core.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -10,11 +11,14 @@ namespace artesian::zero3 {
 
 Result<std::unique_ptr<StepCore>> make_core(ModelShape shape, const Config& config,
                                             const ComputeDevice& device, StepCoreOptions options,
-                                            Executor& executor) {
+                                            Executor& executor, std::uint64_t engines) {
   ARTESIAN_CHECK(device.backend != nullptr);
-  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, device.native(config.param_dtype)));
+  const bool trains = std::any_of(shape.parameters.begin(), shape.parameters.end(),
+                                  [](const auto& parameter) { return parameter.trainable; });
+  const bool as_stored = !trains || device.native(config.param_dtype);
+  ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, as_stored));
   tell_compute_dtype(config, compute_dtype);
-  ARTESIAN_TRY(budgets, choose_budgets(config, device.torch.str()));
+  ARTESIAN_TRY(budgets, choose_budgets(config, device.torch.str(), {}, engines));
   options.compute_dtype = compute_dtype;
   options.budgets = budgets;
   options.device = device.backend;

@@ -1,5 +1,6 @@
 #include "zero3/torch/parameter_tensors.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <pthread.h>
 
@@ -260,6 +261,15 @@ void ParameterTensors::bind(std::uint32_t unit, std::byte* slot) {
 
 void ParameterTensors::unbind(std::uint32_t unit) {
   for (const auto parameter : layout_.units[unit].parameters) release(parameter);
+}
+
+Result<void> ParameterTensors::take_memory_back(std::uint32_t parameter) {
+  at::Tensor& tensor = tensors_[parameter];
+  if (has_own_memory(parameter)) return {};
+  at::Tensor own = at::empty({0}, tensor.options().requires_grad(false));
+  own.set_(storages_[parameter], 0, tensor.sizes());
+  tensor.set_data(own);
+  return {};
 }
 
 void ParameterTensors::bump_versions() {

@@ -70,6 +70,9 @@ class ParameterTensors {
     return tensors_[parameter].storage().unsafeGetStorageImpl() ==
            storages_[parameter].unsafeGetStorageImpl();
   }
+  /// The tensor has this memory again, after the caller has given it other; values are those that
+  /// are there. Errors: Invalid: other memory of another shape or dtype.
+  Result<void> take_memory_back(std::uint32_t parameter);
   /// Marks all values as changed, but those of parameters that were frozen from the beginning.
   void bump_versions();
 

@@ -1,5 +1,6 @@
 #include "zero3/torch/parameter_watch.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
@@ -47,6 +48,40 @@ std::uint64_t ParameterWatch::sum_of(std::uint32_t parameter) const {
   return kernels::checksum64(tensor.const_data_ptr(), tensor.nbytes(), parameter);
 }
 
+bool ParameterWatch::is_as_remembered(std::uint32_t parameter, LookFor look) const {
+  if (!tensors_.has_own_memory(parameter)) return false;
+  if (version_of(tensors_.at(parameter)) != versions_[parameter]) return false;
+  return look == LookFor::VersionsAndMemory || sum_of(parameter) == sums_[parameter];
+}
+
+std::vector<std::uint32_t> ParameterWatch::changed(LookFor look) const {
+  std::vector<std::uint32_t> found;
+  if (!core_.resident()) return found;
+  const auto count = static_cast<std::int64_t>(versions_.size());
+  std::vector<char> same(versions_.size(), 1);
+  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto parameter = static_cast<std::uint32_t>(begin); parameter < end; ++parameter) {
+      same[parameter] = is_as_remembered(parameter, look) ? 1 : 0;
+    }
+  });
+  for (std::uint32_t parameter = 0; parameter < same.size(); ++parameter) {
+    if (same[parameter] == 0) found.push_back(parameter);
+  }
+  return found;
+}
+
+void ParameterWatch::remember_one(std::uint32_t parameter) {
+  versions_[parameter] = version_of(tensors_.at(parameter));
+  sums_[parameter] = sum_of(parameter);
+}
+
+void ParameterWatch::versions_bumped() {
+  if (!core_.resident()) return;  // others are remembered anew
+  for (std::uint32_t parameter = 0; parameter < versions_.size(); ++parameter) {
+    if (core_.shape().parameters[parameter].trainable) ++versions_[parameter];
+  }
+}
+
 void ParameterWatch::remember(std::uint32_t unit, bool readable) {
   ARTESIAN_CHECK(!readable || core_.layout().units[unit].persistent, unit);  // others come and go
   readable_[unit] = readable;
@@ -87,6 +122,7 @@ Result<void> ParameterWatch::check() const {
                      "another engine, or start with it trainable and freeze it later");
     }
   }
+  if (core_.resident()) return {};  // changed() has been asked
   for (std::uint32_t unit = 0; unit < readable_.size(); ++unit) {
     if (core_.layout().units[unit].persistent) ARTESIAN_TRY_VOID(check_unchanged(unit));
   }

@@ -3,7 +3,9 @@
 // gradients. It would be lost in silence, so the next call finds it and names the parameter.
 //
 // Values are compared by their version; where they can be read between passes (persistent units),
-// by a checksum, too, since what is changed through `data` has a version of its own.
+// by a checksum, too, since what is changed through `data` has a version of its own. Below stage 3
+// all parameters can be, and what has changed is no mistake: changed() finds it, for who takes it
+// over.
 //
 // After a backward, `grad` of each parameter that got some is a tensor whose memory cannot be read:
 // who clips by it, or looks at it, gets an error instead of nothing.
@@ -21,6 +23,9 @@
 
 namespace artesian::zero3 {
 
+/// What changed() compares: checksums cost a pass over the memory.
+enum class LookFor : std::uint8_t { VersionsAndMemory, Values };
+
 class ParameterWatch {
  public:
   /// Gradients that tensors have already are dropped. Both must outlive it.
@@ -37,6 +42,13 @@ class ParameterWatch {
   Result<void> check() const;
   /// The caller has given the parameter memory of its own for a while: it is not looked at.
   void lend(std::uint32_t parameter, bool lent) { lent_[parameter] = lent; }
+  /// Of resident parameters, which the caller may change: those that are not as remembered.
+  std::vector<std::uint32_t> changed(LookFor look) const;
+  /// remember() of one readable parameter.
+  void remember_one(std::uint32_t parameter);
+  /// All trainable parameters' versions have been bumped by one; what the caller has changed stays
+  /// so.
+  void versions_bumped();
   bool lends() const;
 
   /// What a caller finds as `grad` of parameters with added[i], in place of what has been taken.
@@ -49,6 +61,7 @@ class ParameterWatch {
  private:
   const std::string& name(std::uint32_t parameter) const;
   std::uint64_t sum_of(std::uint32_t parameter) const;
+  bool is_as_remembered(std::uint32_t parameter, LookFor look) const;
 
   const StepCore& core_;
   ParameterTensors& tensors_;

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "zero3/plan/step_accesses.h"
-#include "zero3/torch/storage_refusal.h"
 #include "zero3/torch/unit_use.h"
 
 namespace artesian::zero3 {
@@ -164,49 +163,6 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constant
     accumulators_.push_back(std::move(accumulator));
   }
   bind_persistent();
-}
-
-/// Units that stay gathered have their memory, if there is any, and the versions of now.
-void UnitUses::bind_persistent() {
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (!layout_.units[unit].persistent) continue;
-    if (core_.state_of_step() == StepState::Unfilled) {
-      tensors_.unbind(unit);
-      watch_.remember(unit, /*readable=*/false);
-    } else {
-      bind_for_long(unit);
-    }
-  }
-}
-
-void UnitUses::bind_for_long(std::uint32_t unit) {
-  tensors_.bind(unit, core_.data(unit));
-  watch_.remember(unit, /*readable=*/true);
-  away_[unit] = false;
-}
-
-/// Persistent units await the step's update: nobody reads what was before.
-void UnitUses::put_persistent_away() {
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (!layout_.units[unit].persistent) continue;
-    away_[unit] = released_tensors_throw();
-    if (away_[unit]) tensors_.unbind(unit);
-    watch_.remember(unit, /*readable=*/!away_[unit]);
-  }
-}
-
-/// Those that no call of the pass has come to.
-Result<void> UnitUses::bring_persistent_back() {
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (!away_[unit]) continue;
-    const AccessOrder::Access alone = {unit};
-    if (core_.state_of_step() == StepState::Forward) {  // else the update is complete
-      ARTESIAN_TRY_VOID(core_.remember(core_.enter(alone)));
-      ARTESIAN_TRY_VOID(core_.remember(core_.leave(alone)));
-    }
-    bind_for_long(unit);
-  }
-  return {};
 }
 
 UnitUses::~UnitUses() {
@@ -722,12 +678,6 @@ Result<void> UnitUses::leave_step() {
   return forgotten ? core_.abandon_step() : Result<void>();
 }
 
-void UnitUses::weights_replaced() {
-  const std::lock_guard held(link_->mutex);
-  tensors_.bump_versions();
-  bind_persistent();
-}
-
 /// Nothing has broken off.
 Result<void> UnitUses::check_whole() {
   ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
@@ -770,7 +720,12 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   backwards_before_ = std::exchange(backwards_, 0);
   if (result.overflow) return result;
   tensors_.bump_versions();
-  put_persistent_away();
+  if (!core_.resident()) {
+    put_persistent_away();
+    return result;
+  }
+  ARTESIAN_TRY_VOID(core_.finish_update());  // the caller may read parameters from here on
+  bind_persistent();
   return result;
 }
 

@@ -134,7 +134,11 @@ class UnitUses {
   /// Before the core is closed: nothing stays pinned, whatever broke off.
   void let_go();
   /// Weights have been replaced, or are gone: no graph from before can be asked for gradients.
-  void weights_replaced();
+  void weights_replaced(std::optional<std::uint32_t> unit = {});
+  /// Of resident parameters: those that the caller has changed.
+  std::vector<std::uint32_t> changed(LookFor look) const;
+  /// The parameters' values are what they shall be.
+  void remember(std::span<const std::uint32_t> parameters);
 
   std::size_t open_max() const noexcept { return open_max_; }  // of stages in use at once
   std::size_t closed_late() const noexcept { return late_; }   // uses, by the end of a backward

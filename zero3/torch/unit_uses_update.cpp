@@ -12,6 +12,7 @@ namespace artesian::zero3 {
 /// Returns what step() will be given, if the backward that begins seems to be the step's last; else
 /// none.
 std::vector<GroupStep> UnitUses::constants_if_last() const {
+  if (core_.resident()) return {};  // what the caller sees does not change before step()
   if (!constants_ || backwards_ + 1 != backwards_before_ || watch_.lends()) return {};
   return constants_();
 }

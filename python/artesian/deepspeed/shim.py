@@ -13,7 +13,7 @@ from torch import nn
 
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.deepspeed import comm, surface
-from artesian.described import describe
+from artesian.described import describe, forget
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import UnsupportedError
 from artesian.optim import DEFAULTS, AdamW
@@ -37,7 +37,7 @@ def initialize(
     config: Any = None,
     mesh_param: Any = None,
     config_params: Any = None,
-) -> tuple[Engine, AdamW, Any, Any]:
+) -> tuple[Engine, AdamW | None, Any, Any]:
     """deepspeed.initialize."""
     if mpu is not None or mesh_param is not None:
         raise UnsupportedError(
@@ -60,7 +60,11 @@ def initialize(
 
 
 def describe_parameters(engine: Engine) -> None:
-    """What libraries ask of a parameter that is not there."""
+    """What libraries ask of a parameter that may not be there; none that is resident has it."""
+    if engine.resident:
+        for parameter in engine.module.parameters():
+            forget(parameter)
+        return
     for parameter in filter(engine.manages, engine.module.parameters()):
         describe(parameter)
 

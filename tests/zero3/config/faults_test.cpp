@@ -287,10 +287,10 @@ const Case single[] = {
     {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
      "zero_optimization.offload_optimizer.device: got \"cpu\", allowed none at "
      "zero_optimization.stage 0; set the stage to 1"},
-    {R"({"zero_optimization": {"stage": 1, "offload_optimizer":
+    {R"({"zero_optimization": {"stage": 0, "offload_optimizer":
         {"device": "nvme", "nvme_path": "/x"}}})",
-     "zero_optimization.offload_optimizer.device: got \"nvme\", allowed none or cpu at "
-     "zero_optimization.stage 1; set the stage to 3"},
+     "zero_optimization.offload_optimizer.device: got \"nvme\", allowed none at "
+     "zero_optimization.stage 0; set the stage to 1"},
     {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
      "zero_optimization.offload_param.nvme_path: missing, allowed a folder while device is "
      "\"nvme\"; set it"},
