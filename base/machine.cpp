@@ -1,5 +1,7 @@
 #include "base/machine.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -7,6 +9,7 @@
 #include <optional>
 
 #include "base/control_group.h"
+#include "base/log.h"
 
 namespace artesian {
 namespace {
@@ -65,10 +68,21 @@ std::uint64_t available_in_groups(const MemoryFiles& files, const std::string& r
   return available;
 }
 
+// Where /proc is not mounted. Less than what is available: the page cache is not counted.
+std::optional<std::uint64_t> free_memory() {
+  struct sysinfo machine {};
+  if (::sysinfo(&machine) != 0) return std::nullopt;
+  log_once(LogLevel::Warning,
+           "/proc/meminfo cannot be read: available memory is taken to be what sysinfo says is "
+           "free, without the page cache");
+  return (machine.freeram + machine.bufferram) * std::uint64_t{machine.mem_unit};
+}
+
 }  // namespace
 
 std::uint64_t available_memory(const std::string& root) {
-  const auto machine = kib_of(root + "/proc/meminfo", "MemAvailable:");
+  auto machine = kib_of(root + "/proc/meminfo", "MemAvailable:");
+  if (!machine.has_value() && root.empty()) machine = free_memory();
   const std::uint64_t available =
       std::min({machine.value_or(unlimited), available_in_groups(version_1, root),
                 available_in_groups(version_2, root)});

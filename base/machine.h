@@ -9,8 +9,9 @@
 namespace artesian {
 
 /// Bytes that this process may still take without swapping or being killed: the least of
-/// MemAvailable and, for each memory control group (v1 or v2) that it is in, limit minus usage;
-/// cached file pages of the group that can go count as unused. 0 if nothing is known.
+/// MemAvailable (where /proc is not mounted, what sysinfo says is free) and, for each memory
+/// control group (v1 or v2) that it is in, limit minus usage; cached file pages of the group that
+/// can go count as unused. 0 if nothing is known.
 std::uint64_t available_memory(const std::string& root = "");
 
 struct ProcessMemory {

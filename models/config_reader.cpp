@@ -175,15 +175,16 @@ std::size_t ConfigReader::choice(const char* name, const std::vector<const char*
   return absent;
 }
 
-void ConfigReader::refuse_unless(const char* name, std::initializer_list<const char*> neutral) {
+bool ConfigReader::refuse_unless(const char* name, std::initializer_list<const char*> neutral) {
   const nlohmann::json* value = find(name);
-  if (value == nullptr || value->is_null()) return;
+  if (value == nullptr || value->is_null()) return true;
   std::string list = "null";
   for (const char* text : neutral) {
-    if (*value == nlohmann::json::parse(text)) return;
+    if (*value == nlohmann::json::parse(text)) return true;
     list += " or " + std::string(text);
   }
   add_fault(name, shown(*value), list + "; not supported yet: " + prefix_ + name);
+  return false;
 }
 
 void ConfigReader::ignore(std::initializer_list<std::string_view> names) {

@@ -61,8 +61,8 @@ class ConfigReader {
   void absorb(ConfigReader section);
 
   /// A key that would change results if it were anything but absent, null or one of `neutral`
-  /// (JSON texts such as "false", "{}"): anything else is refused by name.
-  void refuse_unless(const char* name, std::initializer_list<const char*> neutral);
+  /// (JSON texts such as "false", "{}"): anything else is refused by name, and false is returned.
+  bool refuse_unless(const char* name, std::initializer_list<const char*> neutral);
 
   /// Keys that have no effect on training this model; they are not noted.
   void ignore(std::initializer_list<std::string_view> names);

@@ -131,9 +131,12 @@ void read_original(ConfigReader& reader, ConfigReader& section, RotaryConfig& co
   }
 }
 
-void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& config, bool phi3) {
+/// `whole_heads`: false where a partial rotary factor is refused. Lists then have another length,
+/// which is no fault of its own.
+void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& config, bool phi3,
+                  bool whole_heads) {
   config.theta = section.number("rope_theta", theta_range, config.theta);
-  section.refuse_unless("partial_rotary_factor", {"1.0"});
+  whole_heads = section.refuse_unless("partial_rotary_factor", {"1.0"}) && whole_heads;
   config.scaling = read_scaling(section, phi3);
   switch (config.scaling) {
     case RotaryScaling::None: return;
@@ -149,6 +152,10 @@ void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& con
   if (phi3) config.original_positions = phi3_original_positions;
   read_original(reader, section, config);
   if (config.scaling == RotaryScaling::Yarn) read_yarn(section, config);
+  if (config.scaling == RotaryScaling::LongRope && !whole_heads) {
+    section.ignore({"short_factor", "long_factor", "factor", "attention_factor"});
+    return;
+  }
   if (config.scaling == RotaryScaling::LongRope) read_longrope(section, config);
   if (config.scaling == RotaryScaling::Llama3) read_llama3(section, config);
 }
@@ -166,7 +173,7 @@ RotaryConfig read_rotary_config(ConfigReader& reader, const RotaryShape& shape) 
   config.head = shape.head;
   config.positions = config.original_positions = shape.positions;
   config.theta = reader.number("rope_theta", theta_range, config.theta);
-  reader.refuse_unless("partial_rotary_factor", {"1.0"});
+  const bool whole_heads = reader.refuse_unless("partial_rotary_factor", {"1.0"});
   reader.ignore({"original_max_position_embeddings"});
   auto old_form = reader.section("rope_scaling");
   auto new_form = reader.section("rope_parameters");
@@ -175,7 +182,7 @@ RotaryConfig read_rotary_config(ConfigReader& reader, const RotaryShape& shape) 
   }
   auto& section = old_form.has_value() ? old_form : new_form;
   if (!section.has_value()) return config;
-  read_section(reader, *section, config, shape.phi3);
+  read_section(reader, *section, config, shape.phi3, whole_heads);
   reader.absorb(*std::move(section));
   return config;
 }

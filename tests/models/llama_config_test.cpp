@@ -412,5 +412,19 @@ TEST(Relatives, WhatCannotBeHonouredIsRefusedByName) {
   }
 }
 
+TEST(LlamaConfig, Item10APartialRotaryFactorIsOneFault) {
+  std::string factors = "1.0";
+  for (int i = 1; i < 48; ++i) factors += ", 1.0";
+  const auto parsed = parse_relative(
+      "phi3",
+      R"("pad_token_id": 0, "partial_rotary_factor": 0.75, "rope_scaling": {"type": "longrope", )"
+      R"("short_factor": [)" +
+          factors + R"(], "long_factor": [)" + factors + "]}");
+  ASSERT_FALSE(parsed.has_value());
+  const std::string text = parsed.error().to_string();
+  EXPECT_NE(text.find("partial_rotary_factor"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace artesian::models

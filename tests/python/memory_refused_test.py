@@ -86,3 +86,41 @@ def test_item_1_budgets_above_the_machine_are_said(place):
     assert re.search(r"this run takes .* of activations beside .* of the device tier, ", line)
     usual = place.run("--init", config=with_budgets(place, 64, 64), seq_len=64)
     assert "available memory" not in usual.stderr
+
+
+def test_item_10_a_refusal_for_bytes_says_the_parameter_count(place):
+    """One line, from a run and from a plan, for memory and for the disk."""
+    config = with_budgets(place, 1, 1)
+    for done in [place.run("--init", config=config, seq_len=64), place.run_plan(config)]:
+        (line,) = [line for line in done.stderr.splitlines() if "error: " in line]
+        assert done.returncode == 2 and "bytes missing" in line, done.stderr
+        (count,) = re.findall(r"The model has (\d+) parameters$", line)
+        assert int(count) == 2 * 2048 * 512 + 8 * (4 * 512 * 512 + 3 * 512 * 1376 + 2 * 512) + 512
+
+
+def test_item_13_without_proc_a_run_trains(place):
+    """Memory is asked of sysinfo; a warning says so."""
+    def hide_proc():
+        if limits.libc.unshare(0x20000) != 0:  # CLONE_NEWNS
+            os._exit(77)
+        limits.libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+        if limits.libc.mount(b"none", b"/proc", b"tmpfs", 0, None) != 0:
+            os._exit(77)
+
+    done = place.run("--init", config=with_budgets(place, 64, 64), seq_len=64,
+                     preexec_fn=hide_proc)  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("/proc cannot be hidden here")
+    assert done.returncode == 0, done.stderr
+    assert "warning: /proc/meminfo cannot be read: available memory is taken" in done.stderr
+
+
+def test_item_13_too_few_open_files_are_refused_before_the_first_step(place):
+    config = with_budgets(place, 64, 64)
+    done = place.run("--init", config=config, seq_len=64, preexec_fn=limits.descriptors(16))
+    line = errors_of(done, 2)
+    assert "open files: got a limit of 16, " in line and "ulimit -n 1024" in line, line
+    saved = place.folder / "saved"
+    done = place.run("--init", config=config, seq_len=64, checkpoint_dir=saved,
+                     preexec_fn=limits.descriptors(40))  # fmt: skip
+    assert done.returncode == 0 and (saved / "latest").exists(), done.stderr

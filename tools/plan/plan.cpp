@@ -34,7 +34,11 @@ class PlanRun {
 
   int run() {
     const auto planned = answer();
-    if (!planned.has_value()) return report_error("artesian", planned.error(), 2);
+    if (!planned.has_value()) {
+      std::uint64_t count = 0;
+      for (const auto& parameter : parameters_) count += parameter.numel();
+      return report_error("artesian", with_parameter_count(planned.error(), count), 2);
+    }
     const auto measured = measure();
     const auto written = write();  // also where that failed, or was stopped: the plan stands
     if (!measured.has_value() && stop_requested() == 0) {

@@ -1,5 +1,8 @@
 #include "tools/shell/report_error.h"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <cstdio>
 
 namespace artesian::tools {
@@ -24,6 +27,14 @@ int report_error(const char* program, const std::vector<Error>& errors, int exit
   std::string lines;
   for (const Error& error : errors) lines += (lines.empty() ? "" : "\n") + error.to_string();
   return report_error(program, lines, exit_code);
+}
+
+Error with_parameter_count(Error error, std::uint64_t parameters) {
+  const std::size_t place = error.message.find(" bytes missing");
+  if (parameters == 0 || place == std::string::npos) return error;
+  const std::size_t end = std::min(error.message.find('\n', place), error.message.size());
+  error.message.insert(end, fmt::format(". The model has {} parameters", parameters));
+  return error;
 }
 
 Error naming(const std::string& flag, Error error) {

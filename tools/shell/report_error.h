@@ -1,6 +1,7 @@
 // Errors as every program of ours prints them: one stderr line per fault, at most 5.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ int report_error(const char* program, const Error& error, int exit_code);
 int report_error(const char* program, const std::string& message, int exit_code);
 /// Prints the first lines of several errors.
 int report_error(const char* program, const std::vector<Error>& errors, int exit_code);
+
+/// The same error with the model's size, where it says that bytes are missing.
+Error with_parameter_count(Error error, std::uint64_t parameters);
 
 /// The same error with each line naming the flag that it is about.
 Error naming(const std::string& flag, Error error);

@@ -53,7 +53,10 @@ class TrainRun {
     if (prepared.has_value()) prepared = build();
     if (!prepared.has_value()) {
       static_cast<void>(close().has_value());
-      if (stop_requested() == 0) return report_error("artesian", prepared.error(), 2);
+      if (stop_requested() == 0) {
+        return report_error("artesian", with_parameter_count(prepared.error(), parameter_count()),
+                            2);
+      }
       say_end();
       return stop_exit_code();
     }
@@ -68,6 +71,14 @@ class TrainRun {
   }
 
  private:
+  /// 0 before the model was read.
+  std::uint64_t parameter_count() const {
+    if (model_config_.hidden == 0) return 0;
+    std::uint64_t count = 0;
+    for (const auto& each : models::model_parameters(model_config_)) count += each.numel();
+    return count;
+  }
+
   Result<void> prepare();
   Result<void> read_config(const zero3::ConfigArguments& arguments);
   Result<void> check_memory() const;
@@ -145,6 +156,7 @@ class TrainRun {
 
 Result<void> TrainRun::prepare() {
   ARTESIAN_TRY_VOID(check_one_process());
+  ARTESIAN_TRY_VOID(check_open_files());
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
   ARTESIAN_TRY_VOID(
       check_outputs({{"--log-jsonl", log_file()}, {"--trace", options_.trace}}, input_paths()));
@@ -273,6 +285,11 @@ Result<void> TrainRun::check_memory() const {
   const double needed = tokens * static_cast<double>(model_config_.hidden) * sizeof(float);
   ARTESIAN_TRY(index, zero3::device_index(options_.device));
   std::uint64_t free = available_memory();
+  if (free == 0 && !index.has_value()) {
+    return make_error(ErrorCode::Exhausted,
+                      "available memory: got 0 bytes from /proc/meminfo, sysinfo and the control "
+                      "groups; mount /proc, or end what takes the memory");
+  }
   if (index.has_value()) {
     ARTESIAN_TRY(on_device, zero3::free_device_memory(*index));
     free = on_device;

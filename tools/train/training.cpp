@@ -1,15 +1,38 @@
 #include "tools/train/training.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include "base/log.h"
 #include "tools/shell/report_error.h"
 
 namespace artesian::tools {
+
+Result<void> check_open_files() {
+  constexpr std::size_t spare_files = 32;  // of the engine, data and a checkpoint
+  std::vector<int> opened;
+  while (opened.size() < spare_files) {
+    const int descriptor = ::open("/", O_PATH | O_CLOEXEC);
+    if (descriptor < 0) break;
+    opened.push_back(descriptor);
+  }
+  const std::size_t count = opened.size();
+  for (const int descriptor : opened) ::close(descriptor);
+  if (count == spare_files) return {};
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return make_error(ErrorCode::Exhausted,
+                    fmt::format("open files: got a limit of {}, of which {} are left, allowed at "
+                                "least {} left; raise it: ulimit -n 1024",
+                                limit.rlim_cur, count, spare_files));
+}
 
 Error naming_directory(const zero3::Config& config, Error error) {
   const zero3::ZeroConfig& zero = config.zero;

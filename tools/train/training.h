@@ -21,6 +21,9 @@ namespace artesian::tools {
 /// The same error with the config key of the directory that it is about.
 Error naming_directory(const zero3::Config& config, Error error);
 
+/// Checks that enough files can be opened for a run and its checkpoints. Errors: Exhausted.
+Result<void> check_open_files();
+
 /// Looks for weights that are not finite, or are not in the dtype that parameters are kept in, as
 /// they are read, and says in the log once of each tensor where its first one is.
 class FiniteWeights final : public zero3::WeightSource {
