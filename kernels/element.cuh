@@ -102,17 +102,32 @@ template <typename T>
 __device__ inline Four<T> read(const T* source, int n, bool vectors) {
   if (vectors && n == 4) return *reinterpret_cast<const Four<T>*>(source);
   Four<T> values = {};
-  for (int k = 0; k < n; ++k) values.at[k] = source[k];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (k < n) values.at[k] = source[k];
+  }
   return values;
 }
 
+/// As `read`. The vector goes by an intrinsic: of two plain stores nvcc may join the branches, and
+/// then stores one element at a time.
 template <typename T>
 __device__ inline void write(T* target, const Four<T>& values, int n, bool vectors) {
   if (vectors && n == 4) {
-    *reinterpret_cast<Four<T>*>(target) = values;
+    if constexpr (sizeof(T) == 4) {
+      const float* v = values.at;
+      __stwb(reinterpret_cast<float4*>(target), make_float4(v[0], v[1], v[2], v[3]));
+    } else {
+      const unsigned low = values.at[0] | static_cast<unsigned>(values.at[1]) << 16;
+      const unsigned high = values.at[2] | static_cast<unsigned>(values.at[3]) << 16;
+      __stwb(reinterpret_cast<uint2*>(target), make_uint2(low, high));
+    }
     return;
   }
-  for (int k = 0; k < n; ++k) target[k] = values.at[k];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (k < n) target[k] = values.at[k];
+  }
 }
 
 constexpr unsigned threads_per_block = 256;

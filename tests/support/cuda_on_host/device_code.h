@@ -41,6 +41,10 @@ extern uint3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
 
+template <typename T>
+void __stwb(T* target, T value) {
+  *target = value;
+}
 inline float __fadd_rn(float a, float b) {
   return a + b;
 }
