@@ -8,7 +8,7 @@ dev/build.sh release || exit 1
 dev/extras.sh dev/requirements-hf.lock >/dev/null || exit 1
 runner="$(dev/extras.sh dev/requirements-test.lock)" || exit 1
 
-ctest --preset release 2>&1 | tee build/ctest.log
+ctest --preset release --parallel 2 2>&1 | tee build/ctest.log
 ctest_code=$?
 # Two files at a time: most of a test is the start of a process, or its wait for the disk. pytest's
 # colours would hide its summary line from whoever reads the log.

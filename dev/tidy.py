@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Checks the rules of the tree that a compiler does not: python3 dev/tidy.py [ROOT]
 
+With --words it prints, for each page of documentation, how many words it has and how many of its
+sentences have more than 25, as figures: there is no limit.
+
 Prints one line per fault, "path:line: what is wrong", and exits with 1 if there is any. Where a
 limit is in the way, split the file or function. C++ is not parsed but read by heuristics that rely
 on clang-format's layout. Standard library only, so that it runs before anything is installed;
@@ -16,6 +19,7 @@ import sys
 LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
+SENTENCE_WORDS = 25  # beyond, a sentence counts as long: --words
 
 # What each room may include, besides itself: rooms by name, a folder's name standing for all of its
 # rooms, and single headers. A file belongs to the deepest room above it. tests/ and bench/ may
@@ -260,7 +264,33 @@ def faults(root, path):
     yield from test_faults(path, text)
 
 
+def prose_of(page):
+    """A page's sentences, without its code, tables, headings and the marks of Markdown."""
+    text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not re.match(r"\s*[|#]|    ", line)]
+    text = re.sub(r"\]\([^)]*\)|[`*_\[\]]", "", "\n".join(lines))
+    return [each for each in re.split(r"(?<=[.!?:;])\s+|\n\s*\n", text) if each.strip()]
+
+
+def print_words(root):
+    total = 0
+    print(f"{'words':>6} {'long':>5}  page")
+    for path in listed_files(root):
+        if path.suffix != ".md":
+            continue
+        page = (root / path).read_text()
+        sentences = prose_of(page)
+        long = sum(len(sentence.split()) > SENTENCE_WORDS for sentence in sentences)
+        words = len(page.split())
+        total += words
+        print(f"{words:6} {long / max(1, len(sentences)):5.0%}  {path}")
+    print(f"{total:6}        in all; long: more than {SENTENCE_WORDS} words in a sentence")
+
+
 def main(arguments):
+    if arguments[:1] == ["--words"]:
+        print_words(pathlib.Path(__file__).resolve().parents[1])
+        return 0
     here = pathlib.Path(__file__).resolve().parents[1]
     root = pathlib.Path(arguments[0]).resolve() if arguments else here
     paths = listed_files(root)

@@ -126,3 +126,11 @@ def test_ignored_file_of_a_checkout_is_left_alone(tmp_path):
     plant(tmp_path, "aio/new.cpp", "int a;\n" * 801)
     _, faults = run(tmp_path)
     assert [fault.split(":")[0] for fault in faults] == ["aio/new.cpp"]
+
+
+def test_words_are_counted_by_page():
+    done = subprocess.run([sys.executable, TIDY, "--words"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {line.split()[-1]: line.split()[:2] for line in done.stdout.splitlines()[1:-1]}
+    words, long = pages["README.md"]
+    assert int(words) > 500 and long.endswith("%")
