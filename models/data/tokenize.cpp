@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "models/data/python_script.h"
 #include "models/data/temporary_folder.h"
 #include "models/file_io.h"
 
@@ -88,41 +89,6 @@ Fault follow(int descriptor, pid_t process, const std::function<bool()>& stopped
     if (count <= 0) return output.fault();
     output.take({bytes.data(), static_cast<std::size_t>(count)});
   }
-}
-
-/// The Python to run: a file that exists, or a name to look for on PATH.
-std::string choose_python() {
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing here changes the environment
-  const char* given = std::getenv("ARTESIAN_PYTHON");
-  if (given != nullptr && *given != '\0') return given;
-  const std::string built_with = ARTESIAN_PYTHON_DEFAULT;
-  return !built_with.empty() && ::access(built_with.c_str(), X_OK) == 0 ? built_with : "python3";
-}
-
-/// The folder of the script: beside an installed program, else in the tree that it was built from.
-std::string script_folder() {
-  std::error_code ignored;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  const auto installed = program.parent_path().parent_path() / "share/artesian/python";
-  if (std::filesystem::exists(installed / "artesian_tokenize.py", ignored)) return installed;
-  return ARTESIAN_SCRIPTS;
-}
-
-/// Our environment, with the folder of the script at the end of PYTHONPATH.
-std::vector<std::string> script_environment() {
-  constexpr std::string_view name = "PYTHONPATH=";
-  std::vector<std::string> variables;
-  std::string path(name);
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    if (!text.starts_with(name)) {
-      variables.emplace_back(text);
-    } else if (text.size() > name.size()) {
-      path = std::string(text) + ":";
-    }
-  }
-  variables.push_back(path + script_folder());
-  return variables;
 }
 
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
@@ -224,7 +190,7 @@ Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& option
   ARTESIAN_TRY(folder, TemporaryFolder::make());
   const std::string output = folder.path() + "/tokens.bin";
   std::vector<std::string> words{
-      choose_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input"};
+      script_python(), "-m", "artesian_tokenize", "--tokenizer", options.tokenizer_file, "--input"};
   words.insert(words.end(), options.inputs.begin(), options.inputs.end());
   words.insert(words.end(),
                {"--output", output, "--vocab-size", std::to_string(options.vocab_size)});

@@ -52,6 +52,7 @@ from artesian.state import (
     values_of_parameters,
 )
 from artesian.tables import find_tables, stages_of
+from artesian.trackers import Trackers
 from artesian.units import Plan, make_plan, other_tensors
 from artesian.zero import engine_of, spool_folder
 
@@ -179,6 +180,8 @@ class Engine(Members):
         self.resident = self._core.resident
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
         self._hooks = self._make_hooks(model, plan, tables)
+        self.monitor = Trackers(expand_dotted(self.config))
+        self._hooks.handles.append(self.monitor)
         # Also when the engine is collected, and at the interpreter's end.
         self._process = os.getpid()
         self._close = weakref.finalize(self, close, self._core, self._hooks.handles, self._process)
@@ -282,6 +285,7 @@ class Engine(Members):
         self.optimizer.overflow = self._last["overflow"]
         self.global_steps += 1
         self.skipped_steps += self._last["overflow"]
+        self.monitor.step(self._last, self.global_samples)
 
     def take_changes(self, values: bool = True) -> None:
         """Below stage 3, what the caller has written into parameters becomes their master weights.

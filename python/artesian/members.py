@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from artesian.optim import AdamW
 
 
-class Monitor:
-    """engine.monitor: writes nothing; loggers of the loop's own see what engine.last_step says."""
-
-    enabled = False
-
-    def write_events(self, events: Any) -> None:
-        """Leaves them out."""
-
-
 class Members(nn.Module):
     """Of an engine; one process, whose rank is 0."""
 
@@ -51,7 +42,6 @@ class Members(nn.Module):
     mpu: Any = None
     training_dataloader: Any = None
     collate_fn: Callable[..., Any] | None = None
-    monitor = Monitor()
     is_compiled = False
     _states_told = False
 

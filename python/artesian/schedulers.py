@@ -27,10 +27,39 @@ WARMUP_NUM_STEPS = "warmup_num_steps"
 WARMUP_TYPE = "warmup_type"
 WARMUP_LOG_RATE = "log"
 WARMUP_LINEAR_RATE = "linear"
+WARMUP_MIN_RATIO = "warmup_min_ratio"
+COS_MIN_RATIO = "cos_min_ratio"
 TOTAL_NUM_STEPS = "total_num_steps"
+LR_RANGE_TEST_MIN_LR = "lr_range_test_min_lr"
+LR_RANGE_TEST_STEP_RATE = "lr_range_test_step_rate"
+LR_RANGE_TEST_STEP_SIZE = "lr_range_test_step_size"
+LR_RANGE_TEST_STAIRCASE = "lr_range_test_staircase"
+EDGE_VALUE = "edge_value"
+MID_VALUE = "mid_value"
+CYCLE_FIRST_STEP_SIZE = "cycle_first_step_size"
+CYCLE_FIRST_STAIR_COUNT = "cycle_first_stair_count"
+CYCLE_SECOND_STEP_SIZE = "cycle_second_step_size"
+CYCLE_SECOND_STAIR_COUNT = "cycle_second_stair_count"
+DECAY_STEP_SIZE = "decay_step_size"
+CYCLE_MIN_LR = "cycle_min_lr"
+CYCLE_MAX_LR = "cycle_max_lr"
+DECAY_LR_RATE = "decay_lr_rate"
+CYCLE_MIN_MOM = "cycle_min_mom"
+CYCLE_MAX_MOM = "cycle_max_mom"
+DECAY_MOM_RATE = "decay_mom_rate"
 
-# Parameters of a schedule that may be lists, of one rate for each parameter group.
-BY_GROUP = (WARMUP_MIN_LR, WARMUP_MAX_LR)
+# Parameters of schedules that may be lists, of one number for each parameter group, and what of
+# Ends they are.
+BY_GROUP = {
+    WARMUP_MIN_LR: "low",
+    WARMUP_MAX_LR: "high",
+    LR_RANGE_TEST_MIN_LR: "low",
+    CYCLE_MIN_LR: "low",
+    CYCLE_MAX_LR: "high",
+    CYCLE_MIN_MOM: "low_momentum",
+    CYCLE_MAX_MOM: "high_momentum",
+}
+MOMENTA = (CYCLE_MIN_MOM, CYCLE_MAX_MOM)
 COUNTS = (TOTAL_NUM_STEPS, WARMUP_NUM_STEPS)
 
 
@@ -39,25 +68,31 @@ class Ends:
     """What a schedule leads a parameter group between. lr: its own, before the schedule."""
 
     lr: float
-    warmup_min_lr: float
-    warmup_max_lr: float
+    low: float
+    high: float
+    low_momentum: float
+    high_momentum: float
 
 
 class Rates:
     """What a config says of a schedule's rates by parameter group, which the engine does not read.
 
-    lists: by name, one rate for each group.  has_maximum: false if each group is led to its own.
+    lists: by name, one number for each group.  has_maximum: false if each group is led to its own
+    rate.
     """
 
     def __init__(self, params: dict[str, Any]) -> None:
         given = {name: params.get(name) for name in BY_GROUP}
         self.lists = {name: list(r) for name, r in given.items() if isinstance(r, list | tuple)}
-        self.has_maximum = given["warmup_max_lr"] not in (None, "auto")
+        maxima = (given[WARMUP_MAX_LR], given[CYCLE_MAX_LR])
+        self.has_maximum = any(maximum not in (None, "auto") for maximum in maxima)
         for name, rates in self.lists.items():
+            below = 1.0 if name in MOMENTA else math.inf
             for rate in rates or [None]:
-                if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+                if not isinstance(rate, int | float) or not 0 <= rate < below:
+                    allowed = "from 0 to below 1" if name in MOMENTA else "of at least 0"
                     raise InvalidError(
-                        f"scheduler.params.{name}: got {rates}, allowed a number of at least 0, or "
+                        f"scheduler.params.{name}: got {rates}, allowed a number {allowed}, or "
                         "a list of them, one for each parameter group"
                     )
 
@@ -66,18 +101,17 @@ class Rates:
         for name, rates in self.lists.items():
             if len(rates) != len(groups):
                 raise InvalidError(
-                    f"scheduler.params.{name}: got {len(rates)} rates, allowed {len(groups)}, one "
+                    f"scheduler.params.{name}: got {len(rates)} values, allowed {len(groups)}, one "
                     "for each parameter group, or one number for all"
                 )
         result = []
         for number, group in enumerate(groups):
             own = float(group["lr"])
-            ends = {
-                "warmup_min_lr": config.warmup_min_lr,
-                "warmup_max_lr": config.warmup_max_lr if self.has_maximum else own,
-            }
-            ends.update({name: float(rates[number]) for name, rates in self.lists.items()})
-            result.append(Ends(own, **ends))
+            low, high = config.rate_ends
+            low_momentum, high_momentum = config.momentum_ends
+            ends = Ends(own, low, high if self.has_maximum else own, low_momentum, high_momentum)
+            lists = {BY_GROUP[name]: float(rates[number]) for name, rates in self.lists.items()}
+            result.append(dataclasses.replace(ends, **lists))
         return result
 
 
@@ -104,7 +138,7 @@ def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[
 class ConfigSchedule(LRScheduler):
     """The config's schedule, as DeepSpeed counts: from the optimizer step after this many calls of
     step(). Each parameter group is led to its own rate where the config names none, and
-    WarmupCosineLR takes shares of it."""
+    WarmupCosineLR takes shares of it. OneCycle sets the groups' betas, too."""
 
     def __init__(
         self,
@@ -141,7 +175,24 @@ class ConfigSchedule(LRScheduler):
 
     def get_lr(self) -> list[float | torch.Tensor]:
         taken = self.last_epoch
-        return [self.config.learning_rate(taken, **vars(ends)) for ends in self.ends]
+        return [
+            self.config.learning_rate(taken, lr=ends.lr, low=ends.low, high=ends.high)
+            for ends in self.ends
+        ]
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """Of the next step, both betas by group; None where no momentum is cycled."""
+        by_group = [
+            self.config.betas(self.last_epoch, low=ends.low_momentum, high=ends.high_momentum)
+            for ends in self.ends
+        ]
+        betas = [each for each in by_group if each is not None]
+        return betas or None
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        for group, betas in zip(self.optimizer.param_groups, self.get_mom() or (), strict=False):
+            group["betas"] = betas
 
 
 class _Named(ConfigSchedule):
@@ -222,5 +273,63 @@ class WarmupCosineLR(_Named):
             "warmup_num_steps": warmup_num_steps,
             "cos_min_ratio": cos_min_ratio,
             "warmup_type": warmup_type,
+        }
+        super().__init__(optimizer, params, last_batch_iteration)
+
+
+class LRRangeTest(_Named):
+    """deepspeed.runtime.lr_schedules.LRRangeTest."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        lr_range_test_min_lr: float | list[float] = 1e-3,
+        lr_range_test_step_size: int = 2000,
+        lr_range_test_step_rate: float = 1.0,
+        lr_range_test_staircase: bool = False,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        params = {
+            "lr_range_test_min_lr": lr_range_test_min_lr,
+            "lr_range_test_step_size": lr_range_test_step_size,
+            "lr_range_test_step_rate": lr_range_test_step_rate,
+            "lr_range_test_staircase": lr_range_test_staircase,
+        }
+        super().__init__(optimizer, params, last_batch_iteration)
+
+
+class OneCycle(_Named):
+    """deepspeed.runtime.lr_schedules.OneCycle."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        cycle_min_lr: float | list[float],
+        cycle_max_lr: float | list[float],
+        decay_lr_rate: float = 0.0,
+        cycle_first_step_size: int = 2000,
+        cycle_second_step_size: int | None = None,
+        cycle_first_stair_count: int = 0,
+        cycle_second_stair_count: int | None = None,
+        decay_step_size: int = 0,
+        cycle_momentum: bool = True,
+        cycle_min_mom: float | list[float] = 0.8,
+        cycle_max_mom: float | list[float] = 0.9,
+        decay_mom_rate: float = 0.0,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        params = {
+            "cycle_min_lr": cycle_min_lr,
+            "cycle_max_lr": cycle_max_lr,
+            "decay_lr_rate": decay_lr_rate,
+            "cycle_first_step_size": cycle_first_step_size,
+            "cycle_second_step_size": cycle_second_step_size,
+            "cycle_first_stair_count": cycle_first_stair_count,
+            "cycle_second_stair_count": cycle_second_stair_count,
+            "decay_step_size": decay_step_size,
+            "cycle_momentum": cycle_momentum,
+            "cycle_min_mom": cycle_min_mom,
+            "cycle_max_mom": cycle_max_mom,
+            "decay_mom_rate": decay_mom_rate,
         }
         super().__init__(optimizer, params, last_batch_iteration)

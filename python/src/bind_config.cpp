@@ -1,4 +1,6 @@
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "python/src/bind.h"
 #include "python/src/errors.h"
@@ -91,21 +93,38 @@ void bind_config(py::module_& module) {
                              })
       .def_property_readonly("schedule_ends",
                              [](const Config& config) {
-                               return config.scheduler.type > SchedulerConfig::Type::WarmupLR;
+                               const auto type = config.scheduler.type;
+                               return type == SchedulerConfig::Type::WarmupDecayLR ||
+                                      type == SchedulerConfig::Type::WarmupCosineLR;
                              })
       .def_property_readonly("total_num_steps",
                              [](const Config& config) { return config.scheduler.total_num_steps; })
-      .def_property_readonly("warmup_min_lr",
-                             [](const Config& config) { return config.scheduler.warmup_min_lr; })
-      .def_property_readonly("warmup_max_lr",
-                             [](const Config& config) { return config.scheduler.warmup_max_lr; })
+      .def_property_readonly("rate_ends",  // low, high: those that the config names
+                             [](const Config& config) {
+                               const zero3::RateEnds ends =
+                                   zero3::ends_of(config.scheduler, config.optimizer.lr);
+                               return std::make_pair(ends.low, ends.high);
+                             })
+      .def_property_readonly("momentum_ends",
+                             [](const Config& config) {
+                               const auto& cycle = config.scheduler.cycle;
+                               return std::make_pair(cycle.min_momentum, cycle.max_momentum);
+                             })
       .def(
           "learning_rate",
           [](const Config& config, std::uint64_t updates, double lr, double low, double high) {
             return zero3::rate_between(config.scheduler, {lr, low, high}, updates);
           },
-          py::arg("updates"), py::kw_only(), py::arg("lr"), py::arg("warmup_min_lr"),
-          py::arg("warmup_max_lr"));
+          py::arg("updates"), py::kw_only(), py::arg("lr"), py::arg("low"), py::arg("high"))
+      .def(
+          "betas",  // of OneCycle; None where no momentum is cycled
+          [](const Config& config, std::uint64_t updates, double low,
+             double high) -> std::optional<std::pair<double, double>> {
+            const auto betas = zero3::betas_between(config.scheduler, low, high, updates);
+            if (!betas.has_value()) return std::nullopt;
+            return std::make_pair(betas->beta1, betas->beta2);
+          },
+          py::arg("updates"), py::kw_only(), py::arg("low"), py::arg("high"));
   module.def("parse_config", &parse, py::arg("text"), py::arg("path"), py::kw_only(),
              py::arg("micro_batch"), py::arg("accumulation"), py::arg("hidden_size"),
              py::arg("note_unknown_keys"));

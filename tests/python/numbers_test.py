@@ -212,6 +212,25 @@ SCHEDULES = {
             "cos_min_ratio": 0.05,
         },
     ),
+    "one cycle": (
+        "OneCycle",
+        {
+            "cycle_min_lr": 1e-4,
+            "cycle_max_lr": 2e-3,
+            "cycle_first_step_size": 10,
+            "cycle_second_step_size": 6,
+            "decay_lr_rate": 0.5,
+            "decay_step_size": 3,
+        },
+    ),
+    "range test": (
+        "LRRangeTest",
+        {
+            "lr_range_test_min_lr": 1e-5,
+            "lr_range_test_step_size": 4,
+            "lr_range_test_step_rate": 2.0,
+        },
+    ),
 }
 
 

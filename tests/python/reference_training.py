@@ -24,12 +24,38 @@ class Run:
     overflow_ratios: list  # by step: the largest scaled gradient / the least that overflows in fp16
 
 
+def height_of_cycle(params, updates):
+    """OneCycle's, from 0 to 1; nothing behind the cycle, whose last step has height 0."""
+    first = params["cycle_first_step_size"]
+    second = params["cycle_second_step_size"]
+    return updates / first if updates <= first else max(0.0, (first + second - updates) / second)
+
+
+def betas(config, updates):
+    """Of Adam; OneCycle lowers beta1 while it raises the rate."""
+    scheduler = config.get("scheduler", {})
+    if scheduler.get("type") != "OneCycle":
+        return tuple(config["optimizer"]["params"]["betas"])
+    low, high = 0.8, 0.9
+    share = height_of_cycle(scheduler["params"], updates)
+    return (low if updates == 0 else high - (high - low) * share), 0.99
+
+
 def learning_rate(config, updates):
     """DeepSpeed's schedules: `updates` earlier steps changed the weights."""
     base = config["optimizer"]["params"]["lr"]
     if "scheduler" not in config:
         return base
     kind, params = config["scheduler"]["type"], config["scheduler"]["params"]
+    if kind == "LRRangeTest":
+        intervals = updates / params["lr_range_test_step_size"]
+        return params["lr_range_test_min_lr"] * (1 + params["lr_range_test_step_rate"] * intervals)
+    if kind == "OneCycle":
+        low, high = params["cycle_min_lr"], params["cycle_max_lr"]
+        over = updates - params["cycle_first_step_size"] - params["cycle_second_step_size"]
+        if over > 0:
+            return low / (1 + params["decay_lr_rate"] * over / params["decay_step_size"])
+        return low + (high - low) * height_of_cycle(params, updates)
     i = updates - 1
     steps = max(2, params["warmup_num_steps"])
     if params.get("warmup_type", "log") == "log":
@@ -142,6 +168,7 @@ def update(config, optimizer, updates):
     lr = learning_rate(config, updates)
     for group in optimizer.param_groups:
         group["lr"] = lr
+        group["betas"] = betas(config, updates)
     optimizer.step()
     return lr
 

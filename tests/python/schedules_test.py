@@ -92,7 +92,7 @@ def test_rates_may_be_lists_by_group():
     engine, _ = start("WarmupLR", {**LINEAR, "warmup_max_lr": [5e-3, 4e-4]})
     assert [take_step(engine) for _ in range(7)][6] == [5e-3, 4e-4]
     invalid = artesian.errors.InvalidError
-    with pytest.raises(invalid, match=r"scheduler.params.warmup_max_lr: got 3 rates, allowed 2"):
+    with pytest.raises(invalid, match=r"scheduler.params.warmup_max_lr: got 3 values, allowed 2"):
         start("WarmupLR", {"warmup_max_lr": [1, 2, 3]})
     with pytest.raises(invalid, match=r"scheduler.params.warmup_min_lr: got \[0, '1'\], allowed"):
         start("WarmupLR", {"warmup_min_lr": [0, "1"]})
@@ -147,6 +147,112 @@ def test_deepspeeds_classes_have_its_arguments_and_values(kind, arguments, terms
         schedule.step()
 
 
+def cycle_share(taken, first, second, stairs):
+    """DeepSpeed's _get_scale_factor."""
+    total = first + second
+    x = 1.0 + taken / total - math.floor(1 + taken / total)
+    rises = x <= first / total
+    if not stairs:
+        return x / (first / total) if rises else (x - 1) / (first / total - 1)
+    within = taken % total
+    position = within * stairs / first
+    if within > first:
+        position = (total - within) * stairs / second
+    return math.floor(position) / stairs
+
+
+CYCLES = [  # what is given, in DeepSpeed's order: min, max, decay, halves, stairs, decay step, ...
+    (1e-4, 1e-3, 0.0, 8),
+    (1e-4, 1e-3, 0.5, 6, 10, 3, None, 4),
+    ([1e-4, 1e-5], [1e-3, 5e-4], 0.2, 5, 0, 0, None, 2, True, [0.7, 0.8], [0.95, 0.9], 0.01),
+    (1e-4, 1e-3, 0.0, 4, 6, 0, 2, 5, False),
+]
+
+
+@pytest.mark.parametrize("arguments", CYCLES)
+def test_one_cycle_has_deepspeeds_rates_and_betas(arguments):
+    optimizer = optimizer_of()
+    schedule = schedulers.OneCycle(optimizer, *arguments)
+    defaults = (0.0, 2000, None, 0, None, 0, True, 0.8, 0.9, 0.0)
+    given = (*arguments[2:], *defaults[len(arguments) - 2 :])
+    decay, first, second, stairs, later_stairs, interval, cycles, *momenta, mom_decay = given
+    low_mom, high_mom = momenta
+    second = first if second is None else second
+    later_stairs = stairs if later_stairs is None else later_stairs
+
+    def of(value, group):
+        return value[group] if isinstance(value, list) else value
+
+    for taken in range(45):
+        for number, group in enumerate(optimizer.param_groups):
+            low, high = of(arguments[0], number), of(arguments[1], number)
+            low_momentum, high_momentum = of(low_mom, number), of(high_mom, number)
+            lr, momentum = low, high_momentum
+            over = taken - first - second
+            if taken == 0:
+                momentum = low_momentum
+            elif over <= 0:
+                rises = taken % (first + second) <= first
+                share = cycle_share(taken, first, second, stairs if rises else later_stairs)
+                lr = low + (high - low) * share
+                momentum = high_momentum - (high_momentum - low_momentum) * share
+            elif interval:
+                lr = low / (1 + decay * over / interval)
+                momentum = min(0.999999, high_momentum * (1 + mom_decay * over / interval))
+            assert group["lr"] == pytest.approx(lr, rel=1e-12), (taken, number)
+            betas = (momentum, 0.99) if cycles else (0.9, 0.999)
+            assert group["betas"] == pytest.approx(betas, rel=1e-12), (taken, number)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("staircase", [False, True])
+def test_a_range_test_has_deepspeeds_rates(staircase):
+    optimizer = optimizer_of()
+    schedule = schedulers.LRRangeTest(optimizer, [1e-4, 1e-6], 3, 2.0, staircase)
+    for taken in range(12):
+        intervals = taken // 3 if staircase else taken / 3
+        expected = [low * (1 + 2.0 * intervals) for low in (1e-4, 1e-6)]
+        found = [group["lr"] for group in optimizer.param_groups]
+        assert found == pytest.approx(expected, rel=1e-12), taken
+        optimizer.step()
+        schedule.step()
+
+
+CYCLE = {"cycle_min_lr": 1e-3, "cycle_max_lr": 9e-3, "cycle_first_step_size": 4,
+         "cycle_second_step_size": 2, "decay_lr_rate": 1.0, "decay_step_size": 1}  # fmt: skip
+
+
+def test_the_configs_cycle_sets_the_momentum_of_the_engines_steps():
+    """Against torch's AdamW with the same betas, and from a checkpoint."""
+    engine, net = start("OneCycle", CYCLE)
+    mine = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    twin = torch.optim.AdamW(mine, weight_decay=engine.optimizer.param_groups[0]["weight_decay"])
+    schedule = schedulers.OneCycle(twin, *[CYCLE[name] for name in (
+        "cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size",
+        "cycle_second_step_size")], decay_step_size=1)  # fmt: skip
+    for number in range(9):
+        take_step(engine)
+        for parameter in mine:
+            parameter.grad = torch.ones(2)
+        torch.nn.utils.clip_grad_norm_(mine, 1.0)
+        twin.step()
+        schedule.step()
+        for parameter, expected in zip(net.parameters(), mine):
+            found = engine.full_parameter(parameter)
+            torch.testing.assert_close(found, expected.detach(), rtol=2e-6, atol=0), number
+
+
+def test_parameters_of_another_schedule_are_refused():
+    invalid = artesian.errors.InvalidError
+    with pytest.raises(invalid, match="cycle_max_lr: no parameter of WarmupLR"):
+        start("WarmupLR", {"cycle_max_lr": 1e-3})
+    with pytest.raises(invalid, match="cycle_max_lr: missing for OneCycle"):
+        start("OneCycle", {"cycle_min_lr": 1e-3})
+    with pytest.raises(invalid, match=r"cycle_min_mom: got \[1.0\], allowed"):
+        start("OneCycle", {**CYCLE, "cycle_min_mom": [1.0]})
+
+
 def test_a_schedule_that_starts_later_goes_on_from_there():
     optimizer = optimizer_of()
     schedule = schedulers.WarmupLR(optimizer, 0.0, None, 10, "linear", 5)
@@ -165,9 +271,16 @@ def test_deepspeeds_state_of_a_schedule_is_read():
     assert schedule.get_last_lr() == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize("kind", BY_HAND)
+RESUMED = {
+    **{kind: params for kind, (params, _) in BY_HAND.items()},
+    "OneCycle": CYCLE,
+    "LRRangeTest": {"lr_range_test_step_size": 2},
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
 def test_rates_go_on_from_a_checkpoint(kind, tmp_path):
-    params, _ = BY_HAND[kind]
+    params = RESUMED[kind]
     whole, _ = start(kind, params)
     expected = [take_step(whole) for _ in range(7)]
     first, _ = start(kind, params)

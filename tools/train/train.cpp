@@ -35,6 +35,7 @@
 #include "tools/train/save_model.h"
 #include "tools/train/step_log.h"
 #include "tools/train/swap_folders.h"
+#include "tools/train/trackers.h"
 #include "tools/train/training.h"
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/engine.h"
@@ -141,6 +142,7 @@ class TrainRun {
   bool resumed_ = false;
   std::uint64_t step_begin_ns_ = 0;
   std::unique_ptr<StepLog> step_log_;
+  std::unique_ptr<Trackers> trackers_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<zero3::Module> module_;
   std::unique_ptr<FiniteWeights> weights_;
@@ -387,6 +389,7 @@ Result<void> TrainRun::open_outputs() {
                                                                ? StepLog::Begin::GoOn
                                                                : StepLog::Begin::Anew));
   step_log_ = std::make_unique<StepLog>(std::move(step_log));
+  trackers_ = std::make_unique<Trackers>(config_);
   return write_trace();  // a path that cannot be written shows now
 }
 
@@ -527,6 +530,7 @@ void TrainRun::report_completed(const std::optional<std::string>& digest,
   const double tflops = flops * static_cast<double>(result->tokens) /
                         (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
   step_log_->write(*result, {.tflops = tflops, .digest = digest, .held_out_loss = held_out});
+  trackers_->write(*result, held_out);
   summary_.add(*result, held_out);
   progress_->step(*result, held_out);
 }
@@ -627,6 +631,7 @@ void TrainRun::finish() {
   note(checkpointing_->outcome());
   note(naming("--save", save()));
   note(step_log_->close());
+  trackers_->close();
   note(write_trace());
   note(print_table());
 }

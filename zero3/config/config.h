@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -59,7 +60,14 @@ struct OptimizerConfig {
 };
 
 struct SchedulerConfig {
-  enum class Type : std::uint8_t { Constant, WarmupLR, WarmupDecayLR, WarmupCosineLR };
+  enum class Type : std::uint8_t {
+    Constant,
+    WarmupLR,
+    WarmupDecayLR,
+    WarmupCosineLR,
+    LRRangeTest,
+    OneCycle
+  };
   Type type = Type::Constant;
   double warmup_min_lr = 0.0;
   double warmup_max_lr = 0.0;  // resolved: never "absent"
@@ -68,6 +76,34 @@ struct SchedulerConfig {
   std::uint64_t total_num_steps = 0;
   double warmup_min_ratio = 0.0;
   double cos_min_ratio = 1e-4;
+
+  struct RangeTest {  // of LRRangeTest
+    double min_lr = 1e-3;
+    std::uint64_t step_size = 2000;
+    double step_rate = 1.0;
+    bool staircase = false;
+
+    bool operator==(const RangeTest&) const = default;
+  };
+  RangeTest range_test;
+
+  struct Cycle {  // of OneCycle; steps of both halves, stairs of which 0 is none
+    double min_lr = 0.0;
+    double max_lr = 0.0;
+    double decay_lr_rate = 0.0;
+    std::uint64_t first_steps = 2000;
+    std::uint64_t second_steps = 2000;
+    std::uint64_t first_stairs = 0;
+    std::uint64_t second_stairs = 0;
+    std::uint64_t decay_step_size = 0;  // 0: no decay behind the cycle
+    bool momentum = true;               // Adam's beta1 goes the other way, and beta2 is 0.99
+    double min_momentum = 0.8;
+    double max_momentum = 0.9;
+    double decay_momentum_rate = 0.0;
+
+    bool operator==(const Cycle&) const = default;
+  };
+  Cycle cycle;
 
   bool operator==(const SchedulerConfig&) const = default;
 };
@@ -119,6 +155,14 @@ struct ArtesianConfig {
   bool operator==(const ArtesianConfig&) const = default;
 };
 
+/// Where a trainer sends the figures of steps, besides its log: a section that is enabled.
+struct TrackerConfig {
+  std::string name;                            // tensorboard, wandb, csv_monitor or comet
+  std::map<std::string, std::string> options;  // that were given, as text
+
+  bool operator==(const TrackerConfig&) const = default;
+};
+
 struct Config {
   std::uint64_t train_batch_size = 0;
   std::uint64_t micro_batch_size = 0;
@@ -132,6 +176,7 @@ struct Config {
   bool check_grad_overflow = true;          // bf16 section; always true for fp16 and fp32
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
+  std::vector<TrackerConfig> trackers;
   bool activation_checkpointing = false;  // keep stages' inputs alone, run them again in backward
   bool cpu_checkpointing = false;         // and these in host memory or on NVMe
   ZeroConfig zero;

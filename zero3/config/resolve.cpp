@@ -23,6 +23,7 @@ class Resolver {
     precision();
     optimizer();
     scheduler();
+    trackers();
     zero();
     aio();
     artesian();
@@ -135,6 +136,21 @@ class Resolver {
     return 0;
   }
 
+  void trackers() {
+    for (const std::string name : {"tensorboard", "wandb", "csv_monitor", "comet"}) {
+      if (!settings_.boolean(name + ".enabled")) continue;
+      TrackerConfig tracker{.name = name, .options = {}};
+      for (const auto& [path, setting] : settings_.all()) {
+        if (!path.starts_with(name + ".") || !settings_.given(path)) continue;
+        const JsonValue& value = setting.value;
+        tracker.options[path.substr(name.size() + 1)] = value.kind == JsonValue::Kind::Boolean
+                                                            ? (value.boolean ? "true" : "false")
+                                                            : value.text;
+      }
+      config_.trackers.push_back(std::move(tracker));
+    }
+  }
+
   void scheduler() {
     using Type = SchedulerConfig::Type;
     SchedulerConfig& scheduler = config_.scheduler;
@@ -142,7 +158,11 @@ class Resolver {
     const std::string type = settings_.text("scheduler.type");
     scheduler.type = type == "WarmupLR"        ? Type::WarmupLR
                      : type == "WarmupDecayLR" ? Type::WarmupDecayLR
+                     : type == "LRRangeTest"   ? Type::LRRangeTest
+                     : type == "OneCycle"      ? Type::OneCycle
                                                : Type::WarmupCosineLR;
+    if (scheduler.type == Type::LRRangeTest) return range_test(scheduler.range_test);
+    if (scheduler.type == Type::OneCycle) return one_cycle(scheduler.cycle);
     scheduler.warmup_min_lr = settings_.real("scheduler.params.warmup_min_lr");
     scheduler.warmup_max_lr = warmup_max_lr();
     scheduler.warmup_num_steps = warmup_steps();
@@ -151,6 +171,39 @@ class Resolver {
     scheduler.warmup_min_ratio = settings_.real("scheduler.params.warmup_min_ratio");
     scheduler.cos_min_ratio = settings_.real("scheduler.params.cos_min_ratio");
     note_surprises(scheduler);
+  }
+
+  void range_test(SchedulerConfig::RangeTest& test) const {
+    test.min_lr = settings_.real("scheduler.params.lr_range_test_min_lr");
+    test.step_size = settings_.integer("scheduler.params.lr_range_test_step_size");
+    test.step_rate = settings_.real("scheduler.params.lr_range_test_step_rate");
+    test.staircase = settings_.boolean("scheduler.params.lr_range_test_staircase");
+  }
+
+  void one_cycle(SchedulerConfig::Cycle& cycle) {
+    const auto required = [&](const std::string& path) {
+      if (settings_.given(path)) return settings_.real(path);
+      if (!settings_.broken(path)) {
+        faults_.invalid(settings_.name(path) + ": missing for OneCycle, allowed " +
+                        allowed_text(*find_config_key(path)));
+      }
+      return 0.0;
+    };
+    const auto or_else = [&](const char* path, std::uint64_t first) {
+      return settings_.given(path) ? settings_.integer(path) : first;
+    };
+    cycle.min_lr = required("scheduler.params.cycle_min_lr");
+    cycle.max_lr = required("scheduler.params.cycle_max_lr");
+    cycle.decay_lr_rate = settings_.real("scheduler.params.decay_lr_rate");
+    cycle.first_steps = settings_.integer("scheduler.params.cycle_first_step_size");
+    cycle.second_steps = or_else("scheduler.params.cycle_second_step_size", cycle.first_steps);
+    cycle.first_stairs = settings_.integer("scheduler.params.cycle_first_stair_count");
+    cycle.second_stairs = or_else("scheduler.params.cycle_second_stair_count", cycle.first_stairs);
+    cycle.decay_step_size = settings_.integer("scheduler.params.decay_step_size");
+    cycle.momentum = settings_.boolean("scheduler.params.cycle_momentum");
+    cycle.min_momentum = settings_.real("scheduler.params.cycle_min_mom");
+    cycle.max_momentum = settings_.real("scheduler.params.cycle_max_mom");
+    cycle.decay_momentum_rate = settings_.real("scheduler.params.decay_mom_rate");
   }
 
   /// The optimizer's rate, also for WarmupDecayLR, whose default in DeepSpeed is 0.001 whatever the

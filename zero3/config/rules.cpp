@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/split.h"
+#include "zero3/config/keys.h"
 #include "zero3/config/resolve.h"
 
 namespace artesian::zero3 {
@@ -68,23 +70,29 @@ void check_offload(const Settings& settings, const std::string& section, const c
   }
 }
 
+/// The schedules that have this parameter, '|' between them; "": all.
+std::string_view schedules_with(std::string_view name) {
+  if (name.starts_with("lr_range_test_")) return "LRRangeTest";
+  if (name.starts_with("cycle_") || name.starts_with("decay_")) return "OneCycle";
+  if (name == "warmup_min_lr" || name == "warmup_max_lr") return "WarmupLR|WarmupDecayLR";
+  if (name == "warmup_min_ratio" || name == "cos_min_ratio") return "WarmupCosineLR";
+  if (name == "total_num_steps") return "WarmupDecayLR|WarmupCosineLR";
+  if (name.starts_with("warmup_")) return "WarmupLR|WarmupDecayLR|WarmupCosineLR";
+  return "";
+}
+
 void check_scheduler(const Settings& settings, Faults& faults) {
   if (!settings.given("scheduler") || !sound(settings, "scheduler.type")) return;
   const std::string type = settings.text("scheduler.type");
-  const bool cosine = type == "WarmupCosineLR";
-  const auto refuse = [&](const char* name) {
-    const std::string path = std::string("scheduler.params.") + name;
-    if (!settings.given(path) && !settings.automatic(path)) return;
-    faults.invalid(settings.name(path) + ": no parameter of " + type + "; remove it");
-  };
-  if (cosine) {
-    refuse("warmup_min_lr");
-    refuse("warmup_max_lr");
-  } else {
-    refuse("warmup_min_ratio");
-    refuse("cos_min_ratio");
+  constexpr std::string_view params = "scheduler.params.";
+  for (const ConfigKey& key : config_keys()) {
+    if (!key.path.starts_with(params)) continue;
+    if (!settings.given(key.path) && !settings.automatic(key.path)) continue;
+    const std::string_view with = schedules_with(key.path.substr(params.size()));
+    const auto types = split(with, '|');
+    if (with.empty() || std::find(types.begin(), types.end(), type) != types.end()) continue;
+    faults.invalid(settings.name(key.path) + ": no parameter of " + type + "; remove it");
   }
-  if (type == "WarmupLR") refuse("total_num_steps");
 }
 
 }  // namespace

@@ -445,7 +445,18 @@ double StepCore::scheduled_rate() const noexcept {
 }
 
 StepConstants StepCore::step_constants(double learning_rate, double multiplier) const {
-  return make_step_constants(config_.optimizer, options_.groups, learning_rate, multiplier);
+  StepConstants constants =
+      make_step_constants(config_.optimizer, options_.groups, learning_rate, multiplier);
+  const auto& cycle = config_.scheduler.cycle;
+  const auto betas =
+      betas_between(config_.scheduler, cycle.min_momentum, cycle.max_momentum, updates_);
+  if (betas.has_value()) {
+    for (GroupStep& group : constants.groups) {
+      group.beta1 = betas->beta1;
+      group.beta2 = betas->beta2;
+    }
+  }
+  return constants;
 }
 
 double StepCore::rate_of(const StepRequest& request) const {

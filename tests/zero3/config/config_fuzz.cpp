@@ -28,6 +28,10 @@ void check_accepted(const Config& config) {
   ARTESIAN_CHECK(std::isfinite(adam.weight_decay), adam.weight_decay);
   const SchedulerConfig& schedule = config.scheduler;
   ARTESIAN_CHECK(at_least_zero(schedule.warmup_min_lr) && at_least_zero(schedule.warmup_max_lr));
+  const SchedulerConfig::Cycle& cycle = schedule.cycle;
+  ARTESIAN_CHECK(at_least_zero(cycle.min_lr) && at_least_zero(cycle.max_lr));
+  ARTESIAN_CHECK(cycle.first_steps > 0 && schedule.range_test.step_size > 0);
+  ARTESIAN_CHECK(static_cast<float>(cycle.max_momentum) < 1, cycle.max_momentum);
   ARTESIAN_CHECK(at_least_zero(config.loss_scale.loss_scale), config.loss_scale.loss_scale);
   ARTESIAN_CHECK(std::isfinite(config.loss_scale.min_loss_scale));
   ARTESIAN_CHECK(config.loss_scale.min_loss_scale > 0, config.loss_scale.min_loss_scale);

@@ -500,9 +500,9 @@ TEST(ConfigValues, FeaturesThatAreOffAreAccepted) {
       "tensorboard": {"enabled": true, "output_path": "x"}, "sequence_parallel_size": 1,
       "zero_optimization": {"zenflow": null, "zero_hpz_partition_size": 1, "mics_shard_size": -1},
       "optimizer": {"type": "AdamW", "params": {"amsgrad": false, "torch_adam": true}}})");
-  EXPECT_TRUE(notes(config,
-                    "tensorboard: accepted, has no effect here (the figures are in --log-jsonl, "
-                    "--trace and the table at the end)"));
+  const std::vector<TrackerConfig> trackers{
+      {.name = "tensorboard", .options = {{"enabled", "true"}, {"output_path", "x"}}}};
+  EXPECT_EQ(config.trackers, trackers);
 }
 
 TEST(ConfigValues, WhatTheDeviceDoesNotUseIsSaid) {

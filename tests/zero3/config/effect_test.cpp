@@ -41,8 +41,13 @@ std::string context(std::string_view path) {
     return there ? "\"device\": \"nvme\"" : "\"device\": \"nvme\", \"nvme_path\": \"folder\"";
   }
   const bool precision = path.starts_with("fp16.") || path.starts_with("bf16.");
-  if (precision && name != "enabled") return "\"enabled\": true";
-  return "";
+  const bool tracks = path.starts_with("tensorboard.") || path.starts_with("wandb.") ||
+                      path.starts_with("csv_monitor.") || path.starts_with("comet.");
+  if ((precision || tracks) && name != "enabled") return "\"enabled\": true";
+  if (!is_of_cycle(std::string(path))) return "";
+  if (name == "cycle_min_lr") return "\"cycle_max_lr\": 0.5";
+  if (name == "cycle_max_lr") return "\"cycle_min_lr\": 0.5";
+  return "\"cycle_min_lr\": 0.5, \"cycle_max_lr\": 0.5";
 }
 
 /// {"a": {"b": {"c": VALUE}}} with the context in the innermost object, and what the outer ones
@@ -66,7 +71,10 @@ std::string config_about(std::string_view path, const std::string& value) {
     if (rest == "optimizer") join("\"type\": \"Adam\"");
     if (rest == "scheduler") {
       const bool cosine = name.ends_with("_ratio");
-      join(cosine ? "\"type\": \"WarmupCosineLR\"" : "\"type\": \"WarmupDecayLR\"");
+      join(name.starts_with("lr_range")              ? "\"type\": \"LRRangeTest\""
+           : is_of_cycle("scheduler.params." + name) ? "\"type\": \"OneCycle\""
+           : cosine                                  ? "\"type\": \"WarmupCosineLR\""
+                                                     : "\"type\": \"WarmupDecayLR\"");
     }
     if (rest == "zero_optimization") join("\"stage\": 3");
   }

@@ -168,9 +168,11 @@ const Case single[] = {
     {R"({"optimizer": {"type": "Adam", "params": {"lr": null}}})",
      "optimizer.params.lr: got null, allowed a number of at least 0"},
     {R"({"scheduler": {"params": {"warmup_num_steps": 1}}})",
-     "scheduler.type: missing, allowed WarmupLR, WarmupDecayLR or WarmupCosineLR"},
+     "scheduler.type: missing, allowed WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest or "
+     "OneCycle"},
     {R"({"scheduler": {}})",
-     "scheduler.type: missing, allowed WarmupLR, WarmupDecayLR or WarmupCosineLR"},
+     "scheduler.type: missing, allowed WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest or "
+     "OneCycle"},
     {R"({"zero_optimization": {"offload_param": "cpu"}})",
      "zero_optimization.offload_param: got \"cpu\", allowed an object {...}"},
     {R"({"artesian": {"host_memory": "4 GX"}})",
@@ -242,7 +244,8 @@ const Case single[] = {
     {R"({"optimizer": {"type": "AdmW"}})",
      "optimizer.type: got \"AdmW\", allowed Adam or AdamW; did you mean \"AdamW\"?"},
     {R"({"scheduler": {"type": "warmuplr"}})",
-     "scheduler.type: got \"warmuplr\", allowed WarmupLR, WarmupDecayLR or WarmupCosineLR; did you "
+     "scheduler.type: got \"warmuplr\", allowed WarmupLR, WarmupDecayLR, WarmupCosineLR, "
+     "LRRangeTest or OneCycle; did you "
      "mean \"WarmupLR\"?"},
     {R"({"artesian": {"verify": "none"}})",
      "artesian.verify: got \"none\", allowed full, sample or off"},
@@ -328,6 +331,10 @@ const Case single[] = {
     {R"({"scheduler": {"type": "WarmupCosineLR",
         "params": {"total_num_steps": 10, "warmup_max_lr": 1}}})",
      "scheduler.params.warmup_max_lr: no parameter of WarmupCosineLR; remove it"},
+    {R"({"scheduler": {"type": "WarmupLR", "params": {"cycle_max_lr": 1}}})",
+     "scheduler.params.cycle_max_lr: no parameter of WarmupLR; remove it"},
+    {R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0}}})",
+     "scheduler.params.cycle_max_lr: missing for OneCycle, allowed a number of at least 0"},
     {R"({"scheduler": {"type": "WarmupLR", "params": {"cos_min_ratio": 0.1}}})",
      "scheduler.params.cos_min_ratio: no parameter of WarmupLR; remove it"},
 };
@@ -343,9 +350,9 @@ const Case unsupported[] = {
      "not supported yet: optimizer.params.max_coeff (of Lamb)"},
     {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
      "not supported yet: optimizer.params.amsgrad: got true, allowed false"},
-    {R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0}}})",
-     "not supported yet: scheduler.type: got \"OneCycle\", allowed WarmupLR, WarmupDecayLR or "
-     "WarmupCosineLR"},
+    {R"({"scheduler": {"type": "StepLR", "params": {}}})",
+     "not supported yet: scheduler.type: got \"StepLR\", allowed WarmupLR, WarmupDecayLR, "
+     "WarmupCosineLR, LRRangeTest or OneCycle"},
     {R"({"zero_optimization": {"zero_hpz_partition_size": 8}})",
      "not supported yet: zero_optimization.zero_hpz_partition_size: got 8, allowed 1 or 0"},
     {R"({"zero_optimization": {"zero_quantized_weights": true}})",

@@ -20,6 +20,10 @@ inline bool is_section(const ConfigKey& key) {
   return meaning(key).type == KeyType::Section || meaning(key).type == KeyType::OpenSection;
 }
 
+inline bool is_of_cycle(const std::string& path) {
+  return path.starts_with("scheduler.params.cycle_") || path.starts_with("scheduler.params.decay_");
+}
+
 /// Returns what must stand beside a key for it to be judged by itself.
 inline std::vector<std::string> companions(const std::string& path) {
   const bool cosine = path.ends_with("_ratio");
@@ -27,6 +31,8 @@ inline std::vector<std::string> companions(const std::string& path) {
   if (path.starts_with("zero_optimization.cpu_offload")) return {"\"stage\": 3"};
   if (path.starts_with("optimizer")) return {"\"type\": \"Adam\""};
   if (path == "scheduler.params.total_num_steps") return {"\"type\": \"WarmupDecayLR\""};
+  if (path.starts_with("scheduler.params.lr_range")) return {"\"type\": \"LRRangeTest\""};
+  if (is_of_cycle(path)) return {"\"type\": \"OneCycle\""};
   if (path.starts_with("scheduler")) {
     return {cosine ? "\"type\": \"WarmupCosineLR\"" : "\"type\": \"WarmupLR\""};
   }
@@ -43,6 +49,11 @@ inline std::string config_with(std::string_view path, const std::string& value) 
     const std::string name = dot == rest.npos ? rest : rest.substr(dot + 1);
     text = "\"" + name + "\": " + text;
     if (dot == rest.npos) break;
+    if (is_of_cycle(rest)) {
+      for (const char* required : {"cycle_min_lr", "cycle_max_lr"}) {
+        if (name != required) text += ", \"" + std::string(required) + "\": 0.5";
+      }
+    }
     rest = rest.substr(0, dot);
     if (rest.find('.') == rest.npos) {
       for (const std::string& companion : companions(whole)) text += ", " + companion;

@@ -94,7 +94,7 @@ TEST(LrSchedule, CosineUsesTheOptimizersRateAndStartsAtZero) {
 TEST(LrSchedule, AGroupHasItsOwnEnds) {
   SchedulerConfig scheduler = warmup(Type::WarmupLR, 4, 0);
   scheduler.warmup_linear = true;
-  const RateEnds ends{.lr = 1e-2, .warmup_min_lr = 1e-3, .warmup_max_lr = 5e-3};
+  const RateEnds ends{.lr = 1e-2, .low = 1e-3, .high = 5e-3};
   EXPECT_EQ(rate_between(scheduler, ends, 0), 1e-3);
   EXPECT_NEAR(rate_between(scheduler, ends, 3), 3e-3, 1e-18);
   EXPECT_EQ(rate_between(scheduler, ends, 9), 5e-3);
@@ -155,6 +155,48 @@ TEST(LrSchedule, EqualsTheTranscriptionOverWholeRuns) {
       }
     }
   }
+}
+
+TEST(LrSchedule, ARangeTestGrowsByItsFirstRate) {
+  SchedulerConfig scheduler;
+  scheduler.type = Type::LRRangeTest;
+  scheduler.range_test = {.min_lr = 1e-3, .step_size = 4, .step_rate = 2.0, .staircase = false};
+  const OptimizerConfig optimizer;
+  EXPECT_EQ(learning_rate(scheduler, optimizer, 0), 1e-3);
+  EXPECT_NEAR(learning_rate(scheduler, optimizer, 2), 2e-3, 1e-18);
+  EXPECT_NEAR(learning_rate(scheduler, optimizer, 8), 5e-3, 1e-18);
+  scheduler.range_test.staircase = true;
+  EXPECT_EQ(learning_rate(scheduler, optimizer, 3), 1e-3);
+  EXPECT_NEAR(learning_rate(scheduler, optimizer, 7), 3e-3, 1e-18);
+}
+
+TEST(LrSchedule, ACycleRisesFallsAndDecays) {
+  SchedulerConfig scheduler;
+  scheduler.type = Type::OneCycle;
+  scheduler.cycle = {.min_lr = 1e-3,
+                     .max_lr = 5e-3,
+                     .decay_lr_rate = 1.0,
+                     .first_steps = 4,
+                     .second_steps = 2,
+                     .decay_step_size = 2};
+  const OptimizerConfig optimizer;
+  const double rates[] = {1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 3e-3, 1e-3, 1e-3 / 1.5, 1e-3 / 2};
+  const double beta1[] = {0.8, 0.875, 0.85, 0.825, 0.8, 0.85, 0.9, 0.9, 0.9};
+  for (std::uint64_t taken = 0; taken < std::size(rates); ++taken) {
+    EXPECT_NEAR(learning_rate(scheduler, optimizer, taken), rates[taken], 1e-17) << taken;
+    const auto betas = betas_between(scheduler, 0.8, 0.9, taken);
+    ASSERT_TRUE(betas.has_value());
+    EXPECT_NEAR(betas->beta1, beta1[taken], 1e-15) << taken;
+    EXPECT_EQ(betas->beta2, 0.99);
+  }
+  scheduler.cycle.first_stairs = 2;
+  EXPECT_EQ(learning_rate(scheduler, optimizer, 1), 1e-3);
+  EXPECT_EQ(learning_rate(scheduler, optimizer, 3), 3e-3);
+  EXPECT_EQ(learning_rate(scheduler, optimizer, 4), 5e-3);
+  scheduler.cycle.decay_momentum_rate = 100.0;
+  EXPECT_LT(betas_between(scheduler, 0.8, 0.9, 1000)->beta1, 1.0);
+  scheduler.cycle.momentum = false;
+  EXPECT_FALSE(betas_between(scheduler, 0.8, 0.9, 1).has_value());
 }
 
 }  // namespace
