@@ -62,7 +62,7 @@ if(ARTESIAN_TORCH)
   add_dependencies(installed artesian)
   install(TARGETS artesian DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(FILES python/artesian_tokenize.py DESTINATION ${CMAKE_INSTALL_DATADIR}/artesian/python)
-  install(FILES python/artesian/trackers.py
+  install(FILES python/artesian/trackers.py python/artesian/report.py
     DESTINATION ${CMAKE_INSTALL_DATADIR}/artesian/python/artesian)
 endif()
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,8 +1,12 @@
 // The `artesian` program: its subcommands. What a flag means is in docs and --help.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
-
 #include <cerrno>
+#include <string>
+#include <vector>
 
+#include "models/data/python_script.h"
 #include "tools/checkpoint/export.h"
 #include "tools/checkpoint/inspect.h"
 #include "tools/doctor/doctor.h"
@@ -59,6 +63,19 @@ int run_export(const CLI::App& command) {
   return outcome.has_value() ? 0 : exit_code_of(outcome.error());
 }
 
+/// The page is drawn by matplotlib: the script takes this process's place.
+int run_report(const CLI::App& command) {
+  std::vector<std::string> words{artesian::models::script_python(),
+                                 artesian::models::script_folder() + "/artesian/report.py"};
+  for (const std::string& word : command.remaining()) words.push_back(word);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execvp(arguments[0], arguments.data());
+  return fail("report: cannot run " + words[0] + ": " + artesian::system_error_text(errno) +
+              "; set ARTESIAN_PYTHON to a Python that has matplotlib");
+}
+
 int run_doctor(const CLI::App& command) {
   const auto exit_code = artesian::tools::run_doctor(command);
   if (exit_code.has_value()) return *exit_code;
@@ -86,7 +103,10 @@ int main(int argc, char** argv) {
   CLI::App* export_command =
       app.add_subcommand("export", "A checkpoint's weights as a Hugging Face directory");
   artesian::tools::add_export_flags(*export_command);
-  for (const char* later : {"report", "generate", "config", "run"}) {
+  CLI::App* report = app.add_subcommand("report", "The steps of a run as one HTML page");
+  report->prefix_command();
+  report->set_help_flag();
+  for (const char* later : {"generate", "config", "run"}) {
     app.add_subcommand(later, "not supported yet")->group("")->prefix_command();
   }
   const auto exit_code = artesian::tools::parse_command_line(app, program, argc, argv);
@@ -96,10 +116,11 @@ int main(int argc, char** argv) {
   if (*plan) return run_plan(*plan);
   if (*inspect) return run_inspect(*inspect);
   if (*export_command) return run_export(*export_command);
+  if (*report) return run_report(*report);
   for (const CLI::App* chosen : app.get_subcommands()) {
     return fail("not supported yet: " + chosen->get_name());
   }
   return fail(
-      "missing command: got nothing, allowed train, plan, doctor, inspect or export; see artesian "
-      "--help");
+      "missing command: got nothing, allowed train, plan, doctor, inspect, export or report; see "
+      "artesian --help");
 }

@@ -85,7 +85,7 @@ struct SchedulerConfig {
 
     bool operator==(const RangeTest&) const = default;
   };
-  RangeTest range_test;
+  RangeTest range_test{};
 
   struct Cycle {  // of OneCycle; steps of both halves, stairs of which 0 is none
     double min_lr = 0.0;
@@ -103,7 +103,7 @@ struct SchedulerConfig {
 
     bool operator==(const Cycle&) const = default;
   };
-  Cycle cycle;
+  Cycle cycle{};
 
   bool operator==(const SchedulerConfig&) const = default;
 };
