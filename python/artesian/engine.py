@@ -252,7 +252,9 @@ class Engine(Members):
                 f"{loss.requires_grad}, allowed one number that depends on parameters"
             )
         steps = self._accumulation_steps if scale_wrt_gas else 1
-        self._core.begin_backward(loss.detach().item())
+        # A caller who divides by the accumulation steps gives a part of the loss that is reported.
+        parts = self._accumulation_steps // steps
+        self._core.begin_backward(loss.detach().item() * parts)
         scale = torch.full_like(loss, self._core.loss_scale / steps)
         try:
             torch.autograd.backward(loss, scale, retain_graph=retain_graph)

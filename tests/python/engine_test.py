@@ -716,3 +716,21 @@ def test_updates_under_backward_leave_the_bits(tmp_path, accumulation, clipping)
     waited, told = run(tries=False)
     assert early == waited
     assert told == [0] * 7
+
+
+def test_the_loss_of_a_step_is_whole_whoever_divides_it():
+    """Trainer divides by the accumulation steps itself."""
+    told = []
+    for divides in (False, True):
+        model = torch.nn.Linear(4, 1)
+        torch.nn.init.constant_(model.weight, 0.5)
+        torch.nn.init.zeros_(model.bias)
+        config = small_models.config_for(gradient_accumulation_steps=2)
+        engine = artesian.initialize(model=model, config=config)[0]
+        for _ in range(2):
+            loss = engine(torch.ones(1, 4)).mean()
+            engine.backward(loss / 2 if divides else loss, scale_wrt_gas=not divides)
+            engine.step()
+        told.append((engine.last_step["loss"], engine.digest()))
+        engine.destroy()
+    assert told[0] == told[1] and told[0][0] == 2.0
