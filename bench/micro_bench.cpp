@@ -26,8 +26,7 @@
 #include "tiering/staging_ring.h"
 #include "tiering/tier_store.h"
 #include "zero3/plan/make_placement.h"
-#include "zero3/plan/step_plan.h"
-#include "zero3/plan/step_time.h"
+#include "zero3/plan/rehearsal.h"
 
 namespace artesian {
 namespace {
@@ -265,17 +264,15 @@ BENCHMARK(step_plan)->Arg(16)->Arg(80)->Unit(benchmark::kMillisecond);
 
 void step_time(benchmark::State& state) {
   const auto given = planned(state);
-  const auto plan = zero3::plan_step(given->step()).value();
   const std::vector<double> seconds(given->shape.stages.size(), 0.01);
-  const zero3::StepTimeRequest request{.placement = &given->placement,
-                                       .plan = &plan,
-                                       .rates = {.disk_read = 3e9,
-                                                 .disk_write = 2e9,
-                                                 .memory = 2e10,
-                                                 .checksum = 2e10,
-                                                 .to_device = 2e10,
-                                                 .to_host = 2e10},
-                                       .stages = {.forward = seconds, .backward = seconds}};
+  const zero3::StepTimeRequest request{.step = given->step(),
+                                       .timing = {.rates = {.disk_read = 3e9,
+                                                            .disk_write = 2e9,
+                                                            .memory = 2e10,
+                                                            .checksum = 2e10,
+                                                            .to_device = 2e10,
+                                                            .to_host = 2e10},
+                                                  .stages = {seconds, seconds}}};
   for (auto _ : state) benchmark::DoNotOptimize(zero3::simulate_step(request));
 }
 BENCHMARK(step_time)->Arg(16)->Arg(80)->Unit(benchmark::kMillisecond);

@@ -1,7 +1,7 @@
 // RingOrder: the order in which the sub-groups of a pass go through a ring of buffers: which is
 // read next, which is worked on, when its buffer is free again; when the pass waits, borrows
 // memory, or does a sub-group out of turn. It moves nothing: a Port does, step/sub_group_stream.h
-// over real buffers, plan/step_time.cpp over times at which a disk would be done.
+// over real buffers, plan/dry_update.h over times at which a disk would be done.
 //
 // Note [Out of turn]: a sub-group that is in memory takes the cores' time and none of the disk's.
 // As long as the first of a pass are such ones, the ring is full of what comes behind them, and the

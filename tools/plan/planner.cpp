@@ -106,31 +106,30 @@ zero3::Rates rates_of(const PlanCase& plan) {
 struct Simulated {
   zero3::MovedByKind moved;
   zero3::StepTime time;
-  std::uint64_t shadows = 0;  // bytes on NVMe, of an update that may be taken back
+  double clipped_seconds = 0.0;  // PlanFigures'
+  std::uint64_t shadows = 0;     // bytes on NVMe, of an update that may be rolled back
 };
 
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
                            std::uint64_t micro_batches, std::vector<bool> under_backward) {
-  ARTESIAN_TRY(step,
-               zero3::plan_step({.placement = &placement,
-                                 .stages = plan.stages,
-                                 .limits = zero3::PrefetchLimits::of(plan.config.zero),
-                                 .micro_batches = micro_batches,
-                                 .group = group_of(plan, placement.inputs),
-                                 .tokens = tokens_of(plan),
-                                 .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
-                                 .rows = tokens_of(plan) * plan.config.accumulation_steps,
-                                 .under_backward = std::move(under_backward),
-                                 .speculative = zero3::waits_for_norm(plan.config)}));
-  Simulated done;
-  done.moved = step.moved;
-  done.time = zero3::simulate_step(
-      {.placement = &placement,
-       .plan = &step,
-       .rates = rates_of(plan),
-       .stages = stage_seconds(plan),
-       .activation_bytes = plan.gpu ? 0 : activations_of(plan, placement.inputs)});
-  return done;
+  ARTESIAN_TRY(
+      step,
+      zero3::simulate_step(
+          {.step = {.placement = &placement,
+                    .stages = plan.stages,
+                    .limits = zero3::PrefetchLimits::of(plan.config.zero),
+                    .micro_batches = micro_batches,
+                    .group = group_of(plan, placement.inputs),
+                    .tokens = tokens_of(plan),
+                    .lookup_width = static_cast<std::uint64_t>(plan.model->hidden),
+                    .rows = tokens_of(plan) * plan.config.accumulation_steps,
+                    .under_backward = std::move(under_backward),
+                    .speculative = zero3::waits_for_norm(plan.config)},
+           .timing = {.rates = rates_of(plan),
+                      .stages = stage_seconds(plan),
+                      .activation_bytes = plan.gpu ? 0 : activations_of(plan, placement.inputs)}}));
+  const double seconds = step.time.seconds;
+  return Simulated{step.moved, std::move(step.time), /*clipped_seconds=*/seconds};
 }
 
 /// Until the last disk is done, as the engine counts it (zero3/plan/prediction.h).
@@ -150,7 +149,7 @@ double disk_seconds(const zero3::Rates& rates, const zero3::MovedByKind& moved) 
   return rates.param_apart ? std::max(one, other) : one + other;
 }
 
-/// As the engine decides it, from a step without.
+/// By unit, whether it is updated under backward, by a step without.
 std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
                                     const Simulated& without, std::uint64_t micro_batches) {
   if (!zero3::may_update_under_backward(plan.config)) return {};
@@ -159,31 +158,26 @@ std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement
     update += zero3::update_moves(placement, unit, /*live=*/true);
   }
   const zero3::Rates rates = rates_of(plan);
-  const double update_disk = disk_seconds(rates, update);
-  const double others = std::max(0.0, disk_seconds(rates, without.moved) - update_disk);
   const zero3::StageSeconds seconds = stage_seconds(plan);
-  const auto sum = [](const std::vector<double>& stages) {
-    return std::accumulate(stages.begin(), stages.end(), 0.0);
+  const auto sum = [&](const std::vector<double>& stages) {
+    return static_cast<double>(micro_batches) * std::accumulate(stages.begin(), stages.end(), 0.0);
   };
-  const auto group = static_cast<double>(group_of(plan, placement.inputs));
-  const double part = group / static_cast<double>(micro_batches);
-  const double computed = without.time.busy[static_cast<std::size_t>(zero3::Resource::Compute)];
-  double update_host = 0.0;
-  double gradients_host = 0.0;
+  zero3::StepFigure step{.forward = sum(seconds.forward),
+                         .backward = sum(seconds.backward),
+                         .disk = disk_seconds(rates, without.moved),
+                         .update_disk = disk_seconds(rates, update)};
   for (const zero3::StepSpan& span : without.time.spans) {
     if (span.resource != zero3::Resource::Host) continue;
     const bool updates = span.kind == zero3::StepEvent::Kind::Update;
-    (updates ? update_host : gradients_host) += span.end - span.begin;
+    (updates ? step.update : step.gradients) += span.end - span.begin;
   }
-  const zero3::UpdateTimes times{
-      .forward = group * sum(seconds.forward),
-      .backward = group * sum(seconds.backward),
-      .forward_disk = part * others / 2,
-      .backward_disk = part * others / 2,
-      .update = plan.gpu ? 0.0 : std::max(0.0, computed - without.time.model_seconds),
-      .update_disk = update_disk,
-      .update_host = update_host,
-      .backward_host = part * gradients_host};
+  if (!plan.gpu) {
+    const double computed = without.time.busy[static_cast<std::size_t>(zero3::Resource::Compute)];
+    step.update = std::max(0.0, computed - without.time.model_seconds);
+  }
+  const auto group = static_cast<double>(group_of(plan, placement.inputs));
+  const auto times =
+      zero3::update_times(step, group / static_cast<double>(micro_batches), plan.gpu);
   return zero3::units_under_backward(placement, *plan.stages, zero3::share_under_backward(times),
                                      zero3::waits_for_norm(plan.config));
 }
@@ -199,6 +193,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   if (!have_room(plan.space, plan.config, placement, shadows)) return without;
   ARTESIAN_TRY(done, simulate(plan, placement, micro_batches, under_backward));
   done.shadows = shadows;
+  if (speculative) done.clipped_seconds = without.time.seconds;
   return done;
 }
 
@@ -230,6 +225,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   extend(done.moved.optimizer, one_less.moved.optimizer, further);
   extend(done.moved.input, one_less.moved.input, further);
   done.time.seconds = extend(one_less.time.seconds, done.time.seconds, further);
+  done.clipped_seconds = extend(one_less.clipped_seconds, done.clipped_seconds, further);
   done.time.model_seconds = extend(one_less.time.model_seconds, done.time.model_seconds, further);
   for (std::size_t index = 0; index < done.time.busy.size(); ++index) {
     done.time.busy[index] = extend(one_less.time.busy[index], done.time.busy[index], further);
@@ -422,6 +418,7 @@ Result<PlanFigures> evaluate(const PlanCase& plan) {
   figures.nvme.buffers = done.shadows;
   take_checkpoint(plan, placement, figures);
   figures.time = std::move(done.time);
+  figures.clipped_seconds = done.clipped_seconds;
   take_time(plan, figures);
   return figures;
 }

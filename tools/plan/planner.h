@@ -1,6 +1,6 @@
 // The planner: what a training job would be, without running it. Pure and without LibTorch: model,
 // configuration, memory and rates in; memory, bytes, seconds, and what to change out. What it says
-// of memory is the engine's own Placement, of bytes its own Prefetcher (zero3/plan/step_plan.h).
+// of memory is the engine's own Placement, of bytes its own Prefetcher (zero3/plan/rehearsal.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "models/model_config.h"
 #include "tools/plan/disk_space.h"
 #include "zero3/config/config.h"
-#include "zero3/plan/step_time.h"
+#include "zero3/plan/rehearsal.h"
 
 namespace artesian::tools {
 
@@ -110,6 +110,8 @@ struct PlanFigures {
   std::uint64_t activations = 0;  // an estimate
   zero3::MovedByKind moved;
   zero3::StepTime time;
+  /// Seconds of a step where every step is clipped, so that none makes some of its update ahead.
+  double clipped_seconds = 0.0;
   std::uint64_t tokens = 0;  // of a step, all ranks
   double tokens_per_s = 0.0;
   double tflops = 0.0;      // of one rank

@@ -150,6 +150,9 @@ std::string time_text(const PlanReport& report) {
         print("%s %.0f%%", zero3::resource_name(static_cast<zero3::Resource>(index)), share * 100);
   }
   std::string text = "\n" + line("predicted step", print("%.4g s", figures.time.seconds));
+  if (figures.clipped_seconds != figures.time.seconds) {
+    text += line("clipped", print("%.4g s where every step is", figures.clipped_seconds));
+  }
   text += line("tokens/s", print("%.4g", figures.tokens_per_s));
   text += line("TFLOP/s of a rank", print("%.4g", figures.tflops));
   text += line("compute idle", print("%.0f%%", figures.idle_share * 100));
@@ -212,10 +215,15 @@ Json step_json(const PlanFigures& figures) {
     for (char& c : name) c = c == ' ' ? '_' : static_cast<char>(std::tolower(c));
     busy[name] = figures.time.busy[index];
   }
-  return Json{{"seconds", figures.time.seconds},  {"model_seconds", figures.time.model_seconds},
-              {"tokens", figures.tokens},         {"tokens_per_s", figures.tokens_per_s},
-              {"tflops", figures.tflops},         {"compute_idle_share", figures.idle_share},
-              {"bottleneck", figures.bottleneck}, {"busy_s", std::move(busy)}};
+  return Json{{"seconds", figures.time.seconds},
+              {"model_seconds", figures.time.model_seconds},
+              {"clipped_seconds", figures.clipped_seconds},
+              {"tokens", figures.tokens},
+              {"tokens_per_s", figures.tokens_per_s},
+              {"tflops", figures.tflops},
+              {"compute_idle_share", figures.idle_share},
+              {"bottleneck", figures.bottleneck},
+              {"busy_s", std::move(busy)}};
 }
 
 Json checkpoint_json(const PlanFigures& figures) {

@@ -1,6 +1,5 @@
-// UpdateOrder: which unit a training step updates when. It moves nothing: the optimizer plays it on
-// tiered state (step/optimizer.h), the plan on bytes (plan/step_plan.cpp), its simulation on a
-// clock (plan/step_time.cpp). Whoever plays it asks which unit is next, updates it, and says so.
+// UpdateOrder: which unit a training step updates when. It moves nothing: flow/update_flow.h plays
+// it, asks which unit is next, updates it, and says so.
 //
 // A step's update is made in up to two parts. Some units are updated under the step's last
 // backward, each once its own gradient is final; they come in the order in which gradients become
@@ -24,7 +23,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/result.h"
 #include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {
@@ -170,21 +168,5 @@ class UpdateOrder {
   std::vector<bool> is_pending_;  // by unit
   bool may_try_ = true;
 };
-
-/// Gives back what was borrowed, updates what is next as long as `may()` holds and nothing has to
-/// be waited for, and reads on. `ring`: the pass's order (tiering/ring_order.h), or who hands these
-/// calls on to it. `updated(unit)` follows each. Errors: those of both, which end the pass.
-template <typename Ring, typename May, typename Updated>
-Result<void> update_ahead(UpdateOrder& order, Ring& ring, const May& may, const Updated& updated) {
-  ARTESIAN_TRY_VOID(ring.give_back_borrowed());
-  while (may() && ring.may_advance()) {
-    const std::uint32_t unit = order.next();
-    ARTESIAN_TRY(all, ring.advance_within(unit));
-    if (!all) return {};
-    order.update_next();
-    ARTESIAN_TRY_VOID(updated(unit));
-  }
-  return ring.may_read_on() ? ring.read_on() : Result<void>();
-}
 
 }  // namespace artesian::zero3

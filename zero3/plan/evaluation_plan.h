@@ -1,14 +1,14 @@
 // EvaluationPlan: what one of many evaluations in a row moves, one for each token of a generation
-// say, before anything runs. As in step_plan.h, what is fetched and kept comes from the Prefetcher
+// say, before anything runs. As in rehearsal.h, what is fetched and kept comes from the Prefetcher
 // itself, run over slots that hold nothing.
 #pragma once
 
 #include <vector>
 
 #include "base/result.h"
+#include "zero3/plan/moves.h"
 #include "zero3/plan/placement.h"
 #include "zero3/plan/prefetcher.h"
-#include "zero3/plan/step_plan.h"
 
 namespace artesian::zero3 {
 

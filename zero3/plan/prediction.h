@@ -15,7 +15,7 @@
 #include "tiering/disk/stripe.h"
 #include "zero3/plan/disk_rate.h"
 #include "zero3/plan/last_values.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/moves.h"
 
 namespace artesian::zero3 {
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/rehearsal.h"
 
 namespace artesian::zero3 {
 

@@ -115,6 +115,18 @@ std::vector<std::vector<std::uint32_t>> final_after_stage(const Placement& place
   return by_stage;
 }
 
+UpdateTimes update_times(const StepFigure& step, double part, bool separate) noexcept {
+  const double others = part * std::max(0.0, step.disk - step.update_disk);
+  return {.forward = part * step.forward,
+          .backward = part * step.backward,
+          .forward_disk = others / 2,
+          .backward_disk = others / 2,
+          .update = separate ? 0.0 : step.update,
+          .update_disk = step.update_disk,
+          .update_host = separate ? step.update : 0.0,
+          .backward_host = separate ? part * step.gradients : 0.0};
+}
+
 double share_under_backward(const UpdateTimes& times) noexcept {
   // In forward (1 - x) * update_disk + forward_disk is to fit forward + (1 - x) * update, in
   // backward x * update_disk + backward_disk is to fit backward + x * update. The host's cores

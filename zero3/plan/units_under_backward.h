@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "zero3/config/config.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/moves.h"
 
 namespace artesian::zero3 {
 
@@ -66,6 +66,21 @@ struct UpdateTimes {
   double update_host = 0.0;    // for all of the update
   double backward_host = 0.0;  // for gradients, in backward
 };
+
+/// Figures of a step whose update is all left to the next forward: measured by the engine, or
+/// simulated. Seconds.
+struct StepFigure {
+  double forward = 0.0;      // computed, in all
+  double backward = 0.0;     // and in all of backward
+  double disk = 0.0;         // of the disk, in all
+  double update_disk = 0.0;  // of it for the update
+  double update = 0.0;       // computed by the update, by whoever computes it
+  double gradients = 0.0;    // by the host for gradients, in backward
+};
+
+/// `part`: a group's share of the step's micro-batches. `separate`: the host updates, beside a
+/// separate device that computes. The disk's other work is in forward and backward alike.
+UpdateTimes update_times(const StepFigure& step, double part, bool separate) noexcept;
 
 /// The share of the update that backward takes, 0 to 1: that with which the disk, or the host's
 /// cores beside a separate device if they take longer, are as busy under backward as they are under

@@ -93,11 +93,11 @@ class FirstState final : public StateSource {
 }  // namespace
 
 Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options)
-    : state_(state),
+    : UpdateFlow(state.placement()),
+      state_(state),
       residency_(residency),
       options_(std::move(options)),
       stream_(state, "optimizer state"),
-      order_(state.placement()),
       cuts_(state.layout().units.size()),
       counts_(state.layout().places.size()) {}
 
@@ -242,7 +242,7 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
 }
 
 /// Fixes what this step does to the unit's parameters. Padding goes with those before it.
-void Optimizer::fix_cuts(std::uint32_t unit) {
+void Optimizer::fix(std::uint32_t unit) {
   std::vector<Cut>& cuts = cuts_[unit];
   cuts.clear();
   for (const auto parameter : state_.layout().units[unit].parameters) {
@@ -264,7 +264,7 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
   const auto next =
       std::upper_bound(cuts.begin(), cuts.end(), group.image_first + begin,
                        [](std::uint64_t element, const Cut& cut) { return element < cut.first; });
-  ARTESIAN_CHECK(next != cuts.begin(), group.unit, begin);  // fix_cuts comes before the pass
+  ARTESIAN_CHECK(next != cuts.begin(), group.unit, begin);  // fix() comes before the pass
   const std::uint64_t to =
       next == cuts.end() ? end : std::min(end, next->first - group.image_first);
   ARTESIAN_CHECK(begin < to && to <= end, begin, to, end);
@@ -393,156 +393,68 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
 /// Of the units that the order has listed.
 Result<void> Optimizer::begin_pass() noexcept {
   SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
-  if (speculative()) options.units_saved = order_.ahead().size();
-  return stream_.begin(order_.pass(), options,
+  if (speculative()) options.units_saved = order().ahead().size();
+  return stream_.begin(order().pass(), options,
                        {.slice = [this](const SubGroup& group, std::uint64_t begin,
                                         std::uint64_t end) { update_slice(group, begin, end); },
                         .after = [this](const SubGroup& group) { return after_update(group); }});
 }
 
-Result<void> Optimizer::stop_reading() noexcept {
-  if (order_.phase() != UpdatePhase::Reading) return {};
-  order_.stop_reading();
-  stream_.borrow_from(nullptr);
-  return stream_.abandon();
-}
-
-Result<void> Optimizer::skip() noexcept {
-  stream_.borrow_from(nullptr);  // soon forward needs all memory
-  return state_.ring().borrowed() == 0 ? Result<void>() : stop_reading();
-}
-
-/// Visits every record with a shadow that begin_ahead's units have.
-template <typename Visit>
-void Optimizer::for_each_shadow(const Visit& visit) noexcept {
-  for (const std::uint32_t unit : order_.ahead()) {
+/// Of every record with a shadow that begin_ahead's units have.
+void Optimizer::shadows(Shadows how) noexcept {
+  if (how == Shadows::Drop && watcher_.taken_back) watcher_.taken_back();
+  tiering::TierStore& store = state_.store();
+  for (const std::uint32_t unit : order().ahead()) {
     if (state_.keeps_old_state(unit)) continue;
     const std::uint64_t count = state_.placement().sub_group_count(unit);
-    for (std::uint64_t index = 0; index < count; ++index) visit(state_.optimizer(unit, index));
+    for (std::uint64_t index = 0; index < count; ++index) {
+      const tiering::ShardId record = state_.optimizer(unit, index);
+      switch (how) {
+        case Shadows::Begin: store.begin_shadow(record); break;
+        case Shadows::Drop: store.drop_shadow(record); break;
+        case Shadows::Commit: store.commit_shadow(record); break;
+      }
+    }
   }
 }
 
-Result<void> Optimizer::begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
-                                    bool speculative) noexcept {
-  if (order_.goes_on_reading(units, speculative)) return {};
-  ARTESIAN_TRY_VOID(stop_reading());
-  order_.begin_ahead(std::move(units), speculative);
-  constants_ = std::move(constants);
-  if (order_.phase() == UpdatePhase::Idle) return {};
-  ARTESIAN_TRY_VOID(begin_pass());
-  if (this->speculative()) {
-    for_each_shadow([&](auto record) { state_.store().begin_shadow(record); });
-  }
-  return {};
-}
-
-Result<void> Optimizer::take_back() noexcept {
-  ARTESIAN_CHECK(speculative());
-  if (watcher_.taken_back) watcher_.taken_back();
-  for_each_shadow([&](auto record) { state_.store().drop_shadow(record); });
-  stream_.borrow_from(nullptr);
-  ARTESIAN_TRY_VOID(stream_.abandon());
+Result<void> Optimizer::restore() noexcept {
   // The others whose gradients are final are being refreshed still.
-  for (const std::uint32_t unit : order_.updated()) residency_.begin_refresh(unit);
+  for (const std::uint32_t unit : order().updated()) residency_.begin_refresh(unit);
   const SubGroupStreamOptions options{.restore_param = true};
   ARTESIAN_TRY_VOID(stream_.run_on_done(
       options, {.slice = [this](const SubGroup& group, std::uint64_t begin,
                                 std::uint64_t end) { restore_slice(group, begin, end); },
                 .after = [this](const SubGroup& group) { return follow(group); }}));
-  for (const std::uint32_t unit : order_.finals()) {
+  for (const std::uint32_t unit : order().finals()) {
     ARTESIAN_TRY_VOID(residency_.end_refresh(unit));
   }
-  order_.roll_back();
   return {};
 }
 
-void Optimizer::stage_is_done() noexcept {
-  const bool reads = order_.phase() == UpdatePhase::Reading || under_backward();
-  if (reads && !state_.separate_device()) stream_.borrow_from(options_.lender);
-}
-
-void Optimizer::gradient_is_final(std::uint32_t unit) noexcept {
-  order_.gradient_is_final(unit);
-  fix_cuts(unit);
-  residency_.begin_refresh(unit);
-}
-
-Result<void> Optimizer::begin_step(StepConstants constants) noexcept {
-  ARTESIAN_CHECK(!step_under_way());
-  stream_.borrow_from(nullptr);  // soon forward needs all memory
-  if (under_backward()) {
-    while (order_.finals().size() < order_.ahead().size()) {
-      gradient_is_final(order_.ahead()[order_.finals().size()]);
-    }
-    while (order_.updated().size() < order_.ahead().size()) ARTESIAN_TRY_VOID(update_next());
-    if (speculative()) for_each_shadow([&](auto record) { state_.store().commit_shadow(record); });
-  }
-  // Copies out of homes must end before these change.
+/// Copies out of homes must end before these change.
+Result<void> Optimizer::settle() noexcept {
   ARTESIAN_TRY_VOID(state_.device().join_queues());
   ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
-  ARTESIAN_TRY_VOID(state_.device().finish(copied));
-  constants_ = std::move(constants);
-  for (const std::uint32_t unit : order_.trained()) {
-    if (!order_.is_ahead(unit)) fix_cuts(unit);
-    if (!state_.placement().units[unit].updated_on_device()) continue;
-    ARTESIAN_TRY_VOID(update_on_device(unit));
-  }
+  return state_.device().finish(copied);
+}
+
+void Optimizer::count_updates() noexcept {
   for (std::uint32_t parameter = 0; parameter < counts_.size(); ++parameter) {
     const std::uint32_t unit = state_.layout().places[parameter].unit;
     if (state_.layout().units[unit].trainable && updates(parameter)) ++counts_[parameter];
   }
-  const bool reads = order_.begin_deferred();
-  for (const std::uint32_t unit : order_.left()) residency_.begin_refresh(unit);
-  if (!reads) ARTESIAN_TRY_VOID(begin_pass());
-  // Not where that would read a parameter again: may_update_next. Copies to a separate device fill
-  // a slot from beginning to end: one that were given up in between would miss what came before.
-  if (!state_.separate_device()) {
-    stream_.allow_out_of_turn([this](std::uint32_t unit) { return keeps_refreshed(unit); });
-  }
-  return reads ? stream_.read_on() : Result<void>();
-}
-
-Result<void> Optimizer::update_next() noexcept {
-  const std::uint32_t next = order_.next();
-  ARTESIAN_TRY_VOID(stream_.advance_past(next));
-  order_.update_next();
-  return residency_.end_refresh(next);
-}
-
-Result<void> Optimizer::update_up_to(std::uint32_t unit) noexcept {
-  while (order_.demands(unit)) ARTESIAN_TRY_VOID(update_next());
-  return {};
 }
 
 /// True if forward finds what the unit is refreshed with now: a slot that is not there yet, or is
 /// given up before that, would be read.
-bool Optimizer::keeps_refreshed(std::uint32_t unit) const noexcept {
+bool Optimizer::keeps(std::uint32_t unit) const noexcept {
   if (!residency_.follows(unit)) return false;
   if (state_.placement().units[unit].aliased() || !options_.stays) return true;
   return options_.stays(unit);
 }
 
-bool Optimizer::may_update_next() const noexcept {
-  return order_.may_update_next([this](std::uint32_t unit) { return keeps_refreshed(unit); });
-}
-
-bool Optimizer::may_update_ahead() const noexcept {
-  if (order_.phase() == UpdatePhase::Idle) return false;
-  return stream_.may_give_back() || stream_.may_read_on() ||
-         (may_update_next() && stream_.may_advance());
-}
-
-Result<void> Optimizer::update_ahead() noexcept {
-  if (order_.phase() == UpdatePhase::Idle) return {};
-  return zero3::update_ahead(
-      order_, stream_, [this] { return may_update_next(); },
-      [this](std::uint32_t unit) { return residency_.end_refresh(unit); });
-}
-
-Result<void> Optimizer::finish_step() noexcept {
-  if (!step_under_way()) return {};
-  while (order_.some_left()) ARTESIAN_TRY_VOID(update_next());
-  order_.finish();
+Result<void> Optimizer::drain() noexcept {
   ARTESIAN_TRY_VOID(stream_.finish());
   const std::uint64_t before = monotonic_ns();
   ARTESIAN_TRY_VOID(state_.ring().finish());

@@ -20,7 +20,7 @@
 
 #include "kernels/adam.h"
 #include "tiering/residency.h"
-#include "zero3/flow/update_order.h"
+#include "zero3/flow/update_flow.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/state_source.h"
 #include "zero3/step/sub_group_stream.h"
@@ -42,7 +42,7 @@ struct OptimizerOptions {
 /// A value that the optimizer keeps of each element.
 enum class StateKind : std::uint8_t { Master, ExpAvg, ExpAvgSq };
 
-class Optimizer {
+class Optimizer : public UpdateFlow<Optimizer> {
  public:
   /// Both must outlive it.
   Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options = {});
@@ -55,57 +55,18 @@ class Optimizer {
   Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
   /// The same with moments of zero.
   Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
-  /// Updates come to units in this order from here on: of first use in forward. Those that are not
-  /// named come after these. No update is under way. Without it the order is that of their numbers.
-  void set_order(const std::vector<std::uint32_t>& units) { order_.set_order(units); }
-  /// Begins an update while gradients are still to come: of `units`, in this order, each once its
-  /// own is final. Behind them it reads what begin_step will update first, as far as the ring goes;
-  /// but not where some gradients come through the ring as well. `speculative`: it may be taken
-  /// back; then each of `units` has shadows, or memory for what its state was (ModelState). Errors:
-  /// Io, Timeout.
+  /// UpdateFlow::begin_ahead, with these constants.
   Result<void> begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
-                           bool speculative) noexcept;
-  /// The accumulated gradient of the next of these units is what it will be.
-  void gradient_is_final(std::uint32_t unit) noexcept;
-  /// Some unit is updated so, and begin_step is still to come.
-  bool under_backward() const noexcept { return order_.under_backward(); }
-  /// It may be taken back.
-  bool speculative() const noexcept { return order_.phase() == UpdatePhase::Tried; }
-  /// How many units are updated so.
-  std::size_t updated_under_backward() const noexcept {
-    return under_backward() ? order_.updated().size() : 0;
+                           bool speculative) noexcept {
+    constants_ = std::move(constants);
+    return UpdateFlow::begin_ahead(std::move(units), speculative);
   }
-  /// Takes it back: weights, moments and gathered parameters are what they were before. What
-  /// begin_step then begins is of all units. Errors: as update_up_to.
-  Result<void> take_back() noexcept;
-  /// UpdateOrder::judged.
-  void judged(bool as_begun) noexcept { order_.judged(as_begun); }
-  /// All gradients are final. Updates the rest of begin_ahead's units; begins one update of every
-  /// other unit from its accumulated gradient, and updates what a separate device updates by
-  /// itself. Gathered parameters follow, and those that are gathered from here on. Errors: as
-  /// update_up_to.
-  Result<void> begin_step(StepConstants constants) noexcept;
-  /// Updates a unit and those before it in order, where that is still to come. Errors: Io, Corrupt,
-  /// NoSpace, Timeout.
-  Result<void> update_up_to(std::uint32_t unit) noexcept;
-  /// Updates what is next and needs no waiting: under backward units with a final gradient, later
-  /// those whose slots are there to be filled, and stay. So the bytes of a step do not depend on
-  /// when this is called. And reads on, and gives back what was borrowed. Errors: as update_up_to.
-  Result<void> update_ahead() noexcept;
-  /// True if that would do anything now.
-  bool may_update_ahead() const noexcept;
-  /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
-  Result<void> finish_step() noexcept;
-  /// Backward has left a stage: after the first one, which needs the most memory, reads go to
-  /// memory of the lender's, too.
-  void stage_is_done() noexcept;
-  /// The step that backward has read ahead for is not updated: what was borrowed for that goes
-  /// back, since the next forward comes first. Errors: Io, Timeout.
-  Result<void> skip() noexcept;
-  /// Drops what backward has read ahead, so that the ring is free; begin_step reads it anew.
-  /// Not once a unit is updated under backward. Errors: Io, Timeout.
-  Result<void> stop_reading() noexcept;
-  bool step_under_way() const noexcept { return order_.phase() == UpdatePhase::Deferred; }
+  /// All gradients are final: UpdateFlow::defer, with these constants. Gathered parameters follow,
+  /// and those that are gathered from here on. Errors: Io, Corrupt, NoSpace, Timeout, as of all
+  /// that updates.
+  Result<void> begin_step(StepConstants constants) noexcept {
+    return defer([&] { constants_ = std::move(constants); });
+  }
   /// How many updates a parameter has had, with the one under way.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
   /// Goes on counting from these, one for each parameter. Between steps, with no update pending.
@@ -164,7 +125,6 @@ class Optimizer {
   bool updates(std::uint32_t parameter) const {
     return !options_.updates || options_.updates(parameter);
   }
-  void fix_cuts(std::uint32_t unit);
   struct Part {
     std::uint64_t end;  // element of the sub-group
     const std::optional<kernels::AdamStep>& constants;
@@ -180,19 +140,30 @@ class Optimizer {
   void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   enum class Copy : std::uint8_t { ToOld, FromOld };
   void copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end, Copy way) noexcept;
-  template <typename Visit>
-  void for_each_shadow(const Visit& visit) noexcept;
-  Result<void> update_on_device(std::uint32_t unit) noexcept;
+
+  friend UpdateFlow;  // which this is the player of:
+  SubGroupStream& ring() noexcept { return stream_; }
+  bool separate() const noexcept { return state_.separate_device(); }
   Result<void> begin_pass() noexcept;
-  bool may_update_next() const noexcept;
-  bool keeps_refreshed(std::uint32_t unit) const noexcept;
-  Result<void> update_next() noexcept;
+  Result<void> abandon_pass() noexcept { return stream_.abandon(); }
+  void lend(bool some) noexcept { stream_.borrow_from(some ? options_.lender : nullptr); }
+  bool borrows() const noexcept { return state_.ring().borrowed() != 0; }
+  void fix(std::uint32_t unit);
+  void begin_refresh(std::uint32_t unit) noexcept { residency_.begin_refresh(unit); }
+  Result<void> end_refresh(std::uint32_t unit) noexcept { return residency_.end_refresh(unit); }
+  bool keeps(std::uint32_t unit) const noexcept;
+  static bool reduced(std::uint32_t) noexcept { return true; }  // of one rank
+  void shadows(Shadows how) noexcept;
+  Result<void> restore() noexcept;
+  Result<void> settle() noexcept;
+  Result<void> update_on_device(std::uint32_t unit) noexcept;
+  void count_updates() noexcept;
+  Result<void> drain() noexcept;
 
   ModelState& state_;
   tiering::Residency& residency_;
   const OptimizerOptions options_;
   SubGroupStream stream_;
-  UpdateOrder order_;
   StepConstants constants_;             // of the pass
   std::vector<std::vector<Cut>> cuts_;  // by unit, of the pass: of those with final gradients
   std::vector<std::uint64_t> counts_;   // by parameter: updates so far

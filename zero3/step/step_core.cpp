@@ -261,12 +261,12 @@ Result<void> StepCore::begin_forward(std::uint64_t micro_batches, const char* ca
 }
 
 Result<void> StepCore::enter(const AccessOrder::Access& units) {
-  ARTESIAN_TRY_VOID(prefetcher_->enter(units));
+  ARTESIAN_TRY_VOID(enter_units(units));
   entered_.push_back(units);
   if (first_uses_.has_value() && step_state_ == StepState::Forward) {
     first_uses_->insert(first_uses_->end(), units.begin(), units.end());
   }
-  return update_before_use(units);
+  return {};
 }
 
 Result<void> StepCore::leave(const AccessOrder::Access& units) {
@@ -351,12 +351,13 @@ void StepCore::sum_ahead(std::size_t stage) noexcept {
   ARTESIAN_CHECK(summed.has_value());
 }
 
-Result<void> StepCore::stage_accumulated(std::size_t stage) {
+Result<void> StepCore::gradients_are_added(std::size_t stage) {
   ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_->write_back(); }));
   sum_ahead(stage);
-  if (failed_ahead_.has_value()) return *failed_ahead_;
-  optimizer_->stage_is_done();
-  if (!optimizer_->under_backward()) return {};
+  return failed_ahead_.has_value() ? Result<void>(*failed_ahead_) : Result<void>();
+}
+
+Result<void> StepCore::update_final(std::size_t stage) {
   const std::uint64_t begin = monotonic_ns();
   ARTESIAN_TRY_VOID(under_backward_->accumulated(stage));
   const std::uint64_t end = monotonic_ns();
@@ -542,10 +543,10 @@ Result<StepResult> StepCore::step(const StepRequest& request) {
   return remember(finish_step(request));
 }
 
-/// Decides what becomes of a step with these gradients; takes back what does not agree with that.
-Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& request) {
+/// Decides what becomes of a step with these gradients.
+StepVerdict StepCore::judge(const GradientNorm& norm, const StepRequest& request,
+                            StepResult& result) {
   ARTESIAN_CHECK(micro_batches_ != 0);
-  StepResult result;
   result.step = ++step_;
   result.loss = loss_sum_ / static_cast<double>(micro_batches_);
   result.tokens = tokens_;
@@ -561,35 +562,43 @@ Result<StepResult> StepCore::judge(const GradientNorm& norm, const StepRequest& 
   const bool as_begun = !result.overflow && clip == 1.0 && is_as_begun(request);
   result.taken_back = optimizer_->speculative() && !as_begun;
   if (as_begun) result.updated_under_backward = optimizer_->updated_under_backward();
-  ARTESIAN_TRY_VOID(under_backward_->judged(as_begun, result.overflow));
-  if (!result.overflow) {
-    const double multiplier = 1.0 / (result.loss_scale * clip);
-    StepConstants constants = step_constants(result.lr, multiplier);
-    if (!request.groups.empty()) constants.groups = request.groups;
-    ARTESIAN_TRY_VOID(optimizer_->begin_step(std::move(constants)));
-    ++updates_;
-    ARTESIAN_CHECK(updates_ <= step_, updates_, step_);
-    last_rate_ = result.lr;
-  }
   // Skipped as any other, all of it is taken back.
   step_state_ = !result.end.has_value() ? StepState::Ready
                 : begun                 ? StepState::Failed
                                         : StepState::EndedWhole;
-  return result;
+  return {.as_begun = as_begun, .skipped = result.overflow, .ends = result.end.has_value()};
+}
+
+Result<void> StepCore::begin_update(const StepRequest& request, const StepResult& result) {
+  const double clip = clip_divisor(result.grad_norm, config_.gradient_clipping);
+  StepConstants constants = step_constants(result.lr, 1.0 / (result.loss_scale * clip));
+  if (!request.groups.empty()) constants.groups = request.groups;
+  ARTESIAN_TRY_VOID(optimizer_->begin_step(std::move(constants)));
+  ++updates_;
+  ARTESIAN_CHECK(updates_ <= step_, updates_, step_);
+  last_rate_ = result.lr;
+  return {};
+}
+
+Result<void> StepCore::complete_gradients() {
+  ARTESIAN_TRY_VOID(add_kept_rows());
+  return gradients_->complete();
 }
 
 Result<StepResult> StepCore::finish_step(const StepRequest& request) {
-  ARTESIAN_TRY_VOID(add_kept_rows());
-  ARTESIAN_TRY_VOID(gradients_->complete());
+  StepResult result;
+  std::uint64_t begin = 0;
+  const auto verdict = [&]() -> Result<StepVerdict> {
+    begin = monotonic_ns();
+    ARTESIAN_TRY(norm, gradients_->norm());
+    return judge(norm, request, result);
+  };
   const bool early = micro_batches_ < config_.accumulation_steps;
-  ARTESIAN_TRY_VOID(prefetcher_->end_step(early ? StepEnd::Early : StepEnd::Whole));
-  const std::uint64_t begin = monotonic_ns();
-  ARTESIAN_TRY(norm, gradients_->norm());
-  ARTESIAN_TRY(result, judge(norm, request));
+  ARTESIAN_TRY_VOID(end_step(early ? StepEnd::Early : StepEnd::Whole, verdict,
+                             [&] { return begin_update(request, result); }));
   if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
   updated_before_ = !result.overflow;
   if (step_to_measure_ == step_) measured_backward_s_ = static_cast<double>(backward_ns_) * 1e-9;
-  if (!result.end.has_value()) ARTESIAN_TRY_VOID(prefetcher_->look_ahead_to_next_step());
   const std::uint64_t end = monotonic_ns();
   const std::uint64_t micro_batches = std::exchange(micro_batches_, 0);
   rate_begun_.reset();

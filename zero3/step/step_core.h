@@ -33,6 +33,7 @@
 #include "zero3/checkpoint/checkpoint_load.h"
 #include "zero3/checkpoint/checkpoints.h"
 #include "zero3/config/config.h"
+#include "zero3/flow/step_flow.h"
 #include "zero3/plan/make_placement.h"
 #include "zero3/plan/prefetcher.h"
 #include "zero3/step/gradients.h"
@@ -94,7 +95,7 @@ struct RowGradients {
   std::shared_ptr<const void> keep;  // owns both
 };
 
-class StepCore {
+class StepCore : public StepFlow<StepCore> {
  public:
   /// Plans, reserves every tier and opens the swap files. The executor must outlive the core.
   /// Errors: Exhausted (budgets), Busy, NoSpace, Invalid (paths, options), Unsupported.
@@ -143,7 +144,7 @@ class StepCore {
   void add_rows(RowGradients rows) { rows_.push_back(std::move(rows)); }
   /// All micro-batches of the group have added their gradients of a stage: writes back what spills,
   /// and updates under backward what is final. Errors: Io, Corrupt, NoSpace, Timeout.
-  Result<void> stage_accumulated(std::size_t stage);
+  Result<void> stage_accumulated(std::size_t stage) { return end_stage(stage); }
   /// Notes, in the step's last backward, that nothing is added to the unit's gradient any more, as
   /// far as the driver of a hooked model knows. Before stage_accumulated().
   void complete(std::uint32_t unit) { under_backward_->complete(unit); }
@@ -321,15 +322,26 @@ class StepCore {
   Result<void> bring_rows_to_host();
   Result<void> add_kept_rows();
   Result<StepResult> finish_step(const StepRequest& request);
-  Result<StepResult> judge(const GradientNorm& norm, const StepRequest& request);
-  UpdateTimes update_times(const StepResult& whole, double part) const;
+  StepVerdict judge(const GradientNorm& norm, const StepRequest& request, StepResult& result);
+  Result<void> begin_update(const StepRequest& request, const StepResult& result);
+
+  friend StepFlow;  // which this is the player of:
+  Prefetcher& prefetcher() noexcept { return *prefetcher_; }
+  Optimizer& update() noexcept { return *optimizer_; }
+  UnderBackward& under_backward() noexcept { return *under_backward_; }
+  Result<void> update_before_use(std::uint32_t unit);
+  Result<void> finish_pending();
+  Result<void> gradients_are_added(std::size_t stage);
+  Result<void> update_final(std::size_t stage);
+  Result<void> complete_gradients();
+
+  StepFigure figure_of(const StepResult& whole) const;
   template <typename Work>
   Result<void> go_on_updating(const Work& work);
   template <typename Work>
   Result<void> timed_gradients(const Work& work);
   template <typename Read>
   auto of_no_step(const Read& read);
-  Result<void> update_before_use(const AccessOrder::Access& units);
   Result<void> complete_pending();
 
   const ModelShape shape_;

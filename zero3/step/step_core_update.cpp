@@ -21,8 +21,8 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   if (under_backward_->undecided() && measured_.has_value()) {
     const double part =
         static_cast<double>(count) / static_cast<double>(config_.accumulation_steps);
-    const double share = share_under_backward(update_times(*measured_, part));
-    ARTESIAN_TRY_VOID(under_backward_->decide(share));
+    const UpdateTimes times = update_times(figure_of(*measured_), part, state_->separate_device());
+    ARTESIAN_TRY_VOID(under_backward_->decide(share_under_backward(times)));
   }
   rate_begun_ = request.groups.empty() ? request.learning_rate.value_or(scheduled_rate())
                                        : request.groups.front().lr;
@@ -34,29 +34,20 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   return {};
 }
 
-/// Takes the times of a step whose update was all left to the next forward. `part`: a group's share
-/// of its micro-batches.
-UpdateTimes StepCore::update_times(const StepResult& whole, double part) const {
-  const double update_disk = figures_->update_disk_s();
-  const double others = std::max(0.0, whole.disk_s - update_disk);  // in forward and backward alike
-  const double update = whole.optimizer_s - whole.wait_optimizer_s;
-  UpdateTimes times{.forward = part * whole.forward_s,
-                    .backward = part * whole.backward_s,
-                    .forward_disk = part * others / 2,
-                    .backward_disk = part * others / 2,
-                    .update = update,
-                    .update_disk = update_disk};
-  if (!state_->separate_device() && !options_.hooked) return times;
-  // Who runs a hooked model does not say what that takes; beside a separate device its calls only
-  // enqueue. Backward ends when its last gradients are there, but
-  // this forward may have waited for the update: one computes half as much as backward, or a third.
-  times.backward = part * measured_backward_s_;
-  times.forward = times.backward / (config_.activation_checkpointing ? 3.0 : 2.0);
-  if (!state_->separate_device()) return times;
-  times.update = 0.0;
-  times.update_host = update;
-  times.backward_host = part * whole.gradient_s;
-  return times;
+/// A step whose update was all left to the next forward. Who runs a hooked model does not say what
+/// that takes; beside a separate device its calls only enqueue. Backward ends when its last
+/// gradients are there, but this forward may have waited for the update: one computes half as much
+/// as backward, or a third.
+StepFigure StepCore::figure_of(const StepResult& whole) const {
+  const bool told = !state_->separate_device() && !options_.hooked;
+  const double backward = told ? whole.backward_s : measured_backward_s_;
+  const double computed = backward / (config_.activation_checkpointing ? 3.0 : 2.0);
+  return {.forward = told ? whole.forward_s : computed,
+          .backward = backward,
+          .disk = whole.disk_s,
+          .update_disk = figures_->update_disk_s(),
+          .update = whole.optimizer_s - whole.wait_optimizer_s,
+          .gradients = whole.gradient_s};
 }
 
 /// Counts what it moves and how long it takes to the step whose update it is, not to the one under
@@ -73,16 +64,14 @@ Result<void> StepCore::go_on_updating(const Work& work) {
   return {};
 }
 
-Result<void> StepCore::update_before_use(const AccessOrder::Access& units) {
+Result<void> StepCore::update_before_use(std::uint32_t unit) {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   if (!updating_.has_value()) return {};
-  for (const std::uint32_t unit : units) {
-    const std::uint64_t begin = monotonic_ns();
-    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->update_up_to(unit); }));
-    if (options_.timeline == nullptr) continue;
-    options_.timeline->add(Lane::Optimizer, layout().units[unit].name + " update", begin,
-                           monotonic_ns());
-  }
+  const std::uint64_t begin = monotonic_ns();
+  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->update_up_to(unit); }));
+  if (options_.timeline == nullptr) return {};
+  options_.timeline->add(Lane::Optimizer, layout().units[unit].name + " update", begin,
+                         monotonic_ns());
   return {};
 }
 
@@ -99,22 +88,24 @@ void StepCore::update_between_operators() noexcept {
   options_.timeline->add(Lane::Optimizer, "update ahead", begin, end);
 }
 
+Result<void> StepCore::finish_pending() {
+  if (!updating_.has_value()) return {};
+  ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
+  completed_ = std::exchange(updating_, std::nullopt);
+  if (completed_->step == step_to_measure_) {
+    if (checkpoints_->copying()) {
+      step_to_measure_ = 0;  // the next that is alone with the disk
+    } else {
+      measured_ = completed_;
+    }
+  }
+  figures_->end_update();
+  return {};
+}
+
 Result<void> StepCore::complete_pending() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
-  if (optimizer_->speculative()) ARTESIAN_TRY_VOID(prefetcher_->stop_fetching());
-  ARTESIAN_TRY_VOID(under_backward_->take_back());  // of a step that has not been taken
-  if (updating_.has_value()) {
-    ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
-    completed_ = std::exchange(updating_, std::nullopt);
-    if (completed_->step == step_to_measure_) {
-      if (checkpoints_->copying()) {
-        step_to_measure_ = 0;  // the next that is alone with the disk
-      } else {
-        measured_ = completed_;
-      }
-    }
-    figures_->end_update();
-  }
+  ARTESIAN_TRY_VOID(complete_update());
   ARTESIAN_CHECK(!optimizer_->step_under_way());
   return checkpoints_->copying() ? copy_rest() : Result<void>();
 }

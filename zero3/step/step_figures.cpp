@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/machine.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/moves.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
 #include "zero3/plan/make_placement.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/rehearsal.h"
 
 namespace artesian::zero3 {
 namespace {

@@ -12,7 +12,7 @@
 #include "tests/support/separate_device.h"
 #include "tests/zero3/budgets.h"
 #include "tests/zero3/torch/equality.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/rehearsal.h"
 #include "zero3/torch/adapted_module.h"
 
 namespace artesian::zero3 {

@@ -6,7 +6,7 @@
 #include "tests/support/damage_files.h"
 #include "tests/support/separate_device.h"
 #include "tests/zero3/under_backward_harness.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/rehearsal.h"
 
 namespace artesian::zero3 {
 namespace {

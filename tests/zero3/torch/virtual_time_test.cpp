@@ -17,7 +17,7 @@
 
 #include "base/log.h"
 #include "tests/support/virtual_time.h"
-#include "zero3/plan/step_time.h"
+#include "zero3/plan/rehearsal.h"
 #include "zero3/torch/engine.h"
 
 namespace artesian::zero3 {
@@ -127,22 +127,20 @@ StageSeconds stage_seconds(const Case& of) {
 double predict(const Case& of, const Engine& engine, const Module& module) {
   const KeptInputs& inputs = engine.placement().inputs;
   const std::uint64_t at_once = inputs.some() ? inputs.at_once : of.micro_batches;
-  const auto plan = plan_step({.placement = &engine.placement(),
-                               .stages = &module.stages(),
-                               .limits = PrefetchLimits::of(engine.config().zero),
-                               .micro_batches = of.micro_batches,
-                               .group = of.how == MicroBatches::LayerByLayer ? at_once : 1,
-                               .tokens = samples,
-                               .under_backward = engine.units_under_backward()});
-  EXPECT_TRUE(plan.has_value()) << plan.error().to_string();
-  if (!plan.has_value()) return 0.0;
   const double rate = stage_bytes / of.bus;
-  return simulate_step(
-             {.placement = &engine.placement(),
-              .plan = &*plan,
-              .rates = {.memory = 1e30, .device_memory = 1e30, .to_device = rate, .to_host = rate},
-              .stages = stage_seconds(of)})
-      .seconds;
+  const auto step = simulate_step(
+      {.step = {.placement = &engine.placement(),
+                .stages = &module.stages(),
+                .limits = PrefetchLimits::of(engine.config().zero),
+                .micro_batches = of.micro_batches,
+                .group = of.how == MicroBatches::LayerByLayer ? at_once : 1,
+                .tokens = samples,
+                .under_backward = engine.units_under_backward()},
+       .timing = {
+           .rates = {.memory = 1e30, .device_memory = 1e30, .to_device = rate, .to_host = rate},
+           .stages = stage_seconds(of)}});
+  EXPECT_TRUE(step.has_value()) << step.error().to_string();
+  return step.has_value() ? step->time.seconds : 0.0;
 }
 
 /// Returns the seconds, from span `first` on, in which gradients come down while the device

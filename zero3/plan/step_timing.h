@@ -1,14 +1,5 @@
-// How long a planned step takes: its events over the resources of a machine
-// (zero3/plan/schedule.h). Several steps are simulated one after the other, and the last is
-// reported: what is fetched ahead of a step is the step before it's.
-//
-// On a CPU one team computes the model and the optimizer. Beside a separate device the host CPU
-// adds gradients and updates what is not on the device, while the device computes.
-//
-// Between ranks, gradients go over the bus while stages below are in backward. The norm waits for
-// all of them; what computes does not, as if there were a bucket for all that is on its way. What
-// the others have updated of a unit comes once this rank has updated its share, in the order of
-// use, and a stage waits for its own units alone: most of it comes under forward.
+// What the time of a step is reckoned by, and what it is: rates of a machine, seconds of a model's
+// stages, and the seconds of a step and of each resource in it.
 #pragma once
 
 #include <array>
@@ -16,7 +7,7 @@
 #include <vector>
 
 #include "zero3/plan/schedule.h"
-#include "zero3/plan/step_plan.h"
+#include "zero3/plan/step_event.h"
 
 namespace artesian::zero3 {
 
@@ -57,16 +48,13 @@ struct StepTime {
   std::vector<StepSpan> spans;                   // of one step
 };
 
-struct StepTimeRequest {
-  const Placement* placement = nullptr;
-  const StepPlan* plan = nullptr;
+/// How long things take.
+struct StepTiming {
   Rates rates;
   StageSeconds stages;
   /// The most that activations take on a CPU: under backward the staging ring borrows what they
   /// have left (Note [Borrowed items] in tiering/ring_order.h). 0: nothing is lent.
   std::uint64_t activation_bytes = 0;
 };
-
-StepTime simulate_step(const StepTimeRequest& request);
 
 }  // namespace artesian::zero3

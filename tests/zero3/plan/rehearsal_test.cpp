@@ -1,13 +1,15 @@
-// Proves the simulated step: it takes no less than its computing, than its bytes at the disk's
+// Proves the rehearsed step: it takes no less than its computing, than its bytes at the disk's
 // bandwidth, and than the CPU's kernels; a faster resource never makes it longer; without a disk
 // to wait for it takes what it computes; and several ranks share what their stage of ZeRO shares,
 // and wait for the bus only where something needs what comes over it.
-#include "zero3/plan/step_time.h"
+#include "zero3/plan/rehearsal.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "base/random.h"
 #include "tests/zero3/small_model.h"
@@ -23,26 +25,36 @@ struct Case {
   SmallModel model;
   Config config;
   Placement placement;
-  StepPlan plan;
+  double share_under_backward = 0.0;
+  std::uint64_t group = 1;
+  std::uint64_t tokens = 32;
+  bool speculative = false;
+  std::uint64_t clipped_every = 0;
+  std::function<void(StepEvent&)> see{};
+  StepPlan plan{};
 };
 
 std::uint64_t below(std::uint64_t seed, std::uint64_t draw, std::uint64_t bound) {
   return random_word(51, seed, draw) % bound;
 }
 
-StepPlan plan_of(const Case& of, double share_under_backward = 0.0) {
-  const ZeroConfig& zero = of.config.zero;
-  return plan_step({.placement = &of.placement,
-                    .stages = &of.model.stages,
-                    .limits = {zero.prefetch_bucket_size, zero.max_live_parameters,
-                               zero.max_reuse_distance},
-                    .micro_batches = of.config.accumulation_steps,
-                    .tokens = 32,
-                    .lookup_width = 64,
-                    .under_backward =
-                        units_under_backward(of.placement, of.model.stages, share_under_backward,
-                                             /*speculative=*/false)})
-      .value();
+StepPlanRequest step_of(const Case& of) {
+  return {.placement = &of.placement,
+          .stages = &of.model.stages,
+          .limits = PrefetchLimits::of(of.config.zero),
+          .micro_batches = of.config.accumulation_steps,
+          .group = of.group,
+          .tokens = of.tokens,
+          .lookup_width = 64,
+          .under_backward = units_under_backward(of.placement, of.model.stages,
+                                                 of.share_under_backward, of.speculative),
+          .speculative = of.speculative,
+          .clipped_every = of.clipped_every,
+          .see = of.see};
+}
+
+StepPlan plan_of(const Case& of) {
+  return plan_step(step_of(of)).value();
 }
 
 Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t ranks = 1,
@@ -51,7 +63,7 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
   Case made{.model = make_small_model(512, 64, layers, below(seed, 0, 2) == 0),
             .config = std::move(config),
             .placement = {},
-            .plan = {}};
+            .share_under_backward = share_under_backward};
   made.placement =
       make_placement({.parameters = &made.model.parameters,
                       .stages = &made.model.stages,
@@ -63,7 +75,7 @@ Case make_case(std::uint64_t seed, Config config, bool separate, std::uint64_t r
                       .ranks = ranks,
                       .spare_device = false})
           .value();
-  made.plan = plan_of(made, share_under_backward);
+  made.plan = plan_of(made);
   return made;
 }
 
@@ -95,38 +107,48 @@ Case random_case(std::uint64_t seed) {
                    plenty, std::array{0.0, 0.3, 0.7, 1.0}[below(seed, 9, 4)]);
 }
 
-StepTimeRequest request_of(const Case& of, double disk = 1e8) {
-  StepTimeRequest request{.placement = &of.placement,
-                          .plan = &of.plan,
-                          .rates = {.disk_read = disk,
-                                    .disk_write = disk / 2,
-                                    .memory = 1e9,
-                                    .checksum = 4e9,
-                                    .device_memory = 1e10,
-                                    .to_device = 1e9,
-                                    .to_host = 1e9,
-                                    .bus = 1e9},
-                          .stages = {}};
+/// What is simulated, and what it moves.
+struct Request : StepTiming {
+  StepPlanRequest step;
+  Moved moved;
+};
+
+Request request_of(const Case& of, double disk = 1e8) {
+  Request request;
+  request.rates = {.disk_read = disk,
+                   .disk_write = disk / 2,
+                   .memory = 1e9,
+                   .checksum = 4e9,
+                   .device_memory = 1e10,
+                   .to_device = 1e9,
+                   .to_host = 1e9,
+                   .bus = 1e9};
   request.stages.forward.assign(of.model.stages.size(), 1e-3);
   request.stages.backward.assign(of.model.stages.size(), 2e-3);
+  request.step = step_of(of);
+  request.moved = of.plan.moved.total();
   return request;
 }
 
-double disk_seconds(const StepTimeRequest& request) {
-  const Moved moved = request.plan->moved.total();
+StepTime simulate(const Request& request) {
+  return simulate_step({.step = request.step, .timing = request}).value().time;
+}
+
+double disk_seconds(const Request& request) {
+  const Moved& moved = request.moved;
   const double read = static_cast<double>(moved.nvme_read) / request.rates.disk_read;
   const double written = static_cast<double>(moved.nvme_write) / request.rates.disk_write;
   return request.rates.disk == Disk::Shared ? read + written : std::max(read, written);
 }
 
-TEST(StepTime, IsNeverBelowItsBytesNorItsComputing) {
+TEST(Rehearsal, IsNeverBelowItsBytesNorItsComputing) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Case of = random_case(seed);
     for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
-      StepTimeRequest request = request_of(of);
+      Request request = request_of(of);
       request.rates.disk = disk;
-      const StepTime time = simulate_step(request);
+      const StepTime time = simulate(request);
       const double stages = static_cast<double>(of.model.stages.size());
       const double computing = 3e-3 * stages * static_cast<double>(of.config.accumulation_steps);
       EXPECT_NEAR(time.model_seconds, computing, 1e-9);
@@ -137,7 +159,7 @@ TEST(StepTime, IsNeverBelowItsBytesNorItsComputing) {
   }
 }
 
-TEST(StepTime, EachDiskHasItsOwnBytes) {
+TEST(Rehearsal, EachDiskHasItsOwnBytes) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Case of = random_case(seed);
@@ -145,12 +167,12 @@ TEST(StepTime, EachDiskHasItsOwnBytes) {
     Moved param = moved.param;
     param += moved.grad;
     param += moved.input;
-    StepTimeRequest request = request_of(of);
+    Request request = request_of(of);
     request.rates.param_read = request.rates.disk_read / 4;
     request.rates.param_write = request.rates.disk_write / 4;
-    const StepTime one = simulate_step(request);
+    const StepTime one = simulate(request);
     request.rates.param_apart = true;
-    const StepTime apart = simulate_step(request);
+    const StepTime apart = simulate(request);
     EXPECT_LE(apart.seconds, one.seconds * (1 + 1e-9));
     const auto busy = [](const StepTime& time, Resource resource) {
       return time.busy[static_cast<std::size_t>(resource)];
@@ -168,53 +190,53 @@ TEST(StepTime, EachDiskHasItsOwnBytes) {
     request.rates.param_read = request.rates.disk_read;  // as if it were said nowhere
     request.rates.param_write = request.rates.disk_write;
     request.rates.param_apart = false;
-    const double same = simulate_step(request_of(of)).seconds;
-    EXPECT_NEAR(simulate_step(request).seconds, same, same * 1e-6);
+    const double same = simulate(request_of(of)).seconds;
+    EXPECT_NEAR(simulate(request).seconds, same, same * 1e-6);
   }
 }
 
-TEST(StepTime, AFasterResourceNeverMakesItLonger) {
+TEST(Rehearsal, AFasterResourceNeverMakesItLonger) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     const Case of = random_case(seed);
-    const double before = simulate_step(request_of(of)).seconds;
+    const double before = simulate(request_of(of)).seconds;
     for (const auto rate :
          {&Rates::disk_read, &Rates::disk_write, &Rates::memory, &Rates::checksum,
           &Rates::device_memory, &Rates::to_device, &Rates::to_host, &Rates::bus}) {
-      StepTimeRequest request = request_of(of);
+      Request request = request_of(of);
       request.rates.*rate *= 3.0;
-      EXPECT_LE(simulate_step(request).seconds, before * (1 + 1e-9)) << "seed " << seed;
+      EXPECT_LE(simulate(request).seconds, before * (1 + 1e-9)) << "seed " << seed;
     }
   }
 }
 
-TEST(StepTime, WithAnInfiniteDiskItIsWhatIsComputed) {
+TEST(Rehearsal, WithAnInfiniteDiskItIsWhatIsComputed) {
   for (const Offload param : {Offload::Cpu, Offload::Nvme}) {
     const Case of = make_case(1, config_of(param, Offload::Nvme), false);
-    const StepTime time = simulate_step(request_of(of, 1e30));
+    const StepTime time = simulate(request_of(of, 1e30));
     const double computed = time.busy[static_cast<std::size_t>(Resource::Compute)];
     EXPECT_NEAR(time.seconds, computed, computed * 1e-6);
     EXPECT_GT(computed, time.model_seconds);  // the optimizer's work, too
   }
 }
 
-TEST(StepTime, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
+TEST(Rehearsal, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
   // A slow disk, a ring of four items: the disk never rests while the optimizer streams.
   const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false);
-  const StepTimeRequest request = request_of(of, 1e6);
-  const StepTime time = simulate_step(request);
+  const Request request = request_of(of, 1e6);
+  const StepTime time = simulate(request);
   const double beside = time.seconds - disk_seconds(request);
   EXPECT_GE(beside, time.model_seconds * (1 - 1e-9));
   EXPECT_LE(beside, time.busy[static_cast<std::size_t>(Resource::Compute)] * (1 + 1e-9));
 }
 
-TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
+TEST(Rehearsal, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
   // Disk and computing take about as long: under forward alone the disk then rests in backward.
   const Config config = config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16);
   const std::uint64_t host = 3 << 20;
   const auto seconds = [&](double share) {
     const Case of = make_case(1, config, false, 1, host, share, 12);
     EXPECT_EQ(of.plan.moved.grad.nvme_read, 0u);
-    StepTimeRequest request = request_of(of);
+    Request request = request_of(of);
     request.rates.memory = 1e12;
     request.rates.checksum = 0.0;
     const double disk = disk_seconds(request);
@@ -222,7 +244,7 @@ TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
       const double part = stages == &request.stages.forward ? 1.0 / 3 : 2.0 / 3;
       stages->assign(stages->size(), disk * part / static_cast<double>(stages->size()));
     }
-    const double taken = simulate_step(request).seconds / disk;
+    const double taken = simulate(request).seconds / disk;
     EXPECT_GE(taken, 1.0);
     return taken;
   };
@@ -232,15 +254,52 @@ TEST(StepTime, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
   EXPECT_LT(shared, seconds(1.0));  // where all that can be is, forward has too little
 }
 
-TEST(StepTime, WhatFillsTheRingIsReadUnderBackward) {
+// A step that is clipped has written shadows, and what it tried is made again under the next
+// forward; the step after it tries nothing. So of two steps one has the bytes of both.
+TEST(Rehearsal, AnUpdateThatIsRolledBackIsPaidForTwice) {
+  Case of = make_case(1, config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16), false, 1,
+                      3 << 20, 0.0, 12);
+  of.speculative = true;
+  const auto run = [&](double share, std::uint64_t clipped_every) {
+    of.share_under_backward = share;
+    of.clipped_every = clipped_every;
+    of.plan = plan_of(of);
+    return simulate(request_of(of)).seconds;
+  };
+  const double deferred = run(0.0, 0);
+  const Moved all = of.plan.moved.optimizer;
+  const double kept = run(0.6, 0);
+  const Moved saved = of.plan.moved.optimizer;
+  std::uint64_t restored = 0;
+  MovedByKind tried;
+  of.see = [&](StepEvent& event) {
+    restored += event.kind == StepEvent::Kind::Restore ? 1 : 0;
+    if (event.under_backward) tried += event.moved;
+  };
+  of.plan = {};
+  of.clipped_every = 2;
+  const StepPlan plan = plan_of(of);  // two steps to settle, of which the first tries, and two
+  of.see = nullptr;
+  const std::vector<bool> chosen = step_of(of).under_backward;
+  const auto units = static_cast<std::uint64_t>(std::count(chosen.begin(), chosen.end(), true));
+  ASSERT_GT(units, 4u);
+  EXPECT_EQ(restored, 2 * units);
+  EXPECT_EQ(plan.moved.optimizer.nvme_write, all.nvme_write + tried.optimizer.nvme_write / 4);
+  EXPECT_EQ(saved.nvme_read, all.nvme_read);  // what is kept is read once
+  EXPECT_GT(plan.moved.optimizer.nvme_read, saved.nvme_read);
+  EXPECT_GT(run(0.6, 2), 1.05 * kept);
+  EXPECT_NEAR(run(0.6, 1), deferred, 1e-3 * deferred);  // nobody tries
+}
+
+TEST(Rehearsal, WhatFillsTheRingIsReadUnderBackward) {
   // No memory nor checksum takes time: a longer ring hides its own reads, and nothing else.
   Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
   const auto seconds = [&](std::uint32_t items) {
     of.placement.ring_count = items;
-    StepTimeRequest request = request_of(of, 1e7);
+    Request request = request_of(of, 1e7);
     request.rates.memory = 1e12;
     request.rates.checksum = 0.0;
-    const StepTime time = simulate_step(request);
+    const StepTime time = simulate(request);
     for (const StepSpan& span : time.spans) {
       EXPECT_GE(span.begin, 0.0);
       EXPECT_LE(span.end, time.seconds * (1 + 1e-9));
@@ -254,17 +313,17 @@ TEST(StepTime, WhatFillsTheRingIsReadUnderBackward) {
   EXPECT_LE(one - two, 2 * static_cast<double>(item) / 1e7);
 }
 
-TEST(StepTime, UnderBackwardReadsGoOnIntoWhatActivationsHaveLeft) {
+TEST(Rehearsal, UnderBackwardReadsGoOnIntoWhatActivationsHaveLeft) {
   // Backward takes longer than the ring is read in, forward is no time to read the rest.
   const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
   const std::uint64_t item = of.placement.ring_item_bytes;
   const auto seconds = [&](std::uint64_t activation_bytes) {
-    StepTimeRequest request = request_of(of, 1e7);
+    Request request = request_of(of, 1e7);
     request.rates.memory = 1e12;
     request.rates.checksum = 0.0;
     request.stages.backward.assign(of.model.stages.size(), 0.3);
     request.activation_bytes = activation_bytes;
-    const double taken = simulate_step(request).seconds;
+    const double taken = simulate(request).seconds;
     EXPECT_GE(taken, disk_seconds(request));
     return taken;
   };
@@ -275,11 +334,11 @@ TEST(StepTime, UnderBackwardReadsGoOnIntoWhatActivationsHaveLeft) {
   EXPECT_LT(seconds(64 * item), seconds(8 * item));
 }
 
-TEST(StepTime, WhatHasComeIsWrittenBeforeSubGroupsInMemoryAreDone) {
+TEST(Rehearsal, WhatHasComeIsWrittenBeforeSubGroupsInMemoryAreDone) {
   // The state of the first units is in memory, and takes the cores longer than the disk the rest.
   Case of = make_case(2, config_of(Offload::Cpu, Offload::Nvme, DType::Float32), false, 1, 4 << 20,
                       0.0, 8);
-  StepTimeRequest request = request_of(of, 1e9);
+  Request request = request_of(of, 1e9);
   request.rates.memory = 1e8;
   double in_memory = 0.0;  // seconds, at the least
   for (std::uint32_t unit = 0; unit < 4; ++unit) {
@@ -291,20 +350,36 @@ TEST(StepTime, WhatHasComeIsWrittenBeforeSubGroupsInMemoryAreDone) {
   }
   of.plan = plan_of(of);
   double first_write = 1e30;
-  for (const StepSpan& span : simulate_step(request).spans) {
+  for (const StepSpan& span : simulate(request).spans) {
     if (span.resource == Resource::DiskWrite) first_write = std::min(first_write, span.begin);
   }
   EXPECT_LT(first_write, in_memory / 4);
 }
 
-TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
+TEST(UpdateTimes, AreAGroupsShareOfTheModelsWorkAndAllOfTheUpdates) {
+  const StepFigure step{
+      .forward = 8, .backward = 16, .disk = 12, .update_disk = 4, .update = 2, .gradients = 4};
+  const UpdateTimes cpu = update_times(step, 0.25, /*separate=*/false);
+  EXPECT_EQ(cpu.forward, 2.0);
+  EXPECT_EQ(cpu.backward, 4.0);
+  EXPECT_EQ(cpu.forward_disk, 1.0);  // half of a quarter of what is not the update's
+  EXPECT_EQ(cpu.backward_disk, 1.0);
+  EXPECT_EQ(cpu.update_disk, 4.0);
+  EXPECT_EQ(cpu.update + cpu.update_host + cpu.backward_host, 2.0);
+  const UpdateTimes separate = update_times(step, 0.25, /*separate=*/true);
+  EXPECT_EQ(separate.update, 0.0);
+  EXPECT_EQ(separate.update_host, 2.0);
+  EXPECT_EQ(separate.backward_host, 1.0);
+}
+
+TEST(Rehearsal, TheFirstMicroBatchsGradientsAreAddedToNothing) {
   for (const std::uint64_t micro_batches : {1u, 2u, 5u}) {
     Config config = config_of(Offload::Cpu, Offload::Cpu);
     config.accumulation_steps = micro_batches;
     const Case of = make_case(1, config, false);
-    const StepTimeRequest request = request_of(of);
+    const Request request = request_of(of);
     double seconds = 0.0;
-    for (const StepSpan& span : simulate_step(request).spans) {
+    for (const StepSpan& span : simulate(request).spans) {
       if (span.kind == StepEvent::Kind::Gradients) seconds += span.end - span.begin;
     }
     std::uint64_t elements = 0;
@@ -320,17 +395,17 @@ TEST(StepTime, TheFirstMicroBatchsGradientsAreAddedToNothing) {
   }
 }
 
-TEST(StepTime, GradientsThatSpillCostTheirBytes) {
+TEST(Rehearsal, GradientsThatSpillCostTheirBytes) {
   const Config config = config_of(Offload::Nvme, Offload::Nvme);
   const Case all = make_case(1, config, false);
   const Case spilled = make_case(1, config, false, 1, 256 << 10);
   EXPECT_EQ(all.plan.moved.grad.nvme_write, 0u);
   EXPECT_GT(spilled.plan.moved.grad.nvme_write, 0u);
   EXPECT_EQ(spilled.plan.moved.grad.nvme_read, spilled.plan.moved.grad.nvme_write);
-  EXPECT_GT(simulate_step(request_of(spilled)).seconds, simulate_step(request_of(all)).seconds);
+  EXPECT_GT(simulate(request_of(spilled)).seconds, simulate(request_of(all)).seconds);
 }
 
-TEST(StepTime, GradientsThatSpillAreReadAheadAndWrittenBehind) {
+TEST(Rehearsal, GradientsThatSpillAreReadAheadAndWrittenBehind) {
   for (const bool separate : {false, true}) {
     for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
       // Nothing else goes through the ring.
@@ -339,12 +414,12 @@ TEST(StepTime, GradientsThatSpillAreReadAheadAndWrittenBehind) {
       ASSERT_EQ(of.plan.moved.optimizer.nvme_read, 0u);
       const auto seconds = [&](std::uint32_t items) {
         of.placement.ring_count = items;
-        StepTimeRequest request = request_of(of);
+        Request request = request_of(of);
         request.rates.disk = disk;
         request.rates.memory = 4e8;  // the kernels take about as long as the disk
         request.stages.forward.assign(of.model.stages.size(), 0.0);
         request.stages.backward.assign(of.model.stages.size(), 0.0);
-        const double taken = simulate_step(request).seconds;
+        const double taken = simulate(request).seconds;
         EXPECT_GE(taken, disk_seconds(request) * (1 - 1e-9));
         return taken;
       };
@@ -363,7 +438,7 @@ std::uint64_t reduced_last(const StepPlan& plan) {
   return bytes;
 }
 
-TEST(StepTime, GradientsAreReducedUnderBackward) {
+TEST(Rehearsal, GradientsAreReducedUnderBackward) {
   // Each unit's in less time than a stage takes: what waits for the bus is what comes last.
   for (const bool separate : {false, true}) {
     for (const int stage : {0, 1, 2, 3}) {
@@ -373,32 +448,32 @@ TEST(StepTime, GradientsAreReducedUnderBackward) {
         config.zero.stage = stage;
         config.accumulation_steps = 1 + seed % 3;
         Case of = make_case(seed, config, separate, 8);
-        for (StepEvent& event : of.plan.events) event.moved.param.bus = 0;
-        StepTimeRequest request = request_of(of);
-        const StepTime time = simulate_step(request);
+        of.see = [](StepEvent& event) { event.moved.param.bus = 0; };
+        Request request = request_of(of);
+        const StepTime time = simulate(request);
         const double bus = time.busy[static_cast<std::size_t>(Resource::Bus)];
         EXPECT_NEAR(bus, static_cast<double>(of.plan.moved.grad.bus) / request.rates.bus, 1e-9);
         const double last = static_cast<double>(reduced_last(of.plan)) / request.rates.bus;
         EXPECT_LT(last, bus / 2);
         request.rates.bus = 1e30;
-        EXPECT_NEAR(time.seconds, simulate_step(request).seconds + last, 1e-9);
+        EXPECT_NEAR(time.seconds, simulate(request).seconds + last, 1e-9);
       }
     }
   }
 }
 
-TEST(StepTime, TheNormWaitsForGradientsOfAllRanks) {
+TEST(Rehearsal, TheNormWaitsForGradientsOfAllRanks) {
   for (const bool separate : {false, true}) {
     for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
       for (const int stage : {0, 1, 2, 3}) {
         Config config = config_of(Offload::None, optimizer);
         config.zero.stage = stage;
         const Case of = make_case(1, config, separate, 8);
-        StepTimeRequest request = request_of(of);
+        Request request = request_of(of);
         request.rates.bus = 1e6;  // it is what takes longest
         double reduced = 0.0;
         double norm = 1e30;
-        for (const StepSpan& span : simulate_step(request).spans) {
+        for (const StepSpan& span : simulate(request).spans) {
           using Kind = StepEvent::Kind;
           if (span.kind == Kind::Norm) norm = std::min(norm, span.begin);
           if (span.kind == Kind::Gradients || span.kind == Kind::Rows)
@@ -412,8 +487,8 @@ TEST(StepTime, TheNormWaitsForGradientsOfAllRanks) {
 }
 
 /// Nothing but computing and what comes over the bus takes time.
-StepTimeRequest of_the_bus(const Case& of) {
-  StepTimeRequest request = request_of(of);
+Request of_the_bus(const Case& of) {
+  Request request = request_of(of);
   for (const auto rate :
        {&Rates::memory, &Rates::device_memory, &Rates::to_device, &Rates::to_host}) {
     request.rates.*rate = 1e30;
@@ -421,7 +496,7 @@ StepTimeRequest of_the_bus(const Case& of) {
   return request;
 }
 
-TEST(StepTime, FreshParametersComeUnderForward) {
+TEST(Rehearsal, FreshParametersComeUnderForward) {
   // Each unit's in less time than a stage takes: it is the first stage that waits for its own.
   for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
     for (const int stage : {1, 2}) {
@@ -431,13 +506,13 @@ TEST(StepTime, FreshParametersComeUnderForward) {
         config.zero.stage = stage;
         Case of = make_case(seed, config, true, 8);
         std::uint64_t first = 0;
-        for (StepEvent& event : of.plan.events) {
-          event.moved.grad.bus = 0;
+        of.see = [](StepEvent& event) { event.moved.grad.bus = 0; };
+        for (const StepEvent& event : of.plan.events) {
           if (event.kind == StepEvent::Kind::Update && event.unit == 0)
             first += event.moved.param.bus;
         }
-        StepTimeRequest request = of_the_bus(of);
-        const StepTime time = simulate_step(request);
+        Request request = of_the_bus(of);
+        const StepTime time = simulate(request);
         const double bus = time.busy[static_cast<std::size_t>(Resource::Bus)];
         EXPECT_NEAR(bus, static_cast<double>(of.plan.moved.param.bus) / request.rates.bus, 1e-9);
         const double waits = static_cast<double>(first) / request.rates.bus;
@@ -449,20 +524,20 @@ TEST(StepTime, FreshParametersComeUnderForward) {
   }
 }
 
-TEST(StepTime, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
+TEST(Rehearsal, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
   for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
     Config config = config_of(Offload::None, optimizer);
     config.zero.stage = 1;
     Case of = make_case(1, config, true, 8);
     const auto last = static_cast<std::uint32_t>(of.placement.units.size() - 1);
-    for (StepEvent& event : of.plan.events) {
+    of.see = [last](StepEvent& event) {
       event.moved.grad.bus = 0;
       const bool slow = event.kind == StepEvent::Kind::Update && event.unit == last;
       event.moved.param.bus = slow ? 100'000'000 : 0;
-    }
+    };
     double before = 0.0;  // the end of the stages before the last
     double after = 1.0;   // its begin
-    for (const StepSpan& span : simulate_step(of_the_bus(of)).spans) {
+    for (const StepSpan& span : simulate(of_the_bus(of)).spans) {
       if (span.kind != StepEvent::Kind::Compute) continue;
       const bool waited = span.begin > 0.05;
       if (waited) after = std::min(after, span.begin);
@@ -473,7 +548,7 @@ TEST(StepTime, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
   }
 }
 
-TEST(StepTime, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
+TEST(Rehearsal, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
   // The table is fetched, since backward has no use for it; units after it are kept, and are fresh.
   Config config = config_of(Offload::None, Offload::None);
   config.zero.max_reuse_distance = 100'000;
@@ -487,15 +562,15 @@ TEST(StepTime, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
   }
   ASSERT_GT(fetched, 0u);
   ASSERT_GT(fresh, 0u);
-  const StepTimeRequest request = of_the_bus(of);
+  const Request request = of_the_bus(of);
   double begin = 1.0;
-  for (const StepSpan& span : simulate_step(request).spans) {
+  for (const StepSpan& span : simulate(request).spans) {
     if (span.kind == StepEvent::Kind::Compute) begin = std::min(begin, span.begin);
   }
   EXPECT_NEAR(begin, static_cast<double>(fetched) / request.rates.bus, 1e-9);
 }
 
-TEST(StepTime, RowsComeOverTheBusAtEveryStage) {
+TEST(Rehearsal, RowsComeOverTheBusAtEveryStage) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const std::uint64_t micro_batches : {1u, 3u, 20u}) {
       for (const std::uint64_t seed : {1u, 4u}) {  // a table apart, and one that is tied
@@ -516,7 +591,7 @@ TEST(StepTime, RowsComeOverTheBusAtEveryStage) {
   }
 }
 
-TEST(StepTime, RanksShareStateAndPayOnTheBus) {
+TEST(Rehearsal, RanksShareStateAndPayOnTheBus) {
   const Config config = config_of(Offload::Nvme, Offload::Nvme);
   const Case alone = make_case(1, config, true);
   const Case shared = make_case(1, config, true, 4);
@@ -535,7 +610,7 @@ TEST(StepTime, RanksShareStateAndPayOnTheBus) {
   expect_quarter(shared.plan.moved.optimizer.nvme_write, alone.plan.moved.optimizer.nvme_write);
 }
 
-TEST(StepTime, StagesBelowThreeAreOne) {
+TEST(Rehearsal, StagesBelowThreeAreOne) {
   const auto of_stage = [](int stage) {
     Config config = config_of(Offload::None, Offload::None);
     config.zero.stage = stage;
@@ -549,25 +624,21 @@ TEST(StepTime, StagesBelowThreeAreOne) {
     const Case of = of_stage(stage);
     EXPECT_EQ(of.plan.moved, whole.plan.moved) << "stage " << stage;
     EXPECT_EQ(of.placement.device_pool_bytes, whole.placement.device_pool_bytes);
-    EXPECT_EQ(simulate_step(request_of(of)).seconds, simulate_step(request_of(whole)).seconds);
+    EXPECT_EQ(simulate(request_of(of)).seconds, simulate(request_of(whole)).seconds);
   }
   EXPECT_LT(of_stage(3).placement.device_homes(), whole.placement.device_homes());
 }
 
 // The device adds the gradients of four micro-batches that run layer by layer, and the host gets
 // one sum, as of one micro-batch. One by one it adds four.
-TEST(StepTime, OfASeparateDeviceAddsToTheHostsGradientsOnceAGroup) {
+TEST(Rehearsal, OfASeparateDeviceAddsToTheHostsGradientsOnceAGroup) {
   Config config = config_of(Offload::Cpu, Offload::Cpu, DType::BFloat16);
   const auto busy = [&](std::uint64_t micro_batches, std::uint64_t group, Resource resource) {
     config.accumulation_steps = micro_batches;
     Case made = make_case(1, config, /*separate=*/true);
-    made.plan = plan_step({.placement = &made.placement,
-                           .stages = &made.model.stages,
-                           .limits = PrefetchLimits::of(config.zero),
-                           .micro_batches = micro_batches,
-                           .group = group})
-                    .value();
-    return simulate_step(request_of(made)).busy[static_cast<std::size_t>(resource)];
+    made.group = group;
+    made.tokens = 0;  // no rows
+    return simulate(request_of(made)).busy[static_cast<std::size_t>(resource)];
   };
   for (const Resource resource : {Resource::ToHost, Resource::Host}) {
     EXPECT_DOUBLE_EQ(busy(4, 4, resource), busy(1, 1, resource));

@@ -1,0 +1,70 @@
+// StepFlow: in which order a training step calls the prefetcher, gradients and the update. A Player
+// derives from it: StepCore (step/step_core.h), or the plan's rehearsal (plan/rehearsal.cpp). It
+// has:
+//
+//   auto& prefetcher();  auto& update();  auto& under_backward();   the last two: update_flow.h,
+//                                                                   under_backward_flow.h
+//   Result<void> update_before_use(unit);    UpdateFlow::update_up_to
+//   Result<void> finish_pending();           UpdateFlow::finish_step
+//   Result<void> gradients_are_added(stage); of a stage, by all micro-batches of the group
+//   Result<void> update_final(stage);        UnderBackwardFlow::accumulated
+//   Result<void> complete_gradients();       adds what comes last, and zeros where nothing came
+#pragma once
+
+#include <cstddef>
+
+#include "base/result.h"
+
+namespace artesian::zero3 {
+
+/// What becomes of a step whose gradients are known.
+struct StepVerdict {
+  bool as_begun = true;  // it is updated as its last backward has begun to
+  bool skipped = false;  // it is not updated
+  bool ends = false;     // the run ends with it
+};
+
+template <typename Player>
+class StepFlow {
+ protected:
+  ~StepFlow() = default;
+
+  /// Gathers the units of an access, and brings their pending update. Errors, here and below: the
+  /// player's.
+  template <typename Units>
+  Result<void> enter_units(const Units& units) {
+    ARTESIAN_TRY_VOID(player().prefetcher().enter(units));
+    for (const auto unit : units) ARTESIAN_TRY_VOID(player().update_before_use(unit));
+    return {};
+  }
+  /// Completes the update that is pending, as the end of forward does, and all that reads weights;
+  /// of a step that is not taken yet, rolls back what may be.
+  Result<void> complete_update() {
+    // A slot that is on its way may be one that the rollback fills.
+    if (player().update().speculative()) ARTESIAN_TRY_VOID(player().prefetcher().stop_fetching());
+    ARTESIAN_TRY_VOID(player().under_backward().take_back());
+    return player().finish_pending();
+  }
+  /// All gradients of a stage are added: updates under backward what is final.
+  Result<void> end_stage(std::size_t stage) {
+    ARTESIAN_TRY_VOID(player().gradients_are_added(stage));
+    player().update().stage_is_done();
+    return player().update().under_backward() ? player().update_final(stage) : Result<void>();
+  }
+  /// Ends a step, behind its last backward. `judge()` sums the norm and returns a verdict;
+  /// `begin_update()` fixes the update, which the next forward makes.
+  template <typename End, typename Judge, typename Begin>
+  Result<void> end_step(End end, const Judge& judge, const Begin& begin_update) {
+    ARTESIAN_TRY_VOID(player().complete_gradients());
+    ARTESIAN_TRY_VOID(player().prefetcher().end_step(end));
+    ARTESIAN_TRY(verdict, judge());
+    ARTESIAN_TRY_VOID(player().under_backward().judged(verdict.as_begun, verdict.skipped));
+    if (!verdict.skipped) ARTESIAN_TRY_VOID(begin_update());
+    return verdict.ends ? Result<void>() : player().prefetcher().look_ahead_to_next_step();
+  }
+
+ private:
+  Player& player() noexcept { return static_cast<Player&>(*this); }
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,208 @@
+// UpdateFlow: the update of a training step, from the begin of a step's last backward to the end of
+// the next forward: when a pass begins, which unit is updated next, when memory is borrowed, what a
+// rollback undoes, and what the step's end makes of all that. Which unit comes when is
+// UpdateOrder's matter, and which sub-group RingOrder's. It moves nothing: a Player derives from
+// it, the optimizer (step/optimizer.h) over tiered state, or the plan's rehearsal
+// (plan/rehearsal.cpp) over times.
+//
+// A Player has:
+//
+//   auto& ring();                     of the pass: a RingOrder, or what derives from one
+//   bool separate() const;            the model computes on a separate device
+//   Result<void> begin_pass();        over order().pass(); of Tried, ahead() may be rolled back
+//   Result<void> abandon_pass();      waits for its reads, and forgets the pass
+//   void lend(bool);                  whether the ring may borrow memory from here on
+//   bool borrows() const;             it has some
+//   void fix(unit);                   what this step does to the unit is known
+//   void begin_refresh(unit);         its slot is filled by the update from here on
+//   Result<void> end_refresh(unit);   it is updated
+//   bool keeps(unit) const;           forward finds what its slot is refreshed with now
+//   bool reduced(unit) const;         its gradient is that of all ranks by now
+//   void shadows(Shadows);            of ahead()
+//   Result<void> restore();           what updated() were, once the pass is abandoned
+//   Result<void> settle();            what reads homes from outside of the pass has ended
+//   Result<void> update_on_device(unit);
+//   void count_updates();             the step's update is fixed for every unit
+//   Result<void> drain();             the pass is done: waits for its writes
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/result.h"
+#include "zero3/flow/update_order.h"
+
+namespace artesian::zero3 {
+
+/// What becomes of the places to which what is tried is written.
+enum class Shadows : std::uint8_t { Begin, Drop, Commit };
+
+template <typename Player>
+class UpdateFlow {
+ public:
+  /// Updates come to units in this order from here on: of first use in forward. Those that are not
+  /// named come after these. No update is under way. Without it the order is that of their numbers.
+  void set_order(const std::vector<std::uint32_t>& units) { order_.set_order(units); }
+  /// Begins an update while gradients are still to come: of `units`, in this order, each once its
+  /// own is final. Behind them it reads what defer() will update first, as far as the ring goes;
+  /// but not where some gradients come through the ring as well. `tried`: it may be rolled back;
+  /// then each of `units` has shadows, or memory for what its state was. Errors: the player's.
+  Result<void> begin_ahead(std::vector<std::uint32_t> units, bool tried) {
+    if (order_.goes_on_reading(units, tried)) return {};
+    ARTESIAN_TRY_VOID(stop_reading());
+    order_.begin_ahead(std::move(units), tried);
+    if (order_.phase() == UpdatePhase::Idle) return {};
+    ARTESIAN_TRY_VOID(player().begin_pass());
+    if (speculative()) player().shadows(Shadows::Begin);
+    return {};
+  }
+  /// Some unit is updated so, and defer() is still to come.
+  bool under_backward() const noexcept { return order_.under_backward(); }
+  /// It may be rolled back.
+  bool speculative() const noexcept { return order_.phase() == UpdatePhase::Tried; }
+  /// How many units are updated so.
+  std::size_t updated_under_backward() const noexcept {
+    return under_backward() ? order_.updated().size() : 0;
+  }
+  bool step_under_way() const noexcept { return order_.phase() == UpdatePhase::Deferred; }
+
+  /// The accumulated gradient of the next of begin_ahead's units is what it will be.
+  void gradient_is_final(std::uint32_t unit) {
+    order_.gradient_is_final(unit);
+    player().fix(unit);
+    player().begin_refresh(unit);
+  }
+  /// Backward has left a stage: after the first one, which needs the most memory, reads go to
+  /// memory that activations have left, too.
+  void stage_is_done() {
+    const bool reads = order_.phase() == UpdatePhase::Reading || under_backward();
+    if (reads && !player().separate()) player().lend(true);
+  }
+  /// Rolls back what is tried: weights, moments and gathered parameters are what they were before.
+  /// What defer() then begins is of all units. Errors: as update_up_to.
+  Result<void> take_back() {
+    ARTESIAN_CHECK(speculative());
+    player().shadows(Shadows::Drop);
+    player().lend(false);
+    ARTESIAN_TRY_VOID(player().abandon_pass());
+    ARTESIAN_TRY_VOID(player().restore());
+    order_.roll_back();
+    return {};
+  }
+  /// UpdateOrder::judged.
+  void judged(bool as_begun) noexcept { order_.judged(as_begun); }
+  /// The step is not updated: what was borrowed to read ahead for it goes back, since the next
+  /// forward comes first. Errors: as begin_ahead.
+  Result<void> skip() {
+    player().lend(false);  // soon forward needs all memory
+    return player().borrows() ? stop_reading() : Result<void>();
+  }
+  /// Drops what backward has read ahead, so that the ring is free; defer() reads it anew. Not once
+  /// a unit is updated under backward. Errors: as begin_ahead.
+  Result<void> stop_reading() {
+    if (order_.phase() != UpdatePhase::Reading) return {};
+    order_.stop_reading();
+    player().lend(false);
+    return player().abandon_pass();
+  }
+
+  /// True if the next unit may be updated though nobody has asked for it.
+  bool may_update_next() {
+    const auto keeps = [this](std::uint32_t unit) { return player().keeps(unit); };
+    return order_.may_update_next(keeps) && player().reduced(order_.next());
+  }
+  /// True if update_ahead() would do anything now.
+  bool may_update_ahead() {
+    if (order_.phase() == UpdatePhase::Idle) return false;
+    auto& ring = player().ring();
+    return ring.may_give_back() || ring.may_read_on() || (may_update_next() && ring.may_advance());
+  }
+  /// Gives back what was borrowed, updates what is next as long as nothing has to be waited for,
+  /// and reads on: under backward units with a final gradient, later those whose slots exist to be
+  /// filled, and stay. So the bytes of a step do not depend on when this is called. Errors: as
+  /// update_up_to.
+  Result<void> update_ahead() {
+    if (order_.phase() == UpdatePhase::Idle) return {};
+    auto& ring = player().ring();
+    ARTESIAN_TRY_VOID(ring.give_back_borrowed());
+    while (may_update_next() && ring.may_advance()) {
+      ARTESIAN_TRY(all, ring.advance_within(order_.next()));
+      if (!all) return {};
+      ARTESIAN_TRY_VOID(has_updated());
+    }
+    return ring.may_read_on() ? ring.read_on() : Result<void>();
+  }
+  /// Updates a unit and those before it in order, where that is still to come. Errors: the ring's
+  /// and the player's.
+  Result<void> update_up_to(std::uint32_t unit) {
+    while (order_.demands(unit)) ARTESIAN_TRY_VOID(update_next());
+    return {};
+  }
+  /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
+  Result<void> finish_step() {
+    if (!step_under_way()) return {};
+    while (order_.some_left()) ARTESIAN_TRY_VOID(update_next());
+    order_.finish();
+    return player().drain();
+  }
+
+  const UpdateOrder& order() const noexcept { return order_; }
+
+ protected:
+  explicit UpdateFlow(const Placement& placement) : placement_(placement), order_(placement) {}
+  ~UpdateFlow() = default;
+
+  /// All gradients are final. Updates the rest of begin_ahead's units; `fixed()` then tells the
+  /// player what the step is; begins one update of every other unit, and updates what a separate
+  /// device updates by itself. Errors: as update_up_to.
+  template <typename Fixed>
+  Result<void> defer(const Fixed& fixed) {
+    ARTESIAN_CHECK(!step_under_way());
+    player().lend(false);  // soon forward needs all memory
+    if (under_backward()) {
+      while (order_.finals().size() < order_.ahead().size()) {
+        gradient_is_final(order_.ahead()[order_.finals().size()]);
+      }
+      while (order_.updated().size() < order_.ahead().size()) ARTESIAN_TRY_VOID(update_next());
+      if (speculative()) player().shadows(Shadows::Commit);
+    }
+    ARTESIAN_TRY_VOID(player().settle());
+    fixed();
+    for (const std::uint32_t unit : order_.trained()) {
+      if (!order_.is_ahead(unit)) player().fix(unit);
+      if (!placement_.units[unit].updated_on_device()) continue;
+      ARTESIAN_TRY_VOID(player().update_on_device(unit));
+    }
+    player().count_updates();
+    const bool reads = order_.begin_deferred();
+    for (const std::uint32_t unit : order_.left()) player().begin_refresh(unit);
+    if (!reads) ARTESIAN_TRY_VOID(player().begin_pass());
+    // Not where that would read a parameter again: may_update_next. Copies to a separate device
+    // fill a slot from beginning to end: one that were given up in between would miss what came
+    // before.
+    if (!player().separate()) {
+      player().ring().allow_out_of_turn(
+          [this](std::uint32_t unit) { return player().keeps(unit); });
+    }
+    return reads ? player().ring().read_on() : Result<void>();
+  }
+
+ private:
+  Player& player() noexcept { return static_cast<Player&>(*this); }
+  Result<void> has_updated() {
+    const std::uint32_t unit = order_.next();
+    order_.update_next();
+    return player().end_refresh(unit);
+  }
+  Result<void> update_next() {
+    ARTESIAN_TRY_VOID(player().ring().advance_past(order_.next()));
+    return has_updated();
+  }
+
+  const Placement& placement_;
+  UpdateOrder order_;
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,82 @@
+#include "zero3/plan/moves.h"
+
+#include <algorithm>
+
+namespace artesian::zero3 {
+
+using tiering::Route;
+using tiering::Tier;
+
+Moved& Moved::operator+=(const Moved& other) noexcept {
+  nvme_read += other.nvme_read;
+  nvme_write += other.nvme_write;
+  to_device += other.to_device;
+  to_host += other.to_host;
+  bus += other.bus;
+  return *this;
+}
+
+Moved& Moved::operator/=(std::uint64_t parts) noexcept {
+  for (auto* const bytes : {&nvme_read, &nvme_write, &to_device, &to_host, &bus}) *bytes /= parts;
+  return *this;
+}
+
+MovedByKind& MovedByKind::operator/=(std::uint64_t parts) noexcept {
+  for (Moved* const kind : {&param, &grad, &optimizer, &input}) *kind /= parts;
+  return *this;
+}
+
+MovedByKind& MovedByKind::operator+=(const MovedByKind& other) noexcept {
+  param += other.param;
+  grad += other.grad;
+  optimizer += other.optimizer;
+  input += other.input;
+  return *this;
+}
+
+Moved MovedByKind::total() const noexcept {
+  Moved sum = param;
+  sum += grad;
+  sum += optimizer;
+  sum += input;
+  return sum;
+}
+
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
+  if (!plan.layout.units[unit].trainable) return {};
+  const UnitPlacement& place = plan.units[unit];
+  const std::uint64_t updated =  // parameters that this rank makes anew
+      plan.layout.units[unit].share * dtype_size(plan.param_dtype);
+  MovedByKind moved;
+  const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
+  const bool held = live || !plan.params_cut;  // what the other ranks made anew comes back
+  if (held) moved.param.bus = whole - std::min(updated, whole);
+  if (place.updated_on_device()) return moved;
+  const std::uint64_t state = plan.optimizer_bytes(unit);
+  moved.optimizer.nvme_read = moved.optimizer.nvme_write =
+      plan.optimizer_bytes_in(Tier::Nvme, unit);
+  if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
+  if (place.param == Tier::Nvme) {
+    moved.param.nvme_write = updated;
+    if (plan.update_reads_param(unit)) moved.param.nvme_read = updated;
+  }
+  if (plan.host_route(place.optimizer) == Route::Queues)
+    moved.optimizer.to_host = moved.optimizer.to_device = state;
+  if (plan.host_route(place.param) == Route::Queues) {
+    moved.param.to_device = updated;
+    if (plan.update_reads_param(unit)) moved.param.to_host = updated;
+  }
+  if (live && place.gather == Route::Queues) moved.param.to_device += updated;
+  return moved;
+}
+
+Moved restore_moves(const Placement& plan, std::uint32_t unit) {
+  const std::uint64_t param = plan.layout.units[unit].share * dtype_size(plan.param_dtype);
+  const bool on_disk = plan.optimizer_bytes_in(Tier::Nvme, unit) != 0;
+  Moved moved;
+  if (on_disk) moved.nvme_read = plan.update_reads_param(unit) ? param : plan.optimizer_bytes(unit);
+  if (plan.units[unit].param == Tier::Nvme) moved.nvme_write = param;
+  return moved;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,41 @@
+// Moves: how many bytes of a training step go which way, and those that a unit's update moves.
+#pragma once
+
+#include <cstdint>
+
+#include "zero3/plan/placement.h"
+
+namespace artesian::zero3 {
+
+struct Moved {  // bytes
+  std::uint64_t nvme_read = 0;
+  std::uint64_t nvme_write = 0;
+  std::uint64_t to_device = 0;  // host to device; on a CPU what is cast or copied, aliased is 0
+  std::uint64_t to_host = 0;
+  std::uint64_t bus = 0;  // what one rank receives from the others
+
+  Moved& operator+=(const Moved& other) noexcept;
+  Moved& operator/=(std::uint64_t parts) noexcept;
+  bool operator==(const Moved&) const = default;
+};
+
+struct MovedByKind {
+  Moved param;
+  Moved grad;
+  Moved optimizer;
+  Moved input;  // of stages, kept for backward (kept_inputs.h)
+
+  MovedByKind& operator+=(const MovedByKind& other) noexcept;
+  Moved total() const noexcept;
+  /// One of so many equal parts.
+  MovedByKind& operator/=(std::uint64_t parts) noexcept;
+  bool operator==(const MovedByKind&) const = default;
+};
+
+/// Moves of the optimizer's pass over one unit. `live`: its slot holds parameters, which follow.
+MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
+/// And of a pass that rolls it back: what its parameters were is read, or the state that they come
+/// from, and written back.
+Moved restore_moves(const Placement& plan, std::uint32_t unit);
+
+}  // namespace artesian::zero3

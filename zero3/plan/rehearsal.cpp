@@ -1,0 +1,379 @@
+#include "zero3/plan/rehearsal.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "base/check.h"
+#include "kernels/gradient.h"
+#include "zero3/flow/step_flow.h"
+#include "zero3/flow/under_backward_flow.h"
+#include "zero3/plan/dry_slots.h"
+#include "zero3/plan/dry_update.h"
+#include "zero3/plan/units_under_backward.h"
+
+namespace artesian::zero3 {
+
+using tiering::Route;
+using tiering::SlotState;
+using tiering::Tier;
+using Kind = StepEvent::Kind;
+
+namespace {
+
+constexpr int operators = 16;  // of a stage, between which the update may go on
+
+/// No gradient is anywhere, and none is too large.
+struct DryGradients {
+  static std::optional<double> sum_final(std::uint32_t) { return 0.0; }
+  static void forget_sums() {}
+};
+
+/// Runs steps, and keeps the events of the last one.
+class Rehearsal : public StepFlow<Rehearsal> {
+ public:
+  Rehearsal(const StepPlanRequest& request, const StepTiming* timing)
+      : request_(request),
+        timed_(timing != nullptr),
+        placement_(*request.placement),
+        layout_(placement_.layout),
+        accesses_(step_accesses(layout_, *request.stages, request.micro_batches, request.group)),
+        clock_(placement_, timing),
+        slots_(dry_units(placement_), placement_.device_pool_bytes, placement_.device_homes(),
+               [this](const DryMove& move) { see(move); }),
+        prefetcher_(layout_, slots_, request.limits),
+        update_(placement_, clock_,
+                {.live = [this](auto unit) { return slots_.state(unit) != SlotState::Absent; },
+                 .stays = [this](auto unit) { return prefetcher_.stays(unit); },
+                 .done = [this](StepEvent& event) { count(event); }}),
+        under_backward_(layout_.units.size(), request.speculative, /*hooked=*/false, gradients_,
+                        update_) {
+    if (request.under_backward.empty()) return;
+    ARTESIAN_CHECK(request.under_backward.size() == layout_.units.size());
+    under_backward_.choose(request.under_backward, final_after_stage(placement_, *request.stages));
+  }
+
+  /// The first steps record, look ahead for the first time, and find what that has left; on the
+  /// clock steps come after one that was on it.
+  Result<TimedStep> run() {
+    ARTESIAN_CHECK(request_.micro_batches > 0, request_.micro_batches);
+    filled_ = std::vector<bool>(layout_.units.size(), false);
+    ARTESIAN_TRY_VOID(prefetcher_.gather_persistent());
+    const std::uint64_t together = std::max<std::uint64_t>(request_.clipped_every, 1);
+    const std::uint64_t settle = timed_ ? 4 : 2;
+    const std::uint64_t before = (settle + together - 1) / together * together;
+    for (std::uint64_t step = 0; step < before + together; ++step) {
+      if (step == before) {
+        plan_.moved = {};
+        clock_.begin_step();
+      }
+      plan_.events.clear();
+      prefetcher_.reset_statistics();
+      const bool clipped = request_.clipped_every != 0 && step % request_.clipped_every == 0;
+      ARTESIAN_TRY_VOID(one_step(/*starts_clock=*/step == 0, clipped));
+    }
+    plan_.fetched = prefetcher_.statistics();
+    plan_.moved /= together;
+    return TimedStep{.moved = plan_.moved, .time = clock_.take_time(together)};
+  }
+  StepPlan take_plan() { return std::move(plan_); }
+
+ private:
+  std::uint64_t grad_bytes(std::uint64_t elements) const {
+    return elements * dtype_size(placement_.grad_dtype);
+  }
+
+  /// Notes what is about to be done, before it takes time.
+  void count(StepEvent& event) {
+    if (request_.see) request_.see(event);
+    plan_.moved += event.moved;
+    plan_.events.push_back(event);
+  }
+
+  static StepEvent of_stage(Kind kind, const StageAccess& access) {
+    return {.kind = kind,
+            .stage = access.stage,
+            .direction = access.direction,
+            .micro_batches = access.micro_batches};
+  }
+
+  void see(const DryMove& move) {
+    const UnitPlacement& place = placement_.units[move.unit];
+    const bool casts = placement_.param_dtype != place.computed;
+    if (move.to == SlotState::Fetching) filled_[move.unit] = update_.order().is_pending(move.unit);
+    if (filled_[move.unit]) return;  // by the update: nothing is fetched
+    if (move.to == SlotState::Fetching) {
+      StepEvent event{.kind = Kind::Fetch, .unit = move.unit};
+      event.ahead = move.priority != aio::Priority::Demand;
+      if (place.param == Tier::Nvme)
+        event.moved.param.nvme_read = placement_.param_bytes(move.unit);
+      const bool copies = place.gather == Route::Queues && place.param != Tier::Device;
+      if (copies) event.moved.param.to_device = placement_.param_bytes(move.unit);
+      const std::uint64_t whole =
+          layout_.units[move.unit].image * dtype_size(placement_.param_dtype);
+      event.moved.param.bus = whole - std::min(whole, placement_.param_bytes(move.unit));
+      count(event);
+      clock_.fetch(event);
+    } else if (move.to == SlotState::Live) {
+      StepEvent event{.kind = Kind::Await, .unit = move.unit};
+      if (place.gather == Route::Memory || (place.gather == Route::Disk && casts)) {
+        event.moved.param.to_device = placement_.param_bytes(move.unit);
+      }
+      count(event);
+      clock_.await(event);
+    }
+  }
+
+  Result<void> one_step(bool starts_clock, bool clipped) {
+    started_ = std::vector<bool>(layout_.units.size(), false);
+    prefetcher_.begin_step();
+    const std::size_t stages = request_.stages->size() - layout_.first_trainable_stage;
+    const std::size_t last_backward = accesses_.size() - stages;  // its first access
+    for (const StageAccess& access : accesses_) {
+      const auto place = static_cast<std::size_t>(&access - accesses_.data());
+      if (place == last_backward) {
+        ARTESIAN_TRY_VOID(update_.begin_ahead(
+            under_backward_.begin(std::numeric_limits<double>::infinity()), request_.speculative));
+      }
+      const bool forward = access.direction == Direction::Forward;
+      ARTESIAN_TRY_VOID(forward ? run_forward(access)
+                                : run_backward(access, place >= last_backward,
+                                               /*first=*/place == last_backward));
+    }
+    const std::size_t lowest = layout_.first_trainable_stage;
+    const bool late = placement_.separate_device && last_backward < accesses_.size();
+    if (late) ARTESIAN_TRY_VOID(end_stage(lowest));
+    return end(starts_clock, clipped);
+  }
+
+  Result<void> run_forward(const StageAccess& access) {
+    ARTESIAN_TRY_VOID(enter_units(access.units));
+    ARTESIAN_TRY_VOID(compute(access));
+    put_or_take_inputs(access);
+    ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
+    const bool ends = access.stage + 1 == layout_.stages.size();
+    return ends ? complete_update() : Result<void>();
+  }
+
+  /// From a separate device gradients come while the next stage is computed.
+  Result<void> run_backward(const StageAccess& access, bool last, bool first) {
+    const bool separate = placement_.separate_device;
+    ARTESIAN_TRY_VOID(enter_units(access.units));
+    put_or_take_inputs(access);
+    ARTESIAN_TRY_VOID(compute(access));
+    if (last && separate && !first) ARTESIAN_TRY_VOID(end_stage(access.stage + 1));
+    add_gradients(access);
+    ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
+    return last && !separate ? end_stage(access.stage) : Result<void>();
+  }
+
+  friend StepFlow;  // which this is the player of:
+  Prefetcher& prefetcher() { return prefetcher_; }
+  DryUpdate& update() { return update_; }
+  auto& under_backward() { return under_backward_; }
+  Result<void> update_before_use(std::uint32_t unit) { return update_.update_up_to(unit); }
+  Result<void> finish_pending() { return update_.finish_step(); }
+  Result<void> gradients_are_added(std::size_t stage) {
+    update_.at_stage(stage);
+    return {};
+  }
+  Result<void> update_final(std::size_t stage) { return under_backward_.accumulated(stage); }
+  Result<void> complete_gradients() {
+    add_rows();
+    for (const std::uint32_t unit : update_.order().trained()) {
+      if (started_[unit]) continue;
+      StepEvent event{.kind = Kind::Zero, .unit = unit};
+      if (spilled(unit)) move_spilled(unit, true, 0, event.moved.grad);
+      add(event);
+    }
+    return {};
+  }
+
+  Result<void> compute(const StageAccess& access) {
+    StepEvent event = of_stage(Kind::Compute, access);
+    count(event);
+    clock_.begin_compute(event);
+    // Beside a separate device the host's thread is free anyway.
+    const bool between = clock_.runs() && !placement_.separate_device;
+    const bool goes_on = between && (update_.may_update_next() || update_.may_borrow());
+    const int parts = goes_on ? operators : 1;
+    for (int part = 0; part < parts; ++part) {
+      clock_.compute(event, parts);
+      if (between) ARTESIAN_TRY_VOID(update_.update_ahead());
+    }
+    return {};
+  }
+
+  void put_or_take_inputs(const StageAccess& access) {
+    StepEvent event = of_stage(Kind::Input, access);
+    event.moved.input = input_moves(access);
+    count(event);
+    clock_.input(event);
+  }
+
+  /// Behind the last backward.
+  Result<void> end(bool starts_clock, bool clipped) {
+    const auto judge = [&]() -> Result<StepVerdict> {
+      for (const std::uint32_t unit : update_.order().trained()) {
+        StepEvent event{.kind = Kind::Norm, .unit = unit};
+        if (placement_.units[unit].grad == Tier::Device) {
+          event.moved.grad.to_host = layout_.units[unit].share / kernels::norm_leaf * 8;
+        }
+        add(event);
+      }
+      return StepVerdict{.as_begun = !clipped};
+    };
+    const auto begin_update = [&] {
+      if (starts_clock) clock_.start();
+      return update_.begin_step();
+    };
+    ARTESIAN_TRY_VOID(end_step(StepEnd::Whole, judge, begin_update));
+    clock_.end_step();
+    return {};
+  }
+
+  /// An event of gradients.
+  void add(StepEvent& event) {
+    count(event);
+    clock_.gradients(event);
+  }
+
+  /// Each input goes to its place after the stage's forward and comes back for its backward.
+  Moved input_moves(const StageAccess& access) const {
+    Moved moved;
+    const KeptInputs& inputs = placement_.inputs;
+    if (!inputs.some()) return moved;
+    const bool forward = access.direction == Direction::Forward;
+    for (std::uint64_t index = 0; index < access.micro_batches; ++index) {
+      const Tier home = inputs.home(access.stage, index);
+      if (home == Tier::Device) continue;  // it stays
+      (forward ? moved.to_host : moved.to_device) += inputs.bytes[access.stage];
+      if (home != Tier::Nvme) continue;
+      (forward ? moved.nvme_write : moved.nvme_read) += inputs.place_bytes(access.stage);
+    }
+    return moved;
+  }
+
+  bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
+
+  /// Elements of the sub-groups that hold some of these parameters.
+  std::uint64_t touched(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) const {
+    std::uint64_t elements = 0;
+    std::uint64_t counted = 0;                 // sub-groups below are counted
+    for (const auto parameter : parameters) {  // ascending, as they lie in the image
+      const ParameterPlace& place = layout_.places[parameter];
+      const std::uint64_t size = placement_.sub_group;
+      const std::uint64_t begin = std::max(place.first / size, counted);
+      const std::uint64_t end = (place.first + place.numel + size - 1) / size;
+      if (begin >= end) continue;
+      elements += std::min(end * size, layout_.units[unit].image) - begin * size;
+      counted = end;
+    }
+    return elements;
+  }
+
+  void add_gradients(const StageAccess& access) {
+    std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
+    for (const auto parameter : graph_parameters((*request_.stages)[access.stage])) {
+      const std::uint32_t unit = layout_.places[parameter].unit;
+      if (layout_.units[unit].trainable) by_unit[unit].push_back(parameter);
+    }
+    for (auto& [unit, parameters] : by_unit) {
+      std::sort(parameters.begin(), parameters.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return layout_.places[a].first < layout_.places[b].first;
+      });
+      StepEvent event{.kind = Kind::Gradients, .unit = unit};
+      event.micro_batches = access.micro_batches;
+      for (const auto parameter : parameters) event.numel += layout_.places[parameter].numel;
+      event.sets = !started_[unit];
+      event.moved.grad = gradient_moves(event, parameters);
+      started_[unit] = true;
+      add(event);
+    }
+  }
+
+  Moved gradient_moves(const StepEvent& event, const std::vector<std::uint32_t>& parameters) {
+    const std::uint64_t ranks = placement_.ranks;
+    const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
+    const std::uint64_t times = placement_.additions(event.unit, event.micro_batches, event.sets);
+    Moved moved;
+    switch (placement_.units[event.unit].gradient) {
+      case Route::OnDevice: break;
+      case Route::Queues: moved.to_host = rounded / ranks * times; break;
+      default: moved.to_host = grad_bytes(event.numel) / ranks * times;
+    }
+    moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
+    if (spilled(event.unit)) {
+      move_spilled(event.unit, event.sets, touched(event.unit, parameters), moved);
+    }
+    return moved;
+  }
+
+  /// Once for all micro-batches that run at once: so many elements, of a first addition all.
+  void move_spilled(std::uint32_t unit, bool sets, std::uint64_t elements, Moved& moved) const {
+    const std::uint64_t bytes = grad_bytes(elements) / placement_.ranks;
+    moved.nvme_read = sets ? 0 : bytes;
+    moved.nvme_write = sets ? placement_.grad_bytes(unit) : bytes;
+  }
+
+  void add_rows() {
+    for (const StageSpec& stage : *request_.stages) {
+      if (stage.lookup.has_value()) add_rows_of(*stage.lookup);
+    }
+  }
+
+  void add_rows_of(std::uint32_t parameter) {
+    const ParameterPlace& place = layout_.places[parameter];
+    if (!layout_.units[place.unit].trainable) return;
+    StepEvent event{.kind = Kind::Rows, .unit = place.unit};
+    event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
+    // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as
+    // they are summed; or, where that is less, of their sums over the whole table, once a step.
+    const std::uint64_t ranks = placement_.ranks;
+    const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
+    const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
+    event.moved.grad.bus = std::min(sparse, dense) / ranks * (ranks - 1);
+    if (placement_.separate_device) {
+      event.moved.grad.to_host = event.numel * 4;
+      if (placement_.units[place.unit].gradient == Route::OnDevice) {
+        event.moved.grad.to_device = event.numel * 4;
+      }
+    }
+    if (spilled(place.unit)) {
+      move_spilled(place.unit, !started_[place.unit], touched(place.unit, {parameter}),
+                   event.moved.grad);
+    }
+    started_[place.unit] = true;
+    add(event);
+  }
+
+  const StepPlanRequest& request_;
+  const bool timed_;
+  const Placement& placement_;
+  const Layout& layout_;
+  const std::vector<StageAccess> accesses_;
+  std::vector<bool> started_;  // by unit, as these: has a gradient this step
+  std::vector<bool> filled_;   // by unit: its slot is filled by the update
+  StepPlan plan_;
+  StepClock clock_;
+  DrySlots slots_;
+  Prefetcher prefetcher_;
+  DryUpdate update_;
+  DryGradients gradients_;
+  UnderBackwardFlow<DryGradients, DryUpdate> under_backward_;
+};
+
+}  // namespace
+
+Result<StepPlan> plan_step(const StepPlanRequest& request) {
+  Rehearsal rehearsal(request, nullptr);
+  ARTESIAN_TRY(step, rehearsal.run());
+  static_cast<void>(step);  // without seconds
+  return rehearsal.take_plan();
+}
+
+Result<TimedStep> simulate_step(const StepTimeRequest& request) {
+  return Rehearsal(request.step, &request.timing).run();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,376 @@
+// StepClock: how long what a training step does takes, on the resources of a machine
+// (zero3/plan/schedule.h). It decides nothing: the rehearsal (zero3/plan/rehearsal.h) tells it what
+// is done, in the order of the engine's thread.
+//
+// On a CPU one team computes the model and the optimizer. Beside a separate device the host CPU
+// adds gradients and updates what is not on the device, while the device computes.
+//
+// Between ranks, gradients go over the bus while stages below are in backward. The norm waits for
+// all of them; what computes does not, as if there were a bucket for all that is on its way. What
+// the others have updated of a unit comes once this rank has updated its share, in the order of
+// use, and a stage waits for its own units alone: most of it comes under forward.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "zero3/plan/step_timing.h"
+
+namespace artesian::zero3 {
+
+/// Sub-groups that count as one where a model has very many of them.
+inline std::uint64_t sub_group_grain(const Placement& placement) {
+  constexpr std::uint64_t most = 4096;  // of one step
+  std::uint64_t count = 0;
+  for (std::uint32_t unit = 0; unit < placement.layout.units.size(); ++unit) {
+    count += placement.sub_group_count(unit);
+  }
+  return count / most + 1;
+}
+
+class StepClock {
+ public:
+  using Kind = StepEvent::Kind;
+  using Route = tiering::Route;
+  using Tier = tiering::Tier;
+  using Task = Schedule::Task;
+
+  /// Until start() nothing takes time; without `timing`, which must outlive it, never.
+  StepClock(const Placement& placement, const StepTiming* timing)
+      : plan_(placement),
+        timing_(timing),
+        separate_(placement.separate_device),
+        schedule_(timing != nullptr ? timing->rates.disk : Disk::Shared),
+        fetched_(placement.layout.units.size(), Schedule::none),
+        put_(placement.layout.stages.size(), Schedule::none),
+        grad_written_(fetched_),
+        grad_items_(std::max(placement.ring_count, 1u), Schedule::none),
+        reduced_(fetched_),
+        gathered_(fetched_) {
+    if (timing == nullptr) return;
+    const std::size_t stages = placement.layout.stages.size();
+    ARTESIAN_CHECK(timing->stages.forward.size() == stages, timing->stages.forward.size());
+    ARTESIAN_CHECK(timing->stages.backward.size() == stages, timing->stages.backward.size());
+  }
+  void start() { runs_ = timing_ != nullptr; }
+  bool runs() const noexcept { return runs_; }
+  const Rates& rates() const noexcept { return timing_->rates; }
+
+  /// Begins to count a step's seconds.
+  void begin_step() {
+    begin_ = schedule_.finish(barrier);
+    time_ = {};
+  }
+  /// The step has ended, and what its own update leaves to gather is on its way.
+  void end_step() {
+    norm_begun_ = false;
+    gather_below(static_cast<std::uint32_t>(gathered_.size()));
+    barrier = computed = worked = join({computed, worked});
+    end_ = schedule_.finish(barrier);
+  }
+  /// Seconds of a step, and of each resource in it: the mean of the steps since begin_step(), so
+  /// many.
+  StepTime take_time(std::uint64_t steps) {
+    ARTESIAN_CHECK(end_ >= begin_ && steps != 0, end_, begin_);
+    const auto count = static_cast<double>(steps);
+    time_.seconds = (end_ - begin_) / count;
+    time_.model_seconds /= count;
+    for (double& seconds : time_.busy) seconds /= count;
+    for (StepSpan& span : time_.spans) {
+      span.begin -= begin_;
+      span.end -= begin_;
+    }
+    // A resource cannot do a step's work in less, whatever the steps before have left it.
+    const double disk = std::max(busy(Resource::DiskRead) + busy(Resource::DiskWrite),
+                                 busy(Resource::ParamRead) + busy(Resource::ParamWrite));
+    if (timing_ != nullptr && rates().disk == Disk::Shared) {
+      time_.seconds = std::max(time_.seconds, disk);
+    }
+    for (const double seconds : time_.busy) time_.seconds = std::max(time_.seconds, seconds);
+    return std::move(time_);
+  }
+
+  // What the events of a step take.
+  void fetch(const StepEvent& event) {
+    gather_below(event.unit);
+    const Moved& moved = event.moved.param;
+    Task task = read_param(event.kind, moved.nvme_read, {computed, barrier});
+    if (separate_) {
+      task = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, &Rates::to_device),
+                 {task});
+    }
+    fetched_[event.unit] =
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {task});
+  }
+  /// On a CPU the team verifies and expands what has come.
+  void await(const StepEvent& event) {
+    const UnitPlacement& place = plan_.units[event.unit];
+    const std::uint64_t image = plan_.layout.units[event.unit].image;
+    double seconds = 0.0;
+    if (!separate_) {
+      if (event.moved.param.to_device != 0) {
+        seconds += seconds_for(event.moved.param.to_device + image * dtype_size(place.computed),
+                               &Rates::memory);
+      }
+      if (place.param == Tier::Nvme) {
+        seconds += checksum_seconds(image * dtype_size(plan_.param_dtype));
+      }
+    }
+    computed = add(event.kind, Resource::Compute, seconds, {computed, fetched_[event.unit]});
+  }
+  /// Inputs go to their tier behind what computes, and come while the stage before computes.
+  void input(const StepEvent& event) {
+    const Moved& moved = event.moved.input;
+    const std::uint64_t bytes = moved.to_host + moved.to_device;
+    const double work = (separate_ ? 0.0 : seconds_for(2 * bytes, &Rates::memory)) +
+                        checksum_seconds(moved.nvme_read + moved.nvme_write);
+    if (event.direction == Direction::Forward) {
+      Task task = computed;
+      if (separate_) {
+        task = add(event.kind, Resource::ToHost, seconds_for(bytes, &Rates::to_host), {task});
+      }
+      task = add(event.kind, worker(), work, {task});
+      if (!separate_) computed = task;
+      put_[event.stage] = write_param(event.kind, moved.nvme_write, {task});
+      return;
+    }
+    Task task = read_param(event.kind, moved.nvme_read, {put_[event.stage], taken_});
+    taken_ = computed;
+    task = add(event.kind, worker(), work, {task, separate_ ? Schedule::none : computed});
+    if (separate_) {
+      task = add(event.kind, Resource::ToDevice, seconds_for(bytes, &Rates::to_device), {task});
+    }
+    computed = join({computed, task});
+  }
+  /// Over the bus, to the host where it is apart, then the kernels; where they spill, in the ring.
+  /// Who computes does not wait for the bus: its kernels count at once, though they add what comes
+  /// later.
+  void gradients(const StepEvent& event) {
+    if (!runs_) return;
+    const Moved& moved = event.moved.grad;
+    if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
+    const bool on_device = plan_.units[event.unit].gradient == Route::OnDevice;
+    if (event.kind == Kind::Gradients) sum_on_device(event);
+    const std::uint64_t bytes =
+        event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
+    const Task reduced =
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {computed});
+    reduced_[event.unit] = join({reduced_[event.unit], reduced});
+    if (event.kind == Kind::Rows) computed = reduced;  // nothing is left to go on with
+    if (on_device) {
+      computed =
+          add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
+      return;
+    }
+    Task task = computed;
+    if (separate_) {
+      task =
+          add(event.kind, Resource::ToHost, seconds_for(moved.to_host, &Rates::to_host), {reduced});
+    }
+    if (moved.nvme_read + moved.nvme_write > 0) {
+      stream_gradients(event, task, bytes);
+    } else {
+      worked = add(event.kind, worker(), seconds_for(bytes, &Rates::memory), {task, worked});
+    }
+    if (!separate_) computed = worked;
+  }
+  void update_on_device(const StepEvent& event) {
+    computed = add(event.kind, Resource::Compute,
+                   seconds_for(update_bytes(event.unit), &Rates::device_memory), {computed});
+    to_gather_.push_back({event.unit, event.moved.param.bus, computed});
+  }
+  /// Before a stage: its units have been gathered of all ranks.
+  void begin_compute(const StepEvent& event) {
+    for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
+      computed = join({computed, gathered_[unit]});
+    }
+  }
+  /// One of so many parts of it.
+  void compute(const StepEvent& event, int parts) {
+    if (!runs_) return;
+    const StageSeconds& stages = timing_->stages;
+    const auto& by_stage = event.direction == Direction::Forward ? stages.forward : stages.backward;
+    const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches) / parts;
+    time_.model_seconds += seconds;
+    computed = add(event.kind, Resource::Compute, seconds, {computed, barrier});
+  }
+  /// Items of this many bytes that fit in the half of what activations have left once that stage's
+  /// backward is done: they are as if all stages kept the same.
+  std::uint64_t items_left_by(std::size_t stage, std::uint64_t item_bytes) const {
+    if (!runs_ || item_bytes == 0) return 0;
+    const std::uint64_t stages = plan_.layout.stages.size();
+    return timing_->activation_bytes / stages * (stages - stage) / 2 / item_bytes;
+  }
+
+  // Tasks of who updates.
+  /// Nothing is queued for nothing: then it is done when what it waits for is.
+  Task add(Kind kind, Resource resource, double seconds, std::initializer_list<Task> after) {
+    if (seconds == 0.0) return join(after);
+    const Task task = schedule_.add(resource, seconds, after);
+    time_.busy[static_cast<std::size_t>(resource)] += seconds;
+    const double begin = schedule_.start(task);
+    auto& spans = time_.spans;
+    const bool joins = !spans.empty() && spans.back().resource == resource &&
+                       spans.back().kind == kind && spans.back().end == begin;
+    if (joins) {
+      spans.back().end = schedule_.finish(task);
+    } else {
+      spans.push_back({resource, kind, begin, schedule_.finish(task)});
+    }
+    return task;
+  }
+  Task join(std::initializer_list<Task> after) {
+    return runs_ ? schedule_.join(after) : Schedule::none;
+  }
+  /// On the disk of parameters, spilled gradients and kept inputs; `count`: one of so many parts.
+  Task read_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
+                  std::uint64_t count = 1) {
+    if (!runs_) return Schedule::none;
+    const auto rate = rates().param_read > 0.0 ? &Rates::param_read : &Rates::disk_read;
+    return add(kind, rates().param_apart ? Resource::ParamRead : Resource::DiskRead,
+               seconds_for(bytes, rate) / static_cast<double>(count), after);
+  }
+  Task write_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
+                   std::uint64_t count = 1) {
+    if (!runs_) return Schedule::none;
+    const auto rate = rates().param_write > 0.0 ? &Rates::param_write : &Rates::disk_write;
+    return add(kind, rates().param_apart ? Resource::ParamWrite : Resource::DiskWrite,
+               seconds_for(bytes, rate) / static_cast<double>(count), after);
+  }
+  double seconds_for(std::uint64_t bytes, double Rates::*rate) const {
+    if (bytes == 0 || !runs_) return 0.0;
+    ARTESIAN_CHECK(rates().*rate > 0.0, bytes);
+    return static_cast<double>(bytes) / (rates().*rate);
+  }
+  double checksum_seconds(std::uint64_t bytes) const {
+    return runs_ && rates().checksum > 0.0 ? seconds_for(bytes, &Rates::checksum) : 0.0;
+  }
+  bool two_places() const noexcept {
+    return runs_ && (rates().param_read > 0.0 || rates().param_write > 0.0);
+  }
+  Resource worker() const noexcept { return separate_ ? Resource::Host : Resource::Compute; }
+  /// Bytes that the kernels of an update read and write: the state, in place; the gradient; the
+  /// parameter, fresh and where it is needed old.
+  std::uint64_t update_bytes(std::uint32_t unit) const {
+    const std::uint64_t param = plan_.update_reads_param(unit) ? 2 : 1;
+    return plan_.layout.units[unit].share *
+           (2 * plan_.state_size(unit) + dtype_size(plan_.grad_dtype) +
+            param * dtype_size(plan_.param_dtype));
+  }
+  /// What the other ranks have made anew of a unit, or of a part of it, comes after that.
+  void gather(std::uint32_t unit, std::uint64_t bytes, std::uint64_t parts, Task updated) {
+    gathered_[unit] = add(Kind::Update, Resource::Bus,
+                          seconds_for(bytes, &Rates::bus) / static_cast<double>(parts), {updated});
+  }
+  /// True if it is done when the thread that runs the step gets here.
+  bool is_past(Task task) const {
+    double now = schedule_.finish(computed);
+    if (!separate_) now = std::max(now, schedule_.finish(worked));
+    return schedule_.finish(task) <= now;
+  }
+  bool is_reduced(std::uint32_t unit) const { return is_past(reduced_[unit]); }
+  Task reduced(std::uint32_t unit) const { return reduced_[unit]; }
+
+  Task computed = Schedule::none;  // by who computes the model, so far,
+  Task worked = Schedule::none;    // and by the host's CPU
+  Task barrier = Schedule::none;   // the end of the last step
+
+ private:
+  struct Gather {
+    std::uint32_t unit = 0;
+    std::uint64_t bytes = 0;
+    Task updated = Schedule::none;  // this rank's share
+  };
+  double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
+  /// The host waits until all gradients are written, and whoever sums them until they are of all
+  /// ranks.
+  void begin_norm() {
+    for (const Task reduced : reduced_) computed = join({computed, reduced});
+    Task begin = join({computed, separate_ ? worked : Schedule::none});
+    for (const Task item : grad_items_) begin = join({begin, item});
+    (separate_ ? worked : computed) = begin;
+    norm_begun_ = true;
+  }
+  /// Gathers units before one that is fetched: what a step's end has updated comes in the order
+  /// in which the next one uses it, and so does what is fetched ahead for that.
+  void gather_below(std::uint32_t unit) {
+    const auto end = std::find_if(to_gather_.begin(), to_gather_.end(),
+                                  [unit](const Gather& fresh) { return fresh.unit >= unit; });
+    std::for_each(to_gather_.begin(), end, [this](const Gather& fresh) {
+      gather(fresh.unit, fresh.bytes, 1, fresh.updated);
+    });
+    to_gather_.erase(to_gather_.begin(), end);
+  }
+  /// Sub-groups are read ahead as far as there are items, and written behind; a unit is not
+  /// read before it is written.
+  void stream_gradients(const StepEvent& event, Task given, std::uint64_t touched) {
+    const Moved& moved = event.moved.grad;
+    const std::size_t depth = grad_items_.size();
+    const std::uint64_t grain = sub_group_grain(plan_);
+    const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain - 1) / grain;
+    ARTESIAN_CHECK(count != 0, event.unit);
+    const auto part = [&](double seconds) { return seconds / static_cast<double>(count); };
+    const double work = part(seconds_for(touched, &Rates::memory) +
+                             checksum_seconds(moved.nvme_read + moved.nvme_write));
+    given = join({given, worked, grad_written_[event.unit]});
+    std::vector<Task> reads;
+    for (std::uint64_t index = 0; index < count; ++index) {
+      while (reads.size() < std::min<std::uint64_t>(count, index + depth)) {
+        const Task free = grad_items_[(grad_turn_ + reads.size() - index) % depth];
+        reads.push_back(read_param(event.kind, moved.nvme_read, {given, free}, count));
+      }
+      worked = add(event.kind, worker(), work, {reads[index], worked});
+      grad_items_[grad_turn_++ % depth] =
+          write_param(event.kind, moved.nvme_write, {worked}, count);
+    }
+    grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
+  }
+  /// A separate device adds what it sums before: it reads two and writes one.
+  void sum_on_device(const StepEvent& event) {
+    const std::uint64_t sums = event.micro_batches - additions(event);
+    const std::uint64_t bytes = sums * event.numel * 3 * dtype_size(plan_.grad_dtype);
+    computed =
+        add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
+  }
+  /// Returns the bytes that the kernels read and write: each micro-batch's gradient, on a CPU made
+  /// fp32 before where it is not, from a device rounded there; and what it is added to, which the
+  /// first of a step only writes.
+  std::uint64_t gradient_bytes(const StepEvent& event) const {
+    const std::uint64_t size = dtype_size(plan_.grad_dtype);
+    const std::uint64_t computed_size = dtype_size(plan_.compute_dtype);
+    const bool comes = plan_.units[event.unit].gradient == Route::Queues;
+    const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
+    const std::uint64_t cast = !separate_ && computed_size != 4 ? computed_size + 4 : 0;
+    const std::uint64_t each = cast + added + 2 * size;
+    const std::uint64_t unread = event.sets ? size : 0;
+    return event.numel * (additions(event) * each - unread) / plan_.ranks;
+  }
+  std::uint64_t additions(const StepEvent& event) const {
+    return plan_.additions(event.unit, event.micro_batches, event.sets);
+  }
+
+  const Placement& plan_;
+  const StepTiming* const timing_;
+  const bool separate_;
+  bool runs_ = false;
+  Schedule schedule_;
+  std::vector<Task> fetched_;       // by unit
+  std::vector<Task> put_;           // by stage: its inputs are in their tier
+  Task taken_ = Schedule::none;     // before the inputs that were taken last were waited for
+  std::vector<Task> grad_written_;  // by unit: its spilled gradients are on the disk
+  std::vector<Task> grad_items_;    // of the ring: what such gradients left in them is written
+  std::size_t grad_turn_ = 0;       // of these: taken so far
+  std::vector<Task> reduced_;       // by unit: its gradients are those of all ranks
+  std::vector<Task> gathered_;      // by unit: its parameters are as all ranks updated them
+  std::vector<Gather> to_gather_;   // of what was updated when a step ended, by unit
+  bool norm_begun_ = false;         // of this step
+  double begin_ = 0.0;
+  double end_ = 0.0;
+  StepTime time_;
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,38 @@
+// StepEvent: one thing that a training step does, with the bytes that it moves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "zero3/plan/moves.h"
+#include "zero3/plan/step_accesses.h"
+
+namespace artesian::zero3 {
+
+struct StepEvent {
+  enum class Kind : std::uint8_t {
+    Fetch,      // the transfers of `unit` start
+    Await,      // they are waited for, and what came is made ready
+    Compute,    // `stage`, in `direction`
+    Input,      // of `stage`: after forward those of the group go to a tier; they come for backward
+    Gradients,  // `numel` elements of `unit` join its accumulator
+    Rows,       // those of looked-up rows, after the last micro-batch
+    Zero,       // `unit` got no gradient: one of zeros
+    Norm,       // of `unit`'s accumulated gradient
+    Update,     // the optimizer, all sub-groups of `unit`: of the step before, its slot is filled;
+                // or, `under_backward`, of this step
+    Restore,    // an update of `unit` under backward is rolled back
+  };
+  Kind kind = Kind::Compute;
+  std::uint32_t unit = 0;
+  std::size_t stage = 0;
+  Direction direction = Direction::Forward;
+  bool ahead = false;               // a Fetch that was not waited for
+  bool under_backward = false;      // an Update that may begin here and ends with the step
+  std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
+  std::uint64_t numel = 0;          // of gradients, of one micro-batch
+  bool sets = false;                // of Gradients: the first of the step, added to nothing
+  MovedByKind moved = {};
+};
+
+}  // namespace artesian::zero3
