@@ -480,10 +480,13 @@ def test_a_plan_is_judged_by_seconds_and_bytes(tmp_path):
         moved = dict.fromkeys(plan.LINKS, 0) | {"nvme_read": read}
         return {"step": step, "step_s": seconds, "predicted_step_s": 3.0, "bytes": moved}
 
-    same = plan.compare(planned(3.0, 100), [line(4, 4.0, 100), line(5, 6.0, 100)], planned(5.0, 0))
+    known = {"artesian": {"speculative_update": False}, "gradient_clipping": 1.0}
+    lines = [line(4, 4.0, 100), line(5, 6.0, 100)]
+    same = plan.compare(planned(3.0, 100), lines, planned(5.0, 0), known)
     assert same["predicted"] == 4.0 and same["measured"] == 5.0 and same["differ"] == []
     assert same["own"] == pytest.approx((3 / 4 + 3 / 6) / 2)
-    other = plan.compare(planned(3.0, 100), [line(4, 4.0, 100), line(5, 4.0, 99)], planned(3.0, 0))
+    lines = [line(4, 4.0, 100), line(5, 4.0, 99)]
+    other = plan.compare(planned(3.0, 100), lines, planned(3.0, 0), known)
     assert other["differ"] == ["step 5: nvme_read: planned 100, moved 99"]
     made = report.Report("plan", tmp_path)
     row = plan.add_case(made, run.parse([]), "the demo", [same])
@@ -493,6 +496,23 @@ def test_a_plan_is_judged_by_seconds_and_bytes(tmp_path):
     assert plan.add_case(made, run.parse([]), "bf16", [same, other])[-1] == "no"
     assert made.notes == ["bf16: bytes are NOT as planned: " + other["differ"][0]]
     assert [result["bytes_as_planned"] for result in made.results] == [True, False]
+
+
+def test_a_plan_of_clipped_steps_is_that_of_what_they_roll_back(tmp_path):
+    def line(norm):
+        return {"step": 4, "step_s": 5.0, "predicted_step_s": 5.0, "grad_norm": norm,
+                "bytes": dict.fromkeys(plan.LINKS, 0)}  # fmt: skip
+
+    given = planned(3.0, 100)
+    given["step"]["clipped_seconds"] = 5.0
+    tried = {"gradient_clipping": 1.0}
+    found = [plan.compare(given, [line(norm) for norm in norms], given, tried)
+             for norms in [(0.5, 0.9), (0.5, 2.0), (2.0, 3.0)]]  # fmt: skip
+    assert [each["predicted"] for each in found] == [3.0, 4.0, 5.0]
+    assert plan.compare(given, [line(2.0)], given, {})["predicted"] == 3.0
+    made = report.Report("plan", tmp_path)
+    assert plan.add_case(made, run.parse([]), "default clipping", found)[-1] == "-"
+    assert made.notes == [] and made.results[0]["bytes_as_planned"] is None
 
 
 def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path):
@@ -505,8 +525,8 @@ def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path
     assert zero["offload_param"]["nvme_path"] == str(tmp_path)
     assert demo["artesian"].pop("speculative_update") is False
     assert demo == original
-    assert len(others) == 6
-    assert len({json.dumps(config) for _, config in others}) == 6
+    assert len(others) == 9
+    assert len({json.dumps(config) for _, config in others}) == 9
 
 
 def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
@@ -514,7 +534,7 @@ def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
     assert plan.chosen(run.parse([]), todo) == todo
     options = run.parse(["--plan-cases", "bf16, the demo"])
     assert plan.chosen(options, todo) == [todo[0], todo[2]]
-    assert plan.estimate(options) == "about 3 minutes"  # two of seven, twice, and a minute of tune
+    assert plan.estimate(options) == "about 3 minutes"  # two of ten, twice, and a minute of tune
     with pytest.raises(step.Failed, match='got "fp8", allowed the demo, fp32, '):
         plan.chosen(run.parse(["--plan-cases", "the demo,fp8"]), todo)
 
@@ -532,7 +552,8 @@ def test_plan_of_a_tiny_model(tmp_path, monkeypatch):
     ]
     assert all(ratio["median"] > 0 for ratio in found["ratios"])
     for result, ratio in zip(found["results"], found["ratios"][::2], strict=True):
-        assert result["bytes_as_planned"] is True
+        tried = result["parameters"]["case"].endswith(("clipping", "step", "clipped"))
+        assert result["bytes_as_planned"] is (None if tried else True)
         assert result["bytes"] == sum(result["planned_bytes"][link] for link in plan.LINKS[:2])
         expected = result["predicted"]["median"] / result["seconds"]["median"]
         assert ratio["median"] == pytest.approx(expected) and ratio["aim"] is None
