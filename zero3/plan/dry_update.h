@@ -45,6 +45,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
         hooks_(std::move(hooks)),
         grain_(sub_group_grain(placement)),
         updates_(placement.layout.units.size()),
+        needs_(placement.layout.units.size()),
         own_(std::max(placement.ring_count, 1u)),
         ring_(*this) {}
 
@@ -86,6 +87,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
       if (speculative() && order().is_ahead(unit)) moved.optimizer += saved_moves(plan_, unit);
       know(unit, moved);
       if (clock_.runs()) update.count = (plan_.sub_group_count(unit) + grain_ - 1) / grain_;
+      if (needs_[unit].size() != update.count) find_needs(unit, update.count);
       for (std::uint64_t index = 0; index < update.count; ++index) {
         tasks.push_back({unit, index});
         const RingNeed each = need(tasks.back());
@@ -177,17 +179,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   }
   bool computes_elsewhere() const { return separate(); }
   static bool writes() { return true; }
-  /// Of `grain_` sub-groups that count as one, what any of them needs.
-  RingNeed need(const RingTask& task) const {
-    const std::uint64_t each = clock_.runs() ? grain_ : plan_.sub_group_count(task.unit);
-    const std::uint64_t end = std::min((task.index + 1) * each, plan_.sub_group_count(task.unit));
-    RingNeed most = RingNeed::Nothing;
-    for (std::uint64_t index = task.index * each; index < end; ++index) {
-      most = std::max(most, ring_need(plan_, {task.unit, index}, update_pass));
-      if (most == RingNeed::ToRead) break;
-    }
-    return most;
-  }
+  RingNeed need(const RingTask& task) const { return needs_[task.unit][task.index]; }
   /// The item's `done`: before and after.
   Result<void> read(const RingTask& task, Item& item) {
     const UnitUpdate& update = updates_[task.unit];
@@ -250,6 +242,17 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   static std::size_t together_max() { return 1; }
   static Result<void> work_together(std::size_t, std::span<const RingTask>) { return {}; }
 
+  /// Of sub-groups that count as one task, what any of them needs: the same in every pass.
+  void find_needs(std::uint32_t unit, std::uint64_t tasks) {
+    const std::uint64_t all = plan_.sub_group_count(unit);
+    const std::uint64_t each = clock_.runs() ? grain_ : all;
+    needs_[unit].assign(tasks, RingNeed::Nothing);
+    for (std::uint64_t index = 0; index < all; ++index) {
+      RingNeed& most = needs_[unit][index / each];
+      if (most == RingNeed::ToRead) continue;
+      most = std::max(most, ring_need(plan_, {unit, index}, update_pass));
+    }
+  }
   /// Says once what a unit's update is.
   void tell(std::uint32_t unit) {
     if (std::exchange(updates_[unit].told, true)) return;
@@ -277,8 +280,9 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   const Placement& plan_;
   StepClock& clock_;
   const DryUpdateHooks hooks_;
-  const std::uint64_t grain_;        // sub-groups that count as one
-  std::vector<UnitUpdate> updates_;  // by unit
+  const std::uint64_t grain_;                 // sub-groups that count as one
+  std::vector<UnitUpdate> updates_;           // by unit, as
+  std::vector<std::vector<RingNeed>> needs_;  // of its tasks
   std::vector<Item> own_;
   std::list<Item> lent_;
   std::uint64_t lendable_ = 0;  // items that may be borrowed at once
