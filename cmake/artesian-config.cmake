@@ -1,4 +1,4 @@
-# find_package(artesian [0.1] [COMPONENTS aio pinned kernels tiering zero3 models])
+# find_package(artesian [0.2] [COMPONENTS aio pinned kernels tiering zero3 models])
 #
 # Each component is a target artesian::<component>; it brings those below it. Without COMPONENTS, all
 # that are installed. Only zero3 and models need LibTorch: from ARTESIAN_TORCH_DIR or
