@@ -140,22 +140,8 @@ class Engine(Members):
         plan = make_plan(model)
         check_model(model, plan)
         trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
-        values, path = values_of(config)
-        self.config = values
-        if optimizer is not None:
-            values = {**values, "optimizer": section_of(optimizer)}
-        values, self._rates = take_rates(values, zero_is_one=manner is Manner.DEEPSPEED)
-        values = with_own_folders(values, set().union(*map(Engine._folders_of, list(LIVE))))
-        self._folders = folders_of(values)
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
-        self.config_values = read_config(
-            values,
-            path,
-            hidden_size=hidden_size,
-            note_unknown_keys=manner is Manner.DEEPSPEED,
-        )
-        self.param_dtype = torch_dtype(self.config_values.param_dtype)
-        self._tell_notes()
+        self._read(config, optimizer, hidden_size)
         numbers = {name: index for index, name in enumerate(plan.parameters)}
         tables = find_tables(model, plan)
         self.optimizer = self._facade_for(optimizer, trainable, model_parameters)
@@ -198,6 +184,26 @@ class Engine(Members):
         self._micro_batch_size = self.config_values.micro_batch_size
         self._stepped = False
         self._last: dict[str, Any] | None = None
+
+    def _read(
+        self, config: ConfigLike, optimizer: torch.optim.Optimizer | None, hidden_size: int | None
+    ) -> None:
+        """The config, with the optimizer in place of its own."""
+        values, path = values_of(config)
+        self.config = values
+        if optimizer is not None:
+            values = {**values, "optimizer": section_of(optimizer)}
+        values, self._rates = take_rates(values, zero_is_one=self.manner is Manner.DEEPSPEED)
+        values = with_own_folders(values, set().union(*map(Engine._folders_of, list(LIVE))))
+        self._folders = folders_of(values)
+        self.config_values = read_config(
+            values,
+            path,
+            hidden_size=hidden_size,
+            note_unknown_keys=self.manner is Manner.DEEPSPEED,
+        )
+        self.param_dtype = torch_dtype(self.config_values.param_dtype)
+        self._tell_notes()
 
     def _folders_of(self) -> set[str]:
         return set() if self.is_closed else self._folders
