@@ -61,8 +61,8 @@ def cases(name, folder):
     yield "default clipping", tried
     yield "clipped in every step", tried | {"gradient_clipping": 1e-6}
     yield "nothing clipped", tried | {"gradient_clipping": 0.0}
-    in_memory = {"zero_optimization": {"stage": 3}, "artesian": {"device_memory": "12GiB"}}
-    yield "everything in memory", demo | in_memory
+    in_memory = {"device_memory": "12GiB", "speculative_update": False}
+    yield "everything in memory", demo | {"zero_optimization": {"stage": 3}, "artesian": in_memory}
 
 
 def chosen(options, todo):
