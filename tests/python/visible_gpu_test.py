@@ -73,7 +73,7 @@ import torch.utils.data
 deepspeed.init_distributed()
 assert not torch.cuda.is_available() and deepspeed.get_accelerator().device_name() == "cpu"
 net = torch.nn.Linear(4, 1)
-engine = deepspeed.initialize(model=net, config={})[0]
+engine = deepspeed.initialize(model=net, config={"optimizer": {"type": "AdamW"}})[0]
 engine.backward(engine(torch.ones(2, 4)).sum())
 engine.step()
 engine.destroy()

@@ -148,7 +148,6 @@ class StepPlanTest : public Equality {
   static double depends_on_time(const StepPlan& plan) {
     double bytes = 0.0;
     for (auto event = plan.events.rbegin(); event->kind == StepEvent::Kind::Fetch; ++event) {
-      if (event->moved.param.nvme_read == 0) continue;
       bytes += static_cast<double>(event->moved.param.to_device);
     }
     for (const StepEvent& event : plan.events) {
