@@ -68,9 +68,7 @@ int run_report(const CLI::App& command) {
   std::vector<std::string> words{artesian::models::script_python(),
                                  artesian::models::script_folder() + "/artesian/report.py"};
   for (const std::string& word : command.remaining()) words.push_back(word);
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  const std::vector<char*> arguments = artesian::models::pointers_to(words);
   ::execvp(arguments[0], arguments.data());
   return fail("report: cannot run " + words[0] + ": " + artesian::system_error_text(errno) +
               "; set ARTESIAN_PYTHON to a Python that has matplotlib");

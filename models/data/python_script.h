@@ -16,4 +16,7 @@ std::string script_folder();
 /// Our environment, with the folder of the scripts at the end of PYTHONPATH.
 std::vector<std::string> script_environment();
 
+/// The words as exec and spawn take them, with a null pointer at the end. They must outlive it.
+std::vector<char*> pointers_to(std::vector<std::string>& words);
+
 }  // namespace artesian::models

@@ -23,13 +23,6 @@ namespace {
 constexpr int pipe_bytes = 1 << 20;  // thousands of steps
 constexpr std::chrono::seconds end_deadline{60};
 
-std::vector<char*> pointers_to(std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 nlohmann::json sections_of(const zero3::Config& config) {
   nlohmann::json sections;
   for (const zero3::TrackerConfig& tracker : config.trackers) {
@@ -63,8 +56,9 @@ void Trackers::start(const zero3::Config& config) {
   posix_spawnattr_t attributes{};
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  const int failure = ::posix_spawnp(&process_, words[0].c_str(), &actions, &attributes,
-                                     pointers_to(words).data(), pointers_to(variables).data());
+  const int failure =
+      ::posix_spawnp(&process_, words[0].c_str(), &actions, &attributes,
+                     models::pointers_to(words).data(), models::pointers_to(variables).data());
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
   if (failure == 0) return;

@@ -26,7 +26,6 @@ constexpr int operators = 16;  // of a stage, between which the update may go on
 /// No gradient is anywhere, and none is too large.
 struct DryGradients {
   static std::optional<double> sum_final(std::uint32_t) { return 0.0; }
-  static void forget_sums() {}
 };
 
 /// Runs steps, and keeps the events of the last one.
