@@ -52,14 +52,16 @@ endfunction()
 
 # artesian_joined(target): compiles several of its sources as one, since most of a source's time goes
 # into headers that its neighbours include as well. Names in a namespace without a name must
-# therefore differ within a library. -DARTESIAN_JOINED=OFF compiles each by itself.
+# therefore differ within a library. -DARTESIAN_JOINED=OFF compiles each by itself. Joined sources
+# name their parts by paths that do not depend on the checkout, so that ccache serves several of them.
 set(joined OFF)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   set(joined ON)
 endif()
 option(ARTESIAN_JOINED "Compile several sources of a library as one" ${joined})
 function(artesian_joined target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${ARTESIAN_JOINED} UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${ARTESIAN_JOINED} UNITY_BUILD_BATCH_SIZE 8
+    UNITY_BUILD_RELOCATABLE ON)
 endfunction()
 
 # artesian_layer(name [DEPENDS layers...] [LIBRARIES third-party...] [EXCLUDE files...] [FILES files...])
