@@ -7,9 +7,13 @@ import enum
 import functools
 import itertools
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
+
+from artesian.errors import UnsupportedError
 
 NUMBERS = itertools.count()
 
@@ -59,6 +63,28 @@ class Status:
         return self.now().value
 
 
+class Partition:
+    """A parameter's ds_tensor: the part of one rank, which has no tensor that could be read."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.ds_numel = parameter.numel()
+        self.shape = torch.Size([parameter.numel()])
+        self.dtype = parameter.dtype
+        self.device = torch.device("cpu")
+        self.status = ZeroParamStatus.NOT_AVAILABLE
+
+    def numel(self) -> int:
+        return self.ds_numel
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedError(
+            f"ds_tensor.{name}: a parameter's part lies in a tier, and no tensor has it; "
+            "GatheredParameters has its values, and safe_get_local_fp32_param() its master weights"
+        )
+
+
 def describe(parameter: nn.Parameter) -> None:
     if "ds_id" in vars(parameter):
         return
@@ -68,11 +94,25 @@ def describe(parameter: nn.Parameter) -> None:
         ds_shape=parameter.shape,
         ds_status=Status(parameter),
         ds_active_sub_modules=set(),
+        ds_tensor=Partition(parameter),
         partition_numel=functools.partial(int, parameter.numel()),  # of one rank
     )
 
 
+def no_external_parameters() -> Iterator[tuple[str, nn.Parameter]]:
+    """What a described model's modules answer: which parameters of others they read is found out
+    in the first pass, and not said by them."""
+    return iter(())
+
+
+def describe_modules(model: nn.Module) -> None:
+    """DeepSpeed's method of each module, which programs call to find parameters beside its own."""
+    for module in model.modules():
+        if "ds_external_parameters" not in vars(module):
+            vars(module)["ds_external_parameters"] = no_external_parameters
+
+
 def forget(parameter: nn.Parameter) -> None:
     for name in ("ds_id", "ds_numel", "ds_shape", "ds_status", "ds_active_sub_modules",
-                 "partition_numel"):  # fmt: skip
+                 "ds_tensor", "partition_numel"):  # fmt: skip
         vars(parameter).pop(name, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,25 @@ from artesian.units import find_blocks
 if TYPE_CHECKING:
     from artesian.native import _C
     from artesian.optim import AdamW
+
+
+def call_with(model: Callable[..., Any], batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, list | tuple) else model(batch)
+
+
+def loss_of(model: Callable[..., Any], batch: Any) -> torch.Tensor:
+    result = call_with(model, batch)
+    loss = getattr(result, "loss", None)
+    if loss is None:
+        loss = result[0] if isinstance(result, list | tuple) else result
+    if not isinstance(loss, torch.Tensor):
+        raise InvalidError(
+            f"the model returned {type(loss).__name__}, allowed a loss: a tensor, the first of "
+            "several values, or the attribute loss"
+        )
+    return loss
 
 
 class Members(nn.Module):
@@ -41,6 +61,7 @@ class Members(nn.Module):
     mp_world_size = 1
     mpu: Any = None
     training_dataloader: Any = None
+    _training_batches: Iterator[Any] | None = None
     collate_fn: Callable[..., Any] | None = None
     is_compiled = False
     _states_told = False
@@ -188,6 +209,45 @@ class Members(nn.Module):
             collate_fn=collate_fn or self.collate_fn,
             num_workers=num_local_io_workers or 0,
         )
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
+        """One step: the micro-batches of one accumulation, from the iterator or else the engine's
+        own loader, which begins again where it ends. The model is called with a batch that is a
+        tuple, list or dict by its elements, and returns the loss, alone, first, or as `loss`.
+        Returns the mean of the losses."""
+        if data_iter is None:
+            data_iter = self._own_batches()
+        self.train()
+        losses = []
+        for _ in range(self.gradient_accumulation_steps()):
+            loss = loss_of(self, next(data_iter))
+            self.backward(loss)
+            self.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def eval_batch(self, data_iter: Iterator[Any], compute_loss: bool = True) -> Any:
+        """The loss of the iterator's next batch without gradients; `compute_loss` False: all that
+        the model returns. The engine trains afterwards if it did before."""
+        trained = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                batch = next(data_iter)
+                return loss_of(self, batch) if compute_loss else call_with(self, batch)
+        finally:
+            self.train(trained)
+
+    def _own_batches(self) -> Iterator[Any]:
+        loader = self.training_dataloader
+        if loader is None:
+            raise InvalidError(
+                "train_batch(data_iter): got none, allowed an iterator of batches, or "
+                "initialize(training_data=...)"
+            )
+        if self._training_batches is None:
+            self._training_batches = (batch for _ in itertools.count() for batch in loader)
+        return self._training_batches
 
     # What the config says
 

@@ -66,6 +66,14 @@ class ParameterOffload:
         """Nothing was taken off."""
 
 
+class LossScaler:
+    """What the engine's loss scale is at the moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.cur_scale = self.loss_scale = engine.loss_scale
+        self.dynamic = engine.fp16_enabled() and not engine.config.get("fp16", {}).get("loss_scale")
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's constants; step() is the engine's.
 
@@ -122,6 +130,38 @@ class AdamW(torch.optim.Optimizer):
         return self._attached("loss_scale").loss_scale
 
     cur_scale = loss_scale
+
+    @property
+    def loss_scaler(self) -> LossScaler:
+        return LossScaler(self._attached("loss_scaler"))
+
+    @property
+    def optimizer(self) -> AdamW:
+        """What DeepSpeed's wraps; here there is one optimizer."""
+        self._attached("optimizer")
+        return self
+
+    def offload_states(self, *arguments: Any, **named: Any) -> None:
+        """engine.offload_states(), which has its arguments."""
+        self._attached("offload_states").offload_states(*arguments, **named)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        self._attached("reload_states").reload_states(non_blocking)
+
+    def empty_partition_cache(self) -> None:
+        self._attached("empty_partition_cache").empty_partition_cache()
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
+        """A copy of each group's master weights, in one row: all of them in memory at once.
+        zero.safe_get_full_fp32_param() reads one parameter's."""
+        engine = self._attached("fp32_partitioned_groups_flat")
+        return [
+            torch.cat([engine.full_parameter(p).flatten() for p in group["params"]])
+            for group in self.param_groups
+        ]
+
+    single_partition_of_fp32_groups = fp32_partitioned_groups_flat
 
     @property
     def _global_grad_norm(self) -> float | None:

@@ -123,7 +123,8 @@ def test_what_cannot_be_served_is_an_error_where_it_is_used(folder):
         f"deepspeed.pipe.PipelineModule: {refusal}pipeline parallelism",
         f"deepspeed.moe.layer.MoE: {refusal}DeepSpeed's own expert layers; models with experts of "
         "their own train",
-        f"deepspeed.init_inference: {refusal}the inference engine",
+        f"deepspeed.init_inference: {refusal}the inference engine; artesian.init_inference() "
+        "makes an engine that only evaluates, from the same config",
     ]
 
 

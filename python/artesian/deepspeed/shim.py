@@ -13,7 +13,7 @@ from torch import nn
 
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.deepspeed import comm, surface
-from artesian.described import describe, forget
+from artesian.described import describe, describe_modules, forget
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import UnsupportedError
 from artesian.optim import DEFAULTS, AdamW
@@ -67,6 +67,7 @@ def describe_parameters(engine: Engine) -> None:
         return
     for parameter in filter(engine.manages, engine.module.parameters()):
         describe(parameter)
+    describe_modules(engine.module)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ CHECKPOINTING = "artesian.deepspeed.checkpointing"
 DESCRIBED = "artesian.described"
 FRAGMENTS = "artesian.deepspeed.fragments"
 LEAVES = "artesian.deepspeed.leaves"
+TILED = "artesian.deepspeed.tiled"
 TYPES = "artesian.deepspeed.types"
 UTILITIES = "artesian.deepspeed.utilities"
 
@@ -155,6 +156,7 @@ OFFLOAD = {"OffloadDeviceEnum": TYPES, "OffloadStateTypeEnum": TYPES}
 ZERO_TO_FP32 = dict.fromkeys(
     ("get_model_state_file", "get_model_state_files", "get_optim_files"), SHIM
 )
+TILES = {"TiledLinear": TILED, "TiledLinearReturnBias": TILED}
 PARTITIONED = {
     "GatheredParameters": ZERO,
     "Init": ZERO,
@@ -203,10 +205,12 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.runtime.lr_schedules": SCHEDULES,
     "deepspeed.runtime.utils": {
         "move_to_device": UTILITIES,
+        "partition_uniform": TILED,
         "see_memory_usage": UTILITIES,
         "set_random_seed": UTILITIES,
     },
     "deepspeed.runtime.zero": PARTITIONED
+    | TILES
     | {
         "ZeroParamStatus": DESCRIBED,
         "ZeroParamType": TYPES,
@@ -221,6 +225,7 @@ MODULES: dict[str, dict[str, str]] = {
         "get_accelerator": SHIM,
         "zero_wrapper_for_fp_tensor_constructor": SHIM,
     },
+    "deepspeed.runtime.zero.tiling": TILES,
     "deepspeed.runtime.zero.utils": {"ZeRORuntimeException": TYPES},
     "deepspeed.utils": TENSOR_FRAGMENTS
     | LEAF_MODULES
@@ -244,7 +249,7 @@ MODULES: dict[str, dict[str, str]] = {
         "load_state_dict_from_zero_checkpoint": SHIM,
     }
     | ZERO_TO_FP32,
-    "deepspeed.zero": PARTITIONED,
+    "deepspeed.zero": PARTITIONED | TILES,
 }
 
 # What is known, and cannot be served: modules, with all below them, and names. To import them is no
@@ -264,7 +269,6 @@ REFUSED_MODULES: dict[str, str] = {
     "deepspeed.profiling": "its profiler; use torch.profiler",
     "deepspeed.runtime.pipe": "pipeline parallelism",
     "deepspeed.runtime.sequence_parallel": "sequence parallelism",
-    "deepspeed.runtime.zero.tiling": "its tiled layers; tables of vocabularies are tiled here",
     "deepspeed.sequence": "sequence parallelism",
     "deepspeed.utils.groups": "parallelism of other kinds than over data",
 }
@@ -273,8 +277,8 @@ REFUSED: dict[str, str] = {
     "deepspeed.DeepSpeedTransformerLayer": "its CUDA kernels",
     "deepspeed.PipelineEngine": "pipeline parallelism",
     "deepspeed.PipelineModule": "pipeline parallelism",
-    "deepspeed.init_inference": "the inference engine",
-    "deepspeed.runtime.zero.TiledLinear": "its tiled layers; tables of vocabularies are tiled here",
+    "deepspeed.init_inference": "the inference engine; artesian.init_inference() makes an engine "
+    "that only evaluates, from the same config",
     "deepspeed.tp_model_init": "tensor parallelism",
 }
 

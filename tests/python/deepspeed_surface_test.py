@@ -1,0 +1,278 @@
+"""Proves that whatever trainers ask of DeepSpeed is answered, row by row: names of modules, members
+of engine, optimizer, parameters, accelerator. What cannot be served is refused with a sentence when
+it is used, never where it is imported. What a row does is proved by the test that it names."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+import torch
+from small_models import artesian, config_for, stack
+
+import artesian.deepspeed.surface as surface  # isort: skip
+import deepspeed  # isort: skip
+
+HERE = pathlib.Path(__file__).parent
+
+# Module-level names that are served.
+NAMES = """
+deepspeed: initialize init_distributed DeepSpeedEngine add_config_arguments __version__ version
+    get_accelerator OnDevice DeepSpeedConfig DeepSpeedOptimizer ZeROOptimizer log_dist
+zero: Init GatheredParameters register_external_parameter TiledLinear
+runtime.zero: ZeroParamStatus ZeroParamType TiledLinear unwrap_model_for_generation
+runtime.zero.partition_parameters: ZeroParamStatus zero_wrapper_for_fp_tensor_constructor
+    _orig_torch_arange get_accelerator
+runtime.zero.offload_config: OffloadDeviceEnum OffloadStateTypeEnum
+runtime.zero.tiling: TiledLinear TiledLinearReturnBias
+comm: is_initialized init_distributed get_rank get_world_size get_local_rank barrier broadcast
+    all_reduce all_gather ReduceOp new_group destroy_process_group get_world_group
+    all_gather_into_tensor all_to_all_single reduce reduce_scatter_tensor send recv isend irecv
+runtime.lr_schedules: VALID_LR_SCHEDULES WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest
+    WARMUP_MIN_LR CYCLE_MAX_LR LR_RANGE_TEST_MIN_LR TOTAL_NUM_STEPS
+ops.adam: DeepSpeedCPUAdam FusedAdam
+checkpoint.utils: clone_tensors_for_torch_save
+launcher.runner: DEEPSPEED_ENVIRONMENT_NAME
+accelerator: get_accelerator
+accelerator.real_accelerator: get_accelerator
+checkpointing: configure is_configured checkpoint reset detach_variable
+runtime.activation_checkpointing.checkpointing: configure is_configured checkpoint reset
+runtime.base_optimizer: DeepSpeedOptimizer
+runtime.checkpoint_engine.torch_checkpoint_engine: TorchCheckpointEngine
+runtime.config: DeepSpeedConfig
+runtime.dataloader: RepeatingLoader
+runtime.utils: see_memory_usage move_to_device set_random_seed
+utils: logger log_dist RepeatingLoader set_log_level_from_string OnDevice
+    set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules set_z3_leaf_module
+    set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix
+    safe_get_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state
+    safe_set_full_fp32_param safe_set_full_grad safe_set_full_optimizer_state
+    safe_get_local_fp32_param safe_get_local_grad safe_get_local_optimizer_state
+    safe_set_local_fp32_param safe_set_local_grad safe_set_local_optimizer_state
+    safe_update_full_grad_vectorized
+utils.logging: logger log_dist
+utils.zero_to_fp32: get_optim_files get_model_state_file get_model_state_files
+    convert_zero_checkpoint_to_fp32_state_dict get_fp32_state_dict_from_zero_checkpoint
+    load_state_dict_from_zero_checkpoint
+git_version_info: version
+"""
+
+# Names that are imported, and refused where they are used: a word of the reason.
+REFUSED = {
+    "ops.adagrad.DeepSpeedCPUAdagrad": "Adam and AdamW are supported",
+    "ops.lion.DeepSpeedCPULion": "Adam and AdamW are supported",
+    "ops.lion.FusedLion": "Adam and AdamW are supported",
+    "moe.layer.MoE": "expert layers",
+    "pipe.PipelineModule": "pipeline parallelism",
+    "runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "sequence parallelism",
+    "utils.groups._get_sequence_parallel_world_size": "parallelism of other kinds",
+    "module_inject.layers.GatherReplacedLayerParams": "tensor parallelism",
+    "elasticity.compute_elastic_config": "DeepSpeed 0.19.8 does not have any more",
+    "profiling.flops_profiler.get_model_profile": "torch.profiler",
+    "tp_model_init": "tensor parallelism",
+    "init_inference": "artesian.init_inference",
+}
+
+ENGINE = """
+forward backward step train eval zero_grad module optimizer lr_scheduler config device no_sync scale
+get_lr get_global_grad_norm set_gradient_accumulation_boundary is_gradient_accumulation_boundary
+train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization_stage
+loss_scale global_steps micro_steps skipped_steps global_samples save_checkpoint load_checkpoint
+save_16bit_model _zero3_consolidated_16bit_state_dict zero_gather_16bit_weights_on_model_save
+destroy
+_consolidated_16bit_state_dict compile module_state_dict load_module_state_dict offload_states
+reload_states empty_partition_cache mpu coalesce_grad_reduction was_step_applied
+set_train_batch_size set_train_micro_batch_size train_batch eval_batch deepspeed_io
+training_dataloader monitor global_rank world_size local_rank dp_world_size get_mom get_type
+fp16_enabled bfloat16_enabled gradient_clipping steps_per_print wall_clock_breakdown optimizer_name
+save_fp16_model is_compiled dump_state
+"""
+OPTIMIZER = """
+param_groups step zero_grad overflow state state_dict parameter_offload loss_scale cur_scale
+loss_scaler fp32_partitioned_groups_flat single_partition_of_fp32_groups _global_grad_norm optimizer
+offload_states reload_states empty_partition_cache
+"""
+OFFLOAD = "module forward_hooks backward_hooks _register_deepspeed_module param_coordinator"
+PARAMETER = "ds_id ds_numel ds_shape ds_status ds_tensor partition_numel ds_active_sub_modules"
+ACCELERATOR = """
+manual_seed manual_seed_all get_rng_state set_rng_state synchronize supported_dtypes device_name
+memory_allocated set_device pin_memory Event _name current_device_name communication_backend_name
+"""
+
+# What is done with it, and the test that shows what comes of it.
+BEHAVIOUR = {
+    "stages 0 to 2: state_dict()": "stages_test::test_what_is_written_becomes_the_masters",
+    "stages 0 to 2: reading a parameter between steps": (
+        "stages_test::test_averages_of_parameters_are_those_of_plain_pytorch"
+    ),
+    "stage 3: state_dict() inside GatheredParameters": (
+        "gathered_test::test_a_generation_and_a_state_dict_under_gathered_parameters"
+    ),
+    "a model that is frozen": "evaluation_engine_test::test_other_ways_to_ask_for_one",
+    "initialize(model_parameters=[])": "evaluation_engine_test::test_other_ways_to_ask_for_one",
+    "initialize() without any optimizer": "evaluation_engine_test::test_other_ways_to_ask_for_one",
+    "a generation inside GatheredParameters": (
+        "gathered_test::test_a_generation_and_a_state_dict_under_gathered_parameters"
+    ),
+    "GatheredParameters inside a module's forward": (
+        "gathered_test::test_inside_a_modules_call_parameters_are_gathered_for_it"
+    ),
+    "change and change back without modifier_rank": (
+        "gathered_test::test_changes_that_nobody_writes_back_are_dropped_with_one_warning"
+    ),
+    "ds_status while the parameter is there": (
+        "gathered_test::test_ds_status_says_whether_a_parameter_is_there"
+    ),
+    "initialize again after destroy()": (
+        "life_cycle_test::test_after_destroy_parameters_are_plain_and_another_engine_takes_them"
+    ),
+    "initialize again without destroy()": (
+        "life_cycle_test::test_after_destroy_parameters_are_plain_and_another_engine_takes_them"
+    ),
+    "auto_find_batch_size": "trainer_stages_test::test_a_batch_size_is_found_by_trying",
+    "two engines": "evaluation_engine_test::test_two_engines_prefer_as_plain_pytorch_does",
+    "a client's optimizer and scheduler": (
+        "engine_test::test_a_clients_optimizer_and_any_torch_scheduler"
+    ),
+    "a bare backward": "engine_test::test_a_bare_loop_has_the_bits_of_the_engines_own",
+    "clip_grad_norm_": "engine_test::test_gradients_cannot_be_clipped_in_silence",
+    "save_latest=False": "engine_checkpoints_test::test_none_is_no_error",
+    "types of client_state": "engine_checkpoints_test::test_a_client_state_comes_back",
+    "WarmupCosineLR with groups": "schedules_test::test_each_group_is_led_to_its_own_rate",
+    "dtype of outputs": "evaluation_engine_test::test_logits_and_tokens_are_plain_pytorchs",
+    "engine.compile": "members_test::test_a_compiled_engine_trains_as_one_that_is_not",
+    "checkpointing.checkpoint": "members_test::test_checkpointing_has_torchs_gradients",
+    "hooks that TRL takes off": (
+        "members_test::test_hooks_that_are_taken_off_to_generate_and_put_on_again"
+    ),
+    "WORLD_SIZE=2": "processes_test::",
+}
+
+
+def rows():
+    for module, names in re.findall(r"^([\w.]+): ((?:.*\n)(?:    .*\n)*)", NAMES, re.MULTILINE):
+        full = module if module == "deepspeed" else f"deepspeed.{module}"
+        yield from ((full, name) for name in names.split())
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """An engine at stage 3 that has taken a step, under DeepSpeed's name."""
+    model, batch = stack()
+    config = config_for(gradient_accumulation_steps=2)
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        pass
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, config=config)
+    mean = engine.train_batch(iter([batch(0), batch(1)]))
+    yield engine, optimizer, batch, mean
+    engine.destroy()
+
+
+@pytest.mark.parametrize("module, name", list(rows()))
+def test_a_name_is_served(module, name):
+    value = getattr(importlib.import_module(module), name)
+    assert value is not None
+    refused = isinstance(value, type) and value.__doc__ in surface.REFUSED_MODULES.values()
+    assert not refused, f"{module}.{name} is a stand-in"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_name_is_imported_and_refused_where_it_is_used(name):
+    module, _, attribute = f"deepspeed.{name}".rpartition(".")
+    kind = getattr(importlib.import_module(module), attribute)
+    with pytest.raises(NotImplementedError) as refusal:
+        kind()
+    assert str(refusal.value).startswith(f"deepspeed.{name}: not supported by Artesian")
+    assert REFUSED[name] in str(refusal.value)
+
+
+def test_members_are_answered(parts):
+    engine, optimizer, _, _ = parts
+    weight = engine.module.blocks[0].weight
+    for owner, names in (
+        (engine, ENGINE),
+        (optimizer, OPTIMIZER),
+        (optimizer.parameter_offload, OFFLOAD),
+        (weight, PARAMETER),
+        (deepspeed.get_accelerator(), ACCELERATOR),
+    ):
+        lacking = [name for name in names.split() if not hasattr(owner, name)]
+        assert not lacking, f"{type(owner).__name__}: {lacking}"
+
+
+def test_a_batch_is_a_step(parts):
+    engine, optimizer, batch, mean = parts
+    assert engine.global_steps == 1 and engine.was_step_applied()
+    model, _ = stack()
+    assert torch.allclose(mean, (model(batch(0)) + model(batch(1))) / 2)
+    before = engine.eval_batch(iter([batch(0)]))
+    assert engine.training and not before.requires_grad
+    assert torch.equal(engine.eval_batch(iter([(batch(0),)]), compute_loss=False), before)
+    with pytest.raises(artesian.Error, match=r"train_batch\(data_iter\): got none"):
+        engine.train_batch()
+    engine.training_dataloader = [{"x": batch(0)}, {"x": batch(1)}, {"x": batch(2)}]
+    engine.train_batch()
+    assert torch.isfinite(engine.train_batch()) and engine.global_steps == 3
+
+
+def test_what_programs_ask_of_an_optimizer(parts):
+    engine, optimizer, _, _ = parts
+    assert optimizer.optimizer is optimizer
+    scaler = optimizer.loss_scaler
+    assert (scaler.cur_scale, scaler.loss_scale, scaler.dynamic) == (1.0, 1.0, False)
+    flat = optimizer.fp32_partitioned_groups_flat
+    masters = [engine.full_parameter(p).flatten() for p in engine.module.parameters()]
+    assert len(flat) == 1 and torch.equal(flat[0], torch.cat(masters))
+    enum = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
+    optimizer.offload_states(include=[enum.optim_states], device="cpu", non_blocking=True)
+    optimizer.reload_states(non_blocking=True)
+    optimizer.empty_partition_cache()
+
+
+def test_what_programs_ask_of_parameters_and_modules(parts):
+    engine = parts[0]
+    for module in engine.module.modules():
+        assert list(module.ds_external_parameters()) == []
+        module.ds_grads_remaining = 0
+    weight = engine.module.blocks[0].weight
+    weight.ds_grad_is_ready = True
+    weight.ds_active_sub_modules.clear()
+    assert weight.ds_tensor.numel() == weight.partition_numel() == weight.ds_numel == 64
+    with pytest.raises(NotImplementedError, match="ds_tensor.cpu: .* GatheredParameters has"):
+        weight.ds_tensor.cpu()
+
+
+def test_a_layer_of_tiles_is_the_layer():
+    whole = torch.nn.Linear(10, 7)
+    x = torch.randn(3, 10)
+    tiled = deepspeed.zero.TiledLinear(10, 7, in_splits=3, out_splits=2, init_linear=whole)
+    assert [row[0].weight.shape for row in tiled.linears] == [(4, 4), (3, 4)]
+    assert torch.allclose(tiled(x), whole(x), atol=1e-6)
+    parts = deepspeed.zero.TiledLinear(
+        10, 7, in_splits=2, out_splits=2, init_linear=whole, input_is_already_split=True,
+        combine_out_splits=False,
+    )  # fmt: skip
+    assert torch.allclose(torch.cat(parts(x.split(5, -1)), -1), whole(x), atol=1e-6)
+    with pytest.raises(artesian.Error, match="in_splits: got 11, allowed 1 to 10"):
+        deepspeed.zero.TiledLinear(10, 7, in_splits=11)
+
+    class ReturnsBias(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight), self.bias
+
+    kind = deepspeed.runtime.zero.tiling.TiledLinearReturnBias
+    tiled = kind(10, 7, in_splits=2, out_splits=2, linear_cls=ReturnsBias, init_linear=whole)
+    values, bias = tiled(x)
+    assert torch.allclose(values + bias, whole(x), atol=1e-6) and torch.equal(bias, whole.bias)
+
+
+def test_every_row_of_behaviour_has_its_test():
+    for row, place in BEHAVIOUR.items():
+        file, _, name = place.partition("::")
+        assert f"def {name or 'test_'}" in (HERE / f"{file}.py").read_text(), row
+
+
+def test_a_config_with_deepspeeds_spelling_is_read():
+    config = deepspeed.DeepSpeedConfig(config_for(train_micro_batch_size_per_gpu=3))
+    assert (config.train_batch_size, config.zero_enabled) == (3, True)
