@@ -1,5 +1,5 @@
 # A thin front to the CMake presets. Every target first installs what is missing (dev/setup.sh).
-.PHONY: demo build wheel test bench lint asan tsan fuzz soak
+.PHONY: demo build wheel test bench lint asan tsan fuzz soak mutants
 
 demo:
 	@echo "demo: trains GPT-2 124M on real text with its 2 GB of state on disk; two or three minutes on 2 cores." >&2
@@ -34,3 +34,8 @@ soak:
 SECONDS ?= 60
 fuzz:
 	@dev/setup.sh --with fuzz dev/fuzz.sh $(SECONDS) $(FUZZERS)
+
+# Which lines of the Python package no test would miss: ARGUMENTS="--count 100 --seed 7".
+mutants:
+	@dev/setup.sh dev/build.sh release programs artesian_python
+	@dev/setup.sh python3 dev/mutants.py $(ARGUMENTS)
