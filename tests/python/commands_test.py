@@ -179,10 +179,11 @@ def test_a_block_of_python_runs(block, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("block", code("json"))
 def test_a_block_of_json_is_a_config(block):
-    import small_models  # the package
+    import small_models
 
-    config = small_models.config_for()
-    read = small_models.artesian.config.read_config({**config, **json.loads(block)}, "page")
+    from artesian.config import read_config
+
+    read = read_config({**small_models.config_for(), **json.loads(block)}, "page")
     assert not read.notes
 
 

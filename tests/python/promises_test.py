@@ -16,7 +16,7 @@ from small_models import artesian
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from artesian import zero
+from artesian import tables, zero
 from artesian.checkpoint import (
     export_universal,
     get_fp32_state_dict_from_zero_checkpoint,
@@ -418,7 +418,7 @@ def test_the_row_of_padding_does_not_learn(is_table, monkeypatch):
             return self.head(self.embed(ids)).square().sum()
 
     if is_table:
-        monkeypatch.setattr(artesian.tables, "SMALLEST", 1)
+        monkeypatch.setattr(tables, "SMALLEST", 1)
     torch.manual_seed(0)
     model = Net()
     with torch.no_grad():
