@@ -1,6 +1,7 @@
 """A script for Hugging Face's Trainer, as it is with DeepSpeed; nothing in it knows of Artesian:
 
     python hf_trainer.py                                         # plain
+    deepspeed hf_trainer.py --deepspeed ds_config.json           # with the wheel artesian-deepspeed
     ARTESIAN_AS_DEEPSPEED=1 python hf_trainer.py --deepspeed ds_config.json
     python -m artesian.run hf_trainer.py --deepspeed ds_config.json
 
@@ -30,6 +31,7 @@ def collate(batch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deepspeed", metavar="CONFIG")
+    parser.add_argument("--local_rank", type=int)  # given by the command deepspeed
     parser.add_argument("--output", default="trainer-out")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--accumulation", type=int, default=2)

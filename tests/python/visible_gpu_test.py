@@ -106,9 +106,19 @@ def test_a_notebook_that_has_looked_is_told_what_to_do(run):
     last = run("-c", program, fails=True).stderr.splitlines()[-1]
     assert last == (
         "ImportError: import artesian.deepspeed: PyTorch has looked for GPUs already and seen one, "
-        "and Python does not train on GPUs yet; put this line before all other imports, or set "
-        "CUDA_VISIBLE_DEVICES= before Python starts"
+        "and Python does not train on GPUs yet; put this line before all other imports, start the "
+        "script by `deepspeed`, or set CUDA_VISIBLE_DEVICES= before Python starts"
     )
+
+
+def test_an_environment_with_the_command_hides_gpus_from_who_imports_deepspeed(run):
+    """Its every process begins with the first line, also those that know nothing of DeepSpeed."""
+    first = "import artesian.deepspeed, torch; "
+    asks = {"ARTESIAN_AS_DEEPSPEED": "installed"}
+    run("-c", first + "assert torch.cuda.is_available()", **asks)
+    run("-c", first + "import deepspeed; assert not torch.cuda.is_available()", **asks)
+    late = first + "torch.cuda.is_available(); import deepspeed"
+    assert "start the script by `deepspeed`" in run("-c", late, fails=True, **asks).stderr
 
 
 NATIVE = """

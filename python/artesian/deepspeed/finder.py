@@ -16,11 +16,12 @@ from typing import Any
 from artesian.deepspeed import gpus, surface
 
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
+INSTALLED = "installed"  # its value where the wheel artesian-deepspeed asks, for every process
 
 METADATA = f"""Metadata-Version: 2.1
 Name: deepspeed
 Version: {surface.VERSION}
-Summary: answered by Artesian, which this environment has asked for by {SWITCH}
+Summary: answered by Artesian, in DeepSpeed's place
 """
 
 
@@ -36,6 +37,7 @@ class Distribution(importlib.metadata.Distribution):
 
 class Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
+        gpus.hide()
         surface.fill(module)
 
 
@@ -58,8 +60,11 @@ class Finder(DistributionFinder):
 
 def install() -> None:
     """From here on, in this process and its children. Of a DeepSpeed that is imported already it
-    cannot take the place. GPUs are hidden from scripts from here on, too."""
-    os.environ[SWITCH] = "1"
+    cannot take the place. GPUs are hidden from here on, too; where the wheel asks, which also asks
+    for processes that have nothing to do with DeepSpeed, from the first `import deepspeed` on."""
+    everywhere = os.environ.get(SWITCH) == INSTALLED
+    if not everywhere:
+        os.environ[SWITCH] = "1"
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     known = sys.modules.get("deepspeed")
@@ -68,5 +73,6 @@ def install() -> None:
             f"import artesian.deepspeed: {known} is imported already; put this line before all "
             f"other imports, or start Python with {SWITCH}=1"
         )
-    gpus.hide()
+    if not everywhere:
+        gpus.hide()
     sys.meta_path.insert(0, Finder())

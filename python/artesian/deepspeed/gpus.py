@@ -33,8 +33,8 @@ def hide() -> None:
             os.environ[VISIBLE] = before
         raise ImportError(
             "import artesian.deepspeed: PyTorch has looked for GPUs already and seen one, and "
-            "Python does not train on GPUs yet; put this line before all other imports, or set "
-            f"{VISIBLE}= before Python starts"
+            "Python does not train on GPUs yet; put this line before all other imports, start the "
+            f"script by `deepspeed`, or set {VISIBLE}= before Python starts"
         )
 
 
