@@ -36,7 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "python"
 PACKAGE = ROOT / "python" / "artesian"
 USES_PACKAGE = re.compile(
-    r"\bartesian\.|\bimport artesian|\b(import|from) (hf|build_folder|small_models)\b"
+    r"\bartesian\.(?!json)|\bimport artesian|\b(import|from) (hf|small_models)\b|BUILD / .python"
 )
 
 COMPARISONS = {
@@ -404,7 +404,7 @@ def main():
     if arguments.seed is None:
         arguments.seed = random.SystemRandom().randrange(1 << 31)
     build = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build"))
-    extras = [ROOT / "dev" / f"requirements-{kind}.lock" for kind in ("mutants", "hf")]
+    extras = [ROOT / "dev" / f"requirements-{kind}.lock" for kind in ("mutants", "hf", "test")]
     for lock in extras:
         words = [ROOT / "dev" / "extras.sh", lock]
         sys.path.append(subprocess.run(words, check=True, stdout=-1, text=True).stdout.strip())
