@@ -334,6 +334,7 @@ def run_tests(tests, log):
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    os.chdir(TESTS)  # whose pytest.ini names of tests are relative to
     return int(pytest.main(["-q", "-x", "--no-header", "-p", "no:cacheprovider", *tests]))
 
 
@@ -352,6 +353,8 @@ def judge(mutant, known, folder, budget):
         place.write_bytes(before)
     if code == 0:
         return "survived" if whole else f"survived {len(tests)} tests", ""
+    if code == 4:
+        raise SystemExit(f"pytest does not find these tests: make the map anew with --map; {log}")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
     return "timed out" if code is None else "noticed", failed[0] if failed else f"exit code {code}"
 
