@@ -105,14 +105,22 @@ def replaced(node):
     return None
 
 
+# Keywords that guard programmers against themselves, or are only told.
+TOLD = {"strict", "frozen", "help", "metavar", "description", "prog"}
+# Functions whose texts name what is wrong.
+NAMING = ("Error", "Exception", "getLogger", "TypeVar", "_is", "_number", "_whole", "whole")
+
+
 def skipped(node):
     """True for what is not run, or only told: annotations, messages, imports."""
+    if isinstance(node, ast.keyword) and node.arg in TOLD:
+        return True
     if isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr) or is_docstring(node):
         return True
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
     name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return name.endswith(("Error", "Exception", "getLogger", "TypeVar"))
+    return name.endswith(NAMING)
 
 
 def places(tree):

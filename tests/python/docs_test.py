@@ -49,7 +49,7 @@ def pages():
 
 def package_names():
     """Those after "artesian.", but keys of the config, programs and files."""
-    keys = set(re.findall(r"^\| `(artesian\.\w+)`", CONFIG.read_text(), re.MULTILINE))
+    keys = set(re.findall(r"`(artesian\.\w+)`", CONFIG.read_text()))
     names = set()
     for text in pages().values():
         for before, name in re.findall(r"(-m |import )?\b(artesian(?:\.[A-Za-z_]\w*)+)", text):
