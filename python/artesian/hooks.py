@@ -1,8 +1,8 @@
-"""Hooks on the modules of a model: the only place that registers any.
+"""Hooks on the modules of a model. No other file registers any.
 
-Each unit, and each module above units, tells the engine of its calls. The outermost call on the
-thread is a pass: an evaluation if gradients are off, unless a reentrant checkpoint has switched
-them off, else a training pass.
+The hooks tell the engine about each call of a unit and of a module above units. The outermost call
+on a thread is a pass. It is an evaluation if gradients are off, unless a reentrant checkpoint has
+switched them off, and a training pass otherwise.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from artesian.units import Plan
 
 
 class Removable(Protocol):
-    """What an engine has put into a model, or around it."""
+    """Something that an engine has put into a model or around it, and takes away when it ends."""
 
     def remove(self) -> None: ...
 
 
 CHECKPOINT_FORWARD = CheckpointFunction.forward.__code__
-# What is asked of a parameter without reading it.
+# Attributes and methods of a parameter that do not read its values.
 FACTS = ("dtype", "device", "shape", "requires_grad", "grad", "is_leaf", "grad_fn", "layout")
 HARMLESS = {getattr(torch.Tensor, name).__get__ for name in FACTS} | {
     torch.Tensor.size,
@@ -79,8 +79,8 @@ def convert(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
 
 
 class Reads(TorchFunctionMode):
-    """Tells the engine which parameters are about to be read: one that belongs to another module
-    than the one that runs is gathered with that one from then on."""
+    """Tells the engine which parameters torch functions are about to read. A parameter that belongs
+    to another module than the one that runs is gathered together with that module from then on."""
 
     def __init__(self, core: _C.Engine, numbers: dict[int, int], tables: AsComputed) -> None:
         super().__init__()
@@ -89,14 +89,14 @@ class Reads(TorchFunctionMode):
         self.tables = tables
 
     def remove(self) -> None:
-        """Knows no parameters from here on: Ctrl-C may leave it on for as long as a thread runs,
-        and other tensors get the memory, and the identity, of those that are gone."""
+        """Forgets all parameters. Ctrl-C may leave the mode on until the thread ends, and by then
+        other tensors may have the ids of parameters that are gone."""
         self.numbers = {}
         self.tables = AsComputed((), self.tables.dtype)
         self.leave()
 
     def leave(self) -> None:
-        """Ends it on this thread, if it is on: Ctrl-C may have come before it was entered."""
+        """Ends the mode on this thread if it is on; Ctrl-C may have come before it was entered."""
         modes: Any = torch.overrides
         if self in modes._get_current_function_mode_stack():
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -139,8 +139,8 @@ def refuse_load_state_dict(module: nn.Module, *_: Any) -> None:
 
 
 class Tree:
-    """The modules of a model: finds parameters that it got after the engine was made, which would
-    not be trained."""
+    """The tree of a model's modules. Finds parameters that were added after the engine was made and
+    would not be trained."""
 
     def __init__(self, model: nn.Module, known: set[int]) -> None:
         self.model = model
@@ -168,7 +168,7 @@ class Tree:
 
 
 class Pass(NamedTuple):
-    """What is under way on a thread. On a device a checkpoint computes on another one."""
+    """The pass under way on a thread. On a GPU a checkpoint recomputes on another thread."""
 
     outermost: int = -1  # the number of the module that was called
     evaluates: bool = False
@@ -176,7 +176,7 @@ class Pass(NamedTuple):
 
 
 class Hooks:
-    """From construction until its handles are removed, the model's calls go through the engine."""
+    """Routes the model's calls through the engine until its handles are removed."""
 
     def __init__(
         self,

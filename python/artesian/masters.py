@@ -1,7 +1,7 @@
-"""Master weights that outlive a swap of weights: copies are taken in 16 bits, others are written in
-their place, an average that is evaluated, say, and the copies are written back. They alone do not
-have the masters' digits. So the first write to a parameter since the last step saves its masters,
-and a later one restores those of the elements that it makes what the saved ones round to."""
+"""Keeps master weights while a caller swaps weights: takes 16-bit copies, writes others in their
+place (an average to evaluate, say), and writes the copies back. The copies lack the masters' lower
+digits. So the first write to a parameter after a step saves its masters, and a later write restores
+the masters of those elements that get the values which the saved ones round to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class SavedMasters:
-    """Of one engine, 4 bytes for each element; in mapped files without names, where it has a folder
-    on NVMe."""
+    """The saved master weights of one engine, 4 bytes for each element, in mapped files if the
+    engine has a folder on NVMe."""
 
     def __init__(self, folder: str | None, dtype: torch.dtype) -> None:
         self.folder = folder
@@ -28,14 +28,15 @@ class SavedMasters:
         self.taken: dict[int, torch.Tensor] = {}  # room for those of the write under way
 
     def clear(self) -> None:
-        """The weights go on from what they are."""
+        """Forgets the saved masters: the weights go on from what they are now."""
         self.tensors.clear()
 
     def forget(self, number: int) -> None:
         self.tensors.pop(number, None)
 
     def take_room(self, engine: Engine, parameters: list[nn.Parameter]) -> None:
-        """For the masters of all parameters that are to be written, before the first is."""
+        """Reserves room for the masters of all parameters that a write is about to change, before
+        it changes the first one."""
         self.taken.clear()
         for parameter in parameters:
             number = engine._number(parameter)
@@ -57,9 +58,9 @@ class SavedMasters:
                 ) from None
 
     def write(self, engine: Engine, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """The parameter's values, in its dtype, become these. Elements that are so already keep
-        their masters, and those that are again what they were at the first write since the last
-        step have the saved ones."""
+        """Sets a parameter to values in its dtype. An element that has its value already keeps its
+        master weight; one that returns to its value from before the first write since the last step
+        gets the saved master weight."""
         number = engine._number(parameter)
         room = self.taken.pop(number, None)
         saved = self.tensors.get(number)

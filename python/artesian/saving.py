@@ -1,5 +1,6 @@
-"""Checkpoints of an engine, whose format is in docs/checkpoints.md: what the engine knows of;
-and beside that, in two files of the caller's, what only Python does."""
+"""Checkpoints of an engine, in the format of docs/checkpoints.md. State that only Python has
+(counts, constants of groups, the scheduler, the caller's own) is stored in two files beside the
+engine's."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ VALUES: list[Any] = [
 
 
 class Pickler(pickle.Pickler):
-    """Has containers made with what they hold: a reader that runs nothing does not fill them."""
+    """Writes containers together with what they hold, because a reader that runs no code cannot
+    fill them afterwards."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is collections.defaultdict:
@@ -57,8 +59,8 @@ PICKLING = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
 def pack(value: Any, what: str) -> bytes:
-    """The value as a file. Reading that runs nothing which it names; so what could not be read back
-    is refused here."""
+    """The value as the bytes of a file. Reading runs no code that a file names, so a value that
+    could not be read back is refused here."""
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=PICKLING)
     data = buffer.getvalue()
@@ -84,7 +86,7 @@ def first_line(error: BaseException) -> str:
 
 
 def other_names(engine: Engine) -> list[tuple[str, str]]:
-    """Of tied parameters: another name, and the engine's."""
+    """Pairs of another name of a tied parameter and the name that the engine has for it."""
     names: dict[int, str] = {}
     result = []
     for name, parameter in engine.module.named_parameters(remove_duplicate=False):
@@ -94,7 +96,7 @@ def other_names(engine: Engine) -> list[tuple[str, str]]:
 
 
 def model_files(engine: Engine) -> dict[str, bytes]:
-    """config.json of a Hugging Face model, for who exports the checkpoint."""
+    """config.json of a Hugging Face model, which an export of the checkpoint needs."""
     write = getattr(getattr(engine.module, "config", None), "to_json_string", None)
     return {} if write is None else {"config.json": write().encode()}
 
@@ -165,7 +167,8 @@ def restore_buffers(engine: Engine, saved: dict[str, torch.Tensor]) -> None:
 
 
 def restore_training(engine: Engine, loaded: dict[str, Any], with_scheduler: bool) -> None:
-    """Counts and constants go on; of a checkpoint that was not saved from Python, the counts."""
+    """Restores counts, constants of groups and the scheduler; from a checkpoint that was not saved
+    from Python, the counts alone."""
     data = loaded["client"].get(ENGINE_FILE)
     engine.global_steps = loaded["step"]
     if data is None:

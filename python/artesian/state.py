@@ -1,4 +1,4 @@
-"""What is taken out of an engine as a whole."""
+"""State that leaves an engine as a whole: a model's state_dict(), copies of its parameters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SMALL = 1 << 20  # bytes: stays in memory
 
 
 def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.Tensor:
-    """A tensor in a file that is mapped, and has no name any more: so it may leave the memory. Its
-    room on the disk is taken at once. Each has a file of its own, since tensors that share one
-    would be taken for tied."""
+    """A tensor in a mapped file without a name, so that the kernel may write it out and drop it
+    from memory. Its room on the disk is reserved at once. Each tensor has a file of its own,
+    because savers take tensors that share a file for tied."""
     handle, path = tempfile.mkstemp(prefix="artesian-export-", dir=folder)
     try:
         try:
@@ -39,9 +39,9 @@ def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.T
 
 
 class AsStored:
-    """For a model whose parameters are resident, and computed with in another dtype than they are
-    stored in: has state_dict() give the latter, as consolidated_state_dict() does. Called on what
-    `module`.state_dict() gives; of a module below the model, if it is asked by itself."""
+    """Converts the values of a state_dict() to the dtype in which parameters are stored, as
+    consolidated_state_dict() has them. For models whose parameters are resident and computed with
+    in another dtype; a hook of the model and of each module below, which may be asked by itself."""
 
     def __init__(
         self, parameters: list[torch.nn.Parameter], dtype: torch.dtype, folder: str | None
@@ -70,12 +70,12 @@ class AsStored:
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:
-    """True if a tensor's memory is that of a file, as empty_in_file()'s is."""
+    """True if the tensor's memory is a mapped file, as that of empty_in_file()."""
     return tensor.untyped_storage().filename is not None
 
 
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that a state_dict() has, by name."""
+    """Names and tensors of the buffers that a state_dict() has."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -85,8 +85,8 @@ def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
 def values_of_parameters(
     engine: Engine, parameters: Iterable[torch.nn.Parameter]
 ) -> dict[int, torch.Tensor]:
-    """Copies of the engine's parameters, by id, in the dtype that they are stored in; in mapped
-    files, as consolidated_state_dict() says."""
+    """Copies of the engine's parameters by id, in the dtype in which they are stored; in mapped
+    files where consolidated_state_dict() uses them."""
     folder, dtype = engine.config_values.nvme_path, engine.param_dtype
     values = {}
     for parameter in parameters:
@@ -101,9 +101,10 @@ def values_of_parameters(
 def consolidated_state_dict(
     engine: Engine, exclude_frozen_parameters: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The model's state_dict(), parameters in the dtype that they are stored in. Where the engine
-    has a folder on NVMe, those that are not small are mapped files there, whose bytes go when the
-    tensors do: a model that memory cannot hold can be saved. Tied ones are one tensor."""
+    """The model's state_dict(), with parameters in the dtype in which they are stored. If the
+    engine has a folder on NVMe, larger parameters are mapped files there, so that a model can be
+    saved that memory cannot hold; a file is gone when its tensor is. Tied parameters are one
+    tensor."""
     tensors: dict[int, torch.Tensor] = {}
 
     def read(parameter: torch.nn.Parameter) -> torch.Tensor:

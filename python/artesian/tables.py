@@ -1,11 +1,10 @@
-"""Tables: matrices of vocabularies, which are large beside all else.
+"""Tables: the matrices of vocabularies, which are much larger than all other parameters.
 
-The rows of a table that is looked up are read, and their gradients added, one by one; one that is
-multiplied with is worked on in tiles. Its gradient is nowhere a tensor of its size, and where it is
-stored in 16 bit and computed with in fp32, neither is the table. A matrix is one if it is large,
-outside of all blocks, and owned by plain nn.Embedding and nn.Linear modules alone: those get
-functions of the engine's for their forward.
-"""
+A look-up reads single rows of a table and adds gradients row by row; a product works on it tile by
+tile. So its gradient is never a whole tensor, and a table that is stored in 16 bit is never
+expanded whole to fp32. A matrix is a table if it is large, outside of all blocks, and owned by
+plain nn.Embedding and nn.Linear modules alone. These modules get the engine's functions as their
+forward."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ SMALLEST = 1 << 22  # elements: a tile
 
 
 class Forward:
-    """A module whose forward is the engine's, until it is removed. Does not hold the module."""
+    """Puts the engine's forward into a module until remove(). Holds no reference to the module."""
 
     def __init__(self, module: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
         untyped: Any = module
@@ -38,7 +37,7 @@ class Forward:
 
 
 def reads_as_a_table(module: nn.Module) -> bool:
-    """True if the module's forward does nothing but look up, or multiply."""
+    """True if the module's forward is a plain look-up or product."""
     if "forward" in vars(module):  # somebody's own
         return False
     if type(module) is nn.Embedding:
@@ -79,7 +78,7 @@ def stages_of(
 def give_forwards(
     core: _C.Engine, tables: dict[str, list[nn.Module]], numbers: dict[str, int]
 ) -> list[Forward]:
-    """Has the modules that own tables read them by the engine's functions."""
+    """Gives modules that own tables the engine's functions as their forward."""
     given = []
     for name, modules in tables.items():
         for module in modules:
@@ -94,7 +93,7 @@ def give_forwards(
 
 
 def writes(func: Any) -> bool:
-    """True if a torch function may change its argument, or hand it on: x.add_(y), x.data."""
+    """True if a torch function may change its argument, or return it: x.add_(y), x.data."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name in ("__get__", "__set__", "__setitem__") or name.startswith("__i")
@@ -102,8 +101,8 @@ def writes(func: Any) -> bool:
 
 
 class AsComputed:
-    """Tables that are stored in another dtype than is computed in, for modules that read another
-    one's, or their own in another way: they get a copy in the dtype that they compute in."""
+    """Gives copies of tables, in the dtype of computing, to code that reads a table in any other
+    way than the owning module's look-up or product."""
 
     def __init__(self, tables: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         self.tables = {id(table) for table in tables if table.dtype != dtype}
@@ -111,8 +110,9 @@ class AsComputed:
         self.has_copied = False
 
     def copied(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of a torch function, with copies. Not of one that writes, nor beside
-        another tensor of a table's dtype, to which the caller has adapted."""
+        """The arguments of a torch function with tables replaced by copies. A function that writes
+        gets the table itself, as does one that also gets another tensor of the table's dtype: then
+        the caller has adapted to that dtype."""
         if not self.tables or writes(func):
             return args, kwargs
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
