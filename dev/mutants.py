@@ -59,6 +59,7 @@ class Mutant:
     line: int
     what: str
     source: str  # of the whole file
+    in_function: bool = True
 
 
 def is_docstring(node):
@@ -123,26 +124,30 @@ def skipped(node):
     return name.endswith(NAMING)
 
 
+def as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
 def places(tree):
-    """Each node that runs, with its parent's field and index."""
+    """Each node that runs."""
     todo = [tree]
     while todo:
-        node = todo.pop()
-        for field, value in ast.iter_fields(node):
+        for field, value in ast.iter_fields(todo.pop()):
             if field in ("annotation", "returns", "type_comment"):
                 continue
-            for index, child in enumerate(value if isinstance(value, list) else [value]):
-                if not isinstance(child, ast.AST) or skipped(child):
-                    continue
-                yield node, field, index if isinstance(value, list) else None, child
-                todo.append(child)
+            for child in as_list(value):
+                if isinstance(child, ast.AST) and not skipped(child):
+                    yield child
+                    todo.append(child)
 
 
 def mutants_of(path, text):
     """All mutants of a file."""
     tree = ast.parse(text)
     lines = text.splitlines(keepends=True)
-    for parent, field, index, child in list(places(tree)):
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
+    inside = {id(n) for f in functions for part in as_list(f.body) for n in ast.walk(part)}
+    for child in list(places(tree)):
         if not hasattr(child, "lineno"):
             continue
         changed = []
@@ -155,7 +160,8 @@ def mutants_of(path, text):
         if isinstance(child, ast.UnaryOp) and isinstance(child.op, ast.Not):
             changed.append(("not", child.operand))
         for what, node in changed:
-            yield Mutant(path, child.lineno, what, with_node(lines, child, node))
+            source = with_node(lines, child, node)
+            yield Mutant(path, child.lineno, what, source, id(child) in inside)
 
 
 def with_node(lines, child, node):
@@ -321,9 +327,10 @@ def map_of(work, folder, names):
 
 def tests_of(mutant, known, budget):
     """The tests that cover the line, the cheapest first, for about so many seconds; and whether
-    these are all. A line that only an import runs is covered by whoever covers its file."""
+    these are all. A line that an import runs is covered by whoever covers its file."""
     by_line = known["lines"].get(mutant.path, {})
-    ids = by_line.get(mutant.line) or sorted({t for tests in by_line.values() for t in tests})
+    everybody = sorted({test for tests in by_line.values() for test in tests})
+    ids = by_line.get(mutant.line, []) if mutant.in_function else everybody
     chosen, total = [], 0.0
     for test in sorted(set(ids), key=lambda t: known["seconds"][t]):
         total += known["seconds"][test]

@@ -53,5 +53,8 @@ def test_the_cheapest_tests_that_cover_a_line_are_run():
     assert (chosen, whole) == (["a_test.py::quick", "b_test.py::other"], False)
     chosen, whole, _ = tests_of(9, 100)  # by file, so that what a file sets up is set up once
     assert whole and chosen == ["a_test.py::quick", "a_test.py::slow", "b_test.py::other"]
-    assert tests_of(4, 10)[0] == ["a_test.py::quick", "b_test.py::other"]  # run by an import
-    assert mutants.tests_of(mutants.Mutant("none.py", 1, "", ""), known, 10)[0] == []
+    at_import = mutants.Mutant("page.py", 4, "", "", in_function=False)
+    assert mutants.tests_of(at_import, known, 10)[0] == ["a_test.py::quick", "b_test.py::other"]
+    assert tests_of(5, 10)[0] == []
+    inside = {m.line for m in mutants.mutants_of("page.py", TEXT) if m.in_function}
+    assert inside == {9, 10, 12, 13, 14, 15, 16}
