@@ -4,14 +4,24 @@ says. Files are made in memory; whole checkpoints are in checkpoint_import_test.
 
 import fcntl
 import io
+import json
 import os
 import pathlib
 
 import numpy as np
 import pytest
 import torch
+from made_up_checkpoint import MadeUp
 
-from artesian.checkpoint import deepspeed_files, sources, torch_files, writer, zero_to_fp32
+from artesian.checkpoint import (
+    deepspeed_files,
+    export_universal,
+    exports,
+    sources,
+    torch_files,
+    writer,
+    zero_to_fp32,
+)
 from artesian.checkpoint.pickles import Name, Record
 from artesian.checkpoint.torch_files import Storage, Tensor, TorchZip
 from artesian.checkpoint.zero_to_fp32 import Damaged, Refused
@@ -361,3 +371,49 @@ def test_a_checkpoint_that_cannot_be_is_refused(tmp_path):
             writer.write_checkpoint(tmp_path, "other", state, "")
     with pytest.raises(Refused, match="tag: it is there already"):
         writer.write_checkpoint(tmp_path, "tag", state, "")
+
+
+def test_tensors_lie_in_a_file_one_behind_the_other(tmp_path):
+    """An export's spool, of sizes that no page divides."""
+    checkpoint = zero_to_fp32.Checkpoint(MadeUp().write(tmp_path))
+    spool = exports.Spool(tmp_path)
+    arrays = [(0, "fp32"), (1, "fp32"), (0, "exp_avg"), (0, "exp_avg_sq")]
+    found = [spool.tensor(checkpoint, *each) for each in arrays]
+    for ours, each in zip(found, arrays, strict=True):
+        whole = exports.in_memory(checkpoint, *each)
+        assert ours.shape == whole.shape and torch.equal(ours, whole)
+        assert not torch.equal(ours, torch.zeros_like(ours))
+    assert spool.file.seek(0, 2) % 4096 == 0
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []  # has no name
+
+
+def test_a_universal_export_has_every_key(tmp_path):
+    MadeUp().write(tmp_path / "ours")
+    assert export_universal.main([str(tmp_path / "ours"), str(tmp_path / "out")]) == 0
+    folder = tmp_path / "out" / "global_step7"
+    model = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=True)
+    shapes = model.pop("param_shapes")
+    assert [{name: tuple(shape) for name, shape in each.items()} for each in shapes] == [
+        {"w": (4, 1039)}
+    ]
+    for name in ("module", "frozen_param_fragments"):
+        values = {key: value.tolist() for key, value in model.pop(name).items()}
+        assert set(values) == ({"frozen", "scale"} if name == "module" else {"frozen"})
+    assert {name: tuple(s) for name, s in model.pop("frozen_param_shapes").items()} == {
+        "frozen": (33,)
+    }
+    assert model.pop("ds_version") == export_universal.DEEPSPEED_VERSION
+    assert model == {
+        "buffer_names": ["scale"], "optimizer": None, "shared_params": {"head": "w"},
+        "lr_scheduler": {"last_batch_iteration": 6}, "data_sampler": None, "random_ltd": None,
+        "skipped_steps": 0, "global_steps": 7, "dp_world_size": 1, "mp_world_size": 1,
+        "ds_config": {}, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2},
+    }  # fmt: skip
+
+
+def test_padding_is_numbered(tmp_path):
+    writer.write_checkpoint(tmp_path, "tag", saved_state(), "")
+    with open(tmp_path / "tag" / "rank0.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    gaps = [name for name in header if name.startswith("~")]
+    assert len(gaps) > 2 and gaps == [f"~{number}" for number in range(len(gaps))]
