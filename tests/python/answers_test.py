@@ -21,7 +21,7 @@ import torch
 from small_models import artesian
 from torch import nn
 
-from artesian import config, described, errors, run, zero
+from artesian import config, described, errors, members, run, zero
 from artesian.deepspeed import (
     checkpointing,
     comm,
@@ -671,3 +671,66 @@ def test_no_name_that_is_answered_is_lost():
         assert surface.has_module(f"{module}.any") and not surface.has_module("deepspeed.any")
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         importlib.import_module("deepspeed").nothing  # noqa: B018
+
+
+def test_a_batch_that_is_evaluated_is_not_trained_with():
+    seen = []
+    engine = start()
+    engine.module.register_forward_pre_hook(
+        lambda module, args: seen.append((engine.training, torch.is_grad_enabled()))
+    )
+    for training in (True, False):
+        engine.train(training)
+        engine.eval_batch(iter([WORDS]))
+        assert engine.training == training
+    assert seen == [(False, False)] * 2
+    given = []
+    members.call_with(lambda *args, **named: given.append((args, named)), {"x": 1})
+    for batch in ((1, 2), [1, 2], 3):
+        members.call_with(lambda *args, **named: given.append((args, named)), batch)
+    assert given == [((), {"x": 1}), ((1, 2), {}), ((1, 2), {}), ((3,), {})]
+    for result in (WORDS, (WORDS, 2), [WORDS], types.SimpleNamespace(loss=WORDS)):
+        assert members.loss_of(lambda x, result=result: result, 1) is WORDS
+    with pytest.raises(errors.InvalidError, match="the model returned int, allowed a loss"):
+        members.loss_of(lambda x: 3, 1)
+
+
+def test_one_section_alone_may_name_a_folder(tmp_path):
+    for name in ("offload_param", "offload_optimizer"):
+        section = {"device": "nvme", "nvme_path": str(tmp_path)}
+        values = {"zero_optimization": {"stage": 3, name: section}}
+        assert config.folders_of(values) == {str(tmp_path)}
+        values["zero_optimization"][name]["device"] = "cpu"
+        assert config.folders_of(values) == set()
+    assert config.folders_of({"zero_optimization": True}) == set()
+
+
+def test_what_a_described_parameter_says():
+    parameter = nn.Parameter(WORDS.clone())
+    described.describe(parameter)
+    number = parameter.ds_id
+    described.describe(parameter)
+    assert parameter.ds_id == number and (parameter.ds_numel, parameter.ds_shape) == (16, (2, 8))
+    part = parameter.ds_tensor
+    assert (part.shape, part.dtype, part.device) == ((16,), torch.float32, torch.device("cpu"))
+    assert part.status is described.ZeroParamStatus.NOT_AVAILABLE and part.numel() == 16
+    assert not hasattr(part, "__len__") and parameter.partition_numel() == 16
+    status = parameter.ds_status
+    assert status == described.ZeroParamStatus.AVAILABLE == status.now() and status == status
+    assert (status.name, status.value) == ("AVAILABLE", 1) and "AVAILABLE" in repr(status)
+    assert {status: 1}[status] == 1 and copy.deepcopy(status) is described.ZeroParamStatus.AVAILABLE
+    described.forget(parameter)
+    assert not [name for name in vars(parameter) if name.startswith(("ds_", "partition"))]
+    model = small_models.stack()[0]
+    described.describe_modules(model)
+    assert list(model.blocks[0].ds_external_parameters()) == []
+
+
+def test_one_setting_of_checkpointing_is_told_by_itself(monkeypatch, caplog):
+    monkeypatch.setattr(checkpointing, "told", set())
+    with caplog.at_level(logging.INFO, "artesian"):
+        checkpointing.partition_activations_in_checkpoint(False)
+        assert not caplog.records
+        checkpointing.partition_activations_in_checkpoint(True)
+    (record,) = caplog.records
+    assert "activation_checkpointing.partition_activations: has no effect" in record.getMessage()

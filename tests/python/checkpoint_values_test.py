@@ -2,27 +2,30 @@
 there are, what a number, a group, a loss scale of another program become, and what each refusal
 says. Files are made in memory; whole checkpoints are in checkpoint_import_test.py."""
 
+import collections
 import fcntl
 import io
 import json
 import os
 import pathlib
+import pickle
 
 import numpy as np
 import pytest
 import torch
-from made_up_checkpoint import MadeUp
+from made_up_checkpoint import MadeUp, unpack
 
 from artesian.checkpoint import (
     deepspeed_files,
     export_universal,
     exports,
+    import_deepspeed,
     sources,
     torch_files,
     writer,
     zero_to_fp32,
 )
-from artesian.checkpoint.pickles import Name, Record
+from artesian.checkpoint.pickles import Machine, Name, Record
 from artesian.checkpoint.torch_files import Storage, Tensor, TorchZip
 from artesian.checkpoint.zero_to_fp32 import Damaged, Refused
 
@@ -417,3 +420,78 @@ def test_padding_is_numbered(tmp_path):
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     gaps = [name for name in header if name.startswith("~")]
     assert len(gaps) > 2 and gaps == [f"~{number}" for number in range(len(gaps))]
+
+
+class Plain:
+    """Of a class that a reader does not know."""
+
+    def __init__(self):
+        self.x = 3
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_objects_of_unknown_classes_are_records(protocol):
+    values = [Plain(), collections.OrderedDict(a=1), collections.defaultdict(list, b=[2]),
+              frozenset({3}), {4}, b"5", torch.Size([6])]  # fmt: skip
+    record, *others = Machine({}).run(pickle.dumps(values, protocol))
+    assert isinstance(record, Record) and record.attributes == {"x": 3}
+    assert str(record.of).endswith("Plain") or str(record.arguments[0]).endswith("Plain")
+    assert others == [{"a": 1}, {"b": [2]}, {3}, {4}, b"5", (6,)]
+    assert record.get("x") == 3 and record.get("y", 4) == 4
+
+
+def test_places_of_tensors_are_whole_numbers():
+    storage = Storage(np.zeros(16, np.uint8), "F32")
+    assert torch_files._rebuilt(storage, 0, (4,), (1,), None).dtype == "F32"
+    assert torch_files._rebuilt(storage, 0, (2,), (1,), "F64").dtype == "F64"
+    for offset, shape, strides, what in (
+        (-1, (1,), (1,), "an offset"), (True, (1,), (1,), "an offset"),
+        (1 << 62, (1,), (1,), "an offset"), (0, (1.0,), (1,), "an extent"),
+        (0, (-1,), (1,), "an extent"), (0, (1,), (-1,), "a stride"),
+    ):  # fmt: skip
+        with pytest.raises(Damaged, match=f"a tensor has {what} that is no whole number"):
+            torch_files._rebuilt(storage, offset, shape, strides, None)
+    for offset, shape, strides, why in (
+        (0, (5,), (1,), "reaches to element 4 of a storage of 4"),
+        (1, (4,), (1,), "reaches to element 4 of a storage of 4"),
+        (0, (2,), (4,), "reaches to element 4 of a storage of 4"),
+        (0, (5,), (0,), "has 5 elements of a storage of 4"),
+        (0, (2,), (1, 1), "shape and strides do not fit"),
+        (0, [2], (1,), "shape and strides do not fit"),
+        (0, (1,) * 65, (1,) * 65, "has 65 dimensions, allowed 64"),
+        (0, (0, 1 << 41), (1, 1), "extents that no tensor has"),
+    ):
+        with pytest.raises(Damaged, match=why):
+            torch_files._rebuilt(storage, offset, shape, strides, None)
+    assert torch_files._rebuilt(storage, 0, (4,), (0,), None).numel == 4
+    assert torch_files._rebuilt(storage, 0, (0, 1 << 40), (1, 1), None).numel == 0
+    assert torch_files._rebuilt(storage, 0, (1,) * 64, (1,) * 64, None).numel == 1
+    with pytest.raises(Damaged, match="is made of what is no storage"):
+        torch_files._rebuilt(3, 0, (1,), (1,), None)
+
+
+def test_a_frozen_parameter_that_is_left_out_is_in_no_export(tmp_path):
+    checkpoint = zero_to_fp32.Checkpoint(MadeUp().write(tmp_path))
+    checkpoint.manifest.excluded.append("frozen")
+    found = export_universal._model_states(checkpoint)
+    assert found["frozen_param_shapes"] is None and found["frozen_param_fragments"] is None
+    assert set(found["module"]) == {"scale"}
+
+
+def test_what_was_imported_is_told(tmp_path, capsys):
+    assert import_deepspeed.run("program", lambda: "what came out") == 0
+    assert capsys.readouterr().out == "what came out\n"
+    for error, code in ((Refused("no"), 2), (Damaged("bad"), 1), (OSError("disk"), 1)):
+
+        def fails(error=error):
+            raise error
+
+        assert import_deepspeed.run("program", fails) == code
+        assert capsys.readouterr().err == f"program: {error}\n"
+    assert writer.SavedGroup([], 0).optimizer == "adamw"
+    assert import_deepspeed.describe(saved_state()) == (
+        "step 4, 2 parameters (1 of them frozen) with 7 elements, 1 buffers, 1 other names"
+    )
+    run = unpack("deepspeed", tmp_path / "recorded") / "z2-fp32-2" / "checkpoint"
+    assert import_deepspeed.main([str(run), str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/out/global_step3: step 3, ")
