@@ -21,7 +21,7 @@ import torch
 from small_models import artesian
 from torch import nn
 
-from artesian import config, described, errors, members, run, zero
+from artesian import config, described, errors, launcher, members, run, zero
 from artesian.deepspeed import (
     checkpointing,
     comm,
@@ -734,3 +734,27 @@ def test_one_setting_of_checkpointing_is_told_by_itself(monkeypatch, caplog):
         checkpointing.partition_activations_in_checkpoint(True)
     (record,) = caplog.records
     assert "activation_checkpointing.partition_activations: has no effect" in record.getMessage()
+
+
+def test_flags_of_deepspeeds_launcher():
+    """Those with a value take the next word, the others do not."""
+    alone = {"--no_ssh", "--no_ssh_check", "--save_pid", "--bind_cores_to_rank"}
+    valued = {"--min_elastic_nodes", "--max_elastic_nodes", "--node_rank", "--launcher",
+              "--launcher_args", "--enable_each_rank_log", "--bind_core_list", "--ssh_port",
+              "--venv_script"}  # fmt: skip
+    assert set(launcher.WITHOUT_EFFECT) == alone | valued
+    parse = launcher.parser_of_arguments().parse_args
+    for flag in valued:
+        given = parse([flag, "value", "script.py", "word"])
+        assert (getattr(given, flag[2:]), given.script, given.arguments) == (
+            "value", "script.py", ["word"],
+        ), flag  # fmt: skip
+    for flag in (*alone, "--module", "--no_python", "--no_local_rank", "--force_multi",
+                 "--elastic_training", "--quiet"):  # fmt: skip
+        given = parse([flag, "script.py", "word"])
+        assert (getattr(given, flag[2:]), given.script) == (True, "script.py"), flag
+    given = parse(["script.py", "--module"])
+    assert given.arguments == ["--module"] and not given.module
+    assert (given.num_nodes, given.num_gpus, given.master_port) == (-1, -1, 29500)
+    assert (given.master_addr, given.log_level, given.include) == ("127.0.0.1", "info", "")
+    assert parse(["--num_accelerators", "1", "x"]).num_gpus == 1

@@ -495,3 +495,15 @@ def test_what_was_imported_is_told(tmp_path, capsys):
     run = unpack("deepspeed", tmp_path / "recorded") / "z2-fp32-2" / "checkpoint"
     assert import_deepspeed.main([str(run), str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path}/out/global_step3: step 3, ")
+
+
+def test_shapes_of_a_manifest_are_bounded():
+    shape = zero_to_fp32._shape
+    assert shape({"shape": [2, 0, 3]}) == (2, 0, 3) and shape({"shape": [1] * 64}) == (1,) * 64
+    assert shape({"shape": [1 << 58]}) == (1 << 58,)
+    for extents in ([1] * 65, [(1 << 58) + 1], [1 << 30, 1 << 29], [0, 1 << 59]):
+        with pytest.raises(Damaged, match="shape: its product is too large"):
+            shape({"shape": extents})
+    for entry in ({}, {"shape": 3}, {"shape": [-1]}, {"shape": [True]}, {"shape": [1.0]}):
+        with pytest.raises(Damaged):
+            shape(entry)
