@@ -40,16 +40,18 @@ std::optional<Launch> launched_together(const Environment& environment) {
   return std::nullopt;
 }
 
-Result<void> check_one_process() {
+Result<void> check_one_process(const std::string& takes_group) {
   const auto launch = launched_together([](const char* name) {
     return std::getenv(name);  // NOLINT(concurrency-mt-unsafe): see the header
   });
   if (!launch.has_value()) return {};
-  return make_error(ErrorCode::Unsupported,
-                    launch->variable + ": got " + std::to_string(launch->processes) +
-                        " processes, allowed 1: training with several ranks is not supported yet; "
-                        "start one process, or unset " +
-                        launch->variable + " where each is to train a model of its own");
+  return make_error(
+      ErrorCode::Unsupported,
+      launch->variable + ": got " + std::to_string(launch->processes) + " processes, allowed 1" +
+          (takes_group.empty() ? ": training with several ranks from Python is not supported yet; "
+                                 "start one process"
+                               : " without " + takes_group + "; set it") +
+          ", or unset " + launch->variable + " where each is to train a model of its own");
 }
 
 }  // namespace artesian

@@ -1,4 +1,4 @@
-# find_package(artesian [0.2] [COMPONENTS aio pinned kernels tiering zero3 models])
+# find_package(artesian [0.2] [COMPONENTS aio comm pinned kernels tiering zero3 models])
 #
 # Each component is a target artesian::<component>; it brings those below it. Without COMPONENTS, all
 # that are installed. Only zero3 and models need LibTorch: from ARTESIAN_TORCH_DIR or
@@ -6,13 +6,14 @@
 include(CMakeFindDependencyMacro)
 include(${CMAKE_CURRENT_LIST_DIR}/libraries.cmake)
 
-set(_artesian_components base aio pinned kernels tiering zero3 models)  # in order of dependence
+set(_artesian_components base aio comm pinned kernels tiering zero3 models)  # in order of dependence
 set(_artesian_needs_aio base)
+set(_artesian_needs_comm base)
 set(_artesian_needs_pinned base)
 set(_artesian_needs_kernels base)
 set(_artesian_needs_tiering aio pinned kernels base)
-set(_artesian_needs_zero3 tiering aio pinned kernels base)
-set(_artesian_needs_models zero3 tiering aio pinned kernels base)
+set(_artesian_needs_zero3 tiering comm aio pinned kernels base)
+set(_artesian_needs_models zero3 tiering comm aio pinned kernels base)
 
 macro(_artesian_fail text)
   set(artesian_FOUND FALSE)

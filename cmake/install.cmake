@@ -26,6 +26,7 @@ endfunction()
 
 artesian_component(base base)
 artesian_component(aio aio)
+artesian_component(comm comm)
 artesian_component(pinned pinned)
 artesian_component(kernels kernels)
 artesian_component(tiering tiering)

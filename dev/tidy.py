@@ -24,10 +24,11 @@ SENTENCE_WORDS = 25  # beyond, a sentence counts as long: --words
 # What each room may include, besides itself: rooms by name, a folder's name standing for all of its
 # rooms, and single headers. A file belongs to the deepest room above it. tests/ and bench/ may
 # include everything.
-LAYERS = {"base", "aio", "pinned", "kernels", "tiering"}
+LAYERS = {"base", "aio", "comm", "pinned", "kernels", "tiering"}
 MAY_INCLUDE = {
     "base": set(),
     "aio": {"base"},
+    "comm": {"base"},
     "pinned": {"base"},
     "kernels": {"base"},
     "tiering/disk": {"base", "aio", "pinned"},

@@ -71,8 +71,9 @@ TEST(Launcher, TheErrorNamesTheVariableAndTheWayOut) {
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::Unsupported);
   EXPECT_EQ(refused.error().message,
-            "PMI_SIZE: got 3 processes, allowed 1: training with several ranks is not supported "
-            "yet; start one process, or unset PMI_SIZE where each is to train a model of its own");
+            "PMI_SIZE: got 3 processes, allowed 1: training with several ranks from Python is not "
+            "supported yet; start one process, or unset PMI_SIZE where each is to train a model of "
+            "its own");
 }
 
 }  // namespace

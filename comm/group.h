@@ -1,0 +1,83 @@
+// Group: bytes between the ranks of one run, which are processes that train one model together.
+// Every rank issues the same operations in the same order, with sizes that agree; each returns when
+// this rank's part of it is done. No bit is changed on the way, and nothing is added up here: what
+// is received is put together by who receives it, in the order of the ranks.
+//
+// Thread: one at a time. After an error the group is of no use any more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace artesian::comm {
+
+/// Which of how many ranks this is, over all machines and on this one.
+struct Place {
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;
+  std::uint32_t local_rank = 0;
+  std::uint32_t local_ranks = 1;
+};
+
+/// What an operation is about, for errors: "gradients of" "h.3".
+struct What {
+  const char* kind = "";
+  std::string_view name{};
+  std::string text() const {
+    return name.empty() ? kind : std::string(kind) + " " + std::string(name);
+  }
+};
+
+class Group {
+ public:
+  explicit Group(Place place) noexcept : place_(place) {}
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  virtual ~Group() = default;
+
+  const Place& place() const noexcept { return place_; }
+  std::uint32_t rank() const noexcept { return place_.rank; }
+  std::uint32_t ranks() const noexcept { return place_.ranks; }
+
+  /// sent[k] goes to rank k, and received[k] becomes what it sends here; of this rank itself
+  /// nothing moves. Either may be empty. Memory is the host's. Errors: PeerLost (a rank is gone, or
+  /// does not answer within the deadline), Invalid (ranks do different things).
+  Result<void> all_to_all(std::span<const std::span<const std::byte>> sent,
+                          std::span<const std::span<std::byte>> received, const What& what);
+  /// `image` is as many equal shares as there are ranks; this rank's is there, the others come.
+  Result<void> all_gather(std::span<std::byte> image, const What& what);
+  /// `bytes` becomes what it is on rank `root`.
+  Result<void> broadcast(std::span<std::byte> bytes, std::uint32_t root, const What& what);
+  /// For a few bytes: returns what every rank has given, in the order of the ranks; as many bytes
+  /// on each.
+  Result<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const What& what);
+
+  /// Brings all ranks to one outcome: it succeeds where all have; else each gets its own error, or,
+  /// where it has none, that of the first rank that has one, with its code. Errors also: the
+  /// group's.
+  Result<void> agree(Result<void> own, const What& what);
+
+  std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
+  /// Seconds so far in which this rank was in an operation.
+  double seconds() const noexcept { return static_cast<double>(ns_) * 1e-9; }
+
+ protected:
+  /// Of all_to_all, whose sizes are right. `operation` counts them from 0.
+  virtual Result<void> move(std::span<const std::span<const std::byte>> sent,
+                            std::span<const std::span<std::byte>> received, const What& what,
+                            std::uint64_t operation) = 0;
+
+ private:
+  const Place place_;
+  std::uint64_t operations_ = 0;
+  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t ns_ = 0;
+};
+
+}  // namespace artesian::comm
