@@ -414,6 +414,10 @@ Result<void> Residency::load_missed(Slot& slot) noexcept {
   return load(slot);
 }
 
+bool Residency::refreshes(std::uint32_t unit) const noexcept {
+  return at(unit).refreshing();
+}
+
 bool Residency::follows(std::uint32_t unit) const noexcept {
   const Slot& slot = at(unit);
   return slot.aliased() || slot.state() != SlotState::Absent;

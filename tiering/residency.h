@@ -62,6 +62,8 @@ class Residency final : public UnitSlots {
   /// for each part. Until end_refresh nothing is read from it: a slot that starts is filled by
   /// these refreshes, and what a slot holds before is not to be used.
   void begin_refresh(std::uint32_t unit) noexcept;
+  /// True between begin_refresh and end_refresh.
+  bool refreshes(std::uint32_t unit) const noexcept;
   /// True if a slot of the unit gets what it is refreshed with, or the home is the slot.
   bool follows(std::uint32_t unit) const noexcept;
   /// A slot that was dropped when a part of it had been refreshed, and is there again, is loaded.

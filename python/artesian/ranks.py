@@ -17,5 +17,5 @@ def check_one_process(world_size: int = 1) -> None:
     if world_size > 1:
         raise UnsupportedError(
             f"torch.distributed: got a group of {world_size} processes, allowed 1: training with "
-            "several ranks is not supported yet; start one process"
+            "several ranks from Python is not supported yet; start one process"
         )

@@ -1,10 +1,17 @@
-"""Proves that several processes which a launcher starts together are refused, as they would each
-train the whole model: `artesian train` with exit code 2 and one line before it reads anything, and
-Python before it takes the model over; and that a batch script of Slurm, which is one process of an
-allocation of many, trains."""
+"""Proves that processes which torchrun starts together train one model with `artesian train`: its
+log, its digest and its saved model are those of one process that runs all their micro-batches; that
+what they have otherwise, and what they cannot do yet, ends all of them with one line and exit code
+2; that a rank which is killed ends the others, and nothing is left; and that all stop after the
+same step. That Python, where several processes are not served yet, refuses them before it takes the
+model over. And that a batch script of Slurm, which is one process of an allocation of many, trains
+alone."""
 
+import hashlib
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import hf
 import pytest
@@ -14,7 +21,7 @@ import train_cli_test
 from small_models import artesian
 from train_cli_test import place, pytestmark  # noqa: F401
 
-REFUSED = "training with several ranks is not supported yet; start one process"
+REFUSED = "training with several ranks from Python is not supported yet; start one process"
 LAUNCHERS = [
     {"WORLD_SIZE": "2", "RANK": "1"},
     {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
@@ -24,35 +31,162 @@ LAUNCHERS = [
 BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_NPROCS": "8"}
 
 
-@pytest.mark.parametrize("variables", LAUNCHERS)
-def test_train_refuses_to_be_one_of_several(place, monkeypatch, variables):  # noqa: F811
-    for name, value in variables.items():
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+
+
+def in_memory(config):
+    """Parameters on NVMe are not served with several ranks yet."""
+    config["zero_optimization"]["offload_param"] = {"device": "cpu"}
+    config["artesian"] = {}
+    config["train_micro_batch_size_per_gpu"] = 2
+
+
+def with_stage(place, stage, device, accumulation):  # noqa: F811
+    def change(config):
+        in_memory(config)
+        config["gradient_accumulation_steps"] = accumulation
+        config["zero_optimization"]["stage"] = stage
+        if stage < 3:
+            del config["zero_optimization"]["offload_param"]
+        config["zero_optimization"]["offload_optimizer"]["device"] = device
+
+    return place.write_config(change)
+
+
+def start_ranks(place, ranks, *arguments, words=(), **flags):  # noqa: F811
+    flags = {"seq_len": 16, **flags}
+    command = [*TORCHRUN, "--nproc-per-node", str(ranks), *words, *place.words(*arguments, **flags)]
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=place.folder, env=train_cli_test.ENVIRONMENT)  # fmt: skip
+
+
+def run_ranks(*arguments, **flags):
+    process = start_ranks(*arguments, **flags)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def weights_in(folder):
+    files = sorted(folder.glob("*.safetensors"))
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+@pytest.mark.parametrize(("stage", "device", "ranks"), [(1, "none", 3), (3, "nvme", 2)])
+def test_ranks_have_the_log_and_the_weights_of_one(place, stage, device, ranks):  # noqa: F811
+    flags = {"steps": 4, "order": "sequential"}
+    one = place.trained(seq_len=16, config=with_stage(place, stage, device, 2 * ranks),
+                        save=place.folder / "one", **flags)  # fmt: skip
+    done = run_ranks(place, ranks, config=with_stage(place, stage, device, 2),
+                     save=place.folder / "many", log_jsonl=place.log, **flags)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    many = place.steps()
+    same = ["step", "loss", "grad_norm", "loss_scale", "overflow", "lr", "tokens"]
+    assert [[line[key] for key in same] for line in many] == [
+        [line[key] for key in same] for line in one
+    ]
+    assert many[-1]["digest"] == one[-1]["digest"]
+    assert weights_in(place.folder / "many") == weights_in(place.folder / "one") != []
+    assert all(line["bytes"]["bus"] > 0 for line in many)
+    assert done.stdout.count("Training, 4 steps") == 1
+    assert done.stderr.count("done after step 4 of 4") == 1
+    assert list(place.nvme.iterdir()) == []
+
+
+def test_any_number_of_ranks_goes_on_with_the_bits_of_one(place):  # noqa: F811
+    def config(accumulation):
+        return with_stage(place, 2, "nvme", accumulation)
+
+    one = place.trained(steps=6, seq_len=16, order="sequential", config=config(6))
+    folder = place.folder / "checkpoints"
+    flags = {"order": "sequential", "checkpoint_dir": folder, "log_jsonl": place.log}
+    for ranks, steps in [(3, 2), (2, 4), (3, 6)]:
+        done = run_ranks(place, ranks, *(["--resume"] if steps > 2 else []), steps=steps,
+                         config=config(6 // ranks), **flags)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert f"checkpoint global_step{steps}: " in done.stderr
+        names = {path.name for path in (folder / f"global_step{steps}").glob("rank*.safetensors")}
+        assert names == {f"rank{rank}.safetensors" for rank in range(ranks)}
+    many = place.steps()
+    assert [line["step"] for line in many] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in many] == [line["loss"] for line in one]
+    assert many[-1]["digest"] == one[-1]["digest"]
+
+
+def test_what_ranks_have_otherwise_ends_them_all(place):  # noqa: F811
+    script = place.folder / "start.sh"
+    script.write_text('#!/bin/sh\nexec "$@" --seed "$RANK"\n')
+    script.chmod(0o755)
+    done = run_ranks(place, 2, words=[script], config=place.write_config(in_memory))
+    assert done.returncode != 0 and done.stdout == ""
+    line = "error: --seed: rank 0 has 0, rank 1 has 1; give all ranks the same"
+    assert line in done.stderr and "exitcode  : 2" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [({"device": "cuda"}, "--device cuda; cpu")],
+)
+def test_what_ranks_cannot_do_yet_is_refused(place, monkeypatch, flags, text):  # noqa: F811
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setitem(train_cli_test.ENVIRONMENT, name, value)
-    variable, count = next(iter(variables.items()))
-    missing = place.folder / "missing"
-    error = place.refused(model=missing, data=missing)  # before it looks for them
-    assert error == (
-        f"artesian: error: {variable}: got {count} processes, allowed 1: {REFUSED}, or unset "
-        f"{variable} where each is to train a model of its own"
+    missing = place.folder / "missing"  # refused before it is looked for
+    assert place.refused(model=missing, data=missing, **flags) == (
+        f"artesian: error: not supported yet with 2 ranks: {text}"
     )
+
+
+def test_parameters_on_nvme_are_refused_by_all(place):  # noqa: F811
+    done = run_ranks(place, 2)
+    text = "with 2 ranks: zero_optimization.offload_param.device nvme; cpu or none"
+    assert text in done.stderr and "exitcode  : 2" in done.stderr, done.stderr
+    assert list(place.nvme.iterdir()) == []
+
+
+def processes_of(torchrun):
+    listing = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(torchrun.pid)],
+                             capture_output=True, text=True, check=True).stdout  # fmt: skip
+    return [int(line.split()[0]) for line in listing.splitlines() if "train" in line]
+
+
+def started(place, *arguments, **flags):  # noqa: F811
+    """Two ranks that have made some steps, and will not end by themselves."""
+    process = start_ranks(place, 2, *arguments, steps=1_000_000, log_jsonl=place.log,
+                          config=with_stage(place, 2, "nvme", 1), **flags)  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (place.log.exists() and len(place.log.read_text().splitlines()) > 3):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+def test_a_rank_that_is_killed_ends_the_others(place):  # noqa: F811
+    process = started(place)
+    os.kill(processes_of(process)[1], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "exitcode  : -9" in err and "rank" in err, err
+    # What the killed one could not remove goes when the next run begins.
+    assert run_ranks(place, 2, config=with_stage(place, 2, "nvme", 1)).returncode == 0
+    assert list(place.nvme.iterdir()) == []
+
+
+def test_ranks_stop_after_the_same_step(place):  # noqa: F811
+    process = started(place, "--save", place.folder / "saved")
+    os.kill(processes_of(process)[1], signal.SIGTERM)  # one of them
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and "exitcode  : 143" in err, err
+    steps = place.steps()
+    assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+    assert f"after step {len(steps)} of 1000000" in err
+    assert weights_in(place.folder / "saved") != []
+    assert list(place.nvme.iterdir()) == []
 
 
 def test_a_batch_script_of_slurm_trains(place, monkeypatch):  # noqa: F811
     for name, value in BATCH_SCRIPT.items():
         monkeypatch.setitem(train_cli_test.ENVIRONMENT, name, value)
     assert len(place.trained(steps=1)) == 1
-
-
-def test_torchrun_with_two_processes_trains_nothing(place):  # noqa: F811
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = [*torchrun, "--nproc-per-node", "2", "--no-python", *place.words(log_jsonl=place.log)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, cwd=place.folder, env=train_cli_test.ENVIRONMENT
-    )
-    assert done.returncode != 0 and done.stdout == ""
-    assert f"artesian: error: WORLD_SIZE: got 2 processes, allowed 1: {REFUSED}" in done.stderr
-    assert "exitcode  : 2" in done.stderr, done.stderr
-    assert not place.log.exists()
 
 
 def refused_natively(tmp_path, text):

@@ -391,8 +391,9 @@ Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
 /// As zero3/checkpoint/checkpoints.h saves it, on a disk like the one that holds the state.
 void take_checkpoint(const PlanCase& plan, const zero3::Placement& placement,
                      PlanFigures& figures) {
-  figures.checkpoint = zero3::checkpoint_data_bytes(zero3::trained_units(placement).images) +
-                       zero3::checkpoint_data_bytes(zero3::frozen_units(placement).images);
+  figures.checkpoint =
+      placement.ranks * (zero3::checkpoint_data_bytes(zero3::trained_units(placement).images) +
+                         zero3::checkpoint_data_bytes(zero3::frozen_units(placement).images));
   const zero3::Rates& rates = plan.rates;
   if (rates.disk_write <= 0.0 || rates.disk_read <= 0.0) return;
   const double written = static_cast<double>(figures.checkpoint) / static_cast<double>(plan.ranks);

@@ -262,7 +262,7 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
 /// In the run's own folder, whose lock the engine holds. What hinders it hinders no training.
 void Checkpointing::set_damaged_aside() const {
   std::error_code ignored;
-  if (flags_.directory.empty() || damaged_.empty()) return;
+  if (flags_.directory.empty() || damaged_.empty() || !flags_.first) return;
   if (!std::filesystem::equivalent(found_in_, flags_.directory, ignored)) return;
   const auto folder = open_system_folder(flags_.directory);
   for (const std::string& tag : damaged_) {
@@ -326,7 +326,7 @@ double Checkpointing::seconds_of_save(const zero3::Engine& engine) const {
 }
 
 bool Checkpointing::must_stop_now(const zero3::Engine& engine, double seconds_more) const {
-  if (stop_requested() == 0 || flags_.directory.empty()) return false;
+  if (stop_requested() == 0 || flags_.directory.empty() || flags_.together) return false;
   return seconds_more + seconds_of_save(engine) > flags_.grace - seconds_since_stop();
 }
 
@@ -376,14 +376,15 @@ std::uint64_t Checkpointing::steps_without_checkpoint() const noexcept {
 }
 
 void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
-  if (saving_.has_value() || !is_due(step, false) || stop_requested() != 0) return;
+  if (flags_.together || saving_.has_value() || !is_due(step, false) || stop_requested() != 0)
+    return;
   static_cast<void>(engine.expect_checkpoint());  // what hinders it begin_save() meets, too
 }
 
 Result<void> Checkpointing::begin_save(zero3::Engine& engine, std::uint64_t step,
                                        const zero3::Engine::Progress& progress) {
   ARTESIAN_TRY_VOID(finish_save(engine));
-  if (!has_time(step, engine)) return {};
+  if (!flags_.together && !has_time(step, engine)) return {};
   ++tried_;
   const std::uint64_t begin = monotonic_ns();
   auto begun = engine.begin_checkpoint(request_with(progress));

@@ -24,6 +24,8 @@ struct CheckpointFlags {
   std::optional<std::uint64_t> data_position;  // --data-position: a sample
   bool changed_model = false;                  // --allow-changed-model
   bool optional = false;                       // --checkpoint-optional
+  bool together = false;                       // with other ranks, which save at the same steps
+  bool first = true;                           // of these: the one that has the folder
 };
 
 /// The run's own part of a checkpoint, which a run that goes on must have in common.
@@ -57,6 +59,8 @@ class Checkpointing {
                      const zero3::Engine::Progress& progress);
   /// True if a checkpoint is there to go on from.
   bool goes_on() const noexcept { return !found_.empty(); }
+  /// The tags that it may go on from, the best first.
+  const std::vector<std::string>& found() const noexcept { return found_; }
   /// Steps done before this run began, and where in the data the next one begins.
   std::uint64_t first_step() const noexcept { return first_step_; }
   std::uint64_t next_sample() const noexcept { return next_sample_; }

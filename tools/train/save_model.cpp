@@ -19,16 +19,17 @@ Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
 }
 
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
-                        models::CheckpointWriter& writer) {
+                        models::CheckpointWriter* writer) {
   const std::size_t parameters = models::model_parameters(model_config).size();
   for (std::uint32_t parameter = 0; parameter < parameters; ++parameter) {
-    const auto append = [&](std::span<const float> piece) {
+    const auto append = [&](std::span<const float> piece) -> Result<void> {
+      if (writer == nullptr) return {};
       // The parameter is its master weight rounded: the same bits as in its home tier.
-      return writer.append_rounded(parameter, piece);
+      return writer->append_rounded(parameter, piece);
     };
     ARTESIAN_TRY_VOID(engine.read_master(parameter, append));
   }
-  return writer.commit();
+  return writer == nullptr ? Result<void>() : writer->commit();
 }
 
 }  // namespace artesian::tools

@@ -22,9 +22,10 @@ Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
                                               const models::ModelConfig& model_config,
                                               SaveOptions options);
 
-/// Writes the directory of these options, and commits it. Errors: Io, NoSpace, Invalid (the target
+/// Writes the directory of these options, and commits it. `writer`: null for a rank that only hands
+/// over what it has of the weights. Errors: Io, NoSpace, Invalid (the target
 /// came into being), Corrupt.
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
-                        models::CheckpointWriter& writer);
+                        models::CheckpointWriter* writer);
 
 }  // namespace artesian::tools

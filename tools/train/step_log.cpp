@@ -140,6 +140,10 @@ void StepLog::write(const zero3::StepResult& r, const Beside& beside) {
                                 {"gradients", r.gradient_s},
                                 {"casts", r.cast_s},
                                 {"optimizer", r.optimizer_s}}}};
+  if (r.bytes_bus != 0) {
+    line["bytes"]["bus"] = r.bytes_bus;
+    line["wait_s"]["bus"] = r.bus_s;
+  }
   for (const zero3::SwapPathUse& path : r.bytes_paths.paths) {
     line["bytes"]["paths"].push_back(
         {{"path", path.directory}, {"read", path.bytes_read}, {"write", path.bytes_written}});

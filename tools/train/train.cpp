@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/launcher.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/utf8.h"
@@ -32,6 +32,7 @@
 #include "tools/train/checkpointing.h"
 #include "tools/train/held_out.h"
 #include "tools/train/log_cut.h"
+#include "tools/train/run_ranks.h"
 #include "tools/train/save_model.h"
 #include "tools/train/step_log.h"
 #include "tools/train/swap_folders.h"
@@ -46,8 +47,11 @@ namespace {
 
 class TrainRun {
  public:
-  TrainRun(const TrainOptions& options, const CheckMemory& check_memory)
-      : options_(options), check_memory_(check_memory) {}
+  TrainRun(const TrainOptions& options, const CheckMemory& check_memory, RunRanks ranks)
+      : ranks_(std::move(ranks)),
+        options_(ranks_.of_rank(options)),
+        saves_(!options.save.empty()),
+        check_memory_(check_memory) {}
 
   int run() {
     auto prepared = prepare();
@@ -55,8 +59,8 @@ class TrainRun {
     if (!prepared.has_value()) {
       static_cast<void>(close().has_value());
       if (stop_requested() == 0) {
-        return report_error("artesian", with_parameter_count(prepared.error(), parameter_count()),
-                            2);
+        return report_error(ranks_.program().c_str(),
+                            with_parameter_count(prepared.error(), parameter_count()), 2);
       }
       say_end();
       return stop_exit_code();
@@ -65,10 +69,11 @@ class TrainRun {
     progress_->finish();
     finish();
     note(close());
-    if (!faults_.empty()) report_error("artesian", faults_, 1);
+    if (!faults_.empty()) report_error(ranks_.program().c_str(), faults_, 1);
     say_end();
     if (!faults_.empty()) return 1;
-    return stop_requested() != 0 ? stop_exit_code() : 0;
+    if (stop_requested() != 0) return stop_exit_code();
+    return stops() ? 128 + SIGTERM : 0;  // as another rank was asked to
   }
 
  private:
@@ -80,6 +85,8 @@ class TrainRun {
     return count;
   }
 
+  /// Several ranks stop together: after a step in which one of them was asked to.
+  bool stops() const { return ranks_.several() ? stops_ : stop_requested() != 0; }
   Result<void> prepare();
   Result<void> read_config(const zero3::ConfigArguments& arguments);
   Result<void> check_memory() const;
@@ -96,6 +103,7 @@ class TrainRun {
   Result<std::optional<double>> held_out_loss(std::uint64_t step);
   Result<void> rehearse();
   Result<std::unique_ptr<zero3::Engine>> make_engine();
+  std::vector<std::pair<std::string, std::string>> facts() const;
   Result<void> prepare_save();
   void choose_steps();
   zero3::SavedTrainer describe_data() const;
@@ -116,8 +124,8 @@ class TrainRun {
   Result<bool> end_step(std::uint64_t step);
   Result<void> stop_at(std::uint64_t step);
   bool has_no_time() const;
-  void report_completed(const std::optional<std::string>& digest,
-                        const std::optional<double>& held_out = {});
+  Result<void> report_completed(const std::optional<std::string>& digest,
+                                const std::optional<double>& held_out = {});
   void finish();
   Result<void> save();
   Error no_step_taken() const;
@@ -126,7 +134,10 @@ class TrainRun {
   void note(Result<void> outcome);
   Result<void> close() { return engine_ ? engine_->close() : Result<void>(); }
 
-  const TrainOptions& options_;
+  RunRanks ranks_;
+  const TrainOptions options_;
+  const bool saves_;    // rank 0 does
+  bool stops_ = false;  // several ranks: after the last step some rank was asked to
   const CheckMemory& check_memory_;
   models::ModelConfig model_config_;
   std::vector<models::ModelFile> model_files_;  // where checkpoints or --save want them
@@ -157,7 +168,6 @@ class TrainRun {
 };
 
 Result<void> TrainRun::prepare() {
-  ARTESIAN_TRY_VOID(check_one_process());
   ARTESIAN_TRY_VOID(check_open_files());
   ARTESIAN_TRY_VOID(naming("--device", zero3::check_device(options_.device)));
   ARTESIAN_TRY_VOID(
@@ -183,9 +193,11 @@ Result<void> TrainRun::prepare() {
                                    .lr = options_.lr,
                                    .steps = options_.steps,
                                    .steps_later = !options_.steps.has_value(),
-                                   .hidden_size = static_cast<std::uint64_t>(model_config_.hidden)};
+                                   .hidden_size = static_cast<std::uint64_t>(model_config_.hidden),
+                                   .world_size = ranks_.ranks()};
   ARTESIAN_TRY_VOID(checkpointing_->check_data(describe_data()));
   ARTESIAN_TRY_VOID(read_config(arguments));
+  ARTESIAN_TRY_VOID(ranks_.connect());
   ARTESIAN_TRY_VOID(check_memory());
   ARTESIAN_TRY_VOID(choose_budgets());
   warn_of_swap_folders(config_);
@@ -205,6 +217,7 @@ Result<void> TrainRun::prepare() {
 /// All that can refuse a run comes before text is tokenised, which takes minutes: the engine with
 /// its memory, folders and disks, too, which is made once to see whether it can be.
 Result<void> TrainRun::open_data() {
+  if (ranks_.several()) ARTESIAN_TRY_VOID(rehearse());  // all alike, whoever has tokens already
   for (const auto& [flag, paths] :
        {std::pair{"--data", &options_.data}, std::pair{"--eval-data", &options_.eval_data}}) {
     for (const std::string& path : *paths) {
@@ -251,7 +264,7 @@ Result<void> TrainRun::rehearse() {
   auto opened = engine.has_value() ? checkpointing_->open_folder(**engine, options_.steps)
                                    : Result<void>(std::move(engine).error());
   auto closed = engine.has_value() ? (*engine)->close() : Result<void>();
-  set_log_level(options_.quiet ? LogLevel::Warning : LogLevel::Info);
+  set_log_level(ranks_.log_level(options_));
   if (!closed.has_value()) refused_ = std::move(closed).error();
   if (!opened.has_value()) refused_ = std::move(opened).error();
   if (refused_.has_value()) return *refused_;
@@ -445,7 +458,8 @@ Result<void> TrainRun::choose_budgets() {
                                         .budget = budgets.activations},
                                        budgets.host);
   };
-  ARTESIAN_TRY(budgets, zero3::choose_budgets(config_, options_.device, planned));
+  ARTESIAN_TRY(budgets,
+               zero3::choose_budgets(config_, options_.device, planned, ranks_.local_ranks()));
   budgets_ = budgets;
   take_budgets();
   return check_memory_({.config = &config_,
@@ -466,11 +480,31 @@ Result<std::unique_ptr<zero3::Engine>> TrainRun::make_engine() {
   auto engine = zero3::Engine::create(
       *module_, config_,
       {.device = options_.device,
+       .group = ranks_.group(),
+       .facts = facts(),
        .timeline = timeline_.get(),
-       .stop = [this] { return has_no_time(); },
+       .stop = [this] { return ranks_.several() ? stop_requested() != 0 : has_no_time(); },
        .input_elements = models::stage_input_elements(model_config_, tokens)});
   if (!engine.has_value()) return naming_directory(config_, std::move(engine).error());
   return engine;
+}
+
+/// What several ranks must have alike, beside what the engine looks at.
+std::vector<std::pair<std::string, std::string>> TrainRun::facts() const {
+  std::vector<std::pair<std::string, std::string>> facts{
+      {"--seed", std::to_string(options_.seed)},
+      {"the order of samples", options_.shuffled ? "shuffled" : "sequential"},
+      {"--seq-len", std::to_string(length_)},
+      {"--save", saves_ ? "given" : "not given"},
+      {"--eval-data", options_.eval_data.empty() ? "not given" : "given"},
+      {"--checkpoint-every", std::to_string(options_.checkpoints.every.value_or(0))},
+      {"--checkpoint-dir", options_.checkpoints.directory.empty() ? "not given" : "given"},
+      {"--resume", checkpointing_->found().empty() ? "afresh" : checkpointing_->found().front()}};
+  if (data_ != nullptr) {
+    facts.emplace_back("the tokens of --data", std::to_string(data_->tokens()));
+    facts.emplace_back("the number of steps", std::to_string(steps_));
+  }
+  return facts;
 }
 
 Result<void> TrainRun::build() {
@@ -493,8 +527,10 @@ Result<void> TrainRun::build() {
   ARTESIAN_TRY_VOID(open_outputs());
   if (resumed_) return {};
   const FiniteWeights& weights = *weights_;
-  StoppableWeights stoppable(std::move(weights_));
-  auto initialized = engine_->initialize(stoppable, report);
+  // Of several ranks none stops alone: the others would wait for it.
+  std::unique_ptr<zero3::WeightSource> source = std::move(weights_);
+  if (!ranks_.several()) source = std::make_unique<StoppableWeights>(std::move(source));
+  auto initialized = engine_->initialize(*source, report);
   progress_->finish();
   bad_weights_ = weights.found();
   return initialized;
@@ -507,25 +543,30 @@ Result<zero3::StepResult> TrainRun::one_step() {
   std::vector<zero3::Batch> batches;
   for (std::uint64_t micro = 0; micro < config_.accumulation_steps; ++micro) {
     zero3::TokenBatch& batch = tokens.emplace_back(samples, length_);
-    const std::uint64_t first = checkpointing_->next_sample() + micro * samples;
+    const std::uint64_t number = micro * ranks_.ranks() + ranks_.rank();
+    const std::uint64_t first = checkpointing_->next_sample() + number * samples;
     ARTESIAN_TRY_VOID(fill(*data_, first, samples, batch));
     batches.push_back(batch.batch());  // stays where it is when `tokens` moves
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
-  static_cast<void>(losses);  // the step's result holds the mean
-  report_completed({});       // the step before, updated under this one's forward
+  static_cast<void>(losses);                // the step's result holds the mean
+  ARTESIAN_TRY_VOID(report_completed({}));  // the step before, updated under this one's forward
   ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
   if (checkpointing_->is_saving()) progress_->finish();
   ARTESIAN_TRY_VOID(checkpointing_->look_after_save(*engine_));
   checkpointing_->count(config_.train_batch_size);
-  return engine_->step();
+  ARTESIAN_TRY(result, engine_->step());
+  stops_ = result.stop;
+  return result;
 }
 
 /// A step is reported when its update is complete.
-void TrainRun::report_completed(const std::optional<std::string>& digest,
-                                const std::optional<double>& held_out) {
-  const auto result = engine_->take_completed();
-  if (!result.has_value()) return;
+Result<void> TrainRun::report_completed(const std::optional<std::string>& digest,
+                                        const std::optional<double>& held_out) {
+  auto own = engine_->take_completed();
+  if (!own.has_value()) return {};
+  ARTESIAN_TRY(of_all, ranks_.of_all(*std::move(own)));
+  const zero3::StepResult* const result = &of_all;
   const double flops = models::flops_per_token(model_config_, length_);
   const double tflops = flops * static_cast<double>(result->tokens) /
                         (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
@@ -533,22 +574,23 @@ void TrainRun::report_completed(const std::optional<std::string>& digest,
   trackers_->write(*result, held_out);
   summary_.add(*result, held_out);
   progress_->step(*result, held_out);
+  return {};
 }
 
 Result<void> TrainRun::loop() {
   const std::uint64_t first = checkpointing_->first_step();
-  bool last = stop_requested() != 0 || first >= steps_;
+  bool last = (stop_requested() != 0 && !ranks_.several()) || first >= steps_;
   for (std::uint64_t step = first; !last; ++step) {
     checkpointing_->expect(*engine_, step + 1);
     auto result = one_step();
     if (!result.has_value() && result.error().code == ErrorCode::Cancelled) return stop_at(step);
     if (!result.has_value()) {  // not the last step's fault, unless its update failed
       static_cast<void>(engine_->finish_update().has_value());
-      report_completed({});
+      static_cast<void>(report_completed({}).has_value());
       return std::move(result).error();
     }
     if (result->end.has_value()) {
-      report_completed({});
+      ARTESIAN_TRY_VOID(report_completed({}));
       return *std::move(result->end);
     }
     ARTESIAN_TRY(ended, end_step(step + 1));
@@ -570,7 +612,7 @@ Result<bool> TrainRun::end_step(std::uint64_t step) {
   if (due) ARTESIAN_TRY_VOID(begin_save(step));
   ARTESIAN_TRY(held_out, held_out_loss(step));
   // Asked once, and after what may have lasted: the last line has the digest.
-  const bool last = step == steps_ || stop_requested() != 0;
+  const bool last = step == steps_ || stops();
   const bool saves = checkpointing_->is_due(step, last);
   if (saves && !due) ARTESIAN_TRY_VOID(begin_save(step));
   std::optional<std::string> digest;
@@ -579,7 +621,7 @@ Result<bool> TrainRun::end_step(std::uint64_t step) {
     digest = std::move(hex);
   }
   if (last) ARTESIAN_TRY_VOID(engine_->finish_update());
-  report_completed(digest, held_out);
+  ARTESIAN_TRY_VOID(report_completed(digest, held_out));
   if (!last) return false;
   progress_->finish();
   ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
@@ -591,7 +633,7 @@ Result<bool> TrainRun::end_step(std::uint64_t step) {
 Result<void> TrainRun::stop_at(std::uint64_t step) {
   ARTESIAN_TRY_VOID(engine_->abandon_step());
   ARTESIAN_TRY_VOID(engine_->finish_update());
-  report_completed({});
+  ARTESIAN_TRY_VOID(report_completed({}));
   progress_->finish();
   ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));  // the one of that step
   ARTESIAN_TRY_VOID(checkpointing_->finish_save(*engine_));
@@ -614,7 +656,7 @@ bool TrainRun::has_no_time() const {
 Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
   const bool due =
       step == steps_ || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
-  if (held_out_ == nullptr || !due || stop_requested() != 0) return std::optional<double>();
+  if (held_out_ == nullptr || !due || stops()) return std::optional<double>();
   auto loss = held_out_->loss(*engine_);
   if (!loss.has_value() && loss.error().code == ErrorCode::Cancelled) {
     return std::optional<double>();
@@ -626,7 +668,7 @@ Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
 /// Each part, whatever became of those before: above all the weights, which took long to come by.
 void TrainRun::finish() {
   if (summary_.steps() == 0 && !resumed_) return;  // stopped before the first
-  const bool whole = faults_.empty() && stop_requested() == 0;
+  const bool whole = faults_.empty() && !stops();
   if (whole && summary_.all_skipped()) faults_.push_back(no_step_taken());
   note(checkpointing_->outcome());
   note(naming("--save", save()));
@@ -659,7 +701,7 @@ Error TrainRun::no_step_taken() const {
 }
 
 Result<void> TrainRun::save() {
-  if (!save_.has_value()) return {};
+  if (!saves_) return {};
   if (summary_.all_skipped()) {
     log(LogLevel::Warning, "--save: nothing is saved: no step has changed the weights");
     return {};
@@ -668,7 +710,8 @@ Result<void> TrainRun::save() {
     return make_error(ErrorCode::Invalid,
                       "nothing is saved: after this error the weights are not known to be right");
   }
-  ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, *save_));
+  // Of several ranks the others hand over what they have of the weights.
+  ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, save_.has_value() ? &*save_ : nullptr));
   saved_ = true;
   if (!faults_.empty()) {
     log(LogLevel::Info, "--save: all the same the weights are in " + options_.save +
@@ -711,8 +754,11 @@ void TrainRun::note(Result<void> outcome) {
 }  // namespace
 
 int train(const TrainOptions& options, const CheckMemory& check_memory) {
-  if (options.quiet) set_log_level(LogLevel::Warning);
-  return TrainRun(options, check_memory).run();
+  auto ranks = RunRanks::find(options);
+  if (!ranks.has_value()) return report_error("artesian", ranks.error(), 2);
+  set_log_level(ranks->log_level(options));
+  if (!ranks->first()) set_log_program(ranks->program());
+  return TrainRun(options, check_memory, std::move(ranks).value()).run();
 }
 
 }  // namespace artesian::tools

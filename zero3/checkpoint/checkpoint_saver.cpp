@@ -31,7 +31,8 @@ Result<void> CheckpointSaver::run(const std::string& what,
 
 Result<std::unique_ptr<CheckpointSaver>> CheckpointSaver::open(FileSystem& files,
                                                                SaverOptions options) noexcept {
-  std::unique_ptr<CheckpointSaver> saver(new CheckpointSaver(std::move(options)));
+  std::unique_ptr<CheckpointSaver> saver(new CheckpointSaver(files, std::move(options)));
+  if (saver->options_.rank != 0) return saver;
   struct Opened {
     std::shared_ptr<CheckpointFolder> folder;
     double write_rate = 0.0;
@@ -65,7 +66,7 @@ CheckpointSaver::~CheckpointSaver() {
 
 void CheckpointSaver::go_on_from(const CheckpointLink& parent) noexcept {
   ARTESIAN_CHECK(save_ == nullptr && !commit_);
-  folder_->go_on_from(parent);
+  if (folder_ != nullptr) folder_->go_on_from(parent);
 }
 
 Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step, Replaces replaces,
@@ -89,6 +90,25 @@ Result<void> CheckpointSaver::begin(const std::string& tag, std::uint64_t step, 
   return {};
 }
 
+Result<void> CheckpointSaver::join(const CheckpointToJoin& begun, const std::string& tag,
+                                   std::uint64_t step) noexcept {
+  ARTESIAN_CHECK(save_ == nullptr && options_.rank != 0, tag);
+  auto save = std::make_shared<Save>();
+  save->step = step;
+  save->draft.tag = tag;
+  save->draft.link.id = begun.id;
+  save->draft.name = begun.folder;
+  const auto open = [save, &files = files_,
+                     path = options_.directory + "/" + begun.folder]() -> Result<void> {
+    ARTESIAN_TRY(folder, files.open_folder(path));
+    save->draft.folder = std::move(folder);
+    return {};
+  };
+  ARTESIAN_TRY_VOID(run("joining the checkpoint " + tag, open));
+  save_ = std::move(save);
+  return {};
+}
+
 Result<tiering::SnapshotFile*> CheckpointSaver::add_file(
     const std::string& name, std::uint32_t rank,
     std::shared_ptr<const CheckpointLayout> layout) noexcept {
@@ -98,7 +118,13 @@ Result<tiering::SnapshotFile*> CheckpointSaver::add_file(
       .checkpoint = save_->draft.link.id, .step = save_->step, .rank = rank};
   auto opened = std::make_shared<std::unique_ptr<File>>();
   const auto make = [save = save_, opened, name, bytes = layout->file_bytes()]() -> Result<void> {
-    ARTESIAN_TRY(file, save->folder->make_data_file(save->draft, name, bytes));
+    if (save->folder != nullptr) {
+      ARTESIAN_TRY(file, save->folder->make_data_file(save->draft, name, bytes));
+      *opened = std::move(file);
+      return {};
+    }
+    ARTESIAN_TRY(file, save->draft.folder->open(name, {.create = Create::Exclusive}));
+    ARTESIAN_TRY_VOID(file->allocate(bytes));
     *opened = std::move(file);
     return {};
   };
@@ -137,6 +163,41 @@ Result<bool> CheckpointSaver::link_file(const std::string& tag,
   if (!*linked) return false;
   save_->files.push_back({.record = file, .layout = nullptr, .snapshot = nullptr});
   return true;
+}
+
+Result<SavedDataFile> CheckpointSaver::make_durable(Deadline deadline) noexcept {
+  ARTESIAN_CHECK(save_ != nullptr && options_.rank != 0 && save_->files.size() == 1);
+  const std::shared_ptr<Save> save = std::exchange(save_, nullptr);
+  ARTESIAN_TRY_VOID(save->files.front().snapshot->finish());
+  if (call_ && !call_->done()) {
+    return make_error(ErrorCode::Timeout,
+                      "checkpoint: the disk has not answered a former call yet");
+  }
+  const auto sync = [save]() -> Result<void> {
+    DataFile& file = save->files.front();
+    ARTESIAN_TRY_VOID(file.snapshot->sync(file.layout->head()));
+    const std::string sums = file.snapshot->sums_text();
+    ARTESIAN_TRY_VOID(
+        write_durable_file(*save->draft.folder, sums_file_name(file.record.name), sums));
+    file.record.sums_digest = digest_of(sums);
+    return {};
+  };
+  ARTESIAN_TRY(started,
+               DetachedCall<void>::start("syncing " + save->files.front().record.name, sync));
+  call_ = std::move(started);
+  ARTESIAN_TRY_VOID(call_->wait(deadline));
+  return save->files.front().record;
+}
+
+void CheckpointSaver::leave() noexcept {
+  if (save_ == nullptr) return;
+  for (DataFile& file : save_->files) (void)file.snapshot->finish().has_value();
+  save_ = nullptr;
+}
+
+void CheckpointSaver::add_durable(SavedDataFile file) {
+  ARTESIAN_CHECK(save_ != nullptr && options_.rank == 0, file.name);
+  save_->files.push_back({.record = std::move(file), .layout = nullptr, .snapshot = nullptr});
 }
 
 void CheckpointSaver::commit(CheckpointManifest manifest,
@@ -250,6 +311,7 @@ Result<std::optional<SavedCheckpoint>> CheckpointSaver::finish(Deadline deadline
 
 Result<void> CheckpointSaver::close() noexcept {
   if (commit_) return make_error(ErrorCode::Busy, "checkpoint: a save is still under way");
+  if (folder_ == nullptr) return {};  // it is rank 0's
   return run("closing the folder of checkpoints",
              [folder = folder_]() -> Result<void> { return folder->give_back_spare(); });
 }

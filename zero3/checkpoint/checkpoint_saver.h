@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/detached_call.h"
 #include "tiering/snapshot_file.h"
@@ -36,6 +37,15 @@ struct SaverOptions {
   /// Writes to that room for so long at the start, to know how fast the folder is; 0: it does not.
   double probe_seconds = 0.0;
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
+  /// Of several ranks that save together: rank 0 alone has the folder, and publishes; each makes
+  /// its own data file.
+  std::uint32_t rank = 0;
+};
+
+/// A checkpoint that rank 0 has begun, for the others to join.
+struct CheckpointToJoin {
+  std::string folder{};  // below the saver's directory
+  std::uint64_t id = 0;
 };
 
 struct SavedCheckpoint {
@@ -68,6 +78,14 @@ class CheckpointSaver {
                      Replaces replaces = Replaces::OwnLineage,
                      Latest latest = Latest::Becomes) noexcept;
   bool begun() const noexcept { return save_ != nullptr; }
+  /// What the others join, once begun.
+  CheckpointToJoin to_join() const {
+    ARTESIAN_CHECK(save_ != nullptr);
+    return {save_->draft.name, save_->draft.link.id};
+  }
+  /// Of another rank than 0: adds a file to what rank 0 has begun. Errors: Io, Timeout.
+  Result<void> join(const CheckpointToJoin& begun, const std::string& tag,
+                    std::uint64_t step) noexcept;
   /// A data file of this layout, which is kept until the save has ended. The pointer holds until
   /// commit or abandon. Errors: NoSpace, Io, Timeout: call abandon.
   Result<tiering::SnapshotFile*> add_file(const std::string& name, std::uint32_t rank,
@@ -80,6 +98,13 @@ class CheckpointSaver {
   /// `link`, `run_id`, `files` and `side_files` is the caller's; its parts' `file` counts files in
   /// the order in which they were added or linked.
   void commit(CheckpointManifest manifest, std::vector<SideFile> side_files) noexcept;
+  /// Of another rank than 0, in place of commit: waits until its file is durable, for so long, and
+  /// returns its record for rank 0. The save has ended. Errors: NoSpace, Io, Timeout.
+  Result<SavedDataFile> make_durable(Deadline deadline) noexcept;
+  /// Of another rank than 0, in place of abandon: what it has written is rank 0's to remove.
+  void leave() noexcept;
+  /// The file of another rank, which is durable, behind those that were added.
+  void add_durable(SavedDataFile file);
   /// Starts to remove what was written. `cause`: what finish is to say.
   void abandon(Error cause) noexcept;
   /// Waits for the commit. Nothing: none was started since the last call. Errors: what the save
@@ -110,13 +135,15 @@ class CheckpointSaver {
     std::optional<Error> failed;
   };
 
-  explicit CheckpointSaver(SaverOptions options) noexcept : options_(std::move(options)) {}
+  CheckpointSaver(FileSystem& files, SaverOptions options) noexcept
+      : files_(files), options_(std::move(options)) {}
   Result<void> run(const std::string& what, std::function<Result<void>()> call) noexcept;
   void start_commit() noexcept;
   static Result<SavedCheckpoint> commit_save(Save& save) noexcept;
   static Result<void> write_all(Save& save) noexcept;
   static void look_after(Save& save) noexcept;
 
+  FileSystem& files_;
   const SaverOptions options_;
   std::shared_ptr<CheckpointFolder> folder_;  // shared_ptr: as Save
   FolderContent found_;

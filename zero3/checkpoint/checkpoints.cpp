@@ -40,7 +40,9 @@ bool fit(const std::vector<BufferToSave>& buffers, const std::vector<SavedBuffer
 }  // namespace
 
 Checkpoints::Checkpoints(const CheckpointSources& from)
-    : from_(from), trained_(trained_units(from.placement)), frozen_(frozen_units(from.placement)) {}
+    : from_(from),
+      trained_(trained_units(from.placement, rank())),
+      frozen_(frozen_units(from.placement, rank())) {}
 
 Checkpoints::~Checkpoints() {
   const auto closed = close();
@@ -48,12 +50,13 @@ Checkpoints::~Checkpoints() {
 }
 
 std::uint64_t Checkpoints::data_bytes() const noexcept {
-  return checkpoint_data_bytes(trained_.images) + checkpoint_data_bytes(frozen_.images);
+  return ranks() * (checkpoint_data_bytes(trained_.images) + checkpoint_data_bytes(frozen_.images));
 }
 
 Result<void> Checkpoints::open(const CheckpointPlace& place) {
   ARTESIAN_CHECK(saver_ == nullptr);
-  ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, {}, 0));
+  ARTESIAN_TRY_VOID(check_ranks());
+  ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, {}, rank()));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
   if (!frozen_.images.empty()) {
     ARTESIAN_TRY(frozen, make_checkpoint_layout(from_.parameters, frozen_.images, {}, 1));
@@ -63,18 +66,24 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
                                               .lock = pinned::Lock::Never,
                                               .name = "checkpoint buffers"}));
   const std::uint64_t room = place.reserve ? trained_layout_->file_bytes() : 0;
-  ARTESIAN_TRY(saver, CheckpointSaver::open(from_.files, {.directory = place.directory,
-                                                          .run_id = from_.run_id,
-                                                          .keep = place.keep,
-                                                          .stall_seconds = place.stall_seconds,
-                                                          .reserve_bytes = room,
-                                                          .probe_seconds = place.probe_seconds,
-                                                          .make_engine = place.make_engine}));
+  auto saver = CheckpointSaver::open(from_.files, {.directory = place.directory,
+                                                   .run_id = from_.run_id,
+                                                   .keep = place.keep,
+                                                   .stall_seconds = place.stall_seconds,
+                                                   .reserve_bytes = room,
+                                                   .probe_seconds = place.probe_seconds,
+                                                   .make_engine = place.make_engine,
+                                                   .rank = rank()});
+  if (saver.has_value()) {
+    saver_ = std::move(saver).value();
+    ARTESIAN_TRY_VOID(open_of_ranks({}));
+  } else {
+    return open_of_ranks(std::move(saver).error());
+  }
   buffers_ = std::move(buffers);
-  saver_ = std::move(saver);
   directory_ = place.directory;
   commit_seconds_ = place.commit_seconds;
-  write_script(place.stall_seconds);
+  if (rank() == 0) write_script(place.stall_seconds);
   return {};
 }
 
@@ -98,7 +107,17 @@ void Checkpoints::write_script(double stall_seconds) const {
 
 Result<void> Checkpoints::close() noexcept {
   if (saver_ == nullptr) return {};
-  end_before_close();
+  if (from_.group != nullptr) {  // the others may be gone
+    if (rank() != 0) saver_->leave();
+    if (rank() == 0 && saver_->begun()) {
+      saver_->abandon(make_error(ErrorCode::Cancelled, "checkpoint: it was not committed"));
+      (void)saver_->finish(Deadline::after_seconds(commit_seconds_)).has_value();
+    }
+    joined_ = false;
+    end_copying();
+  } else {
+    end_before_close();
+  }
   auto closed = saver_->close();
   saver_.reset();
   late_ = false;
@@ -118,6 +137,7 @@ void Checkpoints::end_before_close() {
 
 bool Checkpoints::under_way() const noexcept {
   if (saver_ == nullptr) return false;
+  if (joined_ || of_ranks_.has_value()) return true;
   return save_state_ != SaveState::None || not_begun_.has_value() ||
          (saver_->committing() && !late_);
 }
@@ -137,17 +157,20 @@ Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
   std::vector<SavedBuffer> described;
   described.reserve(buffers.size());
   for (const BufferToSave& each : buffers) described.push_back(each.buffer);
-  ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, described, 0));
+  ARTESIAN_TRY(trained,
+               make_checkpoint_layout(from_.parameters, trained_.images, described, rank()));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
   return {};
 }
 
 /// Files for all that is to be written, and a second name for what is not.
 Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t step) {
-  ARTESIAN_TRY_VOID(lay_out(request.buffers));
+  ARTESIAN_TRY_VOID(lay_out(rank() == 0 ? request.buffers : std::vector<BufferToSave>()));
   const std::string tag = request.tag.empty() ? fmt::format("global_step{}", step) : request.tag;
-  ARTESIAN_TRY_VOID(saver_->begin(tag, step, request.replaces, request.latest));
-  ARTESIAN_TRY(trained, saver_->add_file(rank_file_name(0), 0, trained_layout_));
+  auto begun =
+      rank() == 0 ? saver_->begin(tag, step, request.replaces, request.latest) : Result<void>();
+  ARTESIAN_TRY_VOID(begin_of_ranks(std::move(begun), tag, step));
+  ARTESIAN_TRY(trained, saver_->add_file(rank_file_name(rank()), rank(), trained_layout_));
   copy_.emplace(trained_, *trained_layout_, *trained, *buffers_, from_.team);
   frozen_copy_.reset();
   return frozen_layout_ == nullptr || request.exclude_frozen ? Result<void>() : link_frozen();
@@ -173,7 +196,7 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   manifest.state.random = request.random;
   manifest.parameters = described(from_.parameters);
   manifest.groups = std::move(groups);
-  manifest.parts = trained_layout_->parts();
+  manifest.parts = from_.group == nullptr ? trained_layout_->parts() : parts_;
   manifest.buffers = trained_layout_->buffers();
   manifest.aliases = request.aliases;
   if (request.exclude_frozen) {
@@ -197,7 +220,7 @@ void Checkpoints::start(const SaveRequest& request, std::uint64_t step, SaveStat
   save_state_ = state;
   auto begun = begin_save(request, step);
   if (begun.has_value()) return;
-  if (saver_->begun()) return abandon(std::move(begun).error());
+  if (saver_->begun() || joined_) return abandon(std::move(begun).error());
   end_copying();
   not_begun_ = std::move(begun).error();
 }
@@ -220,14 +243,16 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
   }
   expected_.reset();
   if (!copying()) return;  // it has failed
-  if (!fit(request.buffers, trained_layout_->buffers())) {
+  if (rank() == 0 && !fit(request.buffers, trained_layout_->buffers())) {
     return abandon(
         make_error(ErrorCode::Invalid,
                    "checkpoint: got other buffers than when it was expected, or not all bytes"));
   }
   ARTESIAN_CHECK(copy_.has_value() && saver_->begun());
   std::vector<std::span<const std::byte>> buffers;
-  for (const BufferToSave& each : request.buffers) buffers.push_back(each.bytes);
+  if (rank() == 0) {
+    for (const BufferToSave& each : request.buffers) buffers.push_back(each.bytes);
+  }
   progress_ = request.progress;
   copy_->add_buffers(buffers);
   manifest_ = manifest_of(request, std::move(state), std::move(groups));
@@ -294,6 +319,13 @@ Result<void> Checkpoints::copy_rest() {
 
 void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
   ARTESIAN_CHECK(!copying());
+  if (from_.group != nullptr) {
+    if (!std::exchange(joined_, false)) return;  // what hindered it finish() says
+    if (save_state_ != SaveState::None) end_copying();
+    if (trainer.has_value()) manifest_.trainer = std::move(trainer);
+    of_ranks_ = commit_of_ranks();
+    return;
+  }
   if (save_state_ == SaveState::None) return;
   ARTESIAN_CHECK(save_state_ == SaveState::Copied, static_cast<int>(save_state_));
   end_copying();
@@ -305,6 +337,10 @@ void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
 void Checkpoints::abandon(Error cause) {
   expected_.reset();
   if (save_state_ == SaveState::None) return;
+  if (joined_) {  // the others learn of it when they commit
+    own_failure_ = std::move(cause);
+    return end_copying();
+  }
   ARTESIAN_CHECK(saver_ != nullptr && saver_->begun());
   end_copying();
   saver_->abandon(std::move(cause));
@@ -314,6 +350,12 @@ void Checkpoints::abandon(Error cause) {
 Result<std::optional<SavedCheckpoint>> Checkpoints::finish(double seconds) {
   if (not_begun_.has_value()) return *std::exchange(not_begun_, std::nullopt);
   if (saver_ == nullptr) return std::optional<SavedCheckpoint>();
+  if (from_.group != nullptr) {
+    if (!of_ranks_.has_value()) return std::optional<SavedCheckpoint>();
+    Result<SavedCheckpoint> saved = *std::exchange(of_ranks_, std::nullopt);
+    if (!saved.has_value()) return std::move(saved).error();
+    return std::optional<SavedCheckpoint>(std::move(saved).value());
+  }
   auto finished = saver_->finish(Deadline::after_seconds(seconds));
   late_ = !finished.has_value() && saver_->committing() && seconds >= commit_seconds_;
   if (finished.has_value() && finished->has_value()) remember_frozen(**finished);

@@ -11,6 +11,12 @@
 // nothing (forget). The copy is in buffers of the save's own, so that what a target is slow with
 // holds no item of the staging ring: the training waits for it as long as something comes back, and
 // at most CheckpointPlace::stall_seconds where nothing does.
+//
+// Note [By several ranks]: each writes the file of its shares, as they pass, and rank 0 alone has
+// the folder. It begins the checkpoint, and the others join it; at commit() each makes its file
+// durable and says so, and only when all are does rank 0 publish: a checkpoint that has a name is
+// whole. What one of them fails by fails that save on all, and the training goes on. All of them
+// call alike, and commit() returns when it is durable or has failed.
 #pragma once
 
 #include <cstddef>
@@ -80,7 +86,8 @@ struct CheckpointSources {
   Optimizer& optimizer;
   Executor& team;  // copies
   FileSystem& files;
-  std::uint64_t run_id;  // of this process's run
+  std::uint64_t run_id;          // of this process's run
+  comm::Group* group = nullptr;  // of several ranks: Note [By several ranks]
 };
 
 class Checkpoints {
@@ -101,13 +108,15 @@ class Checkpoints {
   }
   const std::string& directory() const noexcept { return directory_; }
   /// Bytes a second that it took then; 0: not probed.
-  double write_rate() const noexcept { return saver_->write_rate(); }
+  double write_rate() const noexcept {
+    return from_.group == nullptr ? saver_->write_rate() : write_rate_;
+  }
   /// The checkpoint that comes next descends from this one.
   void go_on_from(const CheckpointLink& link) noexcept {
     ARTESIAN_CHECK(is_open());
     saver_->go_on_from(link);
   }
-  /// Bytes of a checkpoint's data.
+  /// Bytes of a checkpoint's data, of all ranks.
   std::uint64_t data_bytes() const noexcept;
 
   /// A save has begun, and finish() has not yet said what came of it, or waited commit_seconds.
@@ -171,6 +180,16 @@ class Checkpoints {
   CheckpointManifest manifest_of(const SaveRequest& request, TrainingState state,
                                  std::vector<SavedGroup> groups) const;
   void remember_frozen(const SavedCheckpoint& saved);
+  std::uint32_t rank() const noexcept { return from_.group == nullptr ? 0 : from_.group->rank(); }
+  std::uint32_t ranks() const noexcept { return from_.group == nullptr ? 1 : from_.group->ranks(); }
+  // checkpoints_of_ranks.cpp: with several ranks, collective.
+  Result<void> check_ranks() const;
+  Result<void> open_of_ranks(Result<void> own);
+  Result<void> begin_of_ranks(Result<void> own, const std::string& tag, std::uint64_t step);
+  Result<SavedCheckpoint> commit_of_ranks();
+  Result<SavedCheckpoint> publish_of_ranks();
+  Result<void> add_records(const std::string& mine);
+  Result<std::vector<SavedPart>> parts_of_ranks() const;
 
   const CheckpointSources from_;
   const SavedUnits trained_;
@@ -191,6 +210,12 @@ class Checkpoints {
   std::vector<SideFile> side_files_;
   std::function<void(std::uint64_t, std::uint64_t)> progress_;
   std::uint64_t copy_ns_ = 0;
+  // With several ranks:
+  double write_rate_ = 0.0;                          // of rank 0
+  std::vector<SavedPart> parts_;                     // of all ranks' files; rank 0's
+  bool joined_ = false;                              // all have begun, and none has committed
+  std::optional<Error> own_failure_;                 // of this rank's part
+  std::optional<Result<SavedCheckpoint>> of_ranks_;  // what came of it
   bool late_ = false;  // finish() has waited commit_seconds for what the saver still commits
   // Of the last one that was durable:
   std::string frozen_tag_;  // whose file of frozen parameters is linked

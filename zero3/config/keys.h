@@ -85,8 +85,7 @@ namespace detail {                           // the parts of the table, one a fi
 std::span<const ConfigKey> training_keys();  // batches, precision, optimizer, scheduler
 std::span<const ConfigKey> zero_keys();      // zero_optimization, aio, artesian
 std::span<const ConfigKey> other_keys();     // everything else of DeepSpeed
-inline constexpr std::string_view no_exchange =
-    "nothing is exchanged between ranks at world size 1";
+inline constexpr std::string_view no_exchange = "what ranks exchange does not depend on it";
 }  // namespace detail
 
 }  // namespace artesian::zero3

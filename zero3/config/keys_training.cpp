@@ -9,7 +9,7 @@ using enum KeyEffect;
 
 constexpr double count_max = 2147483647.0;
 
-constexpr std::string_view no_reduction = "nothing is reduced between ranks at world size 1";
+constexpr std::string_view no_reduction = "gradients of all ranks are added in one fixed order";
 constexpr std::string_view one_adam = "there is one Adam kernel on every device";
 
 constexpr ConfigKey training_rows[] = {

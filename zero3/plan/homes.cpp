@@ -54,7 +54,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.grad_dtype = config.grad_accum_dtype;
   plan.compute_dtype = request.compute_dtype;
   plan.ranks = request.ranks;
-  plan.params_cut = stage >= 3 && request.ranks > 1;
+  plan.params_cut = stage >= 3 && request.ranks > 1 && !request.whole_params;
   PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
                            std::min(persistent_max, config.zero.model_persistence_threshold)};
   if (request.resident) {
@@ -62,6 +62,10 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   }
   plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks);
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
+  if (request.ranks > 1 && !request.separate_device) {
+    plan.exchange =
+        exchange_buffers(plan.layout, *request.parameters, plan.param_dtype, request.ranks);
+  }
   return with_routes(std::move(plan));
 }
 

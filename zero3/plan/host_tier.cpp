@@ -51,7 +51,7 @@ Placement with_inputs_in_host(const PlacementRequest& request, std::uint64_t spa
 
 /// Returns the bytes that must be in host memory, apart from the buffers.
 std::uint64_t host_homes(const PlacementRequest& request, const Placement& plan) {
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = page_up(plan.exchange.bytes());
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     const UnitPlacement& place = plan.units[unit];
     if (place.param == Tier::Host) bytes += plan.param_bytes(unit);

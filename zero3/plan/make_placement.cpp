@@ -168,7 +168,7 @@ void check_placement(const PlacementRequest& request, const Placement& plan) {
   ARTESIAN_CHECK((staging != 0) == plan.separate_device, staging);
   const std::uint64_t buffers = plan.ring_count * plan.ring_item_bytes + staging +
                                 plan.grad_buffer_bytes + plan.old_state_bytes +
-                                plan.inputs.buffer_bytes();
+                                plan.exchange.bytes() + plan.inputs.buffer_bytes();
   ARTESIAN_CHECK(buffers <= plan.host_pool_bytes, buffers, plan.host_pool_bytes);
   ARTESIAN_CHECK((plan.ring_count == 0) == (plan.ring_item_bytes == 0), plan.ring_count);
   const std::uint64_t on_nvme = plan.nvme_optimizer_bytes + plan.nvme_param_bytes;

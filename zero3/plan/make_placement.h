@@ -29,11 +29,12 @@ struct PlacementRequest {
   bool separate_device = false;
   std::uint64_t device_bytes = 0;  // budgets
   std::uint64_t host_bytes = 0;
-  std::uint64_t ranks = 1;   // which share the state as config.zero.stage says; budgets are of one
-  bool split_master = true;  // where it costs no bytes; false: nowhere
-  bool split_far = false;    // and where it costs bytes of the bus, but less host memory
-  bool spare_device = true;  // holds what is meant for NVMe; false: nothing of it
-  bool resident = false;     // all parameters persist, so that they can be read between passes
+  std::uint64_t ranks = 1;    // which share the state as config.zero.stage says; budgets are of one
+  bool whole_params = false;  // each rank has all parameters, at stage 3, too
+  bool split_master = true;   // where it costs no bytes; false: nowhere
+  bool split_far = false;     // and where it costs bytes of the bus, but less host memory
+  bool spare_device = true;   // holds what is meant for NVMe; false: nothing of it
+  bool resident = false;      // all parameters persist, so that they can be read between passes
   /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
   /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
   std::vector<std::uint64_t> input_elements{};

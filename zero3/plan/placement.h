@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "tiering/route.h"
 #include "tiering/tier.h"
+#include "zero3/plan/exchange_buffers.h"
 #include "zero3/plan/kept_inputs.h"
 #include "zero3/plan/layout.h"
 
@@ -64,6 +65,7 @@ struct Placement {
   std::uint64_t device_gradient_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h
+  ExchangeBuffers exchange;             // with the other ranks, on the CPU
   // Host memory that nothing else takes, beside a separate device: what units that are updated
   // ahead of the norm were, until it is known (Note [Speculation] in units_under_backward.h).
   std::uint64_t old_state_bytes = 0;

@@ -3,7 +3,7 @@
 namespace artesian::zero3 {
 namespace {
 
-SavedUnits units_that_are(const Placement& placement, bool trainable) {
+SavedUnits units_that_are(const Placement& placement, bool trainable, std::uint64_t rank) {
   const Layout& layout = placement.layout;
   SavedUnits saved;
   saved.image_of.assign(layout.units.size(), SavedUnits::nowhere);
@@ -15,7 +15,8 @@ SavedUnits units_that_are(const Placement& placement, bool trainable) {
       const ParameterPlace& place = layout.places[parameter];
       image.parameters.push_back({parameter, place.first, place.numel});
     }
-    image.count = unit.image;
+    image.first = rank * unit.share;
+    image.count = unit.share;
     image.sub_group = placement.sub_group;
     image.form = !trainable                                       ? StateForm::Frozen
                  : placement.units[index].master == Master::Split ? StateForm::Split
@@ -30,12 +31,12 @@ SavedUnits units_that_are(const Placement& placement, bool trainable) {
 
 }  // namespace
 
-SavedUnits trained_units(const Placement& placement) {
-  return units_that_are(placement, true);
+SavedUnits trained_units(const Placement& placement, std::uint64_t rank) {
+  return units_that_are(placement, true, rank);
 }
 
-SavedUnits frozen_units(const Placement& placement) {
-  return units_that_are(placement, false);
+SavedUnits frozen_units(const Placement& placement, std::uint64_t rank) {
+  return units_that_are(placement, false, rank);
 }
 
 }  // namespace artesian::zero3

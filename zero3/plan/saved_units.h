@@ -17,8 +17,9 @@ struct SavedUnits {
   static constexpr std::size_t nowhere = ~std::size_t{0};
 };
 
-/// Trained ones come apart from frozen ones, whose bytes are the same in each checkpoint.
-SavedUnits trained_units(const Placement& placement);
-SavedUnits frozen_units(const Placement& placement);
+/// What a rank has of them. Trained ones come apart from frozen ones, whose bytes are the same in
+/// each checkpoint.
+SavedUnits trained_units(const Placement& placement, std::uint64_t rank = 0);
+SavedUnits frozen_units(const Placement& placement, std::uint64_t rank = 0);
 
 }  // namespace artesian::zero3

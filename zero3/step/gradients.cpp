@@ -24,8 +24,12 @@ static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_lea
 
 }  // namespace
 
-Gradients::Gradients(ModelState& state) : state_(state), stream_(state, "gradients") {
+Gradients::Gradients(ModelState& state, comm::Group* group)
+    : state_(state), stream_(state, "gradients") {
   const Placement& plan = state.placement();
+  if (group != nullptr) {
+    exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor());
+  }
   cleared_.assign(plan.layout.units.size(), false);
   forget();
   first_leaf_.push_back(0);
@@ -67,7 +71,7 @@ Result<void> Gradients::read(
     std::uint32_t parameter,
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
-  ARTESIAN_CHECK(reached(parameter) && !state_.separate_device(), parameter);
+  ARTESIAN_CHECK(reached(parameter) && !state_.separate_device() && !exchange_, parameter);
   ARTESIAN_TRY_VOID(write_back());
   ARTESIAN_TRY_VOID(finish_writes());
   const DType dtype = state_.placement().grad_dtype;
@@ -137,7 +141,7 @@ void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dt
 Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& pieces,
                                    const Source& source) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
-  const auto target_of = [&](const Piece& piece) { return memory + piece.image_first * size; };
+  const auto target_of = [&](const Piece& piece) { return memory + piece.first * size; };
   const std::uint64_t source_size = dtype_size(source.dtype);
   if (!source.on_device) {
     std::uint64_t largest = 1;
@@ -161,7 +165,7 @@ Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& 
   for (const Piece& piece : pieces) parts.push_back({piece.data, piece.count * source_size});
   const auto sink = [&](std::size_t index, std::uint64_t offset,
                         std::span<const std::byte> bytes) -> Result<void> {
-    const Piece part{pieces[index].image_first + offset / source_size, bytes.size() / source_size,
+    const Piece part{pieces[index].first + offset / source_size, bytes.size() / source_size,
                      bytes.data(), pieces[index].fresh};
     accumulate_piece(target_of(part), part, source.dtype);
     return {};
@@ -173,6 +177,7 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
                             tiering::DeviceFence written) noexcept {
   const Layout& layout = state_.layout();
   ARTESIAN_CHECK(trainable(unit), unit);
+  if (exchange_.has_value()) return add_of_all_ranks(unit, gradients, added_dtype(unit));
   std::vector<Piece> pieces;
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
@@ -187,20 +192,64 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
   return add_pieces(unit, std::move(pieces), source);
 }
 
-/// Pieces that lie in the unit's image one behind the other: so threads may add to them at once.
+/// A slice at a time, what each rank has made is added in the order of the ranks.
+Result<void> Gradients::add_of_all_ranks(std::uint32_t unit,
+                                         std::span<const ParameterGradient> gradients,
+                                         DType dtype) noexcept {
+  const Layout& layout = state_.layout();
+  const Unit& described = layout.units[unit];
+  const std::uint64_t size = dtype_size(state_.placement().param_dtype);
+  std::vector<bool> present(described.parameters.size());  // of some rank so far, of this slice
+  const auto sink = [&](const GradientExchange::Arrived& arrived) -> Result<void> {
+    if (arrived.rank == 0) present.assign(present.size(), false);
+    std::vector<Piece> pieces;
+    bool some = false;
+    for (std::size_t index = 0; index < present.size(); ++index) {
+      if (!arrived.present[index]) continue;
+      some = true;
+      const std::uint32_t parameter = described.parameters[index];
+      const bool fresh = !set_[parameter] && !present[index];
+      present[index] = true;
+      const InShare part = in_share(layout.places[parameter]);
+      const std::uint64_t begin = std::max(part.first, arrived.first);
+      const std::uint64_t end = std::min(part.first + part.count, arrived.first + arrived.count);
+      if (begin >= end) continue;
+      pieces.push_back({begin, end - begin, arrived.data + (begin - arrived.first) * size, fresh});
+    }
+    if (!some) return {};
+    return add_pieces(unit, std::move(pieces),
+                      {.dtype = state_.placement().param_dtype, .on_device = false, .written = {}});
+  };
+  ARTESIAN_TRY_VOID(exchange_->run(unit, gradients, dtype, sink));
+  for (std::size_t index = 0; index < present.size(); ++index) {
+    const std::uint32_t parameter = described.parameters[index];
+    if (present[index]) reached_[parameter] = set_[parameter] = true;
+  }
+  return {};
+}
+
+Gradients::InShare Gradients::in_share(const ParameterPlace& place) const noexcept {
+  const std::uint64_t begin = state_.share_begin(place.unit);
+  const std::uint64_t first = std::max(place.first, begin);
+  const std::uint64_t end =
+      std::min(place.first + place.numel, begin + state_.layout().units[place.unit].share);
+  return first < end ? InShare{first - begin, end - first} : InShare{};
+}
+
+/// Pieces that lie in the unit's share one behind the other: so threads may add to them at once.
 void Gradients::check_apart(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept {
   std::uint64_t end = 0;
   for (const Piece& piece : pieces) {
-    ARTESIAN_CHECK(end <= piece.image_first && piece.count != 0, unit, piece.image_first, end);
-    end = piece.image_first + piece.count;
+    ARTESIAN_CHECK(end <= piece.first && piece.count != 0, unit, piece.first, end);
+    end = piece.first + piece.count;
   }
-  ARTESIAN_CHECK(end <= state_.layout().units[unit].image, unit, end);
+  ARTESIAN_CHECK(end <= state_.layout().units[unit].share, unit, end);
 }
 
 Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
                                    const Source& source) noexcept {
   std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.image_first < b.image_first; });
+            [](const Piece& a, const Piece& b) { return a.first < b.first; });
   ARTESIAN_CHECK(!summed_[unit], unit);  // sum_final() came after the last of them
   check_apart(unit, pieces);
   if (spilled(unit)) {
@@ -219,6 +268,11 @@ Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
   ARTESIAN_CHECK(!parts_.contains(parameter) && !summed_[place.unit], parameter);
   Parts parts{.fresh = whole.fresh};
+  if (exchange_.has_value()) {
+    ARTESIAN_CHECK(parts_.empty(), parameter);  // one at a time has the room
+    parts_[parameter] = {.target = exchange_->whole()};
+    return {};
+  }
   std::byte* memory = nullptr;
   if (spilled(place.unit)) {
     ARTESIAN_TRY(held, hold_for(place.unit, {whole}));
@@ -237,20 +291,37 @@ void Gradients::add_part(std::uint32_t parameter, std::uint64_t first, const flo
   const auto open = parts_.find(parameter);
   ARTESIAN_CHECK(open != parts_.end() && first + count <= place.numel, parameter, first, count);
   Parts& parts = open->second;
+  parts.added += count;
+  if (exchange_.has_value()) {
+    const DType dtype = state_.placement().param_dtype;
+    std::byte* const target = parts.target + first * dtype_size(dtype);
+    state_.executor().parallel_for(count, slice, [&](std::uint64_t begin, std::uint64_t end) {
+      static_cast<void>(
+          kernels::narrow(data + begin, target + begin * dtype_size(dtype), dtype, end - begin));
+    });
+    return;
+  }
   const Piece piece{place.first + first, count, reinterpret_cast<const std::byte*>(data),
                     parts.fresh};
   accumulate_piece(parts.target + first * element_size(), piece, DType::Float32);
-  parts.added += count;
 }
 
-std::uint64_t Gradients::end_parts(std::uint32_t parameter) noexcept {
+Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
   const auto open = parts_.find(parameter);
   ARTESIAN_CHECK(open != parts_.end(), parameter);
   const Parts parts = open->second;
   parts_.erase(open);
-  if (parts.added == 0) return 0;  // not used by this forward
+  const ParameterPlace& place = state_.layout().places[parameter];
+  if (exchange_.has_value()) {
+    const ParameterGradient gradient{parameter, parts.target};
+    ARTESIAN_TRY_VOID(add_of_all_ranks(place.unit,
+                                       std::span(&gradient, parts.added == place.numel ? 1 : 0),
+                                       state_.placement().param_dtype));
+    return parts.added;
+  }
+  if (parts.added == 0) return std::uint64_t{0};  // not used by this forward
   reached_[parameter] = set_[parameter] = true;
-  started_[state_.layout().places[parameter].unit] = true;
+  started_[place.unit] = true;
   return parts.added;
 }
 
@@ -278,8 +349,8 @@ Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& piece
   const Placement& plan = state_.placement();
   std::vector<std::uint64_t> missing;
   for (const Piece& piece : pieces) {
-    const std::uint64_t end = piece.image_first + piece.count;
-    for (std::uint64_t group = piece.image_first / plan.sub_group; group * plan.sub_group < end;
+    const std::uint64_t end = piece.first + piece.count;
+    for (std::uint64_t group = piece.first / plan.sub_group; group * plan.sub_group < end;
          ++group) {
       ARTESIAN_CHECK(group < held.there.size(), held.unit, group);
       if (held.there[static_cast<std::size_t>(group)]) continue;
@@ -338,8 +409,11 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::span<const float* const> row_gradients,
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
-  const ParameterPlace& place = state_.layout().places[parameter];
+  const Layout& layout = state_.layout();
+  const ParameterPlace& place = layout.places[parameter];
   ARTESIAN_CHECK(width != 0 && place.numel % width == 0, width, place.numel);
+  const std::uint64_t rank =
+      state_.share_begin(place.unit) / std::max<std::uint64_t>(layout.units[place.unit].share, 1);
   ARTESIAN_TRY_VOID(start_at_zero(place.unit));  // rows that nobody looked up
   reached_[parameter] = true;
   std::vector<std::size_t> order(rows.size());
@@ -349,7 +423,6 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
   std::vector<std::size_t> firsts;  // of each row that was looked up, in `order`; and the end
   for (std::size_t at = 0; at < order.size(); ++at) {
     const std::int64_t row = rows[order[at]];
-    ARTESIAN_CHECK(row >= 0 && static_cast<std::uint64_t>(row) < place.numel / width, row, width);
     if (at == 0 || row != rows[order[at - 1]]) firsts.push_back(at);
   }
   firsts.push_back(order.size());
@@ -360,15 +433,17 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
     const std::size_t some = std::min(rows_max, count - first);
     std::vector<Piece> pieces(some);
     const auto sum_row = [&](std::size_t at) {
+      const std::int64_t row = rows[order[firsts[first + at]]];
+      const RowInShare part = row_in_share(layout, parameter, width, row, rank);
       float* const sum = sums.data() + at * width;
-      std::fill_n(sum, width, 0.0f);
+      std::fill_n(sum, part.count, 0.0f);
       for (std::size_t turn = firsts[first + at]; turn < firsts[first + at + 1]; ++turn) {
         const float* gradient = row_gradients[order[turn]];
-        for (std::uint64_t column = 0; column < width; ++column) sum[column] += gradient[column];
+        for (std::uint64_t column = 0; column < part.count; ++column) {
+          sum[column] += gradient[column];
+        }
       }
-      const auto row = static_cast<std::uint64_t>(rows[order[firsts[first + at]]]);
-      pieces[at] = {place.first + row * width, width, reinterpret_cast<const std::byte*>(sum),
-                    false};
+      pieces[at] = {part.share_first, part.count, reinterpret_cast<const std::byte*>(sum), false};
     };
     state_.executor().parallel_for(some, std::max<std::uint64_t>(slice / width, 1),
                                    [&](std::uint64_t from, std::uint64_t to) {
@@ -377,6 +452,23 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
     ARTESIAN_TRY_VOID(add_pieces(place.unit, std::move(pieces), {}));
   }
   return {};
+}
+
+Result<void> Gradients::add_lookups(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
+                                    std::uint64_t width) noexcept {
+  if (exchange_.has_value()) {
+    ARTESIAN_TRY(all, exchange_->rows(parameter, lookups, width));
+    return all.some ? add_rows(parameter, all.rows, all.gradients, width) : Result<void>();
+  }
+  std::vector<std::int64_t> rows;
+  std::vector<const float*> gradients;
+  for (const RowsOfLookup& lookup : lookups) {
+    for (std::size_t at = 0; at < lookup.rows.size(); ++at) {
+      rows.push_back(lookup.rows[at]);
+      gradients.push_back(lookup.gradient + at * width);
+    }
+  }
+  return rows.empty() ? Result<void>() : add_rows(parameter, rows, gradients, width);
 }
 
 Result<void> Gradients::complete() noexcept {
@@ -403,22 +495,24 @@ Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
 /// A parameter's elements of an accumulator in memory.
 Result<void> Gradients::zero(const ParameterPlace& place) noexcept {
   const std::uint64_t size = element_size();
-  std::byte* const memory = state_.store().memory(state_.grad(place.unit)) + place.first * size;
+  const InShare part = in_share(place);
+  std::byte* const memory = state_.store().memory(state_.grad(place.unit)) + part.first * size;
   if (on_device(place.unit)) {
     ARTESIAN_TRY_VOID(clear_on_device(place.unit));
-    return state_.device().zero(tiering::Queue::Compute, memory, place.numel * size);
+    return state_.device().zero(tiering::Queue::Compute, memory, part.count * size);
   }
-  std::memset(memory, 0, place.numel * size);
+  std::memset(memory, 0, part.count * size);
   return {};
 }
 
-/// Sums leaves [first, end) of a unit whose image is in host memory.
+/// Sums leaves [first, end) of this rank's share of a unit that is in host memory.
 void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
                            std::uint64_t end) noexcept {
   const DType dtype = state_.placement().grad_dtype;
-  ARTESIAN_CHECK(first <= end && end <= leaf_sums(unit).size(), unit, first, end);
+  const std::uint64_t share_leaf = state_.share_begin(unit) / norm_leaf;
+  ARTESIAN_CHECK(first <= end && share_leaf + end <= leaf_sums(unit).size(), unit, first, end);
   const std::byte* data = memory + first * norm_leaf * dtype_size(dtype);
-  double* sums = leaf_sums(unit).data() + first;
+  double* sums = leaf_sums(unit).data() + share_leaf + first;
   state_.executor().parallel_for(
       end - first, task_leaves, [&](std::uint64_t from, std::uint64_t to) {
         kernels::sum_squares(data + from * norm_leaf * dtype_size(dtype), dtype,
@@ -428,7 +522,8 @@ void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uin
 
 /// Sums all leaves of an accumulator in host memory.
 void Gradients::sum_unit(std::uint32_t unit) noexcept {
-  sum_leaves(unit, state_.store().memory(state_.grad(unit)), 0, leaf_sums(unit).size());
+  sum_leaves(unit, state_.store().memory(state_.grad(unit)), 0,
+             state_.layout().units[unit].share / norm_leaf);
 }
 
 /// Sums what is there of a unit in the buffer: the other sub-groups' sums are as they were.
@@ -464,6 +559,37 @@ void Gradients::forget_sums() noexcept {
   }
 }
 
+/// Those of all shares, from whose ranks they are.
+Result<void> Gradients::gather_leaf_sums() noexcept {
+  if (!exchange_.has_value()) return {};
+  const auto& units = state_.layout().units;
+  std::uint64_t leaves = 0;  // of a share of everything
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (trainable(unit)) leaves += units[unit].share / norm_leaf;
+  }
+  comm::Group& group = exchange_->group();
+  std::vector<double> all(static_cast<std::size_t>(leaves * group.ranks()));
+  const auto for_each_share = [&](std::uint64_t rank, const auto& copy) {
+    auto at = all.begin() + static_cast<std::ptrdiff_t>(rank * leaves);
+    for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+      if (!trainable(unit)) continue;
+      const auto count = static_cast<std::size_t>(units[unit].share / norm_leaf);
+      copy(leaf_sums(unit).subspan(rank * count, count), at);
+      at += static_cast<std::ptrdiff_t>(count);
+    }
+  };
+  for_each_share(group.rank(), [](std::span<double> share, auto at) {
+    std::copy(share.begin(), share.end(), at);
+  });
+  ARTESIAN_TRY_VOID(group.all_gather(std::as_writable_bytes(std::span(all)), {"sums of the norm"}));
+  for (std::uint32_t rank = 0; rank < group.ranks(); ++rank) {
+    for_each_share(rank, [](std::span<double> share, auto at) {
+      std::copy_n(at, share.size(), share.begin());
+    });
+  }
+  return {};
+}
+
 Result<GradientNorm> Gradients::norm() noexcept {
   ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
@@ -475,6 +601,7 @@ Result<GradientNorm> Gradients::norm() noexcept {
       sum_unit(unit);
     }
   }
+  ARTESIAN_TRY_VOID(gather_leaf_sums());
   GradientNorm norm;
   const auto& places = state_.layout().places;
   for (std::uint32_t parameter = 0; parameter < places.size(); ++parameter) {

@@ -30,17 +30,11 @@
 #include <string>
 #include <vector>
 
+#include "zero3/step/gradient_exchange.h"
 #include "zero3/step/state.h"
 #include "zero3/step/sub_group_stream.h"
 
 namespace artesian::zero3 {
-
-/// One parameter's gradient of one micro-batch: [numel] of the parameter, contiguous, in its unit's
-/// added_dtype().
-struct ParameterGradient {
-  std::uint32_t parameter = 0;
-  const void* data = nullptr;  // device memory
-};
 
 struct GradientNorm {
   double sum_squares = 0.0;  // of all accumulated gradients, still scaled
@@ -50,13 +44,16 @@ struct GradientNorm {
 
 class Gradients {
  public:
-  explicit Gradients(ModelState& state);
+  /// `group`: of several ranks; null with one. Both must outlive it.
+  explicit Gradients(ModelState& state, comm::Group* group = nullptr);
 
   /// Forgets all accumulated gradients: the next addition to each parameter replaces them.
   void begin_step() noexcept;
-  /// Adds one micro-batch's gradients of parameters of one unit: all of them, or some in each of
-  /// several calls. Of a separate device, they are complete once `written` has passed; they may be
-  /// released when this returns. Errors: Io, Corrupt, Timeout (spilled units, separate devices).
+  /// Adds one micro-batch's gradients of parameters of one unit, in its added_dtype() and in the
+  /// model's memory: all of them, or some in each of several calls. With several ranks all call it
+  /// alike, and what every rank has made is added: GradientExchange. Of a separate device, they are
+  /// complete once `written` has passed; they may be released when this returns. Errors: Io,
+  /// Corrupt, Timeout (spilled units, separate devices), the group's.
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                    tiering::DeviceFence written = {}) noexcept;
   /// The same for a parameter that is a unit by itself, where the host computes, when its gradient
@@ -65,18 +62,24 @@ class Gradients {
   Result<void> begin_parts(std::uint32_t parameter) noexcept;
   void add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
                 std::uint64_t count) noexcept;
-  std::uint64_t end_parts(std::uint32_t parameter) noexcept;  // how many elements came
+  /// Returns how many elements came: all, or none, or else what came is of no use. Errors: as add.
+  Result<std::uint64_t> end_parts(std::uint32_t parameter) noexcept;
   /// The dtype that `add` takes for a unit: fp32; or the parameter dtype, which what is added is
   /// rounded to in any case, where the host computes in it, and on a separate device where the
   /// accumulator is not there. So a stage's gradients are nowhere copied as a whole.
   DType added_dtype(std::uint32_t unit) const noexcept;
   /// Adds rows: position i contributes row_gradients[i * width, ...) to row rows[i] of `parameter`.
-  /// Shape: rows: [n]; row_gradients: [n, width] fp32; width divides the parameter's numel. Rows
-  /// keep their order within a row index: (micro-batch, position). Sums are made 4 MiB at a time.
+  /// Shape: rows: [n]; row_gradients: [n], each of [width] fp32, from the first element on that is
+  /// in this rank's share; width divides the parameter's numel. Rows keep their order within a row
+  /// index: (micro-batch, rank, position). Sums are made 4 MiB at a time.
   Result<void> add_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                         std::span<const float* const> row_gradients, std::uint64_t width) noexcept;
-  /// True if something was added to the parameter's gradient in this step; known until the next one
-  /// begins.
+  /// The same of all look-ups of a step, each a micro-batch's; with several ranks, of all of them,
+  /// which call it alike. Errors: as add.
+  Result<void> add_lookups(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
+                           std::uint64_t width) noexcept;
+  /// True if something was added to the parameter's gradient in this step, by any rank; known until
+  /// the next one begins.
   bool reached(std::uint32_t parameter) const noexcept {
     ARTESIAN_CHECK(parameter < reached_.size(), parameter, reached_.size());
     return reached_[parameter];
@@ -98,7 +101,7 @@ class Gradients {
   /// that failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;
   /// The norm's sum of squares: Note [Leaves of the norm]. Parameters that got no gradient count as
-  /// zero.
+  /// zero. With several ranks it is that of all shares, the same on each.
   Result<GradientNorm> norm() noexcept;
   /// Zeroes accumulators of parameters without a gradient this step, and waits until all are
   /// written, so that norm() and the optimizer may read them.
@@ -108,8 +111,8 @@ class Gradients {
   double wait_seconds() const noexcept { return stream_.wait_seconds(); }
 
  private:
-  struct Piece {  // a slice of a parameter within one sub-group
-    std::uint64_t image_first;
+  struct Piece {          // a slice of a parameter
+    std::uint64_t first;  // element of this rank's share
     std::uint64_t count;
     const std::byte* data;
     bool fresh;  // the first of this step: it sets what the others are added to
@@ -120,12 +123,21 @@ class Gradients {
     bool on_device = false;  // of a separate device
     tiering::DeviceFence written;
   };
+  Result<void> add_of_all_ranks(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                                DType dtype) noexcept;
+  Result<void> gather_leaf_sums() noexcept;
+  /// The part of a parameter that is in this rank's share: elements [first, first + count) of it.
+  struct InShare {
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+  };
+  InShare in_share(const ParameterPlace& place) const noexcept;
   void check_apart(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
   Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
                           const Source& source) noexcept;
   /// A parameter whose gradient is coming in parts.
   struct Parts {
-    std::byte* target = nullptr;  // of its first element
+    std::byte* target = nullptr;  // of its first element; with several ranks, before it is sent
     bool fresh = false;
     std::uint64_t added = 0;  // elements
   };
@@ -151,6 +163,7 @@ class Gradients {
                        std::uint64_t end) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
   Result<void> zero(const ParameterPlace& place) noexcept;
+  /// Of all of its image.
   std::span<double> leaf_sums(std::uint32_t unit) noexcept {
     ARTESIAN_CHECK(unit + 1 < first_leaf_.size(), unit, first_leaf_.size());
     const std::size_t first = first_leaf_[unit];
@@ -177,6 +190,7 @@ class Gradients {
   }
 
   ModelState& state_;
+  std::optional<GradientExchange> exchange_;
   SubGroupStream stream_;                // of spilled units
   std::vector<bool> reached_;            // by parameter: something was added in this step
   std::vector<bool> set_;                // by parameter: its elements are those of this step

@@ -33,9 +33,9 @@ Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piec
   ARTESIAN_TRY_VOID(clear_on_device(unit));
   const auto accumulate_part = [&](const Piece& piece, const std::byte* data) {
     const auto how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
-    return device.accumulate_gradient(Queue::Compute, memory + piece.image_first * size,
-                                      plan.grad_dtype, reinterpret_cast<const float*>(data),
-                                      plan.param_dtype, piece.count, how);
+    return device.accumulate_gradient(Queue::Compute, memory + piece.first * size, plan.grad_dtype,
+                                      reinterpret_cast<const float*>(data), plan.param_dtype,
+                                      piece.count, how);
   };
   if (source.on_device) {
     for (const Piece& piece : pieces) ARTESIAN_TRY_VOID(accumulate_part(piece, piece.data));
@@ -70,7 +70,7 @@ Result<void> Gradients::add_rows_on_device(
       const std::uint64_t count = std::min(row.count - done, (scratch.size() - used) / 4);
       std::byte* place = scratch.data() + used;
       ARTESIAN_TRY_VOID(device.copy_to_device(place, row.data + done * 4, count * 4));
-      batch.push_back({row.image_first + done, count, place, row.fresh});
+      batch.push_back({row.first + done, count, place, row.fresh});
       used += count * 4;
       done += count;
       if (scratch.size() - used < 4) ARTESIAN_TRY_VOID(flush());

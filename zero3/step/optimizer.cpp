@@ -18,6 +18,7 @@ namespace artesian::zero3 {
 namespace {
 
 constexpr std::uint64_t slice = GroupBlocks::slice;
+constexpr std::uint64_t passed = 1 << 18;  // elements that go from one rank to all at a time
 
 /// Frozen parameters, of this dtype, as what master weights would be: without moments.
 template <typename Visit>
@@ -204,7 +205,42 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
   }
   ARTESIAN_CHECK(!filled.has_value() || done == total, done, total);
   auto written = state_.ring().finish();
-  return filled.has_value() ? std::move(written) : std::move(filled);
+  if (filled.has_value()) filled = std::move(written);
+  if (options_.group != nullptr) {  // before any rank waits for another's share
+    filled = options_.group->agree(std::move(filled), {"initial values"});
+  }
+  ARTESIAN_TRY_VOID(std::move(filled));
+  whole.insert(whole.end(), in_part.begin(), in_part.end());
+  for (const std::uint32_t unit : whole) ARTESIAN_TRY_VOID(gather_shares(unit));
+  return {};
+}
+
+/// The shares of a unit's parameters that other ranks have made, into this one's home of them and
+/// the slot that follows it.
+Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
+  if (options_.group == nullptr) return {};
+  const Placement& plan = state_.placement();
+  const Unit& described = plan.layout.units[unit];
+  const std::uint64_t size = dtype_size(plan.param_dtype);
+  ARTESIAN_CHECK(!plan.params_cut && plan.units[unit].param != tiering::Tier::Nvme, unit);
+  std::byte* const home = state_.store().memory(state_.param(unit));
+  ARTESIAN_TRY_VOID(
+      options_.group->all_gather(std::span(home, static_cast<std::size_t>(described.image * size)),
+                                 {"parameters of", described.name}));
+  const auto follow_others = [&](std::uint64_t first, std::uint64_t end) {
+    const std::uint64_t slices = (end - first + slice - 1) / slice;
+    state_.executor().parallel_for(slices, 1, [&](std::uint64_t from, std::uint64_t to) {
+      for (; from < to; ++from) {
+        const std::uint64_t begin = first + from * slice;
+        residency_.refresh(unit, begin, std::min(slice, end - begin), home + begin * size);
+      }
+    });
+  };
+  if (!residency_.refreshes(unit)) return {};  // it is filled for the first time
+  const std::uint64_t own = state_.share_begin(unit);
+  follow_others(0, own);
+  follow_others(own + described.share, described.image);
+  return {};
 }
 
 Result<void> Optimizer::initialize(WeightSource& weights, const Progress& progress) noexcept {
@@ -463,6 +499,74 @@ Result<void> Optimizer::drain() noexcept {
   return state_.device().join_queues();
 }
 
+/// Calls `visit(master, exp_avg, exp_avg_sq, count)` on what this rank has of a parameter's state,
+/// piece by piece; the moments of a frozen one are null.
+template <typename Visit>
+Result<void> Optimizer::for_each_own_state(std::uint32_t parameter, const Visit& visit) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    return for_each_piece(group, overlap(place, group), state_.placement().param_dtype, visit);
+  };
+  return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
+}
+
+/// The same on all of it, in row-major order: with several ranks, what each has goes to all. A sink
+/// that fails is not called any more, but what the other ranks wait for goes on.
+template <typename Visit>
+Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& visit) noexcept {
+  if (options_.group == nullptr) return for_each_own_state(parameter, visit);
+  comm::Group& group = *options_.group;
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const Unit& unit = state_.layout().units[place.unit];
+  const std::size_t arrays = unit.trainable ? 3 : 1;
+  std::vector<float> values(arrays * passed);  // a piece of each array
+  std::size_t filled = 0;
+  Result<void> visited;
+  const auto pass = [&](std::uint32_t owner, std::size_t count) -> Result<void> {
+    for (std::size_t array = 0; array < arrays; ++array) {
+      const auto piece = std::span(values).subspan(array * passed, count);
+      ARTESIAN_TRY_VOID(
+          group.broadcast(std::as_writable_bytes(piece), owner, {"state of", unit.name}));
+    }
+    const float* const master = values.data();
+    const auto moment = [&](std::size_t array) {
+      return arrays == 1 ? nullptr : values.data() + array * passed;
+    };
+    if (visited.has_value()) visited = visit(master, moment(1), moment(2), count);
+    return {};
+  };
+  const auto hand_on = [&](const float* p, const float* m, const float* v,
+                           std::uint64_t count) -> Result<void> {
+    for (std::uint64_t done = 0; done < count;) {
+      const auto some = static_cast<std::size_t>(std::min(passed - filled, count - done));
+      std::copy_n(p + done, some, values.data() + filled);
+      if (m != nullptr) {
+        std::copy_n(m + done, some, values.data() + passed + filled);
+        std::copy_n(v + done, some, values.data() + 2 * passed + filled);
+      }
+      filled += some;
+      done += some;
+      if (filled < passed) continue;
+      ARTESIAN_TRY_VOID(pass(group.rank(), std::exchange(filled, std::size_t{0})));
+    }
+    return {};
+  };
+  for (std::uint32_t owner = 0; owner < group.ranks(); ++owner) {
+    const std::uint64_t begin = std::max(place.first, owner * unit.share);
+    const std::uint64_t end = std::min(place.first + place.numel, (owner + 1) * unit.share);
+    if (begin >= end) continue;
+    if (owner != group.rank()) {
+      for (std::uint64_t first = begin; first < end; first += passed) {
+        ARTESIAN_TRY_VOID(pass(owner, static_cast<std::size_t>(std::min(passed, end - first))));
+      }
+      continue;
+    }
+    ARTESIAN_TRY_VOID(for_each_own_state(parameter, hand_on));
+    if (filled != 0) ARTESIAN_TRY_VOID(pass(owner, filled));
+  }
+  return visited;
+}
+
 Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& parameters) noexcept {
   ARTESIAN_TRY_VOID(stop_reading());
   ARTESIAN_CHECK(parameters.size() == counts_.size(), parameters.size(), counts_.size());
@@ -472,19 +576,15 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
     kernels::Digest master;
     kernels::Digest exp_avg;
     kernels::Digest exp_avg_sq;
-    const auto body = [&](const SubGroup& group) -> Result<void> {
-      return for_each_piece(
-          group, overlap(place, group), state_.placement().param_dtype,
-          [&](const float* p, const float* m, const float* v, std::uint64_t count) -> Result<void> {
-            master.update(p, count * 4);
-            if (m == nullptr) return {};
-            exp_avg.update(m, count * 4);
-            exp_avg_sq.update(v, count * 4);
-            return {};
-          });
-    };
-    ARTESIAN_TRY_VOID(
-        stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body));
+    ARTESIAN_TRY_VOID(for_each_state(
+        parameter,
+        [&](const float* p, const float* m, const float* v, std::uint64_t count) -> Result<void> {
+          master.update(p, count * 4);
+          if (m == nullptr) return {};
+          exp_avg.update(m, count * 4);
+          exp_avg_sq.update(v, count * 4);
+          return {};
+        }));
     total.update(parameters[parameter].name.data(), parameters[parameter].name.size() + 1);
     const std::array<const kernels::Digest*, 3> parts{&master, &exp_avg, &exp_avg_sq};
     const bool trainable = state_.layout().units[place.unit].trainable;
@@ -509,18 +609,13 @@ Result<void> Optimizer::read_state(
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
   ARTESIAN_TRY_VOID(check_kind(parameter, kind));
   ARTESIAN_TRY_VOID(stop_reading());
-  const ParameterPlace& place = state_.layout().places[parameter];
-  const auto body = [&](const SubGroup& group) -> Result<void> {
-    return for_each_piece(group, overlap(place, group), state_.placement().param_dtype,
-                          [&](const float* master, const float* exp_avg, const float* exp_avg_sq,
-                              std::uint64_t count) {
-                            const float* const values = kind == StateKind::Master   ? master
-                                                        : kind == StateKind::ExpAvg ? exp_avg
-                                                                                    : exp_avg_sq;
-                            return sink({values, count});
-                          });
-  };
-  return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
+  return for_each_state(parameter, [&](const float* master, const float* exp_avg,
+                                       const float* exp_avg_sq, std::uint64_t count) {
+    const float* const values = kind == StateKind::Master   ? master
+                                : kind == StateKind::ExpAvg ? exp_avg
+                                                            : exp_avg_sq;
+    return sink({values, count});
+  });
 }
 
 /// Elements of a sub-group from `first` on become these values of one kind.

@@ -9,6 +9,10 @@
 // Constants are those of each parameter's group (parameter_groups.h) and of its own count of
 // updates. A slice is cut where neighbours differ in them; the bits do not depend on such cuts.
 // Frozen units are filled at the beginning and read for digest and export; no update comes to them.
+//
+// Of several ranks each updates its share of every unit's state, and the shares of the parameters
+// then come together in every rank's home of them: in the order of the update, which is the same on
+// all. What is read of the state goes from who owns it to all.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/group.h"
 #include "kernels/adam.h"
 #include "tiering/residency.h"
 #include "zero3/flow/update_flow.h"
@@ -37,6 +42,7 @@ struct OptimizerOptions {
   /// True if a parameter is updated in this step; true without. Asked once the gradients of its
   /// unit are final, when the answer is, too. If not, its weights, moments and count stay.
   std::function<bool(std::uint32_t parameter)> updates{};
+  comm::Group* group = nullptr;  // of several ranks, whose shares these are; null with one
 };
 
 /// A value that the optimizer keeps of each element.
@@ -113,6 +119,11 @@ class Optimizer : public UpdateFlow<Optimizer> {
   }
 
  private:
+  Result<void> gather_shares(std::uint32_t unit) noexcept;
+  template <typename Visit>
+  Result<void> for_each_state(std::uint32_t parameter, const Visit& visit) noexcept;
+  template <typename Visit>
+  Result<void> for_each_own_state(std::uint32_t parameter, const Visit& visit) noexcept;
   Result<void> fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                           std::uint64_t end) noexcept;
   void open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> master) noexcept;
@@ -150,7 +161,10 @@ class Optimizer : public UpdateFlow<Optimizer> {
   bool borrows() const noexcept { return state_.ring().borrowed() != 0; }
   void fix(std::uint32_t unit);
   void begin_refresh(std::uint32_t unit) noexcept { residency_.begin_refresh(unit); }
-  Result<void> end_refresh(std::uint32_t unit) noexcept { return residency_.end_refresh(unit); }
+  Result<void> end_refresh(std::uint32_t unit) noexcept {
+    ARTESIAN_TRY_VOID(gather_shares(unit));
+    return residency_.end_refresh(unit);
+  }
   bool keeps(std::uint32_t unit) const noexcept;
   static bool reduced(std::uint32_t) noexcept { return true; }  // of one rank
   void shadows(Shadows how) noexcept;

@@ -275,6 +275,10 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
     ARTESIAN_TRY(buffer, host_->lease(placement_.grad_buffer_bytes));
     grad_buffer_ = std::move(buffer);
   }
+  if (placement_.exchange.bytes() != 0) {
+    ARTESIAN_TRY(buffer, host_->lease(placement_.exchange.bytes()));
+    exchange_buffer_ = std::move(buffer);
+  }
   if (placement_.old_state_bytes != 0) {
     ARTESIAN_TRY(buffer, host_->lease(placement_.old_state_bytes));
     old_state_buffer_ = std::move(buffer);

@@ -111,6 +111,10 @@ class ModelState {
   std::span<std::byte> grad_scratch() const noexcept {
     return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
   }
+  /// Buffers of placement().exchange; empty with one rank.
+  std::span<std::byte> exchange_buffer() const noexcept {
+    return {exchange_buffer_.data(), static_cast<std::size_t>(exchange_buffer_.size())};
+  }
   /// Buffer of gradients that spill, a stage's at a time; empty where none does.
   std::span<std::byte> grad_buffer() const noexcept {
     return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
@@ -157,6 +161,7 @@ class ModelState {
   BufferLease grad_scratch_;
   BufferLease grad_buffer_;
   BufferLease old_state_buffer_;
+  BufferLease exchange_buffer_;
   bool stalled_ = false;  // close() ran into its deadline
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;

@@ -38,6 +38,7 @@ StepCore::StepCore(ModelShape shape, const Config& config, const StepCoreOptions
       executor_(executor),
       scaler_(config.param_dtype, config.loss_scale),
       guard_(config_),
+      agreement_(options.group),
       run_id_(options.run_id != 0 ? options.run_id : random_run_id()) {}
 
 Result<std::unique_ptr<StepCore>> StepCore::create(ModelShape shape, const Config& config,
@@ -56,33 +57,46 @@ Result<std::unique_ptr<StepCore>> StepCore::create(ModelShape shape, const Confi
 Result<void> StepCore::build() {
   ARTESIAN_TRY_VOID(check_shape(shape_.parameters, shape_.stages));
   ARTESIAN_TRY_VOID(check_groups(shape_.parameters, options_.groups, config_.optimizer));
+  ARTESIAN_TRY_VOID(agree());
   ARTESIAN_TRY(placement, place());
+  ARTESIAN_TRY_VOID(check_ranks(placement));
   ARTESIAN_TRY_VOID(create_state(std::move(placement)));
   residency_ =
       std::make_unique<tiering::Residency>(state_->resident_units(), state_->store(),
                                            state_->device_pool(), executor_, state_->loader());
   prefetcher_ =
       std::make_unique<Prefetcher>(state_->layout(), *residency_, PrefetchLimits::of(config_.zero));
-  gradients_ = std::make_unique<Gradients>(*state_);
+  gradients_ = std::make_unique<Gradients>(*state_, options_.group);
   OptimizerOptions how{.lender = options_.lender,
-                       .stays = [this](std::uint32_t unit) { return prefetcher_->stays(unit); }};
+                       .stays = [this](std::uint32_t unit) { return prefetcher_->stays(unit); },
+                       .group = options_.group};
   if (options_.unreached == Unreached::IsSkipped) {
     how.updates = [this](std::uint32_t parameter) { return gradients_->reached(parameter); };
   }
   optimizer_ = std::make_unique<Optimizer>(*state_, *residency_, std::move(how));
+  for (const StageSpec& stage : shape_.stages) {
+    const bool trained = stage.lookup.has_value() && shape_.parameters[*stage.lookup].trainable;
+    if (trained) looked_up_.push_back(*stage.lookup);
+  }
+  std::sort(looked_up_.begin(), looked_up_.end());
+  looked_up_.erase(std::unique(looked_up_.begin(), looked_up_.end()), looked_up_.end());
   final_by_stage_ = final_after_stage(state_->placement(), shape_.stages);
   ARTESIAN_CHECK(final_by_stage_.size() == layout().stages.size(), final_by_stage_.size());
   under_backward_.emplace(config_, *state_, shape_.stages, options_.hooked, *gradients_,
                           *optimizer_);
-  if (under_backward_->undecided() && options_.share_under_backward.has_value()) {
-    ARTESIAN_TRY_VOID(under_backward_->decide(*options_.share_under_backward));
+  // With several ranks the shares of what were updated so would have to come together before the
+  // norm is known.
+  const auto share = options_.group != nullptr ? 0.0 : options_.share_under_backward;
+  if (under_backward_->undecided() && share.has_value()) {
+    ARTESIAN_TRY_VOID(under_backward_->decide(*share));
   }
   checkpoints_ = std::make_unique<Checkpoints>(CheckpointSources{.parameters = shape_.parameters,
                                                                  .placement = state_->placement(),
                                                                  .optimizer = *optimizer_,
                                                                  .team = executor_,
                                                                  .files = files(),
-                                                                 .run_id = run_id_});
+                                                                 .run_id = run_id_,
+                                                                 .group = options_.group});
   figures_ = std::make_unique<StepFigures>(
       FigureSources{.state = *state_,
                     .residency = *residency_,
@@ -90,6 +104,7 @@ Result<void> StepCore::build() {
                     .gradients = *gradients_,
                     .optimizer = *optimizer_,
                     .passes = counters_,
+                    .group = options_.group,
                     .memory_beside_tiers = options_.memory_beside_tiers});
   return {};
 }
@@ -110,6 +125,8 @@ Result<Placement> StepCore::place() const {
                                           .separate_device = separate,
                                           .device_bytes = options_.budgets.device,
                                           .host_bytes = options_.budgets.host,
+                                          .ranks = agreement_.ranks(),
+                                          .whole_params = true,
                                           .split_master = options_.split_master,
                                           .spare_device = options_.spare_device,
                                           .resident = options_.resident,
@@ -135,7 +152,7 @@ Result<void> StepCore::create_state(Placement placement) {
   ModelStateOptions state_options{.placement = std::move(placement),
                                   .paths = std::move(paths),
                                   .run_id = run_id_,
-                                  .rank = options_.rank,
+                                  .rank = options_.group != nullptr ? options_.group->rank() : 0,
                                   .verify = verify_of(config_.artesian.verify),
                                   .pin_memory = config_.zero.offload_param.pin_memory &&
                                                 config_.zero.offload_optimizer.pin_memory,
@@ -283,13 +300,30 @@ Result<void> StepCore::end_forward(std::span<const double> losses) {
     optimizer_->set_order(*first_uses_);
     first_uses_.reset();
   }
-  losses_pending_.assign(losses.begin(), losses.end());
+  auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
+  if (!of_all.has_value() && agreement_.refused()) {
+    take_forward_back();
+    return std::move(of_all).error();
+  }
+  ARTESIAN_TRY(known, remember(std::move(of_all)));
+  losses_pending_ = std::move(known);
+  micro_batches_pending_ = losses.size();
   step_state_ = StepState::AwaitsBackward;
   return {};
 }
 
-void StepCore::refuse_forward() noexcept {
+Result<void> StepCore::refuse_forward() noexcept {
   ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
+  if (options_.group != nullptr) {  // the others come to the end of theirs
+    ARTESIAN_TRY_VOID(remember(complete_pending()));
+    ARTESIAN_TRY_VOID(remember(agreement_.refuse_forward(step_ + 1, micro_batches_)));
+  }
+  take_forward_back();
+  return {};
+}
+
+/// As if the forward had not been tried.
+void StepCore::take_forward_back() noexcept {
   prefetcher_->rewind(forward_position_);
   if (first_uses_.has_value()) first_uses_->clear();
   step_state_ = micro_batches_ == 0 ? StepState::Ready : StepState::Accumulated;
@@ -301,6 +335,7 @@ Result<void> StepCore::begin_backward(const BackwardRequest& request) {
   backward_begin_ns_ = monotonic_ns();
   if (!request.losses.empty()) {
     losses_pending_.assign(request.losses.begin(), request.losses.end());
+    micro_batches_pending_ = losses_pending_.size();
   }
   for (const double loss : losses_pending_) {
     loss_sum_ += loss;
@@ -372,7 +407,7 @@ Result<void> StepCore::end_backward(std::uint64_t tokens) {
   ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
   if (failed_ahead_.has_value()) return fail(*failed_ahead_);
   backward_ns_ += monotonic_ns() - backward_begin_ns_;
-  micro_batches_ += losses_pending_.size();
+  micro_batches_ += std::exchange(micro_batches_pending_, 0);
   losses_pending_.clear();
   tokens_ += tokens;
   ARTESIAN_CHECK(micro_batches_ <= config_.accumulation_steps, micro_batches_);
@@ -413,6 +448,7 @@ Result<void> StepCore::abandon_step() {
   prefetcher_->rewind(0);
   rows_.clear();
   losses_pending_.clear();
+  micro_batches_pending_ = 0;
   static_cast<void>(checkpoints_->take_copy_ns());
   guard_.forget_losses();
   micro_batches_ = 0;
@@ -497,23 +533,15 @@ Result<void> StepCore::bring_rows_to_host() {
 /// After all else: the rows of each parameter that is looked up, once, in canonical order.
 Result<void> StepCore::add_kept_rows() {
   ARTESIAN_TRY_VOID(bring_rows_to_host());
-  std::stable_sort(rows_.begin(), rows_.end(),
-                   [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
-  for (auto part = rows_.begin(); part != rows_.end();) {
-    const RowGradients& first = *part;
-    ARTESIAN_CHECK(first.parameter < layout().places.size(), first.parameter);
-    std::vector<std::int64_t> rows;
-    std::vector<const float*> row_gradients;
-    for (; part != rows_.end() && part->parameter == first.parameter; ++part) {
-      ARTESIAN_CHECK(part->width == first.width, part->width, first.width);
-      for (std::size_t position = 0; position < part->rows.size(); ++position) {
-        rows.push_back(part->rows[position]);
-        row_gradients.push_back(part->gradient + position * first.width);
-      }
+  for (const std::uint32_t parameter : looked_up_) {
+    std::vector<RowsOfLookup> lookups;
+    for (const RowGradients& part : rows_) {
+      if (part.parameter == parameter) lookups.push_back({part.rows, part.gradient});
     }
-    if (rows.empty()) continue;
-    ARTESIAN_TRY_VOID(timed_gradients(
-        [&] { return gradients_->add_rows(first.parameter, rows, row_gradients, first.width); }));
+    if (lookups.empty() && options_.group == nullptr) continue;
+    const auto width = static_cast<std::uint64_t>(shape_.parameters[parameter].shape.back());
+    ARTESIAN_TRY_VOID(
+        timed_gradients([&] { return gradients_->add_lookups(parameter, lookups, width); }));
   }
   rows_.clear();
   return {};
@@ -548,8 +576,7 @@ StepVerdict StepCore::judge(const GradientNorm& norm, const StepRequest& request
                             StepResult& result) {
   ARTESIAN_CHECK(micro_batches_ != 0);
   result.step = ++step_;
-  result.loss = loss_sum_ / static_cast<double>(micro_batches_);
-  result.tokens = tokens_;
+  result.loss = loss_sum_ / static_cast<double>(micro_batches_ * agreement_.ranks());
   result.loss_scale = scaler_.scale();  // what backward used
   result.lr = rate_of(request);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
@@ -587,6 +614,10 @@ Result<void> StepCore::complete_gradients() {
 
 Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   StepResult result;
+  const bool stop = options_.stop && options_.stop();
+  ARTESIAN_TRY(facts, agreement_.step(step_ + 1, micro_batches_, tokens_, stop));
+  result.tokens = facts.tokens;
+  result.stop = facts.stop;
   std::uint64_t begin = 0;
   const auto verdict = [&]() -> Result<StepVerdict> {
     begin = monotonic_ns();

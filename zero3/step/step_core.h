@@ -36,6 +36,7 @@
 #include "zero3/flow/step_flow.h"
 #include "zero3/plan/make_placement.h"
 #include "zero3/plan/prefetcher.h"
+#include "zero3/step/agreement.h"
 #include "zero3/step/gradients.h"
 #include "zero3/step/optimizer.h"
 #include "zero3/step/parameter_groups.h"
@@ -54,13 +55,16 @@ struct StepCoreOptions {
   tiering::Device* device = nullptr;  // the device tier; null: the CPU's memory
   BufferLender* lender = nullptr;     // of memory that activations have left; may be null
   std::uint64_t run_id = 0;           // 0: random
-  std::uint32_t rank = 0;             // in swap files' names and checksum seeds
+  comm::Group* group = nullptr;       // of several ranks that train together; null: one
+  Agreement::Facts facts{};           // of the driver, which all ranks must have alike
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
-  bool split_master = true;     // false: bf16 training with whole fp32 master weights, to compare
-  bool spare_device = true;     // false: nothing that is meant for NVMe has a home there
-  bool resident = false;        // PlacementRequest::resident
+  /// Asked by step(): StepResult::stop. Null: never.
+  std::function<bool()> stop{};
+  bool split_master = true;  // false: bf16 training with whole fp32 master weights, to compare
+  bool spare_device = true;  // false: nothing that is meant for NVMe has a home there
+  bool resident = false;     // PlacementRequest::resident
   std::optional<double> share_under_backward{};
   std::vector<tiering::PathDisk> path_disks{};
   std::vector<std::uint64_t> input_elements{};
@@ -125,10 +129,16 @@ class StepCore : public StepFlow<StepCore> {
   std::byte* data(std::uint32_t unit) noexcept { return prefetcher_->data(unit); }
   /// The group is run; completes the pending update, so that new gradients may come.
   /// Shape: losses: one for each micro-batch; none, if begin_backward() brings them.
-  /// Errors: Io, Corrupt, NoSpace.
+  /// Errors: Io, Corrupt, NoSpace; with several ranks the group's, and Invalid where one of them
+  /// has refused its batch: then this forward is refused, too, and nothing has ended.
   Result<void> end_forward(std::span<const double> losses);
-  /// A batch of the group cannot be taken: as if its forward had not been tried.
-  void refuse_forward() noexcept;
+  /// A batch of the group cannot be taken: as if its forward had not been tried, on all ranks.
+  /// Errors: with several ranks, the group's.
+  Result<void> refuse_forward() noexcept;
+  /// What all ranks may do, of what each would. Errors: the group's.
+  Result<std::uint64_t> least_of_ranks(std::uint64_t value, const char* what) {
+    return remember(agreement_.least(value, what));
+  }
 
   /// Opens the backward of the forward before it. Errors: Invalid (out of order), Io.
   Result<void> begin_backward(const BackwardRequest& request = {});
@@ -292,6 +302,16 @@ class StepCore : public StepFlow<StepCore> {
   StepCore(ModelShape shape, const Config& config, const StepCoreOptions& options,
            Executor& executor);
   Result<void> build();
+  Result<void> agree();
+  /// One outcome for all ranks: comm::Group::agree.
+  template <typename T>
+  Result<void> agree_on(const Result<T>& own, const char* what) {
+    Result<void> outcome = own.has_value() ? Result<void>() : Result<void>(Error(own.error()));
+    return options_.group == nullptr ? std::move(outcome)
+                                     : options_.group->agree(std::move(outcome), {what});
+  }
+  Result<void> check_ranks(const Placement& placement) const;
+  void take_forward_back() noexcept;
   Result<Placement> place() const;
   Result<void> create_state(Placement placement);
   Error fail(Error error);
@@ -346,7 +366,7 @@ class StepCore : public StepFlow<StepCore> {
 
   const ModelShape shape_;
   const Config config_;
-  const StepCoreOptions options_;
+  StepCoreOptions options_;  // budgets are those of the rank that has least
   Executor& executor_;
   std::unique_ptr<aio::Engine> io_;
   std::unique_ptr<ModelState> state_;
@@ -366,7 +386,8 @@ class StepCore : public StepFlow<StepCore> {
   std::optional<Error> end_;  // why the run ended
   bool stalled_ = false;      // transfers are still in flight, and the disk does not answer
 
-  const std::uint64_t run_id_;
+  Agreement agreement_;
+  std::uint64_t run_id_;
   std::optional<CheckpointLink> last_link_;  // what the next checkpoint descends from
 
   std::uint64_t step_ = 0;           // steps done, skipped ones included
@@ -377,7 +398,9 @@ class StepCore : public StepFlow<StepCore> {
   std::uint64_t tokens_ = 0;
   double loss_sum_ = 0.0;
   std::size_t forward_position_ = 0;    // of the prefetcher, where the open forward began
-  std::vector<double> losses_pending_;  // of the forward that waits for its backward
+  std::vector<double> losses_pending_;  // of the forward that waits for its backward, of all ranks
+  std::size_t micro_batches_pending_ = 0;  // of this one
+  std::vector<std::uint32_t> looked_up_;   // parameters that are trained, in their order
   std::vector<RowGradients> rows_;
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
   std::vector<AccessOrder::Access> entered_;  // and not left

@@ -97,6 +97,7 @@ Result<void> StepCore::check_not_saving(const char* call) const {
 
 Result<void> StepCore::expect_checkpoint(const SaveRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::ExpectSave, "expect_checkpoint"));
+  if (options_.group != nullptr) return {};  // nothing is updated under backward
   ARTESIAN_TRY_VOID(check_not_saving("expect_checkpoint"));
   const StepFigures::Mark before = figures_->mark();
   auto opened = open_for(request);
@@ -244,8 +245,10 @@ Result<LoadedCheckpoint> StepCore::load_one(const LoadRequest& request,
                       "time; load again once it has answered");
   }
   const Rest rest = step_state_ == StepState::Ready ? Rest::Stays : Rest::IsMissing;
-  ARTESIAN_TRY(
-      load, CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype, rest));
+  auto opened =
+      CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype, rest);
+  ARTESIAN_TRY_VOID(agree_on(opened, "a checkpoint to go on from"));
+  const auto load = std::move(opened).value();
   if (step_state_ == StepState::Ready) {
     ARTESIAN_TRY_VOID(remember(complete_pending()));
     ARTESIAN_TRY_VOID(remember(prefetcher_->drop_all()));
@@ -253,7 +256,9 @@ Result<LoadedCheckpoint> StepCore::load_one(const LoadRequest& request,
   }
   auto filled = optimizer_->initialize(*load, progress);
   if (!filled.has_value()) {
-    return load->failed() ? std::move(filled).error() : fail(std::move(filled).error());
+    const bool of_another = options_.group != nullptr && filled.error().code == ErrorCode::Corrupt;
+    return load->failed() || of_another ? std::move(filled).error()
+                                        : fail(std::move(filled).error());
   }
   restore(*load);
   ARTESIAN_TRY_VOID(become_ready());

@@ -12,7 +12,7 @@ namespace artesian::zero3 {
 /// decided once, from the first step that had all there is to a step.
 Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
   under_backward_ns_ = 0;
-  const std::uint64_t count = losses_pending_.size();
+  const std::uint64_t count = micro_batches_pending_;
   last_backward_ = request.last.value_or(micro_batches_ + count == config_.accumulation_steps);
   if (!last_backward_) return {};
   copy_ahead();

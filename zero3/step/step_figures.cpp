@@ -11,15 +11,16 @@ namespace {
 /// The fields of a StepResult that count up from the engine's creation, one after the other.
 template <typename Visit>
 void for_each_counter(const Visit& visit) {
-  for (const auto counter : {&StepResult::bytes_nvme_read, &StepResult::bytes_nvme_write,
-                             &StepResult::bytes_h2d, &StepResult::bytes_d2h}) {
+  for (const auto counter :
+       {&StepResult::bytes_nvme_read, &StepResult::bytes_nvme_write, &StepResult::bytes_h2d,
+        &StepResult::bytes_d2h, &StepResult::bytes_bus}) {
     visit(counter);
   }
   visit(&StepResult::bytes_paths);
   for (const auto counter :
        {&StepResult::wait_param_s, &StepResult::wait_grad_s, &StepResult::wait_optimizer_s,
         &StepResult::wait_input_s, &StepResult::forward_s, &StepResult::backward_s,
-        &StepResult::gradient_s, &StepResult::cast_s}) {
+        &StepResult::gradient_s, &StepResult::cast_s, &StepResult::bus_s}) {
     visit(counter);
   }
 }
@@ -57,6 +58,10 @@ StepResult StepFigures::counters() const {
   now.backward_s = static_cast<double>(from_.passes.backward_ns) * 1e-9;
   now.gradient_s = static_cast<double>(from_.passes.gradient_ns) * 1e-9;
   now.cast_s = from_.residency.cast_seconds();
+  if (from_.group != nullptr) {
+    now.bytes_bus = from_.group->bytes_sent();
+    now.bus_s = from_.group->seconds();
+  }
   return now;
 }
 

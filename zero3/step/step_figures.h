@@ -36,6 +36,7 @@ struct FigureSources {
   const Gradients& gradients;
   const Optimizer& optimizer;
   const PassCounters& passes;
+  const comm::Group* group = nullptr;  // of several ranks
   /// Given the bytes of the tiers that are in this process's memory; may be empty.
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers;
 };

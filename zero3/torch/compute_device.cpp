@@ -53,7 +53,10 @@ bool multiplies_bf16() {
 }
 
 ComputeDevice cpu() {
-  return {.native_bf16 = multiplies_bf16(), .owned = {}, .backend = &tiering::host_device()};
+  ComputeDevice device{.native_bf16 = multiplies_bf16(),
+                       .owned = std::make_unique<tiering::HostDevice>()};
+  device.backend = device.owned.get();  // of each engine, as they may run in threads of their own
+  return device;
 }
 
 }  // namespace

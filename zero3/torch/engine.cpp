@@ -38,12 +38,18 @@ class Engine::Impl {
   std::uint64_t activations_of_one = 0;  // bytes, the most that a micro-batch kept; 0: not known
 
   Result<void> build();
+  Agreement::Facts facts() const;
   Result<void> open_device();
   Result<MemoryBesideTiers> memory_with_device(std::uint64_t tiers) const;
   Result<std::vector<double>> forward(std::span<const Batch> batches, const char* call);
   Error broken_off(Error error);
   Result<void> backward(const BackwardOptions& how);
-  std::size_t group_size(std::size_t count) const;
+  Result<std::size_t> group_size(std::size_t count) const;
+  std::uint32_t ranks() const { return options.group == nullptr ? 1 : options.group->ranks(); }
+  /// Of all ranks.
+  double micro_batches_of_step() const {
+    return static_cast<double>(config.accumulation_steps * ranks());
+  }
   Result<SaveRequest> with_facts(SaveRequest request) const;
 };
 
@@ -71,10 +77,12 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(open_device());
   StepCoreOptions core_options{
       .run_id = options.run_id,
-      .rank = options.rank,
+      .group = options.group,
+      .facts = facts(),
       .timeline = options.timeline,
       .files = options.files,
       .wait_seconds = options.wait_seconds,
+      .stop = options.group != nullptr ? options.stop : std::function<bool()>(),
       .split_master = options.split_master,
       .spare_device = options.spare_device,
       .share_under_backward = options.share_under_backward,
@@ -93,9 +101,18 @@ Result<void> Engine::Impl::build() {
       module, *core, *tensors,
       UnitGraphsOptions{.device = compute.torch,
                         .activation_checkpointing = config.activation_checkpointing,
-                        .stop = options.stop});
+                        .ranks = ranks(),
+                        .stop = options.group != nullptr ? std::function<bool()>() : options.stop});
   layer_by_layer = keeps_order(module.stages());
   return {};
+}
+
+/// What ranks must have alike for the bits of one.
+Agreement::Facts Engine::Impl::facts() const {
+  const auto bits = facts_of_bits(compute.torch, config.param_dtype);
+  Agreement::Facts facts = options.facts;
+  facts.insert(facts.end(), bits.begin(), bits.end());
+  return facts;
 }
 
 Result<void> Engine::Impl::open_device() {
@@ -121,16 +138,23 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   ARTESIAN_TRY_VOID(check_stream(compute, call));
   ARTESIAN_TRY_VOID(core->begin_forward(batches.size(), call));
   ARTESIAN_TRY(before, core->remember(tensor_bytes_now(compute)));
-  const double multiplier = core->loss_scale() / static_cast<double>(config.accumulation_steps);
+  const double multiplier = core->loss_scale() / micro_batches_of_step();
   auto ran = graphs->forward(batches, multiplier);
   if (graphs->stopped()) return broken_off(std::move(ran).error());
   if (graphs->refused()) {
-    core->refuse_forward();
+    ARTESIAN_TRY_VOID(core->refuse_forward());
     return ran;
   }
   ARTESIAN_TRY(losses, core->remember(std::move(ran)));
   ARTESIAN_CHECK(losses.size() == batches.size(), losses.size(), batches.size());
-  ARTESIAN_TRY_VOID(core->end_forward(losses));
+  auto ended = core->end_forward(losses);
+  if (!ended.has_value()) {
+    // Another rank may have refused its batch: then nothing of this one is kept either.
+    if (core->check(StepCall::BeginForward, call).has_value()) {
+      ARTESIAN_TRY_VOID(core->remember(graphs->forget()));
+    }
+    return std::move(ended).error();
+  }
   ARTESIAN_TRY(after, core->remember(tensor_bytes_now(compute)));
   const std::uint64_t kept = after > before ? after - before : 0;
   activations_of_one = std::max(activations_of_one, kept / batches.size());
@@ -146,10 +170,9 @@ Error Engine::Impl::broken_off(Error error) {
 Result<void> Engine::Impl::backward(const BackwardOptions& how) {
   ARTESIAN_TRY_VOID(check_stream(compute, "backward"));
   ARTESIAN_TRY_VOID(core->begin_backward({.last = how.last, .learning_rate = how.learning_rate}));
-  const double multiplier =
-      how.loss_weight.has_value()
-          ? core->loss_scale() * *how.loss_weight
-          : core->loss_scale() / static_cast<double>(config.accumulation_steps);
+  const double multiplier = how.loss_weight.has_value()
+                                ? core->loss_scale() * *how.loss_weight
+                                : core->loss_scale() / micro_batches_of_step();
   auto ran = graphs->backward(multiplier);
   if (graphs->stopped()) return broken_off(std::move(ran).error());
   ARTESIAN_TRY_VOID(core->remember(std::move(ran)));
@@ -157,19 +180,23 @@ Result<void> Engine::Impl::backward(const BackwardOptions& how) {
 }
 
 /// How many of the next `count` micro-batches run at once.
-std::size_t Engine::Impl::group_size(std::size_t count) const {
+Result<std::size_t> Engine::Impl::group_size(std::size_t count) const {
   const KeptInputs& inputs = core->placement().inputs;
-  if (inputs.some()) return std::min<std::uint64_t>(inputs.at_once, count);
-  if (activations_of_one == 0 || !layer_by_layer) return 1;
-  const std::uint64_t room = core->budgets().activations / activations_of_one;
-  return std::clamp<std::uint64_t>(room, 1, count);
+  std::uint64_t room = 1;
+  if (inputs.some()) {
+    room = inputs.at_once;
+  } else if (activations_of_one != 0 && layer_by_layer) {
+    room = core->budgets().activations / activations_of_one;
+  }
+  ARTESIAN_TRY(least, core->least_of_ranks(room, "micro-batches at once"));
+  return std::clamp<std::uint64_t>(least, 1, count);
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Result<std::unique_ptr<Engine>> Engine::create(Module& module, const Config& config,
                                                const EngineOptions& options) {
-  ARTESIAN_TRY_VOID(check_one_process());
+  if (options.group == nullptr) ARTESIAN_TRY_VOID(check_one_process("EngineOptions::group"));
   std::unique_ptr<Engine> engine(new Engine(std::make_unique<Impl>(module, config, options)));
   auto built = from_torch([&] { return engine->impl_->build(); });
   if (built.has_value()) return engine;
@@ -204,7 +231,7 @@ Result<std::vector<double>> Engine::forward_backward(std::span<const Batch> batc
   std::vector<double> losses;
   while (losses.size() < batches.size()) {
     const auto rest = batches.subspan(losses.size());
-    const std::size_t count = impl_->group_size(rest.size());
+    ARTESIAN_TRY(count, impl_->group_size(rest.size()));
     ARTESIAN_CHECK(count != 0 && count <= rest.size(), count, rest.size());
     ARTESIAN_TRY(made, impl_->forward(rest.first(count), "forward_backward"));
     BackwardOptions how = options;

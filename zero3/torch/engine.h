@@ -31,6 +31,7 @@
 
 #include "base/result.h"
 #include "base/timeline.h"
+#include "comm/group.h"
 #include "tiering/device/device.h"
 #include "tiering/disk/stripe.h"
 #include "zero3/checkpoint/checkpoint_load.h"
@@ -52,7 +53,12 @@ struct EngineOptions {
   std::string device = "cpu";
   tiering::Device* backend = nullptr;  // a device tier of the caller's, for tensors on `device`
   std::uint64_t run_id = 0;            // 0: random
-  std::uint32_t rank = 0;              // of this process: names its swap files, seeds its checksums
+  /// The ranks that train this model together, each with its own batches; null: this process alone.
+  /// All call the engine alike, and get the bits of one process that runs all their micro-batches,
+  /// micro-batch i of rank r as number i * ranks + r. Outlives the engine.
+  comm::Group* group = nullptr;
+  /// What all ranks must have alike, by name, beside what the engine looks at.
+  std::vector<std::pair<std::string, std::string>> facts{};
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
@@ -62,7 +68,8 @@ struct EngineOptions {
   /// to 1. Without it the second step's times decide.
   std::optional<double> share_under_backward{};
   /// Asked before each stage of forward and backward, but where backward has begun the update for
-  /// good. True breaks the call off: it returns Cancelled, and abandon_step() comes next.
+  /// good. True breaks the call off: it returns Cancelled, and abandon_step() comes next. With
+  /// several ranks it is asked by step() alone, of all of them: StepResult::stop.
   std::function<bool()> stop{};
   /// The disks below the folders of the config's nvme_path, in the order in which it names them
   /// first. Empty: as `aio_bench tune` saved them, or else measured, where there are several.

@@ -74,14 +74,6 @@ Result<void> restore_generators(const std::map<std::string, std::string>& states
   return restore(on_device->first, on_device->second, device);
 }
 
-std::map<std::string, std::string> facts_of_bits(c10::Device device, DType compute_dtype) {
-  return {{"threads", std::to_string(at::get_num_threads())},
-          {"instruction_set", at::get_cpu_capability()},
-          {"compute_dtype", dtype_name(compute_dtype)},
-          {"device", device.is_cuda() ? "cuda" : "cpu"},
-          {"torch", TORCH_VERSION}};
-}
-
 /// Says once where a training goes on under other facts than it was saved under.
 void note_other_facts(const std::map<std::string, std::string>& saved,
                       const std::map<std::string, std::string>& now) {
@@ -114,6 +106,14 @@ constexpr std::array<ElementType, 13> element_types{{{"BOOL", at::kBool},
                                                      {"I64", at::kLong}}};
 
 }  // namespace
+
+std::map<std::string, std::string> facts_of_bits(c10::Device device, DType compute_dtype) {
+  return {{"threads", std::to_string(at::get_num_threads())},
+          {"instruction_set", at::get_cpu_capability()},
+          {"compute_dtype", dtype_name(compute_dtype)},
+          {"device", device.is_cuda() ? "cuda" : "cpu"},
+          {"torch", TORCH_VERSION}};
+}
 
 Result<void> add_facts(SaveRequest& request, c10::Device device, DType compute_dtype) {
   ARTESIAN_TRY(random, generator_states(device));

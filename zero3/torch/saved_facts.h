@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <map>
 #include <string>
 
 #include "base/dtype.h"
@@ -14,9 +15,11 @@
 
 namespace artesian::zero3 {
 
-/// Adds the states of the default generators, "cpu" and "cuda:i" of that GPU, and what the bits
-/// depend on: threads, instruction set, dtype and device to compute with, version of LibTorch.
-/// Errors: what LibTorch throws.
+/// What the bits of a training depend on beside its state: threads, instruction set, dtype and
+/// device to compute with, version of LibTorch.
+std::map<std::string, std::string> facts_of_bits(c10::Device device, DType compute_dtype);
+/// Adds the states of the default generators, "cpu" and "cuda:i" of that GPU, and
+/// facts_of_bits(). Errors: what LibTorch throws.
 Result<void> add_facts(SaveRequest& request, c10::Device device, DType compute_dtype);
 /// Generators that there are here go on where they were. Says so once where the training goes on
 /// under other facts than it was saved under. Errors: Corrupt: not a state of that generator.

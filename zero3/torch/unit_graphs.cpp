@@ -382,7 +382,7 @@ Result<void> UnitGraphs::begin_parts(const std::vector<std::uint32_t>& parameter
 Result<void> UnitGraphs::end_parts() {
   for (const auto parameter : std::exchange(sink_.parameters, {})) {
     if (!in_parts(parameter)) continue;
-    const std::uint64_t added = core_.gradients().end_parts(parameter);
+    ARTESIAN_TRY(added, core_.gradients().end_parts(parameter));
     const std::uint64_t numel = layout_.places[parameter].numel;
     if (added != 0 && added != numel) {
       return make_error(ErrorCode::Invalid,
@@ -390,7 +390,7 @@ Result<void> UnitGraphs::end_parts() {
                                     "\"{}\"; give each once, or none",
                                     added, numel, module_.parameters()[parameter].name));
     }
-    core_.counters().bytes_to_host += added * core_.gradients().element_size();
+    core_.counters().bytes_to_host += added * core_.gradients().element_size() / options_.ranks;
   }
   return {};
 }
@@ -527,12 +527,20 @@ Result<void> UnitGraphs::accumulate(const StageGradients& made) {
   // none, and what follows may refresh parameters that the device still computes with.
   const bool left_out = made.by_unit.empty() && !trained_parameters(made.stage).empty();
   if (left_out) ARTESIAN_TRY_VOID(state_.device().finish(made.written));
-  for (const auto& [unit, gradients] : made.by_unit) {
+  std::map<std::uint32_t, const std::map<std::uint32_t, at::Tensor>*> by_unit;
+  static const std::map<std::uint32_t, at::Tensor> none;
+  if (options_.ranks > 1) {  // the others may have what this one's batch left out
+    for (const std::uint32_t parameter : trained_parameters(made.stage)) {
+      if (!in_parts(parameter)) by_unit[layout_.places[parameter].unit] = &none;
+    }
+  }
+  for (const auto& [unit, gradients] : made.by_unit) by_unit[unit] = &gradients;
+  for (const auto& [unit, gradients] : by_unit) {
     std::vector<ParameterGradient> list;
-    for (const auto& [parameter, gradient] : gradients) {
+    for (const auto& [parameter, gradient] : *gradients) {
       list.push_back({parameter, gradient.const_data_ptr()});
       core_.counters().bytes_to_host +=
-          layout_.places[parameter].numel * core_.gradients().element_size();
+          layout_.places[parameter].numel * core_.gradients().element_size() / options_.ranks;
     }
     ARTESIAN_TRY_VOID(core_.add(unit, list, made.written));
   }

@@ -44,6 +44,8 @@ struct UnitGraphsOptions {
   /// Keeps of a forward only the stages' inputs; backward runs each stage once more. Those that the
   /// placement gives a tier wait there (input_keeper.h).
   bool activation_checkpointing = false;
+  /// That train together: each adds its gradients of all parameters of a stage at once.
+  std::uint32_t ranks = 1;
   /// Asked before each stage of a pass of training: true breaks it off. Null: never.
   std::function<bool()> stop{};
 };

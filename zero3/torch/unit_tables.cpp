@@ -187,20 +187,21 @@ Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& fact
   Gradients& gradients = core_.gradients();
   ARTESIAN_TRY_VOID(core_.remember(gradients.begin_parts(parameter)));
   struct End {  // also if LibTorch throws
-    ~End() { added = gradients.end_parts(parameter); }
+    ~End() { ended = gradients.end_parts(parameter); }
     Gradients& gradients;
     std::uint32_t parameter;
-    std::uint64_t& added;
+    Result<std::uint64_t>& ended;
   };
-  std::uint64_t added = 0;
+  Result<std::uint64_t> ended{std::uint64_t{0}};
   {
-    const End end{gradients, parameter, added};
+    const End end{gradients, parameter, ended};
     each_part_of_gradient(factor, input, [&](std::int64_t first, const at::Tensor& part) {
       const at::Tensor values = part.to(at::kFloat);
       gradients.add_part(parameter, static_cast<std::uint64_t>(first * input.size(1)),
                          values.const_data_ptr<float>(), static_cast<std::uint64_t>(part.numel()));
     });
   }
+  ARTESIAN_TRY(added, core_.remember(std::move(ended)));
   core_.counters().bytes_to_host += added * gradients.element_size();
   return {};
 }

@@ -80,7 +80,7 @@ TEST(ConfigFiles, Zero1Pasted) {
   EXPECT_EQ(config.micro_batch_size, 2u);
   EXPECT_TRUE(notes(config,
                     "zero_optimization.use_multi_rank_bucket_allreduce: accepted, has no effect "
-                    "here (nothing is exchanged between ranks at world size 1)"));
+                    "here (what ranks exchange does not depend on it)"));
 }
 
 void expect_zero2(const Config& config) {

@@ -175,7 +175,7 @@ void GradientsIn::add_in_parts(const ParameterGradient& gradient) {
                         static_cast<const float*>(gradient.data) + cuts[part],
                         cuts[part + 1] - cuts[part]);
   }
-  EXPECT_EQ(gradients_.end_parts(gradient.parameter), count);
+  EXPECT_EQ(gradients_.end_parts(gradient.parameter).value(), count);
 }
 
 /// The embedding's rows; some come often, most never.
@@ -426,7 +426,7 @@ TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
   if (tiers_.layout().units[tiers_.layout().places[head].unit].parameters.size() != 1) return;
   const auto none = [&] {
     ASSERT_TRUE(gradients_.begin_parts(head).has_value());
-    EXPECT_EQ(gradients_.end_parts(head), 0u);
+    EXPECT_EQ(gradients_.end_parts(head).value(), 0u);
   };
   gradients_.begin_step();
   none();

@@ -1,0 +1,474 @@
+// Proves that N ranks train with the bits of one: losses, norms, skipped steps, loss scales and the
+// state in the end are those of one rank that runs all their micro-batches, for every number of
+// ranks, dtype and placement tried, tied and untied, whatever order ranks come to operations in.
+#include <ATen/Parallel.h>
+#include <ATen/Tensor.h>
+#include <ATen/TensorOperators.h>
+
+#include "base/durable_folder.h"
+#include "tests/support/local_group.h"
+#include "tests/zero3/torch/equality.h"
+#include "zero3/checkpoint/checkpoint_folder.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using test_support::LocalRanks;
+
+/// A module that is told to refuse a batch, to make its loss infinite, or to leave a block out.
+class OddModule final : public Module {
+ public:
+  explicit OddModule(std::unique_ptr<Module> module) : module_(std::move(module)) {}
+  const std::vector<ParameterSpec>& parameters() const noexcept override {
+    return module_->parameters();
+  }
+  const std::vector<StageSpec>& stages() const noexcept override { return module_->stages(); }
+  at::Tensor forward(std::size_t stage, const at::Tensor& input,
+                     const std::vector<at::Tensor>& parameters, const Batch& batch) override {
+    TORCH_CHECK(!refuses || stage != 1, "refused");
+    if (leaves_out && stage == 2) return input;
+    const at::Tensor output = module_->forward(stage, input, parameters, batch);
+    return infinite && stage + 1 == stages().size() ? output / 0 : output;
+  }
+
+  bool refuses = false;
+  bool infinite = false;
+  bool leaves_out = false;
+
+ private:
+  const std::unique_ptr<Module> module_;
+};
+
+struct Case {
+  std::uint32_t ranks = 2;
+  int optimizer = 0;     // none, cpu, nvme
+  int params = 0;        // none, cpu
+  int dtype = 0;         // Equality's
+  int accumulation = 0;  // micro-batches of a rank: 1, 2, 4
+  int head = 0;          // tied; of its own
+  int schedule = 0;      // Equality's
+  int stage = 3;
+  std::uint64_t delays = 0;
+};
+
+class Ranks : public Equality {
+ protected:
+  Ranks()
+      : Equality(Scale{
+            .vocab = 211, .hidden = 36, .samples = 1, .length = 9, .steps = 8, .some = 6'000}) {}
+
+  /// The run of one rank, or of one of several with its part of the micro-batches.
+  Choice choice_of(const Case& each) const {
+    Choice run{};
+    run[ParamHome] = each.params;
+    run[OptimizerHome] = each.optimizer;
+    run[Budget] = 2;
+    run[BlockSize] = 0;
+    run[Bucket] = 1;
+    run[Live] = 1;
+    run[Reuse] = 1;
+    run[Persistence] = 1;
+    run[SubGroup] = 0;
+    run[Dtype] = each.dtype;
+    run[Accumulation] = each.accumulation;
+    run[Head] = each.head;
+    run[Schedule] = each.schedule;
+    return run;
+  }
+
+  std::vector<TokenBatch> micro_batches(std::uint64_t step, std::uint64_t all, std::uint64_t first,
+                                        std::uint64_t stride) const {
+    std::vector<TokenBatch> batches;
+    for (std::uint64_t micro = first; micro < all; micro += stride) {
+      TokenBatch& batch = batches.emplace_back(scale.samples, scale.length);
+      std::uint64_t draw = (step * all + micro) * 2 * scale.samples * scale.length;
+      for (const auto tokens : {batch.ids(), batch.targets()}) {
+        for (auto& token : tokens) {
+          token = static_cast<std::int64_t>(random_word(2, 0, draw++) % scale.vocab);
+        }
+      }
+    }
+    return batches;
+  }
+
+  /// An engine for the rank of `group`, or for one rank that has all micro-batches.
+  struct Run {
+    std::unique_ptr<OddModule> module;  // outlives the engine
+    std::unique_ptr<Engine> engine;
+  };
+  Result<Run> make(const Case& each, comm::Group* group, std::uint64_t all,
+                   const std::function<void(Config&)>& change = {}) {
+    at::set_num_threads(1);
+    Config config = config_of(choice_of(each));
+    config.accumulation_steps = all / (group == nullptr ? 1 : group->ranks());
+    config.zero.stage = each.stage;
+    config.artesian.device_memory = config.artesian.host_memory = everything;
+    if (change) change(config);
+    Run run;
+    run.module =
+        std::make_unique<OddModule>(models::make_module(small_gpt2(scale, each.head == 0)));
+    EngineOptions options{.group = group};
+    options.input_elements = input_elements(*run.module);
+    ARTESIAN_TRY(engine, create_patiently(*run.module, config, options));
+    run.engine = std::move(engine);
+    RandomWeights weights(run.module->parameters(), 1);
+    ARTESIAN_TRY_VOID(run.engine->initialize(weights));
+    return run;
+  }
+
+  /// Called before each step of a rank, which has `first`, `first + stride`, ... of all
+  /// micro-batches.
+  using Before = std::function<void(OddModule&, Engine&, std::uint64_t step, std::uint64_t first)>;
+  /// Trains as the rank of `group`, or alone with all micro-batches.
+  Outcome run_as(const Case& each, comm::Group* group, std::uint64_t all,
+                 const Before& before = {}) {
+    Outcome outcome;
+    auto made = make(each, group, all);
+    EXPECT_TRUE(made.has_value()) << made.error().to_string();
+    if (!made.has_value()) return outcome;
+    Engine& engine = *made->engine;
+    const std::uint64_t ranks = group == nullptr ? 1 : group->ranks();
+    const std::uint64_t rank = group == nullptr ? 0 : group->rank();
+    for (std::uint64_t step = 0; step < scale.steps; ++step) {
+      if (before) before(*made->module, engine, step, rank);
+      const auto batches = micro_batches(step, all, rank, ranks);
+      if (!run_micro_batches(engine, batches, each.schedule == 0)) return outcome;
+      auto result = engine.step();
+      EXPECT_TRUE(result.has_value()) << result.error().to_string();
+      if (!result.has_value()) return outcome;
+      outcome.steps.push_back(std::move(result).value());
+    }
+    outcome.digest = digest_of(engine, outcome.steps);
+    const auto closed = engine.close();
+    EXPECT_TRUE(closed.has_value()) << closed.error().to_string();
+    return outcome;
+  }
+
+  /// Returns how many steps were skipped.
+  std::size_t expect_bits_of_one(const Case& each, const Before& of_one = {},
+                                 const Before& of_rank = {}) {
+    const std::uint64_t all = each.ranks * (std::uint64_t{1} << each.accumulation);
+    const Outcome one = run_as(each, nullptr, all, of_one);
+    EXPECT_FALSE(one.digest.empty());
+    LocalRanks ranks(each.ranks, {.delays = each.delays});
+    std::vector<Outcome> outcomes(each.ranks);
+    run_ranks(ranks, [&](comm::Group& group) {
+      outcomes[group.rank()] = run_as(each, &group, all, of_rank);
+      if (outcomes[group.rank()].digest.empty()) ranks.leave(group.rank());
+    });
+    for (const Outcome& outcome : outcomes) expect_same(outcome, one);
+    EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "left behind in the nvme paths";
+    return static_cast<std::size_t>(std::count_if(
+        one.steps.begin(), one.steps.end(), [](const StepResult& step) { return step.overflow; }));
+  }
+};
+
+/// Everything that decides what moves where, in turn; the rest by chance.
+TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
+  std::uint64_t draw = 0;
+  std::size_t skipped = 0;
+  for (std::uint32_t ranks = 2; ranks <= 4; ++ranks) {
+    for (int optimizer = 0; optimizer < 3; ++optimizer) {
+      for (int params = 0; params < 2; ++params) {
+        for (int dtype = 0; dtype < 4; ++dtype) {
+          const auto chance = [&](std::uint64_t values) {
+            return static_cast<int>(random_word(71, 0, draw++) % values);
+          };
+          const Case each{.ranks = ranks,
+                          .optimizer = optimizer,
+                          .params = params,
+                          .dtype = dtype,
+                          .accumulation = chance(3),
+                          .head = chance(2),
+                          .schedule = chance(4),
+                          .stage = params == 0 ? chance(4) : 3,
+                          .delays = static_cast<std::uint64_t>(chance(2))};
+          SCOPED_TRACE(testing::Message()
+                       << ranks << " ranks, optimizer " << optimizer << ", params " << params
+                       << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
+                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage);
+          skipped += expect_bits_of_one(each);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_GT(skipped, 10u);  // by the loss scale of fp16
+}
+
+/// One rank's loss is infinite: no rank takes that step.
+TEST_F(Ranks, ALossThatIsNotFiniteOnOneIsSkippedByAll) {
+  for (std::uint32_t bad = 0; bad < 3; ++bad) {
+    const auto before = [&](OddModule& module, Engine&, std::uint64_t step, std::uint64_t rank) {
+      module.infinite = step == 2 + bad && rank == bad;
+    };
+    std::vector<Outcome> outcomes(3);
+    LocalRanks ranks(3);
+    run_ranks(ranks, [&](comm::Group& group) {
+      outcomes[group.rank()] = run_as({.ranks = 3, .dtype = 1}, &group, 3, before);
+      if (outcomes[group.rank()].digest.empty()) ranks.leave(group.rank());
+    });
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.steps.size(), scale.steps);
+      for (std::uint64_t step = 0; step < scale.steps; ++step) {
+        EXPECT_EQ(outcome.steps[step].overflow, step == 2 + bad) << step;
+        EXPECT_EQ(outcome.steps[step].overflow_parameter,
+                  outcomes[0].steps[step].overflow_parameter);
+      }
+      EXPECT_EQ(outcome.digest, outcomes[0].digest);
+    }
+  }
+}
+
+/// A block that every rank's micro-batches leave out in one step, and rank 1's alone in others, has
+/// the gradients of those that use it.
+TEST_F(Ranks, WhatOneLeavesOutTheOthersGive) {
+  const Case each{.ranks = 3, .optimizer = 1};
+  const auto leaves_out = [](std::uint64_t step, std::uint64_t rank) {
+    return step % 4 == 1 || (step % 2 == 0 && rank == 1);
+  };
+  const std::uint64_t all = 3;
+  // One rank runs the micro-batches one by one, each as the rank would whose it is.
+  Outcome one;
+  {
+    auto made = make(each, nullptr, all);
+    ASSERT_TRUE(made.has_value()) << made.error().to_string();
+    for (std::uint64_t step = 0; step < scale.steps; ++step) {
+      for (std::uint64_t rank = 0; rank < all; ++rank) {
+        made->module->leaves_out = leaves_out(step, rank);
+        ASSERT_TRUE(run_micro_batches(*made->engine, micro_batches(step, all, rank, all), true));
+      }
+      auto result = made->engine->step();
+      ASSERT_TRUE(result.has_value()) << result.error().to_string();
+      one.steps.push_back(std::move(result).value());
+    }
+    one.digest = digest_of(*made->engine, one.steps);
+    ASSERT_TRUE(made->engine->close().has_value());
+  }
+  LocalRanks ranks(each.ranks);
+  std::vector<Outcome> outcomes(each.ranks);
+  run_ranks(ranks, [&](comm::Group& group) {
+    outcomes[group.rank()] = run_as(
+        each, &group, all, [&](OddModule& module, Engine&, std::uint64_t step, std::uint64_t rank) {
+          module.leaves_out = leaves_out(step, rank);
+        });
+    if (outcomes[group.rank()].digest.empty()) ranks.leave(group.rank());
+  });
+  for (const Outcome& outcome : outcomes) expect_same(outcome, one);
+}
+
+/// All ranks give that forward up, and go on as if it had not been.
+TEST_F(Ranks, ABatchThatOneRefusesIsRefusedByAll) {
+  const Case each{.ranks = 2, .optimizer = 2, .dtype = 1};
+  std::vector<std::string> errors(2);
+  const auto before = [&](OddModule& module, Engine& engine, std::uint64_t step,
+                          std::uint64_t rank) {
+    if (step % 3 != 1) return;
+    module.refuses = rank == step % 2;
+    const auto refused = engine.forward(micro_batches(step, 2, rank, 2).front().batch());
+    module.refuses = false;
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::Invalid);
+    if (rank != step % 2) errors[rank] = refused.error().message;
+  };
+  expect_bits_of_one(each, {}, before);
+  EXPECT_EQ(errors[0], "rank 1 has refused its batch");
+  EXPECT_EQ(errors[1], "rank 0 has refused its batch");
+}
+
+/// Before a byte of memory is taken, and on all of them.
+TEST_F(Ranks, WhatRanksHaveOtherwiseIsNamed) {
+  const auto errors_of = [&](const std::function<void(Config&, std::uint32_t rank)>& change) {
+    LocalRanks ranks(3);
+    std::vector<std::string> errors(3);
+    run_ranks(ranks, [&](comm::Group& group) {
+      auto made =
+          make({.ranks = 3}, &group, 3, [&](Config& config) { change(config, group.rank()); });
+      EXPECT_FALSE(made.has_value());
+      if (!made.has_value()) errors[group.rank()] = made.error().message;
+    });
+    EXPECT_EQ(errors[0], errors[1]);
+    EXPECT_EQ(errors[0], errors[2]);
+    return errors[0];
+  };
+  EXPECT_EQ(errors_of([](Config& config, std::uint32_t rank) {
+              if (rank == 2) config.optimizer.lr = 0.5;
+            }),
+            "the learning rate behind 0 updates: rank 0 has 0.001, rank 2 has 0.5; give all ranks "
+            "the same");
+  EXPECT_EQ(errors_of([](Config& config, std::uint32_t rank) {
+              config.gradient_clipping = rank == 1 ? 2.0 : 1.0;
+            }),
+            "gradient_clipping: rank 0 has 1, rank 1 has 2; give all ranks the same");
+  EXPECT_EQ(errors_of([](Config& config, std::uint32_t) {
+              config.zero.offload_param.device = Offload::Nvme;
+            }),
+            "not supported yet with 3 ranks: zero_optimization.offload_param.device nvme; cpu or "
+            "none");
+}
+
+/// One rank steps where the others are still in the middle of their micro-batches.
+TEST_F(Ranks, RanksThatDoDifferentThingsAllFail) {
+  LocalRanks ranks(2);
+  std::vector<std::string> errors(2);
+  run_ranks(ranks, [&](comm::Group& group) {
+    auto made = make({.ranks = 2, .accumulation = 1}, &group, 4);
+    ASSERT_TRUE(made.has_value()) << made.error().to_string();
+    const auto batches = micro_batches(0, 4, group.rank(), 2);
+    ASSERT_TRUE(made->engine->forward(batches[0].batch()).has_value());
+    ASSERT_TRUE(made->engine->backward().has_value());
+    const auto failed = [&]() -> Result<void> {
+      if (group.rank() == 1) {
+        ARTESIAN_TRY(stepped, made->engine->step({.micro_batches = 1}));
+        static_cast<void>(stepped);
+        return {};
+      }
+      ARTESIAN_TRY(loss, made->engine->forward(batches[1].batch()));
+      static_cast<void>(loss);
+      return {};
+    }();
+    ASSERT_FALSE(failed.has_value());
+    errors[group.rank()] = failed.error().message;
+    EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
+  });
+  EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1].find("rank 0"), std::string::npos) << errors[1];
+}
+
+/// A rank that ends in the middle of a step: the other's run ends with an error that names it.
+TEST_F(Ranks, ARankThatIsGoneEndsTheOthers) {
+  for (const std::uint64_t gone_at : {0, 3}) {
+    LocalRanks ranks(2);
+    std::string error;
+    run_ranks(ranks, [&](comm::Group& group) {
+      auto made = make({.ranks = 2, .optimizer = 2}, &group, 2);
+      if (!made.has_value()) return;
+      for (std::uint64_t step = 0;; ++step) {
+        if (group.rank() == 1 && step == gone_at) return ranks.leave(1);
+        const auto loss =
+            made->engine->forward(micro_batches(step, 2, group.rank(), 2).front().batch());
+        const auto backward =
+            loss.has_value() ? made->engine->backward() : Result<void>(Error(loss.error()));
+        if (!backward.has_value()) {
+          error = backward.error().message;
+          EXPECT_EQ(backward.error().code, ErrorCode::PeerLost);
+          return;
+        }
+        ASSERT_TRUE(made->engine->step().has_value());
+      }
+    });
+    EXPECT_EQ(error, "rank 1 is gone");
+    EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "left behind in the nvme paths";
+  }
+}
+
+class RanksWithCheckpoints : public Ranks {
+ protected:
+  RanksWithCheckpoints() {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("artesian-ranks-checkpoints-" + std::to_string(::getpid()));
+    std::filesystem::remove_all(folder_);
+  }
+  ~RanksWithCheckpoints() override { std::filesystem::remove_all(folder_); }
+
+  /// Steps [first, last) as the rank of `group`, from the checkpoint before them, saved after them.
+  void go_on(const Case& each, comm::Group* group, std::uint64_t first, std::uint64_t last,
+             std::string& digest) {
+    auto made = make(each, group, all);
+    ASSERT_TRUE(made.has_value()) << made.error().to_string();
+    Engine& engine = *made->engine;
+    if (first != 0) {
+      const auto loaded = engine.load_checkpoint({.directory = folder_});
+      ASSERT_TRUE(loaded.has_value()) << loaded.error().to_string();
+      EXPECT_EQ(loaded->manifest.state.step, first);
+    }
+    const std::uint64_t ranks = group == nullptr ? 1 : group->ranks();
+    const std::uint64_t rank = group == nullptr ? 0 : group->rank();
+    for (std::uint64_t step = first; step < last; ++step) {
+      ASSERT_TRUE(run_micro_batches(engine, micro_batches(step, all, rank, ranks), false));
+      ASSERT_TRUE(engine.step().has_value());
+    }
+    const auto opened = engine.open_checkpoints({.directory = folder_});
+    ASSERT_TRUE(opened.has_value()) << opened.error().to_string();
+    const auto saved = engine.save_checkpoint({});
+    ASSERT_TRUE(saved.has_value()) << saved.error().to_string();
+    EXPECT_EQ(saved->step, last);
+    std::vector<StepResult> steps(static_cast<std::size_t>(last));
+    digest = digest_of(engine, steps);
+    EXPECT_TRUE(engine.close().has_value());
+  }
+
+  static constexpr std::uint64_t all = 12;  // micro-batches of a step
+  std::string folder_;
+};
+
+/// Each number of ranks goes on from what another has saved.
+TEST_F(RanksWithCheckpoints, AnyNumberGoesOnWithTheBitsOfOne) {
+  for (const int dtype : {1, 2}) {
+    const auto case_of = [&](std::uint32_t ranks) {
+      return Case{.ranks = ranks, .optimizer = ranks == 2 ? 2 : 1, .dtype = dtype};
+    };
+    const Outcome one = run_as(case_of(1), nullptr, all);
+    std::uint64_t step = 0;
+    std::string last;
+    for (const std::uint32_t count : {4u, 2u, 1u, 3u}) {
+      std::vector<std::string> digests(count);
+      if (count == 1) {
+        go_on(case_of(1), nullptr, step, step + 2, digests[0]);
+      } else {
+        LocalRanks ranks(count);
+        run_ranks(ranks, [&](comm::Group& group) {
+          go_on(case_of(count), &group, step, step + 2, digests[group.rank()]);
+          if (digests[group.rank()].empty()) ranks.leave(group.rank());
+        });
+      }
+      for (const std::string& digest : digests) ASSERT_EQ(digest, digests.front()) << count;
+      last = digests.front();
+      step += 2;
+    }
+    ASSERT_EQ(step, scale.steps);
+    EXPECT_EQ(last, one.digest);
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+/// One rank finds the name of its checksums taken: that save fails on all, and the training goes
+/// on.
+TEST_F(RanksWithCheckpoints, ASaveThatOneCannotWriteFailsOnAll) {
+  const Case each{.ranks = 2, .optimizer = 1};
+  LocalRanks ranks(2);
+  std::vector<std::string> errors(2);
+  run_ranks(ranks, [&](comm::Group& group) {
+    auto made = make(each, &group, 2);
+    ASSERT_TRUE(made.has_value()) << made.error().to_string();
+    Engine& engine = *made->engine;
+    ASSERT_TRUE(engine.open_checkpoints({.directory = folder_}).has_value());
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      ASSERT_TRUE(run_micro_batches(engine, micro_batches(step, 2, group.rank(), 2), false));
+      ASSERT_TRUE(engine.step().has_value());
+      SaveRequest request;
+      ASSERT_TRUE(engine.begin_checkpoint(request).has_value());
+      ASSERT_TRUE(engine.finish_update().has_value());
+      if (step == 1 && group.rank() == 1) {
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_)) {
+          const std::string folder = entry.path().parent_path().filename();  // of a draft
+          if (entry.path().filename() != "rank1.safetensors" || folder[0] != '.') continue;
+          std::filesystem::create_directory(entry.path().parent_path() / "rank1.sums");
+        }
+      }
+      ASSERT_TRUE(engine.commit_checkpoint().has_value());
+      const auto saved = engine.finish_checkpoint(10.0);
+      EXPECT_EQ(saved.has_value(), step != 1) << step;
+      if (!saved.has_value()) errors[group.rank()] = saved.error().to_string();
+    }
+    EXPECT_TRUE(engine.close().has_value());
+  });
+  EXPECT_NE(errors[1], "");
+  EXPECT_NE(errors[0].find("rank 1: "), std::string::npos) << errors[0];
+  const auto folder = open_system_folder(folder_);
+  ASSERT_TRUE(folder.has_value());
+  EXPECT_EQ(read_checkpoints(**folder)->found.size(), 2u);
+}
+
+}  // namespace
+}  // namespace artesian::zero3

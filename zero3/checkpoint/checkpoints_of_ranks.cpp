@@ -1,0 +1,194 @@
+// The part of Checkpoints that several ranks do together: Note [By several ranks].
+#include <fmt/core.h>
+
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "zero3/checkpoint/checkpoints.h"
+
+namespace artesian::zero3 {
+namespace {
+
+/// What goes from one rank to all, always as many bytes.
+using Message = std::array<char, 1024>;
+
+std::span<std::byte> bytes_of(Message& message) {
+  return std::as_writable_bytes(std::span(message));
+}
+
+/// Lines, each ended by a line feed; the rest is zeros.
+Message message_of(const std::vector<std::string>& lines) {
+  Message message{};
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  ARTESIAN_CHECK(text.size() < message.size(), text.size());
+  std::memcpy(message.data(), text.data(), text.size());
+  return message;
+}
+
+std::vector<std::string> lines_of(const char* message) {
+  std::vector<std::string> lines{""};
+  for (const char* at = message; *at != 0; ++at) {
+    if (*at == '\n') {
+      lines.emplace_back();
+    } else {
+      lines.back() += *at;
+    }
+  }
+  lines.resize(8);
+  return lines;
+}
+
+std::uint64_t number_of(const std::string& text) {
+  std::uint64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+}  // namespace
+
+Result<void> Checkpoints::check_ranks() const {
+  if (from_.group == nullptr || frozen_.images.empty()) return {};
+  return make_error(
+      ErrorCode::Unsupported,
+      fmt::format("not supported yet with {} ranks: checkpoints of frozen parameters", ranks()));
+}
+
+/// What rank 0 found of the folder.
+Result<void> Checkpoints::open_of_ranks(Result<void> own) {
+  if (from_.group == nullptr) return own;
+  const comm::What what{"the folder of checkpoints"};
+  auto opened = from_.group->agree(std::move(own), what);
+  if (!opened.has_value()) {
+    saver_.reset();
+    return opened;
+  }
+  write_rate_ = saver_->write_rate();
+  ARTESIAN_TRY_VOID(
+      from_.group->broadcast(std::as_writable_bytes(std::span(&write_rate_, 1)), 0, what));
+  if (rank() != 0) return {};
+  ARTESIAN_TRY(parts, parts_of_ranks());
+  parts_ = std::move(parts);
+  return {};
+}
+
+/// Of all ranks' files, as rank 0's manifest has them.
+Result<std::vector<SavedPart>> Checkpoints::parts_of_ranks() const {
+  std::vector<SavedPart> all;
+  for (std::uint32_t other = 0; other < ranks(); ++other) {
+    const SavedUnits units = trained_units(from_.placement, other);
+    ARTESIAN_TRY(layout, make_checkpoint_layout(from_.parameters, units.images, {}, other));
+    all.insert(all.end(), layout.parts().begin(), layout.parts().end());
+  }
+  return all;
+}
+
+/// `own`: whether rank 0 has begun the checkpoint.
+Result<void> Checkpoints::begin_of_ranks(Result<void> own, const std::string& tag,
+                                         std::uint64_t step) {
+  if (from_.group == nullptr) return own;
+  const comm::What what{"the begin of a checkpoint"};
+  own_failure_.reset();
+  ARTESIAN_TRY_VOID(from_.group->agree(std::move(own), what));
+  joined_ = true;
+  Message message{};
+  if (rank() == 0) {
+    const CheckpointToJoin begun = saver_->to_join();
+    message = message_of({begun.folder, std::to_string(begun.id)});
+    // Buffers are in rank 0's file, and move what is behind them.
+    if (!trained_layout_->buffers().empty()) {
+      ARTESIAN_TRY(parts, parts_of_ranks());
+      parts_ = trained_layout_->parts();
+      for (const SavedPart& part : parts) {
+        if (part.file != 0) parts_.push_back(part);
+      }
+    }
+  }
+  ARTESIAN_TRY_VOID(from_.group->broadcast(bytes_of(message), 0, what));
+  if (rank() == 0) return {};
+  const auto lines = lines_of(message.data());
+  return saver_->join({lines[0], number_of(lines[1])}, tag, step);
+}
+
+/// Takes over the other ranks' records.
+Result<void> Checkpoints::add_records(const std::string& mine) {
+  Message message = message_of({mine});
+  ARTESIAN_TRY(all, from_.group->exchange(bytes_of(message), {"the files of a checkpoint"}));
+  if (rank() != 0) return {};
+  for (std::uint32_t other = 1; other < ranks(); ++other) {
+    const auto lines = lines_of(reinterpret_cast<const char*>(all.data()) + other * message.size());
+    const CheckpointToJoin begun = saver_->to_join();
+    saver_->add_durable({.name = rank_file_name(other),
+                         .rank = other,
+                         .node = lines[0],
+                         .bytes = number_of(lines[1]),
+                         .head_bytes = number_of(lines[2]),
+                         .head_digest = lines[3],
+                         .sums_digest = lines[4],
+                         .seed = {begun.id, manifest_.state.step, other}});
+  }
+  return {};
+}
+
+/// All files are durable: rank 0 gives the checkpoint its name.
+Result<SavedCheckpoint> Checkpoints::publish_of_ranks() {
+  SavedCheckpoint saved;
+  Result<void> published;
+  if (rank() == 0) {
+    saver_->commit(std::move(manifest_), std::move(side_files_));
+    auto finished = saver_->finish(Deadline::after_seconds(commit_seconds_));
+    if (finished.has_value()) {
+      saved = **std::move(finished);
+      saved.bytes_written *= ranks();
+    } else {
+      published = std::move(finished).error();
+    }
+  }
+  const comm::What what{"a checkpoint to be durable"};
+  ARTESIAN_TRY_VOID(from_.group->agree(std::move(published), what));
+  Message message{};
+  if (rank() == 0) {
+    message =
+        message_of({saved.tag, std::to_string(saved.step), std::to_string(saved.bytes_written)});
+  }
+  ARTESIAN_TRY_VOID(from_.group->broadcast(bytes_of(message), 0, what));
+  const auto lines = lines_of(message.data());
+  if (rank() == 0) return saved;
+  return SavedCheckpoint{.tag = lines[0],
+                         .link = {},
+                         .step = number_of(lines[1]),
+                         .bytes_written = number_of(lines[2]),
+                         .files = {}};
+}
+
+Result<SavedCheckpoint> Checkpoints::commit_of_ranks() {
+  Result<void> own;
+  std::string record;
+  if (own_failure_.has_value()) {
+    own = *std::exchange(own_failure_, std::nullopt);
+    if (rank() != 0) saver_->leave();
+  } else if (rank() != 0) {
+    auto durable = saver_->make_durable(Deadline::after_seconds(commit_seconds_));
+    if (durable.has_value()) {
+      record = fmt::format("{}\n{}\n{}\n{}\n{}", durable->node, durable->bytes, durable->head_bytes,
+                           durable->head_digest, durable->sums_digest);
+    } else {
+      own = std::move(durable).error();
+    }
+  }
+  auto all = from_.group->agree(std::move(own), {"the files of a checkpoint"});
+  if (!all.has_value()) {
+    if (rank() == 0) {
+      saver_->abandon(all.error());
+      (void)saver_->finish(Deadline::after_seconds(commit_seconds_)).has_value();
+    }
+    return std::move(all).error();
+  }
+  ARTESIAN_TRY_VOID(add_records(record));
+  return publish_of_ranks();
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,40 @@
+#include "zero3/plan/exchange_buffers.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/units.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t elements_max = 8 << 20;  // that go at a time, of all shares together
+constexpr std::uint64_t header_fixed = 64;       // bytes
+constexpr std::uint64_t line = 64;               // bytes: slices begin at multiples
+
+}  // namespace
+
+ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
+                                 DType param_dtype, std::uint64_t ranks) {
+  ARTESIAN_CHECK(ranks > 1, ranks);
+  ExchangeBuffers buffers{.ranks = ranks, .element_size = dtype_size(param_dtype)};
+  std::uint64_t share = 0;
+  std::size_t most = 0;
+  for (const Unit& unit : layout.units) {
+    if (!unit.trainable) continue;
+    share = std::max(share, unit.share);
+    most = std::max(most, unit.parameters.size());
+    for (const std::uint32_t parameter : unit.parameters) {
+      if (!parameters[parameter].tiled) continue;
+      buffers.whole = std::max(buffers.whole, layout.places[parameter].numel);
+    }
+  }
+  const std::uint64_t fair =
+      std::max(round_down(elements_max / ranks, image_alignment), std::uint64_t{image_alignment});
+  buffers.slice = std::min(share, fair);
+  buffers.header = round_up(header_fixed + (most + 7) / 8, line);
+  buffers.whole = round_up(buffers.whole * buffers.element_size, std::uint64_t{4096});
+  return buffers;
+}
+
+}  // namespace artesian::zero3

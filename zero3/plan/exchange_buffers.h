@@ -1,0 +1,31 @@
+// ExchangeBuffers: the host memory through which gradients go to the ranks whose shares they are
+// of (Note [Shares] in layout.h). A unit's gradient goes a slice of every share at a time, so what
+// this takes does not grow with the unit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "zero3/plan/layout.h"
+
+namespace artesian::zero3 {
+
+struct ExchangeBuffers {
+  std::uint64_t ranks = 0;         // 0: there is one rank, and nothing is exchanged
+  std::uint64_t slice = 0;         // elements of each share that go at a time
+  std::uint64_t element_size = 0;  // bytes: gradients go in the dtype of the parameters
+  std::uint64_t header = 0;        // bytes before each slice: whose it is, and what is in it
+  std::uint64_t whole = 0;         // bytes: of the largest gradient that is made in tiles
+
+  std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
+  /// What goes out, and what comes in.
+  std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
+  std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole; }
+};
+
+/// The buffers of a run on the CPU with so many ranks, of which there are several.
+ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
+                                 DType param_dtype, std::uint64_t ranks);
+
+}  // namespace artesian::zero3

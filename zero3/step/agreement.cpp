@@ -1,0 +1,173 @@
+#include "zero3/step/agreement.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace artesian::zero3 {
+
+/// As many bytes whatever it is about.
+struct Agreement::Control {
+  Kind kind{};
+  std::uint32_t flags = 0;      // refused, or asked to stop
+  std::uint64_t step = 0;       // of the run
+  std::uint64_t done = 0;       // micro-batches of it
+  std::uint64_t following = 0;  // that a forward has run
+  std::uint64_t tokens = 0;
+  std::uint64_t unused[3] = {};
+
+  bool same_call(const Control& other) const noexcept {
+    return kind == other.kind && step == other.step && done == other.done;
+  }
+  std::string describe() const {
+    return fmt::format("{} of step {} behind {} micro-batches",
+                       kind == Kind::Step ? "the update" : "a forward", step, done);
+  }
+};
+
+namespace {
+
+/// The values of all ranks, each as many bytes.
+template <typename Value>
+std::vector<Value> read_all(const std::vector<std::byte>& bytes) {
+  std::vector<Value> values(bytes.size() / sizeof(Value));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(Value));
+  return values;
+}
+
+template <typename Value>
+std::span<const std::byte> bytes_of(const Value& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+std::string join(const Agreement::Facts& facts) {
+  std::string text;
+  for (const auto& [name, value] : facts) text += name + "\n" + value + "\n";
+  return text;
+}
+
+/// The line that begins at `at`; moves behind it.
+std::string next_line(const std::string& text, std::size_t& at) {
+  const std::size_t end = std::min(text.find('\n', at), text.size());
+  std::string line = text.substr(at, end - at);
+  at = std::min(end + 1, text.size());
+  return line;
+}
+
+}  // namespace
+
+Result<void> Agreement::compare(const Facts& facts) {
+  if (group_ == nullptr) return {};
+  const comm::What what{"what all ranks must have alike"};
+  std::string mine = join(facts);
+  const std::uint64_t length = mine.size();
+  ARTESIAN_TRY(lengths, group_->exchange(bytes_of(length), what));
+  const auto all = read_all<std::uint64_t>(lengths);
+  mine.resize(static_cast<std::size_t>(*std::max_element(all.begin(), all.end())), '\n');
+  ARTESIAN_TRY(texts, group_->exchange(std::as_bytes(std::span(mine)), what));
+  const auto text_of = [&](std::uint32_t rank) {
+    return std::string(reinterpret_cast<const char*>(texts.data()) + rank * mine.size(),
+                       mine.size());
+  };
+  const std::string first = text_of(0);
+  for (std::uint32_t rank = 1; rank < ranks(); ++rank) {
+    const std::string other = text_of(rank);
+    if (other == first) continue;
+    std::size_t at = 0;
+    std::size_t other_at = 0;
+    while (at < first.size()) {
+      const std::string name = next_line(first, at);
+      const std::string value = next_line(first, at);
+      const std::string other_name = next_line(other, other_at);
+      const std::string other_value = next_line(other, other_at);
+      if (name == other_name && value == other_value) continue;
+      return make_error(ErrorCode::Invalid,
+                        fmt::format("{}: rank 0 has {}, rank {} has {}; give all ranks the same",
+                                    name, value, rank, other_value));
+    }
+  }
+  return {};
+}
+
+Result<std::uint64_t> Agreement::of_first(std::uint64_t value, const char* what) {
+  if (group_ == nullptr) return value;
+  ARTESIAN_TRY_VOID(group_->broadcast(std::as_writable_bytes(std::span(&value, 1)), 0, {what}));
+  return value;
+}
+
+Result<std::uint64_t> Agreement::least(std::uint64_t value, const char* what) {
+  if (group_ == nullptr) return value;
+  ARTESIAN_TRY(bytes, group_->exchange(bytes_of(value), {what}));
+  const auto all = read_all<std::uint64_t>(bytes);
+  return *std::min_element(all.begin(), all.end());
+}
+
+/// Errors: Invalid, where some rank is about to do something else.
+Result<std::vector<Agreement::Control>> Agreement::tell(const Control& mine, const char* what) {
+  ARTESIAN_TRY(bytes, group_->exchange(bytes_of(mine), {what}));
+  auto all = read_all<Control>(bytes);
+  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (all[rank].same_call(mine)) continue;
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("ranks do different things: rank {} is at {}, rank {} at {}",
+                                  group_->rank(), mine.describe(), rank, all[rank].describe()));
+  }
+  return all;
+}
+
+Result<std::vector<double>> Agreement::end_forward(std::uint64_t step, std::uint64_t done,
+                                                   std::span<const double> losses) {
+  refused_ = false;
+  if (group_ == nullptr) return std::vector<double>(losses.begin(), losses.end());
+  const Control mine{
+      .kind = Kind::EndForward, .step = step, .done = done, .following = losses.size()};
+  ARTESIAN_TRY(all, tell(mine, "the end of a forward"));
+  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (all[rank].flags != 0) {
+      refused_ = true;
+      return make_error(ErrorCode::Invalid, fmt::format("rank {} has refused its batch", rank));
+    }
+    if (all[rank].following == mine.following) continue;
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("ranks do different things: rank {} has run {} micro-batches at once, rank {} "
+                    "{}",
+                    group_->rank(), mine.following, rank, all[rank].following));
+  }
+  ARTESIAN_TRY(bytes, group_->exchange(std::as_bytes(losses), {"losses"}));
+  const auto by_rank = read_all<double>(bytes);
+  std::vector<double> in_order;
+  for (std::size_t micro = 0; micro < losses.size(); ++micro) {
+    for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+      in_order.push_back(by_rank[rank * losses.size() + micro]);
+    }
+  }
+  return in_order;
+}
+
+Result<void> Agreement::refuse_forward(std::uint64_t step, std::uint64_t done) {
+  if (group_ == nullptr) return {};
+  const Control mine{.kind = Kind::EndForward, .flags = 1, .step = step, .done = done};
+  ARTESIAN_TRY(all, tell(mine, "the end of a forward"));
+  static_cast<void>(all);
+  return {};
+}
+
+Result<Agreement::StepFacts> Agreement::step(std::uint64_t step, std::uint64_t done,
+                                             std::uint64_t tokens, bool stop) {
+  if (group_ == nullptr) return StepFacts{tokens, stop};
+  const Control mine{
+      .kind = Kind::Step, .flags = stop ? 1u : 0u, .step = step, .done = done, .tokens = tokens};
+  ARTESIAN_TRY(all, tell(mine, "the begin of an update"));
+  StepFacts facts;
+  for (const Control& each : all) {
+    facts.tokens += each.tokens;
+    facts.stop = facts.stop || each.flags != 0;
+  }
+  return facts;
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,61 @@
+// Agreement: what several ranks tell each other beside gradients and parameters, so that each comes
+// to the same verdict by itself: what it is about to do, its losses, whether it was asked to stop.
+// Each says it in the same number of bytes, and a rank that is about to do something else is an
+// error on all of them, before any gradient could be taken for another one.
+//
+// With one rank it answers at once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/group.h"
+
+namespace artesian::zero3 {
+
+class Agreement {
+ public:
+  /// `group`: null with one rank; else it outlives this.
+  explicit Agreement(comm::Group* group) noexcept : group_(group) {}
+
+  std::uint32_t ranks() const noexcept { return group_ == nullptr ? 1 : group_->ranks(); }
+
+  /// What must be the same on all: (what it is called, its value), in the same order. Errors:
+  /// Invalid, naming the first that differs, the rank and both values; the group's.
+  using Facts = std::vector<std::pair<std::string, std::string>>;
+  Result<void> compare(const Facts& facts);
+  /// What it is on rank 0.
+  Result<std::uint64_t> of_first(std::uint64_t value, const char* what);
+  Result<std::uint64_t> least(std::uint64_t value, const char* what);
+
+  /// Ends the forward of a group of micro-batches of step `step`, before which `done` are done.
+  /// Returns all ranks' losses by micro-batch, then rank. Errors: Invalid, where ranks are about to
+  /// do different things, which ends the run; or one has refused its batch: refused(). The group's.
+  Result<std::vector<double>> end_forward(std::uint64_t step, std::uint64_t done,
+                                          std::span<const double> losses);
+  /// The same of a rank whose batch cannot be taken. Errors: the group's.
+  Result<void> refuse_forward(std::uint64_t step, std::uint64_t done);
+  /// True if the last end_forward() failed because some rank has refused its batch.
+  bool refused() const noexcept { return refused_; }
+
+  struct StepFacts {
+    std::uint64_t tokens = 0;  // of all ranks
+    bool stop = false;         // some rank was asked to
+  };
+  /// Begins the update of step `step`. Errors: as end_forward.
+  Result<StepFacts> step(std::uint64_t step, std::uint64_t done, std::uint64_t tokens, bool stop);
+
+ private:
+  enum class Kind : std::uint32_t { EndForward, Step };
+  struct Control;
+  Result<std::vector<Control>> tell(const Control& mine, const char* what);
+
+  comm::Group* const group_;
+  bool refused_ = false;
+};
+
+}  // namespace artesian::zero3

@@ -1,0 +1,291 @@
+#include "zero3/step/gradient_exchange.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/cast.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t task_elements = 16384;  // that one task of the compute team copies
+
+/// What comes before a slice; then a bit for each parameter of the unit.
+struct Header {
+  std::uint32_t unit = 0;
+  std::uint32_t parameters = 0;
+  std::uint64_t first = 0;
+};
+static_assert(sizeof(Header) == 16);
+
+/// One copy of elements into what goes out.
+struct Copy {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint64_t count = 0;
+};
+
+template <typename Value>
+std::span<const std::byte> bytes_of(const std::vector<Value>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+}  // namespace
+
+RowInShare row_in_share(const Layout& layout, std::uint32_t parameter, std::uint64_t width,
+                        std::int64_t row, std::uint64_t rank) noexcept {
+  const ParameterPlace& place = layout.places[parameter];
+  ARTESIAN_CHECK(row >= 0 && static_cast<std::uint64_t>(row) < place.numel / width, row, width);
+  const std::uint64_t share = layout.units[place.unit].share;
+  const std::uint64_t first = place.first + static_cast<std::uint64_t>(row) * width;
+  const std::uint64_t begin = std::max(first, rank * share);
+  const std::uint64_t end = std::min(first + width, (rank + 1) * share);
+  if (begin >= end) return {};
+  return {begin - first, begin - rank * share, end - begin};
+}
+
+GradientExchange::GradientExchange(const Placement& plan, comm::Group& group,
+                                   std::span<std::byte> buffer, Executor& executor)
+    : plan_(plan), group_(group), buffer_(buffer), executor_(executor) {
+  ARTESIAN_CHECK(plan.exchange.ranks == group.ranks(), plan.exchange.ranks, group.ranks());
+  ARTESIAN_CHECK(buffer.size() >= plan.exchange.bytes(), buffer.size(), plan.exchange.bytes());
+}
+
+std::span<std::byte> GradientExchange::outgoing(std::uint32_t rank) const noexcept {
+  const std::uint64_t bytes = plan_.exchange.slice_bytes();
+  return buffer_.subspan(rank * bytes, bytes);
+}
+
+std::span<std::byte> GradientExchange::incoming(std::uint32_t rank) const noexcept {
+  const std::uint64_t bytes = plan_.exchange.slice_bytes();
+  return buffer_.subspan(plan_.exchange.way_bytes() + rank * bytes, bytes);
+}
+
+void GradientExchange::write_header(std::uint32_t unit, const std::vector<bool>& present,
+                                    std::uint64_t first) const {
+  const Header header{unit, static_cast<std::uint32_t>(present.size()), first};
+  ARTESIAN_CHECK(sizeof header + (present.size() + 7) / 8 <= plan_.exchange.header, unit);
+  for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+    std::byte* const target = outgoing(rank).data();
+    std::memset(target, 0, plan_.exchange.header);
+    std::memcpy(target, &header, sizeof header);
+    for (std::size_t index = 0; index < present.size(); ++index) {
+      if (present[index]) target[sizeof header + index / 8] |= std::byte(1 << index % 8);
+    }
+  }
+}
+
+/// Which parameters a rank's slice is of. Errors: Invalid: it is of something else.
+Result<std::vector<bool>> GradientExchange::read_header(std::uint32_t unit, std::uint32_t rank,
+                                                        std::uint64_t first) const {
+  const std::byte* const source = incoming(rank).data();
+  Header header;
+  std::memcpy(&header, source, sizeof header);
+  const auto& units = plan_.layout.units;
+  if (header.unit != unit || header.first != first) {
+    const char* const other =
+        header.unit < units.size() ? units[header.unit].name.c_str() : "no unit of this model";
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("rank {} sends gradients of {} from element {} on, and rank {} "
+                    "those of {} from {} on; all ranks must run the same model",
+                    rank, other, header.first, group_.rank(), units[unit].name, first));
+  }
+  std::vector<bool> present(header.parameters);
+  ARTESIAN_CHECK(present.size() == units[unit].parameters.size(), present.size(), unit);
+  for (std::size_t index = 0; index < present.size(); ++index) {
+    const auto bits = static_cast<unsigned>(source[sizeof header + index / 8]);
+    present[index] = (bits >> index % 8 & 1u) != 0;
+  }
+  return present;
+}
+
+/// Copies elements [first, first + count) of every share to where they go out, in the dtype of the
+/// parameters.
+void GradientExchange::fill(const Unit& unit, std::span<const ParameterGradient> gradients,
+                            DType dtype, std::uint64_t first, std::uint64_t count) const {
+  const std::uint64_t size = plan_.exchange.element_size;
+  const std::uint64_t source_size = dtype_size(dtype);
+  std::vector<Copy> copies;
+  for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+    const std::uint64_t image_first = rank * unit.share + first;
+    std::byte* const target = outgoing(rank).data() + plan_.exchange.header;
+    for (const ParameterGradient& gradient : gradients) {
+      const ParameterPlace& place = plan_.layout.places[gradient.parameter];
+      std::uint64_t begin = std::max(place.first, image_first);
+      const std::uint64_t end = std::min(place.first + place.numel, image_first + count);
+      const auto* const source = static_cast<const std::byte*>(gradient.data);
+      for (; begin < end; begin += task_elements) {
+        copies.push_back({source + (begin - place.first) * source_size,
+                          target + (begin - image_first) * size,
+                          std::min(task_elements, end - begin)});
+      }
+    }
+  }
+  executor_.parallel_for(copies.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (; from < to; ++from) {
+      const Copy& copy = copies[static_cast<std::size_t>(from)];
+      if (source_size == size) {
+        std::memcpy(copy.to, copy.from, copy.count * size);
+      } else {  // what is not finite then stays so, and is found in the norm
+        static_cast<void>(kernels::narrow(reinterpret_cast<const float*>(copy.from), copy.to,
+                                          plan_.param_dtype, copy.count));
+      }
+    }
+  });
+}
+
+Result<void> GradientExchange::run(std::uint32_t unit, std::span<const ParameterGradient> gradients,
+                                   DType dtype, const Sink& sink) {
+  const Unit& described = plan_.layout.units[unit];
+  ARTESIAN_CHECK(dtype == DType::Float32 || dtype == plan_.param_dtype, unit);
+  std::vector<bool> mine(described.parameters.size());
+  for (const ParameterGradient& gradient : gradients) {
+    ARTESIAN_CHECK(plan_.layout.places[gradient.parameter].unit == unit, unit, gradient.parameter);
+    const auto found =
+        std::find(described.parameters.begin(), described.parameters.end(), gradient.parameter);
+    mine[static_cast<std::size_t>(found - described.parameters.begin())] = true;
+  }
+  for (std::uint64_t first = 0; first < described.share; first += plan_.exchange.slice) {
+    const std::uint64_t count = std::min(plan_.exchange.slice, described.share - first);
+    const std::uint64_t bytes = plan_.exchange.header + count * plan_.exchange.element_size;
+    write_header(unit, mine, first);
+    fill(described, gradients, dtype, first, count);
+    std::vector<std::span<const std::byte>> sent;
+    std::vector<std::span<std::byte>> received;
+    for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+      sent.push_back(outgoing(rank).first(bytes));
+      received.push_back(rank == group_.rank() ? std::span<std::byte>()
+                                               : incoming(rank).first(bytes));
+    }
+    ARTESIAN_TRY_VOID(group_.all_to_all(sent, received, {"gradients of", described.name}));
+    for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+      const bool own = rank == group_.rank();
+      std::vector<bool> present = mine;
+      if (!own) {
+        ARTESIAN_TRY(told, read_header(unit, rank, first));
+        present = std::move(told);
+      }
+      const std::byte* const data =
+          (own ? outgoing(rank) : incoming(rank)).data() + plan_.exchange.header;
+      ARTESIAN_TRY_VOID(sink({rank, present, first, count, data}));
+    }
+  }
+  return {};
+}
+
+/// What goes to each rank of a parameter's rows: ids of all look-ups, then elements. And how many.
+struct GradientExchange::OutgoingRows {
+  std::vector<std::vector<std::byte>> bytes;  // by rank
+  std::vector<RowCount> counts;               // by look-up, then rank
+};
+
+GradientExchange::OutgoingRows GradientExchange::outgoing_rows(
+    std::uint32_t parameter, std::span<const RowsOfLookup> lookups, std::uint64_t width) const {
+  const std::uint32_t ranks = group_.ranks();
+  OutgoingRows out;
+  out.counts.resize(lookups.size() * ranks);
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    std::vector<std::int64_t> ids;
+    std::vector<float> elements;
+    for (std::size_t lookup = 0; lookup < lookups.size(); ++lookup) {
+      RowCount& count = out.counts[lookup * ranks + rank];
+      for (std::size_t at = 0; at < lookups[lookup].rows.size(); ++at) {
+        const std::int64_t row = lookups[lookup].rows[at];
+        const RowInShare part = row_in_share(plan_.layout, parameter, width, row, rank);
+        if (part.count == 0) continue;
+        const float* const begin = lookups[lookup].gradient + at * width + part.row_first;
+        ids.push_back(row);
+        elements.insert(elements.end(), begin, begin + part.count);
+        count = {count.rows + 1, count.elements + part.count};
+      }
+    }
+    const auto head = bytes_of(ids);
+    const auto body = bytes_of(elements);
+    auto& bytes = out.bytes.emplace_back(head.begin(), head.end());
+    bytes.insert(bytes.end(), body.begin(), body.end());
+  }
+  return out;
+}
+
+/// How many rows every rank sends, by look-up and rank that they go to.
+Result<std::vector<std::vector<GradientExchange::RowCount>>> GradientExchange::exchange_counts(
+    const std::vector<RowCount>& mine, const comm::What& what) {
+  const std::vector<std::uint64_t> count{mine.size()};
+  ARTESIAN_TRY(counts, group_.exchange(bytes_of(count), what));
+  std::vector<std::vector<RowCount>> told(group_.ranks());
+  std::vector<std::span<const std::byte>> sent(group_.ranks(), bytes_of(mine));
+  std::vector<std::span<std::byte>> received(group_.ranks());
+  for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+    std::uint64_t number = 0;
+    std::memcpy(&number, counts.data() + rank * sizeof number, sizeof number);
+    told[rank].resize(static_cast<std::size_t>(number));
+    received[rank] = std::as_writable_bytes(std::span(told[rank]));
+  }
+  received[group_.rank()] = {};
+  ARTESIAN_TRY_VOID(group_.all_to_all(sent, received, what));
+  told[group_.rank()] = mine;
+  return told;
+}
+
+Result<GradientExchange::Rows> GradientExchange::rows(std::uint32_t parameter,
+                                                      std::span<const RowsOfLookup> lookups,
+                                                      std::uint64_t width) {
+  const std::uint32_t ranks = group_.ranks();
+  const comm::What what{"rows of", plan_.layout.units[plan_.layout.places[parameter].unit].name};
+  OutgoingRows out = outgoing_rows(parameter, lookups, width);
+  ARTESIAN_TRY(told, exchange_counts(out.counts, what));
+  Rows rows;
+  rows.memory.resize(ranks);
+  std::vector<RowCount> incoming(ranks);
+  std::vector<std::span<const std::byte>> sent(out.bytes.begin(), out.bytes.end());
+  std::vector<std::span<std::byte>> received(ranks);
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t at = 0; at < told[rank].size(); ++at) {
+      rows.some = rows.some || told[rank][at].rows != 0;
+      if (at % ranks != group_.rank()) continue;
+      incoming[rank].rows += told[rank][at].rows;
+      incoming[rank].elements += told[rank][at].elements;
+    }
+    if (rank == group_.rank()) continue;
+    rows.memory[rank].resize(incoming[rank].rows * sizeof(std::int64_t) +
+                             incoming[rank].elements * sizeof(float));
+    received[rank] = rows.memory[rank];
+  }
+  ARTESIAN_TRY_VOID(group_.all_to_all(sent, received, what));
+  rows.memory[group_.rank()] = std::move(out.bytes[group_.rank()]);
+  list_rows(parameter, width, told, incoming, rows);
+  return rows;
+}
+
+/// In their order: by look-up, then rank, then position.
+void GradientExchange::list_rows(std::uint32_t parameter, std::uint64_t width,
+                                 const std::vector<std::vector<RowCount>>& told,
+                                 const std::vector<RowCount>& incoming, Rows& rows) const {
+  const std::uint32_t ranks = group_.ranks();
+  std::size_t most = 0;
+  for (const auto& counts : told) most = std::max(most, counts.size());
+  std::vector<RowCount> done(ranks);
+  for (std::size_t lookup = 0; lookup < most / ranks; ++lookup) {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      const std::size_t at = lookup * ranks + group_.rank();
+      if (at >= told[rank].size()) continue;
+      const std::byte* const memory = rows.memory[rank].data();
+      const auto* const elements =
+          reinterpret_cast<const float*>(memory + incoming[rank].rows * sizeof(std::int64_t));
+      for (std::uint64_t some = 0; some < told[rank][at].rows; ++some) {
+        std::int64_t row = 0;
+        std::memcpy(&row, memory + done[rank].rows++ * sizeof row, sizeof row);
+        rows.rows.push_back(row);
+        rows.gradients.push_back(elements + done[rank].elements);
+        done[rank].elements +=
+            row_in_share(plan_.layout, parameter, width, row, group_.rank()).count;
+      }
+    }
+  }
+}
+
+}  // namespace artesian::zero3

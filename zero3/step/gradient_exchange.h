@@ -1,0 +1,109 @@
+// GradientExchange: sends what this rank has made of a gradient to the ranks whose shares it is of,
+// and hands over what they have made of its own. Nothing is added up on the way: who owns an
+// element gets what every rank has made of it, in the order of the ranks, and adds that as one rank
+// would that runs all their micro-batches. So N ranks have the bits of one.
+//
+// With what goes to a rank goes which parameters it is of: a parameter that a rank's micro-batch
+// does not use has no gradient there, and nothing is added for it. All ranks learn of all.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/executor.h"
+#include "comm/group.h"
+#include "zero3/plan/placement.h"
+
+namespace artesian::zero3 {
+
+/// One parameter's gradient of one micro-batch: [numel] of the parameter, contiguous.
+struct ParameterGradient {
+  std::uint32_t parameter = 0;
+  const void* data = nullptr;
+};
+
+/// One look-up's rows of a parameter, as StepCore::add_rows() keeps them.
+struct RowsOfLookup {
+  std::span<const std::int64_t> rows;
+  const float* gradient = nullptr;  // [rows, width], host memory
+};
+
+class GradientExchange {
+ public:
+  /// `buffer`: of plan.exchange. All must outlive it.
+  GradientExchange(const Placement& plan, comm::Group& group, std::span<std::byte> buffer,
+                   Executor& executor);
+
+  /// What a rank has made of elements [first, first + count) of this rank's share.
+  struct Arrived {
+    std::uint32_t rank = 0;
+    const std::vector<bool>& present;  // by place in Unit::parameters
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+    const std::byte* data = nullptr;  // [count] of the parameters' dtype
+  };
+  using Sink = std::function<Result<void>(const Arrived&)>;
+  /// Gradients of parameters of one unit, in host memory: fp32, or rounded to the parameters' dtype
+  /// already. Calls `sink` slice by slice, and of each rank by rank. Every rank calls it with the
+  /// same unit, whatever it has of it. Errors: the group's, the sink's.
+  Result<void> run(std::uint32_t unit, std::span<const ParameterGradient> gradients, DType dtype,
+                   const Sink& sink);
+
+  /// Rows of this rank's share, or the parts of them that are in it: of each what every rank's
+  /// look-ups have made of it, by look-up, then rank, then position.
+  struct Rows {
+    bool some = false;  // of any rank, in any share
+    std::vector<std::int64_t> rows;
+    std::vector<const float*> gradients;         // from the first element on that is in the share
+    std::vector<std::vector<std::byte>> memory;  // that these lie in
+  };
+  /// `lookups`: of this rank's micro-batches, in their order. Errors: the group's.
+  Result<Rows> rows(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
+                    std::uint64_t width);
+
+  /// Memory for the gradient of a parameter that comes in tiles, until it is sent.
+  std::byte* whole() const noexcept { return buffer_.data() + 2 * plan_.exchange.way_bytes(); }
+
+  comm::Group& group() noexcept { return group_; }
+
+ private:
+  struct RowCount {
+    std::uint64_t rows = 0;
+    std::uint64_t elements = 0;
+  };
+  struct OutgoingRows;
+  OutgoingRows outgoing_rows(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
+                             std::uint64_t width) const;
+  Result<std::vector<std::vector<RowCount>>> exchange_counts(const std::vector<RowCount>& mine,
+                                                             const comm::What& what);
+  void list_rows(std::uint32_t parameter, std::uint64_t width,
+                 const std::vector<std::vector<RowCount>>& told,
+                 const std::vector<RowCount>& incoming, Rows& rows) const;
+  std::span<std::byte> outgoing(std::uint32_t rank) const noexcept;
+  std::span<std::byte> incoming(std::uint32_t rank) const noexcept;
+  void fill(const Unit& unit, std::span<const ParameterGradient> gradients, DType dtype,
+            std::uint64_t first, std::uint64_t count) const;
+  void write_header(std::uint32_t unit, const std::vector<bool>& present,
+                    std::uint64_t first) const;
+  Result<std::vector<bool>> read_header(std::uint32_t unit, std::uint32_t rank,
+                                        std::uint64_t first) const;
+
+  const Placement& plan_;
+  comm::Group& group_;
+  const std::span<std::byte> buffer_;
+  Executor& executor_;
+};
+
+/// The elements of row `row` of a parameter that are in a rank's share.
+struct RowInShare {
+  std::uint64_t row_first = 0;    // element of the row
+  std::uint64_t share_first = 0;  // element of the share
+  std::uint64_t count = 0;        // none: 0
+};
+RowInShare row_in_share(const Layout& layout, std::uint32_t parameter, std::uint64_t width,
+                        std::int64_t row, std::uint64_t rank) noexcept;
+
+}  // namespace artesian::zero3

@@ -1,0 +1,71 @@
+// The part of StepCore by which several ranks become one run.
+#include <fmt/core.h>
+
+#include <array>
+
+#include "kernels/checksum.h"
+#include "zero3/step/lr_schedule.h"
+#include "zero3/step/step_core.h"
+
+namespace artesian::zero3 {
+
+/// What several ranks must have alike, and what rank 0 decides.
+Result<void> StepCore::agree() {
+  kernels::Digest model;
+  for (const ParameterSpec& parameter : shape_.parameters) {
+    model.update(parameter.name.data(), parameter.name.size() + 1);
+    model.update(parameter.shape.data(), parameter.shape.size() * sizeof(std::int64_t));
+    const std::array<std::uint32_t, 2> rest{parameter.group, parameter.trainable ? 1u : 0u};
+    model.update(rest.data(), sizeof rest);
+  }
+  for (const StageSpec& stage : shape_.stages) {
+    model.update(stage.parameters.data(), stage.parameters.size() * sizeof(std::uint32_t));
+  }
+  Agreement::Facts facts = options_.facts;
+  const auto add = [&](const char* name, const auto& value) {
+    facts.emplace_back(name, fmt::format("{}", value));
+  };
+  add("the model's parameters", shape_.parameters.size());
+  add("the model's names, shapes and stages", model.hex());
+  add("train_micro_batch_size_per_gpu", config_.micro_batch_size);
+  add("gradient_accumulation_steps", config_.accumulation_steps);
+  add("gradient_clipping", config_.gradient_clipping);
+  add("the parameters' type", dtype_name(config_.param_dtype));
+  add("data_types.grad_accum_dtype", dtype_name(config_.grad_accum_dtype));
+  add("artesian.compute_dtype", dtype_name(options_.compute_dtype));
+  add("activation_checkpointing", config_.activation_checkpointing);
+  for (const std::uint64_t updates : {0, 1, 10, 100, 1000, 10'000}) {
+    facts.emplace_back(
+        fmt::format("the learning rate behind {} updates", updates),
+        fmt::format("{}", learning_rate(config_.scheduler, config_.optimizer, updates)));
+  }
+  add("optimizer.params.betas[0]", config_.optimizer.beta1);
+  add("optimizer.params.betas[1]", config_.optimizer.beta2);
+  add("optimizer.params.eps", config_.optimizer.eps);
+  add("optimizer.params.weight_decay", config_.optimizer.weight_decay);
+  ARTESIAN_TRY_VOID(agreement_.compare(facts));
+  ARTESIAN_TRY(run_id, agreement_.of_first(run_id_, "the run's number"));
+  run_id_ = run_id;
+  for (const auto budget : {&Budgets::device, &Budgets::host, &Budgets::activations}) {
+    ARTESIAN_TRY(least, agreement_.least(options_.budgets.*budget, "budgets"));
+    options_.budgets.*budget = least;
+  }
+  return {};
+}
+
+/// What is not there yet with several ranks.
+Result<void> StepCore::check_ranks(const Placement& placement) const {
+  if (options_.group == nullptr) return {};
+  const auto unsupported = [&](const char* what) {
+    return make_error(ErrorCode::Unsupported,
+                      fmt::format("not supported yet with {} ranks: {}", placement.ranks, what));
+  };
+  if (placement.separate_device) return unsupported("a GPU; train on the CPU");
+  if (config_.zero.offload_param.device == Offload::Nvme) {
+    return unsupported("zero_optimization.offload_param.device nvme; cpu or none");
+  }
+  if (options_.hooked) return unsupported("models that somebody else runs");
+  return {};
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,136 @@
+#include "zero3/torch/torch_group.h"
+
+#include <ATen/ops/from_blob.h>
+#include <fmt/core.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "zero3/torch/from_torch.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// The first line of what a backend says, without the source lines that it names.
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+class TorchGroup final : public comm::Group {
+ public:
+  TorchGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store,
+             const TorchGroupOptions& options)
+      : Group(options.place),
+        backend_(std::move(backend)),
+        store_(std::move(store)),
+        deadline_(static_cast<std::int64_t>(std::llround(options.deadline_seconds * 1e3))) {}
+
+ private:
+  struct Transfer {
+    std::uint32_t peer;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  Result<void> move(std::span<const std::span<const std::byte>> sent,
+                    std::span<const std::span<std::byte>> received, const comm::What& what,
+                    std::uint64_t operation) override {
+    const auto tag = static_cast<int>(operation & std::uint64_t{std::numeric_limits<int>::max()});
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<Transfer> transfers;
+    std::uint32_t peer = 0;
+    const auto in_flight = [&](auto bytes, const auto& start) {
+      // Gloo takes tensors; it writes to what is received and only reads what is sent.
+      auto* const data = const_cast<std::byte*>(bytes.data());
+      std::vector<at::Tensor> tensors{
+          at::from_blob(data, {static_cast<std::int64_t>(bytes.size())}, at::kByte)};
+      transfers.push_back({peer, start(tensors)});
+    };
+    try {
+      // In another order on each rank, so that not all of them send to one.
+      for (std::uint32_t step = 1; step < ranks(); ++step) {
+        peer = (rank() + ranks() - step) % ranks();
+        if (received[peer].empty()) continue;
+        in_flight(received[peer], [&](std::vector<at::Tensor>& tensors) {
+          return backend_->recv(tensors, static_cast<int>(peer), tag);
+        });
+      }
+      for (std::uint32_t step = 1; step < ranks(); ++step) {
+        peer = (rank() + step) % ranks();
+        if (sent[peer].empty()) continue;
+        in_flight(sent[peer], [&](std::vector<at::Tensor>& tensors) {
+          return backend_->send(tensors, static_cast<int>(peer), tag);
+        });
+      }
+      for (Transfer& transfer : transfers) {
+        peer = transfer.peer;
+        const auto gone =
+            std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+        transfer.work->wait(std::max(deadline_ - gone, milliseconds(1)));
+      }
+    } catch (const std::exception& error) {
+      const auto gone = std::chrono::steady_clock::now() - begin;
+      const bool timed_out = gone >= deadline_;
+      return timed_out ? silent(peer, what) : lost(peer, what, error.what());
+    }
+    return {};
+  }
+
+  Error lost(std::uint32_t peer, const comm::What& what, const std::string& why) const {
+    return make_error(ErrorCode::PeerLost,
+                      fmt::format("rank {} is gone: rank {} was waiting for {}: {}", peer, rank(),
+                                  what.text(), first_line(why)));
+  }
+
+  /// Every rank that waits says so; who does not is the one that is waited for.
+  Error silent(std::uint32_t peer, const comm::What& what) const {
+    std::string names;
+    try {
+      const auto key = [](std::uint32_t number) { return fmt::format("gave_up/{}", number); };
+      store_->set(key(rank()), std::string("1"));
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      for (std::uint32_t other = 0; other < ranks(); ++other) {
+        if (store_->check({key(other)})) continue;
+        names += (names.empty() ? "" : ", ") + std::to_string(other);
+      }
+    } catch (const std::exception&) {  // who keeps the store may be the one that is gone
+      names.clear();
+    }
+    if (names.empty()) names = std::to_string(peer);
+    return make_error(
+        ErrorCode::PeerLost,
+        fmt::format("rank {} has not answered for {:.0f} s: rank {} was waiting for {}", names,
+                    static_cast<double>(deadline_.count()) * 1e-3, rank(), what.text()));
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  const milliseconds deadline_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<comm::Group>> make_torch_group(c10::intrusive_ptr<c10d::Backend> backend,
+                                                      c10::intrusive_ptr<c10d::Store> store,
+                                                      const TorchGroupOptions& options) {
+  ARTESIAN_CHECK(backend && store);
+  const auto ranks = static_cast<std::uint32_t>(backend->getSize());
+  const auto rank = static_cast<std::uint32_t>(backend->getRank());
+  if (ranks != options.place.ranks || rank != options.place.rank) {
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("process group: got rank {} of {}, allowed rank {} of {}", rank,
+                                  ranks, options.place.rank, options.place.ranks));
+  }
+  return std::unique_ptr<comm::Group>(
+      std::make_unique<TorchGroup>(std::move(backend), std::move(store), options));
+}
+
+}  // namespace artesian::zero3

@@ -1,0 +1,39 @@
+// A comm::Group over one of PyTorch's: its backend for the CPU's memory moves the bytes, by sends
+// and receives that carry the operation's number. So ranks that are in different operations find
+// that out by waiting, and nobody gets another operation's bytes: Gloo's own collectives end the
+// process then, or swap the data (docs/dev/ranks.md).
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+#include "base/result.h"
+#include "comm/group.h"
+#include "comm/launch.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace artesian::zero3 {
+
+struct TorchGroupOptions {
+  comm::Place place;
+  double deadline_seconds = 600.0;  // in which every rank must come to an operation
+};
+
+/// A group over a backend for the CPU's memory, which nothing else sends or receives with. `store`:
+/// where ranks that gave up waiting say so, so that who is silent can be named. Errors: Invalid.
+Result<std::unique_ptr<comm::Group>> make_torch_group(c10::intrusive_ptr<c10d::Backend> backend,
+                                                      c10::intrusive_ptr<c10d::Store> store,
+                                                      const TorchGroupOptions& options);
+
+/// A group of Gloo's, of the ranks that a launcher has started, of whom there are several: meets
+/// them at the launch's address. Errors: Unsupported (this LibTorch is not one that this was built
+/// for), PeerLost (they do not come), Invalid.
+Result<std::unique_ptr<comm::Group>> connect_ranks(const comm::Launch& launch,
+                                                   double deadline_seconds = 600.0);
+
+}  // namespace artesian::zero3
