@@ -21,7 +21,7 @@ import torch
 from small_models import artesian
 from torch import nn
 
-from artesian import config, described, errors, launcher, members, run, zero
+from artesian import config, described, errors, launcher, members, run, tables, zero
 from artesian.deepspeed import (
     checkpointing,
     comm,
@@ -758,3 +758,12 @@ def test_flags_of_deepspeeds_launcher():
     assert (given.num_nodes, given.num_gpus, given.master_port) == (-1, -1, 29500)
     assert (given.master_addr, given.log_level, given.include) == ("127.0.0.1", "info", "")
     assert parse(["--num_accelerators", "1", "x"]).num_gpus == 1
+
+
+def test_functions_that_write_get_the_table_itself():
+    tensor = torch.Tensor
+    writing = [tensor.add_, tensor.__iadd__, tensor.__setitem__, tensor.data.__get__,
+               tensor.data.__set__, nn.init.normal_]  # fmt: skip
+    reading = [tensor.add, tensor.__add__, tensor.__getitem__, torch.matmul, tensor.__len__]
+    assert [tables.writes(each) for each in writing] == [True] * len(writing)
+    assert [tables.writes(each) for each in reading] == [False] * len(reading)

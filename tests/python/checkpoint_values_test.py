@@ -312,7 +312,8 @@ def saved_state(**more):
     frozen = writer.SavedParameter("f", (2,), {"weight": lambda: [np.zeros(4, np.uint8)]}, "BF16")
     parameters = [writer.SavedParameter("w", (5,), pieces), frozen]
     group = writer.SavedGroup(["w"], 3, lr=0.5, weight_decay=0.25, optimizer="adam")
-    buffers = [writer.SavedBuffer("b", "I64", (1,), np.arange(8, dtype=np.uint8))]
+    data8 = np.arange(8, dtype=np.uint8)
+    buffers = [writer.SavedBuffer(name, "I64", (1,), data8) for name in ("b", "c")]
     given = {"buffers": buffers, "aliases": {"v": "w"}, "excluded": ["x"], **more}
     return writer.SavedState(parameters, [group], 4, 3, 2.0, 5, 6, 1, **given)
 
@@ -348,6 +349,7 @@ def test_a_checkpoint_that_is_written_says_what_it_is(tmp_path):
     assert read.master(0, 0, 5).tolist() == [0, 1, 2, 3, 4]
     assert read.master(0, 3, 2).tolist() == [3, 4] and read.master(1, 0, 2).tolist() == [0, 0]
     assert read.buffer(manifest.buffers[0]).tolist() == list(range(8))
+    assert [each.offset % 64 for each in manifest.buffers] == [0, 0]
     assert read.read_array(0, "exp_avg", 0, 5).view("<f4").tolist() == [0.0] * 5  # none was given
 
 
@@ -490,7 +492,7 @@ def test_what_was_imported_is_told(tmp_path, capsys):
         assert capsys.readouterr().err == f"program: {error}\n"
     assert writer.SavedGroup([], 0).optimizer == "adamw"
     assert import_deepspeed.describe(saved_state()) == (
-        "step 4, 2 parameters (1 of them frozen) with 7 elements, 1 buffers, 1 other names"
+        "step 4, 2 parameters (1 of them frozen) with 7 elements, 2 buffers, 1 other names"
     )
     run = unpack("deepspeed", tmp_path / "recorded") / "z2-fp32-2" / "checkpoint"
     assert import_deepspeed.main([str(run), str(tmp_path / "out")]) == 0

@@ -441,3 +441,44 @@ def test_a_note_of_the_config_is_logged_once_at_its_level(caplog):
         )  # fmt: skip
     (record,) = [r for r in caplog.records if "nobody_knows" in r.getMessage()]
     assert record.levelno == logging.WARNING
+
+
+def test_what_is_written_below_stage_3_is_in_every_copy_that_leaves(tmp_path):
+    """Between two passes, so that nothing else has asked for changes."""
+    model = small_models.stack()[0]
+    config = {**small_models.config_for(**WIDE), "zero_optimization": {"stage": 2}}
+    engine = artesian.initialize(model=model, config=config)[0]
+    weight = model.blocks[0].weight
+
+    def write(value):
+        with torch.no_grad():
+            weight.fill_(value)
+
+    def all_are(values, expected):  # a master weight has bits below those of bf16
+        return bool((values.bfloat16() == expected).all())
+
+    write(0.25)
+    assert all_are(engine.full_parameter(weight), 0.25)
+    write(0.5)
+    assert all_are(engine.consolidated_state_dict()["blocks.0.weight"], 0.5)
+    write(0.75)
+    engine.save_checkpoint(tmp_path)
+    saved = get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert all_are(saved["blocks.0.weight"], 0.75)
+    before = engine.digest()
+    write(1.25)
+    assert engine.digest() != before
+    engine.set_full_state(weight, torch.full((8, 8), 2.0))
+    assert all_are(engine.full_parameter(weight), 2.0)
+
+
+@pytest.mark.parametrize("excluded", [None, True, False])
+def test_frozen_parameters_are_saved_unless_it_is_asked_not_to_be(excluded, tmp_path):
+    model = small_models.stack()[0]
+    model.scale.requires_grad_(False)
+    engine = start(model)
+    given = {} if excluded is None else {"exclude_frozen_parameters": excluded}
+    engine.save_checkpoint(tmp_path, **given)
+    manifest = zero_to_fp32.Checkpoint(tmp_path).manifest
+    assert manifest.excluded == (["scale"] if excluded else [])
+    assert ("scale" in engine.consolidated_state_dict(**given)) == (not excluded)
