@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(
-    r"(artesian|deepspeed|build/bin/\w+|make|pip|python3?|dev/\S+|cmake|ctest|[A-Z_]+=\S+) "
+    r"(artesian|deepspeed|torchrun|mpirun|srun|build/bin/\w+|make|pip|python3?|dev/\S+|cmake|ctest|"
+    r"[A-Z_]+=\S+) "
 )
 OURS = re.compile(r"artesian |build/bin/|(dev/setup\.sh |PYTHONPATH=python )python3 -m artesian")
 
@@ -40,6 +41,7 @@ LEFT_OUT = {
     "python3 bench/tune_check.py": ("needs fio", "tests/python/tune_check_test.py"),
     "ARTESIAN_AS_DEEPSPEED=1 python": ("starts Trainer", "tests/python/trainer_test.py"),
     "ARTESIAN_AS_DEEPSPEED=1 accelerate": ("starts Accelerate", "tests/python/trainer_test.py"),
+    "torchrun": ("starts ranks, some of them elsewhere", "tests/python/ranks_test.py"),
     "deepspeed train.py": ("needs the wheel", "tests/python/deepspeed_command_test.py"),
     "python -m artesian.run": ("starts Trainer", "tests/python/deepspeed_name_test.py"),
 }
@@ -80,7 +82,7 @@ def blocks_of(page):
 def commands_of(page):
     """Without comments, and what stands two or more columns to the right."""
     for language, block in blocks_of(page):
-        if language:
+        if language not in ("", "sh", "bash"):
             continue
         joined = re.sub(r"\s*\\\n\s*", " ", block)
         for line in joined.splitlines():
