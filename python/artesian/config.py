@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import logging
 import math
 import os
 from typing import Any
@@ -35,6 +36,24 @@ def expand_dotted(values: dict[str, Any]) -> dict[str, Any]:
         else:
             section[last] = expand_dotted(value) if isinstance(value, dict) else value
     return result
+
+
+def without_param_offload(values: dict[str, Any]) -> dict[str, Any]:
+    """The config without offload_param where the stage is below 3, which has no effect there with
+    DeepSpeed, and stands in many configs."""
+    zero = expand_dotted(values).get("zero_optimization")
+    if not isinstance(zero, dict) or zero.get("stage", 0) not in (0, 1, 2):
+        return values
+    section = zero.get("offload_param")
+    if not isinstance(section, dict) or section.get("device", "none") in ("none", None):
+        return values
+    logging.getLogger("artesian").warning(
+        "zero_optimization.offload_param: has no effect at zero_optimization.stage %d, where "
+        "parameters are resident; it has at stage 3",
+        zero.get("stage", 0),
+    )
+    rest = {key: value for key, value in zero.items() if key != "offload_param"}
+    return {**expand_dotted(values), "zero_optimization": rest}
 
 
 def nvme_paths(values: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
@@ -136,3 +155,19 @@ def read_config(
 
 def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
+
+
+class ConfigFacts:
+    """What programs read off a config of DeepSpeed's that has been read."""
+
+    def __init__(self, values: _C.Config, given: dict[str, Any]) -> None:
+        self._param_dict = given
+        self.train_batch_size = values.train_batch_size
+        self.train_micro_batch_size_per_gpu = values.micro_batch_size
+        self.gradient_accumulation_steps = values.accumulation_steps
+        self.zero_optimization_stage = values.stage
+        self.zero_enabled = values.stage > 0
+        self.float16_config = self.bfloat16_config = None
+        self.fp16_enabled = values.param_dtype == "fp16"
+        self.bfloat16_enabled = values.param_dtype == "bf16"
+        self.gradient_clipping = values.gradient_clipping

@@ -114,5 +114,5 @@ def describe_modules(model: nn.Module) -> None:
 
 def forget(parameter: nn.Parameter) -> None:
     for name in ("ds_id", "ds_numel", "ds_shape", "ds_status", "ds_active_sub_modules",
-                 "ds_tensor", "partition_numel"):  # fmt: skip
+                 "ds_persist", "ds_tensor", "is_external_param", "partition_numel"):  # fmt: skip
         vars(parameter).pop(name, None)

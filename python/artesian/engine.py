@@ -24,6 +24,7 @@ from artesian.config import (
     torch_dtype,
     values_of,
     with_own_folders,
+    without_param_offload,
 )
 from artesian.devices import check_device, check_inputs
 from artesian.dispatched import take_hooks_off
@@ -43,7 +44,7 @@ from artesian.optim import (
 )
 from artesian.ranks import check_one_process
 from artesian.saving import load, save
-from artesian.schedulers import ConfigSchedule, take_rates
+from artesian.schedulers import schedule_of, take_rates
 from artesian.state import (
     SMALL,
     AsStored,
@@ -134,8 +135,10 @@ class Engine(Members):
         optimizer: torch.optim.Optimizer | None = None,
         model_parameters: Any = None,
         manner: Manner = Manner.NATIVE,
+        adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
     ) -> None:
         super().__init__()
+        self._adam = adam
         self.manner = manner
         plan = make_plan(model)
         check_model(model, plan)
@@ -150,7 +153,7 @@ class Engine(Members):
             parameters=list(plan.parameters.items()),
             groups=groups_of(self.optimizer, plan.parameters),
             group_count=max(1, len(self.optimizer.param_groups)),
-            skip_unreached=manner is Manner.NATIVE,
+            skip_unreached=self.skips_unreached,
             stages=stages_of(plan, tables, numbers),
             tables=[numbers[name] for name in tables],
             others=other_tensors(model, plan),
@@ -193,6 +196,8 @@ class Engine(Members):
         self.config = values
         if optimizer is not None:
             values = {**values, "optimizer": section_of(optimizer)}
+        if self.manner is Manner.DEEPSPEED:
+            values = without_param_offload(values)
         values, self._rates = take_rates(values, zero_is_one=self.manner is Manner.DEEPSPEED)
         values = with_own_folders(values, set().union(*map(Engine._folders_of, list(LIVE))))
         self._folders = folders_of(values)
@@ -226,7 +231,7 @@ class Engine(Members):
         if optimizer is not None:
             return facade_of(optimizer)
         given = list(trainable.values()) if model_parameters is None else model_parameters
-        return facade(self.config_values.optimizer, given)
+        return facade(self.config_values.optimizer, given, self._adam(self.config))
 
     def _make_hooks(
         self, model: nn.Module, plan: Plan, tables: dict[str, list[nn.Module]]
@@ -360,6 +365,11 @@ class Engine(Members):
 
     def zero_optimization_stage(self) -> int:
         return self.config_values.stage
+
+    @property
+    def skips_unreached(self) -> bool:
+        """True if a step leaves out parameters that no gradient has reached."""
+        return self.manner is Manner.NATIVE
 
     @property
     def evaluates(self) -> bool:
@@ -574,7 +584,15 @@ class Engine(Members):
         except AttributeError:
             if name == "module":
                 raise
-            return getattr(self.module, name)
+        module = self.module
+        if not hasattr(module, name):
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}, and neither has the model, "
+                f"{type(module).__name__}",
+                name=name,
+                obj=self,
+            )
+        return getattr(module, name)
 
 
 def initialize(
@@ -641,6 +659,33 @@ def freeze(model: nn.Module) -> list[nn.Parameter]:
     return trainable
 
 
+def leave_out(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
+) -> list[nn.Parameter]:
+    """Freezes, and returns, the trainable parameters that no group has: as with DeepSpeed they are
+    not trained, which one line says."""
+    groups: Any = model_parameters if optimizer is None else optimizer.param_groups
+    if groups is None:
+        return []
+    chosen = {
+        id(parameter)
+        for group in groups
+        for parameter in (group["params"] if isinstance(group, dict) else [group])
+    }
+    left = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    left = {name: p for name, p in left.items() if id(p) not in chosen}
+    if not chosen or not left:
+        return []
+    logging.getLogger("artesian").warning(
+        "initialize(): %d parameters are in no group of the optimizer, and are not trained: %s",
+        len(left),
+        ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else ""),
+    )
+    for parameter in left.values():
+        parameter.requires_grad_(False)
+    return list(left.values())
+
+
 def thaw(parameters: list[nn.Parameter]) -> None:
     """Undoes freeze()."""
     for parameter in parameters:
@@ -659,8 +704,9 @@ def begin(
     manner: Manner,
     collate_fn: Callable[..., Any] | None = None,
     device: torch.device | str | None = None,
+    adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
 ) -> tuple[Engine, AdamW | None, Any, LRScheduler | None]:
-    """initialize(), in either manner."""
+    """initialize(), in either manner. `adam`: the class of a config's optimizer."""
     check_one_process()
     if model is None:
         raise InvalidError("initialize(model=...): got none, allowed a torch.nn.Module")
@@ -680,8 +726,10 @@ def begin(
         if parameters is None:
             parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = optimizer(parameters)
+    if manner is Manner.DEEPSPEED:
+        frozen += leave_out(model, optimizer, model_parameters)
     try:
-        engine = Engine(model, chosen, optimizer, model_parameters, manner)
+        engine = Engine(model, chosen, optimizer, model_parameters, manner, adam)
     except BaseException:
         thaw(frozen)
         raise
@@ -691,7 +739,9 @@ def begin(
     elif lr_scheduler is not None:
         engine.lr_scheduler = lr_scheduler(engine.optimizer)
     elif engine.config_values.has_schedule and not engine.evaluates:
-        engine.lr_scheduler = ConfigSchedule(engine.optimizer, engine.config_values, engine._rates)
+        engine.lr_scheduler = schedule_of(
+            engine.optimizer, engine.config, engine.config_values, engine._rates
+        )
     engine.collate_fn = collate_fn
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)

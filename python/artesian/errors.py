@@ -37,6 +37,10 @@ class InvalidError(Error, ValueError):
     """What was given, or when, is not allowed."""
 
 
+class MissingError(InvalidError, AssertionError):
+    """Something is not given. Under DeepSpeed's name, which asserts that it is."""
+
+
 class ExhaustedError(Error):
     """A budget or a limit is used up."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from artesian.config import ConfigFacts
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.units import find_blocks
 
@@ -266,8 +267,12 @@ class Members(nn.Module):
     def bfloat16_enabled(self) -> bool:
         return self.param_dtype == torch.bfloat16
 
+    @property
+    def _config(self) -> ConfigFacts:
+        return ConfigFacts(self.config_values, self.config)
+
     def gradient_clipping(self) -> float:
-        return self.config_values.gradient_clipping
+        return self._config.gradient_clipping
 
     def steps_per_print(self) -> Any:
         return self.config.get("steps_per_print", 10)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from artesian.config import expand_dotted
 from artesian.errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
         if optimizer is None or not optimizer.engine.manages(parameter):
             raise KeyError(parameter)
         kinds = ("exp_avg", "exp_avg_sq")
-        return {kind: optimizer.engine.full_state(parameter, kind) for kind in kinds}
+        state: dict[str, Any] = {k: optimizer.engine.full_state(parameter, k) for k in kinds}
+        if not optimizer.engine.skips_unreached:  # else each has a count of its own
+            engine = optimizer.engine
+            state["step"] = torch.tensor(float(engine.global_steps - engine.skipped_steps))
+        return state
 
     def __contains__(self, parameter: object) -> bool:
         return any(parameter is p for p in self._parameters())
@@ -70,8 +75,12 @@ class LossScaler:
     """What the engine's loss scale is at the moment."""
 
     def __init__(self, engine: Engine) -> None:
+        section = expand_dotted(engine.config).get("fp16", {})
         self.cur_scale = self.loss_scale = engine.loss_scale
-        self.dynamic = engine.fp16_enabled() and not engine.config.get("fp16", {}).get("loss_scale")
+        self.dynamic = engine.fp16_enabled() and section.get("loss_scale", 0) in (0, "auto")
+        self.dynamic_loss_scale = self.dynamic
+        self.scale_window = section.get("loss_scale_window", 1000)
+        self.cur_iter = engine.global_steps
 
 
 class AdamW(torch.optim.Optimizer):
@@ -94,7 +103,7 @@ class AdamW(torch.optim.Optimizer):
         self._engine: Engine | None = None
         self._client: torch.optim.Optimizer | None = None
         constants = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, constants)
+        torch.optim.Optimizer.__init__(self, params, constants)  # torch's Adam has its own
         self.overflow = False
 
     def attach(self, engine: Engine) -> None:
@@ -134,6 +143,14 @@ class AdamW(torch.optim.Optimizer):
     @property
     def loss_scaler(self) -> LossScaler:
         return LossScaler(self._attached("loss_scaler"))
+
+    @property
+    def loss_scale_config(self) -> LossScaler:
+        return LossScaler(self._attached("loss_scale_config"))
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        return LossScaler(self._attached("dynamic_loss_scale")).dynamic
 
     @property
     def optimizer(self) -> AdamW:
@@ -271,6 +288,14 @@ class Adam(AdamW):
         super().__init__(params, lr, betas, eps, weight_decay)
 
 
+class TorchAdamW(AdamW, torch.optim.AdamW):
+    """In the place of torch's own, for whoever asks what it is."""
+
+
+class TorchAdam(Adam, torch.optim.Adam):
+    """The same of torch.optim.Adam."""
+
+
 def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The config's optimizer section for a client's optimizer: ours, or torch's Adam and AdamW."""
     if isinstance(optimizer, AdamW):
@@ -293,16 +318,20 @@ def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"type": "AdamW" if decoupled else "Adam", "params": params}
 
 
-def facade(values: dict[str, Any], parameters: Iterable[Any]) -> AdamW:
+def facade(values: dict[str, Any], parameters: Iterable[Any], kind: type[AdamW]) -> AdamW:
     """The optimizer that a loop sees where the config says which it is. `parameters`: parameters,
     or groups, whose constants are the config's unless they have their own."""
-    return AdamW(parameters, values["lr"], values["betas"], values["eps"], values["weight_decay"])
+    result = kind(parameters, **{key: values[key] for key in KEYS})
+    result.decoupled_decay = values["decoupled_decay"]
+    if hasattr(result, "adam_w_mode"):
+        result.adam_w_mode = result.decoupled_decay
+    return result
 
 
 def facade_of(optimizer: torch.optim.Optimizer) -> AdamW:
     """The same for a client's optimizer. It has the very groups, so that a scheduler that was made
     for the client's still decides."""
-    kind = AdamW if section_of(optimizer)["type"] == "AdamW" else Adam
+    kind = TorchAdamW if section_of(optimizer)["type"] == "AdamW" else TorchAdam
     result = kind(optimizer.param_groups)
     result._client = optimizer
     return result

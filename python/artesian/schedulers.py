@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from typing import Any
 
@@ -115,6 +116,19 @@ class Rates:
         return result
 
 
+def with_known_curve(section: Any) -> Any:
+    """A config's scheduler; a curve of the warm-up that nobody knows is "log", with a warning, as
+    in DeepSpeed."""
+    params = section.get("params") if isinstance(section, dict) else None
+    curve = params.get(WARMUP_TYPE, "log") if isinstance(params, dict) else "log"
+    if curve in (WARMUP_LOG_RATE, WARMUP_LINEAR_RATE, "auto"):
+        return section
+    logging.getLogger("artesian").warning(
+        'scheduler.params.warmup_type: got "%s", allowed log or linear: it is log', curve
+    )
+    return {**section, "params": {**(params or {}), WARMUP_TYPE: WARMUP_LOG_RATE}}
+
+
 def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[str, Any], Rates]:
     """The config for the engine, where the first rate stands for a list; and all of them.
 
@@ -122,6 +136,8 @@ def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[
     one step, whose rates are the same, as in DeepSpeed.
     """
     section = expand_dotted(values).get("scheduler")
+    if zero_is_one:
+        section = with_known_curve(section)
     params = section.get("params") if isinstance(section, dict) else None
     if not isinstance(section, dict) or not isinstance(params, dict):
         return values, Rates({})
@@ -129,7 +145,7 @@ def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[
     changed: dict[str, Any] = {name: by_group[0] for name, by_group in rates.lists.items()}
     if zero_is_one:
         changed |= {name: 1 for name in COUNTS if params.get(name) == 0}
-    if not changed:
+    if not changed and section == expand_dotted(values)["scheduler"]:
         return values, rates
     rest = {key: v for key, v in values.items() if key.split(".")[0] != "scheduler"}
     return {**rest, "scheduler": {**section, "params": {**params, **changed}}}, rates
@@ -146,6 +162,7 @@ class ConfigSchedule(LRScheduler):
         config: _C.Config,
         rates: Rates,
         last_batch_iteration: int = -1,
+        params: dict[str, Any] | None = None,
     ) -> None:
         if config.schedule_ends and config.total_num_steps == 0:
             raise InvalidError(
@@ -154,11 +171,12 @@ class ConfigSchedule(LRScheduler):
             )
         self.config = config
         self.ends = rates.ends_of(optimizer.param_groups, config)
+        self.params = dict(params or {})
         super().__init__(optimizer, last_batch_iteration)
 
     def state_dict(self) -> dict[str, Any]:
         """Without what the config and the groups say: a changed config counts from here on."""
-        left = ("config", "ends")
+        left = ("config", "ends", "params")
         return {key: value for key, value in super().state_dict().items() if key not in left}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -173,6 +191,25 @@ class ConfigSchedule(LRScheduler):
         """DeepSpeed's name and count."""
         return self.last_epoch - 1
 
+    def __getattr__(self, name: str) -> Any:
+        """The schedule's parameters, by name."""
+        if name != "params" and name in vars(self).get("params", ()):
+            return self.params[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def min_lrs(self) -> list[float]:
+        """DeepSpeed's name of the rates at the schedule's low end, by group."""
+        return [ends.low for ends in self.ends]
+
+    @property
+    def max_lrs(self) -> list[float]:
+        return [ends.high for ends in self.ends]
+
+    def get_lr_ratio(self) -> float:
+        """Of WarmupCosineLR: the share of its own rate that each group has."""
+        return self.config.learning_rate(self.last_epoch, lr=1.0, low=0.0, high=1.0)
+
     def get_lr(self) -> list[float | torch.Tensor]:
         taken = self.last_epoch
         return [
@@ -181,7 +218,15 @@ class ConfigSchedule(LRScheduler):
         ]
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Of the next step, both betas by group; None where no momentum is cycled."""
+        """Both betas by group; None where no momentum is cycled. As DeepSpeed says it: of the next
+        step, but for the first one, of which it says the high end and takes the low one."""
+        betas = self._betas()
+        if betas is not None and self.last_epoch == 0:
+            highs = [ends.high_momentum for ends in self.ends]
+            return [(high, second) for high, (_, second) in zip(highs, betas, strict=True)]
+        return betas
+
+    def _betas(self) -> list[tuple[float, float]] | None:
         by_group = [
             self.config.betas(self.last_epoch, low=ends.low_momentum, high=ends.high_momentum)
             for ends in self.ends
@@ -189,9 +234,12 @@ class ConfigSchedule(LRScheduler):
         betas = [each for each in by_group if each is not None]
         return betas or None
 
-    def step(self, epoch: int | None = None) -> None:
-        super().step(epoch)
-        for group, betas in zip(self.optimizer.param_groups, self.get_mom() or (), strict=False):
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """The next rates; or, as DeepSpeed counts, those after the step of this number, from 0."""
+        if last_batch_iteration is not None:
+            self.last_epoch = last_batch_iteration
+        super().step()
+        for group, betas in zip(self.optimizer.param_groups, self._betas() or (), strict=False):
             group["betas"] = betas
 
 
@@ -203,11 +251,14 @@ class _Named(ConfigSchedule):
     ) -> None:
         kind = type(self).__name__
         wrapped = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer
-        values, rates = take_rates({"scheduler": {"type": kind, "params": params}})
+        section = with_known_curve({"type": kind, "params": params})
+        params = section["params"]
+        values, rates = take_rates({"scheduler": section})
         if last_batch_iteration >= 0:  # nothing is written yet, and torch asks for it
             for group in wrapped.param_groups:
                 group.setdefault("initial_lr", group["lr"])
-        super().__init__(wrapped, read_config(values, kind), rates, last_batch_iteration)
+        config = read_config(values, kind)
+        super().__init__(wrapped, config, rates, last_batch_iteration, params)
 
 
 class WarmupLR(_Named):
@@ -333,3 +384,21 @@ class OneCycle(_Named):
             "decay_mom_rate": decay_mom_rate,
         }
         super().__init__(optimizer, params, last_batch_iteration)
+
+
+NAMED = {
+    kind.__name__: kind for kind in (WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle)
+}
+
+
+def schedule_of(
+    optimizer: torch.optim.Optimizer, values: dict[str, Any], config: _C.Config, rates: Rates
+) -> ConfigSchedule:
+    """The config's schedule, as one of the classes above. `values`: the config as it was given."""
+    section = expand_dotted(values)["scheduler"]
+    schedule = object.__new__(NAMED[section["type"]])
+    params = dict(section.get("params") or {})
+    if params.get(WARMUP_TYPE) != WARMUP_LINEAR_RATE:  # take_rates() has told of another
+        params[WARMUP_TYPE] = WARMUP_LOG_RATE
+    ConfigSchedule.__init__(schedule, optimizer, config, rates, params=params)
+    return schedule

@@ -2,6 +2,7 @@
 of engine, optimizer, parameters, accelerator. What cannot be served is refused with a sentence when
 it is used, never where it is imported. What a row does is proved by the test that it names."""
 
+import argparse
 import importlib
 import pathlib
 import re
@@ -39,7 +40,12 @@ checkpointing: configure is_configured checkpoint reset detach_variable
 runtime.activation_checkpointing.checkpointing: configure is_configured checkpoint reset
 runtime.base_optimizer: DeepSpeedOptimizer
 runtime.checkpoint_engine.torch_checkpoint_engine: TorchCheckpointEngine
-runtime.config: DeepSpeedConfig
+runtime.config: DeepSpeedConfig ADAM_OPTIMIZER ADAMW_OPTIMIZER
+runtime.zero.stage_1_and_2: DeepSpeedZeroOptimizer
+runtime.zero.stage3: DeepSpeedZeroOptimizer_Stage3
+ops: __compatible_ops__
+ops.aio: AsyncIOBuilder
+ops.op_builder: AsyncIOBuilder CPUAdamBuilder FusedAdamBuilder
 runtime.dataloader: RepeatingLoader
 runtime.utils: see_memory_usage move_to_device set_random_seed
 utils: logger log_dist RepeatingLoader set_log_level_from_string OnDevice
@@ -51,6 +57,7 @@ utils: logger log_dist RepeatingLoader set_log_level_from_string OnDevice
     safe_set_local_fp32_param safe_set_local_grad safe_set_local_optimizer_state
     safe_update_full_grad_vectorized
 utils.logging: logger log_dist
+utils.torch: required_torch_version
 utils.zero_to_fp32: get_optim_files get_model_state_file get_model_state_files
     convert_zero_checkpoint_to_fp32_state_dict get_fp32_state_dict_from_zero_checkpoint
     load_state_dict_from_zero_checkpoint
@@ -89,11 +96,15 @@ save_fp16_model is_compiled dump_state
 """
 OPTIMIZER = """
 param_groups step zero_grad overflow state state_dict parameter_offload loss_scale cur_scale
-loss_scaler fp32_partitioned_groups_flat single_partition_of_fp32_groups _global_grad_norm optimizer
+loss_scaler loss_scale_config dynamic_loss_scale fp32_partitioned_groups_flat
+single_partition_of_fp32_groups _global_grad_norm optimizer
 offload_states reload_states empty_partition_cache
 """
 OFFLOAD = "module forward_hooks backward_hooks _register_deepspeed_module param_coordinator"
-PARAMETER = "ds_id ds_numel ds_shape ds_status ds_tensor partition_numel ds_active_sub_modules"
+PARAMETER = """
+ds_id ds_numel ds_shape ds_status ds_tensor ds_persist is_external_param partition_numel
+ds_active_sub_modules
+"""
 ACCELERATOR = """
 manual_seed manual_seed_all get_rng_state set_rng_state synchronize supported_dtypes device_name
 memory_allocated set_device pin_memory Event _name current_device_name communication_backend_name
@@ -276,3 +287,132 @@ def test_every_row_of_behaviour_has_its_test():
 def test_a_config_with_deepspeeds_spelling_is_read():
     config = deepspeed.DeepSpeedConfig(config_for(train_micro_batch_size_per_gpu=3))
     assert (config.train_batch_size, config.zero_enabled) == (3, True)
+
+
+def begin(model, **more):
+    return deepspeed.initialize(model=model, config=config_for(**more), model_parameters=None)
+
+
+ADAMS = [
+    ("Adam", {}, "none", deepspeed.ops.adam.FusedAdam, True),
+    ("Adam", {"adam_w_mode": False}, "cpu", deepspeed.ops.adam.DeepSpeedCPUAdam, False),
+    ("Adam", {"torch_adam": True, "adam_w_mode": False}, "none", torch.optim.Adam, None),
+    ("AdamW", {"torch_adam": True}, "cpu", torch.optim.AdamW, None),
+]
+
+
+@pytest.mark.parametrize("kind, params, device, wanted, decoupled", ADAMS)
+def test_a_configs_optimizer_is_of_deepspeeds_class(kind, params, device, wanted, decoupled):
+    config = {
+        "optimizer": {"type": kind, "params": {"lr": 1e-3, **params}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": device}},
+    }
+    engine, optimizer, _, _ = deepspeed.initialize(model=stack()[0], config=config)
+    assert isinstance(optimizer.optimizer, wanted)
+    assert decoupled is None or optimizer.adam_w_mode is decoupled
+    stages = deepspeed.runtime.zero.stage_1_and_2, deepspeed.runtime.zero.stage3
+    assert isinstance(optimizer, stages[0].DeepSpeedZeroOptimizer)
+    assert not isinstance(optimizer, stages[1].DeepSpeedZeroOptimizer_Stage3)
+    engine.destroy()
+
+
+@pytest.mark.parametrize("kind", [ADAMS[0][3], ADAMS[1][3]])
+def test_an_optimizer_without_an_engine_steps_as_torchs(kind):
+    results = []
+    for make in (kind, torch.optim.AdamW):
+        model, batch = stack()
+        optimizer = make(model.parameters(), lr=1e-2, weight_decay=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(step)).backward()
+            optimizer.step()
+        results.append([*model.parameters(), *(s["exp_avg"] for s in optimizer.state.values())])
+    assert len(results[0]) == 14
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results))
+
+
+def test_a_configs_schedule_is_of_deepspeeds_class(caplog):
+    params = {"warmup_num_steps": 4, "warmup_max_lr": 0.5, "warmup_type": "steep"}
+    engine, optimizer, _, schedule = begin(
+        stack()[0], scheduler={"type": "WarmupLR", "params": params}
+    )
+    assert type(schedule) is deepspeed.runtime.lr_schedules.WarmupLR
+    assert 'warmup_type: got "steep", allowed log or linear: it is log' in caplog.text
+    assert (schedule.min_lrs, schedule.max_lrs, schedule.warmup_type) == ([0.0], [0.5], "log")
+    with pytest.raises(AttributeError, match="'WarmupLR' object has no attribute 'nonsense'"):
+        schedule.nonsense
+    schedule.step(1)  # after the step of this number, as DeepSpeed counts
+    assert schedule.last_batch_iteration == 1
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.25)  # log 2 of log 4
+    assert "warmup_type" not in schedule.state_dict()
+    engine.destroy()
+
+
+def test_shares_and_momenta_of_schedules():
+    schedules = deepspeed.runtime.lr_schedules
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    cosine = schedules.WarmupCosineLR(torch.optim.Adam([parameter], lr=0.1), 100, 0.0, 10)
+    cosine.step(9)
+    assert cosine.get_lr_ratio() == pytest.approx(1.0)
+    cycle = schedules.OneCycle(torch.optim.Adam([parameter]), 0.1, 0.2, cycle_min_mom=0.8)
+    assert cycle.get_mom()[0][0] == 0.9 and cycle.optimizer.param_groups[0]["betas"][0] == 0.8
+
+
+def test_parameters_in_no_group_are_not_trained(caplog):
+    model, batch = stack()
+    before = model.scale.detach().clone()
+    groups = [{"params": [block.weight for block in model.blocks]}, {"params": []}]
+    engine, *_ = deepspeed.initialize(model=model, config=config_for(), model_parameters=groups)
+    assert "initialize(): 4 parameters are in no group of the optimizer" in caplog.text
+    engine.train_batch(iter([batch(0)]))
+    state = engine.optimizer.state[model.blocks[0].weight]
+    assert state["step"] == 1.0 and state["exp_avg"].any()
+    engine.destroy()
+    assert torch.equal(model.scale, before) and model.scale.requires_grad
+
+
+def test_offload_of_parameters_has_no_effect_below_stage_3(caplog):
+    zero = {"stage": 1, "offload_param": {"device": "cpu"}}
+    engine, *_ = begin(stack()[0], zero_optimization=zero)
+    assert "offload_param: has no effect at zero_optimization.stage 1" in caplog.text
+    engine.destroy()
+    with pytest.raises(artesian.Error, match="offload_param.device"):
+        artesian.initialize(model=stack()[0], config=config_for(zero_optimization=zero))
+
+
+def test_a_dynamic_loss_scale_is_told():
+    fp16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 7}
+    engine, optimizer, _, _ = begin(stack()[0], fp16=fp16)
+    scale = optimizer.loss_scale_config
+    assert (scale.cur_scale, scale.scale_window, scale.cur_iter) == (16.0, 7, 0)
+    assert optimizer.dynamic_loss_scale
+    engine.destroy()
+
+
+def test_what_is_not_given_is_an_assertion_too(tmp_path):
+    with pytest.raises(AssertionError, match=r"initialize\(model=...\): got none"):
+        deepspeed.initialize(config={})
+    with pytest.raises(AssertionError, match="number_checkpoints: got none"):
+        deepspeed.checkpointing.configure(None, contiguous_checkpointing=True)
+    (tmp_path / "ds.json").write_text("{}")
+    given = argparse.Namespace(deepscale_config=str(tmp_path / "ds.json"))
+    engine, *_ = deepspeed.initialize(args=given, model=stack()[0], model_parameters=None)
+    with pytest.raises(AttributeError, match="Engine has no attribute 'x', and neither"):
+        engine.x
+    engine.destroy()
+
+
+def test_facts_that_scripts_ask_before_they_train(tmp_path):
+    ops = deepspeed.ops
+    assert ops.__compatible_ops__["async_io"] and not ops.__compatible_ops__["nobodys"]
+    assert ops.op_builder.CPUAdamBuilder().is_compatible()
+    assert not ops.op_builder.FusedLambBuilder().is_compatible()
+    with pytest.raises(NotImplementedError, match="AsyncIOBuilder.load"):
+        ops.aio.AsyncIOBuilder().load()
+    required = deepspeed.utils.torch.required_torch_version
+    assert required(min_version=2.1) and not required(max_version="2.1")
+    assert deepspeed.__version_major__ == 0 and deepspeed.__version_minor__ == 19
+    for rank in range(12):
+        (tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    files = deepspeed.utils.zero_to_fp32.get_optim_files(str(tmp_path))
+    assert [int(re.search(r"rank_(\d+)_", file)[1]) for file in files] == list(range(12))

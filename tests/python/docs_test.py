@@ -48,11 +48,11 @@ def pages():
 
 
 def package_names():
-    """Those after "artesian.", but keys of the config, programs and files."""
+    """Those after "artesian.", but keys of the config, programs, plugins and files."""
     keys = set(re.findall(r"`(artesian\.\w+)`", CONFIG.read_text()))
     names = set()
     for text in pages().values():
-        for before, name in re.findall(r"(-m |import )?\b(artesian(?:\.[A-Za-z_]\w*)+)", text):
+        for before, name in re.findall(r"(-m |-p |import )?\b(artesian(?:\.[A-Za-z_]\w*)+)", text):
             is_word = name.split(".")[-1].isupper() or name == "artesian.pth"
             if not (before or is_word or name in keys):
                 names.add(name)

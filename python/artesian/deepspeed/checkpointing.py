@@ -13,6 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from artesian.config import expand_dotted, values_of
+from artesian.errors import MissingError
 
 SECTION = "activation_checkpointing"
 # What a setting does here.
@@ -60,6 +61,12 @@ def configure(
         "profile": profile,
     }
     settings.update({name: value for name, value in given.items() if value is not None})
+    contiguous = settings.get("contiguous_memory_optimization")
+    if contiguous and settings.get("number_checkpoints") is None:
+        raise MissingError(
+            f"{SECTION}.number_checkpoints: got none, allowed the number of layers where "
+            "contiguous_memory_optimization is set; leave both out, they have no effect here"
+        )
     tell(settings)
     configured = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import glob
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,14 +13,16 @@ import torch
 from torch import nn
 
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
+from artesian.config import expand_dotted
 from artesian.deepspeed import comm, surface
 from artesian.described import describe, describe_modules, forget
 from artesian.engine import Engine, Manner, begin
-from artesian.errors import UnsupportedError
-from artesian.optim import DEFAULTS, AdamW
+from artesian.errors import MissingError, UnsupportedError
+from artesian.optim import DEFAULTS, AdamW, TorchAdam, TorchAdamW
 
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 DeepSpeedEngine = Engine
+PERSISTS = 100_000  # elements: DeepSpeed's stage3_param_persistence_threshold
 version = surface.VERSION
 
 
@@ -43,6 +46,8 @@ def initialize(
         raise UnsupportedError(
             "deepspeed.initialize: mpu, mesh_param: not supported: there is one process"
         )
+    if model is None:
+        raise MissingError("deepspeed.initialize(model=...): got none, allowed a torch.nn.Module")
     comm.init_distributed()
     result = begin(
         args=args,
@@ -52,11 +57,18 @@ def initialize(
         training_data=training_data,
         lr_scheduler=lr_scheduler,
         collate_fn=collate_fn,
-        config=config if config is not None else config_params,
+        config=config if config is not None else config_params or old_config_of(args),
         manner=Manner.DEEPSPEED,
+        adam=adam_of,
     )
     describe_parameters(result[0])
     return result
+
+
+def old_config_of(args: Any) -> Any:
+    """The config under the flag's first name, where no other is given."""
+    given = getattr(args, "deepspeed_config", None)
+    return getattr(args, "deepscale_config", None) if given is None else given
 
 
 def describe_parameters(engine: Engine) -> None:
@@ -65,8 +77,14 @@ def describe_parameters(engine: Engine) -> None:
         for parameter in engine.module.parameters():
             forget(parameter)
         return
+    zero = expand_dotted(engine.config).get("zero_optimization", {})
+    threshold = zero.get("stage3_param_persistence_threshold", PERSISTS)
     for parameter in filter(engine.manages, engine.module.parameters()):
         describe(parameter)
+        parameter.is_external_param = False  # type: ignore[attr-defined]
+        parameter.ds_persist = (  # type: ignore[attr-defined]
+            isinstance(threshold, int | float) and parameter.numel() <= threshold
+        )
     describe_modules(engine.module)
 
 
@@ -100,8 +118,20 @@ class DeepSpeedCPUAdam(AdamW):
                 "DeepSpeedCPUAdam: amsgrad=True, bias_correction=False and "
                 "fp32_optimizer_states=False are not supported"
             )
-        self.decoupled_decay = adamw_mode
+        self.decoupled_decay = self.adam_w_mode = adamw_mode
+        self._alone: torch.optim.Optimizer | None = None
         super().__init__(model_params, lr, betas, eps, weight_decay)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The engine's step; before there is one, torch's, with the gradients of the parameters."""
+        if self._engine is not None:
+            return super().step(closure)
+        if self._alone is None:
+            kind = torch.optim.AdamW if self.decoupled_decay else torch.optim.Adam
+            self._alone = kind(self.param_groups)
+            self._alone.state = self.state
+        self._alone.param_groups = self.param_groups
+        return self._alone.step(closure)
 
 
 class FusedAdam(DeepSpeedCPUAdam):
@@ -122,6 +152,21 @@ class FusedAdam(DeepSpeedCPUAdam):
         super().__init__(
             params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode
         )
+
+
+def adam_of(config: dict[str, Any]) -> type[AdamW]:
+    """The class that DeepSpeed makes for a config's Adam, by where its state is."""
+    zero = expand_dotted(config).get("zero_optimization", {})
+    section = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    device = section.get("device", "cpu") if isinstance(section, dict) else None
+    offloaded = device in ("cpu", "nvme") or (isinstance(zero, dict) and zero.get("cpu_offload"))
+    given = expand_dotted(config).get("optimizer")
+    optimizer: dict[str, Any] = given if isinstance(given, dict) else {}
+    params = optimizer.get("params") or {}
+    if params.get("torch_adam"):
+        adam = str(optimizer.get("type")).lower() == "adam" and not params.get("adam_w_mode", True)
+        return TorchAdam if adam else TorchAdamW
+    return DeepSpeedCPUAdam if offloaded else FusedAdam
 
 
 class Accelerator:
@@ -269,8 +314,13 @@ def zero_wrapper_for_fp_tensor_constructor(
 _orig_torch_arange = torch.arange
 
 
+def by_numbers(path: str) -> list[Any]:
+    """A key for sorting: rank 2 before rank 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
+
+
 def files_of(checkpoint_dir: str, pattern: str) -> list[str]:
-    found = sorted(glob.glob(os.path.join(checkpoint_dir, pattern)))
+    found = sorted(glob.glob(os.path.join(checkpoint_dir, pattern)), key=by_numbers)
     if not found:
         raise FileNotFoundError(
             f"{checkpoint_dir}: got no {pattern}, allowed a folder of DeepSpeed's; Artesian's own "

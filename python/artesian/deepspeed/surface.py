@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import types
+from collections.abc import Callable
 from typing import Any
 
 from artesian.errors import UnsupportedError
@@ -15,6 +16,7 @@ SHIM = "artesian.deepspeed.shim"
 COMM = "artesian.deepspeed.comm"
 ZERO = "artesian.zero"
 SCHEDULERS = "artesian.schedulers"
+BUILDERS = "artesian.deepspeed.builders"
 CHECKPOINTING = "artesian.deepspeed.checkpointing"
 DESCRIBED = "artesian.described"
 FRAGMENTS = "artesian.deepspeed.fragments"
@@ -163,6 +165,30 @@ PARTITIONED = {
     "register_external_parameter": ZERO,
     "unregister_external_parameter": ZERO,
 }
+OP_BUILDERS = dict.fromkeys(
+    (
+        "AsyncIOBuilder",
+        "CPUAdagradBuilder",
+        "CPUAdamBuilder",
+        "CPULionBuilder",
+        "EvoformerAttnBuilder",
+        "FPQuantizerBuilder",
+        "FusedAdamBuilder",
+        "FusedLambBuilder",
+        "FusedLionBuilder",
+        "GDSBuilder",
+        "InferenceBuilder",
+        "OpBuilder",
+        "PinMemoryBuilder",
+        "QuantizerBuilder",
+        "RaggedOpsBuilder",
+        "SparseAttnBuilder",
+        "SpatialInferenceBuilder",
+        "TransformerBuilder",
+        "UtilsBuilder",
+    ),
+    BUILDERS,
+)
 ADAM = {"DeepSpeedCPUAdam": SHIM, "FusedAdam": SHIM}
 
 # Module -> name -> the module that has it: one of ours, or PyTorch's where DeepSpeed hands on.
@@ -191,15 +217,28 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.git_version_info": {"torch_info": TYPES, "version": TYPES},
     "deepspeed.launcher": {},
     "deepspeed.launcher.runner": {"DEEPSPEED_ENVIRONMENT_NAME": SHIM},
-    "deepspeed.ops": {},
+    "deepspeed.ops": {"__compatible_ops__": BUILDERS},
     "deepspeed.ops.adam": ADAM,
+    "deepspeed.ops.aio": {"AsyncIOBuilder": BUILDERS},
+    "deepspeed.ops.op_builder": OP_BUILDERS,
     "deepspeed.runtime": {},
     "deepspeed.runtime.activation_checkpointing": {},
     "deepspeed.runtime.activation_checkpointing.checkpointing": ACTIVATIONS,
     "deepspeed.runtime.base_optimizer": {"DeepSpeedOptimizer": TYPES, "ZeROOptimizer": TYPES},
     "deepspeed.runtime.checkpoint_engine": {"TorchCheckpointEngine": TYPES},
     "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine": {"TorchCheckpointEngine": TYPES},
-    "deepspeed.runtime.config": {"DeepSpeedConfig": TYPES},
+    "deepspeed.runtime.config": dict.fromkeys(
+        (
+            "ADAGRAD_OPTIMIZER",
+            "ADAMW_OPTIMIZER",
+            "ADAM_OPTIMIZER",
+            "DeepSpeedConfig",
+            "LAMB_OPTIMIZER",
+            "LION_OPTIMIZER",
+            "MUON_OPTIMIZER",
+        ),
+        TYPES,
+    ),
     "deepspeed.runtime.dataloader": {"RepeatingLoader": UTILITIES},
     "deepspeed.runtime.engine": {"DeepSpeedEngine": SHIM},
     "deepspeed.runtime.lr_schedules": SCHEDULES,
@@ -225,6 +264,8 @@ MODULES: dict[str, dict[str, str]] = {
         "get_accelerator": SHIM,
         "zero_wrapper_for_fp_tensor_constructor": SHIM,
     },
+    "deepspeed.runtime.zero.stage3": {"DeepSpeedZeroOptimizer_Stage3": TYPES},
+    "deepspeed.runtime.zero.stage_1_and_2": {"DeepSpeedZeroOptimizer": TYPES},
     "deepspeed.runtime.zero.tiling": TILES,
     "deepspeed.runtime.zero.utils": {"ZeRORuntimeException": TYPES},
     "deepspeed.utils": TENSOR_FRAGMENTS
@@ -242,6 +283,7 @@ MODULES: dict[str, dict[str, str]] = {
         "set_log_level_from_string": UTILITIES,
     },
     "deepspeed.utils.tensor_fragment": TENSOR_FRAGMENTS,
+    "deepspeed.utils.torch": {"required_torch_version": TYPES},
     "deepspeed.utils.z3_leaf_module": LEAF_MODULES,
     "deepspeed.utils.zero_to_fp32": {
         "convert_zero_checkpoint_to_fp32_state_dict": "artesian.checkpoint.zero_to_fp32",
@@ -283,6 +325,10 @@ REFUSED: dict[str, str] = {
 }
 
 
+# What a name is that is not known, where not an error: for tests_support.py.
+otherwise: Callable[[str], Any] | None = None
+
+
 def refused_module(name: str) -> str | None:
     """The refused module that this one is, or lies below."""
     parts = name.split(".")
@@ -314,7 +360,9 @@ def fill(module: types.ModuleType) -> None:
     above = refused_module(name)
     module.__doc__ = f"{name}, as Artesian answers it."
     if name == "deepspeed":
-        module.__version__ = VERSION  # type: ignore[attr-defined]
+        numbers = dict(zip(("major", "minor", "patch"), VERSION.split("."), strict=True))
+        vars(module).update({f"__version_{part}__": int(n) for part, n in numbers.items()})
+        vars(module).update(__version__=VERSION, __git_hash__="artesian", __git_branch__="artesian")
 
     def find(attribute: str) -> Any:
         full = f"{name}.{attribute}"
@@ -327,6 +375,8 @@ def fill(module: types.ModuleType) -> None:
             value = stand_in(full, REFUSED[full])
         elif above is not None and not attribute.startswith("__"):
             value = stand_in(full, REFUSED_MODULES[above])
+        elif otherwise is not None and not attribute.startswith("__"):
+            value = otherwise(full)
         else:
             raise AttributeError(
                 f"module {name!r} has no attribute {attribute!r}: Artesian answers for DeepSpeed "

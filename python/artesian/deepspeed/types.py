@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from artesian.config import read_config, values_of
+from artesian.config import ConfigFacts, read_config, values_of
 from artesian.deepspeed import surface
 from artesian.optim import AdamW
 from artesian.zero import GatheredParameters
@@ -20,6 +20,47 @@ ZeROOptimizer = AdamW
 version = surface.VERSION
 torch_info = {"version": torch.__version__, "cuda_version": "0.0", "nccl_version": "0.0",
               "hip_version": "0.0"}  # fmt: skip
+
+
+ADAGRAD_OPTIMIZER = "adagrad"
+ADAM_OPTIMIZER = "adam"
+ADAMW_OPTIMIZER = "adamw"
+LAMB_OPTIMIZER = "lamb"
+LION_OPTIMIZER = "lion"
+MUON_OPTIMIZER = "muon"
+
+
+class OfStages(type):
+    """A class that an engine's optimizer is an instance of at some stages."""
+
+    stages: tuple[int, ...]
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        engine = getattr(instance, "_engine", None)
+        return (
+            isinstance(instance, AdamW)
+            and engine is not None
+            and (engine.zero_optimization_stage() in self.stages)
+        )
+
+
+class DeepSpeedZeroOptimizer(metaclass=OfStages):
+    """Of deepspeed.runtime.zero.stage_1_and_2, to ask about."""
+
+    stages = (1, 2)
+
+
+class DeepSpeedZeroOptimizer_Stage3(metaclass=OfStages):  # noqa: N801
+    """Of deepspeed.runtime.zero.stage3, to ask about."""
+
+    stages = (3,)
+
+
+def required_torch_version(min_version: Any = None, max_version: Any = None) -> bool:
+    """True if torch's version is not below the first and not above the second."""
+    version = torch.torch_version.TorchVersion(torch.__version__)
+    too_old = min_version is not None and version < str(min_version)
+    return not too_old and not (max_version is not None and version > str(max_version))
 
 
 class OffloadDeviceEnum(enum.StrEnum):
@@ -46,21 +87,12 @@ class ZeRORuntimeException(Exception):
     """Is never raised here: errors are artesian.Error."""
 
 
-class DeepSpeedConfig:
+class DeepSpeedConfig(ConfigFacts):
     """A config's batch sizes, and the config itself."""
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
-        self._param_dict, path = values_of(config)
-        values = read_config(self._param_dict, path, note_unknown_keys=True)
-        self.train_batch_size = values.train_batch_size
-        self.train_micro_batch_size_per_gpu = values.micro_batch_size
-        self.gradient_accumulation_steps = values.accumulation_steps
-        self.zero_optimization_stage = values.stage
-        self.zero_enabled = values.stage > 0
-        self.float16_config = self.bfloat16_config = None
-        self.fp16_enabled = values.param_dtype == "fp16"
-        self.bfloat16_enabled = values.param_dtype == "bf16"
-        self.gradient_clipping = values.gradient_clipping
+        given, path = values_of(config)
+        super().__init__(read_config(given, path, note_unknown_keys=True), given)
 
 
 class TorchCheckpointEngine:
