@@ -62,6 +62,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
   ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
+  device_ = std::move(device.owned);
   StepCoreOptions options{.resident = config.zero.stage < 3,
                           .groups = given.groups,
                           .unreached = given.unreached,
@@ -84,6 +85,7 @@ HookedEngine::~HookedEngine() {
     keep_for_ever(std::move(uses_));
     keep_for_ever(std::move(tensors_));
     keep_for_ever(std::move(core_));
+    keep_for_ever(std::move(device_));
     keep_for_ever(std::move(executor_));
     return;
   }
@@ -91,6 +93,7 @@ HookedEngine::~HookedEngine() {
   if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
   if (!core_->stalled()) return;
   keep_for_ever(std::move(core_));
+  keep_for_ever(std::move(device_));
   keep_for_ever(std::move(executor_));
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "tiering/device/device.h"
 #include "zero3/config/config.h"
 #include "zero3/step/step_core.h"
 #include "zero3/torch/parameter_tensors.h"
@@ -83,6 +84,7 @@ class HookedEngine {
 
   const pid_t process_ = getpid();
   std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
+  std::unique_ptr<tiering::Device> device_;  // outlives the core
   std::unique_ptr<StepCore> core_;
   std::unique_ptr<ParameterTensors> tensors_;
   std::unique_ptr<UnitUses> uses_;
