@@ -557,6 +557,8 @@ def test_random_states_are_named_and_go_on():
 
 
 def test_gpus_are_hidden_and_told_once(monkeypatch, caplog):
+    for name in (gpus.HIDDEN, gpus.VISIBLE):
+        monkeypatch.setenv(name, "")  # so that both are as they were when this ends
     cases = [("0,1", "0,1", ""), (None, "all", ""), ("", None, ""), ("-1", None, "-1"),
              ("NoDevFiles", None, "NoDevFiles")]  # fmt: skip
     for before, hidden, visible in cases:
